@@ -1,0 +1,75 @@
+"""The command `regard`. Each command is in a file of `commands/`, imported when it is called.
+
+torch takes a second to import, so it is imported inside commands only, and `regard --help` answers at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from regard import __version__
+from regard.errors import RegardError
+
+# command -> (file of commands/, one line for the list)
+COMMANDS = {
+    "author": ("exercises", "For teachers: make and prove an exercise."),
+    "check": ("exercises", "Check answers, and name their mistakes."),
+    "cost": ("lab", "Say what a model costs, and what it waits for."),
+    "exercises": ("exercises", "List the exercises, with progress."),
+    "families": ("models", "How GPT-2, BERT, Llama and T5 differ."),
+    "generate": ("models", "Continue a text with a language model."),
+    "heads": ("heads", "Say what each head does, against chance."),
+    "hint": ("exercises", "Reveal the next hint for an exercise."),
+    "lab": ("lab", "Test claims about attention by experiment."),
+    "look": ("look", "Show what attention looks at."),
+    "models": ("models", "List the models one can have, and get them."),
+    "prune": ("heads", "Remove heads, and draw what that costs."),
+    "quiz": ("exercises", "Written questions, checked or shown."),
+    "start": ("exercises", "Write the starter of an exercise."),
+}
+
+
+class CleanError(click.ClickException):
+    """One line for the person at the terminal, in place of a traceback."""
+
+    exit_code = 2
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is called, and reports a `RegardError` as one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        file, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"regard.commands.{file}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.items())])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RegardError as error:
+            raise CleanError(str(error)) from error
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="""\b
+Completion, for bash (for zsh and fish, replace bash by that name):
+  eval "$(_REGARD_COMPLETE=bash_source regard)"
+""",
+)
+@click.version_option(__version__, prog_name="regard")
+def main() -> None:
+    """A workbench for attention: build it, see it, check it, measure it."""

@@ -1,0 +1,377 @@
+"""`regard exercises`, `start`, `check`, `hint`, `author` and `quiz`: write attention yourself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from regard.commands.options import Command, json_option
+from regard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from regard.exercises.check import Result
+    from regard.exercises.runner import Runner
+
+MOST_WORKERS = 4
+
+
+def from_option(command: Command) -> Command:
+    """`--from`."""
+    return click.option(
+        "--from",
+        "folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="A folder with exercises of your own. Its files are run as programs.",
+    )(command)
+
+
+def seed_option(command: Command) -> Command:
+    """`--seed`."""
+    return click.option(
+        "--seed", type=click.IntRange(0, 2**31 - 1), help="Repeat a check's inputs; fresh ones without it."
+    )(command)
+
+
+def _runner(n_job: int) -> Runner:
+    """Workers, started before this process imports torch itself, so that both load side by side."""
+    from regard.exercises.runner import Runner
+
+    return Runner(max(1, min(n_job, os.cpu_count() or 1, MOST_WORKERS)))
+
+
+@click.command()
+@from_option
+@json_option
+def exercises(folder: Path | None, as_json: bool) -> None:
+    """List the exercises, and how far you are."""
+    from regard.exercises.catalogue import catalogue
+    from regard.exercises.progress import Progress
+
+    progress = Progress()
+    found = catalogue(folder)
+    if as_json:
+        rows = [
+            {"exercise": id, "title": each.title, "names": list(each.names), "progress": progress.status(id)}
+            for id, each in found.items()
+        ]
+        click.echo(json.dumps(rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for title in ("exercise", "write", "about", "progress"):
+        table.add_column(title)
+    for each in found.values():
+        table.add_row(each.id, ", ".join(each.names), each.title, progress.status(each.id))
+    console = Console()
+    console.print(table)
+    console.print("\nBegin with: regard start masked-softmax", style="dim", highlight=False)
+
+
+@click.command()
+@click.argument("id")
+@click.option("--notebook", is_flag=True, help="Write a notebook (.ipynb) in place of a script.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write it.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@from_option
+def start(id: str, notebook: bool, out: Path | None, force: bool, folder: Path | None) -> None:
+    """Write the starter of exercise ID: its task and its signature."""
+    from regard.exercises import starters
+    from regard.exercises.catalogue import catalogue, pick
+
+    exercise = pick(catalogue(folder), id)
+    as_notebook = notebook or (out is not None and out.suffix == ".ipynb")
+    path = out or Path(starters.file_name(exercise, ".ipynb" if as_notebook else ".py"))
+    _write(path, starters.notebook(exercise) if as_notebook else starters.script(exercise), force)
+    click.echo(f"{path} is yours to fill in. Then: regard check {path}")
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--exercise", "only", help="The exercise that is answered, where names do not tell.")
+@click.option("--watch", is_flag=True, help="Check again whenever a file is saved.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report with pictures.")
+@click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write JUnit XML.")
+@click.option("--gradescope", type=click.Path(dir_okay=False, path_type=Path), help="Write a results.json.")
+@click.option(
+    "--points", type=click.FloatRange(min=0), default=10.0, show_default=True, help="For each exercise."
+)
+@click.option("--comments", is_flag=True, help="Wrong shape comments fail the check.")
+@seed_option
+@from_option
+@json_option
+def check(
+    files: tuple[Path, ...],
+    only: str | None,
+    watch: bool,
+    html: Path | None,
+    junit: Path | None,
+    gradescope: Path | None,
+    points: float,
+    comments: bool,
+    seed: int | None,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Check every exercise that FILES (scripts or notebooks) answer, and name the mistakes.
+
+    Answers run in processes of their own, with limits on time and memory. That protects the check from
+    accidents. It is no security sandbox: check only files you would run yourself.
+
+    Exit code 0: all passed; 1: something failed; 2: the command could not be carried out.
+    """
+    missing = [str(path) for path in files if not path.is_file()]
+    if missing:
+        raise ArgumentError(f"no such file: {', '.join(missing)}.")
+    paths = [str(path) for path in files]
+    with _runner(len(paths)) as runner:
+        from regard.exercises.catalogue import catalogue, pick
+
+        found = catalogue(folder)
+        if only is not None:
+            pick(found, only)
+
+        def once() -> list[Result]:
+            results = _checked(runner, found, paths, only, seed, comments)
+            _report(results, html, junit, gradescope, points, as_json)
+            return results
+
+        results = once()
+        if watch:
+            with contextlib.suppress(KeyboardInterrupt):
+                _watch(files, once)
+    raise SystemExit(0 if all(result.passed for result in results) else 1)
+
+
+def _checked(
+    runner: Runner, found: Any, paths: list[str], only: str | None, seed: int | None, comments: bool
+) -> list[Result]:
+    import torch
+
+    from regard.exercises.check import Checker
+    from regard.exercises.progress import Progress
+
+    torch.set_num_threads(1)  # the work is small, and the workers need the cores
+    # A seed nobody can know beforehand: results cannot be prepared for it.
+    fresh = secrets.randbelow(2**31) if seed is None else seed
+    checker = Checker(found, runner, fresh, comments_count=comments)
+    results = checker.check_files(paths, only)
+    progress = Progress()
+    for result in results:
+        progress.note(result)
+    with contextlib.suppress(ArgumentError):  # a home that cannot be written to must not stop a check
+        progress.save()
+    return results
+
+
+def _report(
+    results: list[Result],
+    html: Path | None,
+    junit: Path | None,
+    gradescope: Path | None,
+    points: float,
+    as_json: bool,
+) -> None:
+    from regard.exercises import report_ci, report_html
+
+    if html is not None:
+        _write(html, report_html.page(results), True)
+    if junit is not None:
+        _write(junit, report_ci.junit(results), True)
+    if gradescope is not None:
+        _write(gradescope, report_ci.gradescope(results, points), True)
+    if as_json:
+        click.echo(json.dumps([result.as_json() for result in results]))
+        return
+    from rich.console import Console
+
+    from regard.exercises.report_text import print_result
+
+    console = Console(highlight=False)
+    for result in results:
+        print_result(console, result)
+    n_passed = sum(result.passed for result in results)
+    seeds = {result.seed for result in results if result.exercise is not None and result.seed}
+    again = f" Repeat with --seed {seeds.pop()}." if seeds and n_passed < len(results) else ""
+    console.print(f"\n{n_passed} of {len(results)} passed.{again}")
+    if n_passed < len(results):
+        first = next(result for result in results if not result.passed)
+        if first.exercise is not None:
+            console.print(f"A hint: regard hint {first.exercise}", style="dim")
+
+
+def _watch(files: tuple[Path, ...], once: Callable[[], object]) -> None:
+    """Run `once` again whenever a file's time of change is another."""
+
+    def times() -> list[float]:
+        return [path.stat().st_mtime if path.is_file() else 0.0 for path in files]
+
+    click.echo("Watching: save a file to check again, Ctrl-C ends.", err=True)
+    before = times()
+    while True:
+        time.sleep(0.3)
+        now = times()
+        if now != before and all(now):
+            before = now
+            once()
+
+
+@click.command()
+@click.argument("id")
+@from_option
+@json_option
+def hint(id: str, folder: Path | None, as_json: bool) -> None:
+    """Reveal the next hint for exercise ID: symptom, place, cause, then fix.
+
+    After a check that named your mistake, the hints are about it.
+    """
+    from regard.exercises.catalogue import catalogue, pick
+    from regard.exercises.progress import Progress
+
+    exercise = pick(catalogue(folder), id)
+    progress = Progress()
+    grade, text, mistake = progress.next_hint(exercise)
+    progress.save()
+    if as_json:
+        click.echo(json.dumps({"exercise": id, "mistake": mistake, "grade": grade, "hint": text}))
+        return
+    about = f" ({mistake})" if mistake else ""
+    click.echo(f"{grade}{about}: {text}")
+
+
+@click.group()
+def author() -> None:
+    """For teachers: make an exercise, and prove it before students see it."""
+
+
+@author.command("new")
+@click.argument("id")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write it.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+def author_new(id: str, out: Path | None, force: bool) -> None:
+    """Write a small exercise called ID, to be replaced part by part."""
+    from regard.exercises import starters
+
+    path = out or Path(f"{id.replace('-', '_')}.py")
+    _write(path, starters.new_exercise(id), force)
+    click.echo(f"{path} is a whole exercise. Change it, then: regard author check {id} --from {path.parent}")
+
+
+@author.command("check")
+@click.argument("id")
+@seed_option
+@from_option
+@json_option
+def author_check(id: str, seed: int | None, folder: Path | None, as_json: bool) -> None:
+    """Prove exercise ID: right variants pass, the starter fails, every mistake is caught and named."""
+    with _runner(1) as runner:
+        import torch
+
+        from regard.exercises.author import prove
+        from regard.exercises.catalogue import catalogue, pick
+
+        torch.set_num_threads(1)
+        proof = prove(pick(catalogue(folder), id), runner, 0 if seed is None else seed)
+    if as_json:
+        lines = [{"what": line.what, "holds": line.holds, "detail": line.detail} for line in proof.lines]
+        click.echo(json.dumps({"exercise": id, "holds": proof.holds, "lines": lines}))
+    else:
+        from rich.console import Console
+
+        from regard.exercises.report_text import print_proof
+
+        print_proof(Console(highlight=False), proof)
+    raise SystemExit(0 if proof.holds else 1)
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    """Write a file, or say in one line why not."""
+    if path.exists() and not force:
+        raise ArgumentError(f"{path} is there already: give --out another name, or --force to write over it.")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}.") from error
+
+
+@click.command()
+@click.argument("id", required=False)
+@click.option("--answer", help="Answer question ID without being asked.")
+@click.option("--list", "as_list", is_flag=True, help="List the questions.")
+@json_option
+def quiz(id: str | None, answer: str | None, as_list: bool, as_json: bool) -> None:
+    """Answer written questions on shapes, costs and reasons; equivalent forms count.
+
+    Without ID all of them come in turn; an empty answer skips one. Blanks are run, in a process of their own.
+    """
+    from regard.exercises.questions import QUESTIONS
+    from regard.exercises.quiz import question
+
+    if answer is not None and id is None:
+        raise ArgumentError("--answer needs the ID of a question: regard quiz --list shows them.")
+    if as_list or (as_json and answer is None):
+        _list_questions(QUESTIONS, as_json)
+        return
+    asked = QUESTIONS if id is None else (question(id, QUESTIONS),)
+    if answer is not None:
+        marked = _marked(asked[0], answer)
+        if as_json:
+            click.echo(json.dumps({"question": id, "right": marked.right, "message": marked.message}))
+        else:
+            click.echo(marked.message)
+        raise SystemExit(1 if marked.right is False else 0)
+    n_right = n_marked = 0
+    for each in asked:
+        click.echo(f"\n{each.id}: {each.text}" + (f"\n    {each.code}" if each.code else ""))
+        given = click.prompt("", default="", show_default=False, prompt_suffix="> ")
+        if not given.strip():
+            continue
+        try:
+            marked = _marked(each, given)
+        except ArgumentError as error:
+            click.echo(str(error))
+            continue
+        n_marked += marked.right is not None
+        n_right += bool(marked.right)
+        shows = (
+            f" The experiment that shows it: regard lab {each.lab}"
+            if each.lab and marked.right is False
+            else ""
+        )
+        click.echo(marked.message + shows)
+    click.echo(f"\n{n_right} of {n_marked} right.")
+
+
+def _list_questions(questions: Any, as_json: bool) -> None:
+    if as_json:
+        click.echo(
+            json.dumps([{"question": each.id, "kind": each.kind, "text": each.text} for each in questions])
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for title in ("question", "kind", "text"):
+        table.add_column(title)
+    for each in questions:
+        table.add_row(each.id, each.kind, each.text)
+    Console().print(table)
+
+
+def _marked(asked: Any, given: str) -> Any:
+    from regard.exercises.quiz import mark
+
+    if asked.kind != "blank":
+        return mark(asked, given)
+    with _runner(1) as runner:
+        return mark(asked, given, runner)

@@ -1,0 +1,391 @@
+"""`regard heads` and `regard prune`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from regard.commands.options import json_option, load_model, model_options
+from regard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from regard.heads.labels import HeadLabel
+    from regard.heads.survey import Survey
+    from regard.loading import Loaded
+
+TEXTS = (
+    "When the storm had passed, the old lighthouse keeper climbed the stairs again. The lamp was out, and "
+    "the stairs were wet, but he had climbed them so often that he did not look down.",
+    "A recipe for bread needs four things: flour, water, salt and time. Of these, time is the one that most "
+    "people leave out, and it is the one that cannot be replaced.",
+    "The committee met on Tuesday to decide whether the bridge should be repaired or replaced. After three "
+    "hours, it had decided only that it would meet again on Thursday.",
+    "In the north of the country, winter begins in October; in the south, it hardly begins at all. People "
+    "who move from one to the other say that they miss either the snow or the sun.",
+    "She wrote to the bank, and the bank wrote back. The letter said that her letter had been received, that "
+    "it would be answered, and that she need not write again.",
+    "A river does not ask where the sea is. It goes down, around the hill and through the town, and in the "
+    "end it arrives, later than a road would, but without having been built.",
+    "The first computers filled a room, and the people who used them knew every wire. Today a computer fits "
+    "in a pocket, and nobody who uses it knows where a single wire goes.",
+    "My grandfather kept bees. He said that bees know who keeps them, and that a keeper who is in a hurry "
+    "should keep something else, such as time.",
+)  # fmt: skip
+SHOWN = {  # measures of the table and their headings, the first as far as the terminal is wide
+    "previous": "prev",
+    "first": "first",
+    "special": "spec",
+    "induction": "induct",
+    "duplicate": "dupl",
+    "uniformity": "unif",
+    "next": "next",
+    "punctuation": "punct",
+    "rare": "rare",
+}
+
+
+def _sorting() -> click.Choice[str]:
+    return click.Choice(["layer", "label", "positional", "entropy", "largest", "same", "distance", *SHOWN])
+
+
+@click.command()
+@click.argument("text", required=False)
+@model_options("minilm")
+@click.option("--texts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A text a line.")
+@click.option("--against", type=click.Choice(["random"]), help="Beside the same shape with random weights.")
+@click.option(
+    "--sort", type=_sorting(), default="layer", show_default=True, help="What the table is sorted by."
+)
+@click.option("--top", type=click.IntRange(0), default=24, show_default=True, help="Rows printed; 0: all.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("heads.png"),
+              show_default=True, help="Where to write the picture.")  # fmt: skip
+@click.option(
+    "--csv", "csv_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all heads there."
+)
+@click.option("--state", type=click.Path(dir_okay=False, path_type=Path),
+              help="Keep what is done in this file, and go on from it.")  # fmt: skip
+@json_option
+def heads(
+    text: str | None,
+    model: str,
+    random: bool,
+    seed: int,
+    device: str,
+    texts: Path | None,
+    against: str | None,
+    sort: str,
+    top: int,
+    out: Path,
+    csv_path: Path | None,
+    state: Path | None,
+    as_json: bool,
+) -> None:
+    """Say what each head does on TEXT, or on every line of a file, and draw layers x heads by label.
+
+    A label needs a score that reaches its threshold and lies above what looking everywhere alike
+    would give on the same text. Most heads get none. Without TEXT a few built-in ones are read.
+    """
+    found = _texts(text, texts)
+    loaded = load_model(model, random, seed, device)
+    from regard.heads.labels import share_labelled, table_of_rules
+    from regard.heads.survey import survey
+
+    surveys = {loaded.facts.name: survey(loaded, found, state=state, progress=not as_json)}
+    if against is not None:
+        surveys["random weights"] = survey(_untrained(loaded, seed), found, progress=not as_json)
+    labels = {name: each.labels() for name, each in surveys.items()}
+    missing_glyphs = _saved(_grids(surveys, labels), out)
+    rows = _rows(surveys[loaded.facts.name], labels[loaded.facts.name])
+    if csv_path is not None:
+        _write_csv(csv_path, rows)
+    shares = {name: share_labelled(each) for name, each in labels.items()}
+    if as_json:
+        said = {
+            "model": loaded.facts.name,
+            "n_text": len(found),
+            "heads": _plain(rows),
+            "shares": shares,
+            "rules": [
+                dict(zip(("label", "measure", "threshold", "source"), each, strict=True))
+                for each in table_of_rules()
+            ],
+            "png": str(out),
+        }
+        click.echo(json.dumps(said))
+        return
+    _print_heads(rows, sort, top, shares, len(found))
+    if missing_glyphs:
+        click.echo("The picture's font lacks some characters: they are drawn as boxes.")
+    click.echo(f"The picture is in {out}" + ("" if csv_path is None else f", all numbers in {csv_path}"))
+
+
+@click.command()
+@model_options("smollm2")
+@click.option("--texts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A text a line.")
+@click.option(
+    "--shares", default="0,0.1,0.2,0.3,0.4,0.5", show_default=True, help="Shares of heads to remove."
+)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("prune.png"),
+              show_default=True, help="Where to write the picture.")  # fmt: skip
+@click.option("--save", "folder", type=click.Path(file_okay=False, path_type=Path),
+              help="Write a pruned model into this folder, for --model.")  # fmt: skip
+@click.option("--remove", type=click.FloatRange(0, 1), default=0.1, show_default=True,
+              help="The share of heads that the saved model lacks.")  # fmt: skip
+@json_option
+def prune(
+    model: str,
+    random: bool,
+    seed: int,
+    device: str,
+    texts: Path | None,
+    shares: str,
+    out: Path,
+    folder: Path | None,
+    remove: float,
+    as_json: bool,
+) -> None:
+    """Remove more and more heads, those that matter least first, and draw what that does to the loss.
+
+    Importance is the gradient's (Michel et al. 2019), from half of the texts; the loss is that of
+    the other half. Beside it stand a random order and the most important first.
+    """
+    found = _texts(None, texts)
+    if len(found) < 2:
+        raise ArgumentError("two texts at least: one half finds importance, the other the loss.")
+    try:
+        wanted = [float(share) for share in shares.split(",")]
+    except ValueError as error:
+        raise ArgumentError(f"--shares must be numbers with commas between. Got {shares!r}.") from error
+    loaded = load_model(model, random, seed, device)
+    from regard.heads.importance import importance
+    from regard.heads.pruning import prune as prune_heads
+    from regard.heads.pruning import pruning_curve, ranked_heads, save_pruned
+    from regard.plot import curves
+
+    importances = importance(loaded, found[0::2])
+    orders = ("least first", "random", "most first")
+    drawn = [
+        pruning_curve(loaded, found[1::2], importances, order=order, shares=wanted, seed=seed)
+        for order in _shown(orders, not as_json)
+    ]
+    lines = {
+        f"{each.order.replace('least', 'least important').replace('most', 'most important')}": (
+            [100 * share for share in each.share_removed],
+            each.metric,
+        )
+        for each in drawn
+    }
+    title = f"{loaded.facts.name}: heads removed"
+    figure = curves(lines, x_label="heads removed, %", y_label="loss (nats a token)", title=title)
+    _saved(figure, out)
+    if folder is not None:
+        ranked = ranked_heads(loaded.model, importances)
+        smaller = prune_heads(loaded, ranked[: round(remove * len(ranked))])
+        save_pruned(smaller, folder)
+    if as_json:
+        said: dict[str, Any] = {
+            "model": loaded.facts.name,
+            "curves": [{"order": c.order, "share_removed": c.share_removed, "loss": c.metric} for c in drawn],
+            "importance": importances.tolist(),
+            "png": str(out),
+        }
+        click.echo(json.dumps(said))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, caption="loss in nats a token; lower is better")
+    table.add_column("heads removed", justify="right")
+    for each in drawn:
+        table.add_column(each.order, justify="right")
+    for index, share in enumerate(wanted):
+        table.add_row(f"{100 * share:.0f} %", *(f"{each.metric[index]:.3f}" for each in drawn))
+    Console().print(table)
+    click.echo(f"The picture is in {out}")
+    if folder is not None:
+        click.echo(f"A model without {100 * remove:.0f} % of its heads is in {folder}")
+
+
+def _texts(text: str | None, path: Path | None) -> list[str]:
+    """What is to be read."""
+    if text is not None and path is not None:
+        raise ArgumentError("give TEXT or --texts, not both.")
+    if text is not None:
+        if not text.strip():
+            raise ArgumentError("TEXT is empty: give at least a few words.")
+        return [text]
+    if path is None:
+        return list(TEXTS)
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{path} is not UTF-8 text.") from error
+    found = [line for line in lines if line]
+    if not found:
+        raise ArgumentError(f"{path} has no text: it needs one a line.")
+    return found
+
+
+def _untrained(loaded: Loaded, seed: int) -> Loaded:
+    """The same shape and tokenizer with random weights."""
+    from dataclasses import replace
+
+    from regard.models.transformer import Transformer, initialise
+
+    model = initialise(Transformer(loaded.model.config), seed)
+    model = model.to(next(loaded.model.parameters())).eval()
+    facts = replace(loaded.facts, name="random weights", trained=False)
+    return replace(loaded, model=model, facts=facts)
+
+
+def _rows(found: Survey, labels: list[HeadLabel]) -> list[dict[str, Any]]:
+    """One row for each head: its label and why, then every measure."""
+    measures = found.measures
+    place = {name: index for index, name in enumerate(measures.layers)}
+    names = [name for name in measures.values if not name.startswith("argmax")]
+    rows = []
+    for each in labels:
+        at = place[each.layer], each.head
+        rows.append(
+            {
+                "layer": each.layer,
+                "head": each.head,
+                "label": each.label,
+                "score": each.score,
+                "chance": each.chance,
+                "low": each.low,
+                "high": each.high,
+                "rule": each.rule,
+                "also": " ".join(each.also),
+                **{name: float(measures[name][at]) for name in names},
+                "positional": float(measures["positional"][at]),
+                "offset": int(measures.offset[at]),
+            }
+        )
+    return rows
+
+
+def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that are JSON: NaN, which it has not, is null."""
+    return [
+        {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+        for row in rows
+    ]
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise ArgumentError(f"cannot write {str(path)!r}: {error.strerror}.") from error
+
+
+def _grids(surveys: dict[str, Survey], labels: dict[str, list[HeadLabel]]) -> Figure:
+    """Layers x heads by label, one beside the other."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from regard.heads.labels import LABELS, grid
+    from regard.plot import CELL, LARGEST_SIDE, head_grid
+
+    grids = {name: grid(labels[name], surveys[name].measures.layers) for name in surveys}
+    if len(grids) == 1:
+        ((name, cells),) = grids.items()
+        return head_grid(cells, LABELS, title=name)
+    n_layer, widest = len(next(iter(grids.values()))), max(len(row) for g in grids.values() for row in g)
+    cell = min(CELL, LARGEST_SIDE / max(n_layer, widest))
+    size = (len(grids) * (cell * widest + 2.4), max(cell * n_layer, 2.4) + 1.2)
+    figure = Figure(figsize=size, layout="constrained", dpi=120)
+    FigureCanvasAgg(figure)
+    for ax, (name, cells) in zip(figure.subplots(1, len(grids)), grids.items(), strict=True):
+        head_grid(cells, LABELS, title=name, ax=ax)
+    return figure
+
+
+def _saved(figure: Figure, out: Path) -> bool:
+    """Write the PNG; True where its font lacked a character."""
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            figure.savefig(out, format="png")
+        except OSError as error:
+            raise ArgumentError(f"cannot write the picture {str(out)!r}: {error.strerror}.") from error
+    return any("missing from font" in str(found.message) for found in caught)
+
+
+def _print_heads(
+    rows: list[dict[str, Any]], sort: str, top: int, shares: dict[str, dict[str, float]], n_text: int
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if sort == "label":
+        rows = sorted(rows, key=lambda row: (row["label"] in ("none", "mixed"), row["label"]))
+    elif sort != "layer":
+        rows = sorted(rows, key=lambda row: -math.inf if math.isnan(row[sort]) else row[sort], reverse=True)
+    shown = rows[: top or None]
+    many = n_text > 1
+    console = Console()
+    table = Table(title=f"What {len(rows)} heads do, on {n_text} text{'s' if many else ''}")
+    for column in ("layer", "head", "label", "score", "chance", *(["95 %"] if many else [])):
+        table.add_column(column, justify="left" if column == "label" else "right", no_wrap=True)
+    names = {row["layer"]: _layer_name(row["layer"], rows) for row in rows}
+    room = console.width - 48 - max(map(len, names.values())) - (12 if many else 0)
+    columns = list(dict.fromkeys([*([sort] if sort not in ("layer", "label") else []), *SHOWN]))
+    columns = columns[: max(1, room // 9)]
+    for column in columns:
+        table.add_column(SHOWN.get(column, column), justify="right", style="bold" if column == sort else "")
+    for row in shown:
+        interval = [_range(row["low"], row["high"])] if many else []
+        style = "dim" if row["label"] == "none" else ""
+        numbers = [_number(row[column]) for column in columns]
+        table.add_row(names[row["layer"]], str(row["head"]), row["label"], _number(row["score"]),
+                      _number(row["chance"]), *interval, *numbers, style=style)  # fmt: skip
+    console.print(table)
+    if len(shown) < len(rows):
+        console.print(f"{len(rows) - len(shown)} more heads: --top 0 prints all, --sort chooses the first.")
+    summary = Table(title="Share of heads with each label")
+    summary.add_column("label")
+    for name in shares:
+        summary.add_column(name, justify="right")
+    for label in next(iter(shares.values())):
+        if any(each[label] for each in shares.values()):
+            summary.add_row(label, *(f"{100 * each[label]:.0f} %" for each in shares.values()))
+    console.print(summary)
+
+
+def _layer_name(name: str, rows: list[dict[str, Any]]) -> str:
+    """A layer's number where all are of one kind and side, else its name."""
+    kinds = {".".join(part for part in row["layer"].split(".") if not part.isdigit()) for row in rows}
+    numbers = [part for part in name.split(".") if part.isdigit()]
+    return numbers[0] if len(kinds) == 1 and len(numbers) == 1 else name
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def _range(low: float, high: float) -> str:
+    return "-" if math.isnan(low) else f"{low:.2f}-{high:.2f}"
+
+
+def _shown(items: tuple[str, ...], progress: bool) -> Any:
+    """The items, with a bar where a person waits."""
+    if not progress:
+        return items
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, "pruning", console=Console(stderr=True), transient=True)

@@ -1,0 +1,281 @@
+"""`regard look`: the page where attention is looked at, or its picture, or shades on the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from regard.commands.options import checked_device, json_option, model_options
+from regard.errors import ArgumentError, LoadError
+
+if TYPE_CHECKING:
+    from regard.view.document import Document
+    from regard.view.models import Models
+
+SENTENCE = "The animal didn't cross the street because it was too tired"
+NEEDS_NOTHING = "minilm (random)"  # what is shown where no trained model can be had
+MOST_DRAWN = 1024  # rows and columns of a picture: beyond, blocks are drawn by their largest weight
+
+
+@click.command()
+@click.argument("text", default=SENTENCE)
+@model_options("minilm")
+@click.option("--target", help="What an encoder-decoder answers; without it the model writes the answer.")
+@click.option("--layer", type=click.IntRange(0), help="Which layer to show first.")
+@click.option("--head", type=click.IntRange(0), help="Which head to show first.")
+@click.option(
+    "--view", type=click.Choice(["map", "lines", "text"]), default="map", help="Which view to show first."
+)
+@click.option(
+    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the page as one file, and end."
+)
+@click.option(
+    "--png", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG of the head, and end."
+)
+@click.option(
+    "--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG of the head, and end."
+)
+@click.option("--layers", help="Layers of the saved page, such as 0,2-4. All by default.")
+@click.option("--force", is_flag=True, help="Save a page above 200 MB too.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Of the local server; another where it is taken.")
+@click.option("--no-browser", is_flag=True, help="Print the link and open nothing.")
+@click.option("--terminal", is_flag=True, help="Draw one head on the terminal, and end.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("look.png"),
+    show_default=True,
+    help="Where the picture goes when there is no one to look; the page goes beside it.",
+)
+@json_option
+def look(text: str, model: str, random: bool, seed: int, device: str, as_json: bool, **more: Any) -> None:
+    """Open the page of what attention looks at in TEXT.
+
+    The page is served on this machine alone, until Ctrl-C. Without a terminal or a display it is written
+    to a file instead, with a picture of one head.
+    """
+    if not text.strip():
+        raise ArgumentError("TEXT has no words: give at least one, as in: regard look 'the cat sat'.")
+    models, key, notice = _models(model, random, seed, device, as_json)
+    from regard.view.session import Asked, Session, make_document
+
+    document = make_document(models.get(key), Asked(key, text, more["target"]))
+    layer, head = _chosen(document, more["layer"], more["head"])
+    view = {"model": key, "text": text, "layer": layer, "head": head, "view": more["view"]}
+    if more["target"]:
+        view["target"] = more["target"]
+    written = _written(document, layer, head, more, view)
+    if as_json:
+        click.echo(json.dumps(_as_json(document, layer, head, written)))
+        return
+    for line in [notice, *document.notices]:
+        if line:
+            click.echo(line, err=True)
+    if more["terminal"]:
+        _draw(document, layer, head)
+    elif not written:
+        if _nobody_looks():
+            more["png"], more["save"] = more["out"], more["out"].with_suffix(".html")
+            written = _written(document, layer, head, more, view)
+            _draw(document, layer, head)
+        else:
+            session = Session(models, key, text)
+            session.document(Asked(key, text, more["target"]))
+            _serve(session, view, more["port"], more["no_browser"])
+            return
+    for what, path, n_byte in written:
+        click.echo(f"The {what} is in {path} ({n_byte / 1e6:.1f} MB)")
+
+
+def _models(model: str, random: bool, seed: int, device: str, quiet: bool) -> tuple[Models, str, str | None]:
+    """The models with the wanted one loaded; another where it cannot be had, and a line that says so."""
+    from regard import hub
+    from regard.view.models import RANDOM, Models, opened
+
+    models = Models(checked_device(device), seed)
+    key = f"{model}{RANDOM}" if random else model
+    source = click.get_current_context().get_parameter_source("model")
+    try:
+        if not random and (model in hub.AVAILABLE or Path(model).exists()):
+            from regard.loading import load
+
+            models.put(opened(load(model, device=models.device), key))
+        models.get(key)
+    except LoadError as error:
+        if random or source is None or source.name != "DEFAULT":
+            raise
+        reason = str(error).partition("\n")[0]
+        said = f"{model} cannot be had here ({reason}). Shown is its shape with random weights."
+        return models, NEEDS_NOTHING, said
+    return models, key, None
+
+
+def _nobody_looks() -> bool:
+    """Whether no person is there: output goes to no terminal, or continuous integration runs."""
+    return not sys.stdout.isatty() or bool(os.environ.get("CI"))
+
+
+def _chosen(document: Document, layer: int | None, head: int | None) -> tuple[int, int]:
+    """The head asked for; else the one that looks most sharply at other words, by its measures."""
+    layers = document.trace.layers
+    if layer is not None or head is not None:
+        found = (layer or 0, head or 0)
+        if found[0] >= len(layers) or found[1] >= layers[found[0]].n_head:
+            raise ArgumentError(
+                f"there is no head {found[1]} in layer {found[0]}: there are {len(layers)} layers, of "
+                f"{layers[min(found[0], len(layers) - 1)].n_head} heads."
+            )
+        return found
+    if document.trace.layers[0].n_query > MOST_DRAWN:  # measuring a long text takes longer than anybody waits
+        return 0, 0
+    measures = document.facts()["measures"]
+
+    def sharpness(place: tuple[int, int]) -> float:
+        def value(name: str) -> float:
+            return float(measures[name]["values"][place[0]][place[1]] or 0.0)
+
+        idle = max(value("special"), value("first"))
+        return value("largest") - 1.5 * idle - 0.5 * max(value("previous"), value("next"), value("same"))
+
+    places = [(index, number) for index, each in enumerate(layers) for number in range(each.n_head)]
+    return max(places, key=sharpness)
+
+
+def _written(
+    document: Document, layer: int, head: int, more: dict[str, Any], view: dict[str, Any]
+) -> list[tuple[str, Path, int]]:
+    """Write what was asked for: what each file is, where, and its bytes."""
+    done = []
+    if more["save"]:
+        from dataclasses import replace
+
+        from regard.view.page import export
+
+        chosen = _layers(more["layers"], len(document.trace.layers))
+        kept = tuple(document.trace.layers[index] for index in chosen)
+        part = replace(document, trace=replace(document.trace, layers=kept), _facts=[])
+        start = {**view, "layer": chosen.index(layer) if layer in chosen else 0, "model": "", "text": ""}
+        done.append(("page", more["save"], export([part], more["save"], start=start, force=more["force"])))
+    elif more["layers"]:
+        raise ArgumentError("--layers chooses what --save writes: give both.")
+    done += [
+        ("picture", more[kind], _picture(document, layer, head, more[kind], kind))
+        for kind in ("png", "svg")
+        if more[kind]
+    ]
+    return done
+
+
+def _layers(said: str | None, n_layer: int) -> list[int]:
+    """Layers from words such as 0,2-4."""
+    if said is None:
+        return list(range(n_layer))
+    found: set[int] = set()
+    try:
+        for part in said.split(","):
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    except ValueError as error:
+        raise ArgumentError(f"--layers must be numbers and ranges, as in 0,2-4. Got {said!r}.") from error
+    if not found or min(found) < 0 or max(found) >= n_layer:
+        raise ArgumentError(f"--layers must lie in 0 to {n_layer - 1}. Got {said!r}.")
+    return sorted(found)
+
+
+def _picture(document: Document, layer: int, head: int, path: Path, kind: str) -> int:
+    """Write the heat map of one head."""
+    import numpy as np
+    import torch
+
+    from regard.plot import heat_map
+
+    found = document.trace.layers[layer]
+    rows, cols = document.trace.query_tokens(layer), document.trace.key_tokens(layer)
+    tile = document.tile(
+        layer, head, slice(0, found.n_query), slice(0, found.n_key), min(found.n_query, MOST_DRAWN),
+        min(found.n_key, MOST_DRAWN),
+    )  # fmt: skip
+    whole = tile.shape == (found.n_query, found.n_key)
+    if not whole:
+        rows, cols = (tuple(map(str, range(n))) for n in tile.shape)
+    title = f"{document.title}, layer {layer}, head {head}"
+    if not whole:
+        title += f": {found.n_query} x {found.n_key}, each dot the largest weight of its block"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*missing from font")  # drawn as boxes
+        figure = heat_map(
+            torch.from_numpy(np.nan_to_num(tile)),
+            [word.strip() for word in rows],
+            [word.strip() for word in cols],
+            visible=torch.from_numpy(~np.isnan(tile)),
+            title=title,
+        )
+        try:
+            figure.savefig(path, format=kind)
+        except OSError as error:
+            raise ArgumentError(f"cannot write the picture {str(path)!r}: {error.strerror}.") from error
+    return path.stat().st_size
+
+
+def _draw(document: Document, layer: int, head: int) -> None:
+    """One head on the terminal: as many tokens as fit."""
+    from rich.console import Console
+
+    from regard.view.terminal import LABEL_WIDTH, printable, terminal_heat_map
+
+    console = Console(highlight=False)
+    found = document.trace.layers[layer]
+    fits = max(1, (console.width - LABEL_WIDTH - 1) // 2)
+    rows, cols = slice(0, min(found.n_query, fits)), slice(0, min(found.n_key, fits))
+    weights = found.tile(document.batch, head, rows, cols).float().cpu()
+    visible = found.visible(rows, cols, document.batch, head).cpu()
+    title = f"{document.title}, layer {layer}, head {head}: rows look, columns are looked at."
+    console.print(title, markup=False)
+    console.print(f"“{printable(document.text)}”\n", markup=False, soft_wrap=True)
+    row_names, col_names = document.trace.query_tokens(layer), document.trace.key_tokens(layer)
+    console.print(terminal_heat_map(weights, visible, row_names[rows], col_names[cols]))
+    if max(found.n_query, found.n_key) > fits:
+        console.print(f"The first {fits} of {max(found.n_query, found.n_key)} tokens fit here.")
+
+
+def _as_json(
+    document: Document, layer: int, head: int, written: list[tuple[str, Path, int]]
+) -> dict[str, Any]:
+    found = document.trace.layers[layer]
+    if found.n_query * found.n_key > MOST_DRAWN**2:
+        raise ArgumentError(f"--json prints at most {MOST_DRAWN} x {MOST_DRAWN} weights: shorten TEXT.")
+    return {
+        "model": document.title,
+        "layer": layer,
+        "head": head,
+        "rows": list(document.trace.query_tokens(layer)),
+        "cols": list(document.trace.key_tokens(layer)),
+        "weights": found.tile(document.batch, head, slice(None), slice(None)).tolist(),
+        "notices": list(document.notices),
+        "files": [str(path) for _, path, _ in written],
+    }
+
+
+def _serve(session: Any, view: dict[str, Any], port: int | None, no_browser: bool) -> None:
+    """Serve the page until Ctrl-C, and open it where there is a display."""
+    import webbrowser
+
+    from regard.view.server import PORT, browser_possible, link, listen, make_token, serve
+
+    wanted = PORT if port is None else port
+    bound = listen(wanted)
+    got = int(bound.getsockname()[1])
+    if wanted not in (0, got):
+        click.echo(f"Port {wanted} is taken: the page is at port {got}.", err=True)
+    token = make_token()
+    address = link(token, got, view)
+    click.echo(f"The page is at {address}\nCtrl-C ends it.")
+    if not no_browser and browser_possible():
+        webbrowser.open(address)
+    serve(session, token, bound, view)

@@ -1,0 +1,78 @@
+"""What several commands share: their options, and the checks of what a person typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from regard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import torch
+
+    from regard.loading import Loaded
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def device_option(command: Command) -> Command:
+    """`--device`."""
+    return click.option(
+        "--device", default="cpu", show_default=True, help="Where to compute: cpu, cuda, cuda:1, mps."
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    """`--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(command)
+
+
+def model_options(default: str) -> Callable[[Command], Command]:
+    """`--model`, `--random`, `--seed` and `--device`."""
+
+    def decorate(command: Command) -> Command:
+        for option in (
+            device_option,
+            click.option(
+                "--seed",
+                type=click.IntRange(0, 2**63 - 1),
+                default=0,
+                show_default=True,
+                help="Of the random weights.",
+            ),
+            click.option(
+                "--random", is_flag=True, help="The model's shape with random weights: no download."
+            ),
+            click.option(
+                "--model",
+                default=default,
+                show_default=True,
+                help="A name that `regard models` lists, a folder or a file.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def load_model(model: str, random: bool, seed: int, device: str) -> Loaded:
+    """The model that `model_options` name."""
+    from regard.loading import load
+
+    return load(model, random=random, seed=seed, device=checked_device(device))
+
+
+def checked_device(name: str) -> torch.device:
+    """The device of that name, shown to work by putting a number on it."""
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).add_(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError(f"cannot compute on device {name!r}: {reason}") from error
+    return device

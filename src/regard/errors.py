@@ -1,0 +1,35 @@
+"""Every error Regard raises on purpose.
+
+    RegardError
+    ├── ShapeError        (also a ValueError)  tensors do not fit together
+    ├── ArgumentError     (also a ValueError)  a value outside what it may be
+    ├── UnsupportedError  (also a ValueError)  asked for something that cannot be done, with the reason
+    ├── LoadError         (also a ValueError)  a file of weights, a tokenizer or a model that cannot be read
+    └── TraceError        (also a ValueError)  a trace that cannot be taken, or its file not read
+
+Each message says what is wrong, then the rule, then what was given.
+"""
+
+
+class RegardError(Exception):
+    """The root: `except RegardError` catches everything we raise on purpose."""
+
+
+class ShapeError(RegardError, ValueError):
+    """Tensors whose shapes, dtypes or devices do not fit together."""
+
+
+class ArgumentError(RegardError, ValueError):
+    """A value outside what it may be."""
+
+
+class UnsupportedError(RegardError, ValueError):
+    """A thing asked for that this path, model or machine cannot do; the message says why."""
+
+
+class LoadError(RegardError, ValueError):
+    """A model, tokenizer or weight file that cannot be read; the message lists what is wrong with it."""
+
+
+class TraceError(RegardError, ValueError):
+    """A trace that cannot be taken, or a file of one that cannot be written or read."""

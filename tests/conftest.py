@@ -1,0 +1,39 @@
+"""Before any test imports regard: one torch thread, and every jaxtyping shape checked by beartype.
+
+`REGARD_SHAPE_CHECKS=0` leaves the check off. It replaces our error messages by its own and breaks
+torch.compile, so the tests of those live in tests/unhooked and run in a process of their own.
+"""
+
+import os
+import sys
+
+# Workers share few cores: threads that wait for one another were a thousand times slower than one.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+SHAPE_CHECKS = os.environ.get("REGARD_SHAPE_CHECKS", "1") != "0"
+
+early = [name for name in sys.modules if name == "regard" or name.startswith("regard.")]
+if early:
+    raise RuntimeError(f"{early} imported before tests/conftest.py: their shapes would go unchecked.")
+
+if SHAPE_CHECKS:
+    from jaxtyping import install_import_hook
+
+    install_import_hook("regard", "beartype.beartype")
+    collect_ignore = ["unhooked"]
+
+import hypothesis  # noqa: E402  # the hook comes first
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+# No timing is asserted in a test, so an example may take as long as the machine needs.
+hypothesis.settings.register_profile("regard", deadline=None)
+hypothesis.settings.load_profile("regard")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed torch as pytest-randomly seeds Python, so `--randomly-seed` repeats a failure whole."""
+    torch.manual_seed(int(item.config.getoption("randomly_seed", default=0)))

@@ -1,0 +1,198 @@
+"""PyTorch's flash kernels, called so that the log-sum-exp comes back too.
+
+They are half private and validate nothing: an empty length ends the process, a stride other than 1 in the
+last dimension, queries that overlap in memory or heads that do not fit return garbage. So this is the one
+file that calls them, after `attend` has checked shapes; `why_not` says when they cannot be used, and `attend`
+then takes another path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_CUDA_DTYPES = (torch.bfloat16, torch.float16)
+_LSE_BLOCK = 1 << 21
+
+# Draws what is added to the scores. Drawn again in the backward pass: kept, the masks of all blocks of rows
+# would add up to a whole table.
+DrawMask = Callable[[], Tensor]
+
+
+def _op(name: str) -> Any:
+    """An operator of PyTorch's, or None where this version has none of that name."""
+    try:
+        return getattr(torch.ops.aten, name).default
+    except AttributeError:
+        return None
+
+
+_CPU_FORWARD = _op("_scaled_dot_product_flash_attention_for_cpu")
+_CPU_BACKWARD = _op("_scaled_dot_product_flash_attention_for_cpu_backward")
+_CUDA_FORWARD = _op("_scaled_dot_product_flash_attention")
+_CUDA_BACKWARD = _op("_scaled_dot_product_flash_attention_backward")
+
+
+def why_not(q: Tensor, k: Tensor, masked: bool) -> str | None:
+    """The reason why no kernel takes these checked inputs, or None. `masked`: more than the causal flag."""
+    if q.device.type == "cpu":
+        if _CPU_FORWARD is None or _CPU_BACKWARD is None:
+            return f"PyTorch {torch.__version__} has no flash attention for the CPU"
+        if q.dtype not in _CPU_DTYPES:
+            return f"the CPU kernel does not take {q.dtype}"
+        return None
+    if q.device.type == "cuda":
+        if _CUDA_FORWARD is None or _CUDA_BACKWARD is None:
+            return f"PyTorch {torch.__version__} has no flash attention for CUDA"
+        if q.dtype not in _CUDA_DTYPES:
+            return f"the CUDA kernel takes half precision only, not {q.dtype}"
+        if masked:
+            return "the CUDA kernel takes no mask"
+        if q.shape[1] != k.shape[1] or q.shape[2] != k.shape[2]:
+            return "the CUDA kernel is used for equal heads and lengths only"
+        if q.shape[3] > 256 or q.shape[3] % 8:
+            return f"the CUDA kernel needs qk_dim to be a multiple of 8 up to 256, not {q.shape[3]}"
+        return None
+    return f"there is no kernel for the device {q.device.type}"
+
+
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, draw_mask: DrawMask | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp from the kernel; both differentiable, the mask (added to the scores) is not."""
+    q = q.contiguous() if q.stride(-1) != 1 or _overlaps(q) else q
+    k, v = (t if t.stride(-1) == 1 and t.stride(-2) >= t.shape[-1] else t.contiguous() for t in (k, v))
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        out, lse, *_ = _Flash.apply(q, k, v, draw_mask, causal, scale)  # type: ignore[no-untyped-call]
+    elif q.shape[2] == 1 and not causal and q.device.type == "cpu":
+        out, lse = one_query(q, k, v, _drawn(draw_mask), scale)
+    else:
+        out, lse, *_ = _forward(q, k, v, _drawn(draw_mask), causal, scale)
+    return out, lse
+
+
+def one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """`flash` of one query on the CPU, without gradient: the query heads of a group are rows of one product.
+
+    So that keys and values are read once for a group, not once for each of its heads.
+    """
+    batch, n_head, _, qk_dim = q.shape
+    n_kv_head = k.shape[1]
+    if n_kv_head != n_head:
+        q = q.reshape(batch, n_kv_head, n_head // n_kv_head, qk_dim)
+        if mask is not None and mask.shape[1] > 1:
+            mask = mask.reshape(mask.shape[0], n_kv_head, n_head // n_kv_head, mask.shape[3])
+    out, lse, *_ = _CPU_FORWARD(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+    if n_kv_head != n_head:
+        out, lse = out.reshape(batch, n_head, 1, v.shape[3]), lse.reshape(batch, n_head, 1)
+    return out, lse
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether entries share memory, as after `expand` or `unfold`: the kernel lays its output out alike."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def _drawn(draw_mask: DrawMask | None) -> Tensor | None:
+    if draw_mask is None:
+        return None
+    mask = draw_mask()
+    return mask if mask.stride(-1) == 1 else mask.contiguous()
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Any:
+    if q.device.type == "cpu":
+        return _CPU_FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    return _CUDA_FORWARD(q, k, v, 0.0, causal, False, scale=scale)
+
+
+class _Flash(torch.autograd.Function):
+    """The kernel with a gradient through the log-sum-exp, which PyTorch's own registration leaves out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, draw_mask: DrawMask | None, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        out, lse, *rest = _forward(q, k, v, _drawn(draw_mask), causal, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.draw_mask, ctx.rest, ctx.causal, ctx.scale = draw_mask, rest, causal, scale
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        mask = _drawn(ctx.draw_mask)
+        grad_q = grad_k = grad_v = None
+        if grad_out is not None:
+            grad_q, grad_k, grad_v = _backward(
+                grad_out, q, k, v, mask, out, lse, ctx.causal, ctx.scale, ctx.rest
+            )
+        if grad_lse is not None:
+            lse_q, lse_k = _through_lse(q, k, mask, lse, grad_lse, ctx.causal, ctx.scale)
+            grad_q = lse_q if grad_q is None else grad_q + lse_q
+            grad_k = lse_k if grad_k is None else grad_k + lse_k
+        return grad_q, grad_k, grad_v, None, None, None
+
+
+def _backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+    rest: list[Any],
+) -> Any:
+    if grad_out.stride(-1) != 1:
+        grad_out = grad_out.contiguous()
+    if q.device.type == "cpu":
+        return _CPU_BACKWARD(grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
+    cum_q, cum_k, max_q, max_k, seed, offset, *_ = rest  # what else the CUDA kernel returned
+    return _CUDA_BACKWARD(
+        grad_out, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset, scale=scale
+    )
+
+
+def _through_lse(
+    q: Tensor, k: Tensor, mask: Tensor | None, lse: Tensor, grad_lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients of q and k from that of lse: d lse_i / d score_ij is the weight, recovered block by block."""
+    compute = lse.dtype
+    n_query, n_key = q.shape[2], k.shape[2]
+    group = q.shape[1] // k.shape[1]
+    keys = k.to(compute)
+    grad_q = torch.empty_like(q)
+    grad_k = torch.zeros_like(keys)
+    key_index = torch.arange(n_key, device=q.device)
+    step = max(1, _LSE_BLOCK // (q.shape[0] * q.shape[1] * n_key))
+    for first in range(0, n_query, step):
+        rows = slice(first, min(n_query, first + step))
+        query = q[:, :, rows].to(compute).unflatten(1, (-1, group))
+        scores = (query * scale) @ keys[:, :, None].transpose(-1, -2)
+        if mask is not None:
+            part = mask[:, :, rows] if mask.shape[2] > 1 else mask
+            scores = (scores.flatten(1, 2) + part).unflatten(1, (-1, group))
+        if causal:
+            query_index = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
+            scores = scores.masked_fill(key_index > query_index, -math.inf)
+        scores = scores - lse[:, :, rows, None].unflatten(1, (-1, group))
+        grad_score = scores.exp() * (scale * grad_lse[:, :, rows, None]).unflatten(1, (-1, group))
+        grad_q[:, :, rows] = (grad_score @ keys[:, :, None]).flatten(1, 2).to(q.dtype)
+        grad_k += (grad_score.transpose(-1, -2) @ query).sum(2)
+    return grad_q, grad_k.to(k.dtype)

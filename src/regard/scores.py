@@ -1,0 +1,241 @@
+"""The score of a query and a key, before the softmax: any tile of it, on its own.
+
+dot product   scale * (q_i . k_j), softcapped, plus a bias, -inf where hidden
+additive      w . tanh(q_i + k_j), for q and k already projected (Bahdanau et al. 2015, A.1.2)
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.visibility import Visibility
+
+
+@runtime_checkable
+class Bias(Protocol):
+    """Something added to the scores that can draw any tile of itself."""
+
+    @property
+    def learned(self) -> bool:
+        """Whether a gradient must reach it."""
+
+    def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
+        """The bias of `rows` x `cols`, the first query of all standing at position `start`."""
+
+    def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
+        """Raise unless it fits attention of these sizes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DistanceBias:
+    """One number for each head and distance: T5's relative positions (Raffel et al. 2020, 2.1).
+
+    `values[head, zero + distance]` with distance = key_pos - query_pos.
+    """
+
+    values: Float[Tensor, "head distance"]
+    zero: int
+
+    @property
+    def learned(self) -> bool:
+        return self.values.requires_grad
+
+    def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
+        n_row, n_col = rows.stop - rows.start, cols.stop - cols.start
+        if not n_row or not n_col:
+            return self.values.new_zeros(1, self.values.shape[0], n_row, n_col)
+        # Every row is a window of the same line of numbers, one step further left than the row above it.
+        lowest = self.zero + cols.start - (start + rows.stop - 1)
+        line = self.values[:, lowest : lowest + n_row + n_col - 1]
+        return line.unfold(-1, n_col, 1).flip(1)[None]
+
+    def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
+        _check_heads("the distance bias", self.values.shape[0], n_head)
+        lowest, highest = -(start + n_query - 1), n_key - 1 - start
+        if self.zero + lowest < 0 or self.zero + highest >= self.values.shape[1]:
+            raise ShapeError(
+                f"the distance bias covers distances {-self.zero} to {self.values.shape[1] - 1 - self.zero}, "
+                f"attention needs {lowest} to {highest} (query {n_query} from position {start}, key {n_key})."
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlopeBias:
+    """A penalty that grows with distance, one slope for each head: ALiBi (Press et al. 2022)."""
+
+    slopes: Float[Tensor, "head"]
+
+    @property
+    def learned(self) -> bool:
+        return self.slopes.requires_grad
+
+    def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
+        device = self.slopes.device
+        query_pos = torch.arange(start + rows.start, start + rows.stop, device=device)[:, None]
+        distance = (torch.arange(cols.start, cols.stop, device=device)[None] - query_pos).abs()
+        return -(self.slopes[:, None, None] * distance)[None]
+
+    def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
+        _check_heads("the slopes", self.slopes.shape[0], n_head)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseBias:
+    """A whole table of numbers, for what nothing more compact can say; one row where all queries share it."""
+
+    values: Float[Tensor, "_batch _head _query key"]
+
+    @property
+    def learned(self) -> bool:
+        return self.values.requires_grad
+
+    def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
+        n_row = rows.stop - rows.start
+        shared = self.values.shape[2] == 1 and n_row
+        return self.values[:, :, slice(0, 1) if shared else rows, cols].expand(-1, -1, n_row, -1)
+
+    def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
+        wanted = (batch, n_head, n_query, n_key)
+        fits = self.values.dim() == 4 and all(
+            got == want or (axis < 3 and got == 1)
+            for axis, (got, want) in enumerate(zip(self.values.shape, wanted, strict=True))
+        )
+        if not fits:
+            raise ShapeError(
+                "a dense bias must be (batch or 1, head or 1, query or 1, key). "
+                f"Got {tuple(self.values.shape)}, attention has {wanted}."
+            )
+
+
+def _check_heads(what: str, got: int, n_head: int) -> None:
+    if got not in (1, n_head):
+        raise ShapeError(f"{what} must be given for 1 head or for each of {n_head}. Got {got}.")
+
+
+def alibi_slopes(n_head: int) -> Float[Tensor, "head"]:
+    """The slopes of Press et al. 2022: a geometric sequence that ends at 2^-8.
+
+    >>> alibi_slopes(8)[:3].tolist()
+    [0.5, 0.25, 0.125]
+    """
+    if n_head < 1:
+        raise ArgumentError(f"n_head must be at least 1. Got {n_head}.")
+    power = 1 << (n_head.bit_length() - 1)
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    # A head count that is no power of two takes every other slope of the next one, as the paper's code does.
+    slopes += [2 ** (-4 * (2 * head + 1) / power) for head in range(n_head - power)]
+    return torch.tensor(slopes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRule:
+    """How a query and a key make a score. The default is the scaled dot product, everything visible."""
+
+    scale: float | None = None  # None: 1 / sqrt(qk_dim); T5 uses 1
+    visible: Visibility = field(default_factory=Visibility)
+    bias: Bias | None = None
+    softcap: float | None = None  # cap * tanh(score / cap), before bias and visibility (Gemma 2)
+    additive: Float[Tensor, "qk_dim"] | None = None  # the vector w of additive scores
+
+    def __post_init__(self) -> None:
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ArgumentError(f"scale must be a finite number. Got {self.scale}.")
+        if self.softcap is not None and not self.softcap > 0:
+            raise ArgumentError(f"softcap must be above 0. Got {self.softcap}.")
+        if self.additive is not None and self.scale is not None:
+            raise ArgumentError("additive scores have no scale: give `additive` or `scale`, not both.")
+
+    @property
+    def learned(self) -> bool:
+        """Whether the rule itself has something a gradient must reach."""
+        return bool(
+            (self.bias is not None and self.bias.learned)
+            or (self.additive is not None and self.additive.requires_grad)
+        )
+
+    def scale_for(self, qk_dim: int) -> float:
+        """The factor of the dot product."""
+        return 1 / math.sqrt(qk_dim) if self.scale is None else self.scale
+
+    def with_visible(self, visible: Visibility) -> ScoreRule:
+        """The same rule with another visibility."""
+        return replace(self, visible=visible)
+
+    def check(self, q: Tensor, k: Tensor) -> None:
+        """Raise unless the rule fits these queries and keys."""
+        batch, n_head, n_query, qk_dim = q.shape
+        n_key = k.shape[2]
+        self.visible.check(batch, n_head, n_query, n_key)
+        if self.visible.device is not None and self.visible.device != q.device:
+            raise ShapeError(f"the visibility is on {self.visible.device} and q on {q.device}.")
+        if self.bias is not None and n_query and n_key:
+            self.bias.check(batch, n_head, n_query, n_key, self.visible.start)
+        if self.additive is not None and self.additive.shape != (qk_dim,):
+            raise ShapeError(
+                f"the additive vector must be (qk_dim,) = ({qk_dim},). Got {tuple(self.additive.shape)}."
+            )
+
+    def scores(
+        self,
+        q: Float[Tensor, "batch head query qk_dim"],
+        k: Float[Tensor, "batch kv_head key qk_dim"],
+        rows: slice | None = None,
+        cols: slice | None = None,
+    ) -> Float[Tensor, "batch head rows cols"]:
+        """Scores of `rows` x `cols` (all by default), -inf where hidden; at least in float32."""
+        rows = _whole_slice("rows", rows, q.shape[2])
+        cols = _whole_slice("cols", cols, k.shape[2])
+        scores = self.similarity(q[:, :, rows], k[:, :, cols])
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        bias = self.bias_tile(rows, cols)
+        if bias is not None:
+            scores = scores + bias.to(scores.dtype)
+        if not self.visible.everything:
+            visible = self.visible.tile(rows, cols, scores.device)
+            scores = torch.where(visible, scores, -math.inf)
+        return scores
+
+    def bias_tile(self, rows: slice, cols: slice) -> Float[Tensor, "_batch _head rows cols"] | None:
+        """What is added to the scores of `rows` x `cols`, if anything."""
+        return None if self.bias is None else self.bias.tile(rows, cols, self.visible.start)
+
+    def similarity(
+        self, q: Float[Tensor, "batch head query qk_dim"], k: Float[Tensor, "batch kv_head key qk_dim"]
+    ) -> Float[Tensor, "batch head query key"]:
+        """The product or additive score alone: no softcap, bias or visibility. Keys are never repeated."""
+        compute = torch.promote_types(q.dtype, torch.float32)
+        q, k = q.to(compute), k.to(compute)
+        batch, n_head, n_query, qk_dim = q.shape
+        n_kv_head, n_key = k.shape[1:3]
+        grouped = q.reshape(batch, n_kv_head, n_head // n_kv_head * n_query, qk_dim)
+        with no_autocast(q.device):
+            if self.additive is not None:
+                hidden = torch.tanh(grouped[..., :, None, :] + k[..., None, :, :])
+                scores = hidden @ self.additive.to(compute)
+            else:
+                scores = (grouped * self.scale_for(qk_dim)) @ k.transpose(-1, -2)
+        return scores.reshape(batch, n_head, n_query, n_key)
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A block in which products keep the dtype they are given: autocast would round scores to bfloat16."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def _whole_slice(name: str, part: slice | None, size: int) -> slice:
+    """The slice with its ends filled in."""
+    start, stop, step = (part or slice(None)).indices(size)
+    if step != 1:
+        raise ArgumentError(f"{name} must be a slice without a step. Got {part}.")
+    return slice(start, max(start, stop))

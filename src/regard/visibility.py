@@ -1,0 +1,375 @@
+"""Who may look at whom.
+
+`Visibility` keeps the answer compact (a flag, a length, a row of booleans), so that any tile of the
+query x key table can be drawn on its own and nothing of size query x key need exist. True always means
+"may look", as in `torch.nn.functional.scaled_dot_product_attention`.
+
+>>> Visibility(causal=True).tile(slice(0, 3), slice(0, 3))[0, 0].int().tolist()
+[[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+
+# An additive mask hides with -inf, or with a number so low that exp() of it is 0 in every dtype.
+_HIDDEN_AT = -1e9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Visibility:
+    """Which keys each query may look at; every part given must allow it.
+
+    Key `j` stands at absolute position `j`, query `i` at `start + i`: with a cache, `start` is the number
+    of positions already in it. `&` combines two.
+    """
+
+    causal: bool = False  # key_pos <= query_pos
+    start: int = 0  # absolute position of the first query
+    window: int | None = None  # |query_pos - key_pos| < window
+    lengths: Int[Tensor, "batch"] | Int[Tensor, "batch query"] | None = None  # keys before this one
+    keys: Bool[Tensor, "_batch key"] | None = None  # False: padding
+    query_segment: Int[Tensor, "batch query"] | None = None  # a query sees the keys of its own segment
+    key_segment: Int[Tensor, "batch key"] | None = None
+    dense: Bool[Tensor, "_batch _head query key"] | None = None  # whatever nothing above can say
+
+    def __post_init__(self) -> None:
+        if self.start < 0:
+            raise ArgumentError(
+                f"start is the position of the first query and must be >= 0. Got {self.start}."
+            )
+        if self.window is not None and self.window < 1:
+            raise ArgumentError(
+                f"window counts the positions seen, with oneself: at least 1. Got {self.window}."
+            )
+        if (self.query_segment is None) != (self.key_segment is None):
+            raise ArgumentError("query_segment and key_segment go together: give both or neither.")
+        if self.lengths is not None and self.lengths.dim() not in (1, 2):
+            raise ShapeError(
+                f"lengths must be (batch,) or (batch, query). Got shape {tuple(self.lengths.shape)}."
+            )
+        for name in ("lengths", "query_segment", "key_segment"):
+            tensor = getattr(self, name)
+            if tensor is not None and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+                raise ShapeError(f"{name} must be whole numbers. Got dtype {tensor.dtype}.")
+        for name, rank, words in (("keys", 2, "(batch, key)"), ("dense", 4, "(batch, head, query, key)")):
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            if tensor.dtype != torch.bool:
+                raise ShapeError(f"{name} must be boolean, True = may look. Got dtype {tensor.dtype}.")
+            if tensor.dim() != rank:
+                raise ShapeError(f"{name} must be {words}. Got shape {tuple(tensor.shape)}.")
+
+    @property
+    def everything(self) -> bool:
+        """Whether every query sees every key."""
+        return not (self.causal or self.window is not None or self.by_key or self.by_pair)
+
+    @property
+    def by_key(self) -> bool:
+        """Whether some keys are hidden from all queries of a sequence alike."""
+        return self.keys is not None or (self.lengths is not None and self.lengths.dim() == 1)
+
+    @property
+    def by_pair(self) -> bool:
+        """Whether a part needs query and key together and is no simple function of their distance."""
+        return (
+            self.dense is not None
+            or self.query_segment is not None
+            or (self.lengths is not None and self.lengths.dim() == 2)
+        )
+
+    def __and__(self, other: Visibility) -> Visibility:
+        """Visible where both are."""
+        positional = [v for v in (self, other) if v.causal or v.window is not None or v.start]
+        if len({v.start for v in positional}) > 1:
+            raise ArgumentError(
+                "two visibilities that speak of positions must agree on where the queries start. "
+                f"Got start={self.start} and start={other.start}."
+            )
+        windows = [v.window for v in (self, other) if v.window is not None]
+        query_segment, key_segment = _both_segments(self, other)
+        return Visibility(
+            causal=self.causal or other.causal,
+            start=positional[0].start if positional else 0,
+            window=min(windows, default=None),
+            lengths=_both_lengths(self.lengths, other.lengths),
+            keys=_both(self.keys, other.keys),
+            query_segment=query_segment,
+            key_segment=key_segment,
+            dense=_both(self.dense, other.dense),
+        )
+
+    def tile(
+        self, rows: slice, cols: slice, device: torch.device | str | None = None
+    ) -> Bool[Tensor, "_batch _head rows cols"]:
+        """The block `rows` x `cols` of the table; batch and head are 1 where nothing depends on them."""
+        device = self.device or device
+        query_pos = torch.arange(rows.start + self.start, rows.stop + self.start, device=device)[:, None]
+        key_pos = torch.arange(cols.start, cols.stop, device=device)[None, :]
+        visible = torch.ones(1, 1, query_pos.shape[0], key_pos.shape[1], dtype=torch.bool, device=device)
+        if self.causal:
+            visible = visible & (key_pos <= query_pos)
+        if self.window is not None:
+            visible = visible & ((query_pos - key_pos).abs() < self.window)
+        if self.lengths is not None:
+            lengths = self.lengths[:, None] if self.lengths.dim() == 1 else self.lengths[:, rows]
+            visible = visible & (key_pos < lengths[:, None, :, None])
+        if self.keys is not None:
+            visible = visible & self.keys[:, None, None, cols]
+        if self.query_segment is not None and self.key_segment is not None:
+            same = self.query_segment[:, rows, None] == self.key_segment[:, None, cols]
+            visible = visible & same[:, None]
+        if self.dense is not None:
+            visible = visible & self.dense[:, :, rows, cols]
+        return visible
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the tensors are; None where there are none."""
+        for tensor in (self.lengths, self.keys, self.key_segment, self.dense):
+            if tensor is not None:
+                return tensor.device
+        return None
+
+    def key_range(self, rows: slice, n_key: int) -> slice:
+        """The keys that positions alone let some query of `rows` see: the rest need not be computed."""
+        first, last = self.start + rows.start, self.start + rows.stop - 1
+        stop = min(n_key, last + 1) if self.causal else n_key
+        begin = 0
+        if self.window is not None:
+            begin = max(0, first - self.window + 1)
+            stop = min(stop, last + self.window)
+        return slice(min(begin, n_key), max(stop, min(begin, n_key)))
+
+    def visible_keys(self, n_key: int) -> Bool[Tensor, "_batch key"] | None:
+        """`keys` and one-dimensional `lengths` as one row of booleans for each sequence."""
+        visible = self.keys
+        if self.lengths is not None and self.lengths.dim() == 1:
+            within = torch.arange(n_key, device=self.lengths.device) < self.lengths[:, None]
+            visible = within if visible is None else visible & within
+        return visible
+
+    def rows_that_see(
+        self, n_query: int, n_key: int, device: torch.device | str | None = None
+    ) -> Bool[Tensor, "_batch _head query"] | None:
+        """Which queries see any key at all; None where all surely do."""
+        if n_query == 0:
+            return None
+        if n_key == 0:
+            return torch.zeros(1, 1, n_query, dtype=torch.bool, device=self.device or device)
+        if not (self.by_key or self.by_pair) and self._positions_leave_something(n_query, n_key):
+            return None
+        if not self.by_pair and self.window is None:
+            keys = self.visible_keys(n_key)
+            assert keys is not None  # by_key, or positions alone would have answered
+            first_key = torch.where(keys.any(-1), keys.int().argmax(-1), n_key)
+            last_seen = torch.full((n_query,), n_key - 1, device=keys.device)
+            if self.causal:
+                last_seen = torch.arange(n_query, device=keys.device).add(self.start).clamp(max=n_key - 1)
+            return (first_key[:, None] <= last_seen)[:, None]
+        step = max(1, (1 << 22) // max(1, n_key))
+        blocks = []
+        for first in range(0, n_query, step):
+            rows = slice(first, min(n_query, first + step))
+            blocks.append(self.tile(rows, self.key_range(rows, n_key), device).any(-1))
+        return torch.cat(blocks, dim=-1)
+
+    def _positions_leave_something(self, n_query: int, n_key: int) -> bool:
+        """Whether causality and window alone leave every query a key."""
+        return self.window is None or self.start + n_query - 1 - (n_key - 1) < self.window
+
+    def simplified(self, n_query: int, n_key: int) -> Visibility:
+        """The same table, without the parts that hide nothing at these sizes."""
+        last = self.start + n_query - 1
+        causal = self.causal and self.start < n_key - 1
+        reach = max(last, n_key - 1 - self.start if not causal else 0)
+        window = self.window if self.window is not None and reach >= self.window else None
+        if causal == self.causal and window == self.window:
+            return self
+        return replace(self, causal=causal, window=window)
+
+    def check(self, batch: int, n_head: int, n_query: int, n_key: int) -> None:
+        """Raise unless this fits attention of these sizes."""
+        wanted = {"batch": batch, "head": n_head, "query": n_query, "key": n_key}
+        parts = {
+            "lengths": ("batch", "query")[: self.lengths.dim()] if self.lengths is not None else (),
+            "keys": ("batch", "key"),
+            "query_segment": ("batch", "query"),
+            "key_segment": ("batch", "key"),
+            "dense": ("batch", "head", "query", "key"),
+        }
+        for name, words in parts.items():
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            for axis, word in enumerate(words):
+                may_be_one = name in ("dense", "keys") and word in ("batch", "head")
+                if tensor.shape[axis] != wanted[word] and not (may_be_one and tensor.shape[axis] == 1):
+                    raise ShapeError(
+                        f"{name} has {word} {tensor.shape[axis]}, attention has {wanted[word]}: "
+                        f"{name} must be ({', '.join(words)}). Got shape {tuple(tensor.shape)}."
+                    )
+        if self.lengths is not None and self.lengths.numel() and not torch.compiler.is_compiling():
+            low, high = self.lengths.aminmax()
+            if low < 0 or high > n_key:
+                raise ArgumentError(
+                    f"lengths must lie between 0 and the number of keys, {n_key}. "
+                    f"Got values from {int(low)} to {int(high)}."
+                )
+
+    @classmethod
+    def from_dense(cls, visible: Bool[Tensor, "*shape query key"]) -> Visibility:
+        """The most compact visibility equal to a boolean table of 2 to 4 dimensions, True = may look.
+
+        Causal, windowed and padded tables are recognised, because a kernel is twice as fast with a flag.
+        """
+        table = _four_dimensional(visible)
+        return _recognise(table) or cls(dense=table)
+
+    @classmethod
+    def from_torch_masks(
+        cls,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        n_head: int = 1,
+    ) -> tuple[Visibility, Float[Tensor, "_batch _head _query key"] | None]:
+        """The masks of `nn.MultiheadAttention` (True = hidden), and the bias a float mask adds, if any.
+
+        The bias is for `DenseBias`; its query is 1 where only a float `key_padding_mask` adds something.
+        """
+        visible, bias = cls(), None
+        if n_head < 1:
+            raise ArgumentError(f"n_head must be at least 1. Got {n_head}.")
+        if attn_mask is not None:
+            mask = attn_mask
+            if mask.dim() == 3:
+                if mask.shape[0] % n_head:
+                    raise ShapeError(
+                        f"attn_mask has {mask.shape[0]} tables, no multiple of n_head {n_head}: "
+                        f"it must be (batch * head, query, key). Got shape {tuple(mask.shape)}."
+                    )
+                mask = mask.unflatten(0, (-1, n_head))
+            if mask.dtype == torch.bool:
+                visible = cls.from_dense(~mask)
+            else:
+                visible, bias = cls.from_additive(mask)
+        if key_padding_mask is not None:
+            hidden = key_padding_mask
+            if hidden.dtype != torch.bool:
+                hidden = _hidden_by(key_padding_mask)
+                key_bias = key_padding_mask.masked_fill(hidden, 0.0)[:, None, None]
+                if key_bias.any():
+                    bias = key_bias if bias is None else bias + key_bias
+            visible = visible & cls(keys=~hidden)
+        return visible, bias
+
+    @classmethod
+    def from_additive(
+        cls, mask: Float[Tensor, "*shape query key"]
+    ) -> tuple[Visibility, Float[Tensor, "_batch _head query key"] | None]:
+        """A float mask that is added to the scores (transformers' 4-D masks among them), taken apart.
+
+        -inf, and numbers as low as the dtype's minimum, hide; what remains is a bias, or None where it is 0.
+        A row that such a mask hides wholly sees nothing here; softmax over equal low numbers sees all alike.
+        """
+        hidden = _hidden_by(mask)
+        visible = cls.from_dense(~hidden)
+        bias = mask.masked_fill(hidden, 0.0)
+        if not bias.any():
+            return visible, None
+        return visible, _four_dimensional(bias)
+
+
+def _hidden_by(mask: Tensor) -> Tensor:
+    """Where a float mask that is added to the scores hides."""
+    if not mask.is_floating_point():
+        raise ShapeError(f"a mask must be boolean, or floating where it is added. Got dtype {mask.dtype}.")
+    return mask <= max(_HIDDEN_AT, torch.finfo(mask.dtype).min / 2)
+
+
+def _four_dimensional(table: Tensor) -> Tensor:
+    """A table of 2, 3 or 4 dimensions as (batch, head, query, key)."""
+    if table.dim() not in (2, 3, 4):
+        raise ShapeError(
+            "a table must be (query, key), (batch, query, key) or (batch, head, query, key). "
+            f"Got shape {tuple(table.shape)}."
+        )
+    if table.dim() == 2:
+        return table[None, None]
+    return table[:, None] if table.dim() == 3 else table
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def _both_lengths(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    if a.dim() != b.dim():
+        a, b = (t[:, None] if t.dim() == 1 else t for t in (a, b))
+    return torch.minimum(a, b)
+
+
+def _both_segments(a: Visibility, b: Visibility) -> tuple[Tensor | None, Tensor | None]:
+    if a.query_segment is None or a.key_segment is None:
+        return b.query_segment, b.key_segment
+    if b.query_segment is None or b.key_segment is None:
+        return a.query_segment, a.key_segment
+    # One number for a pair of segments, equal exactly where both are. The segments are numbered afresh
+    # first: theirs may be hashes, or of a dtype so small that the product would overflow.
+    (a_query, a_key), (b_query, b_key) = _numbered(a), _numbered(b)
+    span = b_query.numel() + b_key.numel()
+    return a_query * span + b_query, a_key * span + b_key
+
+
+def _numbered(visible: Visibility) -> tuple[Tensor, Tensor]:
+    """The segments of queries and keys, numbered from 0."""
+    query, key = visible.query_segment, visible.key_segment
+    assert query is not None  # the caller looked
+    assert key is not None
+    _, numbers = torch.cat([query.flatten(), key.flatten()]).unique(return_inverse=True)
+    return numbers[: query.numel()].view(query.shape), numbers[query.numel() :].view(key.shape)
+
+
+def _recognise(table: Tensor) -> Visibility | None:
+    """A compact visibility that equals `table` (batch, head, query, key), or None."""
+    n_query, n_key = table.shape[-2:]
+    if not table.any() or (table.shape[1] > 1 and not bool((table == table[:, :1]).all())):
+        return None
+    one = table[:, 0]
+    union = one.any(0)  # (query, key): seen in some sequence
+    query_index = torch.arange(n_query, device=table.device)
+    first = union.to(torch.int8).argmax(-1)
+    last = n_key - 1 - union.flip(-1).to(torch.int8).argmax(-1)  # the last key each query sees
+    candidate = Visibility()
+    seeing = union.any(-1)
+    if not bool((last[seeing] == last[seeing][0]).all()):
+        first_seeing = int(seeing.int().argmax())
+        start = int(last[first_seeing]) - first_seeing
+        if start < 0:
+            return None
+        reaches_back = int((start + query_index - first)[seeing].max())
+        windowed = reaches_back < start + n_query - 1
+        candidate = Visibility(causal=True, start=start, window=reaches_back + 1 if windowed else None)
+    # Padding on the left also shortens how far back a query sees, so first without a window.
+    for window in dict.fromkeys((None, candidate.window)):
+        attempt = replace(candidate, window=window)
+        drawn = attempt.tile(slice(0, n_query), slice(0, n_key), table.device)
+        unseen = drawn.any(2)[:, 0] & ~one.any(1)
+        if bool(unseen.any()):
+            attempt = replace(attempt, keys=~unseen)
+            drawn = drawn & attempt.tile(slice(0, n_query), slice(0, n_key))
+        if bool((drawn == one[:, None]).all()):
+            return attempt
+    return None

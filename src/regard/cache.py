@@ -1,0 +1,215 @@
+"""Keys and values of the past, kept so that decoding one token costs one token.
+
+The one thing in the library that mutates, and only in `append`, `crop` and `reorder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError, UnsupportedError
+from regard.linear import LinearState
+from regard.shapes import KEY_WORDS, VALUE_WORDS, check_rank, named
+
+
+class LayerCache:
+    """The keys and values one attention layer has seen, in buffers that grow in blocks.
+
+    With grouped heads only the `kv_head` heads are held: multi-query needs n_head times less than multi-head.
+    What `append` has returned never changes. It is made for decoding: a backward pass through more than one
+    `append` is refused by autograd.
+    """
+
+    def __init__(self, block: int = 256) -> None:
+        if block < 1:
+            raise ArgumentError(f"block is how many positions the buffers grow by: at least 1. Got {block}.")
+        self.block = block
+        self.length = 0
+        self._written = 0  # positions of the buffers that somebody may still hold a view of
+        self._k: Tensor | None = None
+        self._v: Tensor | None = None
+        self.state: LinearState | None = None  # in place of keys and values, where the layer is linear
+
+    def keep(self, state: LinearState, n_new: int) -> None:
+        """Replace a linear layer's state by one that has seen `n_new` positions more."""
+        self.state, self.length = state, self.length + n_new
+
+    def append(
+        self, k: Float[Tensor, "batch kv_head new qk_dim"], v: Float[Tensor, "batch kv_head new v_dim"]
+    ) -> tuple[Float[Tensor, "batch kv_head key qk_dim"], Float[Tensor, "batch kv_head key v_dim"], int]:
+        """All keys and values with the new ones at the end, and the position where the new ones start."""
+        check_rank("k", k, KEY_WORDS)
+        check_rank("v", v, VALUE_WORDS)
+        if k.shape[:3] != v.shape[:3]:
+            raise ShapeError(
+                "k and v differ: every key needs one value, batch by batch and head by head. "
+                f"Got k {named(KEY_WORDS, k.shape)}, v {named(VALUE_WORDS, v.shape)}."
+            )
+        start = self.length
+        stop = start + k.shape[2]
+        # Both before either is kept, so that a refused append leaves the cache as it was.
+        new_k, new_v = self._room(self._k, k, stop, "k"), self._room(self._v, v, stop, "v")
+        new_k[:, :, start:stop] = k
+        new_v[:, :, start:stop] = v
+        self._k, self._v, self.length, self._written = new_k, new_v, stop, stop
+        return new_k[:, :, :stop], new_v[:, :, :stop], start
+
+    def push(
+        self, k: Float[Tensor, "batch kv_head new qk_dim"], v: Float[Tensor, "batch kv_head new v_dim"]
+    ) -> tuple[Float[Tensor, "batch kv_head key qk_dim"], Float[Tensor, "batch kv_head key v_dim"]]:
+        """`append` for a caller who knows that k and v fit what is held: nothing is checked."""
+        start, new = self.length, k.shape[2]
+        stop = start + new
+        held_k, held_v = self._k, self._v
+        if held_k is None or held_v is None or stop > held_k.shape[2] or not self._may_write(held_k):
+            return self.append(k, v)[:2]
+        held_k.narrow(2, start, new).copy_(k)
+        held_v.narrow(2, start, new).copy_(v)
+        self.length = self._written = stop
+        return held_k.narrow(2, 0, stop), held_v.narrow(2, 0, stop)
+
+    def _room(self, buffer: Tensor | None, new: Tensor, stop: int, name: str) -> Tensor:
+        """A buffer that holds `stop` positions: the same one, or a longer copy."""
+        if buffer is not None:
+            same = (*buffer.shape[:2], buffer.shape[3]) == (*new.shape[:2], new.shape[3])
+            if not same or buffer.dtype != new.dtype or buffer.device != new.device:
+                raise ShapeError(
+                    f"new {name} does not fit the cache: batch, heads, dim, dtype and device must stay. "
+                    f"The cache has {named(KEY_WORDS, buffer.shape)} {buffer.dtype} on {buffer.device}, "
+                    f"got {named(KEY_WORDS, new.shape)} {new.dtype} on {new.device}."
+                )
+            if stop <= buffer.shape[2] and self._may_write(buffer):
+                return buffer
+            if stop <= buffer.shape[2]:
+                return buffer.clone()
+        # Doubling keeps the copies O(1) for each position; blocks keep small caches small.
+        wanted = max(stop, min(2 * buffer.shape[2], stop + 4096)) if buffer is not None else stop
+        capacity = -(-wanted // self.block) * self.block
+        grown = new.new_empty(*new.shape[:2], capacity, new.shape[3])
+        if buffer is not None:
+            grown[:, :, : self.length] = buffer[:, :, : self.length]
+        return grown
+
+    def _may_write(self, buffer: Tensor) -> bool:
+        """Whether new positions can go into this buffer as it is."""
+        if buffer.is_inference() and not torch.is_inference_mode_enabled():
+            return False  # PyTorch forbids it
+        # After a crop, a trace may still hold the keys that stood where the new ones would go.
+        return self.length >= self._written
+
+    @property
+    def k(self) -> Float[Tensor, "batch kv_head key qk_dim"] | None:
+        """The keys so far."""
+        return None if self._k is None else self._k[:, :, : self.length]
+
+    @property
+    def v(self) -> Float[Tensor, "batch kv_head key v_dim"] | None:
+        """The values so far."""
+        return None if self._v is None else self._v[:, :, : self.length]
+
+    def crop(self, length: int) -> None:
+        """Forget every position from `length` on."""
+        if not 0 <= length <= self.length:
+            raise ArgumentError(f"a cache of {self.length} positions cannot be cropped to {length}.")
+        if self.state is not None and length < self.length:
+            raise UnsupportedError(
+                "linear attention keeps a sum of the past: nothing can be taken out of it."
+            )
+        self.length = length
+
+    def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
+        """Keep these sequences in this order, as beam search does; one may come several times."""
+        held = self._k if self.state is None else self.state.S
+        if held is None:
+            return
+        batch = held.shape[0]
+        if sequences.dim() != 1 or sequences.dtype not in (torch.int32, torch.int64):
+            raise ShapeError(
+                "sequences must be (batch,), whole numbers. "
+                f"Got shape {tuple(sequences.shape)} and dtype {sequences.dtype}."
+            )
+        low, high = (int(end) for end in sequences.aminmax()) if sequences.numel() else (0, 0)
+        if low < 0 or high >= batch:
+            raise ArgumentError(
+                f"sequences must lie between 0 and {batch - 1}: the cache holds {batch}. "
+                f"Got values from {low} to {high}."
+            )
+        if self.state is not None:
+            self.state = self.state.select(sequences)
+        if self._k is not None and self._v is not None:
+            self._k, self._v = self._k.index_select(0, sequences), self._v.index_select(0, sequences)
+        self._written = self.length  # the buffers are new: nobody else has seen them
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the keys and values held, or of a linear layer's state."""
+        return _bytes(self.k, self.v) + self._state_bytes
+
+    @property
+    def bytes_reserved(self) -> int:
+        """Bytes of the buffers, with the room not yet used."""
+        return _bytes(self._k, self._v) + self._state_bytes
+
+    @property
+    def _state_bytes(self) -> int:
+        return 0 if self.state is None else _bytes(self.state.S, self.state.z)
+
+
+def _bytes(*tensors: Tensor | None) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+class KVCache:
+    """One `LayerCache` for each layer, and for an encoder-decoder those of the memory.
+
+    >>> import torch
+    >>> cache = KVCache(n_layer=1)
+    >>> k, v, start = cache[0].append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+    >>> start, cache.length, cache.bytes
+    (0, 3, 192)
+    """
+
+    def __init__(self, n_layer: int, *, block: int = 256) -> None:
+        if n_layer < 0:
+            raise ArgumentError(f"n_layer must not be negative. Got {n_layer}.")
+        self.layers = [LayerCache(block) for _ in range(n_layer)]
+        self.cross = [LayerCache(block=1) for _ in range(n_layer)]  # filled once, from the memory
+
+    def __getitem__(self, layer: int) -> LayerCache:
+        return self.layers[layer]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def _all(self) -> Iterator[LayerCache]:
+        yield from self.layers
+        yield from self.cross
+
+    @property
+    def length(self) -> int:
+        """How many positions are held."""
+        return self.layers[0].length if self.layers else 0
+
+    def crop(self, length: int) -> None:
+        """Forget every position from `length` on; the memory stays."""
+        for layer in self.layers:
+            layer.crop(length)
+
+    def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
+        """Keep these sequences in this order, in every layer."""
+        for layer in self._all():
+            layer.reorder(sequences)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all keys and values held."""
+        return sum(layer.bytes for layer in self._all())
+
+    @property
+    def bytes_reserved(self) -> int:
+        """Bytes of all buffers."""
+        return sum(layer.bytes_reserved for layer in self._all())

@@ -1,0 +1,477 @@
+"""Attention as a layer, and the block that Transformers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard import attention
+from regard.attention import attend
+from regard.cache import LayerCache
+from regard.errors import ArgumentError, ShapeError, UnsupportedError
+from regard.feature_maps import FeatureMap, feature_map
+from regard.linear import LinearRule, attend_linear, linear_weights
+from regard.positions import Turn
+from regard.scores import Bias, ScoreRule
+from regard.shapes import check_divides, check_rank
+from regard.visibility import Visibility
+
+
+@runtime_checkable  # so that tests can check signatures that name it
+class Record(Protocol):
+    """A callback given what an attention layer used; nothing is kept on the layer.
+
+    A linear layer gives a `LinearRule`, and its normaliser in the place of the log-sum-exp.
+    """
+
+    def __call__(
+        self, name: str, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: ScoreRule | LinearRule
+    ) -> None: ...
+
+
+def split_heads(
+    x: Float[Tensor, "batch position merged"], n_head: int
+) -> Float[Tensor, "batch head position dim"]:
+    """Neighbouring dimensions go to the same head."""
+    return rearrange(x, "batch position (head dim) -> batch head position dim", head=n_head)
+
+
+def merge_heads(x: Float[Tensor, "batch head position dim"]) -> Float[Tensor, "batch position merged"]:
+    """The inverse of `split_heads`."""
+    return rearrange(x, "batch head position dim -> batch position (head dim)")
+
+
+class MultiHeadAttention(nn.Module):
+    """Several attentions side by side, each over its own projection (Vaswani et al. 2017, 3.2.2).
+
+    `layer(x)` is self-attention, `layer(x, memory)` cross-attention. `n_kv_head` below `n_head` makes it
+    grouped (Ainslie et al. 2023), 1 makes it multi-query (Shazeer 2019). Sizes of a head are free of
+    `model_dim / n_head`: the output projection always returns `model_dim`. A `kernel` (elu1, relu, quadratic,
+    favor) makes it linear: time and memory O(N), and a state of fixed size in place of the cache.
+
+    >>> layer = MultiHeadAttention(model_dim=8, n_head=4, n_kv_head=2, v_dim=6)
+    >>> layer(torch.randn(1, 3, 8)).shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        n_head: int,
+        *,
+        n_kv_head: int | None = None,
+        qk_dim: int | None = None,
+        v_dim: int | None = None,
+        memory_dim: int | None = None,
+        bias: bool = False,
+        out_bias: bool | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        causal: bool = False,
+        window: int | None = None,
+        kernel: str | FeatureMap | None = None,
+    ) -> None:
+        super().__init__()
+        n_kv_head = n_head if n_kv_head is None else n_kv_head
+        if qk_dim is None or v_dim is None:
+            check_divides("model_dim", model_dim, "n_head", n_head)
+        check_divides("n_head", n_head, "n_kv_head", n_kv_head)
+        qk_dim = model_dim // n_head if qk_dim is None else qk_dim
+        v_dim = model_dim // n_head if v_dim is None else v_dim
+        memory_dim = model_dim if memory_dim is None else memory_dim
+        _check_sizes(model_dim=model_dim, memory_dim=memory_dim, n_head=n_head, qk_dim=qk_dim, v_dim=v_dim)
+        _check_dropout(dropout)
+        self.model_dim, self.memory_dim = model_dim, memory_dim
+        self.n_head, self.n_kv_head, self.qk_dim, self.v_dim = n_head, n_kv_head, qk_dim, v_dim
+        self.dropout = dropout
+        self.rule = ScoreRule(scale=scale, visible=Visibility(causal=causal, window=window))
+        self.kernel = feature_map(kernel, qk_dim=qk_dim) if isinstance(kernel, str) else kernel
+        if kernel is not None and (dropout or scale is not None or window is not None):
+            raise UnsupportedError(
+                "linear attention forms no scores: with a kernel there is no dropout, scale or window. "
+                f"Got dropout={dropout}, scale={scale}, window={window}."
+            )
+        self.query = nn.Linear(model_dim, n_head * qk_dim, bias)
+        self.key = nn.Linear(memory_dim, n_kv_head * qk_dim, bias)
+        self.value = nn.Linear(memory_dim, n_kv_head * v_dim, bias)
+        self.out = nn.Linear(n_head * v_dim, model_dim, bias if out_bias is None else out_bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch query model_dim"],
+        memory: Float[Tensor, "batch key memory_dim"] | None = None,
+        *,
+        visible: Visibility | None = None,
+        bias: Bias | None = None,
+        turn: Turn | None = None,
+        cache: LayerCache | None = None,
+        record: Record | None = None,
+        name: str = "attention",
+        head_gate: Float[Tensor, "head"] | None = None,
+        return_weights: bool = False,
+    ) -> (
+        Float[Tensor, "batch query model_dim"]
+        | tuple[Float[Tensor, "batch query model_dim"], Float[Tensor, "batch head query key"]]
+    ):
+        """The layer's output, and all weights (before dropout) where `return_weights` asks for them.
+
+        `visible` is combined with the layer's own causality; with a `cache` the queries stand after what it
+        holds. `turn` is the rotary turn of these positions, `head_gate` multiplies each head's output.
+        """
+        _check_input("x", x, self.model_dim, self.query.weight)
+        if memory is not None:
+            _check_input("memory", memory, self.memory_dim, self.key.weight)
+        if head_gate is not None and head_gate.shape != (self.n_head,):
+            raise ShapeError(
+                f"head_gate must be (head,) = ({self.n_head},), a factor for each. "
+                f"Got shape {tuple(head_gate.shape)}."
+            )
+        q = split_heads(self.query(x), self.n_head)
+        if memory is not None and cache is not None and cache.length:  # the memory does not change
+            k, v = self._remembered(cache, q)
+        else:
+            source = x if memory is None else memory
+            k = split_heads(self.key(source), self.n_kv_head)
+            v = split_heads(self.value(source), self.n_kv_head)
+            if turn is not None:
+                k = turn(k)
+        if turn is not None:
+            q = turn(q)
+        attending = self._softmax if self.kernel is None else self._linear
+        heads, weights = attending(
+            q, k, v, visible, bias, cache, memory is not None, record, name, return_weights
+        )
+        if head_gate is not None:
+            heads = heads * head_gate[:, None, None]
+        out: Tensor = self.out(merge_heads(heads))
+        return out if weights is None else (out, weights)
+
+    def _remembered(self, cache: LayerCache, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a memory seen before; none where the cache holds their sum."""
+        if cache.k is not None and cache.v is not None:
+            return cache.k, cache.v
+        return q.new_empty(q.shape[0], self.n_kv_head, 0, self.qk_dim), q.new_empty(
+            q.shape[0], self.n_kv_head, 0, self.v_dim
+        )
+
+    def _softmax(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visible: Visibility | None,
+        bias: Bias | None,
+        cache: LayerCache | None,
+        cross: bool,
+        record: Record | None,
+        name: str,
+        return_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        start = 0
+        if cache is not None and not (cross and cache.length):
+            k, v, start = cache.append(k, v)
+        rule = self._rule(visible, bias, start)
+        attended = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
+        if record is not None:
+            record(name, q, k, v, attended.lse, rule)
+        return attended.out, attention.weights(q, k, rule) if return_weights else None
+
+    def _linear(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visible: Visibility | None,
+        bias: Bias | None,
+        cache: LayerCache | None,
+        cross: bool,
+        record: Record | None,
+        name: str,
+        return_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        assert self.kernel is not None  # who calls made sure
+        if bias is not None or (visible is not None and (visible.by_pair or visible.window is not None)):
+            raise UnsupportedError(
+                "linear attention hides keys and the future only: it has no bias, no pairs."
+            )
+        causal = self.rule.visible.causal or (visible is not None and visible.causal)
+        start = 0 if cache is None or cross else cache.length
+        keys = None if visible is None else visible.visible_keys(start + k.shape[2])
+        keys = None if keys is None else keys.expand(q.shape[0], -1)[:, start : start + k.shape[2]]
+        rule = LinearRule(self.kernel, causal, keys)
+        state = None if cache is None else cache.state
+        attended = attend_linear(
+            q, k, v, self.kernel, causal=causal, visible=keys, state=state, return_state=cache is not None
+        )
+        if cache is not None and attended.state is not None:
+            cache.keep(attended.state, k.shape[2])
+        if record is not None:
+            record(name, q, k, v, attended.normaliser, rule)
+        if not return_weights:
+            return attended.out, None
+        shown = linear_weights(q, k, attended.normaliser, self.kernel, causal=causal, visible=keys)
+        return attended.out, shown
+
+    def _rule(self, visible: Visibility | None, bias: Bias | None, start: int) -> ScoreRule:
+        """The layer's rule for queries that start at this position."""
+        own = replace(self.rule.visible, start=start) if start else self.rule.visible
+        if visible is not None:
+            own = own & (replace(visible, start=start) if start and not visible.start else visible)
+        return replace(self.rule, visible=own, bias=bias)
+
+    def extra_repr(self) -> str:
+        return f"n_head={self.n_head}, n_kv_head={self.n_kv_head}, qk_dim={self.qk_dim}, v_dim={self.v_dim}"
+
+
+class AdditiveAttention(nn.Module):
+    """Scores w . tanh(W_q q + W_k k) (Bahdanau et al. 2015), through the same door as all attention.
+
+    Returns the context of each query, and all weights (before dropout) where asked.
+    """
+
+    def __init__(
+        self, query_dim: int, key_dim: int, hidden_dim: int, *, bias: bool = False, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        _check_sizes(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
+        _check_dropout(dropout)
+        self.dropout = dropout
+        self.query = nn.Linear(query_dim, hidden_dim, bias)
+        self.key = nn.Linear(key_dim, hidden_dim, bias)
+        self.score = nn.Parameter(torch.empty(hidden_dim).uniform_(-1, 1) / hidden_dim**0.5)
+
+    def forward(
+        self,
+        queries: Float[Tensor, "batch query query_dim"],
+        keys: Float[Tensor, "batch key key_dim"],
+        values: Float[Tensor, "batch key v_dim"],
+        *,
+        visible: Visibility | None = None,
+        record: Record | None = None,
+        name: str = "attention",
+        projected_keys: Float[Tensor, "batch 1 key hidden"] | None = None,
+    ) -> Float[Tensor, "batch query v_dim"]:
+        """The context of each query. `projected_keys` saves projecting the same keys at every step."""
+        q = self._project_queries(queries)
+        k = self.project_keys(keys) if projected_keys is None else projected_keys
+        check_rank("values", values, ("batch", "key", "v_dim"))
+        v = values[:, None]
+        if torch.is_autocast_enabled(v.device.type):  # which made the projections half, the values not
+            v = v.to(q.dtype)
+        rule = self.rule(visible)
+        out, lse = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
+        if record is not None:
+            record(name, q, k, v, lse, rule)
+        return out[:, 0]
+
+    def project_keys(self, keys: Float[Tensor, "batch key key_dim"]) -> Float[Tensor, "batch 1 key hidden"]:
+        """W_k k, as one head."""
+        _check_input("keys", keys, self.key.in_features, self.key.weight)
+        projected: Tensor = self.key(keys)
+        return projected[:, None]
+
+    def _project_queries(self, queries: Tensor) -> Tensor:
+        _check_input("queries", queries, self.query.in_features, self.query.weight)
+        projected: Tensor = self.query(queries)
+        return projected[:, None]
+
+    def rule(self, visible: Visibility | None = None) -> ScoreRule:
+        """The score rule, for queries and keys already projected."""
+        return ScoreRule(additive=self.score, visible=visible or Visibility())
+
+    def weights(
+        self,
+        queries: Float[Tensor, "batch query query_dim"],
+        keys: Float[Tensor, "batch key key_dim"],
+        visible: Visibility | None = None,
+    ) -> Float[Tensor, "batch query key"]:
+        """All weights."""
+        q, k = self._project_queries(queries), self.project_keys(keys)
+        return attention.weights(q, k, self.rule(visible))[:, 0]
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ShapeError(f"{name} must be at least 1. Got {size}.")
+
+
+def _check_dropout(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ArgumentError(f"dropout must be at least 0 and below 1. Got {dropout}.")
+
+
+def _check_input(name: str, x: Tensor, dim: int, weight: Tensor) -> None:
+    """Raise unless `x` is (batch, position, dim), of the dtype and on the device of the layer's weights."""
+    if x.dim() != 3 or x.shape[-1] != dim:
+        raise ShapeError(f"{name} must be (batch, position, {dim}) here. Got shape {tuple(x.shape)}.")
+    if x.device != weight.device:
+        raise ShapeError(f"{name} is on {x.device}, the layer's weights on {weight.device}: move one.")
+    if x.dtype != weight.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+        raise ShapeError(f"{name} has dtype {x.dtype}, the layer's weights have {weight.dtype}: convert one.")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": nn.functional.relu,
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),  # no lambda: a layer can be pickled
+    "silu": nn.functional.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x))), or gated: down(act(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    def __init__(
+        self, model_dim: int, ff_dim: int, *, activation: str, gated: bool, bias: bool, dropout: float
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ArgumentError(f"activation must be one of {', '.join(ACTIVATIONS)}. Got {activation!r}.")
+        _check_sizes(model_dim=model_dim, ff_dim=ff_dim)
+        _check_dropout(dropout)
+        self.activation = ACTIVATIONS[activation]
+        self.up = nn.Linear(model_dim, ff_dim, bias)
+        self.gate = nn.Linear(model_dim, ff_dim, bias) if gated else None
+        self.down = nn.Linear(ff_dim, model_dim, bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "batch position model_dim"]
+    ) -> Float[Tensor, "batch position model_dim"]:
+        up = self.up(x)
+        hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
+        out: Tensor = self.down(self.dropout(hidden))
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """What one block is made of; the families differ in these fields."""
+
+    model_dim: int
+    n_head: int
+    ff_dim: int
+    n_kv_head: int | None = None  # None: n_head (multi-head)
+    qk_dim: int | None = None  # None: model_dim / n_head
+    v_dim: int | None = None
+    norm: Literal["layer", "rms"] = "layer"
+    norm_first: bool = True
+    norm_eps: float = 1e-5
+    activation: str = "gelu"
+    gated: bool = False
+    attention_bias: bool = True
+    out_bias: bool | None = None  # of the output projection; None: as attention_bias
+    ff_bias: bool = True
+    scale: float | None = None  # None: 1 / sqrt(qk_dim)
+    kernel: str | None = None  # a feature map's name: linear attention in place of softmax
+    window: int | None = None
+    dropout: float = 0.0
+
+
+def make_norm(config: BlockConfig) -> nn.Module:
+    """LayerNorm or RMSNorm."""
+    if config.norm not in ("layer", "rms"):
+        raise ArgumentError(f"norm must be 'layer' or 'rms'. Got {config.norm!r}.")
+    kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
+    return kind(config.model_dim, eps=config.norm_eps)
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention where `cross`, feed-forward: each with a residual and a norm."""
+
+    def __init__(self, config: BlockConfig, *, causal: bool = False, cross: bool = False) -> None:
+        super().__init__()
+        self.norm_first = config.norm_first
+        self.attention = _attention(config, causal=causal)
+        self.attention_norm = make_norm(config)
+        self.cross = _attention(config, causal=False) if cross else None
+        self.cross_norm = make_norm(config) if cross else None
+        self.ff = FeedForward(
+            config.model_dim,
+            config.ff_dim,
+            activation=config.activation,
+            gated=config.gated,
+            bias=config.ff_bias,
+            dropout=config.dropout,
+        )
+        self.ff_norm = make_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch position model_dim"],
+        memory: Float[Tensor, "batch memory_position memory_dim"] | None = None,
+        *,
+        visible: Visibility | None = None,
+        memory_visible: Visibility | None = None,
+        bias: Bias | None = None,
+        turn: Turn | None = None,
+        cache: LayerCache | None = None,
+        cross_cache: LayerCache | None = None,
+        record: Record | None = None,
+        name: str = "block",
+        head_gate: Float[Tensor, "head"] | None = None,
+        cross_gate: Float[Tensor, "head"] | None = None,
+    ) -> Float[Tensor, "batch position model_dim"]:
+        """The block's output. `record` gets the attention as `name`.self and `name`.cross."""
+        if self.cross is None and memory is not None:
+            raise ArgumentError("a block without cross-attention takes no `memory`: build with cross=True.")
+        look = partial(
+            self.attention,
+            visible=visible,
+            bias=bias,
+            turn=turn,
+            cache=cache,
+            record=record,
+            name=f"{name}.self",
+            head_gate=head_gate,
+        )
+
+        x = self._residual(x, self.attention_norm, look)
+        if self.cross is not None and self.cross_norm is not None:
+            if memory is None:
+                raise ArgumentError("a block with cross-attention needs the encoder's output as `memory`.")
+            look_across = partial(
+                self.cross,
+                memory=memory,
+                visible=memory_visible,
+                cache=cross_cache,
+                record=record,
+                name=f"{name}.cross",
+                head_gate=cross_gate,
+            )
+            x = self._residual(x, self.cross_norm, look_across)
+        return self._residual(x, self.ff_norm, self.ff)
+
+    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """x + f(norm(x)), or norm(x + f(x)) where the norm comes after."""
+        if self.norm_first:
+            added: Tensor = x + self.dropout(sublayer(norm(x)))
+            return added
+        normed: Tensor = norm(x + self.dropout(sublayer(x)))
+        return normed
+
+
+def _attention(config: BlockConfig, *, causal: bool) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.model_dim,
+        config.n_head,
+        n_kv_head=config.n_kv_head,
+        qk_dim=config.qk_dim,
+        v_dim=config.v_dim,
+        bias=config.attention_bias,
+        out_bias=config.out_bias,
+        scale=config.scale,
+        dropout=config.dropout if config.kernel is None else 0.0,
+        causal=causal,
+        window=config.window if causal else None,
+        kernel=config.kernel,
+    )

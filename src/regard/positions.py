@@ -1,0 +1,218 @@
+"""Where a token stands: learned, sinusoidal, rotary and relative positions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, ShapeError
+from regard.scores import DistanceBias
+
+
+def sinusoidal(
+    n_position: int, model_dim: int, base: float = 10_000.0
+) -> Float[Tensor, "position model_dim"]:
+    """sin and cos, interleaved, of position / base^(2i / model_dim) (Vaswani et al. 2017, 3.5).
+
+    >>> sinusoidal(2, 4)[0].tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+    if model_dim < 2 or model_dim % 2:
+        raise ShapeError(f"sinusoidal positions come in pairs: model_dim must be even. Got {model_dim}.")
+    if n_position < 0:
+        raise ShapeError(f"n_position must not be negative. Got {n_position}.")
+    rate = base ** -(torch.arange(0, model_dim, 2, dtype=torch.float64, device="cpu") / model_dim)
+    angle = torch.arange(n_position, dtype=torch.float64, device="cpu")[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).float()
+
+
+class LearnedPositions(nn.Module):
+    """One learned vector for each position, up to a limit (GPT-2, BERT)."""
+
+    def __init__(self, n_position: int, model_dim: int) -> None:
+        super().__init__()
+        if n_position < 1 or model_dim < 1:
+            raise ShapeError(
+                "n_position and model_dim must be at least 1. "
+                f"Got n_position {n_position}, model_dim {model_dim}."
+            )
+        self.weight = nn.Parameter(torch.empty(n_position, model_dim))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(
+        self, positions: Int[Tensor, "_batch position"]
+    ) -> Float[Tensor, "_batch position model_dim"]:
+        check_positions(positions, self.weight.shape[0])
+        return nn.functional.embedding(positions, self.weight)
+
+
+class SinusoidalPositions(nn.Module):
+    """`sinusoidal` as a layer: a table that is not learned and not saved."""
+
+    weight: Tensor
+
+    def __init__(self, n_position: int, model_dim: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", sinusoidal(n_position, model_dim), persistent=False)
+
+    def forward(
+        self, positions: Int[Tensor, "_batch position"]
+    ) -> Float[Tensor, "_batch position model_dim"]:
+        check_positions(positions, self.weight.shape[0])
+        return nn.functional.embedding(positions, self.weight)
+
+
+def check_positions(positions: Tensor, n_position: int) -> None:
+    """Raise unless all positions are within the table."""
+    if positions.dtype not in (torch.int32, torch.int64):
+        raise ShapeError(f"positions must be whole numbers (int32 or int64). Got dtype {positions.dtype}.")
+    if not positions.numel() or torch.compiler.is_compiling():
+        return
+    low, high = (int(end) for end in positions.aminmax())
+    if low < 0:
+        raise ArgumentError(f"positions count from 0. Got position {low}.")
+    if high >= n_position:
+        raise ArgumentError(
+            f"position {high} is beyond the model's limit of {n_position} positions: shorten the input."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryScaling:
+    """How rotary angles are stretched for contexts longer than in training."""
+
+    kind: str = "linear"  # "linear": all angles divided by factor; "llama3": only the slow ones
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "llama3"):
+            raise ArgumentError(f"rotary scaling must be 'linear' or 'llama3'. Got {self.kind!r}.")
+        if not self.factor > 0:
+            raise ArgumentError(f"factor divides the angles and must be above 0. Got {self.factor}.")
+        if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ArgumentError(
+                "low_freq_factor must be above 0 and below high_freq_factor. "
+                f"Got {self.low_freq_factor} and {self.high_freq_factor}."
+            )
+
+
+class Rotary(nn.Module):
+    """Queries and keys turned by an angle that grows with position (Su et al. 2021).
+
+    Dimension i is paired with i + qk_dim / 2, as in Llama. Only the difference of two positions reaches
+    their dot product.
+    """
+
+    def __init__(self, qk_dim: int, base: float = 10_000.0, scaling: RotaryScaling | None = None) -> None:
+        super().__init__()
+        if qk_dim < 2 or qk_dim % 2:
+            raise ShapeError(f"rotary positions turn pairs of dimensions: qk_dim must be even. Got {qk_dim}.")
+        if not base > 0:
+            raise ArgumentError(f"base must be above 0. Got {base}.")
+        self.qk_dim, self.base, self.scaling = qk_dim, base, scaling
+
+    def rate(self, device: torch.device | str | None = None) -> Float[Tensor, "half_qk_dim"]:
+        """The angle, in radians, by which each pair turns from one position to the next.
+
+        Not a buffer: `.to(torch.bfloat16)` would round it, and positions above 256 with it.
+        """
+        exponent = torch.arange(0, self.qk_dim, 2, dtype=torch.float32, device=device) / self.qk_dim
+        rate = 1.0 / self.base**exponent
+        return rate if self.scaling is None else _stretched(rate, self.scaling)
+
+    def forward(self, positions: Int[Tensor, "_batch position"]) -> Turn:
+        """The turn of each position, computed once and used by every layer."""
+        angle = positions[..., None].float() * self.rate(positions.device)
+        angle = torch.cat([angle, angle], dim=-1)[:, None]
+        return Turn(angle.cos(), angle.sin())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """Cosines and sines of the angles of some positions."""
+
+    cos: Float[Tensor, "_batch 1 position qk_dim"]
+    sin: Float[Tensor, "_batch 1 position qk_dim"]
+
+    def __call__(
+        self, x: Float[Tensor, "batch head position qk_dim"]
+    ) -> Float[Tensor, "batch head position qk_dim"]:
+        """`x` turned, in its own dtype."""
+        batch, _, n_position, qk_dim = self.cos.shape
+        if x.dim() != 4 or x.shape[2:] != (n_position, qk_dim) or batch not in (1, x.shape[0]):
+            raise ShapeError(
+                f"this turn is of {n_position} positions, {qk_dim} dimensions and {batch} sequences (1: any "
+                f"number): x must be (batch, head, position, qk_dim). Got shape {tuple(x.shape)}."
+            )
+        half = qk_dim // 2
+        swapped = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+        return (x * self.cos.to(x.dtype)) + (swapped * self.sin.to(x.dtype))
+
+
+def _stretched(rate: Tensor, scaling: RotaryScaling) -> Tensor:
+    if scaling.kind == "linear":
+        return rate / scaling.factor
+    wavelength = 2 * math.pi / rate
+    longest = scaling.original_positions / scaling.low_freq_factor
+    shortest = scaling.original_positions / scaling.high_freq_factor
+    smooth = (scaling.original_positions / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    between = (1 - smooth) * rate / scaling.factor + smooth * rate
+    stretched = torch.where(wavelength > longest, rate / scaling.factor, rate)
+    return torch.where((wavelength <= longest) & (wavelength >= shortest), between, stretched)
+
+
+class RelativeBias(nn.Module):
+    """T5's learned bias for each head and bucket of distances (Raffel et al. 2020, 2.1).
+
+    Near distances have a bucket each, far ones share logarithmically growing buckets up to `max_distance`.
+    """
+
+    def __init__(
+        self, n_head: int, n_bucket: int = 32, max_distance: int = 128, *, bidirectional: bool
+    ) -> None:
+        super().__init__()
+        exact = n_bucket // (4 if bidirectional else 2)  # buckets of one distance each, on one side
+        if n_head < 1:
+            raise ShapeError(f"n_head must be at least 1. Got {n_head}.")
+        if exact < 1 or max_distance <= exact:
+            raise ArgumentError(
+                f"n_bucket must be at least {4 if bidirectional else 2}, and max_distance above the {exact} "
+                f"distances that have a bucket each. Got n_bucket {n_bucket}, max_distance {max_distance}."
+            )
+        self.n_bucket, self.max_distance, self.bidirectional = n_bucket, max_distance, bidirectional
+        self.weight = nn.Parameter(torch.empty(n_bucket, n_head))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, n_query: int, n_key: int, start: int = 0) -> DistanceBias:
+        """The bias of queries from position `start` on over keys from position 0 on."""
+        if min(n_query, n_key, start) < 0:
+            raise ShapeError(
+                f"lengths and start must not be negative. Got query {n_query}, key {n_key}, start {start}."
+            )
+        lowest = -(start + n_query - 1)
+        distance = torch.arange(lowest, n_key - start, device=self.weight.device)
+        return DistanceBias(self.weight[self.bucket(distance)].T, zero=-lowest)
+
+    def bucket(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The bucket of key_pos - query_pos."""
+        n_bucket = self.n_bucket
+        first = torch.zeros_like(distance)
+        if self.bidirectional:
+            n_bucket //= 2
+            first = (distance > 0).to(distance.dtype) * n_bucket
+            far = distance.abs()
+        else:
+            far = (-distance).clamp(min=0)
+        exact = n_bucket // 2
+        ratio = torch.log(far.float().clamp(min=1) / exact) / math.log(self.max_distance / exact)
+        shared = (exact + (ratio * (n_bucket - exact)).to(distance.dtype)).clamp(max=n_bucket - 1)
+        return first + torch.where(far < exact, far, shared)

@@ -1,0 +1,426 @@
+"""Text to token ids and back, on top of the `tokenizers` library.
+
+    tokenizer = TextTokenizer.from_file("tokenizer.json")
+    tokenizer.decode(tokenizer.encode("hello"))      # "hello"
+    tokenizer.batch(["hello", "a longer text"])      # ids and visible, padded
+
+Three sources: a `tokenizer.json`, the metadata of a GGUF file, and `byte_tokenizer`, which has one
+token for each byte and so can feed any text to a model that was never trained.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tokenizers
+import torch
+from jaxtyping import Bool, Int
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import Tensor
+
+from regard.errors import ArgumentError, LoadError, UnsupportedError
+
+MAX_JSON_BYTES = 2**28  # the largest published tokenizer.json files have some 35 MB
+
+_USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
+    "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
+    "eos": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
+    "pad": ("<pad>", "[PAD]"),
+    "cls": ("<cls>", "[CLS]"),
+    "sep": ("<sep>", "[SEP]"),
+    "mask": ("<mask>", "[MASK]"),
+    "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialIds:
+    """The ids that stand for something other than text; None where a vocabulary has no such token."""
+
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+    cls: int | None = None
+    sep: int | None = None
+    mask: int | None = None
+    unk: int | None = None
+
+    def all(self) -> frozenset[int]:
+        """The ids that are set."""
+        return frozenset(getattr(self, each.name) for each in fields(self)) - {None}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextBatch:
+    """Several texts as one rectangle of ids; `visible` is False where a text is shorter than the longest."""
+
+    ids: Int[Tensor, "batch position"]
+    visible: Bool[Tensor, "batch position"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextTokenizer:
+    """Text to ids and back, with truncation and padding off unless asked for."""
+
+    backend: Tokenizer = field(repr=False)  # its repr has the whole vocabulary
+    special: SpecialIds
+    system_prompt: str | None = None  # what the model's own chat format starts with
+
+    @classmethod
+    def from_json(
+        cls, text: str, special: SpecialIds | None = None, source: str = "tokenizer.json"
+    ) -> TextTokenizer:
+        """The tokenizer that `text`, the contents of a tokenizer.json, describes.
+
+        Truncation and padding stored in it are cleared: they are settings of whoever saved the file.
+        """
+        if len(text) > MAX_JSON_BYTES:
+            raise LoadError(f"{source} has {len(text)} characters; a tokenizer may have {MAX_JSON_BYTES}.")
+        with _library_errors(source):
+            backend = Tokenizer.from_str(text)
+            backend.no_truncation()
+            backend.no_padding()
+        return cls(backend, special or usual_special_ids(backend))
+
+    @classmethod
+    def from_file(cls, path: str | Path, special: SpecialIds | None = None) -> TextTokenizer:
+        """The tokenizer stored in the tokenizer.json at `path`."""
+        return cls.from_json(read_text(Path(path)), special, str(path))
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> TextTokenizer:
+        """The tokenizer of a model folder: tokenizer.json, special tokens named by the files beside it."""
+        folder = Path(folder)
+        tokenizer = cls.from_file(folder / "tokenizer.json")
+        named: dict[str, int] = {}
+        for file_name in ("special_tokens_map.json", "tokenizer_config.json"):
+            if (folder / file_name).is_file():
+                stated = read_json(folder / file_name)
+                for each in fields(SpecialIds):
+                    token = stated.get(f"{each.name}_token")
+                    token = token.get("content") if isinstance(token, dict) else token
+                    index = tokenizer.backend.token_to_id(token) if isinstance(token, str) else None
+                    if index is not None:
+                        named[each.name] = index
+        return replace(tokenizer, special=replace(tokenizer.special, **named))
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are, special ones included."""
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The ids of `text`, with the tokens the model expects around it unless `add_special` is False."""
+        return list(self._encode(text, add_special).ids)
+
+    def offsets(self, text: str, *, add_special: bool = True) -> list[tuple[int, int]]:
+        """For each id of `encode(text)`, where it came from: `text[start:end]`; (0, 0) for an added token."""
+        return [(int(start), int(end)) for start, end in self._encode(text, add_special).offsets]
+
+    def decode(self, ids: Sequence[int] | Int[Tensor, "position"], *, skip_special: bool = True) -> str:
+        """The text of `ids`; special tokens are left out unless `skip_special` is False."""
+        wanted = [int(index) for index in ids]
+        if skip_special:
+            hidden = self.special.all()
+            wanted = [index for index in wanted if index not in hidden]
+        return str(self.backend.decode(wanted, skip_special_tokens=skip_special))
+
+    def tokens(self, ids: Sequence[int] | Int[Tensor, "position"]) -> list[str]:
+        """One readable string per id, for labels: spaces kept, line ends and stray bytes spelled out."""
+        byte_level = "ByteLevel" in repr(self.backend.decoder)
+        return [self._readable(int(index), byte_level) for index in ids]
+
+    def batch(
+        self, texts: Sequence[str], *, side: Literal["left", "right"] = "right", add_special: bool = True
+    ) -> TextBatch:
+        """All `texts` as one padded batch; pad on the left to continue them, on the right to read them."""
+        if side not in ("left", "right"):
+            raise ArgumentError(f"side is {side!r}: it must be 'left' or 'right'.")
+        if isinstance(texts, str) or not texts:
+            raise ArgumentError(f"texts is {texts!r}: it must be a list of one or more texts.")
+        rows = [self.encode(text, add_special=add_special) for text in texts]
+        longest = max(len(row) for row in rows)
+        # Padding is hidden, so any id serves where the vocabulary has none for it.
+        pad = next((i for i in (self.special.pad, self.special.eos) if i is not None), 0)
+        ids = torch.full((len(rows), longest), pad, dtype=torch.long)
+        visible = torch.zeros((len(rows), longest), dtype=torch.bool)
+        for index, row in enumerate(rows):
+            start = longest - len(row) if side == "left" else 0
+            ids[index, start : start + len(row)] = torch.tensor(row, dtype=torch.long)
+            visible[index, start : start + len(row)] = True
+        return TextBatch(ids, visible)
+
+    def chat(self, prompt: str, *, system: str | None = None) -> str:
+        """`prompt` as the user's turn of a conversation whose next words are the model's (ChatML)."""
+        if self.backend.token_to_id("<|im_start|>") is None or self.backend.token_to_id("<|im_end|>") is None:
+            raise UnsupportedError(
+                "This tokenizer has no <|im_start|> and <|im_end|>: its model does not know the format. "
+                "Give the text itself."
+            )
+        system = self.system_prompt if system is None else system
+        turns = [("system", system)] if system else []
+        turns.append(("user", prompt))
+        written = "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns)
+        return written + "<|im_start|>assistant\n"
+
+    def to_json(self) -> str:
+        """The contents of a tokenizer.json that gives this tokenizer back."""
+        return str(self.backend.to_str())
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json and special_tokens_map.json into `folder`, for `from_folder`."""
+        folder = Path(folder)
+        names = {
+            f"{each.name}_token": self.backend.id_to_token(index)
+            for each in fields(self.special)
+            if (index := getattr(self.special, each.name)) is not None
+        }
+        (folder / "tokenizer.json").write_text(self.to_json(), encoding="utf-8")
+        (folder / "special_tokens_map.json").write_text(json.dumps(names, indent=2), encoding="utf-8")
+
+    def _encode(self, text: str, add_special: bool) -> tokenizers.Encoding:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ArgumentError(
+                f"The text has a lone surrogate, {text[error.start]!r} at position {error.start}: "
+                "it is not Unicode text, so it has no bytes to encode."
+            ) from error
+        return self.backend.encode(text, add_special_tokens=add_special)
+
+    def _readable(self, index: int, byte_level: bool) -> str:
+        token = self.backend.id_to_token(index) if index >= 0 else None
+        if token is None:
+            return f"<{index}>"
+        if byte_level and all(character in _BYTE_OF for character in token):
+            # A token may hold part of a character: those bytes are shown as \xe2 and the like.
+            token = bytes(_BYTE_OF[character] for character in token).decode("utf-8", "backslashreplace")
+        elif not byte_level:
+            token = token.replace("▁", " ")
+        if token.isspace():
+            token = token.replace(" ", "␣")
+        return token.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+
+
+def usual_special_ids(backend: Tokenizer) -> SpecialIds:
+    """The special ids a vocabulary has under their usual names."""
+    found: dict[str, int] = {}
+    for role, names in _USUAL_NAMES.items():
+        index = next((i for name in names if (i := backend.token_to_id(name)) is not None), None)
+        if index is not None:
+            found[role] = index
+    return SpecialIds(**found)
+
+
+def byte_tokenizer(
+    vocab_size: int = 263, *, first: str | None = None, last: str | None = None
+) -> TextTokenizer:
+    """A tokenizer with one token per byte, for untrained models: any text goes in and comes back.
+
+    Ids 0 to 255 are the bytes; then, as far as `vocab_size` allows, pad, bos, eos, cls, sep, mask, unk; the
+    rest are fillers that no text gives, so that whatever a random model says can be shown. `first` and `last`
+    name the special tokens put around a text: ("cls", "sep") for BERT, (None, "eos") for T5.
+
+    >>> byte_tokenizer().encode("hé")
+    [104, 195, 169]
+    """
+    if vocab_size < 256:
+        raise ArgumentError(
+            f"vocab_size is {vocab_size}: a byte tokenizer needs 256, one for each byte. "
+            "Give the model a larger vocabulary, or give it ids instead of text."
+        )
+    roles = ("pad", "bos", "eos", "cls", "sep", "mask", "unk")
+    special = {role: 256 + index for index, role in enumerate(roles) if 256 + index < vocab_size}
+    vocab = {character: byte for byte, character in enumerate(_CHARACTER_OF)}
+    vocab |= {f"<{role}>": index for role, index in special.items()}
+    vocab |= {f"<{index}>": index for index in range(256 + len(special), vocab_size)}
+    # With no merges, text never gives a token longer than a byte: "<pad>" in a text is five bytes.
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    around = []
+    for role in (first, last):
+        if role is not None and role not in special:
+            raise ArgumentError(
+                f"No special token {role!r} in a byte vocabulary of {vocab_size}: it has {special}."
+            )
+        around.append([] if role is None else [f"<{role}>"])
+    if first or last:
+        backend.post_processor = processors.TemplateProcessing(
+            single=" ".join([*around[0], "$A", *around[1]]),
+            pair=None,
+            special_tokens=[(f"<{role}>", special[role]) for role in {first, last} if role is not None],
+        )
+    return TextTokenizer(backend, SpecialIds(**special))
+
+
+# How text is cut before byte pairs are merged, by GGUF's tokenizer.ggml.pre. A vocabulary whose cut is not
+# listed is refused: another cut would give other ids than those the model was trained on, silently.
+_GPT2_CUT = ("gpt-2", "mpt", "olmo", "phi-2")
+_DIGIT_THEN_GPT2_CUT = ("smollm", "starcoder", "refact", "command-r")
+_LLAMA3_CUT = ("llama-bpe", "llama3", "llama-v3")
+_LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any], source: str = "the GGUF file") -> TextTokenizer:
+    """The byte-level BPE tokenizer that a GGUF file's metadata describes.
+
+    `UnsupportedError` for another kind of tokenizer or an unknown way of cutting text; `LoadError` for
+    metadata that contradict themselves.
+    """
+    model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    if cut is None and metadata.get("general.architecture") == "gpt2":
+        cut = "gpt-2"  # files older than that key do not say, and this model has but one tokenizer
+    if model != "gpt2":
+        raise UnsupportedError(
+            f"{source} has tokenizer {model!r}: of GGUF tokenizers, byte-level BPE ('gpt2') can be rebuilt."
+        )
+    tokens: Any = metadata.get("tokenizer.ggml.tokens")
+    merges: Any = metadata.get("tokenizer.ggml.merges")
+    if not _strings(tokens) or not _strings(merges):
+        raise LoadError(f"{source} has a byte-level BPE tokenizer without lists of tokens and merges.")
+    vocab = {token: index for index, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        raise LoadError(
+            f"{source} lists {len(tokens)} tokens, of which {len(tokens) - len(vocab)} occur twice."
+        )
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    bad = [merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2 or not _in(vocab, pair)]
+    if bad:
+        raise LoadError(f"{source} has {len(bad)} merges of unknown tokens, the first {bad[0][:80]!r}.")
+    types: Any = metadata.get("tokenizer.ggml.token_type", ())
+    n_type = len(types) if hasattr(types, "__len__") else 1
+    if n_type not in (0, len(tokens)):
+        raise LoadError(f"{source} has {len(tokens)} tokens and {n_type} token types: one each is needed.")
+
+    llama3 = cut in _LLAMA3_CUT
+    with _library_errors(source):
+        backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=llama3))
+        backend.pre_tokenizer = _gguf_cut(cut, bool(metadata.get("tokenizer.ggml.add_space_prefix")), source)
+        backend.decoder = decoders.ByteLevel()
+        marked = [
+            (t, int(kind))
+            for t, kind in zip(tokens, types, strict=False)
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+        backend.add_special_tokens(
+            [AddedToken(t, normalized=False) for t, kind in marked if kind == _CONTROL]
+        )
+        backend.add_tokens([AddedToken(t, normalized=False) for t, kind in marked if kind == _USER_DEFINED])
+    special = _gguf_special_ids(metadata, len(tokens), source)
+    if metadata.get("tokenizer.ggml.add_bos_token") and special.bos is not None:
+        bos = tokens[special.bos]
+        with _library_errors(source):
+            backend.post_processor = processors.TemplateProcessing(
+                single=[bos, "$A"], pair=None, special_tokens=[(bos, special.bos)]
+            )
+    template = metadata.get("tokenizer.chat_template")
+    stated = (
+        re.search(r"<\|im_start\|>system\n(.{1,2000}?)<\|im_end\|>", template)
+        if isinstance(template, str)
+        else None
+    )
+    return TextTokenizer(backend, special, stated[1] if stated else None)
+
+
+def _gguf_cut(cut: Any, space_first: bool, source: str) -> pre_tokenizers.PreTokenizer:
+    if cut in _GPT2_CUT:
+        return pre_tokenizers.ByteLevel(add_prefix_space=space_first)
+    if cut in _DIGIT_THEN_GPT2_CUT:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=space_first)])
+    if cut in _LLAMA3_CUT:
+        words = pre_tokenizers.Split(Regex(_LLAMA3_PATTERN), behavior="isolated")
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=space_first, use_regex=False)
+        return pre_tokenizers.Sequence([words, to_bytes])
+    known = ", ".join((*_GPT2_CUT, *_DIGIT_THEN_GPT2_CUT, *_LLAMA3_CUT))
+    raise UnsupportedError(f"{source} cuts text in the way {cut!r}, which is not known here. Known: {known}.")
+
+
+def _gguf_special_ids(metadata: Mapping[str, Any], n_token: int, source: str) -> SpecialIds:
+    words = {
+        "bos": "bos",
+        "eos": "eos",
+        "pad": "padding",
+        "sep": "seperator",
+        "mask": "mask",
+        "unk": "unknown",
+    }
+    found: dict[str, int] = {}
+    for role, word in words.items():
+        index = metadata.get(f"tokenizer.ggml.{word}_token_id")
+        if index is None:
+            continue
+        if not isinstance(index, int) or not 0 <= index < n_token:
+            raise LoadError(f"{source} gives {word} token id {index!r}: it must be in 0 to {n_token - 1}.")
+        found[role] = index
+    return SpecialIds(**found)
+
+
+def _strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _in(vocab: Mapping[str, int], pair: tuple[str, ...]) -> bool:
+    return pair[0] in vocab and pair[1] in vocab and pair[0] + pair[1] in vocab
+
+
+def _byte_characters() -> tuple[str, ...]:
+    """The character for each byte in byte-level BPE: itself if printable, else one from 256 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    spare = iter(range(256, 512))
+    return tuple(chr(byte) if byte in printable else chr(next(spare)) for byte in range(256))
+
+
+_CHARACTER_OF = _byte_characters()
+_BYTE_OF = {character: byte for byte, character in enumerate(_CHARACTER_OF)}
+
+
+@contextmanager
+def _library_errors(source: str) -> Iterator[None]:
+    """Turn whatever the tokenizers library raises into a `LoadError`; a Rust panic is a BaseException."""
+    try:
+        yield
+    except (LoadError, UnsupportedError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise LoadError(
+            f"{source} does not describe a tokenizer that can be built: {str(error)[:300]}."
+        ) from error
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file beside a model; `LoadError` if it is missing, huge or not UTF-8."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise LoadError(f"{path} has {path.stat().st_size} bytes; it may have {MAX_JSON_BYTES}.")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise LoadError(
+            f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}."
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in the file at `path`; `LoadError` if it is anything else."""
+    try:
+        value = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, LoadError):
+            raise
+        raise LoadError(f"{path} is not JSON: {str(error)[:200]}.") from error
+    if not isinstance(value, dict):
+        raise LoadError(f"{path} holds a JSON {type(value).__name__}: it must hold an object.")
+    return value

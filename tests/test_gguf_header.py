@@ -1,0 +1,272 @@
+"""GGUF files: the checkpoint comes back, and no damaged header gets past its checks."""
+
+import struct
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from tiny_gguf import HEAD_DIM, MODEL_DIM, damaged, llama_weights, write_llama
+
+from regard import files, gguf_header, tensor_files
+from regard.errors import LoadError
+
+
+def test_a_gguf_file_gives_the_checkpoint_it_was_made_from(tmp_path):
+    """Names, shapes, config and numbers are Hugging Face's again, q and k in their half-split order."""
+    raw = files.read(write_llama(tmp_path / "tiny.gguf"))
+    expected = llama_weights()
+    assert set(raw.tensors) == set(expected)
+    for name, values in expected.items():
+        assert raw.tensors[name].shape == values.shape
+        assert raw.tensors[name].read().equal(torch.from_numpy(values)), name
+    assert raw.config["head_dim"] == HEAD_DIM
+    assert raw.config["rms_norm_eps"] == 1e-5
+    assert raw.config["rope_theta"] == 100000.0
+    assert raw.config["tie_word_embeddings"] is True
+    assert raw.facts.format == "GGUF v3"
+    assert raw.facts.licence == "mit"
+    assert raw.facts.quantisation is None
+
+
+# Half a step of each grid, as a part of the largest number of a block.
+@pytest.mark.parametrize(
+    ("kind", "step", "words"),
+    [
+        (Kind.F16, 2**-11, None),
+        (Kind.BF16, 2**-8, None),
+        (Kind.Q8_0, 1 / 127, "Q8_0 (8-bit)"),
+        (Kind.Q4_0, 1 / 8, "Q4_0 (4-bit)"),
+        (Kind.Q4_1, 2 / 15, "Q4_1 (4-bit)"),
+        (Kind.Q5_1, 2 / 31, "Q5_1 (5-bit)"),
+    ],
+)
+def test_quantised_weights_are_within_one_step_of_what_they_were(tmp_path, kind, step, words):
+    """Each number is at most one step of its block's grid from the number that was stored."""
+    raw = files.read(write_llama(tmp_path / "tiny.gguf", kind))
+    assert raw.facts.quantisation == words
+    assert next(iter(raw.facts.n_weight)) == kind.name
+    name = "model.layers.1.mlp.down_proj.weight"
+    before, after = torch.from_numpy(llama_weights()[name]), raw.tensors[name].read()
+    assert not before.equal(after)
+    largest = before.view(-1, 32).abs().amax(-1, keepdim=True)
+    assert ((before - after).view(-1, 32).abs() <= step * largest * 1.01).all()
+
+
+def test_q4_1_is_scale_times_nibble_plus_minimum(tmp_path):
+    """A block worked by hand: scale 0.5, minimum -2, nibbles 0 to 15 low then high."""
+    block = (
+        np.float16(0.5).tobytes() + np.float16(-2).tobytes() + bytes(i | ((15 - i) << 4) for i in range(16))
+    )
+    path = tmp_path / "block"
+    path.write_bytes(b"skip" + block)
+    info = gguf_header.TensorInfo("x", (1, 32), int(Kind.Q4_1), "Q4_1", 4, len(block))
+    got = tensor_files.gguf_tensor(path, info).read()
+    assert got.tolist() == [[i * 0.5 - 2 for i in range(16)] + [(15 - i) * 0.5 - 2 for i in range(16)]]
+
+
+def test_reading_in_chunks_changes_nothing(tmp_path, monkeypatch):
+    """A tensor dequantised a row at a time is the tensor dequantised at once."""
+    path = write_llama(tmp_path / "tiny.gguf", Kind.Q4_1)
+    name = "model.layers.0.mlp.up_proj.weight"
+    whole = files.read(path).tensors[name].read()
+    monkeypatch.setattr(tensor_files, "CHUNK_ELEMENTS", 7 * MODEL_DIM)
+    assert files.read(path).tensors[name].read().equal(whole)
+
+
+def test_a_gpt2_gguf_file_gives_linear_weights_the_way_gpt2_has_them(tmp_path):
+    """GPT-2's checkpoints hold linear weights as (in, out), GGUF as (out, in)."""
+    writer = gguf.GGUFWriter(tmp_path / "gpt2.gguf", "gpt2")
+    for key, value in {
+        "block_count": 1,
+        "context_length": 13,
+        "embedding_length": 6,
+        "feed_forward_length": 17,
+    }.items():
+        writer.add_uint32(f"gpt2.{key}", value)
+    writer.add_uint32("gpt2.attention.head_count", 3)
+    writer.add_float32("gpt2.attention.layer_norm_epsilon", 1e-5)
+    stored = {"token_embd.weight": (11, 6), "position_embd.weight": (13, 6), "blk.0.attn_qkv.weight": (18, 6)}
+    values = {
+        name: np.random.default_rng(3).standard_normal(shape).astype("f4") for name, shape in stored.items()
+    }
+    for name, value in values.items():
+        writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    raw = files.read(tmp_path / "gpt2.gguf")
+    assert raw.tensors["transformer.h.0.attn.c_attn.weight"].shape == (6, 18)
+    read = {name: tensor.read().numpy() for name, tensor in raw.tensors.items()}
+    np.testing.assert_array_equal(
+        read["transformer.h.0.attn.c_attn.weight"], values["blk.0.attn_qkv.weight"].T
+    )
+    np.testing.assert_array_equal(read["transformer.wpe.weight"], values["position_embd.weight"])
+    assert raw.config["n_positions"] == 13
+    assert raw.config["n_inner"] == 17
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"llama__block_count": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"llama__embedding_length": 2**31}, "hidden_size is"),
+        ({"llama__attention__head_count": 0}, "head_count 0: it must be a positive"),
+        ({"llama__attention__head_count": None}, "head_count None: it must be a positive"),
+        ({"llama__attention__head_count": 5}, "do not split into pairs in 5 heads"),
+        ({"llama__attention__head_count": [3, 3]}, "it must be a positive whole number"),
+        ({"llama__rope__dimension_count": 16}, "rotates 16 of 32"),
+        ({"llama__rope__scaling__type": "yarn"}, "in the way 'yarn'"),
+        ({"llama__rope__freq_base": float("nan")}, "freq_base nan"),
+        ({"llama__rope__freq_base": "x"}, "freq_base x"),
+        ({"extra": {"rope_freqs.weight": np.ones(7, "f4")}}, "Scaled rotary frequencies"),
+        ({"extra": {"blk.0.strange.weight": np.ones(7, "f4")}}, "do not have: 'blk.0.strange.weight'"),
+        ({"general__alignment": 24}, "power of two"),
+    ],
+)
+def test_gguf_metadata_that_make_no_model_are_refused_with_the_reason(tmp_path, changes, words):
+    """Each kind of contradiction is said in words."""
+    path = tmp_path / "tiny.gguf"
+    write_llama(path, **changes)
+    with pytest.raises(LoadError, match=words):
+        files.read(path)
+
+
+# --- headers written byte by byte
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def header(n_tensor: int, n_entry: int, body: bytes = b"", version: int = 3, magic: bytes = b"GGUF") -> bytes:
+    return magic + struct.pack("<IQQ", version, n_tensor, n_entry) + body
+
+
+def tensor(name: bytes, dims: list[int], kind: int = 0, offset: int = 0, n_dim: int | None = None) -> bytes:
+    count = len(dims) if n_dim is None else n_dim
+    return text(name) + struct.pack(f"<I{len(dims)}QIQ", count, *dims, kind, offset)
+
+
+HUGE = 2**63 + 5
+ARRAY_OF = {kind: struct.pack("<II", 9, kind) for kind in (0, 8, 9, 77)}
+TAIL = bytes(4096)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "smallest GGUF file has 24"),
+        (header(0, 0)[:23], "smallest GGUF file has 24"),
+        (header(0, 0, magic=b"GGML"), "starts with b'GGML'"),
+        (header(0, 0, version=1), "version 1"),
+        (header(0, 0, version=4), "version 4"),
+        (header(0, 0, version=3 << 24), "big-endian"),
+        (header(HUGE, 0) + TAIL, "claims 9223372036854775813 tensors"),
+        (header(2**19, 0) + TAIL, "0 metadata entries and 524288 tensors would take"),
+        (header(0, HUGE) + TAIL, "would take"),
+        (header(0, 1, struct.pack("<Q", HUGE)) + TAIL, "may have 65536"),
+        (header(0, 1, struct.pack("<Q", 60_000)) + TAIL, "would take 60000 bytes"),
+        (header(0, 1, text(b"\xff\xff") + struct.pack("<I", 4)) + TAIL, "is not UTF-8"),
+        (header(0, 1, text(b"k") + struct.pack("<I", 13)) + TAIL, "value type 13"),
+        (
+            header(0, 1, text(b"k") + struct.pack("<IQ", 8, HUGE)) + TAIL,
+            "would take 9223372036854775813 bytes",
+        ),
+        (header(0, 1, text(b"k") + ARRAY_OF[0] + struct.pack("<Q", HUGE)) + TAIL, "would take"),
+        (header(0, 1, text(b"k") + ARRAY_OF[8] + struct.pack("<Q", HUGE)) + TAIL, "it may have 4194304"),
+        (
+            header(0, 1, text(b"k") + ARRAY_OF[8] + struct.pack("<Q", 10**6)) + TAIL,
+            "would take 8000000 bytes",
+        ),
+        (header(0, 1, text(b"k") + ARRAY_OF[77] + struct.pack("<Q", 5)) + TAIL, "value type 77"),
+        (
+            header(
+                0, 1, text(b"k") + (ARRAY_OF[9] + struct.pack("<Q", 1))[:4] + (struct.pack("<IQ", 9, 1)) * 9
+            )
+            + TAIL,
+            "nests",
+        ),
+        (
+            header(0, 1, text(b"k") + ARRAY_OF[8] + struct.pack("<QQ", 2, HUGE)) + TAIL,
+            "item 0 of .* past the end",
+        ),
+        (
+            header(0, 1, text(b"k") + ARRAY_OF[8] + struct.pack("<Q", 3) + text(bytes(20))),
+            "item 1 of .* past",
+        ),
+        (
+            header(0, 1, text(b"k") + ARRAY_OF[8] + struct.pack("<Q", 1) + text(b"\xff")) + TAIL,
+            "item 0 .* not UTF-8",
+        ),
+        (header(0, 2, (text(b"k") + struct.pack("<IB", 0, 1)) * 2) + TAIL, "'k' occurs twice"),
+        (header(1, 0, tensor(b"t", [3], n_dim=5)) + TAIL, "has 5 dimensions"),
+        (header(1, 0, tensor(b"t", [3], n_dim=2**31)) + TAIL, "dimensions"),
+        (header(1, 0, tensor(b"t", [])) + TAIL, "has 0 dimensions"),
+        (header(1, 0, tensor(b"t", [3, 0])) + TAIL, "holds nothing"),
+        (header(1, 0, tensor(b"t", [2**62, 2**62, 2**62, 2**62])) + TAIL, "cut short"),
+        (header(1, 0, tensor(b"t", [2**32, 2**32])) + TAIL, "cut short"),
+        (header(1, 0, tensor(b"t", [3], kind=999)) + TAIL, "storage type 999"),
+        (header(1, 0, tensor(b"t", [33], kind=int(Kind.Q4_1))) + TAIL, "blocks of 32"),
+        (header(1, 0, tensor(b"t", [3], offset=7)) + TAIL, "no multiple of 32"),
+        (header(1, 0, tensor(b"t", [3], offset=2**63)) + TAIL, "cut short"),
+        (header(1, 0, tensor(b"t", [5000])) + TAIL, "cut short"),
+        (header(2, 0, tensor(b"t", [3]) * 2) + TAIL, "'t' occurs twice"),
+        (header(2, 0, tensor(b"t", [99]) + tensor(b"u", [99], offset=32)) + TAIL, "overlap"),
+        (header(0, 0) + TAIL, "architecture 'None'"),
+    ],
+)
+def test_an_absurd_gguf_header_is_refused_with_the_reason(tmp_path, data, words):
+    """Counts, lengths, types and places that cannot be are refused before anything is allocated."""
+    path = tmp_path / "absurd.gguf"
+    path.write_bytes(data)
+    with pytest.raises(LoadError, match=words):
+        files.read(path)
+
+
+def test_a_storage_type_without_a_formula_is_refused(tmp_path):
+    """Integers are no weights: the gguf package has no formula that makes them floats."""
+    path = write_llama(tmp_path / "tiny.gguf", extra={"blk.0.ids.weight": np.ones(7, "i4")})
+    with pytest.raises(LoadError, match="stores weights as I32"):
+        files.read(path)
+
+
+TOKENIZER = {
+    "tokenizer__ggml__model": "gpt2",
+    "tokenizer__ggml__pre": "smollm",
+    "tokenizer__ggml__tokens": ["a", "b", "ab", "c", "abc", "Ġ", "<|end|>"],
+    "tokenizer__ggml__merges": ["a b", "ab c"],
+    "tokenizer__ggml__token_type": [1, 1, 1, 1, 1, 1, 3],
+    "tokenizer__ggml__eos_token_id": 6,
+}
+
+
+@pytest.mark.parametrize("first_seed", range(0, 400, 50))
+def test_a_damaged_gguf_file_loads_or_is_refused(tmp_path, first_seed):
+    """Whatever bytes are changed, cut or added, the outcome is tensors of the stated shape or a LoadError."""
+    path = write_llama(tmp_path / "tiny.gguf", Kind.Q4_1, n_layer=1, **TOKENIZER)
+    whole, n_refused = path.read_bytes(), 0
+    for seed in range(first_seed, first_seed + 50):
+        path.write_bytes(damaged(whole, seed, header_bytes=1700))
+        try:
+            raw = files.read(path)
+        except LoadError:
+            n_refused += 1
+            continue
+        for lazy in raw.tensors.values():
+            assert tuple(lazy.read().shape) == lazy.shape
+        if raw.tokenizer is not None:
+            raw.tokenizer.decode(raw.tokenizer.encode("abc ab"))
+    assert n_refused > 25  # most damage to a header does show
+
+
+def test_every_cut_of_a_gguf_file_is_refused(tmp_path):
+    """A download that stopped anywhere in the header, or in the weights, is not a model."""
+    path = write_llama(tmp_path / "tiny.gguf", n_layer=1)
+    whole = path.read_bytes()
+    for length in [*range(0, 2048, 13), len(whole) // 2, len(whole) - 97]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(LoadError):
+            files.read(path)

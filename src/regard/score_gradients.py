@@ -1,0 +1,151 @@
+"""How a prediction would change with every attention score, by tile; nothing of query x key is kept.
+
+With weights P = softmax(S), output O = P V and the output's gradient dO (Dao et al. 2022, B.2):
+
+    dS_ij = P_ij (dO_i . v_j - dO_i . O_i)
+
+so dO, its row sum with O, the values and the trace give any tile of dS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.capture import (
+    assemble,
+    check_seen,
+    facts_about,
+    facts_of,
+    feed_foreign,
+    feed_ours,
+    recorder_options,
+)
+from regard.errors import ArgumentError, TraceError
+from regard.foreign import reporting, watching
+from regard.loading import Loaded
+from regard.models.seq2seq import Seq2Seq
+from regard.models.transformer import Transformer
+from regard.recording import Recorder
+from regard.trace_layers import LayerTrace, whole_index, whole_slice
+from regard.tracing import Trace
+
+Objective = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerGradient:
+    """One layer's weights, and the gradient of its output."""
+
+    layer: LayerTrace  # with its values
+    grad_out: Float[Tensor, "batch head query v_dim"]
+    row_sum: Float[Tensor, "batch head query"]  # dO_i . O_i
+
+    def tile(self, batch: int, head: int, rows: slice, cols: slice) -> Float[Tensor, "rows cols"]:
+        """The gradient with respect to the scores of `rows` x `cols`: costs its own area only."""
+        layer = self.layer
+        assert layer.v is not None  # kept for this
+        batch, head = whole_index("batch", batch, layer.n_batch), whole_index("head", head, layer.n_head)
+        rows, cols = whole_slice("rows", rows, layer.n_query), whole_slice("cols", cols, layer.n_key)
+        weights = layer.block(rows, cols, batch, head)[0, 0]
+        kv_head = head * layer.v.shape[1] // layer.n_head
+        to_weights = (
+            self.grad_out[batch, head, rows] @ layer.v[batch, kv_head, cols].to(self.grad_out.dtype).mT
+        )
+        return weights * (to_weights - self.row_sum[batch, head, rows, None])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreGradients:
+    """The gradient of one prediction with respect to every attention score of a forward pass."""
+
+    trace: Trace
+    layers: tuple[LayerGradient, ...]
+    value: float  # what was predicted: a log-probability, or what the objective gave
+
+    def tile(
+        self, layer: int | str, head: int, rows: slice, cols: slice, batch: int = 0
+    ) -> Float[Tensor, "rows cols"]:
+        """The gradient with respect to the scores of `rows` x `cols`; 0 where hidden."""
+        return self.layer(layer).tile(batch, head, rows, cols)
+
+    def layer(self, index_or_name: int | str) -> LayerGradient:
+        """The layer of that index or name."""
+        wanted = self.trace.layer(index_or_name)
+        return next(each for each in self.layers if each.layer is wanted)
+
+
+def score_gradients(
+    model: Loaded | nn.Module,
+    text_or_tokens: Any,
+    *,
+    position: int = -1,
+    token: int | None = None,
+    objective: Objective | None = None,
+    target: Any = None,
+    layers: Sequence[int | str] | None = None,
+    tokenizer: Any = None,
+) -> ScoreGradients:
+    """Run `model` forward and back: how much each score matters for one prediction.
+
+    The prediction is the log-probability of `token` (None: the likeliest) at `position`, summed over the
+    batch; or what `objective` makes of the model's output, one number.
+    """
+    found = model.model if isinstance(model, Loaded) else model
+    if isinstance(model, Loaded) and tokenizer is None:
+        tokenizer = model.tokenizer
+    with torch.enable_grad():
+        if isinstance(found, Transformer | Seq2Seq):
+            start = model.start_token if isinstance(model, Loaded) else None
+            fed = feed_ours(found, text_or_tokens, target, tokenizer, start)
+            recorder = Recorder(**recorder_options(found, fed, layers, True, None), keep_graph=True)
+            with reporting(found, recorder):
+                output = found(*fed.args, **fed.kwargs, record=recorder)
+        else:
+            fed = feed_foreign(found, text_or_tokens, target, tokenizer)
+            recorder = Recorder(layers=layers, keep_v=True, keep_graph=True)
+            with watching(found, recorder):
+                output = found(*fed.args, **fed.kwargs)
+            check_seen(found, recorder, layers)
+        value = _log_probability(output, position, token) if objective is None else objective(output)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise ArgumentError("the objective must give one number, as a tensor.")
+        if not value.requires_grad:
+            raise TraceError("the prediction does not depend on any attention layer that was traced.")
+        parts = [part for entries in recorder.graph for part, _ in entries]
+        gradients = iter(torch.autograd.grad(value.sum(), parts, allow_unused=True))
+    facts = facts_of(model.facts) if isinstance(model, Loaded) else facts_about(found)
+    whole = assemble(recorder, fed, tokenizer, facts)
+    done = []
+    for layer, entries in zip(recorder.layers, recorder.graph, strict=True):
+        if not isinstance(layer, LayerTrace):
+            raise TraceError(f"{layer.name} is linear attention, which forms no scores to have a gradient.")
+        grads, sums = [], []
+        for part, to_heads in entries:
+            grad = next(gradients)
+            heads = to_heads(torch.zeros_like(part) if grad is None else grad)
+            grads.append(heads.contiguous())
+            sums.append((heads * to_heads(part.detach())).sum(-1))
+        done.append(LayerGradient(layer, torch.cat(grads, 2), torch.cat(sums, 2)))
+    return ScoreGradients(whole, tuple(done), float(value.detach()))
+
+
+def _log_probability(output: Any, position: int, token: int | None) -> Tensor:
+    """The log-probability of a token at a position, summed over the batch."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
+        raise ArgumentError(
+            "this model gives no logits (batch, position, vocab): say with `objective` what of its output "
+            "is the prediction, such as lambda output: output.pooled.norm()."
+        )
+    if logits.dim() == 3:
+        logits = logits[:, whole_index("position", position, logits.shape[1])]
+    chances = logits.float().log_softmax(-1)
+    if token is None:
+        return chances.amax(-1).sum()
+    return chances[:, whole_index("token", token, chances.shape[-1])].sum()

@@ -1,0 +1,324 @@
+"""A trace: every attention weight of a model on some text, in O(N) memory.
+
+trace = regard.trace(model, "some text")
+trace.weights(layer=3, head=0)                       # one matrix
+trace.tile(3, 0, slice(0, 256), slice(0, 256))       # a part of it, for the price of the part
+trace.pooled(3, 0, 64, 64)                           # an overview of a long input
+trace.save("some.trace"); Trace.load("some.trace")   # memory-mapped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard import trace_files
+from regard.errors import ArgumentError, ShapeError, TraceError
+from regard.trace_layers import (
+    AnyLayer,
+    DenseLayerTrace,
+    LayerTrace,
+    LinearLayerTrace,
+    Pooling,
+    ScoreParts,
+    whole_index,
+)
+
+__all__ = [
+    "AnyLayer",
+    "Checks",
+    "DenseLayerTrace",
+    "LayerCheck",
+    "LayerTrace",
+    "LinearLayerTrace",
+    "ScoreParts",
+    "Trace",
+]
+
+Plain = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCheck:
+    """What a captured layer was found to be, on a few of its rows."""
+
+    name: str
+    output: float | None  # largest difference of the recovered output from the model's own; None: not seen
+    output_allowed: float  # what rounding alone may make of it
+    row_sum: float  # largest distance of a row's sum from 1
+    row_sum_allowed: float
+    hidden: float  # largest weight of a row on the future and on padding, where there must be none
+
+    @property
+    def passed(self) -> bool:
+        """Whether rounding explains all differences. NaN does not pass."""
+        output_right = self.output is None or self.output <= self.output_allowed
+        return output_right and self.row_sum <= self.row_sum_allowed and self.hidden <= self.row_sum_allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What every layer's self-check found."""
+
+    layers: tuple[LayerCheck, ...] = ()
+
+    @property
+    def output(self) -> float | None:
+        """The largest difference of a recovered output from the model's own."""
+        return _largest([layer.output for layer in self.layers if layer.output is not None])
+
+    @property
+    def row_sum(self) -> float | None:
+        """The largest distance of a row's sum from 1."""
+        return _largest([layer.row_sum for layer in self.layers])
+
+    @property
+    def hidden(self) -> float | None:
+        """The largest weight of a row on the future and on padding."""
+        return _largest([layer.hidden for layer in self.layers])
+
+    @property
+    def passed(self) -> bool:
+        """Whether every layer passed."""
+        return all(layer.passed for layer in self.layers)
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return "not checked"
+        failed = [layer.name for layer in self.layers if not layer.passed]
+        output = "not compared" if self.output is None else f"off by {self.output:.1e} at most"
+        verdict = "passed" if not failed else f"FAILED in {', '.join(failed)}"
+        return (
+            f"{verdict}: outputs {output}, row sums by {self.row_sum:.1e}, "
+            f"weight on hidden tokens {self.hidden:.1e}"
+        )
+
+
+def _largest(values: Sequence[float]) -> float | None:
+    """The largest value, NaN where one is; None of none."""
+    return float(torch.tensor(values, dtype=torch.float64).max()) if values else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Tokens and every attention layer of one forward pass, any weight of which can be asked for.
+
+    `layer` is an index or a name. Indices count from 0, and from the end where negative.
+    """
+
+    layers: tuple[AnyLayer, ...]
+    tokens: tuple[tuple[str, ...], ...] = ()  # of the queries, one line for each sequence of the batch
+    source_tokens: tuple[tuple[str, ...], ...] = ()  # what the encoder read, in an encoder-decoder
+    ids: Int[Tensor, "batch position"] | None = None
+    real: Bool[Tensor, "batch position"] | None = None  # False: padding; None: no token is
+    text: tuple[str, ...] | None = None
+    facts: Mapping[str, Plain] = field(default_factory=dict)
+    checks: Checks = field(default_factory=Checks)
+
+    def __post_init__(self) -> None:
+        names = [layer.name for layer in self.layers]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ArgumentError(f"layers need names of their own. {twice} occur more than once.")
+        for name, tensor in (("ids", self.ids), ("real", self.real)):
+            if tensor is not None and tensor.dim() != 2:
+                raise ShapeError(f"{name} must be (batch, position). Got shape {tuple(tensor.shape)}.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the layers in the order they ran."""
+        return tuple(layer.name for layer in self.layers)
+
+    @property
+    def n_layer(self) -> int:
+        return len(self.layers)
+
+    @property
+    def n_batch(self) -> int:
+        return self.layers[0].n_batch if self.layers else len(self.tokens)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors held, each counted once."""
+        held = [tensor for layer in self.layers for tensor in layer.tensors]
+        held += [tensor for tensor in (self.ids, self.real) if tensor is not None]
+        sizes = {(t.data_ptr(), t.dtype): t.numel() * t.element_size() for t in held}
+        return sum(sizes.values())
+
+    def layer(self, index_or_name: int | str) -> AnyLayer:
+        """The layer of that index or name."""
+        if isinstance(index_or_name, str):
+            for layer in self.layers:
+                if layer.name == index_or_name:
+                    return layer
+            raise ArgumentError(f"there is no layer {index_or_name!r}: there are {', '.join(self.names)}.")
+        return self.layers[whole_index("layer", index_or_name, len(self.layers))]
+
+    def tile(
+        self, layer: int | str, head: int, rows: slice, cols: slice, batch: int = 0
+    ) -> Float[Tensor, "rows cols"]:
+        """Weights of `rows` x `cols` of one head: costs its own area only."""
+        return self.layer(layer).tile(batch, head, rows, cols)
+
+    def row(self, layer: int | str, head: int, query: int, batch: int = 0) -> Float[Tensor, "key"]:
+        """Where one query looks."""
+        return self.layer(layer).row(batch, head, query)
+
+    def column(self, layer: int | str, head: int, key: int, batch: int = 0) -> Float[Tensor, "query"]:
+        """How much every query looks at one key."""
+        return self.layer(layer).column(batch, head, key)
+
+    def weights(self, layer: int | str, head: int, batch: int = 0) -> Float[Tensor, "query key"]:
+        """One head's whole matrix; warns where it is large."""
+        return self.layer(layer).weights(batch, head)
+
+    def pooled(
+        self,
+        layer: int | str,
+        head: int,
+        n_row: int,
+        n_col: int,
+        how: Pooling = "max",
+        rows: slice = slice(None),
+        cols: slice = slice(None),
+        batch: int = 0,
+    ) -> Float[Tensor, "n_row n_col"]:
+        """An overview of one head: the largest or mean weight of each of `n_row` x `n_col` blocks."""
+        return self.layer(layer).pooled(batch, head, n_row, n_col, how, rows, cols)
+
+    def query_tokens(self, layer: int | str, batch: int = 0) -> tuple[str, ...]:
+        """What labels the rows of a layer's weights: tokens, or positions where their number does not fit."""
+        found = self.layer(layer)
+        side = self.source_tokens if self._in_encoder(found) else self.tokens
+        return _labels(side, batch, found.n_query)
+
+    def key_tokens(self, layer: int | str, batch: int = 0) -> tuple[str, ...]:
+        """What labels the columns: in cross-attention the source, else the tokens themselves."""
+        found = self.layer(layer)
+        looks_at_source = self.source_tokens and (found.kind == "cross" or self._in_encoder(found))
+        return _labels(self.source_tokens if looks_at_source else self.tokens, batch, found.n_key)
+
+    def _in_encoder(self, layer: AnyLayer) -> bool:
+        """Whether a layer belongs to the encoder of an encoder-decoder."""
+        return bool(self.source_tokens) and "decoder" not in layer.name and layer.kind == "self"
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, all of it or nothing."""
+        named = {
+            "tokens": self.tokens,
+            "source_tokens": self.source_tokens,
+            "text": self.text,
+            "facts": dict(self.facts),
+            "checks": [asdict(check) for check in self.checks.layers],
+        }
+        trace_files.write(Path(path), self.layers, named, {"ids": self.ids, "real": self.real})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """The trace in a file that `save` wrote; its tensors stay in the file until they are looked at."""
+        path = Path(path)
+        layers, named, tensors = trace_files.read(path)
+        try:
+            return cls(
+                layers=layers,
+                tokens=_lines(named["tokens"]),
+                source_tokens=_lines(named["source_tokens"]),
+                ids=tensors.get("ids"),
+                real=tensors.get("real"),
+                text=None if named["text"] is None else tuple(_strings(named["text"])),
+                facts=_facts(named["facts"]),
+                checks=Checks(tuple(LayerCheck(**check) for check in named["checks"])),
+            )
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise TraceError(f"{path} is damaged: its description does not fit ({error}).") from error
+
+    @classmethod
+    def from_weights(
+        cls,
+        weights: Any,
+        rows: Sequence[str] | None = None,
+        cols: Sequence[str] | None = None,
+        *,
+        name: str = "weights",
+    ) -> Trace:
+        """A trace of weights one already has, NumPy or torch: every picture and measure works on them.
+
+        1-D is one row (key), 2-D (query, key), 3-D (head, query, key), 4-D (batch, head, query, key) and
+        5-D (layer, batch, head, query, key). Several layers may also come as a list of 4-D arrays, as
+        transformers' `output_attentions` gives them. `cols` are the labels of keys, as `rows` unless given.
+
+        >>> trace = Trace.from_weights([[0.25, 0.75]], rows=["a"], cols=["x", "y"])
+        >>> trace.row(0, 0, 0)
+        tensor([0.2500, 0.7500])
+        """
+        per_layer = _layers_of(weights)
+        layers: list[AnyLayer] = []
+        for index, values in enumerate(per_layer):
+            own = name if len(per_layer) == 1 else f"{name}.{index}"
+            square = values.shape[2] == values.shape[3] and (cols is None or list(cols) == list(rows or ()))
+            layers.append(DenseLayerTrace(own, values, kind="self" if square else "cross"))
+        first = layers[0]
+        if cols is None and rows is not None and first.n_query != first.n_key:
+            raise ShapeError(
+                f"weights are {first.n_query} x {first.n_key}: rows alone label a square, give cols too."
+            )
+        for side, labels, size in (("rows", rows, first.n_query), ("cols", cols, first.n_key)):
+            if labels is not None and len(labels) != size:
+                raise ShapeError(f"there are {len(labels)} labels of {side} for {size} {side}: one each.")
+        n_batch = first.n_batch
+        tokens = () if rows is None else (tuple(map(str, rows)),) * n_batch
+        source = () if cols is None or first.kind == "self" else (tuple(map(str, cols)),) * n_batch
+        return cls(tuple(layers), tokens, source, facts={"source": "weights given"})
+
+
+def _labels(lines: tuple[tuple[str, ...], ...], batch: int, size: int) -> tuple[str, ...]:
+    line = lines[batch] if lines else ()
+    return line if len(line) == size else tuple(map(str, range(size)))
+
+
+def _layers_of(weights: Any) -> list[Tensor]:
+    """Weights of 1 to 5 dimensions, or several layers of them, as (batch, head, query, key) each."""
+    several = isinstance(weights, list | tuple) and weights and getattr(weights[0], "ndim", 0) >= 2
+    if several:
+        return [layer for each in weights for layer in _layers_of(each)]
+    try:
+        table = torch.as_tensor(weights)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(f"weights must be numbers, NumPy or torch. {error}.") from error
+    if not 1 <= table.dim() <= 5 or not table.numel():
+        raise ShapeError(
+            "weights must be (key), (query, key), (head, query, key), (batch, head, query, key) or "
+            f"(layer, batch, head, query, key), with at least one number. Got shape {tuple(table.shape)}."
+        )
+    if table.dtype.is_complex or table.dtype == torch.bool:
+        raise ShapeError(f"weights must be real numbers. Got dtype {table.dtype}.")
+    table = table.detach()
+    if not table.is_floating_point():
+        table = table.float()
+    while table.dim() < 5:
+        table = table[None]
+    return list(table.unbind(0))
+
+
+def _lines(value: object) -> tuple[tuple[str, ...], ...]:
+    if not isinstance(value, list):
+        raise TypeError("tokens are no list")
+    return tuple(tuple(_strings(line)) for line in value)
+
+
+def _strings(value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise TypeError("tokens are not all text")
+    return value
+
+
+def _facts(value: object) -> dict[str, Plain]:
+    if not isinstance(value, dict) or not all(isinstance(v, Plain | None) for v in value.values()):
+        raise TypeError("facts are no plain values")
+    return value

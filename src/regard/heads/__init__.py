@@ -1,0 +1,1 @@
+"""What each head does: measures, labels, importance, pruning."""

@@ -1,0 +1,235 @@
+"""How much a model needs each head: gradient importance, and what happens without it.
+
+importance(model, texts)          Michel et al. 2019: |dL/d gate|, one backward pass for each text
+ablation(model, texts)            the loss with each head gone, one forward pass for each head and text
+ablated(model, heads, "mean")     a block in which heads give zero, or their mean output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, ShapeError, UnsupportedError
+from regard.heads.flow import attention_of
+from regard.loading import Loaded
+from regard.models.pruned import PrunedAttention
+from regard.models.transformer import Transformer
+
+Texts = Sequence[str] | Sequence[Sequence[int]]
+# A loss of one example, which goes through the gate: (model, ids (1, position), gate) -> number.
+Loss = Callable[[Transformer, Tensor, Tensor | None], Tensor]
+
+EVERY = 7  # of a masked model's tokens, one in so many is hidden and asked for
+
+
+def importance(
+    loaded: Loaded, texts: Texts, *, loss: Loss | None = None, normalise: bool = True
+) -> Float[Tensor, "layer head"]:
+    """Mean over texts of |dL/d gate| of each head (Michel et al. 2019, eq. 2), each layer of norm 1.
+
+    The gate multiplies a head's output and stands at 1, so the gradient says what closing it a little
+    would do. The absolute value is taken for each text, lest effects of opposite sign cancel. `loss` is
+    the model's own by default: of the next token, or of hidden tokens.
+    """
+    model, find_loss = loaded.model, loss or loss_of(loaded)
+    gates = len(model.attention_names), model.config.block.n_head
+    total = torch.zeros(gates, dtype=torch.float64)
+    examples = encoded(loaded, texts)
+    for ids in examples:
+        gate = torch.ones(gates, device=ids.device, dtype=_dtype(model), requires_grad=True)
+        value = find_loss(model, ids, gate)
+        (gradient,) = torch.autograd.grad(value, gate)
+        total += gradient.detach().abs().double().cpu()
+    total /= len(examples)
+    if normalise:  # Michel et al., 4.1; a layer that does nothing stays 0
+        total = total / total.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+    return total
+
+
+@torch.no_grad()
+def mean_loss(
+    loaded: Loaded,
+    texts: Texts,
+    *,
+    loss: Loss | None = None,
+    head_gate: Float[Tensor, "layer head"] | None = None,
+) -> float:
+    """The mean loss over texts."""
+    find_loss = loss or loss_of(loaded)
+    values = [float(find_loss(loaded.model, ids, head_gate)) for ids in encoded(loaded, texts)]
+    return sum(values) / len(values)
+
+
+@torch.no_grad()
+def ablation(
+    loaded: Loaded,
+    texts: Texts,
+    *,
+    how: Literal["zero", "mean"] = "zero",
+    loss: Loss | None = None,
+    layers: Sequence[int] | None = None,
+) -> Float[Tensor, "layer head"]:
+    """By how much the mean loss rises without each head; NaN for layers not asked for."""
+    model = loaded.model
+    names, n_head = model.attention_names, model.config.block.n_head
+    means = head_means(loaded, texts) if how == "mean" else None
+    before = mean_loss(loaded, texts, loss=loss)
+    rise = torch.full((len(names), n_head), torch.nan, dtype=torch.float64)
+    for layer in range(len(names)) if layers is None else layers:
+        if not 0 <= layer < len(names):
+            raise ArgumentError(f"there is no layer {layer}: there are {len(names)}, counted from 0.")
+        for head in _heads_of(model, names[layer]):
+            with ablated(model, [(layer, head)], how, means):
+                rise[layer, head] = mean_loss(loaded, texts, loss=loss) - before
+    return rise
+
+
+@torch.no_grad()
+def head_means(loaded: Loaded, texts: Texts) -> Float[Tensor, "layer head v_dim"]:
+    """The mean output of each head, before the output projection, over all positions of all texts."""
+    model = loaded.model
+    names, n_head = model.attention_names, model.config.block.n_head
+    v_dim = attention_of(model, names[0]).v_dim
+    sums = torch.zeros(len(names), n_head, v_dim, dtype=torch.float64)
+    n_position = [0] * len(names)
+
+    def watch(layer: int, heads: list[int]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def take(module: nn.Module, args: tuple[Any, ...]) -> None:
+            merged: Tensor = args[0]
+            n_position[layer] += merged.shape[0] * merged.shape[1]
+            sums[layer, heads] += merged.double().sum((0, 1)).unflatten(0, (len(heads), v_dim)).cpu()
+
+        return take
+
+    handles = []
+    for layer, name in enumerate(names):
+        heads = _heads_of(model, name)
+        if heads:
+            out = attention_of(model, name).out
+            handles.append(out.register_forward_pre_hook(watch(layer, heads)))
+    try:
+        for ids in encoded(loaded, texts):
+            model(ids, logits="none")
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sums / torch.tensor(n_position).clamp(min=1)[:, None, None]
+
+
+@contextmanager
+def ablated(
+    model: Transformer,
+    heads: Iterable[tuple[int, int]],
+    how: Literal["zero", "mean"] = "zero",
+    means: Float[Tensor, "layer head v_dim"] | None = None,
+) -> Iterator[None]:
+    """A block in which these heads, (layer, head), give zero or their mean output (`head_means`)."""
+    if how not in ("zero", "mean"):
+        raise ArgumentError(f"how must be 'zero' or 'mean'. Got {how!r}.")
+    names, n_head = model.attention_names, model.config.block.n_head
+    if how == "mean" and (means is None or means.shape[:2] != (len(names), n_head)):
+        raise ShapeError(
+            f"means must be (layer, head, v_dim) = ({len(names)}, {n_head}, ...), as head_means gives them. "
+            f"Got {None if means is None else tuple(means.shape)}."
+        )
+    by_layer: dict[int, list[int]] = {}
+    for layer, head in heads:
+        if not 0 <= layer < len(names) or head not in _heads_of(model, names[layer]):
+            raise ArgumentError(
+                f"there is no head {head} in layer {layer}: {len(names)} layers, {n_head} heads."
+            )
+        by_layer.setdefault(layer, []).append(head)
+
+    def replace_heads(layer: int, gone: list[int]) -> Callable[..., tuple[Tensor, ...]]:
+        there = _heads_of(model, names[layer])
+        places = [there.index(head) for head in gone]
+
+        def change(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+            split = args[0].unflatten(-1, (len(there), -1)).clone()
+            split[..., places, :] = 0.0 if means is None or how == "zero" else means[layer, gone].to(split)
+            return (split.flatten(-2),)
+
+        return change
+
+    handles = [
+        attention_of(model, names[layer]).out.register_forward_pre_hook(replace_heads(layer, gone))
+        for layer, gone in by_layer.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def loss_of(loaded: Loaded) -> Loss:
+    """The loss a model was trained with: of each next token, or of hidden tokens."""
+    config = loaded.model.config
+    if config.head == "language" and config.kind == "decoder":
+        return next_token_loss
+    special = None if loaded.tokenizer is None else loaded.tokenizer.special
+    if config.head == "masked" and special is not None and special.mask is not None:
+        mask = special.mask
+
+        def masked(model: Transformer, ids: Tensor, gate: Tensor | None) -> Tensor:
+            return masked_token_loss(model, ids, gate, mask)
+
+        return masked
+    raise UnsupportedError(
+        f"{loaded.facts.name} ({config.kind}, head {config.head!r}) foretells no token, so it has no loss "
+        "of its own: give `loss`, a function of (model, ids, head_gate)."
+    )
+
+
+def next_token_loss(
+    model: Transformer, ids: Int[Tensor, "batch position"], gate: Float[Tensor, "layer head"] | None = None
+) -> Float[Tensor, ""]:
+    """Mean of -log p(next token)."""
+    logits = model(ids[:, :-1], head_gate=gate).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def masked_token_loss(
+    model: Transformer,
+    ids: Int[Tensor, "batch position"],
+    gate: Float[Tensor, "layer head"] | None,
+    mask: int,
+) -> Float[Tensor, ""]:
+    """Mean of -log p(token) over every seventh token, hidden; the first and last are left."""
+    hidden = torch.zeros_like(ids, dtype=torch.bool)
+    hidden[:, 1:-1][:, ::EVERY] = True
+    logits = model(torch.where(hidden, mask, ids), head_gate=gate).logits
+    return nn.functional.cross_entropy(logits[hidden], ids[hidden])
+
+
+def encoded(loaded: Loaded, texts: Texts) -> list[Int[Tensor, "1 position"]]:
+    """Texts, or lists of ids, as ids of at least three tokens."""
+    if isinstance(texts, str) or not len(texts):
+        raise ArgumentError(f"texts must be a list of one text at least. Got {texts!r}.")
+    found = []
+    for text in texts:
+        if isinstance(text, str):
+            if loaded.tokenizer is None:
+                raise ArgumentError(f"{loaded.facts.name} has no tokenizer: give ids.")
+            text = loaded.tokenizer.encode(text)
+        ids = torch.as_tensor(text, dtype=torch.long, device=loaded.device)
+        if ids.dim() != 1 or ids.shape[0] < 3:
+            raise ArgumentError(f"a text needs three tokens at least to have a loss. Got {tuple(ids.shape)}.")
+        found.append(ids[None])
+    return found
+
+
+def _heads_of(model: Transformer, name: str) -> list[int]:
+    """The numbers of a layer's heads."""
+    attention = attention_of(model, name)
+    return list(attention.kept if isinstance(attention, PrunedAttention) else range(attention.n_head))
+
+
+def _dtype(model: Transformer) -> torch.dtype:
+    return next(model.parameters()).dtype

@@ -1,0 +1,180 @@
+"""Numbers that say what each head looks at, from one pass over its weights, never query x key.
+
+    found = measure(trace)                       # of a trace
+    found["previous"]                            # (layer, head): mean weight on the previous token
+    found.chance["previous"]                     # (layer,): that of a head that looks everywhere alike
+
+A mean is over the queries that have a choice (two visible keys at least) and the place in question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.heads.streaming import (
+    OFFSETS,
+    ROW_MEASURES,
+    Frame,
+    Scratch,
+    UniformLayer,
+    layer_sums,
+    make_frame,
+    visibility_of,
+)
+from regard.heads.tokens import TokenFacts, token_facts
+from regard.rule_parts import visibility_tensors
+from regard.trace_layers import AnyLayer
+from regard.tracing import Trace
+from regard.visibility import Visibility
+
+WHAT = {
+    "entropy": "entropy of a row, in nats",
+    "uniformity": "entropy over that of looking everywhere alike: 1 is uniform",
+    "largest": "largest weight of a row",
+    "first": "weight on the first position",
+    "special": "weight on [CLS], [SEP], BOS and other special tokens",
+    "punctuation": "weight on punctuation",
+    "rare": "weight on the tenth of the words that is seen least",
+    "previous": "weight on the position before",
+    "next": "weight on the position after",
+    "same": "weight on oneself",
+    "distance": "mean distance looked over, in tokens",
+    "duplicate": "weight on earlier copies of the token",
+    "induction": "weight on what followed earlier copies of the token",
+    "positional": "share of rows whose largest weight is at one fixed distance (the best of -4 to 4)",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measures:
+    """Each measure of each head, and its chance level: NaN where a layer has no such head or place."""
+
+    layers: tuple[str, ...]
+    n_heads: tuple[int, ...]
+    values: Mapping[str, Float[Tensor, "layer head"]]
+    chance: Mapping[str, Float[Tensor, "layer"]]
+    n_query: Mapping[str, Int[Tensor, "layer"]]  # how many rows each mean is over
+
+    def __getitem__(self, name: str) -> Float[Tensor, "layer head"]:
+        if name == "positional":
+            return best_offset(self.values)[0]
+        if name not in self.values:
+            known = ", ".join([*self.values, "positional"])
+            raise ArgumentError(f"there is no measure {name!r}: there are {known}.")
+        return self.values[name]
+
+    @property
+    def offset(self) -> Int[Tensor, "layer head"]:
+        """Key position minus query position at which a head's largest weight most often is."""
+        return best_offset(self.values)[1]
+
+    def with_parts_of(self, other: Measures, names: Collection[str]) -> Measures:
+        """These measures, with `names` taken from others of the same heads."""
+        if other.layers != self.layers or other.n_heads != self.n_heads:
+            raise ShapeError(
+                f"measures of other heads cannot be put together: {len(self.layers)} layers with "
+                f"{self.n_heads} heads, and {len(other.layers)} with {other.n_heads}."
+            )
+        parts = [
+            {name: (theirs if name in names else ours)[name] for name in ours}
+            for ours, theirs in (
+                (self.values, other.values),
+                (self.chance, other.chance),
+                (self.n_query, other.n_query),
+            )
+        ]
+        return replace(self, values=parts[0], chance=parts[1], n_query=parts[2])
+
+
+def best_offset(values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The largest share of argmaxes at one offset, and that offset."""
+    shares = torch.stack([values[f"argmax{offset:+d}"] for offset in OFFSETS])
+    # An offset that no row has (the future, in a causal layer) is never the best; all NaN stays NaN.
+    best, index = shares.nan_to_num(nan=-1.0).max(0)
+    best = torch.where(best < 0, torch.nan, best)
+    return best, torch.tensor(OFFSETS, device=index.device)[index]
+
+
+def measure(
+    trace: Trace,
+    *,
+    batch: int | None = None,
+    counts: Int[Tensor, "vocab"] | None = None,
+    special_ids: Collection[int] = (),
+) -> Measures:
+    """Every measure of every head of a trace, and the chance level of the same text.
+
+    Each weight is made once and forgotten: memory grows with the length only. `batch` chooses one sequence,
+    None takes all together. `counts` (one number for each id) says what is rare, `special_ids` what
+    is special beside what is spelled like [CLS] or <s>. Position measures are NaN in cross-attention.
+
+    >>> found = measure(Trace.from_weights([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+    >>> found["previous"], found["same"]
+    (tensor([[1.]], dtype=torch.float64), tensor([[0.1667]], dtype=torch.float64))
+    """
+    if not trace.layers:
+        raise ArgumentError("this trace has no layers to measure.")
+    widest = max(layer.n_head for layer in trace.layers)
+    n_layer = len(trace.layers)
+    sums = torch.zeros(len(ROW_MEASURES), n_layer, widest, dtype=torch.float64)
+    chance, counted = torch.zeros(2, len(ROW_MEASURES), n_layer, dtype=torch.float64)
+    scratch = Scratch()
+    frames: dict[object, tuple[Frame, Tensor, Tensor]] = {}
+    kept: list[Visibility] = []  # so that the addresses of their tensors, by which frames are found, stay
+    for index, layer in enumerate(trace.layers):
+        visible = visibility_of(layer)
+        kept.append(visible)
+        for each in range(layer.n_batch) if batch is None else [batch % layer.n_batch]:
+            key = (*_signature(layer, visible), each)
+            if key not in frames:
+                facts, real = _facts(trace, layer, each, counts, special_ids)
+                frame = make_frame(layer, visible, facts, each, real)
+                uniform = UniformLayer(visible, layer.shape, facts.special.device, kind=layer.kind)
+                level = layer_sums(uniform, frame, each, uniform=True, scratch=scratch)[:, 0]
+                frames[key] = (frame, level.cpu(), frame.counted.sum(-1).cpu())
+            frame, level, n_row = frames[key]
+            sums[:, index, : layer.n_head] += layer_sums(layer, frame, each, scratch=scratch).cpu()
+            chance[:, index] += level
+            counted[:, index] += n_row
+    n_heads = tuple(layer.n_head for layer in trace.layers)
+    missing = torch.arange(widest) >= torch.tensor(n_heads)[:, None]
+    # 0 / 0 is NaN: no row has what is asked for.
+    means = (sums / counted[..., None]).masked_fill(missing, torch.nan)
+    return Measures(
+        trace.names,
+        n_heads,
+        dict(zip(ROW_MEASURES, means, strict=True)),
+        dict(zip(ROW_MEASURES, chance / counted, strict=True)),
+        dict(zip(ROW_MEASURES, counted.long(), strict=True)),
+    )
+
+
+def _signature(layer: AnyLayer, visible: Visibility) -> tuple[object, ...]:
+    """What two layers that see alike have in common."""
+    tensors = tuple((name, t.data_ptr(), t.shape) for name, t in visibility_tensors(visible).items())
+    return (layer.kind, layer.n_query, layer.n_key, visible.causal, visible.start, visible.window, tensors)
+
+
+def _facts(
+    trace: Trace, layer: AnyLayer, batch: int, counts: Tensor | None, special_ids: Collection[int]
+) -> tuple[TokenFacts, Tensor | None]:
+    """Facts of a layer's keys, and which of its queries are real."""
+    tokens = trace.key_tokens(layer.name, batch)
+    device = layer.tensors[0].device
+    own = layer.kind == "self" and trace.ids is not None and trace.ids.shape[1] == layer.n_key
+    real = None if trace.real is None else trace.real[batch].to(device)
+    if own and not trace._in_encoder(layer):
+        assert trace.ids is not None
+        ids = trace.ids[batch].to(device)
+        return token_facts(tokens, ids, real=real, counts=counts, special_ids=special_ids), real
+    # Copies of a source's tokens are told by their spelling: its ids are not kept.
+    names = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
+    ids = torch.tensor([names[token] for token in tokens], device=device)
+    queries = real if real is not None and real.shape[0] == layer.n_query and layer.kind == "cross" else None
+    return token_facts(tokens, ids), queries

@@ -1,0 +1,185 @@
+"""Heads removed for good: a smaller, faster model that computes what masking the heads would.
+
+smaller = prune(load("smollm2"), [(0, 3), (0, 4)])      # layer 0 loses heads 3 and 4
+save_pruned(smaller, "folder"); load("folder")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.heads.flow import attention_of
+from regard.heads.importance import Texts, mean_loss
+from regard.layers import MultiHeadAttention
+from regard.loading import Loaded, write_folder
+from regard.models.pruned import MODEL_TYPE, PrunedAttention
+from regard.models.published import published_config
+from regard.models.transformer import Transformer
+
+Head = tuple[int | str, int]  # a layer, by index or name, and a head by its number before any pruning
+
+
+def kept_heads(model: Transformer) -> tuple[tuple[int, ...], ...]:
+    """The heads a model has, for each of `attention_names`, by their numbers before any pruning."""
+    if model.config.kept_heads is not None:
+        return model.config.kept_heads
+    every = tuple(range(model.config.block.n_head))
+    return tuple(every for _ in model.attention_names)
+
+
+def gate_without(model: Transformer, heads: Iterable[Head]) -> Float[Tensor, "layer head"]:
+    """The `head_gate` that silences these heads: what `prune` must equal."""
+    gate = torch.ones(len(model.attention_names), model.config.block.n_head)
+    for layer, head in _checked(model, heads):
+        gate[layer, head] = 0.0
+    return gate.to(next(model.parameters()))
+
+
+@torch.no_grad()
+def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
+    """A copy of the model without these heads: their weights are gone, and unused key heads with them.
+
+    Heads are (layer, head), the layer by its place among `attention_names` or by name; a head keeps its
+    number when others go. What is not pruned is shared with the model given, not copied.
+    """
+    model = loaded.model
+    gone = set(_checked(model, heads))
+    kept = tuple(
+        tuple(head for head in left if (index, head) not in gone)
+        for index, left in enumerate(kept_heads(model))
+    )
+    whole = all(len(left) == model.config.block.n_head for left in kept)
+    config = replace(model.config, kept_heads=None if whole else kept)
+    with torch.device("meta"):
+        smaller = Transformer(config)
+    state = model.state_dict()
+    prefixes = {id(module): name for name, module in model.named_modules()}
+    for name in model.attention_names:
+        old, new = attention_of(model, name), attention_of(smaller, name)
+        if isinstance(new, PrunedAttention):
+            state |= _selected(old, new, prefixes[id(old)], state)
+    smaller.load_state_dict(state, assign=True)
+    for old_parameter, new_parameter in zip(model.parameters(), smaller.parameters(), strict=True):
+        new_parameter.requires_grad_(old_parameter.requires_grad)
+    smaller.decode_weights = model.decode_weights
+    smaller.train(model.training)
+    n_left, n_all = sum(map(len, kept)), len(kept) * config.block.n_head
+    note = f"Pruned: {n_left} of {n_all} heads are left."
+    notes = tuple(each for each in loaded.facts.notes if not each.startswith("Pruned:"))
+    facts = replace(
+        loaded.facts, n_parameter=sum(p.numel() for p in smaller.parameters()), notes=(*notes, note)
+    )
+    return replace(loaded, model=smaller, facts=facts)
+
+
+def _checked(model: Transformer, heads: Iterable[Head]) -> list[tuple[int, int]]:
+    """Heads as (index of layer, number), each of them there."""
+    names, left = model.attention_names, kept_heads(model)
+    found = []
+    for each in heads:
+        if not isinstance(each, Sequence) or len(each) != 2:
+            raise ArgumentError(f"heads are pairs (layer, head). Got {each!r}.")
+        layer, head = each
+        index = names.index(layer) if layer in names else layer
+        if not isinstance(index, int) or not 0 <= index < len(names):
+            raise ArgumentError(
+                f"there is no layer {layer!r}: layers are 0 to {len(names) - 1} or {', '.join(names)}."
+            )
+        if head not in left[index]:
+            raise ArgumentError(
+                f"layer {layer} has no head {head}: it has {', '.join(map(str, left[index]))}."
+            )
+        found.append((index, int(head)))
+    return found
+
+
+def _selected(
+    old: MultiHeadAttention, new: PrunedAttention, prefix: str, state: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The weights of the heads that stay."""
+    heads, kv_heads = list(new.kept), list(new.kept_kv)
+    if isinstance(old, PrunedAttention):  # where those heads are now
+        heads = [old.kept.index(head) for head in heads]
+        kv_heads = [old.kept_kv.index(head) for head in kv_heads]
+    found = {}
+    for name, chosen, dim in (
+        ("query", heads, old.qk_dim),
+        ("key", kv_heads, old.qk_dim),
+        ("value", kv_heads, old.v_dim),
+    ):
+        for kind in ("weight", "bias"):
+            key = f"{prefix}.{name}.{kind}"
+            if key in state:
+                found[key] = state[key].unflatten(0, (-1, dim))[chosen].flatten(0, 1).clone()
+    weight = state[f"{prefix}.out.weight"]
+    found[f"{prefix}.out.weight"] = weight.unflatten(1, (-1, old.v_dim))[:, heads].flatten(1, 2).clone()
+    return found
+
+
+def save_pruned(loaded: Loaded, folder: str | Path) -> None:
+    """Write a folder that `load` reads; of a format of ours, since no other says which heads are left."""
+    config = loaded.model.config
+    if config.kept_heads is None:
+        raise ArgumentError("this model has all its heads: regard.loading.save writes it for everybody.")
+    family_config = published_config(replace(config, kept_heads=None))
+    stated = {
+        "model_type": MODEL_TYPE,
+        "kept_heads": [list(heads) for heads in config.kept_heads],
+        "family_config": family_config,
+    }
+    write_folder(loaded, folder, stated)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A metric against the share of heads removed, in one order."""
+
+    order: str
+    share_removed: tuple[float, ...]
+    metric: tuple[float, ...]
+
+
+@torch.no_grad()
+def pruning_curve(
+    loaded: Loaded,
+    texts: Texts,
+    importance: Float[Tensor, "layer head"],
+    *,
+    order: str = "least first",
+    shares: Sequence[float] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+    seed: int = 0,
+) -> Curve:
+    """The mean loss with more and more heads really removed: "least first", "random" or "most first"."""
+    names, n_head = loaded.model.attention_names, loaded.model.config.block.n_head
+    if tuple(importance.shape) != (len(names), n_head):
+        raise ArgumentError(
+            f"importance must be (layer, head) = ({len(names)}, {n_head}). Got {tuple(importance.shape)}."
+        )
+    ranked = ranked_heads(loaded.model, importance, order, seed)
+    metric = []
+    for share in shares:
+        if not 0 <= share <= 1:
+            raise ArgumentError(f"shares must lie between 0 and 1. Got {share}.")
+        smaller = prune(loaded, ranked[: round(share * len(ranked))])
+        metric.append(mean_loss(smaller, texts))
+    return Curve(order, tuple(shares), tuple(metric))
+
+
+def ranked_heads(
+    model: Transformer, importance: Float[Tensor, "layer head"], order: str = "least first", seed: int = 0
+) -> list[tuple[int, int]]:
+    """All heads in the order in which they are to go."""
+    there = [(layer, head) for layer, heads in enumerate(kept_heads(model)) for head in heads]
+    if order == "random":
+        mixed = torch.randperm(len(there), generator=torch.Generator().manual_seed(seed)).tolist()
+        return [there[index] for index in mixed]
+    if order not in ("least first", "most first"):
+        raise ArgumentError(f"order must be 'least first', 'random' or 'most first'. Got {order!r}.")
+    return sorted(there, key=lambda at: float(importance[at]), reverse=order == "most first")

@@ -1,0 +1,278 @@
+"""Measures over many texts: means with confidence intervals, resumable, on one process or several.
+
+    regard.heads.survey.survey(load("smollm2"), texts, state="survey.safetensors")
+    torchrun --nproc-per-node 2 my_survey.py      # the same call: each process takes its share
+
+Every text is one sample. What each text gave is kept until the end and put together in the order of
+the texts, so the numbers do not depend on how many processes there were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, distributed
+
+from regard.capture import trace
+from regard.errors import ArgumentError, LoadError
+from regard.heads.labels import HeadLabel, label
+from regard.heads.measures import Measures, measure
+from regard.heads.streaming import ROW_MEASURES
+from regard.heads.tokens import counts_of
+from regard.loading import Loaded
+
+FROM_REPEATS = (
+    "duplicate",
+    "induction",
+)  # measured on repeated random tokens, where nothing else explains them
+UNBOUNDED = ("entropy", "distance")  # every other measure is a share
+SAVE_SECONDS = 10.0  # what an interruption can cost
+# Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal's is close enough.
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survey:
+    """Means over texts, and 95 % confidence intervals of them."""
+
+    measures: Measures  # means; n_query counts rows over all texts
+    low: dict[str, Float[Tensor, "layer head"]]
+    high: dict[str, Float[Tensor, "layer head"]]
+    n_text: int
+    n_repeat: int
+
+    def labels(self) -> list[HeadLabel]:
+        """A label for every head, its score surely above chance where there is more than one text."""
+        return label(self.measures, low=self.low, high=self.high)
+
+
+def repeated_tokens(
+    loaded: Loaded, n_token: int, seed: int = 0, *, around: bool = True
+) -> Int[Tensor, "position"]:
+    """`n_token` different random tokens, twice (Olsson et al. 2022), with what the model puts around a text.
+
+    The second half can be foretold by nothing but looking back at the first.
+    """
+    vocab = loaded.model.config.vocab
+    special = set() if loaded.tokenizer is None else set(loaded.tokenizer.special.all())
+    allowed = torch.tensor([index for index in range(vocab) if index not in special])
+    if not 1 <= n_token <= len(allowed):
+        raise ArgumentError(
+            f"n_token different tokens are drawn, from 1 to {len(allowed)}, the vocabulary. Got {n_token}."
+        )
+    order = torch.randperm(len(allowed), generator=torch.Generator().manual_seed(seed))
+    once = allowed[order[:n_token]]
+    before, after = _around(loaded) if around else ([], [])
+    return torch.cat([torch.tensor(before), once, once, torch.tensor(after)]).long()
+
+
+def _around(loaded: Loaded) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after a text."""
+    if loaded.tokenizer is None:
+        return [], []
+    ids = loaded.tokenizer.encode("")
+    if len(ids) == 1 and ids[0] == loaded.tokenizer.special.eos != loaded.tokenizer.special.bos:
+        return [], ids
+    return ids[:1], ids[1:]
+
+
+def survey(
+    loaded: Loaded,
+    texts: Sequence[str],
+    *,
+    n_repeat: int = 4,
+    n_token: int = 40,
+    seed: int = 0,
+    longest: int = 512,
+    state: str | Path | None = None,
+    progress: bool = True,
+) -> Survey:
+    """Every measure of every head, averaged over `texts`; induction and copies on repeated random tokens.
+
+    `n_repeat` sequences of `n_token` random tokens, twice each, are added for those. Texts are cut at
+    `longest` tokens. With `state`, what is done is kept in a file (written whole or not at all) and found
+    again when the same survey is started anew, with any number of processes. Under torchrun each process
+    takes its share; all return the same.
+    """
+    if not texts or isinstance(texts, str):
+        raise ArgumentError(f"texts must be a list of one text at least. Got {texts!r}.")
+    if n_repeat < 0 or longest < 2:
+        raise ArgumentError(
+            f"n_repeat must not be negative and longest at least 2. Got {n_repeat} and {longest}."
+        )
+    if loaded.tokenizer is None:
+        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: a survey reads texts.")
+    inputs: list[Any] = [loaded.tokenizer.encode(text)[:longest] for text in texts]
+    empty = [index for index, ids in enumerate(inputs) if len(ids) < 2]
+    if empty:
+        raise ArgumentError(f"texts {empty[:5]} have fewer than 2 tokens: nothing can be looked at.")
+    limit = loaded.model.config.n_position
+    if n_repeat and limit is not None and loaded.model.position is not None:
+        n_token = min(n_token, (limit - sum(map(len, _around(loaded)))) // 2)
+    inputs += [repeated_tokens(loaded, n_token, seed + index).tolist() for index in range(n_repeat)]
+    counts = counts_of(texts, loaded.tokenizer)
+    if counts.shape[0] < loaded.model.config.vocab:
+        counts = torch.nn.functional.pad(counts, (0, loaded.model.config.vocab - counts.shape[0]))
+    store = _Store(None if state is None else Path(state), _fingerprint(loaded, inputs))
+    done = store.read()
+    rank, n_process = _place()
+    todo = [index for index in range(len(inputs)) if index not in done]
+    mine = todo[rank::n_process]
+    fresh: dict[int, Tensor] = {}
+    saved = time.monotonic()
+    for index in _shown(mine, progress and rank == 0):
+        traced = trace(loaded, torch.tensor(inputs[index]))
+        fresh[index] = _packed(measure(traced, counts=counts, special_ids=loaded.tokenizer.special.all()))
+        if time.monotonic() - saved > SAVE_SECONDS:
+            store.write(rank, n_process, fresh)
+            saved = time.monotonic()
+    store.write(rank, n_process, fresh)
+    done |= fresh
+    if n_process > 1:
+        parts: list[dict[int, Tensor] | None] = [None] * n_process
+        distributed.all_gather_object(parts, fresh)
+        for part in parts:
+            done |= part or {}
+    layers = tuple(_names(loaded))
+    n_heads = tuple(_n_heads(loaded))
+    return _combined([done[index] for index in range(len(inputs))], len(texts), layers, n_heads)
+
+
+def _names(loaded: Loaded) -> list[str]:
+    """The layers that have heads: one pruned empty is never heard of."""
+    kept = loaded.model.config.kept_heads
+    names = loaded.model.attention_names
+    return names if kept is None else [name for name, heads in zip(names, kept, strict=True) if heads]
+
+
+def _n_heads(loaded: Loaded) -> list[int]:
+    kept = loaded.model.config.kept_heads
+    if kept is None:
+        return [loaded.model.config.block.n_head] * len(loaded.model.attention_names)
+    return [len(heads) for heads in kept if heads]
+
+
+def _packed(found: Measures) -> Float[Tensor, "part measure layer"]:
+    """Measures as one tensor: heads' values, then chance, then counts along the last axis of heads."""
+    values = torch.stack([found.values[name] for name in ROW_MEASURES])
+    chance = torch.stack([found.chance[name] for name in ROW_MEASURES])
+    n_row = torch.stack([found.n_query[name] for name in ROW_MEASURES]).double()
+    return torch.cat([values, chance[..., None], n_row[..., None]], dim=-1)
+
+
+def _combined(packed: list[Tensor], n_text: int, layers: tuple[str, ...], n_heads: tuple[int, ...]) -> Survey:
+    """Means, and intervals from how the texts differ."""
+    both = {"text": torch.stack(packed[:n_text])}
+    if len(packed) > n_text:
+        both["repeat"] = torch.stack(packed[n_text:])
+    values, chance, n_query, low, high = {}, {}, {}, {}, {}
+    for index, name in enumerate(ROW_MEASURES):
+        samples = both["repeat" if name in FROM_REPEATS and "repeat" in both else "text"][:, index]
+        counted = samples[..., -1] > 0  # (text, layer): whether the text has such a place
+        n = counted.sum(0)
+        heads = samples[..., :-2].masked_fill(~counted[..., None], 0.0)
+        mean = heads.sum(0) / n[:, None]
+        spread = ((heads - mean) * counted[..., None]).square().sum(0)
+        deviation = (spread / (n[:, None] - 1)).sqrt()  # 0 / 0 where there is one text: NaN, no interval
+        half = _t95(n)[:, None] * deviation / n[:, None].sqrt()
+        most = (
+            math.inf if name in UNBOUNDED else 1.0
+        )  # a share lies between 0 and 1, and so does its interval
+        values[name] = mean
+        low[name], high[name] = (mean - half).clamp(min=0.0), (mean + half).clamp(max=most)
+        chance[name] = samples[..., -2].masked_fill(~counted, 0.0).sum(0) / n
+        n_query[name] = samples[..., -1].sum(0).long()
+    measures = Measures(layers, n_heads, values, chance, n_query)
+    return Survey(measures, low, high, n_text, len(packed) - n_text)
+
+
+def _t95(n: Tensor) -> Tensor:
+    table = torch.tensor([torch.nan, torch.nan, *_T95, 1.96], dtype=torch.float64)
+    return table[n.clamp(max=len(table) - 1)]
+
+
+def _place() -> tuple[int, int]:
+    """This process's number and how many there are; joins them where torchrun started several."""
+    if not distributed.is_available():
+        return 0, 1
+    if not distributed.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        distributed.init_process_group("gloo")
+    if not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _shown(indices: list[int], progress: bool) -> Any:
+    """The indices, with a bar where a person waits."""
+    if not progress or len(indices) < 2:
+        return indices
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(indices, "measuring heads", console=Console(stderr=True), transient=True)
+
+
+def _fingerprint(loaded: Loaded, inputs: list[list[int]]) -> str:
+    """What makes two surveys the same: the model's weights (in sum), its shape and every input."""
+    digest = hashlib.sha256(json.dumps(inputs).encode())
+    digest.update(repr(loaded.model.config).encode())
+    for parameter in loaded.model.parameters():
+        digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
+    return digest.hexdigest()
+
+
+class _Store:
+    """What is done, in one file for each process, each replaced at once."""
+
+    def __init__(self, path: Path | None, fingerprint: str) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self.found: dict[int, Tensor] = {}
+
+    def read(self) -> dict[int, Tensor]:
+        """All that any process has done before."""
+        if self.path is None:
+            return {}
+        for file in sorted(self.path.parent.glob(f"{self.path.name}*")):
+            if file.suffix == ".part":
+                continue
+            try:
+                with safe_open(file, framework="pt") as held:
+                    said = (held.metadata() or {}).get("survey")
+                    if said != self.fingerprint:
+                        raise LoadError(
+                            f"{file} is the state of another survey: its model or its texts differ. "
+                            "Give another file, or remove this one."
+                        )
+                    index = held.get_tensor("index").tolist()
+                    values = held.get_tensor("values")
+            except (SafetensorError, OSError) as error:
+                raise LoadError(f"{file} is no state of a survey: {error}.") from error
+            self.found |= dict(zip(index, values, strict=True))
+        return dict(self.found)
+
+    def write(self, rank: int, n_process: int, fresh: dict[int, Tensor]) -> None:
+        """What this process has done, with what it found, under a name of its own where there are several."""
+        if self.path is None or not fresh:
+            return
+        name = self.path.name if n_process == 1 else f"{self.path.name}.{rank}"
+        done = {**self.found, **fresh}
+        tensors = {"index": torch.tensor(list(done)), "values": torch.stack(list(done.values()))}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_name(f"{name}.part")
+        save_file(tensors, draft, metadata={"survey": self.fingerprint})
+        draft.replace(self.path.with_name(name))

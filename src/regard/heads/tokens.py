@@ -1,0 +1,180 @@
+"""What is known of the tokens that heads look at: special ones, punctuation, rare ones, copies."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.text import TextTokenizer
+
+# How special tokens are spelled: [CLS], <s>, <|im_start|>; not <0x0A> and <517>, which stand for text.
+_SPECIAL = re.compile(r"\[[A-Z]+\]|</?[^<>\s\d][^<>\s]*>")
+
+RARE_SHARE = 0.1  # of a text's tokens, those that are seen least
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenFacts:
+    """Facts about the keys of one sequence, as rows of booleans, and its ids where copies matter."""
+
+    special: Bool[Tensor, "key"]  # [CLS], [SEP], BOS and the like
+    punctuation: Bool[Tensor, "key"]
+    rare: Bool[Tensor, "key"]
+    ids: Int[Tensor, "key"] | None = None
+    real: Bool[Tensor, "key"] | None = None  # False: padding; None: no token is
+
+    def __post_init__(self) -> None:
+        for name in ("punctuation", "rare", "ids", "real"):
+            part = getattr(self, name)
+            if part is not None and part.shape != self.special.shape:
+                raise ShapeError(
+                    f"{name} must have one entry for each of {self.special.shape[0]} tokens. "
+                    f"Got shape {tuple(part.shape)}."
+                )
+
+    @property
+    def n_key(self) -> int:
+        return self.special.shape[0]
+
+    @property
+    def columns(self) -> Float[Tensor, "key kind"]:
+        """Special, punctuation and rare as numbers, for a product with weights."""
+        return torch.stack([self.special, self.punctuation, self.rare], dim=-1).float()
+
+
+def token_facts(
+    tokens: Sequence[str],
+    ids: Int[Tensor, "key"] | None = None,
+    *,
+    real: Bool[Tensor, "key"] | None = None,
+    counts: Int[Tensor, "vocab"] | None = None,
+    special_ids: Collection[int] = (),
+) -> TokenFacts:
+    """Facts about a line of tokens, from how they are spelled and how often they come.
+
+    Rare are the tenth of the words that `counts` (a corpus's, or this text's own) has least of; of equals
+    the one with the higher id, since vocabularies list what is frequent first.
+
+    >>> facts = token_facts(["[CLS]", "hi", ",", "Zanzibar", "[SEP]"])
+    >>> facts.special.int().tolist(), facts.punctuation.int().tolist()
+    ([1, 0, 0, 0, 1], [0, 0, 1, 0, 0])
+    """
+    n_key = len(tokens)
+    if ids is not None and ids.shape != (n_key,):
+        raise ShapeError(f"there are {n_key} tokens: ids must be as many. Got shape {tuple(ids.shape)}.")
+    where = None if ids is None else ids.device
+    listed = [None] * n_key if ids is None else ids.tolist()
+    special = [
+        bool(_SPECIAL.fullmatch(token.strip())) or index in special_ids
+        for token, index in zip(tokens, listed, strict=True)
+    ]
+    punctuation = [not s and is_punctuation(token) for token, s in zip(tokens, special, strict=True)]
+    words = [
+        at
+        for at in range(n_key)
+        if not special[at] and not punctuation[at] and (real is None or bool(real[at]))
+    ]
+    rare = [False] * n_key
+    for at in _rarest(words, tokens, listed, counts):
+        rare[at] = True
+    rows = [torch.tensor(row, dtype=torch.bool, device=where) for row in (special, punctuation, rare)]
+    return TokenFacts(rows[0], rows[1], rows[2], ids=ids, real=real)
+
+
+def is_punctuation(token: str) -> bool:
+    """Whether a token is made of punctuation and symbols alone.
+
+    >>> is_punctuation(" ."), is_punctuation("##ing"), is_punctuation("a.")
+    (True, False, False)
+    """
+    bare = token.strip().removeprefix("##")
+    return bool(bare) and all(unicodedata.category(character)[0] in "PS" for character in bare)
+
+
+def _rarest(
+    words: list[int], tokens: Sequence[str], ids: Sequence[int | None], counts: Tensor | None
+) -> list[int]:
+    """The places of the tenth of the words that is seen least, at least one where there is a word."""
+    names = [tokens[at] if ids[at] is None else ids[at] for at in words]
+    if counts is not None:
+        highest = max((index for index in ids if index is not None), default=-1)
+        if None in ids or highest >= counts.shape[0]:
+            raise ArgumentError(
+                f"counts has one number for each id of the vocabulary, {counts.shape[0]}: ids are needed, "
+                f"none of them higher. Got ids up to {highest}."
+            )
+        often = [int(counts[ids[at]]) for at in words]
+    else:
+        times = Counter(names)
+        often = [times[name] for name in names]
+    order = sorted(range(len(words)), key=lambda n: (often[n], -(ids[words[n]] or 0)))
+    n_rare = -(-len(words) // round(1 / RARE_SHARE))
+    return [words[n] for n in order[:n_rare]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copies:
+    """For each query the keys that hold an earlier copy of its token, shifted by `shift`, as a sparse list.
+
+    Those of query i are `sorted_keys[first[i] : first[i] + count[i]] + shift`.
+    """
+
+    sorted_keys: Int[Tensor, "key"]
+    first: Int[Tensor, "query"]
+    count: Int[Tensor, "query"]
+    shift: int  # 0: the copy itself (duplicate); 1: what followed it (induction)
+
+    def pairs(self, rows: slice) -> tuple[Int[Tensor, "pair"], Int[Tensor, "pair"]]:
+        """Rows, counted from the first of `rows`, and keys of all pairs of these rows."""
+        count = self.count[rows]
+        n_row = count.shape[0]
+        row = torch.arange(n_row, device=count.device).repeat_interleave(count)
+        before = (count.cumsum(0) - count)[row]
+        within = torch.arange(row.shape[0], device=count.device) - before
+        return row, self.sorted_keys[self.first[rows][row] + within] + self.shift
+
+
+def copies(facts: TokenFacts, shift: int) -> Copies:
+    """Earlier copies of each token (`shift` 0), or what followed them (1). Special tokens have none.
+
+    >>> facts = token_facts(list("abcab"), torch.tensor([1, 2, 3, 1, 2]))
+    >>> [keys.tolist() for keys in copies(facts, 1).pairs(slice(0, 5))]
+    [[3, 4], [1, 2]]
+    """
+    if facts.ids is None:
+        raise ArgumentError("copies of tokens are found by their ids: these facts have none.")
+    ids = facts.ids.long()
+    n_key = ids.shape[0]
+    places = torch.arange(n_key, device=ids.device)
+    left_out = facts.special if facts.real is None else facts.special | ~facts.real
+    # What is left out gets an id of its own, so that nothing is its copy.
+    own = torch.where(left_out, -1 - places, ids)
+    order = torch.argsort(own, stable=True)
+    sorted_own = own[order]
+    starts = torch.searchsorted(sorted_own, own)
+    rank = torch.empty_like(places)
+    rank[order] = places
+    count = rank - starts  # copies before this one
+    if shift:
+        # The copy right before a token is followed by that token itself, which is no earlier place.
+        follows_itself = torch.zeros_like(count)
+        follows_itself[1:] = (own[1:] == own[:-1]).long()
+        count = count - follows_itself  # the copy right before is the last of the list
+    return Copies(order, starts, count, shift)
+
+
+def counts_of(texts: Sequence[str], tokenizer: TextTokenizer) -> Int[Tensor, "vocab"]:
+    """How often each id comes in `texts`."""
+    counts = torch.zeros(tokenizer.vocab_size, dtype=torch.long)
+    for text in texts:
+        ids = torch.tensor(tokenizer.encode(text), dtype=torch.long)
+        counts += torch.bincount(ids, minlength=counts.shape[0])
+    return counts

@@ -1,0 +1,132 @@
+"""Labels: made-up heads get theirs, chance gets none, and what a threshold says is what is done."""
+
+import math
+
+import pytest
+import torch
+
+from regard.heads.labels import LABELS, LEAST_LIFT, RULES, grid, label, share_labelled, table_of_rules
+from regard.heads.measures import measure
+from regard.tracing import Trace
+
+N = 29
+IDS = torch.arange(N)
+CAUSAL = torch.ones(N, N).tril()
+
+
+def labelled(weights, tokens=None, ids=IDS):
+    layers = Trace.from_weights(weights).layers
+    words = tuple(tokens or [f"w{i}" for i in range(N)])
+    return label(measure(Trace(layers, (words,), ids=ids[None])))
+
+
+def looking_at(keys):
+    """Query i looks at keys[i] alone."""
+    table = torch.zeros(N, N)
+    table[torch.arange(N), torch.tensor(keys)] = 1.0
+    return table
+
+
+def test_made_up_heads_get_exactly_their_labels():
+    """Previous, next, oneself, the first token, everything alike: each its own, none another's."""
+    back = looking_at([max(0, i - 1) for i in range(N)])
+    forth = looking_at([min(N - 1, i + 1) for i in range(N)])
+    three_back = looking_at([max(0, i - 3) for i in range(N)])
+    heads = [back, forth, torch.eye(N), three_back, looking_at([0] * N), torch.full((N, N), 1 / N)]
+    # Together they show the future, so the chance level is that of a layer that sees everything.
+    found = [each.label for each in labelled(torch.stack(heads))]
+    assert found == ["previous-token", "next-token", "diagonal", "positional", "sink", "broadcast"]
+
+
+def test_heads_that_look_at_kinds_of_tokens():
+    """Delimiters, punctuation and rare words, by what the tokens are."""
+    tokens = [f"w{i}" for i in range(N)]
+    ids = torch.arange(N) % 9 + 100
+    tokens[17], tokens[5], tokens[11] = "[SEP]", ".", "once"
+    ids[17], ids[5], ids[11] = 1, 2, 999
+    rows = [looking_at([place] * N) for place in (17, 5, 11)]
+    found = [each.label for each in labelled(torch.stack(rows), tokens, ids)]
+    assert found[:2] == ["delimiter", "punctuation"]
+    # 26 words: three are rare, the token that comes once among them; it alone is looked at.
+    assert found[2] == "rare-word"
+
+
+def test_copies_make_duplicate_and_induction_heads():
+    """Where every token comes twice, looking at the copy or behind it is told apart."""
+    ids = torch.cat([torch.arange(14), torch.arange(14), torch.tensor([99])])
+    second = range(14, 28)
+    at_copy = [i - 14 if i in second else i for i in range(N)]
+    behind = [i - 13 if i in second else i for i in range(N)]
+    mixed = torch.stack([looking_at(at_copy), looking_at(behind)])
+    mixed[:, :14] = CAUSAL[:14] / CAUSAL[:14].sum(-1, keepdim=True)
+    assert [each.label for each in labelled(mixed, ids=ids)] == ["duplicate-token", "induction"]
+
+
+def test_every_label_comes_with_its_score_and_rule():
+    """Score, chance and the rule in words; other rules that are met stand beside."""
+    (found,) = labelled(looking_at([max(0, i - 1) for i in range(N)])[None])
+    assert (found.layer, found.head, found.score) == ("weights", 0, 1.0)
+    assert 0 < found.chance < 0.2
+    assert found.rule == f"previous 1.00 >= 0.5 and above chance {found.chance:.2f}"
+    assert found.also == ("positional",)
+
+
+def test_a_head_that_does_nothing_is_called_none():
+    """Random soft weights meet no rule: "none" is a label."""
+    weights = (2.0 * torch.randn(5, N, N, generator=torch.Generator().manual_seed(3))).softmax(-1)
+    assert {each.label for each in labelled(weights)} == {"none"}
+
+
+def test_two_halves_make_a_mixed_head():
+    """0.3 on the previous token and 0.2 on the first are near two thresholds and over none."""
+    weights = 0.3 * looking_at([max(0, i - 1) for i in range(N)]) + 0.2 * looking_at([0] * N)
+    weights += 0.5 * looking_at([(7 * i + 3) % N for i in range(N)])
+    (found,) = labelled(weights[None])
+    assert found.label == "mixed"
+    assert "previous-token" in found.rule
+    assert "sink" in found.rule
+    assert math.isnan(found.score)
+
+
+def test_what_chance_gives_is_no_label():
+    """In a text of two tokens half of the attention is on the previous one by chance: that is no head."""
+    weights = torch.tensor([[[1.0, 0.0], [0.52, 0.48]]])
+    (found,) = label(measure(Trace.from_weights(weights)))
+    assert found.label not in ("previous-token", "sink", "diagonal")
+
+
+def test_a_score_must_surely_be_above_chance():
+    """With a confidence interval that reaches down to chance, a rule is not met."""
+    measures = measure(Trace.from_weights(looking_at([max(0, i - 1) for i in range(N)])))
+    low = {name: torch.zeros_like(value) for name, value in measures.values.items()}
+    high = {name: torch.ones_like(value) for name, value in measures.values.items()}
+    assert label(measures)[0].label == "previous-token"
+    assert label(measures, low=low, high=high)[0].label not in ("previous-token", "positional")
+
+
+def test_the_table_of_rules_names_a_source_for_each_threshold():
+    """One table: every label but mixed and none, each threshold with a paper or the word ours."""
+    rows = table_of_rules()
+    assert [row[0] for row in rows] == list(LABELS[:-2])
+    assert all("et al." in row[3] or row[3].startswith("ours") for row in rows)
+    assert len({rule.label for rule in RULES}) == len(RULES)
+    assert 0 < LEAST_LIFT < 1
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_random_scores_of_any_strength_are_rarely_labelled(causal):
+    """Of heads with random scores few meet a rule: thresholds were set on other draws than these."""
+    generator = torch.Generator().manual_seed(101)
+    scores = torch.randn(200, N, N, generator=generator) * torch.linspace(0.5, 4, 200)[:, None, None]
+    if causal:
+        scores = scores.masked_fill(CAUSAL == 0, -torch.inf)
+    shares = share_labelled(labelled(scores.softmax(-1)))
+    assert sum(shares.values()) == pytest.approx(1.0)
+    informative = sum(shares[name] for name in LABELS[:-3])
+    assert informative <= 0.02, shares
+
+
+def test_a_grid_has_a_row_for_each_layer():
+    """Labels in the order of layers and heads."""
+    found = labelled(torch.eye(N).expand(3, N, N))
+    assert grid(found, ["weights"]) == [["diagonal"] * 3]

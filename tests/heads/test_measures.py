@@ -1,0 +1,264 @@
+"""Measures: each equals its dense oracle, made-up heads get exactly their scores, and memory stays O(N)."""
+
+import math
+
+import pytest
+import torch
+from heads.dense_heads import dense_measures
+
+from regard.attention import attend, weights
+from regard.heads import streaming
+from regard.heads.measures import WHAT, measure
+from regard.heads.streaming import ROW_MEASURES
+from regard.heads.tokens import copies, is_punctuation, token_facts
+from regard.linear import feature_map
+from regard.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
+from regard.trace_layers import LayerTrace, LinearLayerTrace
+from regard.tracing import Trace
+from regard.visibility import Visibility
+
+N = 23
+WORDS = "[CLS] the cat , the dog . a cat saw the dog ; the dog ran . the cat , it [SEP] x".split()
+IDS = torch.tensor([{word: index for index, word in enumerate(dict.fromkeys(WORDS))}[word] for word in WORDS])
+SEGMENT = torch.tensor([[0] * 11 + [1] * 12])
+
+RULES = {
+    "causal": ScoreRule(visible=Visibility(causal=True)),
+    "everything": ScoreRule(),
+    "scaled": ScoreRule(scale=0.9, visible=Visibility(causal=True)),
+    "window": ScoreRule(visible=Visibility(causal=True, window=7)),
+    "two-sided window": ScoreRule(visible=Visibility(window=5)),
+    "padding": ScoreRule(visible=Visibility(keys=torch.arange(N)[None] < 19)),
+    "segments": ScoreRule(visible=Visibility(query_segment=SEGMENT, key_segment=SEGMENT)),
+    "distance bias": ScoreRule(bias=DistanceBias(torch.randn(6, 2 * N), N)),
+    "slopes": ScoreRule(bias=SlopeBias(torch.rand(6)), visible=Visibility(causal=True)),
+    "dense bias": ScoreRule(bias=DenseBias(torch.randn(1, 6, N, N))),
+    "softcap": ScoreRule(softcap=2.0, visible=Visibility(causal=True)),
+    "additive": ScoreRule(additive=torch.randn(5)),
+}
+
+
+def traced(rule, n_kv_head=3, n_head=6, scale=2.0, dtype=torch.float32):
+    """A trace of one layer on WORDS, and its whole weights."""
+    q = (scale * torch.randn(1, n_head, N, 5)).to(dtype)
+    k, v = (torch.randn(2, 1, n_kv_head, N, 5)).to(dtype)
+    lse = attend(q, k, v, rule).lse
+    layer = LayerTrace("layer", q, k, lse, rule)
+    return Trace((layer,), (tuple(WORDS),), ids=IDS[None]), weights(q.double(), k.double(), rule)[0]
+
+
+def compare(found, whole, visible, rtol=2e-5, **facts):
+    """Every measure of every head against the oracle; those it does not have must be NaN."""
+    for head in range(whole.shape[0]):
+        expected = dense_measures(whole[head], visible, **facts)
+        for name in ROW_MEASURES:
+            value = float(found[name][0, head])
+            if name in expected:
+                assert value == pytest.approx(expected[name], rel=rtol, abs=2e-6), (name, head)
+            else:
+                assert math.isnan(value), name
+
+
+def facts_of(real=None):
+    facts = token_facts(WORDS, IDS, real=real)
+    return {
+        "tokens_special": facts.special.tolist(),
+        "punctuation": facts.punctuation.tolist(),
+        "rare": facts.rare.tolist(),
+        "ids": IDS.tolist(),
+    }
+
+
+@pytest.mark.parametrize("block", [1 << 19, 700, 1], ids=["one block", "some rows", "single rows"])
+@pytest.mark.parametrize("name", RULES)
+def test_every_measure_equals_its_dense_oracle(name, block, monkeypatch):
+    """Whatever the rule and however the rows are cut, the streamed numbers are those of the whole matrix."""
+    monkeypatch.setattr(streaming, "BLOCK", block)
+    monkeypatch.setattr(streaming, "_MOST_ROWS", 5 if block < 1000 else 128)
+    rule = RULES[name]
+    trace, whole = traced(rule)
+    visible = rule.visible.tile(slice(0, N), slice(0, N))[0, 0]
+    compare(measure(trace), whole, visible, **facts_of())
+
+
+@pytest.mark.parametrize("n_kv_head", [6, 3, 1], ids=["multi-head", "grouped", "multi-query"])
+def test_groups_of_heads_keep_their_keys(n_kv_head):
+    """Each query head is measured with the key head it really used."""
+    trace, whole = traced(RULES["causal"], n_kv_head)
+    compare(measure(trace), whole, RULES["causal"].visible.tile(slice(0, N), slice(0, N))[0, 0], **facts_of())
+
+
+def test_half_precision_queries_are_measured_in_float32():
+    """A trace kept in bfloat16 gives measures of its weights, not of rounded sums."""
+    trace, _ = traced(RULES["causal"], dtype=torch.bfloat16)
+    layer = trace.layers[0]
+    whole = layer.block(slice(0, N), slice(0, N))[0]
+    found = measure(trace)
+    expected = dense_measures(whole[2], torch.ones(N, N).tril().bool(), **facts_of())
+    assert float(found["entropy"][0, 2]) == pytest.approx(expected["entropy"], rel=1e-4)
+
+
+def test_linear_attention_is_measured_too():
+    """A layer that never forms its weights has the measures of the weights it stands for."""
+    q, k, v = torch.randn(3, 1, 2, N, 5)
+    layer = LinearLayerTrace.of("layer", q, k, v, feature_map("elu1"), causal=True)
+    trace = Trace((layer,), (tuple(WORDS),), ids=IDS[None])
+    whole = layer.block(slice(0, N), slice(0, N))[0]
+    compare(measure(trace), whole, torch.ones(N, N).tril().bool(), **facts_of())
+
+
+def test_chance_is_the_score_of_a_head_that_looks_everywhere_alike():
+    """The chance level equals the measures of weights 1/n, and the argmax falls on each with 1/n."""
+    visible = torch.ones(N, N).tril().bool()
+    uniform = visible.double() / visible.sum(-1, keepdim=True)
+    trace, _ = traced(RULES["causal"])
+    found = measure(trace)
+    expected = dense_measures(uniform, visible, **facts_of())
+    for name, value in expected.items():
+        if not name.startswith("argmax"):
+            assert float(found.chance[name][0]) == pytest.approx(value, rel=1e-5), name
+    assert float(found.chance["argmax-2"][0]) == pytest.approx(
+        sum(1 / (i + 1) for i in range(2, N)) / (N - 2), rel=1e-5
+    )
+    assert math.isnan(float(found.chance["next"][0]))
+
+
+def test_padding_neither_looks_nor_is_looked_at():
+    """The measures of a padded text are those of the text alone."""
+    rule = RULES["padding"]
+    trace, _ = traced(rule)
+    real = torch.arange(N) < 19
+    padded = measure(Trace(trace.layers, trace.tokens, ids=IDS[None], real=real[None]))
+    layer = trace.layers[0]
+    short = LayerTrace("layer", layer.q[:, :, :19], layer.k[:, :, :19], layer.lse[:, :, :19], ScoreRule())
+    alone = measure(Trace((short,), (tuple(WORDS[:19]),), ids=IDS[None, :19]))
+    for name in ROW_MEASURES:
+        torch.testing.assert_close(padded[name], alone[name], rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_sequences_of_a_batch_count_by_their_rows():
+    """Measures of a batch are those of all rows together; one sequence can be chosen."""
+    q, k, v = torch.randn(3, 2, 3, 11, 5)
+    rule = RULES["causal"]
+    layer = LayerTrace("layer", q, k, attend(q, k, v, rule).lse, rule)
+    ids = torch.randint(0, 7, (2, 11))
+    trace = Trace((layer,), (tuple("abcdefghijk"),) * 2, ids=ids)
+    both, first, second = measure(trace), measure(trace, batch=0), measure(trace, batch=1)
+    torch.testing.assert_close(both["entropy"], (first["entropy"] + second["entropy"]) / 2)
+    n_first, n_second = first.n_query["duplicate"], second.n_query["duplicate"]
+    mixed = (first["duplicate"] * n_first + second["duplicate"] * n_second) / (n_first + n_second)
+    torch.testing.assert_close(both["duplicate"], mixed)
+
+
+def test_cross_attention_has_no_positions():
+    """Where queries and keys are of different texts, only what keys are can be measured."""
+    trace = Trace.from_weights(torch.rand(3, 5, 7).softmax(-1), rows=list("abcde"), cols=list("tuvwxyz"))
+    found = measure(trace)
+    for name in ("previous", "same", "next", "distance", "duplicate", "induction", "positional"):
+        assert found[name].isnan().all(), name
+    assert not found["entropy"].isnan().any()
+
+
+def shifted(n, offset):
+    """Everyone looks at position + offset, who cannot at themselves."""
+    table = torch.zeros(n, n)
+    for i in range(n):
+        table[i, i + offset if 0 <= i + offset < n else i] = 1.0
+    return table
+
+
+def test_direction_is_pinned():
+    """A head that looks one back scores 1 on previous and 0 on next, and the other way round."""
+    found = measure(Trace.from_weights(torch.stack([shifted(13, offset) for offset in (-1, 0, 1)])))
+    assert found["previous"].tolist() == [[1.0, 0.0, 0.0]]
+    assert found["next"].tolist() == [[0.0, 0.0, 1.0]]
+    itself = 1 / 13  # the one row that has nowhere else to look
+    assert found["same"][0].tolist() == pytest.approx([itself, 1.0, itself])
+    assert found["positional"].tolist() == [[1.0, 1.0, 1.0]]
+    assert found.offset.tolist() == [[-1, 0, 1]]
+
+
+def test_a_perfect_induction_head_scores_one():
+    """Looking at what followed the last copy scores 1 on induction and 0 on duplicate, and the reverse."""
+    ids = torch.tensor([3, 5, 7, 11, 13] * 2)
+    induction, duplicate = torch.eye(10), torch.eye(10)
+    for i in range(5, 10):
+        induction[i], duplicate[i] = 0.0, 0.0
+        induction[i, i - 4] = duplicate[i, i - 5] = 1.0
+    layers = Trace.from_weights(torch.stack([induction, duplicate])).layers
+    found = measure(Trace(layers, ids=ids[None]))
+    assert found["induction"].tolist() == [[1.0, 0.0]]
+    assert found["duplicate"].tolist() == [[0.0, 1.0]]
+
+
+def test_a_uniform_head_is_at_chance_everywhere():
+    """Its scores are the chance levels, its uniformity is 1, and no offset is its argmax."""
+    visible = torch.ones(17, 17).tril()
+    found = measure(Trace.from_weights(visible / visible.sum(-1, keepdim=True)))
+    assert float(found["uniformity"]) == pytest.approx(1.0)
+    assert float(found["previous"]) == pytest.approx(float(found.chance["previous"]))
+    assert float(found["positional"]) == 0.0
+
+
+def test_copies_are_listed_once_and_special_tokens_have_none():
+    """The list holds all earlier copies, none of special tokens, and what followed is before the query."""
+    facts = token_facts(["[CLS]", "a", "a", "b", "a", "[CLS]"], torch.tensor([0, 1, 1, 2, 1, 0]))
+    rows, keys = copies(facts, 0).pairs(slice(0, 6))
+    assert list(zip(rows.tolist(), keys.tolist(), strict=True)) == [(2, 1), (4, 1), (4, 2)]
+    rows, keys = copies(facts, 1).pairs(slice(0, 6))
+    assert list(zip(rows.tolist(), keys.tolist(), strict=True)) == [(4, 2), (4, 3)]
+
+
+@pytest.mark.parametrize(
+    ("token", "is_one"),
+    [
+        (".", True),
+        (" ,", True),
+        ("##.", True),
+        ("«", True),
+        ("$", True),
+        ("a", False),
+        ("", False),
+        (" ", False),
+    ],
+)
+def test_punctuation_is_told_by_its_characters(token, is_one):
+    """Signs and symbols, in any script and with any mark of a tokenizer."""
+    assert is_punctuation(token) is is_one
+
+
+def test_rare_words_are_those_a_corpus_has_least_of():
+    """With counts, the tenth of the words that is seen least; words only, and at least one."""
+    counts = torch.tensor([9, 9, 1, 9, 0])
+    facts = token_facts(["a", "b", "c", ".", "<s>"], torch.tensor([0, 1, 2, 3, 4]), counts=counts)
+    assert facts.rare.tolist() == [False, False, True, False, False]
+
+
+def test_every_measure_is_explained():
+    """Each has a line for people, apart from the nine offsets that make up the positional one."""
+    assert {name for name in ROW_MEASURES if not name.startswith("argmax")} | {"positional"} == set(WHAT)
+
+
+def test_no_buffer_of_query_times_key_is_made(monkeypatch):
+    """At 2048 tokens no tensor is made that is larger than a block of rows, however long the text."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for each in out if isinstance(out, (tuple, list)) else [out]:
+                if isinstance(each, torch.Tensor):
+                    largest = max(largest, each.numel())
+            return out
+
+    monkeypatch.setattr(streaming, "BLOCK", 1 << 19)
+    n_token, rule = 2048, RULES["causal"]
+    q, k = torch.randn(1, 2, n_token, 3), torch.randn(1, 1, n_token, 3)
+    layer = LayerTrace("layer", q, k, attend(q, k, k, rule).lse, rule)
+    trace = Trace((layer,), ids=torch.randint(0, 50_000, (1, n_token)))
+    with Watch():
+        measure(trace)
+    assert largest <= streaming.BLOCK < n_token * n_token

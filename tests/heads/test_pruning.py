@@ -1,0 +1,278 @@
+"""Pruning: what is left computes what masking would, is smaller, decodes, is traced, saves and loads."""
+
+import json
+
+import pytest
+import torch
+
+from regard.capture import trace
+from regard.decode import generate
+from regard.errors import UnsupportedError
+from regard.heads.flow import attention_of
+from regard.heads.importance import mean_loss
+from regard.heads.measures import measure
+from regard.heads.pruning import (
+    gate_without,
+    kept_heads,
+    prune,
+    pruning_curve,
+    ranked_heads,
+    save_pruned,
+)
+from regard.layers import BlockConfig
+from regard.loading import Loaded, ModelFacts, load, save
+from regard.models.families import FAMILIES
+from regard.models.pruned import PrunedAttention
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.text import byte_tokenizer
+
+# Uneven groups, a key head that goes with its last query head, a layer left whole, one with nothing left.
+GONE = [(0, 0), (0, 4), (0, 5), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4), (2, 5)]
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4]])
+SIZES = {
+    "gpt2": {"vocab_size": 263, "n_positions": 29, "n_embd": 24, "n_layer": 3, "n_head": 6},
+    "bert": {
+        "vocab_size": 263,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 29,
+        "hidden_size": 24,
+        "num_attention_heads": 6,
+        "intermediate_size": 17,
+        "architectures": ["BertForMaskedLM"],
+    },
+    "llama": {
+        "vocab_size": 263,
+        "num_hidden_layers": 3,
+        "hidden_size": 24,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "intermediate_size": 17,
+    },
+    "t5": {"vocab_size": 263, "d_model": 24, "d_kv": 5, "d_ff": 17, "num_layers": 2, "num_heads": 6},
+}
+
+
+@pytest.fixture(params=SIZES)
+def loaded(request):
+    """A small model of each family, its weights large enough that every head matters."""
+    return small(request.param)
+
+
+def small(family):
+    found = FAMILIES[family]
+    model = Transformer(found.config(SIZES[family])).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(std=0.3)
+    config = model.config
+    block = config.block
+    facts = ModelFacts(
+        name=f"small {family}",
+        family=family,
+        n_layer=config.n_encoder_layer + config.n_decoder_layer,
+        n_head=block.n_head,
+        n_kv_head=block.n_kv_head or block.n_head,
+        model_dim=block.model_dim,
+        vocab=config.vocab,
+        n_position=config.n_position,
+        n_parameter=sum(parameter.numel() for parameter in model.parameters()),
+        source="random weights, seed 0",
+    )
+    start = 0 if family == "t5" else None
+    return Loaded(model, byte_tokenizer(263), facts, start_token=start)
+
+
+def run(model, gate=None):
+    with torch.no_grad():
+        if model.config.kind == "encoder-decoder":
+            return model(TOKENS, TOKENS.flip(1), head_gate=gate).logits
+        return model(TOKENS, head_gate=gate).logits
+
+
+def test_pruned_equals_masked(loaded):
+    """The smaller model computes what the whole one does with those heads silenced, to rounding."""
+    masked = run(loaded.model, gate_without(loaded.model, GONE))
+    pruned = prune(loaded, GONE)
+    # Products are summed in another order: a few roundings of the largest logit.
+    torch.testing.assert_close(run(pruned.model), masked, rtol=0, atol=3e-5 * float(masked.abs().max()))
+    assert (run(loaded.model) - masked).abs().max() > 0.1  # the heads mattered
+
+
+def test_pruned_is_smaller_by_the_weights_of_its_heads(loaded):
+    """Each head takes its rows of query and output with it, a key head goes with its last query head."""
+    pruned, block = prune(loaded, GONE), loaded.model.config.block
+    qk_dim = block.qk_dim or block.model_dim // block.n_head
+    bias = block.attention_bias
+    one = qk_dim * (block.model_dim + bias)  # a head's part of query, key or value
+    n_kv = (block.n_kv_head or block.n_head) // 2 if loaded.facts.family == "llama" else None
+    # Layer 0 loses heads 0, 4, 5. In grouped heads (0 1 2 | 3 4 5) both key heads stay. Layer 2 loses all.
+    n_kv_gone = 0 + 2 if n_kv is not None else 3 + 6
+    expected = 9 * (one + qk_dim * block.model_dim) + n_kv_gone * 2 * one
+    before, after = loaded.facts.n_parameter, pruned.facts.n_parameter
+    assert before - after == expected
+    assert after == sum(parameter.numel() for parameter in pruned.model.parameters())
+    assert pruned.facts.notes[-1].startswith("Pruned: ")
+
+
+def test_the_given_model_stays_as_it_was(loaded):
+    """Pruning makes a new model: the old one still has all its heads and numbers."""
+    before = run(loaded.model)
+    prune(loaded, GONE)
+    assert torch.equal(run(loaded.model), before)
+    assert loaded.model.config.kept_heads is None
+
+
+def test_pruning_twice_is_pruning_once(loaded):
+    """Heads keep their numbers, so what is pruned later is named as before."""
+    once = prune(loaded, GONE)
+    twice = prune(prune(loaded, GONE[4:]), GONE[:4])
+    assert kept_heads(twice.model) == kept_heads(once.model)
+    assert torch.equal(run(twice.model), run(once.model))
+
+
+def test_nothing_removed_is_the_model_itself(loaded):
+    """No head pruned, no head lost."""
+    same = prune(loaded, [])
+    assert same.model.config == loaded.model.config
+    assert torch.equal(run(same.model), run(loaded.model))
+
+
+def test_a_pruned_model_saves_and_loads(loaded, tmp_path):
+    """Its folder gives the same numbers back, and says which heads are left."""
+    pruned = prune(loaded, GONE)
+    save_pruned(pruned, tmp_path / "pruned")
+    back = load(tmp_path / "pruned")
+    assert back.model.config == pruned.model.config
+    assert torch.equal(run(back.model), run(pruned.model))
+    assert back.facts.notes[-1] == pruned.facts.notes[-1]
+    stated = json.loads((tmp_path / "pruned" / "config.json").read_text())
+    assert stated["kept_heads"][0] == [1, 2, 3]
+    assert stated["model_type"] == "regard_pruned"
+
+
+def test_export_to_a_published_format_refuses(loaded, tmp_path):
+    """No family's format can give layers different heads: the error says so, and nothing is written."""
+    with pytest.raises(UnsupportedError, match=r"pruned: \d+ of \d+ heads are left, .* the same heads"):
+        save(prune(loaded, GONE), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_gates_still_count_heads_as_before(loaded):
+    """Silencing a head that is left, by its old number, is pruning it too."""
+    pruned = prune(loaded, GONE)
+    gate = torch.ones(len(loaded.model.attention_names), 6)
+    gate[0, 3] = 0.0
+    both = prune(pruned, [(0, 3)])
+    largest = float(run(both.model).abs().max())
+    torch.testing.assert_close(run(pruned.model, gate), run(both.model), rtol=0, atol=3e-5 * largest)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_decoding_with_a_cache_equals_the_whole_sequence(family):
+    """Token by token a pruned model says what it says at once, with uneven groups and an empty layer."""
+    loaded = small(family)
+    pruned = prune(loaded, GONE)
+    cache = pruned.model.new_cache()
+    with torch.no_grad():
+        whole = pruned.model(TOKENS).logits
+        steps = [pruned.model(TOKENS[:, i : i + 1], cache=cache).logits for i in range(11)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
+    written = generate(pruned, [[5, 6, 7]], max_new=6).tokens[0]
+    gate = gate_without(loaded.model, GONE)
+    ids = torch.tensor([[5, 6, 7]])
+    for token in written:
+        with torch.no_grad():
+            assert int(loaded.model(ids, head_gate=gate).logits[0, -1].argmax()) == int(token)
+        ids = torch.cat([ids, torch.tensor([[int(token)]])], dim=1)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_a_pruned_model_is_traced_and_measured(family):
+    """The trace has the heads that are left, and recovers their weights; an empty layer has none."""
+    pruned = prune(small(family), GONE)
+    found = trace(pruned, TOKENS[:1])
+    assert found.checks.passed
+    assert [layer.n_head for layer in found.layers] == [3, 6]
+    measured = measure(found)
+    assert measured.n_heads == (3, 6)
+    assert measured["entropy"][0, 3:].isnan().all()
+
+
+def test_weights_of_the_heads_left_are_those_they_had():
+    """In the first layer, where nothing before is gone, a kept head looks exactly where it did."""
+    loaded = small("llama")
+    before, after = trace(loaded, TOKENS[:1]), trace(prune(loaded, GONE), TOKENS[:1])
+    for place, head in enumerate((1, 2, 3)):
+        torch.testing.assert_close(after.weights(0, place), before.weights(0, head), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", [(0, 1, 2), (0, 3), (1, 2, 5), (0, 1, 2, 4), (5,), ()])
+def test_one_attend_for_each_size_of_group(kept, monkeypatch):
+    """Even groups take one call, uneven ones as many as there are sizes, an empty layer none."""
+    from regard import layers
+    from regard.models import pruned
+
+    calls = []
+    real = pruned.attend
+
+    def counting(*args, **options):
+        calls.append(args[0].shape[1])
+        return real(*args, **options)
+
+    monkeypatch.setattr(pruned, "attend", counting)
+    monkeypatch.setattr(layers, "attend", counting)
+    block = BlockConfig(model_dim=24, n_head=6, n_kv_head=2, ff_dim=5)
+    layer = PrunedAttention(block, kept, causal=True)
+    assert layer(torch.randn(2, 7, 24)).shape == (2, 7, 24)
+    sizes = {sum(head // 3 == group for head in kept) for group in (0, 1)} - {0}
+    assert len(calls) == len(sizes)
+    assert sum(calls) == len(kept)
+    assert layer.n_kv_head == len({head // 3 for head in kept})
+
+
+def test_all_weights_can_be_had_from_uneven_groups():
+    """return_weights gives each head its own rows, which sum to 1."""
+    block = BlockConfig(model_dim=24, n_head=6, n_kv_head=2, ff_dim=5)
+    layer = PrunedAttention(block, (0, 3, 4), causal=True)
+    _, weights = layer(torch.randn(2, 7, 24), return_weights=True)
+    assert weights.shape == (2, 3, 7, 7)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 7))
+
+
+def test_linear_attention_is_pruned_by_whole_groups():
+    """A kernel without scores takes even groups only, and says so."""
+    config = TransformerConfig(
+        vocab=13,
+        block=BlockConfig(model_dim=24, n_head=6, n_kv_head=2, ff_dim=5, kernel="elu1"),
+        n_decoder_layer=1,
+        n_position=11,
+        kept_heads=((0, 1, 3, 4),),
+    )
+    assert Transformer(config)(TOKENS[:, :7].clamp(max=12)).logits.shape == (2, 7, 13)
+    with pytest.raises(UnsupportedError, match="by whole groups only"):
+        PrunedAttention(config.block, (0, 3, 4), causal=True)
+
+
+def test_least_important_heads_cost_least():
+    """On a model whose head importance is known, the order matters: least first below most first."""
+    loaded = small("gpt2")
+    importance = torch.arange(18.0).reshape(6, 3).T
+    with torch.no_grad():  # a head's output projection says how much it can do
+        for layer, name in enumerate(loaded.model.attention_names):
+            out = attention_of(loaded.model, name).out
+            for head in range(6):
+                out.weight[:, 4 * head : 4 * head + 4] *= 2 ** float(importance[layer, head] - 12)
+    texts = ["abcabcabcabcab", "xyzzyxyzzyxy"]
+    logits = run(loaded.model)
+
+    def change(order):
+        gone = ranked_heads(loaded.model, importance, order)[:6]
+        return float((run(prune(loaded, gone).model) - logits).abs().mean())
+
+    assert change("least first") < change("random") < change("most first")
+    curve = pruning_curve(loaded, texts, importance, shares=(0.0, 0.5, 1.0))
+    assert curve.metric[0] == pytest.approx(mean_loss(loaded, texts))
+    assert curve.share_removed == (0.0, 0.5, 1.0)
+    everything = gate_without(loaded.model, ranked_heads(loaded.model, importance))
+    assert curve.metric[2] == pytest.approx(mean_loss(loaded, texts, head_gate=everything), rel=1e-5)

@@ -1,0 +1,1 @@
+"""Exercises: write attention yourself, and be told exactly which mistake you made."""

@@ -1,0 +1,314 @@
+"""Exercise: multi-head attention with lengths, after d2l."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention import attend
+from regard.exercises.multi_head_mistakes import MISTAKES, STEPS
+from regard.exercises.spec import Case, Draw, Exercise, Probe, Right, Trial
+from regard.layers import merge_heads, split_heads
+from regard.scores import ScoreRule
+from regard.visibility import Visibility
+
+TASK = """
+Multi-head attention: project queries, keys and values, attend in every head, join the heads, project.
+
+    head_i = softmax(Q_i K_i^T / sqrt(num_hiddens / num_heads)) V_i        Q_i: the i-th slice of W_q(queries)
+    output = W_o(concat(head_1, ..., head_h))
+
+- `MultiHeadAttention(num_hiddens, num_heads, dropout, bias=False)` has the linear layers `W_q`, `W_k`, `W_v`
+  and `W_o`, each num_hiddens to num_hiddens (lazy ones are fine), with a bias only when `bias` is true.
+  `dropout` is applied to the attention weights.
+- `transpose_qkv(X)`: (batch, n, num_hiddens) -> (batch * num_heads, n, num_hiddens / num_heads), the heads of
+  one sequence next to one another. `transpose_output(X)` is its inverse.
+- `forward(queries, keys, values, valid_lens)`: (batch, n, num_hiddens) each, keys and values with the same n;
+  `valid_lens` None, (batch,) or (batch, queries): a query looks at that many first keys.
+  Returns (batch, queries, num_hiddens).
+"""
+
+STARTER = '''import torch
+from torch import nn
+
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, num_hiddens, num_heads, dropout, bias=False):
+        super().__init__()
+        raise NotImplementedError
+
+    def transpose_qkv(self, X):
+        """(batch, n, num_hiddens) -> (batch * num_heads, n, num_hiddens / num_heads)."""
+        raise NotImplementedError
+
+    def transpose_output(self, X):
+        """(batch * num_heads, n, num_hiddens / num_heads) -> (batch, n, num_hiddens)."""
+        raise NotImplementedError
+
+    def forward(self, queries, keys, values, valid_lens):
+        """Each (batch, n, num_hiddens), valid_lens None, (batch,) or (batch, queries)."""
+        raise NotImplementedError
+'''
+
+FUSED = """import torch
+from torch import nn
+from torch.nn import functional as F
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, num_hiddens, num_heads, dropout, bias=False):
+        super().__init__()
+        self.h, self.p = num_heads, dropout
+        for name in ("W_q", "W_k", "W_v", "W_o"):
+            setattr(self, name, nn.LazyLinear(num_hiddens, bias=bias))
+
+    def transpose_qkv(self, X):
+        b, n, d = X.shape
+        return X.view(b, n, self.h, d // self.h).transpose(1, 2).flatten(0, 1)
+
+    def transpose_output(self, X):
+        bh, n, d = X.shape
+        return X.unflatten(0, (-1, self.h)).transpose(1, 2).flatten(2)
+
+    def forward(self, queries, keys, values, valid_lens):
+        q, k, v = (self.transpose_qkv(layer(x)).unflatten(0, (-1, self.h)) for layer, x in
+                   ((self.W_q, queries), (self.W_k, keys), (self.W_v, values)))
+        mask = None
+        if valid_lens is not None:
+            lens = valid_lens.reshape(len(q), 1, -1, 1)
+            mask = torch.arange(k.shape[2], device=k.device) < lens
+        p = self.p if self.training else 0.0
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p)
+        return self.W_o(out.transpose(1, 2).flatten(2))
+"""
+
+EINSUM = """import torch
+import torch.nn as nn
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, num_hiddens, num_heads, dropout, bias=False):
+        super().__init__()
+        self.num_heads = num_heads
+        self.size = num_hiddens // num_heads
+        self.W_q = nn.Linear(num_hiddens, num_hiddens, bias)
+        self.W_k = nn.Linear(num_hiddens, num_hiddens, bias)
+        self.W_v = nn.Linear(num_hiddens, num_hiddens, bias)
+        self.W_o = nn.Linear(num_hiddens, num_hiddens, bias)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, queries, keys, values, valid_lens):
+        heads = []
+        for head in range(self.num_heads):
+            part = slice(head * self.size, (head + 1) * self.size)
+            q, k, v = self.W_q(queries)[..., part], self.W_k(keys)[..., part], self.W_v(values)[..., part]
+            scores = torch.einsum("bqd,bkd->bqk", q, k) * self.size ** -0.5
+            if valid_lens is not None:
+                lens = valid_lens[:, None] if valid_lens.dim() == 1 else valid_lens
+                position = torch.arange(k.shape[1], device=k.device)[None, None]
+                nothing = torch.full_like(scores, float("-inf"))
+                scores = torch.where(position < lens[..., None], scores, nothing)
+            heads.append(self.drop(scores.softmax(-1)) @ v)
+        return self.W_o(torch.cat(heads, dim=-1))
+"""
+
+
+def reference(case: Case) -> Tensor:
+    """Our own attention, with the weights under d2l's names."""
+    n_head = case.init[1]
+    if case.call == "transpose_qkv":
+        return split_heads(case.args[0], n_head).flatten(0, 1)
+    if case.call == "transpose_output":
+        return merge_heads(case.args[0].unflatten(0, (-1, n_head)))
+
+    def project(name: str, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, case.weights[f"{name}.weight"], case.weights.get(f"{name}.bias"))
+
+    queries, keys, values, lengths = case.args
+    q, k, v = (
+        split_heads(project(name, x), n_head)
+        for name, x in (("W_q", queries), ("W_k", keys), ("W_v", values))
+    )
+    out = attend(q, k, v, ScoreRule(visible=Visibility(lengths=lengths))).out
+    return project("W_o", merge_heads(out))
+
+
+def layer(draw: Draw, *, bias: bool = False, dropout: float = 0.0, train: bool = False) -> Case:
+    """A layer with random weights, not yet called with anything."""
+    hiddens = draw["head"] * draw["head_dim"]
+    weights = {f"W_{letter}.weight": draw.weight(hiddens, hiddens) * 1.5 for letter in "qkvo"}
+    if bias:
+        weights |= {f"W_{letter}.bias": draw.normal(hiddens, scale=0.5) for letter in "qkvo"}
+    options = {"bias": True} if bias else {}
+    return Case(init=(hiddens, draw["head"], dropout), init_kwargs=options, weights=weights, train=train)
+
+
+def inputs(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+    hiddens = draw["head"] * draw["head_dim"]
+    queries = draw.normal("batch", "query", hiddens)
+    return queries, draw.normal("batch", "key", hiddens), draw.normal("batch", "key", hiddens)
+
+
+def no_lengths(draw: Draw) -> Case:
+    return layer(draw).with_args(*inputs(draw), None)
+
+
+def lengths_of(draw: Draw) -> Tensor:
+    lengths = draw.integers(1, draw["key"], "batch")
+    if draw["batch"] > 1:  # different ones, or one sequence could use another's unnoticed
+        lengths[0], lengths[1] = draw["key"], max(1, draw["key"] // 2)
+    return lengths
+
+
+def per_sequence(draw: Draw) -> Case:
+    return layer(draw).with_args(*inputs(draw), lengths_of(draw))
+
+
+def per_query(draw: Draw) -> Case:
+    return layer(draw).with_args(*inputs(draw), draw.integers(1, draw["key"], "batch", "query"))
+
+
+def with_bias(draw: Draw) -> Case:
+    return layer(draw, bias=True).with_args(*inputs(draw), lengths_of(draw))
+
+
+def evaluated(draw: Draw) -> Case:
+    return layer(draw, dropout=0.7).with_args(*inputs(draw), lengths_of(draw))
+
+
+def split(draw: Draw) -> Case:
+    x = draw.normal("batch", "key", draw["head"] * draw["head_dim"])
+    return replace(layer(draw).with_args(x), call="transpose_qkv")
+
+
+def joined(draw: Draw) -> Case:
+    x = draw.normal(draw["batch"] * draw["head"], "key", "head_dim")
+    return replace(layer(draw).with_args(x), call="transpose_output")
+
+
+def padding_changed(draw: Draw) -> tuple[Case, ...]:
+    base = per_sequence(draw)
+    queries, keys, values, lengths = base.args
+    beyond = (torch.arange(draw["key"]) >= lengths[:, None])[..., None]
+    changed = (torch.where(beyond, x + 2.0, x) for x in (keys, values))
+    return base, base.with_args(queries, *changed, lengths)
+
+
+def neighbour_changed(draw: Draw) -> tuple[Case, ...]:
+    base = per_sequence(draw)
+    queries, keys, values, lengths = base.args
+    other = [x.clone() for x in (queries, keys, values)]
+    for x in other:
+        x[0] = x[0].flip(-1)
+    shorter = lengths.clone()
+    shorter[0] = max(1, int(lengths[0]) - 1)
+    return base, base.with_args(*other, shorter)
+
+
+def query_changed(draw: Draw) -> tuple[Case, ...]:
+    base = per_query(draw)
+    queries = base.args[0].clone()
+    queries[:, 0] = queries[:, 0].flip(-1) * 2
+    return base, base.with_args(queries, *base.args[1:])
+
+
+def dropped(draw: Draw) -> tuple[Case, ...]:
+    """Identity projections and one-hot values, twice: the output is the weights after dropout, twice."""
+    n_key = draw["key"]
+    hiddens = 2 * n_key * draw["head"]
+    case = layer(Draw({**draw.sizes, "head_dim": 2 * n_key}, 1), dropout=0.5, train=True)
+    weights = {f"W_{letter}.weight": torch.eye(hiddens) for letter in "qkvo"}
+    values = torch.eye(n_key).repeat(1, 2 * draw["head"]).expand(draw["batch"], -1, -1).contiguous()
+    queries = draw.normal("batch", "query", hiddens)
+    keys = draw.normal("batch", "key", hiddens)
+    trained = replace(case, weights=weights).with_args(queries, keys, values, None)
+    return trained, replace(trained, train=False)
+
+
+def drops_weights(results: list[Any]) -> str | None:
+    trained, plain = (result.double() for result in results)
+    first, second = trained.unflatten(-1, (DROPPED["head"], 2, DROPPED["key"])).unbind(-2)
+    if not torch.equal(first, second):
+        return "in train mode numbers of the output are dropped; dropout belongs on the weights."
+    zero = trained.abs() < 1e-7
+    share = float(zero.double().mean())
+    if share in (0.0, 1.0):
+        return f"in train mode with dropout 0.5 the share of weights that is dropped is {share:.0f}."
+    kept = torch.where(zero, 0.0, trained - 2 * plain).abs().max()
+    if kept > 1e-4:
+        return "in train mode a weight must be 0 or, with dropout 0.5, twice what it was; yours are neither."
+    return None
+
+
+DROPPED = {"batch": 2, "query": 11, "key": 7, "head": 3}
+SIZES = {"batch": 2, "query": 3, "key": 7, "head": 5, "head_dim": 2}
+
+EXERCISE = Exercise(
+    id="multi-head",
+    title="Multi-head attention",
+    names=("MultiHeadAttention",),
+    task=TASK,
+    starter=STARTER,
+    reference=reference,
+    right=(
+        Right("step by step", STEPS),
+        Right("torch's fused attention, lazy layers", FUSED),
+        Right("a loop over heads", EINSUM),
+    ),
+    mistakes=MISTAKES,
+    needs=("masked-softmax", "dot-product-attention"),
+    words={"": ("batch", "query", "hiddens")},
+    trials=(
+        Trial("no lengths", no_lengths, SIZES, variants=True),
+        Trial("one length for each sequence", per_sequence, SIZES, variants=True),
+        Trial("one length for each query", per_query, SIZES),
+        Trial("batch of one", per_sequence, {**SIZES, "batch": 1}),
+        Trial("as many sequences as heads", per_sequence, {**SIZES, "batch": 3, "head": 3}),
+        Trial("one query", per_query, {**SIZES, "query": 1}),
+        Trial("one head", per_sequence, {**SIZES, "head": 1, "head_dim": 3}),
+        Trial("with biases", with_bias, {**SIZES, "head": 3}),
+        Trial(
+            "dropout in eval mode",
+            evaluated,
+            SIZES,
+            kind="train mode",
+            says="In eval mode dropout does nothing.",
+        ),
+        Trial("transpose_qkv", split, SIZES, optional=True),
+        Trial("transpose_output", joined, SIZES, optional=True),
+    ),
+    probes=(
+        Probe(
+            "padding has no say",
+            padding_changed,
+            SIZES,
+            says="keys and values past a sequence's length were changed: nothing may move.",
+        ),
+        Probe(
+            "a neighbour has no say",
+            neighbour_changed,
+            {**SIZES, "batch": 3},
+            says="sequence 0 was changed: the others may not move.",
+        ),
+        Probe(
+            "a query stands alone",
+            query_changed,
+            SIZES,
+            says="query 0 was changed: the outputs of the others may not move.",
+        ),
+        Probe(
+            "dropout in train mode",
+            dropped,
+            DROPPED,
+            drops_weights,
+            kind="train mode",
+        ),
+    ),
+    hints=(
+        "The output is not that of the heads attending one by one.",
+        "Follow one head of one sequence: print its queries, its weights and its output.",
+        "A head is a slice of neighbouring dimensions of the projections, with a softmax of its own.",
+        "Reshape to (batch, n, heads, size), move heads before n, attend, and undo both steps in that order.",
+    ),
+)

@@ -1,0 +1,233 @@
+"""Says which mistake an answer made, by comparing its results with those of known wrong versions.
+
+An answer that gives a known mistake's numbers in every call made that mistake, whatever its code looks like.
+Where numbers cannot tell (a tensor on the wrong device, an input changed), the pattern of failed checks does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from regard.errors import ArgumentError
+from regard.exercises.compare import same, tolerance_of
+from regard.exercises.judge import Outcomes, Verdict, compared, judged
+from regard.exercises.plan import Plan, Run
+from regard.exercises.runner import Runner
+from regard.exercises.spec import Exercise, Mistake, Trial
+
+MOST_PAIRS = 150
+MOST = 0.6  # of the failing calls
+SCREENING_RUNS = 2
+MOST_CONFIRMED = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A wrong version and what it gives."""
+
+    mistakes: tuple[Mistake, ...]
+    outcomes: Outcomes
+    choices: Mapping[str, str]
+    verdict: Verdict
+    passes: frozenset[int]  # the runs whose result is right
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """The mistakes that an answer made; not `certain` when only the pattern of failed checks says so."""
+
+    mistakes: tuple[Mistake, ...]
+    certain: bool
+    mostly: bool = False  # equal in most of the failing calls, not in all
+
+    @property
+    def sentence(self) -> str:
+        """What a student reads."""
+        names = " and ".join(mistake.name for mistake in self.mistakes)
+        told = " ".join(mistake.hints[0] for mistake in self.mistakes)
+        if not self.certain:
+            return f"It fails as this does: {names}. {told}"
+        where = "In most failing calls your output" if self.mostly else "Your output"
+        return f"{where} equals: {names}. {told}"
+
+
+def plain_answer(exercise: Exercise, source: str) -> dict[str, Any]:
+    """The message of an answer that is one source text of ours."""
+    return {
+        "cells": [{"label": "", "source": source}],
+        "subjects": [[name, -1] for name in exercise.names],
+        "is_class": exercise.is_class,
+        "drive": exercise.drive,
+        "lend": [],
+    }
+
+
+def best_verdict(plan: Plan, outcomes: Outcomes) -> tuple[dict[str, str], Verdict]:
+    """The choice of conventions under which the fewest checks fail, ours where it makes no difference."""
+    best: tuple[dict[str, str], Verdict] | None = None
+    for choices in plan.choices():
+        verdict = judged(plan, outcomes, choices)
+        if best is None or len(verdict.failed) < len(best[1].failed):
+            best = (choices, verdict)
+        if not verdict.failed:
+            break
+    assert best is not None
+    return best
+
+
+def passing_runs(plan: Plan, outcomes: Outcomes, choices: Mapping[str, str]) -> frozenset[int]:
+    """The runs whose result is right."""
+    expected = plan.expected(choices)
+
+    def right(run: Run) -> bool:
+        outcome = outcomes[run.id]
+        error = outcome.get("error")
+        if isinstance(run.item, Trial) and run.item.raises:
+            return error is not None and error.get("type") in run.item.raises
+        return error is None and compared(plan, run, expected[run.id].value, outcome["value"]) is None
+
+    return frozenset(run.id for run in plan.runs if run.kind in ("value", "probe") and right(run))
+
+
+class Library:
+    """The known mistakes of one plan, run when they are first asked for."""
+
+    def __init__(self, plan: Plan, runner: Runner) -> None:
+        self.plan, self.runner = plan, runner
+        self.lock = threading.Lock()
+        self._singles: list[Known] | None = None
+        self._screened: dict[tuple[int, ...], list[Outcomes]] = {}
+        self.value_runs = [run for run in plan.runs if run.kind in ("value", "probe")]
+
+    def singles(self) -> list[Known]:
+        """Every known mistake on its own."""
+        with self.lock:
+            if self._singles is None:
+                self._singles = self.known(
+                    [(mistake,) for mistake in self.plan.exercise.mistakes], self.plan.runs
+                )
+            return self._singles
+
+    @cached_property
+    def pairs(self) -> list[tuple[Mistake, ...]]:
+        """Every two mistakes whose edits go together."""
+        found: list[tuple[Mistake, ...]] = []
+        for pair in itertools.combinations([m for m in self.plan.exercise.mistakes if m.edits], 2):
+            with contextlib.suppress(ArgumentError):  # both edit the same place
+                if pair[0].of == pair[1].of:
+                    self.plan.exercise.source_of(*pair)
+                    found.append(pair)
+        return found[:MOST_PAIRS]
+
+    def screened(self, runs: list[Run]) -> list[Outcomes]:
+        """What each pair gives in a few runs: enough to leave out nearly all of them."""
+        key = tuple(run.id for run in runs)
+        with self.lock:
+            if key not in self._screened:
+                self._screened[key] = self._outcomes(self.pairs, runs)
+            return self._screened[key]
+
+    def known(self, combinations: Sequence[tuple[Mistake, ...]], runs: list[Run]) -> list[Known]:
+        """The wrong versions with what they give in `runs`."""
+        found = []
+        for mistakes, outcomes in zip(combinations, self._outcomes(combinations, runs), strict=True):
+            choices, verdict = best_verdict(self.plan, outcomes)
+            passes = passing_runs(self.plan, outcomes, choices)
+            found.append(Known(mistakes, outcomes, choices, verdict, passes))
+        return found
+
+    def _outcomes(self, combinations: Sequence[tuple[Mistake, ...]], runs: list[Run]) -> list[Outcomes]:
+        exercise, plan = self.plan.exercise, self.plan
+        if not combinations:
+            return []
+        answers = [plain_answer(exercise, exercise.source_of(*mistakes)) for mistakes in combinations]
+        nothing = {run.id: {"error": {"kind": "not run"}} for run in plan.runs}
+        results = self.runner.run(plan.job(answers, runs), patient=True)
+        return [{**nothing, **result["runs"]} for result in results]
+
+
+def named(library: Library, outcomes: Outcomes, choices: Mapping[str, str], verdict: Verdict) -> list[Named]:
+    """The mistakes that explain a failing answer, best first; empty when none does."""
+    plan = library.plan
+    passes = passing_runs(plan, outcomes, choices)
+    singles = library.singles()
+    shares = {id(known): _agreement(library, known, outcomes, passes) for known in singles}
+    equal = [known for known in singles if shares[id(known)] == 1]
+    if len(passes) == len(library.value_runs):  # the numbers are right: only the other checks can tell
+        return _by_pattern(equal or singles, verdict)
+    if equal:
+        return [Named(_closest(equal, verdict).mistakes, True)]
+    if not _mostly_errors(library, outcomes):
+        pair = _pair(library, outcomes, passes)
+        if pair is not None:
+            return [Named(pair.mistakes, True)]
+        # Random numbers do not agree by chance: a mistake that is met in most calls was made, and something
+        # else besides it.
+        best = max(singles, key=lambda known: shares[id(known)], default=None)
+        if best is not None and shares[id(best)] >= MOST:
+            return [Named(best.mistakes, True, mostly=True)]
+    if any(not check.passed and check.kind == "wrong" for check in verdict.checks):
+        return []  # the numbers speak against every mistake we know
+    return _by_pattern(singles, verdict)  # chance, as in dropout, gives other numbers for the same mistake
+
+
+def _pair(library: Library, outcomes: Outcomes, passes: frozenset[int]) -> Known | None:
+    """The two known mistakes that together give what the answer gives."""
+    ran = [run for run in library.value_runs if outcomes[run.id].get("error") is None]
+    wrong = [run for run in ran if run.id not in passes]
+    few = [*wrong[:SCREENING_RUNS], *[run for run in ran if run.id in passes][:1]]
+    near = [
+        pair
+        for pair, theirs in zip(library.pairs, library.screened(few), strict=True)
+        if all(_agree(library, run, outcomes[run.id], theirs[run.id]) for run in few if run in wrong)
+    ]
+    for known in library.known(near[:MOST_CONFIRMED], library.value_runs):
+        if _agreement(library, known, outcomes, passes) == 1:
+            return known
+    return None
+
+
+def _mostly_errors(library: Library, outcomes: Outcomes) -> bool:
+    """An answer that cannot even run is no pair of two subtle mistakes."""
+    errors = [run for run in library.value_runs if outcomes[run.id].get("error") is not None]
+    return len(errors) == len(library.value_runs)
+
+
+def _by_pattern(candidates: list[Known], verdict: Verdict) -> list[Named]:
+    matching = [known for known in candidates if known.verdict.failed == verdict.failed]
+    return [Named(matching[0].mistakes, False)] if matching else []
+
+
+def _closest(candidates: list[Known], verdict: Verdict) -> Known:
+    """Of several with the same numbers, the one that fails the same checks."""
+    return max(candidates, key=lambda known: -len(known.verdict.failed ^ verdict.failed))
+
+
+def _agreement(library: Library, known: Known, outcomes: Outcomes, passes: frozenset[int]) -> float:
+    """In which part of the calls that one of them fails an answer gives what a known mistake gives."""
+    runs = [run for run in library.value_runs if run.id not in passes or run.id not in known.passes]
+    if not runs:
+        return 1.0
+    return sum(_agree(library, run, outcomes[run.id], known.outcomes[run.id]) for run in runs) / len(runs)
+
+
+def _agree(library: Library, run: Run, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether two answers gave the same in one call."""
+    if mine.get("error") is not None or theirs.get("error") is not None:
+        kinds = [(each.get("error") or {}).get("type") for each in (mine, theirs)]
+        return kinds[0] == kinds[1]
+    exercise = library.plan.exercise
+    first, second = mine["value"], theirs["value"]
+    if exercise.view is not None:
+        case = library.plan.cases[run.case]
+        try:
+            first, second = exercise.view(case, first), exercise.view(case, second)
+        except (RuntimeError, TypeError, AttributeError, IndexError, ValueError):
+            return False
+    return same(first, second, 2 * tolerance_of("float32", exercise.tolerance))

@@ -1,0 +1,302 @@
+"""Runs jobs in child processes, with limits, and picks up where a child died.
+
+A worker is one process with torch loaded (zygote.py) that forks a child for each job. The child streams its
+outcomes; when it loops, crashes or leaves, the run it was at is lost, and a new child makes those after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from queue import LifoQueue
+from typing import Any
+
+from regard.errors import RegardError
+from regard.exercises.wire import Reader, WireError, encode
+from regard.exercises.zygote import TOO_MANY_PROCESSES
+
+GONE = 1000  # in place of an exit code: the worker itself has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an answer may take."""
+
+    run_seconds: float = 1.5  # of work in one call; three times that by the clock
+    stall_seconds: float = 7.0  # without a sign of life: only code that swallows the limit above gets here
+    job_seconds: float = 20.0  # all calls together
+    memory: int = 1 << 30  # bytes beyond what torch itself takes
+    restarts: int = 3
+
+
+@dataclass
+class _Budget:
+    """Until when a job may run."""
+
+    deadline: float
+
+
+class _Worker:
+    """One zygote process and the socket to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name
+            in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "MPLCONFIGDIR")
+        } | {
+            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+            "MPLBACKEND": "Agg",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        paths = [path for path in sys.path if path and Path(path).is_dir()]
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", str(Path(__file__).with_name("zygote.py")), str(theirs.fileno()), *paths],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        theirs.close()
+        self.control = ours
+        self.ready = False
+
+    def wait_until_ready(self) -> None:
+        """Return when torch is loaded there."""
+        if not self.ready:
+            if self.control.recv(1) != b"R":
+                _, errors = self.process.communicate()
+                lines = errors.decode(errors="replace").strip().splitlines()
+                raise RegardError(
+                    f"the process that runs answers did not start: {lines[-1] if lines else 'no message'}."
+                )
+            self.ready = True
+
+    def close(self) -> None:
+        """End the zygote; it ends whatever it still runs."""
+        self.control.close()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+
+
+class Runner:
+    """A pool of workers: `run(job)` from any thread."""
+
+    def __init__(self, n_worker: int = 1, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.n_worker = n_worker
+        self.idle: LifoQueue[_Worker] = LifoQueue()
+        self.lock = threading.Lock()
+        for _ in range(n_worker):  # started together, so that they load torch side by side
+            self.idle.put(_Worker())
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for _ in range(self.n_worker):
+            self.idle.get().close()
+
+    @contextlib.contextmanager
+    def _borrowed(self) -> Iterator[list[_Worker]]:
+        held = [self.idle.get()]
+        try:
+            yield held
+        finally:
+            self.idle.put(held[0])
+
+    def run(self, job: dict[str, Any], *, patient: bool = False) -> list[dict[str, Any]]:
+        """Each answer's load report, its runs' outcomes by id, and what it printed.
+
+        `patient` is for our own code, such as known mistakes: there the job has a minute.
+        """
+        limits = self.limits
+        total = 60.0 if patient else limits.job_seconds
+        answers = [dict(answer) for answer in job["answers"]]
+        results: list[dict[str, Any]] = [{"loaded": None, "runs": {}, "printed": ""} for _ in answers]
+        first, restarts, died = 0, 0, -1
+        with self._borrowed() as held:
+            held[0].wait_until_ready()
+            budget = _Budget(time.monotonic() + total)
+            while first < len(answers):
+                done = results[first]["runs"]
+                runs = [run for run in job["runs"] if run["id"] not in done]
+                # Only the answer that died is resumed; those after it have all their runs to make.
+                some = [answers[first]] if done else answers[first:]
+                told = {**job, "answers": some, "runs": runs, "seconds": limits.run_seconds}
+                end = self._child(held, told, results, first, budget)
+                if end is None:
+                    first += len(some)
+                    continue
+                number, loading, reason = end
+                restarts = restarts + 1 if number == died else 1
+                died = number
+                result, answer = results[number], answers[number]
+                exhausted = time.monotonic() >= budget.deadline or restarts > limits.restarts
+                if result["loaded"] is None:
+                    if loading is None or exhausted:
+                        result["loaded"] = {"died": reason}
+                        first = number + 1
+                    else:  # leave out the statement that ended the process
+                        answer["skip"] = [*answer.get("skip", []), loading[0]]
+                        answer.setdefault("fatal", []).append([loading[1], reason, loading[0]])
+                        first = number
+                    continue
+                left = [run["id"] for run in job["runs"] if run["id"] not in result["runs"]]
+                for position, run in enumerate(left):
+                    if position == 0:
+                        result["runs"][run] = {"error": {"kind": "died", "message": reason}}
+                    elif exhausted:
+                        result["runs"][run] = {"error": {"kind": "not run"}}
+                first = number + 1 if exhausted or len(left) <= 1 else number
+        for result, answer in zip(results, answers, strict=True):
+            if result["loaded"] is not None and "fatal" in answer:
+                result["loaded"].setdefault("skipped", []).extend(answer["fatal"])
+        return results
+
+    def _child(
+        self,
+        held: list[_Worker],
+        job: dict[str, Any],
+        results: list[dict[str, Any]],
+        first: int,
+        budget: _Budget,
+    ) -> tuple[int, tuple[int, str] | None, str] | None:
+        """Run one child; None when it made every run, else which answer it died at, where, and of what."""
+        limits = self.limits
+        worker = held[0]
+        if worker.process.poll() is not None:
+            worker.close()
+            worker = held[0] = _Worker()
+            began = time.monotonic()
+            worker.wait_until_ready()
+            budget.deadline += time.monotonic() - began  # loading torch again is not the answer's time
+        deadline = budget.deadline
+        reader = Reader()
+        number, loading, n_done = first, None, 0
+        with tempfile.TemporaryFile() as file:
+            file.write(encode({key: value for key, value in job.items() if key != "warm"}))
+            file.flush()
+            file.seek(0)
+            source, sink = os.pipe()
+            settings = {"memory": limits.memory, "cpu_seconds": 60, "warm": job.get("warm", [])}
+            try:
+                socket.send_fds(worker.control, [json.dumps(settings).encode()], [file.fileno(), sink])
+            except OSError:
+                os.close(source)
+                worker.process.kill()
+                return number, loading, "it ended the process that runs it"
+            finally:
+                os.close(sink)
+        reason, status, open_end = "", None, True
+        last = time.monotonic()
+        try:
+            while status is None:
+                now = time.monotonic()
+                wait = min(last + limits.stall_seconds, max(deadline, last + 0.2)) - now
+                if wait <= 0 and not reason:
+                    stalled = now >= last + limits.stall_seconds
+                    reason = (
+                        "an endless loop, or a call that takes too long"
+                        if stalled
+                        else "the whole check took too long"
+                    )
+                    with contextlib.suppress(OSError):
+                        worker.control.send(b"K")
+                    last = now + 3600
+                waiting: list[Any] = [worker.control, *([source] if open_end else [])]
+                ready, _, _ = select.select(waiting, [], [], max(0.0, min(wait, 1.0)) if not reason else 10.0)
+                if source in ready:
+                    data = os.read(source, 1 << 16)
+                    open_end = bool(data)
+                    last = last if reason else time.monotonic()
+                    for message in reader.feed(data):
+                        number, loading, n_done = _record(message, results, first, number, loading, n_done)
+                if worker.control in ready and source not in ready:
+                    status = _status(worker.control)
+                elif not ready and reason:
+                    status = -signal.SIGKILL
+        except (WireError, OSError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            reason = f"it wrote something else where its results belong ({error})"
+            with contextlib.suppress(OSError):
+                worker.control.send(b"K")
+                _status(worker.control)
+        finally:
+            os.close(source)
+        if status == GONE:
+            worker.process.wait(timeout=5)
+        if n_done == len(job["answers"]):
+            return None
+        return number, loading, reason or _reason(status or 0)
+
+
+def _record(
+    message: dict[str, Any],
+    results: list[dict[str, Any]],
+    first: int,
+    number: int,
+    loading: tuple[int, str] | None,
+    n_done: int,
+) -> tuple[int, tuple[int, str] | None, int]:
+    """Put a message where it belongs; where the child is now."""
+    number = first + message["answer"]
+    result = results[number]
+    if "loading" in message:
+        loading = (int(message["loading"]), str(message["where"]))
+    elif "loaded" in message:
+        result["loaded"], loading = message["loaded"], None
+        n_done += bool(message["loaded"]["missing"])
+    elif "printed" in message:
+        result["printed"] = message["printed"]
+        n_done += 1
+    elif "run" in message:
+        if "unsent" in message:
+            message = {"run": message["run"], "error": {"kind": "unsent", "message": message["unsent"]}}
+        result["runs"][message["run"]] = message
+    return number, loading, n_done
+
+
+def _status(control: socket.socket) -> int:
+    """The exit code that the zygote reports; a number of our own when it is gone itself."""
+    data = b""
+    while not data.endswith(b"\n"):
+        part = control.recv(64)
+        if not part:
+            return GONE
+        data += part
+    return int(data)
+
+
+def _reason(status: int) -> str:
+    """Why a child ended early, in words."""
+    if status == GONE:
+        return "it ended the process that runs it"
+    if status == TOO_MANY_PROCESSES:
+        return "it started too many processes"
+    if status == -signal.SIGSEGV:
+        return "it crashed Python (a segmentation fault)"
+    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+        return "it used too much time or memory and was stopped"
+    if status < 0:
+        return f"it was ended by signal {-status}"
+    return f"it ended Python with exit code {status}"

@@ -1,0 +1,489 @@
+"""What a model costs: operations, bytes moved, cache and parameters, as formulas and as numbers.
+
+    found = cost(config, "decode", batch=8, length=8191)
+    found.operations, found.bytes, found.intensity, found.cache_bytes
+    for row in found.rows: row.name, str(row.operations), row.n_operation
+
+Operations are those of matrix products, two for each multiplication with its addition: what PyTorch's
+`FlopCounterMode` counts on the plain path. Bytes are those of operands and results, each once for each
+product, and of the softmax; norms, residuals and activations, which a compiler folds into their neighbours,
+are left out. Hidden scores are computed and counted, as the plain path does.
+
+    b batch      t new tokens   n tokens in the cache before them   m tokens of the memory (encoder)
+    d model_dim  h heads        g key heads   k qk_dim   v v_dim    f ff_dim   V vocabulary   L layers
+    p features of a kernel      c, r latent and rotary numbers of multi-head latent attention
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from regard.errors import ArgumentError, UnsupportedError
+from regard.feature_maps import feature_map
+from regard.formula import Formula, symbols
+from regard.layers import BlockConfig
+from regard.models.transformer import TransformerConfig
+
+Phase = Literal["train", "prefill", "decode"]
+NOTHING = Formula()
+ONE = Formula() + 1
+b, t, n, m, d, h, g, k, v, f, V, L, p, c, r = symbols("b t n m d h g k v f V L p c r")
+OPTIMISER = 7  # Adam reads a weight, its gradient and two moments, and writes all but the gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-AI 2024, 2.1): the cache holds one short vector for a token.
+
+    Keys and values are made from `latent` numbers, and `rotary` more carry the position for all heads.
+    Decoding multiplies the matrices that would make them into queries and outputs instead.
+    """
+
+    latent: int
+    rotary: int
+
+    @classmethod
+    def usual(cls, qk_dim: int) -> Latent:
+        """The paper's proportions: four heads' worth of numbers, and half a head for the position."""
+        return cls(4 * qk_dim, qk_dim // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of operation, all layers together: formulas in numbers (not bytes), and their values."""
+
+    name: str
+    operations: Formula
+    weights: Formula  # parameters read
+    activations: Formula  # numbers read and written
+    cache: Formula  # numbers of the cache read and written
+    n_operation: int
+    n_byte: int
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte moved."""
+        return self.n_operation / self.n_byte if self.n_byte else 0.0
+
+    @property
+    def moved(self) -> Formula:
+        """All numbers moved."""
+        return self.weights + self.activations + self.cache
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The cost of one step of a phase."""
+
+    phase: Phase
+    rows: tuple[Row, ...]
+    sizes: Mapping[str, int]
+    number_bytes: int  # of one number
+    parameters: Formula
+    cache: Formula  # numbers held after the step
+
+    @property
+    def operations(self) -> int:
+        """Of matrix products, over the whole model and batch."""
+        return sum(row.n_operation for row in self.rows)
+
+    @property
+    def bytes(self) -> int:
+        """Moved to and from memory."""
+        return sum(row.n_byte for row in self.rows)
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte moved."""
+        return self.operations / self.bytes
+
+    @property
+    def n_parameter(self) -> int:
+        return self.parameters.value(self.sizes)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.n_parameter * self.number_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values, or of a linear layer's state, held after the step."""
+        return self.cache.value(self.sizes) * self.number_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One kind of operation in one layer, of which there are `count`."""
+
+    name: str
+    operations: Formula = NOTHING
+    weights: Formula = NOTHING
+    activations: Formula = NOTHING
+    cache: Formula = NOTHING
+    count: Formula = ONE
+
+
+def cost(
+    config: TransformerConfig,
+    phase: Phase,
+    *,
+    batch: int = 1,
+    length: int,
+    memory: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    latent: Latent | None = None,
+    fused: bool = False,
+) -> Cost:
+    """The cost of a training step or prefill of `length` tokens, or of one token after `length` in the cache.
+
+    An encoder-decoder reads `memory` tokens (`length` by default) and starts its answer with one token, or
+    in training writes `length`. `latent` puts multi-head latent attention in the place of the config's
+    own. `fused` leaves out the scores' way to memory and back, which flash kernels save.
+    """
+    _check(config, phase, batch, length, memory, latent)
+    sizes = sizes_of(config, latent)
+    both = config.kind == "encoder-decoder"
+    memory = (length if memory is None else memory) if both else 0
+    new, cached = (1, length) if phase == "decode" else (length, 0)
+    if both and phase == "prefill":
+        new = 1
+    sizes |= {"b": batch, "t": new, "n": cached, "m": memory}
+    parts: list[_Part] = []
+    if config.n_encoder_layer and phase != "decode":
+        span = m if both else t
+        parts += _layers(config, span, NOTHING, None, NOTHING, symbols("E")[0], latent, fused, "encoder ")
+        parts.append(_Part("embedding", NOTHING, NOTHING, 2 * b * span * d))
+    if config.n_decoder_layer:
+        read_anew = NOTHING if phase == "decode" else m
+        seen = m if both else None
+        parts += _layers(config, t, n, seen, read_anew, L, latent, fused, "decoder " if both else "")
+        parts.append(_Part("embedding", NOTHING, NOTHING, 2 * b * t * d))
+    parts += _head(config, t if phase == "train" or config.head == "masked" else ONE)
+    if phase == "train":
+        parts = [_trained(part) for part in parts]
+        parts.append(_Part("optimiser", NOTHING, OPTIMISER * parameters(config, latent)))
+    itemsize = torch.empty((), dtype=dtype).element_size()
+    return Cost(
+        phase,
+        tuple(_row(part, sizes, itemsize) for part in _together(parts)),
+        sizes,
+        itemsize,
+        parameters(config, latent),
+        NOTHING if phase == "train" else _held(config, latent),
+    )
+
+
+def _trained(part: _Part) -> _Part:
+    """With its backward pass: a product has two more of the same size, the softmax reads a table more."""
+    factor = 3 if part.operations.terms else 2
+    return replace(
+        part,
+        operations=3 * part.operations,
+        weights=factor * part.weights,
+        activations=factor * part.activations,
+        cache=factor * part.cache,
+    )
+
+
+def sizes_of(config: TransformerConfig, latent: Latent | None = None) -> dict[str, int]:
+    """The value of each symbol that the config fixes."""
+    block = config.block
+    head = block.model_dim // block.n_head
+    qk_dim = block.qk_dim or head
+    sizes = {
+        "d": block.model_dim,
+        "h": block.n_head,
+        "g": block.n_kv_head or block.n_head,
+        "k": qk_dim,
+        "v": block.v_dim or head,
+        "f": block.ff_dim,
+        "V": config.vocab,
+        "E": config.n_encoder_layer,
+        "L": config.n_decoder_layer,
+    }
+    if block.kernel is not None:
+        kernel = feature_map(block.kernel, qk_dim=qk_dim)
+        sizes["p"] = kernel.dim(qk_dim)
+    if latent is not None:
+        sizes |= {"c": latent.latent, "r": latent.rotary}
+    return sizes
+
+
+def _product(name: str, rows: Formula, inner: Formula, outer: Formula, bias: bool = False) -> _Part:
+    """rows x inner times a matrix of inner x outer parameters."""
+    weights = inner * outer + (outer if bias else NOTHING)
+    return _Part(name, 2 * rows * inner * outer, weights, rows * inner + rows * outer)
+
+
+def _layers(
+    config: TransformerConfig,
+    new: Formula,
+    cached: Formula,
+    memory: Formula | None,
+    read_anew: Formula,
+    count: Formula,
+    latent: Latent | None,
+    fused: bool,
+    prefix: str,
+) -> list[_Part]:
+    """All the products of a stack."""
+    block = config.block
+    if latent is not None:
+        parts = _latent_attention(new, cached + new, fused)
+    else:
+        parts = _attention(config, new, cached + new, new, fused)
+    if memory is not None:
+        crossing = _attention(config, new, memory, read_anew, fused)
+        parts += [replace(part, name=f"cross {part.name}") for part in crossing]
+    tokens = b * new
+    parts.append(_product("ff up", tokens, d, f, block.ff_bias))
+    if block.gated:
+        parts.append(_product("ff gate", tokens, d, f, block.ff_bias))
+    parts.append(_product("ff down", tokens, f, d, block.ff_bias))
+    return [replace(part, name=prefix + part.name, count=count) for part in parts]
+
+
+def _attention(
+    config: TransformerConfig, queries: Formula, keys: Formula, projected: Formula, fused: bool
+) -> list[_Part]:
+    """Grouped attention of one layer; g = h is multi-head, g = 1 multi-query."""
+    bias = config.block.attention_bias
+    out_bias = bias if config.block.out_bias is None else config.block.out_bias
+    parts = [_product("query", b * queries, d, h * k, bias)]
+    if projected.terms:
+        parts += [_kept(_product("key", b * projected, d, g * k, bias), b * projected * g * k)]
+        parts += [_kept(_product("value", b * projected, d, g * v, bias), b * projected * g * v)]
+    if config.block.kernel is not None:
+        parts += _linear(config.block.kernel, queries, projected)
+    else:
+        table = b * h * queries * keys
+        shown = NOTHING if fused else table
+        q, out = b * queries * h * k, b * queries * h * v
+        parts.append(_Part("scores", 2 * table * k, NOTHING, q + shown, b * keys * g * k))
+        parts.append(_Part("softmax", NOTHING, NOTHING, 2 * shown))
+        parts.append(_Part("weighted values", 2 * table * v, NOTHING, shown + out, b * keys * g * v))
+    parts.append(_product("output", b * queries, h * v, d, out_bias))
+    return parts
+
+
+def _kept(part: _Part, written: Formula) -> _Part:
+    """A product whose result goes into the cache."""
+    return replace(part, activations=part.activations + written * -1, cache=written)
+
+
+def _linear(kernel: str, queries: Formula, projected: Formula) -> list[_Part]:
+    """Kernelised attention: sums over keys, read by queries; z is one column more than v.
+
+    Causal training and prefill add, inside each chunk, products that depend on the chunk's length alone.
+    """
+    state = b * g * p * (v + 1)
+    parts = []
+    if kernel == "favor":  # its features are products themselves
+        parts.append(_Part("features", 2 * b * (g * projected + h * queries) * k * p, k * p))
+    if projected.terms:
+        collected = b * projected * g * (k + v)
+        parts.append(_Part("state", 2 * b * g * projected * p * (v + 1), NOTHING, collected, state))
+    read = b * queries * h * (k + v)
+    parts.append(_Part("read state", 2 * b * h * queries * p * (v + 1), NOTHING, read, state))
+    return parts
+
+
+def _latent_attention(queries: Formula, keys: Formula, fused: bool) -> list[_Part]:
+    """Multi-head latent attention with the up-projections absorbed, as it decodes."""
+    table = b * h * queries * keys
+    shown = NOTHING if fused else table
+    rows = b * queries
+    held, latent = b * keys * (c + r), b * keys * c
+    into = _Part("query to latent", 2 * rows * h * k * c, h * k * c, rows * h * (k + c))
+    back = _Part("latent to value", 2 * rows * h * c * v, h * c * v, rows * h * (c + v))
+    return [
+        _product("query", rows, d, h * (k + r)),
+        _kept(_product("latent", rows, d, c + r), rows * (c + r)),
+        into,
+        _Part("scores", 2 * table * (c + r), NOTHING, rows * h * (c + r) + shown, held),
+        _Part("softmax", NOTHING, NOTHING, 2 * shown),
+        _Part("weighted values", 2 * table * c, NOTHING, shown + rows * h * c, latent),
+        back,
+        _product("output", rows, h * v, d),
+    ]
+
+
+def _head(config: TransformerConfig, asked: Formula) -> list[_Part]:
+    """The products after the last block."""
+    parts = []
+    if config.head == "masked":
+        parts.append(_product("head projection", b * asked, d, d, True))
+    if config.head != "none":
+        parts.append(_product("vocabulary", b * asked, d, V, config.head == "masked"))
+    if config.pooler:
+        parts.append(_product("pooler", b, d, d, True))
+    return parts
+
+
+def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formula:
+    """How many parameters the model has."""
+    block = config.block
+    norm = 2 * d if block.norm == "layer" else d
+    both = config.kind == "encoder-decoder"
+    total = V * d + _head_parameters(config)
+    if config.positions == "learned" and config.n_position is not None:
+        total = total + config.n_position * d
+    total = total + config.n_token_type * d
+    if config.embed_norm:
+        total = total + norm
+    for count, cross in ((symbols("E")[0], False), (L, both)):
+        if not (config.n_encoder_layer if count != L else config.n_decoder_layer):
+            continue
+        parts = _layers(config, t, n, m if cross else None, m, ONE, latent, False, "")
+        matrices = sum((part.weights for part in parts if part.name != "features"), Formula())
+        total = total + count * (matrices + (3 if cross else 2) * norm)
+        if config.final_norm:
+            total = total + norm
+        if config.positions == "relative":
+            total = total + config.n_bucket * h
+    return total
+
+
+def _head_parameters(config: TransformerConfig) -> Formula:
+    total = NOTHING
+    if config.head == "masked":
+        total = total + d * d + d + V + (2 * d if config.block.norm == "layer" else d)
+    if config.head != "none" and not config.tied:
+        total = total + V * d
+    return total + d * d + d if config.pooler else total
+
+
+def _held(config: TransformerConfig, latent: Latent | None) -> Formula:
+    """Numbers in the cache after the step."""
+    if not config.n_decoder_layer:
+        return NOTHING
+    if latent is not None:
+        return L * b * (n + t) * (c + r)
+    if config.block.kernel is not None:
+        each = b * g * p * (v + 1)
+        return L * each if config.kind == "decoder" else 2 * L * each
+    cross = m if config.kind == "encoder-decoder" else NOTHING
+    return L * b * (n + t + cross) * g * (k + v)
+
+
+def _together(parts: list[_Part]) -> list[_Part]:
+    """Parts of the same name as one, their counts multiplied in; those that do nothing are left out."""
+    found: dict[str, _Part] = {}
+    for part in parts:
+        whole = _Part(
+            part.name,
+            part.count * part.operations,
+            part.count * part.weights,
+            part.count * part.activations,
+            part.count * part.cache,
+        )
+        before = found.get(part.name)
+        if before is not None:
+            whole = _Part(
+                part.name,
+                before.operations + whole.operations,
+                before.weights + whole.weights,
+                before.activations + whole.activations,
+                before.cache + whole.cache,
+            )
+        found[part.name] = whole
+    return [
+        part
+        for part in found.values()
+        if (part.operations + part.weights + part.activations + part.cache).terms
+    ]
+
+
+def _row(part: _Part, sizes: Mapping[str, int], itemsize: int) -> Row:
+    moved = part.weights + part.activations + part.cache
+    return Row(
+        part.name,
+        part.operations,
+        part.weights,
+        part.activations,
+        part.cache,
+        part.operations.value(sizes),
+        moved.value(sizes) * itemsize,
+    )
+
+
+def leading(
+    kind: Literal["multi-head", "grouped", "multi-query"], what: Literal["operations", "bytes"]
+) -> str:
+    """The leading terms of one decoding step of one attention layer, with qk_dim = v_dim = d / h.
+
+    >>> leading("multi-head", "operations"), leading("multi-query", "operations")
+    ('b n d + b d²', 'b n d + b d²')
+    >>> leading("multi-head", "bytes")
+    'b d + d² + b n d'
+    >>> leading("multi-query", "bytes")
+    'b n d / h + b d + d² + b n h'
+    """
+    heads = {"multi-head": h, "grouped": g, "multi-query": ONE}
+    if kind not in heads or what not in ("operations", "bytes"):
+        raise ArgumentError(
+            f"kind is one of {', '.join(heads)}, what operations or bytes. Got {kind!r}, {what!r}."
+        )
+    parts = _attention(_BARE, t, n + t, t, False)
+    total = Formula()
+    for part in parts:
+        total = total + (
+            part.operations if what == "operations" else part.weights + part.activations + part.cache
+        )
+    return str(total.substituted({"k": d / h, "v": d / h, "t": 1, "g": heads[kind]}).leading())
+
+
+def what_if(config: TransformerConfig) -> dict[str, tuple[TransformerConfig, Latent | None]]:
+    """The same model with other numbers of key heads, and with multi-head latent attention."""
+    n_head = config.block.n_head
+    counts = [count for count in range(1, n_head + 1) if n_head % count == 0]
+    if len(counts) > 4:
+        counts = [counts[0], counts[1], counts[-2], counts[-1]]
+    found: dict[str, tuple[TransformerConfig, Latent | None]] = {}
+    for count in counts:
+        kind = "multi-query" if count == 1 else "multi-head" if count == n_head else "grouped"
+        block = replace(config.block, n_kv_head=count, kernel=None)
+        found[f"{count} kv ({kind})"] = (replace(config, block=block), None)
+    block = replace(config.block, n_kv_head=None, kernel=None, attention_bias=False, out_bias=None)
+    qk_dim = config.block.qk_dim or config.block.model_dim // n_head
+    found["latent"] = (replace(config, block=block), Latent.usual(qk_dim))
+    return found
+
+
+def _check(
+    config: TransformerConfig,
+    phase: str,
+    batch: int,
+    length: int,
+    memory: int | None,
+    latent: Latent | None,
+) -> None:
+    if phase not in ("train", "prefill", "decode"):
+        raise ArgumentError(f"phase must be 'train', 'prefill' or 'decode'. Got {phase!r}.")
+    least = 0 if phase == "decode" else 1
+    if batch < 1 or length < least or (memory is not None and memory < 1):
+        raise ArgumentError(
+            f"batch and memory must be at least 1, length at least {least}. "
+            f"Got batch {batch}, length {length}, memory {memory}."
+        )
+    if phase == "decode" and not config.n_decoder_layer:
+        raise UnsupportedError("an encoder sees its whole input at once: it has no decoding step.")
+    if memory is not None and config.kind != "encoder-decoder":
+        raise ArgumentError(
+            f"only an encoder-decoder has a memory; this is a model that is {config.kind} only."
+        )
+    if config.kept_heads is not None:
+        raise UnsupportedError("the cost of a pruned model differs from layer to layer: it is not computed.")
+    if latent is not None and (
+        config.kind != "decoder" or config.block.kernel or config.block.attention_bias
+    ):
+        raise UnsupportedError("latent attention is costed for a decoder with softmax and without biases.")
+
+
+_BARE = TransformerConfig(
+    vocab=1, block=BlockConfig(model_dim=1, n_head=1, ff_dim=1, attention_bias=False), n_decoder_layer=1
+)

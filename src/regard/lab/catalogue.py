@@ -1,0 +1,40 @@
+"""The experiments, in the order in which a course meets them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from regard.errors import ArgumentError
+from regard.lab.spec import Experiment
+
+# id -> (module, claim in a few words, for a list without torch)
+EXPERIMENTS: dict[str, str] = {
+    "variance": "dividing by the root of the dimension keeps the variance of scores at 1",
+    "temperature": "without that division softmax saturates, and its gradient dies",
+    "argmax": "hard attention cannot be trained: queries and keys get no gradient",
+    "memory": "recurrence forgets with distance, attention does not",
+    "bottleneck": "a fixed context fails on long inputs, attention does not",
+    "heads": "several heads look in several places at once; one head cannot",
+    "causal": "without the causal rule a model cheats by reading the next token",
+    "nonlinear": "attention without softmax is cubic, not linear",
+    "decoding": "multi-query divides the cache, and the bytes of a step, by the heads",
+    "linear": "kernels make the cost linear in length, and cost quality",
+    "trained": "trained heads look at something; random ones look everywhere",
+    "context": "a word's vector depends on its sentence, more with every layer",
+    "wide values": "values may be wider than keys: what must change, and what it costs",
+    "pruning": "many heads can go, if the right ones go first",
+    "families": "GPT, BERT and T5 differ in where they may look and how they know positions",
+}
+
+
+def find(name: str) -> Experiment:
+    """The experiment of that id; a hyphen or underscore does for a space.
+
+    >>> find("wide-values").id
+    'wide values'
+    """
+    wanted = name.replace("-", " ").replace("_", " ")
+    if wanted not in EXPERIMENTS:
+        raise ArgumentError(f"there is no experiment {name!r}: there are {', '.join(EXPERIMENTS)}.")
+    found: Experiment = import_module(f"regard.lab.{wanted.replace(' ', '_')}").EXPERIMENT
+    return found

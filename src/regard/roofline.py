@@ -1,0 +1,229 @@
+"""How fast this machine computes and reads, and which of the two each operation of a model waits for.
+
+The roofline (Williams, Waterman and Patterson 2009): with I operations for each byte, no more than
+min(peak, I * bandwidth) operations a second are possible.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from regard.cost import Cost, Row
+from regard.errors import ArgumentError
+
+COLOURS = {"decode": "#d55e00", "prefill": "#0072b2", "train": "#1b7837"}
+MARKERS = {"decode": "o", "prefill": "s", "train": "^"}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was measured: the best of several tries, which is what the hardware can do, and the worst."""
+
+    peak: float  # operations a second of a large product
+    peak_worst: float
+    bandwidth: float  # bytes a second of reading a matrix far larger than the caches
+    bandwidth_worst: float
+    n_thread: int
+    dtype: str
+    device: str
+
+    @property
+    def ridge(self) -> float:
+        """Operations for each byte above which computing, not reading, is what takes the time."""
+        return self.peak / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An operation below the roof."""
+
+    row: Row
+    seconds: float  # at least
+    waits_for: str  # "memory" or "compute"
+
+
+def measure_machine(
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    *,
+    seconds: float = 1.0,
+    n_byte: int = 1 << 28,
+) -> Machine:
+    """Peak and bandwidth of this machine, from products repeated for about `seconds` each."""
+    if seconds <= 0 or n_byte < 1 << 12:
+        raise ArgumentError(f"seconds must be above 0 and n_byte at least 4096. Got {seconds} and {n_byte}.")
+    device = torch.device(device)
+    itemsize = torch.empty((), dtype=dtype).element_size()
+    side = 1024
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    slowest, fastest = _timed(lambda: left @ right, device, seconds)
+    width = 4096
+    matrix = torch.ones(max(1, n_byte // (width * itemsize)), width, dtype=dtype, device=device)
+    vector = torch.ones(width, dtype=dtype, device=device)
+    slow_read, fast_read = _timed(lambda: matrix @ vector, device, seconds)
+    work = 2 * side**3
+    return Machine(
+        work / fastest,
+        work / slowest,
+        matrix.nbytes / fast_read,
+        matrix.nbytes / slow_read,
+        torch.get_num_threads(),
+        str(dtype).removeprefix("torch."),
+        str(device),
+    )
+
+
+def _timed(run: Callable[[], object], device: torch.device, seconds: float) -> tuple[float, float]:
+    """The longest and the shortest of the runs that fit into `seconds`, three at least, after one to warm."""
+    run()
+    taken: list[float] = []
+    began = time.perf_counter()
+    while len(taken) < 3 or time.perf_counter() - began < seconds:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - start)
+    return max(taken), min(taken)
+
+
+def placed(cost: Cost, machine: Machine) -> list[Placed]:
+    """Each operation with the least time it can take, and what it waits for."""
+    found = []
+    for row in cost.rows:
+        reading, computing = row.n_byte / machine.bandwidth, row.n_operation / machine.peak
+        found.append(Placed(row, max(reading, computing), "memory" if reading >= computing else "compute"))
+    return found
+
+
+def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | None = None) -> Figure:
+    """A figure of the roof and, below it, the operations of each phase, numbered as in the list beside it."""
+    if not costs:
+        raise ArgumentError("there is no cost to draw.")
+    figure = Figure(figsize=(9.6, 4.8), layout="constrained", dpi=120)
+    FigureCanvasAgg(figure)
+    ax, beside = figure.subplots(1, 2, width_ratios=(2.3, 1))
+    beside.axis("off")
+    drawn = {each.phase: [row for row in each.rows if row.n_operation] for each in costs}
+    intensities = [row.intensity for rows in drawn.values() for row in rows]
+    low, high = min([*intensities, machine.ridge]) / 3, max([*intensities, machine.ridge]) * 3
+    roof_x = [low, machine.ridge, high]
+    ax.plot(roof_x, [low * machine.bandwidth, machine.peak, machine.peak], color="#444444", linewidth=1.8)
+    ax.fill_between(
+        roof_x, [low * machine.bandwidth, machine.peak, machine.peak], color="#f0f0f2", linewidth=0
+    )
+    ax.axvline(machine.ridge, color="#8c8c8c", linewidth=0.8, linestyle=":")
+    height, number = 1.0, 0
+    for place, (phase, rows) in enumerate(drawn.items()):
+        beside.text(0, height, phase, color=COLOURS[phase], fontsize=9, weight="bold", va="top")
+        height -= 0.06
+        for names, intensity in _grouped(rows).items():
+            number += 1
+            label = f"{number}"
+            speed = min(machine.peak, intensity * machine.bandwidth)
+            # Phases may fall on the same place: the first lies on top, the next are larger and stick out.
+            size, order = 10 + 6 * place, 5 - place
+            ax.plot(
+                intensity,
+                speed,
+                MARKERS[phase],
+                color=COLOURS[phase],
+                markersize=size,
+                markeredgecolor="white",
+                zorder=order,
+            )
+            ax.annotate(
+                label,
+                (intensity, speed),
+                xytext=(0, 0 if not place else -14),
+                textcoords="offset points",
+                color="white" if not place else COLOURS[phase],
+                fontsize=7,
+                ha="center",
+                va="center",
+                weight="bold",
+                zorder=order,
+            )
+            lines = _wrapped(f"{label}  {names} ({_short(intensity)})", 44)
+            beside.text(0, height, lines, fontsize=7, va="top", color="#222222")
+            height -= 0.045 * (lines.count("\n") + 1)
+        height -= 0.03
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(low, high)
+    ax.set_ylim(low * machine.bandwidth, machine.peak * 2.2)
+    ax.set_xlabel("intensity: operations for each byte moved", fontsize=9)
+    ax.set_ylabel("operations a second that are possible", fontsize=9)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: short_number(y)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x)))
+    ax.text(
+        machine.ridge,
+        machine.peak * 1.15,
+        f" peak {short_number(machine.peak)} operations/s",
+        fontsize=8,
+        va="bottom",
+    )
+    middle = (low * machine.ridge) ** 0.5
+    ax.annotate(
+        short_number(machine.bandwidth, "B/s"),
+        (middle, middle * machine.bandwidth),
+        xytext=(-8, 8),
+        textcoords="offset points",
+        fontsize=8,
+        ha="right",
+    )
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=8)
+    ax.set_title(
+        title or f"Roofline of this machine: {machine.n_thread} threads, {machine.dtype}",
+        fontsize=10,
+        loc="left",
+        pad=8,
+        parse_math=False,
+    )
+    return figure
+
+
+def _grouped(rows: Sequence[Row]) -> Mapping[str, float]:
+    """Names that stand at nearly the same place together, and that place."""
+    groups: list[tuple[list[str], float]] = []
+    for row in sorted(rows, key=lambda each: each.intensity):
+        if groups and row.intensity < 1.08 * groups[-1][1]:
+            groups[-1][0].append(row.name)
+        else:
+            groups.append(([row.name], row.intensity))
+    return {", ".join(names): intensity for names, intensity in groups}
+
+
+def _wrapped(text: str, width: int) -> str:
+    lines = [""]
+    for word in text.split(" "):
+        if len(lines[-1]) + len(word) > width:
+            lines.append("    ")
+        lines[-1] += ("" if lines[-1] in ("", "    ") else " ") + word
+    return "\n".join(lines)
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def short_number(value: float | int, unit: str = "") -> str:
+    """A number with a unit of a thousand's power.
+
+    >>> short_number(6_681_526_272), short_number(999), short_number(1500.0, "B/s")
+    ('6.68 G', '999', '1.5 kB/s')
+    """
+    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {letter}{unit}"
+    return f"{value:.3g} {unit}".strip()

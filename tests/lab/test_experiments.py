@@ -1,0 +1,167 @@
+"""Every experiment confirms its claim, and refutes it when the library is broken."""
+
+import json
+import warnings
+
+import pytest
+import torch
+
+from regard import attention, cache, feature_maps, layers, scores, visibility
+from regard.heads import importance
+from regard.lab.catalogue import EXPERIMENTS, find
+from regard.lab.spec import as_json, perform
+from regard.models import seq2seq
+
+
+def wrong_scale(value):
+    """Scores divided by something else than the root of the dimension."""
+
+    def change(patch):
+        patch.setattr(scores.ScoreRule, "scale_for", lambda self, qk_dim: value(self, qk_dim))
+
+    return change
+
+
+def soft_in_place_of_hard(patch):
+    """Hard attention that is soft, so that it has gradients."""
+
+    def attend_hard(q, k, v, rule=None, *, straight_through=False):
+        return attention.attend(q, k, v, rule).out
+
+    patch.setattr(attention, "attend_hard", attend_hard)
+
+
+def only_the_last_key(patch):
+    """Attention that sees nothing but the last key."""
+    real = attention.attend
+
+    def attend(q, k, v, *args, **kwargs):
+        return real(q, k[:, :, -1:], v[:, :, -1:])
+
+    patch.setattr(attention, "attend", attend)
+
+
+def uniform_weights(patch):
+    """Attention that averages all values alike."""
+    real = attention.attend
+
+    def attend(q, k, v, *args, **kwargs):
+        return real(torch.zeros_like(q), k, v)
+
+    patch.setattr(seq2seq, "attend", attend)
+
+
+def reshape_in_place_of_transpose(patch):
+    """Heads split by a reshape alone."""
+    patch.setattr(layers, "split_heads", lambda x, n_head: x.reshape(x.shape[0], n_head, x.shape[1], -1))
+
+
+def nothing_is_hidden(patch):
+    """The causal rule is forgotten on the way to every path."""
+    patch.setattr(visibility.Visibility, "simplified", lambda self, n_query, n_key: visibility.Visibility())
+
+
+def normalised_queries(patch):
+    """Scores that no longer depend on the length of a query."""
+    real = scores.ScoreRule.similarity
+
+    def similarity(self, q, k):
+        return real(self, torch.nn.functional.normalize(q, dim=-1), k)
+
+    patch.setattr(scores.ScoreRule, "similarity", similarity)
+
+
+def cache_repeats_heads(patch):
+    """A cache that keeps each key head twice."""
+    real = cache.LayerCache.append
+
+    def append(self, k, v):
+        return real(self, *(each.repeat_interleave(2, 1) if each.shape[1] < 8 else each for each in (k, v)))
+
+    patch.setattr(cache.LayerCache, "append", append)
+
+
+def inexact_features(patch):
+    """A quadratic map whose first feature is a little too large."""
+    real = feature_maps.Quadratic.phi
+
+    def phi(self, x):
+        features = real(self, x)
+        return torch.cat([1.01 * features[..., :1], features[..., 1:]], -1)
+
+    patch.setattr(feature_maps.Quadratic, "phi", phi)
+
+
+def everyone_for_himself(patch):
+    """Attention in which each token gets its own value only."""
+    real = attention.attend
+
+    def attend(q, k, v, rule=None, **kwargs):
+        own = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+        return attention.Attended(own, real(q, k, v, rule).lse)
+
+    patch.setattr(layers, "attend", attend)
+
+
+def merged_without_transpose(patch):
+    """Heads merged by a reshape alone."""
+    patch.setattr(layers, "merge_heads", lambda x: x.reshape(x.shape[0], x.shape[2], -1))
+
+
+def importance_upside_down(patch):
+    """Importance with its sign turned."""
+    real = importance.importance
+    patch.setattr(importance, "importance", lambda *args, **kwargs: -real(*args, **kwargs))
+
+
+BREAKS = {
+    "variance": wrong_scale(lambda rule, d: 1 / d if rule.scale is None else rule.scale),
+    "temperature": wrong_scale(lambda rule, d: 1.0 if rule.scale is None else rule.scale),
+    "argmax": soft_in_place_of_hard,
+    "memory": only_the_last_key,
+    "bottleneck": uniform_weights,
+    "heads": reshape_in_place_of_transpose,
+    "causal": nothing_is_hidden,
+    "nonlinear": normalised_queries,
+    "decoding": cache_repeats_heads,
+    "linear": inexact_features,
+    "trained": wrong_scale(lambda rule, d: 0.0),
+    "context": everyone_for_himself,
+    "wide values": merged_without_transpose,
+    "pruning": importance_upside_down,
+    "families": nothing_is_hidden,
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_quick_run_confirms_the_claim(name):
+    """Every prediction holds; the sentence, the figure and the JSON say what was measured."""
+    experiment = find(name)
+    result = perform(experiment, quick=True, seed=0)
+    assert result.verdict == "confirmed", result.sentence
+    assert result.sentence.startswith("Confirmed: ")
+    assert any(ax.has_data() for ax in result.figure.axes)
+    assert all(each.low <= each.value <= each.high for each in result.measurements)
+    said = as_json(experiment, result, quick=True, seed=0, seconds=1.0)
+    assert json.loads(json.dumps(said, allow_nan=False)) == said
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_broken_library_is_refuted(name, monkeypatch):
+    """One fault in the library, none in the experiment, and the verdict turns."""
+    experiment = find(name)  # imported before the fault, as a user would have it
+    BREAKS[name](monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a trace warns that its weights no longer add up
+        result = perform(experiment, quick=True, seed=0)
+    assert result.verdict == "refuted"
+    assert result.sentence.startswith("Refuted: ")
+
+
+def test_every_experiment_says_what_it_claims():
+    """Each has its id, a claim and a prediction, in whole sentences."""
+    for name in EXPERIMENTS:
+        experiment = find(name)
+        assert experiment.id == name
+        assert experiment.claim.endswith(".")
+        assert experiment.prediction.endswith(".")

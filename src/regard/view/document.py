@@ -1,0 +1,249 @@
+"""One sequence of a trace as the page sees it: what there is, tiles of it, the numbers behind a weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.trace_layers import AnyLayer, LayerTrace, LinearLayerTrace
+from regard.tracing import Trace
+from regard.view.labels import head_facts
+from regard.view.pooling import pooled_max
+
+Json = dict[str, Any]
+ModelKind = Literal["encoder", "decoder", "encoder-decoder", "unknown"]
+Predicts = Literal["next", "masked", "vector"]
+
+_MOST_TEXELS = 1 << 22  # numbers of one answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """A trace's sequence number `batch`, with what the page says about it."""
+
+    trace: Trace
+    batch: int = 0
+    id: str = "trace"
+    title: str = ""
+    model_key: str = ""
+    text: str = ""
+    target: str | None = None
+    notices: tuple[str, ...] = ()
+    off: tuple[tuple[int, int], ...] = ()
+    kind: ModelKind = "unknown"
+    predicts: Predicts | None = None
+    generated: Json | None = None
+    special_ids: frozenset[int] = frozenset()
+    _facts: list[Json] = field(default_factory=list)  # filled when first asked for
+
+    def meta(self, precision: str = "as computed") -> Json:
+        """What the page must know before it asks for a number."""
+        trace = self.trace
+        facts = {name: value for name, value in trace.facts.items() if isinstance(value, str | int | bool)}
+        return {
+            "id": self.id,
+            "title": self.title or str(trace.facts.get("name", "trace")),
+            "model": facts,
+            "modelKey": self.model_key,
+            "text": self.text,
+            "target": self.target,
+            "tokens": list(_line(trace.tokens, self.batch)),
+            "source": list(_line(trace.source_tokens, self.batch)),
+            "layers": [self._layer_meta(layer) for layer in trace.layers],
+            "notices": list(self.notices),
+            "checks": str(trace.checks),
+            "off": [list(head) for head in self.off],
+            "kind": self.kind,
+            "predicts": self.predicts,
+            "generated": self.generated,
+            "precision": precision,
+        }
+
+    def _layer_meta(self, layer: AnyLayer) -> Json:
+        tokens, source = _line(self.trace.tokens, self.batch), _line(self.trace.source_tokens, self.batch)
+
+        def side(labels: Sequence[str]) -> str | None:
+            if source and labels == source:
+                return "source"
+            return "tokens" if tokens and labels == tokens else None
+
+        return {
+            "name": layer.name,
+            "kind": layer.kind,
+            "mechanism": mechanism(layer),
+            "heads": layer.n_head,
+            "queries": layer.n_query,
+            "keys": layer.n_key,
+            "rows": side(self.trace.query_tokens(layer.name, self.batch)),
+            "cols": side(self.trace.key_tokens(layer.name, self.batch)),
+            "values": values_of(layer) is not None,
+        }
+
+    def tile(
+        self,
+        layer: int,
+        head: int,
+        rows: slice,
+        cols: slice,
+        n_row: int,
+        n_col: int,
+        *,
+        valued: bool = False,
+    ) -> np.ndarray:
+        """The largest weight of each of `n_row` x `n_col` blocks, NaN where all of a block is hidden.
+
+        `valued` multiplies each weight by the length of the value vector it carries.
+        """
+        found = self._layer(layer, head)
+        first, last = checked_range("rows", rows, found.n_query)
+        left, right = checked_range("cols", cols, found.n_key)
+        if min(n_row, n_col) < 1 or min(n_row, last - first) * min(n_col, right - left) > _MOST_TEXELS:
+            raise ArgumentError(f"a tile has 1 to {_MOST_TEXELS} numbers. Got {n_row} x {n_col}.")
+        row_ends, col_ends = _ends(first, last, n_row), _ends(left, right, n_col)
+        lengths = self._value_lengths(found, head) if valued else None
+        return pooled_max(found, self.batch, head, row_ends, col_ends, lengths)
+
+    def parts(self, layer: int, head: int, query: int, key: int) -> Json:
+        """The numbers behind one weight."""
+        found = self._layer(layer, head)
+        checked_range("query", slice(query, query + 1), found.n_query)
+        checked_range("key", slice(key, key + 1), found.n_key)
+        rows, cols = slice(query, query + 1), slice(key, key + 1)
+        weight = float(found.block(rows, cols, self.batch, head))
+        visible = bool(found.visible_block(rows, cols, self.batch, head))
+        values = values_of(found)
+        base: Json = {
+            "mechanism": mechanism(found),
+            "visible": visible,
+            "weight": weight if visible else 0.0,
+            "v": None if values is None else _kv(values, self.batch, head, found.n_head)[key].tolist(),
+            "q": [], "k": [], "products": [], "additive": False, "scale": None, "similarity": 0.0,
+            "softcap": None, "bias": 0.0, "score": None, "lse": None,
+        }  # fmt: skip
+        if isinstance(found, LayerTrace):
+            parts = found.score_parts(self.batch, head, query, key)
+            base.update(
+                q=list(parts.q),
+                k=list(parts.k),
+                products=list(parts.products),
+                additive=parts.scale is None,
+                scale=parts.scale,
+                similarity=parts.similarity,
+                softcap=parts.softcap,
+                bias=parts.bias,
+                score=_finite(parts.score),
+                lse=_finite(parts.lse),
+            )
+        elif isinstance(found, LinearLayerTrace):
+            one_q = found.q[self.batch, head, query : query + 1].float()
+            one_k = _kv(found.k, self.batch, head, found.n_head)[key : key + 1].float()
+            q, k = found.kernel.phi_query(one_q)[0], found.kernel.phi(one_k)[0]
+            base.update(q=q.tolist(), k=k.tolist(), products=(q * k).tolist(), similarity=float(q @ k))
+            base["lse"] = float(found.normaliser[self.batch, head, query])
+        return base
+
+    def pairs(self, layer: int, head: int, count: int = 10) -> list[Json]:
+        """The largest weights of a head and where they are."""
+        found = self._layer(layer, head)
+        best: list[tuple[float, int, int]] = []
+        for rows, block in found.strips(self.batch, head):
+            flat = block[0].float().flatten()
+            top = flat.topk(min(count, flat.shape[0]))
+            for value, index in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+                best.append((value, rows.start + index // found.n_key, index % found.n_key))
+            best = sorted(best, reverse=True)[:count]
+        return [{"query": query, "key": key, "weight": weight} for weight, query, key in best if weight > 0]
+
+    def facts(self) -> Json:
+        """Measures and labels of every head."""
+        if not self._facts:
+            self._facts.append(head_facts(self.trace, self.batch, self.special_ids))
+        return self._facts[0]
+
+    def _layer(self, layer: int, head: int) -> AnyLayer:
+        if not 0 <= layer < len(self.trace.layers):
+            raise ArgumentError(f"there is no layer {layer}: there are {len(self.trace.layers)}.")
+        found = self.trace.layers[layer]
+        if not 0 <= head < found.n_head:
+            raise ArgumentError(f"there is no head {head}: {found.name} has {found.n_head}.")
+        return found
+
+    def _value_lengths(self, layer: AnyLayer, head: int) -> Tensor:
+        values = values_of(layer)
+        if values is None:
+            raise ArgumentError(f"the values of {layer.name} were not kept: trace with keep_v=True.")
+        lengths: Tensor = _kv(values, self.batch, head, layer.n_head).float().norm(dim=-1)
+        return lengths
+
+
+def documents_of(trace: Trace, **about: Any) -> list[Document]:
+    """A document for each sequence of a trace."""
+    texts = trace.text or ("",) * trace.n_batch
+    name = str(trace.facts.get("name", "trace"))
+    several = trace.n_batch > 1
+    return [
+        Document(
+            trace,
+            batch,
+            id=f"trace-{batch}",
+            title=f"{name} · sequence {batch}" if several else name,
+            **{"text": texts[batch], **about},
+        )
+        for batch in range(trace.n_batch)
+    ]
+
+
+def mechanism(layer: AnyLayer) -> str:
+    """How the weights of a layer come about."""
+    if isinstance(layer, LayerTrace):
+        return "softmax"
+    return "linear" if isinstance(layer, LinearLayerTrace) else "dense"
+
+
+def values_of(layer: AnyLayer) -> Tensor | None:
+    """The value vectors of a layer, where they were kept."""
+    return layer.v if isinstance(layer, LayerTrace | LinearLayerTrace) else None
+
+
+def checked_range(name: str, part: slice, size: int) -> tuple[int, int]:
+    """The ends of a slice that must lie inside and hold something."""
+    if not 0 <= part.start < part.stop <= size:
+        raise ArgumentError(f"{name} must lie in 0 to {size}. Got {part.start} to {part.stop}.")
+    return part.start, part.stop
+
+
+def _ends(first: int, last: int, n_block: int) -> list[int]:
+    n_block = min(n_block, last - first)
+    return [first + (last - first) * index // n_block for index in range(n_block + 1)]
+
+
+def _kv(tensor: Tensor, batch: int, head: int, n_head: int) -> Tensor:
+    """The keys' or values' part that a query head uses."""
+    part: Tensor = tensor[batch, head * tensor.shape[1] // n_head]
+    return part
+
+
+def _line(lines: tuple[tuple[str, ...], ...], batch: int) -> tuple[str, ...]:
+    return lines[batch] if lines else ()
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def plain(value: Any) -> Any:
+    """Numbers that JSON has no word for become null."""
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value.tolist() if isinstance(value, torch.Tensor) else value

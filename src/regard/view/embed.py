@@ -1,0 +1,149 @@
+"""A document as bytes for a page without a server: queries, keys and row sums, from which the browser itself
+recovers any weight as exp(score - lse). Size grows with the length of the text, not with its square.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.scores import DenseBias, DistanceBias, SlopeBias
+from regard.trace_layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
+from regard.view.document import Document, Json, plain
+from regard.visibility import Visibility
+
+Precision = Literal["float32", "float24"]
+
+EXACT_BYTES = 8_000_000  # documents up to this size keep all 32 bits of queries and keys
+
+
+class _Packer:
+    """Tensors one after the other, and where each is."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.length = 0
+
+    def add(self, tensor: Tensor, dtype: str) -> Json:
+        data = _as_bytes(tensor, dtype)
+        place = {"dtype": dtype, "shape": list(tensor.shape), "at": self.length, "bytes": len(data)}
+        padding = -len(data) % 4
+        self.parts += [data, b"\0" * padding]
+        self.length += len(data) + padding
+        return place
+
+
+def _as_bytes(tensor: Tensor, dtype: str) -> bytes:
+    array = tensor.detach().cpu().contiguous()
+    if dtype == "float16":
+        return array.half().numpy().astype("<f2").tobytes()
+    if dtype == "uint8":
+        return array.to(torch.uint8).numpy().tobytes()
+    if dtype == "int32":
+        return array.to(torch.int32).numpy().astype("<i4").tobytes()
+    whole = array.float().numpy().astype("<f4")
+    if dtype == "float32":
+        return whole.tobytes()
+    # Rounded to the nearest number whose last byte is 0; that byte is then left out.
+    bits = whole.view("<u4").astype(np.uint64)
+    rounded = np.where(np.isfinite(whole), np.minimum(bits + 0x80, 0xFFFFFFFF), bits).astype("<u4")
+    return rounded.reshape(-1, 1).view(np.uint8)[:, 1:].tobytes()
+
+
+def embedded(document: Document, precision: Precision | None = None, keep_v: bool = True) -> Json:
+    """The document with all its numbers, for JSON. Short texts keep every bit of queries and keys."""
+    if precision is None:
+        precision = "float32" if embedded_bytes(document, "float32", keep_v) <= EXACT_BYTES else "float24"
+    packer = _Packer()
+    layers = [_layer(layer, document.batch, packer, precision, keep_v) for layer in document.trace.layers]
+    said = "32-bit floats" if precision == "float32" else "24-bit floats (relative error at most 2e-5)"
+    meta = document.meta(precision=f"queries and keys as {said}")
+    if not keep_v:
+        for layer in meta["layers"]:
+            layer["values"] = False
+    data = base64.b64encode(b"".join(packer.parts)).decode("ascii")
+    return {"meta": plain(meta), "facts": document.facts(), "layers": layers, "data": data}
+
+
+def embedded_bytes(document: Document, precision: Precision, keep_v: bool = True) -> int:
+    """About how many bytes `embedded` takes, without making it."""
+    per = 4 if precision == "float32" else 3
+    total = 0
+    for layer in document.trace.layers:
+        for tensor in layer.tensors:
+            total += tensor[0].numel() * per if tensor.dim() == 4 else tensor.numel() * 4
+        values = getattr(layer, "v", None)
+        if values is not None:
+            total += values[0].numel() * ((2 if keep_v else 0) - per)
+    return total * 4 // 3
+
+
+def _layer(layer: AnyLayer, batch: int, packer: _Packer, precision: str, keep_v: bool) -> Json:
+    tensors: dict[str, Json] = {}
+    about: dict[str, Any] = {
+        "tensors": tensors, "scale": None, "softcap": None, "causal": False, "start": 0, "window": None,
+        "biasKind": None, "biasZero": 0,
+    }  # fmt: skip
+    if isinstance(layer, LayerTrace):
+        rule = layer.rule
+        tensors["q"] = packer.add(layer.q[batch], precision)
+        tensors["k"] = packer.add(layer.k[batch], precision)
+        tensors["lse"] = packer.add(layer.lse[batch], "float32")
+        about["scale"] = None if rule.additive is not None else rule.scale_for(layer.q.shape[3])
+        about["softcap"] = rule.softcap
+        if rule.additive is not None:
+            tensors["additive"] = packer.add(rule.additive, "float32")
+        _bias(rule.bias, batch, about, packer)
+        visible = rule.visible
+    elif isinstance(layer, LinearLayerTrace):
+        q, k = layer.q[batch].float(), layer.k[batch].float()
+        tensors["q"] = packer.add(layer.kernel.phi_query(q), precision)
+        tensors["k"] = packer.add(layer.kernel.phi(k), precision)
+        tensors["normaliser"] = packer.add(layer.normaliser[batch], "float32")
+        start = layer.n_key - layer.n_query if layer.causal else 0
+        visible = Visibility(causal=layer.causal, start=start, keys=layer.keys)
+    else:
+        assert isinstance(layer, DenseLayerTrace)
+        tensors["values"] = packer.add(layer.values[batch], precision)
+        visible = layer.visibility or Visibility()
+    values = getattr(layer, "v", None)
+    if keep_v and values is not None:
+        tensors["v"] = packer.add(values[batch], "float16")
+    _visible(visible, layer.n_key, batch, about, packer)
+    return about
+
+
+def _bias(bias: Any, batch: int, about: dict[str, Any], packer: _Packer) -> None:
+    if isinstance(bias, DistanceBias):
+        about["biasKind"], about["biasZero"] = "distance", bias.zero
+        about["tensors"]["bias"] = packer.add(bias.values, "float32")
+    elif isinstance(bias, SlopeBias):
+        about["biasKind"] = "slope"
+        about["tensors"]["bias"] = packer.add(bias.slopes, "float32")
+    elif isinstance(bias, DenseBias):
+        about["biasKind"] = "dense"
+        about["tensors"]["bias"] = packer.add(bias.values[min(batch, bias.values.shape[0] - 1)], "float32")
+
+
+def _visible(visible: Visibility, n_key: int, batch: int, about: dict[str, Any], packer: _Packer) -> None:
+    about.update(causal=visible.causal, start=visible.start, window=visible.window)
+    tensors = about["tensors"]
+
+    def own(tensor: Tensor) -> Tensor:
+        part: Tensor = tensor[min(batch, tensor.shape[0] - 1)]
+        return part
+
+    keys = visible.visible_keys(n_key)
+    if keys is not None:
+        tensors["seen"] = packer.add(own(keys), "uint8")
+    if visible.lengths is not None and visible.lengths.dim() == 2:
+        tensors["lengths"] = packer.add(own(visible.lengths), "int32")
+    if visible.query_segment is not None and visible.key_segment is not None:
+        tensors["query_segment"] = packer.add(own(visible.query_segment), "int32")
+        tensors["key_segment"] = packer.add(own(visible.key_segment), "int32")
+    if visible.dense is not None:
+        tensors["pairs"] = packer.add(own(visible.dense), "uint8")

@@ -1,0 +1,222 @@
+"""The models the page can open, each loaded once: trained ones, and shapes with random weights."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import hub
+from regard.errors import ArgumentError, LoadError
+from regard.layers import BlockConfig
+from regard.loading import Loaded, ModelFacts, load
+from regard.models.families import FAMILIES
+from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from regard.models.transformer import Transformer, TransformerConfig, initialise
+from regard.text import TextTokenizer, byte_tokenizer
+from regard.view.document import ModelKind, Predicts
+
+RANDOM = " (random)"
+UNTRAINED = " (untrained)"  # the same shape and tokenizer as a model that is here
+_KINDS: dict[str, ModelKind] = {"minilm": "encoder", "smollm2": "decoder"}
+_KEPT = 4  # models in memory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """A model that is loaded, whichever kind it is."""
+
+    key: str
+    title: str
+    model: Transformer | Seq2Seq
+    tokenizer: TextTokenizer
+    loaded: Loaded | None  # None: no Transformer
+    start_token: int | None = None
+    stop_tokens: tuple[int, ...] = ()
+
+    @property
+    def kind(self) -> ModelKind:
+        return "encoder-decoder" if isinstance(self.model, Seq2Seq) else self.model.config.kind
+
+    @property
+    def predicts(self) -> Predicts:
+        if isinstance(self.model, Seq2Seq) or self.model.config.head == "language":
+            return "next"
+        return "masked" if self.model.config.head == "masked" else "vector"
+
+    @property
+    def limit(self) -> int | None:
+        """The longest text, in tokens."""
+        return None if isinstance(self.model, Seq2Seq) else self.model.config.n_position
+
+    @property
+    def n_head(self) -> int:
+        return 1 if isinstance(self.model, Seq2Seq) else self.model.config.block.n_head
+
+    @property
+    def traced(self) -> Any:
+        """What `trace` is given."""
+        return self.model if self.loaded is None else self.loaded
+
+    def gate(self, off: tuple[tuple[int, int], ...]) -> Tensor | None:
+        """1 for every head, 0 for those switched off; None where none is."""
+        if not off:
+            return None
+        names = self.model.attention_names
+        gate = torch.ones(len(names), self.n_head, device=next(self.model.parameters()).device)
+        for layer, head in off:
+            if not (0 <= layer < len(names) and 0 <= head < self.n_head):
+                raise ArgumentError(
+                    f"there is no head {head} in layer {layer}: {self.title} has {len(names)} layers of "
+                    f"{self.n_head} heads."
+                )
+            gate[layer, head] = 0.0
+        return gate
+
+
+def opened(loaded: Loaded, key: str) -> Opened:
+    """A loaded Transformer for the page."""
+    if loaded.tokenizer is None:
+        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: the page could not read a text.")
+    return Opened(
+        key,
+        loaded.facts.name,
+        loaded.model,
+        loaded.tokenizer,
+        loaded,
+        loaded.start_token,
+        loaded.stop_tokens,
+    )
+
+
+class Models:
+    """The models of one page. Loading one does not hold up another."""
+
+    def __init__(self, device: str | torch.device = "cpu", seed: int = 0) -> None:
+        self.device, self.seed = device, seed
+        self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._kept: OrderedDict[str, Opened] = OrderedDict()
+        self.extra: list[str] = []  # folders and files named on the command line
+
+    def put(self, model: Opened) -> None:
+        """Take a model that is loaded already."""
+        with self._lock:
+            self._kept[model.key] = model
+            if model.key not in hub.AVAILABLE and not model.key.endswith(RANDOM):
+                self.extra.append(model.key)
+
+    def get(self, key: str) -> Opened:
+        """The model of that key; loads it unless it is here."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            with self._lock:
+                if key in self._kept:
+                    return self._kept[key]
+            made = self._load(key)
+            with self._lock:
+                self._kept[key] = made
+                while len(self._kept) > _KEPT:
+                    self._kept.popitem(last=False)
+            return made
+
+    def _load(self, key: str) -> Opened:
+        if key == f"seq2seq{RANDOM}":
+            return _seq2seq(key, self.seed, self.device)
+        if key == f"linear{RANDOM}":
+            return opened(_linear(self.seed, self.device), key)
+        if key.endswith(RANDOM):
+            shape = key.removesuffix(RANDOM)
+            return opened(load(shape, random=True, seed=self.seed, device=self.device), key)
+        if key.endswith(UNTRAINED):
+            return opened(self._untrained(key.removesuffix(UNTRAINED)), key)
+        if key in hub.AVAILABLE and hub.present(key) is None:
+            raise LoadError(f"{key} is not on this machine. Get it with: regard models get {key}")
+        if key not in hub.AVAILABLE and key not in self.extra:
+            known = ", ".join([*hub.AVAILABLE, *self.extra])
+            raise LoadError(f"there is no model {key!r} here: there are {known}, and random shapes.")
+        return opened(load(key, device=self.device), key)
+
+    def _untrained(self, key: str) -> Loaded:
+        """A model of the same config and tokenizer with random weights."""
+        trained = self.get(key).loaded
+        if trained is None:
+            raise LoadError(f"{key} has no random counterpart.")
+        model = initialise(Transformer(trained.model.config).eval(), self.seed).to(self.device)
+        facts = _facts(model, f"{trained.facts.name}{UNTRAINED}", self.seed)
+        return Loaded(model, trained.tokenizer, facts, trained.start_token, trained.stop_tokens)
+
+    def choices(self) -> list[dict[str, Any]]:
+        """What the page offers."""
+        rows = [
+            _choice(name, name, model.what, _KINDS.get(name, "unknown"), hub.present(name) is not None)
+            for name, model in hub.AVAILABLE.items()
+        ]
+        rows += [_choice(key, Path(key).name, "given on the command line", "unknown") for key in self.extra]
+        for family in FAMILIES.values():
+            for size in family.sizes:
+                config = family.config(family.sizes[size])
+                rows.append(_choice(f"{size}{RANDOM}", f"{size}, random weights", family.name, config.kind))
+        rows.append(
+            _choice(f"seq2seq{RANDOM}", "seq2seq, random weights", "recurrent, additive", "encoder-decoder")
+        )
+        rows.append(_choice(f"linear{RANDOM}", "linear attention, random weights", "elu + 1", "decoder"))
+        return rows
+
+
+def _choice(key: str, name: str, what: str, kind: ModelKind, present: bool = True) -> dict[str, Any]:
+    return {
+        "key": key,
+        "name": name,
+        "what": what,
+        "present": present,
+        "command": None if present else f"regard models get {key}",
+        "kind": kind,
+        "random": key.endswith(RANDOM),
+    }
+
+
+def _facts(model: Transformer, name: str, seed: int) -> ModelFacts:
+    config, block = model.config, model.config.block
+    return ModelFacts(
+        name=name,
+        family=config.family,
+        n_layer=config.n_encoder_layer + config.n_decoder_layer,
+        n_head=block.n_head,
+        n_kv_head=block.n_kv_head or block.n_head,
+        model_dim=block.model_dim,
+        vocab=config.vocab,
+        n_position=config.n_position,
+        n_parameter=sum(parameter.numel() for parameter in model.parameters()),
+        source=f"random weights, seed {seed}",
+        trained=False,
+    )
+
+
+def _linear(seed: int, device: str | torch.device) -> Loaded:
+    """A small decoder whose attention is linear: elu(x) + 1 (Katharopoulos et al. 2020)."""
+    block = BlockConfig(model_dim=64, n_head=4, ff_dim=256, kernel="elu1")
+    config = TransformerConfig(vocab=263, block=block, n_decoder_layer=2, n_position=2048)
+    model = initialise(Transformer(config).eval(), seed).to(device)
+    return Loaded(model, byte_tokenizer(263), _facts(model, f"linear attention{RANDOM}", seed))
+
+
+def _seq2seq(key: str, seed: int, device: str | torch.device) -> Opened:
+    """A recurrent encoder and decoder with additive attention (Bahdanau et al. 2015), untrained."""
+    tokenizer = byte_tokenizer(263)
+    bos, eos, pad = tokenizer.special.bos, tokenizer.special.eos, tokenizer.special.pad
+    config = Seq2SeqConfig(263, 263, 32, 64, bidirectional=True, bos=bos, eos=eos, pad=pad)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Seq2Seq(config).eval().to(device)
+    stop = () if eos is None else (eos,)
+    return Opened(key, f"seq2seq{RANDOM}", model, tokenizer, None, bos, stop)

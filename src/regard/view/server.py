@@ -1,0 +1,205 @@
+"""The page over HTTP on this machine alone: starlette and uvicorn, bound to 127.0.0.1.
+
+The link carries a random token. Requests without it, for another host or from another site are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlencode
+
+import anyio
+import anyio.to_thread
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from regard import __version__, hub
+from regard.errors import RegardError
+from regard.view.page import bundle, html, policy
+from regard.view.session import Session
+
+PORT = 8471
+_MOST_BODY = 1 << 31  # a trace that is dropped on the page
+_SMALL_BODY = 1 << 21
+
+
+def app(session: Session, token: str, port: int, start: dict[str, Any] | None = None) -> Starlette:
+    """The server's application; `start` is what the page opens with."""
+    quick = anyio.CapacityLimiter(2)  # tiles and numbers: short, and many at once would only wait for cores
+    slow = anyio.CapacityLimiter(4)  # models: one that loads does not hold up another
+
+    async def page(request: Request) -> Response:
+        data = {"version": __version__, "token": token, "start": start or {}, "docs": []}
+        return HTMLResponse(html(data, connects=True))
+
+    async def ask(request: Request) -> Response:
+        name = request.path_params["name"]
+        if not session.knows(name):
+            return PlainTextResponse(f"there is no question {name!r}.", 404)
+        body = b""
+        try:
+            if request.method == "POST":
+                body = await _body(request, _MOST_BODY if name == "open" else _SMALL_BODY)
+            said = request.headers.get("x-regard-params") or request.query_params.get("params")
+            if request.method == "POST" and said is None:
+                said, body = body.decode("utf-8"), b""
+            elif request.headers.get("x-regard-params"):
+                said = unquote(said or "")
+            params = json.loads(said or "{}")
+            if not isinstance(params, dict):
+                raise TypeError("no mapping")
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except _TooLargeError:
+            return PlainTextResponse("this is too large to be read.", 413)
+        except (ValueError, TypeError, UnicodeDecodeError):
+            return PlainTextResponse("the question is no JSON.", 400)
+        limiter = quick if name in ("tile", "parts", "health", "models") else slow
+        async with limiter:
+            # Out of view while it waited: nobody wants the answer any more.
+            if name == "tile" and await request.is_disconnected():
+                return Response(status_code=499)
+            try:
+                answer = await anyio.to_thread.run_sync(
+                    session.answer, name, params, body, abandon_on_cancel=True
+                )
+            except RegardError as error:
+                return PlainTextResponse(str(error), 400)
+        kind = "application/octet-stream" if name == "tile" else "application/json"
+        return Response(answer, media_type=kind)
+
+    return Starlette(
+        routes=[Route("/", page), Route("/api/{name}", ask, methods=["GET", "POST"])],
+        middleware=[Middleware(_Guard, token=token, port=port)],
+    )
+
+
+class _TooLargeError(Exception):
+    """A body beyond what is read."""
+
+
+async def _body(request: Request, most: int) -> bytes:
+    parts, length = [], 0
+    async for part in request.stream():
+        length += len(part)
+        if length > most:
+            raise _TooLargeError
+        parts.append(part)
+    return b"".join(parts)
+
+
+class _Guard:
+    """Refuses who is not meant, and says to the browser what the page may do."""
+
+    def __init__(self, inner: ASGIApp, token: str, port: int) -> None:
+        self.inner, self.token = inner, token
+        self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+        allowed = policy(bundle(), connects=True)
+        self.headers = [
+            (b"content-security-policy", f"{allowed}; frame-ancestors 'none'".encode()),
+            (b"x-content-type-options", b"nosniff"),
+            (b"x-frame-options", b"DENY"),
+            (b"referrer-policy", b"no-referrer"),
+            (b"cross-origin-resource-policy", b"same-origin"),
+            (b"cross-origin-opener-policy", b"same-origin"),
+            (b"cache-control", b"no-store"),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.inner(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), *self.headers]
+            await send(message)
+
+        refused = self._refusal(Request(scope))
+        handler = self.inner if refused is None else PlainTextResponse(refused, 403)
+        await handler(scope, receive, send_with_headers)
+
+    def _refusal(self, request: Request) -> str | None:
+        if request.headers.get("host", "") not in self.hosts:
+            return "This server answers to 127.0.0.1 only."
+        origin = request.headers.get("origin")
+        if origin is not None and origin.removeprefix("http://") not in self.hosts:
+            return "This server answers to its own page only."
+        given = request.headers.get("x-regard-token") or request.query_params.get("token") or ""
+        if not hmac.compare_digest(given.encode(), self.token.encode()):
+            return "The token is missing or wrong: open the link that `regard look` printed."
+        return None
+
+
+def make_token() -> str:
+    """The token of this user's pages: random, made once and kept, so that a link opens again later."""
+    path = hub.cache_folder() / "page-token"
+    with contextlib.suppress(OSError):
+        if path.exists():
+            kept = path.read_text(encoding="ascii").strip()
+            if len(kept) >= 32:
+                return kept
+    token = secrets.token_urlsafe(32)
+    with contextlib.suppress(OSError):  # without a place to keep it the token serves this time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(made, "w", encoding="ascii") as file:
+            file.write(token)
+    return token
+
+
+def listen(port: int = PORT) -> socket.socket:
+    """A socket on 127.0.0.1 at `port`, or at a free one where that is taken."""
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(("127.0.0.1", port))
+    except OSError:
+        found.bind(("127.0.0.1", 0))
+    found.listen(128)  # from here on a browser waits for an answer and is not refused
+    return found
+
+
+def link(token: str, port: int, view: dict[str, Any] | None = None) -> str:
+    """The address of the page, opened at a view."""
+    shown = {
+        name: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        for name, value in (view or {}).items()
+    }
+    return f"http://127.0.0.1:{port}/?token={token}" + (f"#{urlencode(shown)}" if shown else "")
+
+
+class _Server(uvicorn.Server):
+    """Ends at once: a forward pass that still runs in a thread is not waited for."""
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        os._exit(0)
+
+
+def serve(session: Session, token: str, bound: socket.socket, start: dict[str, Any] | None = None) -> None:
+    """Answer until the process is ended with Ctrl-C."""
+    port = int(bound.getsockname()[1])
+    config = uvicorn.Config(
+        app(session, token, port, start), log_level="warning", access_log=False, lifespan="off"
+    )
+    _Server(config).run(sockets=[bound])
+
+
+def browser_possible() -> bool:
+    """Whether a window can be opened for a person: a display, and not a remote shell without one."""
+    if os.name == "nt" or Path("/System/Library/CoreServices").exists():
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,319 @@
+"""What the page asks and Python answers, over HTTP or a notebook's messages: `Session.answer`.
+
+Answers are bytes: JSON, or numbers. A session keeps the models and the last traces; a trace that was let go
+is taken again when it is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.capture import trace
+from regard.decode import generate
+from regard.errors import ArgumentError
+from regard.growing import trace_generation
+from regard.models.seq2seq import Seq2Seq
+from regard.tracing import Trace
+from regard.view.document import Document, documents_of, plain
+from regard.view.models import Models, Opened
+from regard.view.predict import gradients, predict
+
+_KEPT_BYTES = 3 << 30  # of traces
+_MOST_CHARACTERS = 200_000
+_ANSWERED = 24  # tokens an encoder-decoder writes where no answer is given
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One run of a model: all that decides its trace."""
+
+    model: str
+    text: str
+    target: str | None = None
+    off: tuple[tuple[int, int], ...] = ()
+    max_new: int = 0
+
+    @property
+    def id(self) -> str:
+        said = json.dumps([self.model, self.text, self.target, self.off, self.max_new])
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+class Session:
+    """The live side of a page. Its methods may be called from several threads at once."""
+
+    def __init__(self, models: Models | None = None, default: str = "minilm", text: str = "") -> None:
+        self.models = models or Models()
+        self.default, self.text = default, text
+        self._lock = threading.Lock()
+        self._making: dict[str, threading.Lock] = {}
+        self._documents: OrderedDict[str, Document] = OrderedDict()
+        self._asked: dict[str, Asked] = {}
+        self._gradients: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._questions: dict[str, Callable[[dict[str, Any], bytes], Any]] = {
+            "health": lambda params, body: {"alive": True},
+            "models": lambda params, body: self.models.choices(),
+            "trace": lambda params, body: self._trace(params, 0),
+            "generate": lambda params, body: self._trace(params, _whole(params, "maxNew", 512)),
+            "open": self._open,
+            "tile": self._tile,
+            "parts": self._parts,
+            "pairs": self._pairs,
+            "facts": lambda params, body: self._document(params).facts(),
+            "predict": self._predict,
+            "gradient": self._gradient,
+        }
+
+    def knows(self, name: str) -> bool:
+        """Whether there is such a question."""
+        return name in self._questions
+
+    def answer(self, name: str, params: dict[str, Any], body: bytes = b"") -> bytes:
+        """The answer to one question; `RegardError` where it cannot be given."""
+        if name not in self._questions:
+            raise ArgumentError(f"there is no question {name!r}.")
+        found = self._questions[name](params, body)
+        return found if isinstance(found, bytes) else json.dumps(plain(found), allow_nan=False).encode()
+
+    def add(self, document: Document) -> None:
+        """Take a document that is made already."""
+        with self._lock:
+            self._documents[document.id] = document
+
+    def document(self, asked: Asked) -> Document:
+        """The trace of a run: the one kept, or a new one."""
+        with self._lock:
+            self._asked[asked.id] = asked
+            found = self._documents.get(asked.id)
+            if found is not None:
+                self._documents.move_to_end(asked.id)
+                return found
+            lock = self._making.setdefault(asked.id, threading.Lock())
+        with lock:
+            with self._lock:
+                found = self._documents.get(asked.id)
+            if found is None:
+                found = make_document(self.models.get(asked.model), asked)
+                self._keep(found)
+        return found
+
+    def _keep(self, document: Document) -> None:
+        with self._lock:
+            self._documents[document.id] = document
+            held = sum(each.trace.bytes for each in self._documents.values())
+            for key in list(self._documents):
+                if held <= _KEPT_BYTES or key == document.id or key not in self._asked:
+                    continue
+                held -= self._documents.pop(key).trace.bytes
+
+    def _document(self, params: dict[str, Any]) -> Document:
+        key = params.get("doc")
+        with self._lock:
+            found = self._documents.get(str(key))
+            asked = self._asked.get(str(key))
+        if found is not None:
+            return found
+        if asked is None:
+            raise ArgumentError("this trace is not here any more: press Look to take it again.")
+        return self.document(asked)
+
+    def _trace(self, params: dict[str, Any], max_new: int) -> dict[str, Any]:
+        text = params.get("text") or self.text
+        target = params.get("target")
+        if not isinstance(text, str) or not (target is None or isinstance(target, str)):
+            raise ArgumentError("a text must be text.")
+        if not text.strip():
+            raise ArgumentError("The text is empty: type at least one word.")
+        if len(text) > _MOST_CHARACTERS:
+            raise ArgumentError(f"the text has {len(text)} characters: at most {_MOST_CHARACTERS} are read.")
+        off = tuple(sorted({_pair(each) for each in params.get("off") or []}))
+        asked = Asked(str(params.get("model") or self.default), text, target or None, off, max_new)
+        return self.document(asked).meta()
+
+    def _open(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
+        name = str(params.get("name", "trace"))
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / "opened.trace"
+            path.write_bytes(body)
+            found = Trace.load(path)
+        # The tensors are mapped: they outlive the name of their file.
+        document = replace(documents_of(found)[0], title=f"{name} · {found.facts.get('name', 'trace')}")
+        document = replace(document, id=hashlib.sha256(body).hexdigest()[:16], model_key=name)
+        self.add(document)
+        return document.meta()
+
+    def _tile(self, params: dict[str, Any], body: bytes) -> bytes:
+        rows = slice(_index(params, "r0"), _index(params, "r1"))
+        cols = slice(_index(params, "c0"), _index(params, "c1"))
+        tile = self._document(params).tile(
+            _index(params, "layer"),
+            _index(params, "head"),
+            rows,
+            cols,
+            _whole(params, "nRow", 1 << 16),
+            _whole(params, "nCol", 1 << 16),
+            valued=params.get("valued") is True,
+        )
+        return tile.astype("<f2" if params.get("dtype") == "float16" else "<f4").tobytes()
+
+    def _parts(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
+        return self._document(params).parts(*(_index(params, n) for n in ("layer", "head", "query", "key")))
+
+    def _pairs(self, params: dict[str, Any], body: bytes) -> list[dict[str, Any]]:
+        return self._document(params).pairs(_index(params, "layer"), _index(params, "head"))
+
+    def _live(self, params: dict[str, Any]) -> tuple[Asked, Opened, list[int], list[int] | None]:
+        """The run a document is of, its model and what it read."""
+        document = self._document(params)
+        asked = self._asked.get(document.id)
+        if asked is None:
+            raise ArgumentError("this trace came from a file: its model is not loaded here.")
+        opened = self.models.get(asked.model)
+        assert document.trace.ids is not None
+        ids = document.trace.ids[0].tolist()
+        source = _read(opened, asked.text)[0] if opened.kind == "encoder-decoder" else None
+        return asked, opened, ids, source
+
+    def _predict(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
+        asked, opened, ids, source = self._live(params)
+        position = params.get("position")
+        if position is not None:
+            position = _index(params, "position")
+        return predict(opened, ids, source, asked.off, position)
+
+    def _gradient(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
+        asked, opened, ids, source = self._live(params)
+        if asked.off:
+            raise ArgumentError("gradients are those of the whole model: switch all heads on first.")
+        position = _index(params, "position")
+        key = (asked.id, position)
+        with self._lock:
+            found = self._gradients.get(key)
+        if found is None:
+            found = gradients(opened, ids, source, position)
+            with self._lock:
+                self._gradients[key] = found
+                while len(self._gradients) > 2:
+                    self._gradients.popitem(last=False)
+        result, name = found
+        layer, head, query, at = (_index(params, n) for n in ("layer", "head", "query", "key"))
+        tile = result.tile(layer, head, slice(query, query + 1), slice(at, at + 1))
+        if tile.numel() != 1:
+            raise ArgumentError(f"there is no query {query} with a key {at} here.")
+        return {"gradient": float(tile), "value": result.value, "token": name}
+
+
+def make_document(opened: Opened, asked: Asked) -> Document:
+    """Run the model and keep its trace."""
+    ids, notices = _read(opened, asked.text)
+    gate = opened.gate(asked.off)
+    generated: dict[str, Any] | None = None
+    if asked.max_new and opened.kind == "decoder" and opened.loaded is not None:
+        if gate is not None:
+            raise ArgumentError("text is written with all heads: switch them on first.")
+        found = trace_generation(opened.loaded, ids, max_new=asked.max_new, keep_v=True)
+        assert found.ids is not None
+        steps = _steps(opened, found.ids[0].tolist(), len(ids))
+        generated = {"start": len(ids), "steps": steps} if steps else None
+    elif opened.kind == "encoder-decoder":
+        target = asked.target
+        if target is None:
+            answer = _answer(opened, ids)
+        else:
+            answer, more = _read(opened, target)
+            notices += more
+        start = [opened.start_token] if isinstance(opened.model, Seq2Seq) else []
+        found = trace(
+            opened.traced,
+            [ids],
+            target=[[*start, *answer]],
+            keep_v=True,
+            head_gate=gate,
+            tokenizer=opened.tokenizer,
+        )
+    else:
+        found = trace(opened.traced, [ids], keep_v=True, head_gate=gate)
+    return Document(
+        found,
+        0,
+        id=asked.id,
+        title=opened.title,
+        model_key=opened.key,
+        text=asked.text,
+        target=asked.target,
+        notices=tuple(notices),
+        off=asked.off,
+        kind=opened.kind,
+        predicts=opened.predicts,
+        generated=generated,
+        special_ids=opened.tokenizer.special.all(),
+    )
+
+
+def _read(opened: Opened, text: str) -> tuple[list[int], list[str]]:
+    """The ids of a text, cut at the model's limit with a notice."""
+    ids = opened.tokenizer.encode(text)
+    if not ids:
+        raise ArgumentError("The text has no token: type at least one word.")
+    limit = opened.limit
+    if limit is None or len(ids) <= limit:
+        return ids, []
+    said = f"The text has {len(ids)} tokens, {opened.title} reads {limit}: the rest is cut."
+    special = opened.tokenizer.special
+    if ids[-1] in special.all():  # what ends a text ends a cut one too
+        return [*ids[: limit - 1], ids[-1]], [said]
+    return ids[:limit], [said]
+
+
+def _answer(opened: Opened, ids: list[int]) -> list[int]:
+    """What an encoder-decoder says to a text; at least one token, so that there is a row to see."""
+    source: Any = opened.model if opened.loaded is None else opened.loaded
+    done = generate(source, torch.tensor([ids]), max_new=_ANSWERED, start_token=opened.start_token)
+    return list(done.tokens[0]) or [opened.start_token or 0]
+
+
+@torch.no_grad()
+def _steps(opened: Opened, ids: list[int], start: int) -> list[list[dict[str, Any]]]:
+    """For each written token the likeliest of its step."""
+    if start >= len(ids):
+        return []
+    device = next(opened.model.parameters()).device
+    logits = opened.model(torch.tensor([ids], device=device)).logits[0, start - 1 : len(ids) - 1]
+    top = logits.float().softmax(-1).topk(5)
+    return [
+        [
+            {"token": name, "p": chance}
+            for name, chance in zip(opened.tokenizer.tokens(tokens), chances, strict=True)
+        ]
+        for tokens, chances in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    ]
+
+
+def _index(params: dict[str, Any], name: str) -> int:
+    value = params.get(name)
+    if type(value) is not int or value < 0:
+        raise ArgumentError(f"{name} must be a whole number from 0. Got {value!r}.")
+    return value
+
+
+def _whole(params: dict[str, Any], name: str, most: int) -> int:
+    value = params.get(name)
+    if type(value) is not int or not 1 <= value <= most:
+        raise ArgumentError(f"{name} must be a whole number from 1 to {most}. Got {value!r}.")
+    return value
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    if not isinstance(value, list | tuple) or len(value) != 2 or any(type(each) is not int for each in value):
+        raise ArgumentError(f"a head is [layer, head]. Got {value!r}.")
+    return value[0], value[1]

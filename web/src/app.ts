@@ -1,0 +1,449 @@
+// The page as a whole: what is chosen, what is loaded, and the panels around the stage.
+
+import type { Theme } from "./colour";
+import { Comparison } from "./comparison";
+import { fill, h, number, option } from "./dom";
+import { Overview, type Place } from "./overview";
+import { NEEDS_MODEL, Panels } from "./panels";
+import { Player } from "./player";
+import { EmbeddedTiles, type EmbeddedDoc } from "./sources";
+import { Stage } from "./stage";
+import { fromHash, START, toHash, type State } from "./state";
+import { TopBar } from "./topbar";
+import type { Backend, HeadFacts, ModelChoice, TileSource } from "./types";
+
+export interface Config {
+  docs: EmbeddedDoc[];
+  start: Partial<State>;
+  version: string;
+  useHash: boolean;
+}
+
+export class App {
+  readonly element = h("div", { class: "regard" });
+  state: State;
+  source: TileSource | null = null;
+  facts: HeadFacts | null = null;
+  private models: ModelChoice[] = [];
+  private readonly messages = h("div", { class: "messages", role: "alert" });
+  private readonly top: TopBar;
+  private readonly overview: Overview;
+  private readonly stage: Stage;
+  private readonly player: Player;
+  private readonly headline = h("div", { class: "headline" });
+  private readonly gridTools = h("div", { class: "tools" });
+  private readonly legend = h("div", { class: "legend" });
+  private loading = 0;
+  private asked = ""; // the run that is shown or under way
+  private readonly panels = new Panels(this);
+  private readonly comparison = new Comparison(this);
+  private limit: number | null = null;
+  private addressTimer: ReturnType<typeof setTimeout> | undefined;
+
+  constructor(
+    readonly config: Config,
+    readonly backend: Backend | null,
+  ) {
+    this.state = { ...START, ...config.start, ...(config.useHash ? fromHash(location.hash) : {}) };
+    const change = (patch: Partial<State>) => this.change(patch);
+    const failed = (error: unknown) => this.failed(error);
+    this.top = new TopBar(this, change);
+    const zoomed = (zoom: State["zoom"]) => {
+      this.state = { ...this.state, zoom };
+      this.writeAddress();
+    };
+    this.stage = new Stage({ change, error: failed, zoomed });
+    this.player = new Player(
+      (row) => {
+        this.limit = row === null ? null : row + 1;
+        this.change(row === null ? {} : { query: row });
+      },
+      (count) => this.change({ write: count }),
+    );
+    this.overview = new Overview(
+      (place, shift) => this.pickHead(place, shift),
+      (place, at) => this.hoverHead(place, at),
+      () => this.stage.waiting,
+    );
+    const panel = (title: string, open: boolean, ...inside: HTMLElement[]) =>
+      h("details", { class: "panel", open }, h("summary", {}, title), ...inside);
+    fill(
+      this.element,
+      this.top.element,
+      this.messages,
+      h(
+        "div",
+        { class: "body" },
+        h(
+          "aside",
+          { class: "side left", "aria-label": "All heads" },
+          h("h2", {}, "All heads"),
+          this.gridTools,
+          this.overview.element,
+          this.legend,
+          panel("Predictions", true, h("div", { class: "inside" }, this.panels.offs), this.panels.predicting),
+          panel("Writing, step by step", false, this.player.element),
+        ),
+        h("main", { class: "main" }, this.headline, this.stage.controls, this.stage.element, this.stage.foot),
+        h(
+          "aside",
+          { class: "side right", "aria-label": "This head" },
+          panel("Why this weight", true, this.panels.why),
+          panel("Facts of the head", true, this.panels.about),
+        ),
+      ),
+      this.stage.tip,
+    );
+    this.listen();
+  }
+
+  async start(): Promise<void> {
+    if (this.backend) {
+      this.backend.onConnection((alive) =>
+        alive
+          ? this.again()
+          : this.say([
+              "The server is gone. Start it again with `regard look`: this page reconnects by itself.",
+            ]),
+      );
+      this.backend
+        .models()
+        .then((models) => {
+          this.models = models;
+          this.render();
+        })
+        .catch((error: unknown) => this.failed(error));
+    }
+    this.change({});
+  }
+
+  get theme(): Theme {
+    return this.state.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  }
+
+  get modelChoices(): ModelChoice[] {
+    return this.models;
+  }
+
+  /** The server is back, perhaps a new one: it takes the trace again. */
+  private again(): void {
+    this.say([]);
+    this.asked = "";
+    this.panels.renew();
+    this.change({});
+  }
+
+  private say(lines: string[]): void {
+    fill(
+      this.messages,
+      lines.map((line) => {
+        const row = h(
+          "div",
+          { class: "message" },
+          line,
+          h("button", { type: "button", "aria-label": "close", onclick: () => row.remove() }, "×"),
+        );
+        return row;
+      }),
+    );
+  }
+
+  failed(error: unknown): void {
+    this.say([error instanceof Error ? error.message : String(error)]);
+  }
+
+  change(patch: Partial<State>): void {
+    this.state = { ...this.state, ...patch };
+    this.writeAddress();
+    const { model, text, target, off, doc, write } = this.state;
+    const key = JSON.stringify([model, text, target, off, doc, write]);
+    if (key !== this.asked) {
+      this.asked = key;
+      void this.load();
+    } else this.render();
+  }
+
+  /** Not at every frame: browsers let an address change a few times a second only. */
+  private writeAddress(): void {
+    if (!this.config.useHash) return;
+    clearTimeout(this.addressTimer);
+    this.addressTimer = setTimeout(() => history.replaceState(null, "", `#${toHash(this.state)}`), 200);
+  }
+
+  private async load(): Promise<void> {
+    const ticket = ++this.loading;
+    const { model, text, target, off, doc, write } = this.state;
+    this.top.busy(true);
+    try {
+      let source: TileSource;
+      if (this.backend && (model || text || !this.config.docs.length)) {
+        const request = { model, text, target: target || null, off };
+        source = await (write
+          ? this.backend.generate({ ...request, maxNew: write })
+          : this.backend.trace(request));
+      } else {
+        const found = this.config.docs[doc] ?? this.config.docs[0];
+        if (!found) throw new Error("There is nothing to show: the page holds no trace.");
+        source = new EmbeddedTiles(found);
+      }
+      if (ticket !== this.loading) return;
+      this.adopt(source);
+    } catch (error) {
+      if (ticket === this.loading) this.failed(error);
+    } finally {
+      if (ticket === this.loading) this.top.busy(false);
+    }
+  }
+
+  adopt(source: TileSource): void {
+    const before = this.source;
+    this.source = source;
+    this.facts = null;
+    this.limit = null;
+    this.say(source.meta.notices);
+    const last = source.meta.layers.length - 1;
+    const fresh: Partial<State> = { layer: Math.min(this.state.layer, last) };
+    const layer = source.meta.layers[fresh.layer!]!;
+    fresh.head = Math.min(this.state.head, layer.heads - 1);
+    if ((this.state.query ?? 0) >= layer.queries || (this.state.key ?? 0) >= layer.keys)
+      Object.assign(fresh, { query: null, key: null });
+    if (before && before.meta.tokens.join("\u0000") !== source.meta.tokens.join("\u0000"))
+      Object.assign(fresh, { zoom: null, query: null, key: null, chosen: [] });
+    if (!this.state.model)
+      this.asked = JSON.stringify([
+        (fresh.model = source.meta.modelKey),
+        (fresh.text = source.meta.text),
+        this.state.target,
+        this.state.off,
+        this.state.doc,
+        this.state.write,
+      ]);
+    this.panels.renew();
+    // Measuring a long text takes as long as all small pictures together: those come first.
+    const long = source.meta.tokens.length > 2048;
+    this.drawn()
+      .then(() => (long ? this.overview.whenFilled() : null))
+      .then(() => source.facts())
+      .then((facts) => {
+        if (this.source === source) {
+          this.facts = facts;
+          this.render();
+        }
+      })
+      .catch((error: unknown) => this.failed(error));
+    this.change(fresh);
+  }
+
+  /** Resolves once the map is drawn: what the eye waits for comes before measures and predictions. */
+  async drawn(): Promise<void> {
+    do await new Promise((resolve) => setTimeout(resolve, 30));
+    while (this.stage.waiting);
+  }
+
+  private pickHead(place: Place, shift: boolean): void {
+    if (shift || this.picking === "more") {
+      if (this.state.view === "lines") {
+        const has = this.state.more.some(([l, x]) => l === place.layer && x === place.head);
+        this.change({
+          more: has
+            ? this.state.more.filter(([l, x]) => l !== place.layer || x !== place.head)
+            : [...this.state.more, [place.layer, place.head]],
+        });
+      } else
+        this.change({
+          compare: this.state.compare === "none" ? "head" : this.state.compare,
+          layer2: place.layer,
+          head2: place.head,
+        });
+      return;
+    }
+    this.change({
+      layer: place.layer,
+      head: place.head,
+      ...(this.state.compare !== "none" && this.state.compare !== "head"
+        ? { layer2: place.layer, head2: place.head }
+        : {}),
+    });
+  }
+
+  private picking: "one" | "more" = "one";
+
+  private hoverHead(place: Place | null, at: HTMLElement): void {
+    const tip = this.stage.tip;
+    if (!place || !this.source) return tip.replaceChildren();
+    const label = this.facts?.labels[place.layer]?.[place.head];
+    const value = this.facts?.measures[this.state.sort]?.values[place.layer]?.[place.head];
+    fill(
+      tip,
+      h("div", {}, h("b", {}, `layer ${place.layer} · head ${place.head}`)),
+      h("div", {}, this.source.meta.layers[place.layer]!.name),
+      label && h("div", {}, label.label),
+      value !== undefined && value !== null && h("div", {}, `${this.state.sort} ${number(value, 3)}`),
+    );
+    const box = at.getBoundingClientRect();
+    tip.style.left = `${box.right + 10}px`;
+    tip.style.top = `${box.top}px`;
+    return undefined;
+  }
+
+  render(): void {
+    const { source, state } = this;
+    this.element.dataset["theme"] = this.theme;
+    this.top.render();
+    this.element.classList.toggle("comparing", state.compare !== "none" && state.view === "map");
+    if (!source) return;
+    const layer = source.meta.layers[state.layer]!;
+    const at = { layer: state.layer, head: state.head };
+    const b = this.comparison.shown();
+    this.overview.show({
+      source,
+      facts: this.facts,
+      chosen: at,
+      second: state.compare === "head" ? { layer: state.layer2, head: state.head2 } : null,
+      more: state.view === "lines" ? state.more : [],
+      off: state.off,
+      sort: state.sort,
+      filter: state.filter,
+      theme: this.theme,
+    });
+    const label = this.facts?.labels[at.layer]?.[at.head];
+    const chip = label ? h("span", { class: "chip", title: label.rule }, label.label) : null;
+    chip?.style.setProperty("--label", this.overview.colourOf(label!.label));
+    fill(
+      this.headline,
+      h("b", {}, `Layer ${at.layer} · head ${at.head}`),
+      chip,
+      h(
+        "span",
+        { class: "quiet" },
+        `${layer.name} · ${layer.mechanism}${layer.kind === "cross" ? " · cross-attention" : ""} · ${layer.queries} × ${layer.keys} · ${source.meta.title}`,
+      ),
+    );
+    this.stage.show(
+      state,
+      this.theme,
+      { source, ...at, title: `${source.meta.title} · layer ${at.layer} · head ${at.head}` },
+      b,
+      this.comparison.controls(),
+      this.limit,
+    );
+    this.drawGridTools();
+    this.panels.render(source);
+    this.player.show(source, this.backend ? null : NEEDS_MODEL, state.query);
+  }
+
+  private drawGridTools(): void {
+    const { facts, state } = this;
+    const measures = Object.keys(facts?.measures ?? {});
+    const labels = [
+      ...new Set(
+        (facts?.labels ?? [])
+          .flat()
+          .filter((l) => l !== null)
+          .map((l) => l.label),
+      ),
+    ].sort();
+    fill(
+      this.gridTools,
+      h(
+        "select",
+        {
+          "aria-label": "order of the heads",
+          onchange: (event: Event) => this.change({ sort: (event.target as HTMLSelectElement).value }),
+        },
+        option("layer", "by layer", state.sort === "layer"),
+        measures.map((m) => option(m, `by ${m}`, m === state.sort)),
+      ),
+      h(
+        "select",
+        {
+          "aria-label": "label",
+          disabled: !labels.length,
+          onchange: (event: Event) => this.change({ filter: (event.target as HTMLSelectElement).value }),
+        },
+        option("", "all labels", state.filter === ""),
+        labels.map((l) => option(l, l, l === state.filter)),
+      ),
+    );
+    fill(
+      this.legend,
+      labels.map((name) => {
+        const mark = h("i");
+        mark.style.setProperty("--label", this.overview.colourOf(name));
+        return h(
+          "button",
+          {
+            type: "button",
+            "aria-pressed": String(name === state.filter),
+            onclick: () => this.change({ filter: state.filter === name ? "" : name }),
+          },
+          mark,
+          name,
+        );
+      }),
+      h(
+        "span",
+        {},
+        "Small pictures: each has its own scale, square root of the largest weight of each block. Shift-click compares.",
+      ),
+    );
+  }
+
+  private listen(): void {
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.render());
+    if (this.config.useHash)
+      addEventListener("hashchange", () => {
+        if (location.hash.slice(1) !== toHash(this.state))
+          this.change({ ...START, ...fromHash(location.hash) });
+      });
+    this.element.addEventListener("keydown", (event) => {
+      const from = event.composedPath()[0] as HTMLElement;
+      if (/^(INPUT|TEXTAREA|SELECT)$/.test(from.tagName) || event.ctrlKey || event.metaKey || event.altKey)
+        return;
+      const view = ({ "1": "map", "2": "lines", "3": "text" } as const)[event.key as "1" | "2" | "3"];
+      if (view) this.change({ view });
+      else if (event.key === "x") this.panels.offs.querySelector<HTMLButtonElement>(".switch")?.click();
+    });
+    // Control or command held: a click adds a head to the lines view.
+    addEventListener(
+      "pointerdown",
+      (event) => {
+        this.picking = event.ctrlKey || event.metaKey ? "more" : "one";
+      },
+      true,
+    );
+    this.element.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      this.element.classList.add("drop");
+    });
+    this.element.addEventListener("dragleave", () => this.element.classList.remove("drop"));
+    this.element.addEventListener("drop", (event) => {
+      event.preventDefault();
+      this.element.classList.remove("drop");
+      const file = event.dataTransfer?.files[0];
+      if (file) void this.open(file);
+    });
+  }
+
+  async open(file: File): Promise<void> {
+    if (!this.backend) return this.failed(new Error(NEEDS_MODEL));
+    this.top.busy(true);
+    try {
+      const source = await this.backend.open(file.name, await file.arrayBuffer());
+      this.state = { ...this.state, model: source.meta.modelKey, text: source.meta.text, off: [], write: 0 };
+      this.asked = JSON.stringify([
+        this.state.model,
+        this.state.text,
+        this.state.target,
+        [],
+        this.state.doc,
+        0,
+      ]);
+      this.adopt(source);
+    } catch (error) {
+      this.failed(error);
+    } finally {
+      this.top.busy(false);
+    }
+  }
+}

@@ -1,0 +1,336 @@
+// Lines: two columns of tokens, queries left and keys right, and a link for each weight.
+
+import { CATEGORY, type Theme } from "./colour";
+import { fill, h, number } from "./dom";
+import type { Block, TileSource } from "./types";
+import { isSpecial, label, wordsOf, type Word } from "./words";
+
+export interface LineHead {
+  layer: number;
+  head: number;
+}
+
+export interface LineOptions {
+  heads: LineHead[];
+  words: boolean;
+  noSpecial: boolean;
+  chosen: number[];
+  valued: boolean;
+  theme: Theme;
+}
+
+const ROW = 21;
+const MOST = 256; // tokens of one window: more lines are a tangle, so long texts are read window by window
+const LEAST = 0.004; // links below are not drawn; their weight still counts in the numbers
+
+/** Weights between words: those of a word's keys are summed, those of its queries averaged. */
+export function byWord(block: Block, rows: Word[], cols: Word[], r0: number, c0: number): Block {
+  const values = new Float32Array(rows.length * cols.length);
+  rows.forEach((row, i) => {
+    cols.forEach((col, j) => {
+      let sum = 0;
+      for (let r = row.first; r < row.last; r++)
+        for (let c = col.first; c < col.last; c++) sum += block.values[(r - r0) * block.nCol + c - c0]! || 0;
+      values[i * cols.length + j] = sum / (row.last - row.first);
+    });
+  });
+  return { nRow: rows.length, nCol: cols.length, values };
+}
+
+/** Columns left out, and each row's rest made to sum to 1 again; a row with nothing left stays 0. */
+export function without(block: Block, left: boolean[]): Block {
+  const values = new Float32Array(block.values.length);
+  for (let r = 0; r < block.nRow; r++) {
+    let sum = 0;
+    for (let c = 0; c < block.nCol; c++) if (!left[c]) sum += block.values[r * block.nCol + c]! || 0;
+    for (let c = 0; c < block.nCol; c++)
+      values[r * block.nCol + c] = left[c] || sum <= 0 ? 0 : (block.values[r * block.nCol + c]! || 0) / sum;
+  }
+  return { ...block, values };
+}
+
+/** Keys that most queries look at most: those whose mean weight is above a half. */
+export function sinks(block: Block): boolean[] {
+  return Array.from({ length: block.nCol }, (_, c) => {
+    let sum = 0;
+    for (let r = 0; r < block.nRow; r++) sum += block.values[r * block.nCol + c]! || 0;
+    return block.nCol > 2 && sum / block.nRow > 0.5;
+  });
+}
+
+export class LinesView {
+  readonly element = h("div", { class: "lines" });
+  private hovered: { side: "query" | "key"; index: number } | null = null;
+  private start = 0;
+  private ticket = 0;
+  private last: { source: TileSource; options: LineOptions } | null = null;
+
+  constructor(
+    private readonly choose: (chosen: number[]) => void,
+    private readonly error: (error: unknown) => void,
+  ) {}
+
+  async show(
+    source: TileSource,
+    options: LineOptions,
+    rowTokens: string[],
+    colTokens: string[],
+  ): Promise<void> {
+    if (this.last?.source !== source) this.start = 0;
+    this.last = { source, options };
+    const ticket = ++this.ticket;
+    const r0 = Math.min(this.start, Math.max(0, rowTokens.length - MOST));
+    const r1 = Math.min(rowTokens.length, r0 + MOST);
+    const square = rowTokens.length === colTokens.length;
+    const c0 = square ? r0 : 0;
+    const c1 = square ? r1 : Math.min(colTokens.length, MOST);
+    try {
+      const fitting = options.heads.filter(
+        ({ layer }) =>
+          source.meta.layers[layer]!.queries === rowTokens.length &&
+          source.meta.layers[layer]!.keys === colTokens.length,
+      );
+      const blocks = await Promise.all(
+        fitting.map(({ layer, head }) =>
+          source.block({ layer, head, r0, r1, c0, c1, nRow: r1 - r0, nCol: c1 - c0, valued: options.valued }),
+        ),
+      );
+      if (ticket !== this.ticket) return;
+      const shift = (words: Word[], by: number) =>
+        words.map((w) => ({ ...w, first: w.first + by, last: w.last + by }));
+      const each = (tokens: string[], from: number) =>
+        tokens.map((t, i) => ({
+          text: label(t),
+          first: from + i,
+          last: from + i + 1,
+          special: isSpecial(t),
+        }));
+      const rows = options.words
+        ? shift(wordsOf(rowTokens.slice(r0, r1)), r0)
+        : each(rowTokens.slice(r0, r1), r0);
+      const cols = options.words
+        ? shift(wordsOf(colTokens.slice(c0, c1)), c0)
+        : each(colTokens.slice(c0, c1), c0);
+      let shown = blocks.map((block) =>
+        options.words
+          ? byWord(block, rows, cols, r0, c0)
+          : { ...block, values: block.values.map((v) => v || 0) },
+      );
+      let left: boolean[] = cols.map(() => false);
+      if (options.noSpecial) {
+        left = cols.map((word, c) => word.special || shown.some((block) => sinks(block)[c]!));
+        shown = shown.map((block) => without(block, left));
+      }
+      this.render(rows, cols, shown, fitting, options, left, {
+        r0,
+        total: rowTokens.length,
+        outside: square && rowTokens.length > MOST,
+      });
+    } catch (error) {
+      this.error(error);
+    }
+  }
+
+  private render(
+    rows: Word[],
+    cols: Word[],
+    blocks: Block[],
+    heads: LineHead[],
+    options: LineOptions,
+    left: boolean[],
+    window: { r0: number; total: number; outside: boolean },
+  ): void {
+    const height = Math.max(rows.length, cols.length) * ROW + 8;
+    const canvas = h("canvas", { class: "links", "aria-hidden": "true" });
+    const side = (words: Word[], which: "query" | "key") =>
+      h(
+        "ol",
+        {
+          class: `column ${which}`,
+          "aria-label": which === "query" ? "queries (look)" : "keys (are looked at)",
+        },
+        words.map((word, i) =>
+          h(
+            "li",
+            {},
+            h(
+              "button",
+              {
+                type: "button",
+                class: `token${which === "key" && left[i] ? " left" : ""}`,
+                title: word.text,
+                "data-index": word.first,
+                "aria-pressed": which === "query" ? String(options.chosen.includes(word.first)) : undefined,
+                onpointerenter: () => {
+                  this.hovered = { side: which, index: i };
+                  draw();
+                },
+                onpointerleave: () => {
+                  this.hovered = null;
+                  draw();
+                },
+                onfocus: () => {
+                  this.hovered = { side: which, index: i };
+                  draw();
+                },
+                onclick: () =>
+                  which === "query" &&
+                  this.choose(
+                    options.chosen.includes(word.first)
+                      ? options.chosen.filter((c) => c !== word.first)
+                      : [...options.chosen, word.first],
+                  ),
+              },
+              h("span", { class: "name" }, word.text),
+              h("span", { class: "sum" }),
+            ),
+          ),
+        ),
+      );
+    const queries = side(rows, "query");
+    const keys = side(cols, "key");
+    const notes = [
+      options.noSpecial &&
+        `Special tokens and sinks are left out (${left.filter(Boolean).length} keys); the rest of each row is scaled to sum to 1: these are not the model's own weights.`,
+      options.words && "Words: the weights of a word's keys are summed, those of its queries averaged.",
+      window.outside &&
+        `Tokens ${window.r0} to ${window.r0 + rows.length - 1} of ${window.total}: links to tokens outside this window are not drawn.`,
+      heads.length < options.heads.length && "Heads of layers with other tokens are left out.",
+      options.chosen.length > 1 && `${options.chosen.length} tokens chosen: their weights are summed.`,
+    ].filter((note): note is string => typeof note === "string");
+    const move = (by: number) => {
+      this.start = Math.max(0, window.r0 + by);
+      this.hovered = null;
+      if (this.last) this.choose(options.chosen);
+    };
+    fill(
+      this.element,
+      h(
+        "div",
+        { class: "notes" },
+        h(
+          "div",
+          { class: "chips" },
+          heads.map((at, i) => {
+            const chip = h("span", { class: "chip" }, `layer ${at.layer} · head ${at.head}`);
+            chip.style.setProperty("--label", CATEGORY[i % CATEGORY.length]!);
+            return chip;
+          }),
+          h(
+            "span",
+            { class: "quiet" },
+            "Control-click a head to add it. Click tokens on the left to choose several.",
+          ),
+        ),
+        window.outside &&
+          h(
+            "div",
+            { class: "pager" },
+            h(
+              "button",
+              { type: "button", disabled: window.r0 === 0, onclick: () => move(-MOST) },
+              "← earlier",
+            ),
+            h(
+              "button",
+              {
+                type: "button",
+                disabled: window.r0 + rows.length >= window.total,
+                onclick: () => move(MOST),
+              },
+              "later →",
+            ),
+          ),
+        notes.map((note) => h("p", { class: "quiet" }, note)),
+      ),
+      h("div", { class: "heads2" }, h("span", {}, "query → looks"), h("span", {}, "key → is looked at")),
+      h("div", { class: "board" }, queries, canvas, keys),
+    );
+    const draw = () => this.draw(canvas, queries, keys, rows, cols, blocks, options, height);
+    new ResizeObserver(draw).observe(canvas);
+    draw();
+  }
+
+  private draw(
+    canvas: HTMLCanvasElement,
+    queries: HTMLElement,
+    keys: HTMLElement,
+    rows: Word[],
+    cols: Word[],
+    blocks: Block[],
+    options: LineOptions,
+    height: number,
+  ): void {
+    const ratio = globalThis.devicePixelRatio || 1;
+    const width = canvas.clientWidth || 300;
+    canvas.style.height = `${height}px`;
+    canvas.width = width * ratio;
+    canvas.height = height * ratio;
+    const context = canvas.getContext("2d")!;
+    context.scale(ratio, ratio);
+    const chosen = rows.map((row) => options.chosen.includes(row.first));
+    const any = chosen.some(Boolean);
+    const { hovered } = this;
+    const lit = (r: number, c: number) =>
+      hovered ? (hovered.side === "query" ? r === hovered.index : c === hovered.index) : !any || chosen[r]!;
+    let top = 1e-9;
+    for (const block of blocks) for (const v of block.values) if (v > top) top = v;
+    context.lineCap = "round";
+    blocks.forEach((block, i) => {
+      context.strokeStyle = CATEGORY[i % CATEGORY.length]!;
+      for (let r = 0; r < block.nRow; r++) {
+        for (let c = 0; c < block.nCol; c++) {
+          const weight = block.values[r * block.nCol + c]!;
+          if (weight < LEAST * top || !lit(r, c)) continue;
+          const strength = weight / top;
+          const focus = hovered || any;
+          context.globalAlpha = focus ? 0.15 + 0.85 * strength : 0.75 * strength ** 1.2;
+          context.lineWidth = 0.6 + (focus ? 6 : 4) * strength;
+          const y0 = (r + 0.5) * ROW + i * 1.5;
+          const y1 = (c + 0.5) * ROW + i * 1.5;
+          context.beginPath();
+          context.moveTo(0, y0);
+          context.bezierCurveTo(width * 0.4, y0, width * 0.6, y1, width, y1);
+          context.stroke();
+        }
+      }
+    });
+    const sums = (element: HTMLElement, value: (index: number) => number | null) =>
+      element.querySelectorAll(".token").forEach((token, index) => {
+        const found = value(index);
+        token.querySelector(".sum")!.textContent = found === null ? "" : number(found, 3);
+        token.classList.toggle("dim", (hovered !== null || any) && (found === null || found < 0.01 * top));
+      });
+    const over = (r: number[], c: number[]) =>
+      blocks.reduce(
+        (sum, block) =>
+          sum +
+          r.reduce((a, row) => a + c.reduce((b, col) => b + block.values[row * block.nCol + col]!, 0), 0),
+        0,
+      );
+    const active =
+      hovered?.side === "query" ? [hovered.index] : any ? rows.map((_, i) => i).filter((i) => chosen[i]) : [];
+    sums(keys, (c) =>
+      hovered?.side === "key"
+        ? c === hovered.index
+          ? over(
+              rows.map((_, i) => i),
+              [c],
+            )
+          : null
+        : active.length
+          ? over(active, [c])
+          : null,
+    );
+    sums(queries, (r) =>
+      hovered?.side === "key"
+        ? over([r], [hovered.index])
+        : active.includes(r)
+          ? over(
+              [r],
+              cols.map((_, i) => i),
+            )
+          : null,
+    );
+  }
+}

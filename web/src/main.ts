@@ -1,0 +1,55 @@
+// One module for all places: `mount` for the page, the default export for a notebook (anywidget).
+
+import { App, type Config } from "./app";
+import { MessageTiles, RemoteBackend, ServerTiles, type EmbeddedDoc } from "./sources";
+import type { State } from "./state";
+import css from "./style.css";
+import { HttpTransport, MessageTransport, type WidgetModel } from "./transport";
+import type { Backend } from "./types";
+
+function mount(host: HTMLElement, config: Config, backend: Backend | null): App {
+  const root = host.attachShadow({ mode: "open" });
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(css);
+  root.adoptedStyleSheets = [sheet];
+  const app = new App(config, backend);
+  root.appendChild(app.element);
+  void app.start();
+  return app;
+}
+
+interface PageData {
+  version: string;
+  token: string | null;
+  start: Partial<State>;
+  docs: EmbeddedDoc[];
+}
+
+const host = typeof document === "undefined" ? null : document.getElementById("regard");
+const data = host && document.getElementById("regard-data");
+if (host && data?.textContent) {
+  const page = JSON.parse(data.textContent) as PageData;
+  const backend = page.token === null ? null : new RemoteBackend(new HttpTransport(page.token), ServerTiles);
+  const app = mount(
+    host,
+    { docs: page.docs, start: page.start, version: page.version, useHash: true },
+    backend,
+  );
+  (globalThis as unknown as { regard: App }).regard = app; // for the curious, at the console
+}
+
+export default {
+  render({ model, el }: { model: WidgetModel; el: HTMLElement }): void {
+    const host = document.createElement("div");
+    host.style.height = `${Number(model.get("height")) || 640}px`;
+    el.appendChild(host);
+    const live = model.get("live") === true;
+    const docs = JSON.parse(String(model.get("docs") ?? "[]")) as EmbeddedDoc[];
+    const start = JSON.parse(String(model.get("start") ?? "{}")) as Partial<State>;
+    mount(
+      host,
+      { docs, start, version: "", useHash: false },
+      live ? new RemoteBackend(new MessageTransport(model), MessageTiles) : null,
+    );
+  },
+};

@@ -1,0 +1,487 @@
+// The heat map: rows are queries, columns keys. From the whole of it down to single cells with their numbers.
+
+import { HIDDEN, inkOn, type Colouring } from "./colour";
+import { Pyramid, type Rect } from "./tiles";
+import type { TileSource } from "./types";
+import { label } from "./words";
+
+export interface Viewport {
+  x: number; // the key at the left edge
+  y: number; // the query at the top edge
+  px: number; // pixels a cell
+}
+
+export interface Cell {
+  row: number;
+  col: number;
+}
+
+export interface MapEvents {
+  hover(cell: Cell | null, at: { x: number; y: number }): void;
+  pick(cell: Cell): void;
+  moved(view: Viewport | null): void; // null: all of it
+  error(error: unknown): void;
+  drawn(): void;
+}
+
+const MOST_PX = 72;
+const NUMBERS_FROM = 36; // pixels of a cell that has room for its number
+const GRID_FROM = 9;
+
+export class MapView {
+  readonly canvas = document.createElement("canvas");
+  pyramid: Pyramid | null = null;
+  private rows: string[] = [];
+  private cols: string[] = [];
+  private view: Viewport = { x: 0, y: 0, px: 1 };
+  private fitted = true;
+  private hovered: Cell | null = null;
+  selected: Cell | null = null;
+  limit: number | null = null; // rows from here on are not written yet
+  colouring: Colouring = { scale: "sqrt", theme: "light", top: 1, diverging: false };
+  private left = 90;
+  private above = 80;
+  private frame = 0;
+  private width = 0;
+  private height = 0;
+  frames = 0; // drawn so far: what the bench counts
+
+  constructor(
+    private readonly host: HTMLElement,
+    private readonly events: MapEvents,
+  ) {
+    this.canvas.className = "map";
+    this.canvas.tabIndex = 0;
+    this.canvas.setAttribute("role", "img");
+    host.appendChild(this.canvas);
+    new ResizeObserver(() => this.resize()).observe(host);
+    this.listen();
+  }
+
+  show(
+    source: TileSource,
+    layer: number,
+    head: number,
+    valued: boolean,
+    rows: string[],
+    cols: string[],
+    view: Viewport | null,
+  ): void {
+    const same = this.pyramid;
+    if (
+      !same ||
+      same.source !== source ||
+      same.layer !== layer ||
+      same.head !== head ||
+      same.valued !== valued
+    ) {
+      same?.stop();
+      this.pyramid = new Pyramid(
+        source,
+        layer,
+        head,
+        valued,
+        () => {
+          this.events.drawn();
+          this.invalidate();
+        },
+        (error) => this.events.error(error),
+      );
+    }
+    this.rows = rows.map(label);
+    this.cols = cols.map(label);
+    this.margins();
+    if (view) this.setView(view, false);
+    else this.fit(false);
+    const meta = source.meta.layers[layer]!;
+    this.canvas.setAttribute(
+      "aria-label",
+      `Heat map of attention weights, ${meta.name}, head ${head}: ${meta.queries} queries (rows) by ${meta.keys} keys (columns). Arrow keys move the chosen cell, plus and minus zoom.`,
+    );
+    this.invalidate();
+  }
+
+  private margins(): void {
+    const context = this.canvas.getContext("2d")!;
+    context.font = FONT;
+    const widest = (labels: string[]) =>
+      Math.max(...labels.slice(0, 400).map((t) => context.measureText(t.slice(0, 16)).width), 20);
+    this.left = Math.min(132, widest(this.rows) + 30);
+    this.above = Math.min(112, widest(this.cols) * 0.72 + 40);
+  }
+
+  private resize(): void {
+    const box = this.host.getBoundingClientRect();
+    const ratio = window.devicePixelRatio || 1;
+    this.width = Math.max(80, box.width);
+    this.height = Math.max(80, box.height);
+    this.canvas.width = Math.round(this.width * ratio);
+    this.canvas.height = Math.round(this.height * ratio);
+    this.canvas.style.width = `${this.width}px`;
+    this.canvas.style.height = `${this.height}px`;
+    if (this.fitted) this.fit(false);
+    else this.setView(this.view, false);
+  }
+
+  private get plot(): { w: number; h: number } {
+    return { w: Math.max(10, this.width - this.left - 26), h: Math.max(10, this.height - this.above - 6) };
+  }
+
+  private get fitPx(): number {
+    return Math.min(
+      MOST_PX,
+      this.plot.w / Math.max(1, this.cols.length),
+      this.plot.h / Math.max(1, this.rows.length),
+    );
+  }
+
+  fit(tell = true): void {
+    this.fitted = true;
+    this.view = { x: 0, y: 0, px: this.fitPx };
+    if (tell) this.events.moved(null);
+    this.invalidate();
+  }
+
+  setView(view: Viewport, tell = true): void {
+    const px = Math.min(MOST_PX, Math.max(this.fitPx, view.px));
+    this.fitted = px <= this.fitPx * 1.0001;
+    const room = (size: number, length: number) => Math.max(0, length - size / px);
+    this.view = {
+      px,
+      x: Math.min(room(this.plot.w, this.cols.length), Math.max(0, view.x)),
+      y: Math.min(room(this.plot.h, this.rows.length), Math.max(0, view.y)),
+    };
+    if (tell) this.events.moved(this.fitted ? null : this.view);
+    this.invalidate();
+  }
+
+  zoom(factor: number, at?: { x: number; y: number }): void {
+    const x = at ? at.x - this.left : this.plot.w / 2;
+    const y = at ? at.y - this.above : this.plot.h / 2;
+    const px = Math.min(MOST_PX, Math.max(this.fitPx, this.view.px * factor));
+    this.setView({
+      px,
+      x: this.view.x + x / this.view.px - x / px,
+      y: this.view.y + y / this.view.px - y / px,
+    });
+  }
+
+  cellAt(x: number, y: number): Cell | null {
+    const col = Math.floor(this.view.x + (x - this.left) / this.view.px);
+    const row = Math.floor(this.view.y + (y - this.above) / this.view.px);
+    const inside =
+      x >= this.left &&
+      y >= this.above &&
+      row >= 0 &&
+      col >= 0 &&
+      row < this.rows.length &&
+      col < this.cols.length;
+    return inside ? { row, col } : null;
+  }
+
+  /** Where a cell's middle is on the canvas, in pixels of the page. */
+  place(cell: Cell): { x: number; y: number } {
+    return {
+      x: this.left + (cell.col + 0.5 - this.view.x) * this.view.px,
+      y: this.above + (cell.row + 0.5 - this.view.y) * this.view.px,
+    };
+  }
+
+  highlight(cell: Cell | null): void {
+    if (cell?.row === this.hovered?.row && cell?.col === this.hovered?.col) return;
+    this.hovered = cell;
+    this.invalidate();
+  }
+
+  private listen(): void {
+    const { canvas } = this;
+    const at = (event: PointerEvent | WheelEvent) => {
+      const box = canvas.getBoundingClientRect();
+      return { x: event.clientX - box.left, y: event.clientY - box.top };
+    };
+    const held = new Map<number, { x: number; y: number }>();
+    let began: { x: number; y: number; view: Viewport } | null = null;
+    let moved = false;
+    let spread = 0;
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        event.preventDefault();
+        this.zoom(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0016)), at(event));
+      },
+      { passive: false },
+    );
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      held.set(event.pointerId, at(event));
+      began = { ...at(event), view: { ...this.view } };
+      moved = false;
+      spread = 0;
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const here = at(event);
+      if (held.has(event.pointerId)) held.set(event.pointerId, here);
+      if (held.size === 2) {
+        const [a, b] = [...held.values()] as [{ x: number; y: number }, { x: number; y: number }];
+        const wide = Math.hypot(a.x - b.x, a.y - b.y);
+        if (spread) this.zoom(wide / spread, { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2 });
+        spread = wide;
+        moved = true;
+      } else if (began && held.size === 1) {
+        if (Math.hypot(here.x - began.x, here.y - began.y) > 4) moved = true;
+        if (moved)
+          this.setView({
+            px: this.view.px,
+            x: began.view.x - (here.x - began.x) / this.view.px,
+            y: began.view.y - (here.y - began.y) / this.view.px,
+          });
+      }
+      const cell = this.cellAt(here.x, here.y);
+      this.highlight(cell);
+      this.events.hover(cell, { x: event.clientX, y: event.clientY });
+    });
+    const release = (event: PointerEvent) => {
+      held.delete(event.pointerId);
+      const cell = began && !moved ? this.cellAt(at(event).x, at(event).y) : null;
+      began = null;
+      if (cell && event.type === "pointerup") this.events.pick(cell);
+    };
+    canvas.addEventListener("pointerup", release);
+    canvas.addEventListener("pointercancel", release);
+    canvas.addEventListener("pointerleave", () => {
+      this.highlight(null);
+      this.events.hover(null, { x: 0, y: 0 });
+    });
+    canvas.addEventListener("dblclick", (event) => this.zoom(2.2, at(event as unknown as PointerEvent)));
+    canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  private key(event: KeyboardEvent): void {
+    const steps: Record<string, [number, number]> = {
+      ArrowUp: [-1, 0],
+      ArrowDown: [1, 0],
+      ArrowLeft: [0, -1],
+      ArrowRight: [0, 1],
+    };
+    const step = steps[event.key];
+    if (step) {
+      const from = this.selected ?? { row: 0, col: 0 };
+      this.events.pick({
+        row: Math.min(this.rows.length - 1, Math.max(0, from.row + step[0])),
+        col: Math.min(this.cols.length - 1, Math.max(0, from.col + step[1])),
+      });
+    } else if (event.key === "+" || event.key === "=") this.zoom(1.5);
+    else if (event.key === "-") this.zoom(1 / 1.5);
+    else if (event.key === "0") this.fit();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  invalidate(): void {
+    if (!this.frame)
+      this.frame = requestAnimationFrame(() => {
+        this.frame = 0;
+        this.draw();
+      });
+  }
+
+  private draw(): void {
+    const { pyramid } = this;
+    if (!pyramid || !this.width) return;
+    this.frames++;
+    const ratio = window.devicePixelRatio || 1;
+    const context = this.canvas.getContext("2d")!;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, this.width, this.height);
+    const { x, y, px } = this.view;
+    const { w, h } = this.plot;
+    const rect: Rect = {
+      r0: Math.floor(y),
+      r1: Math.min(this.rows.length, Math.ceil(y + h / px)),
+      c0: Math.floor(x),
+      c1: Math.min(this.cols.length, Math.ceil(x + w / px)),
+    };
+    const level = Math.min(pyramid.top, Math.max(0, Math.floor(Math.log2(1 / (px * ratio)) + 0.01)));
+    pyramid.want(level, rect);
+    context.save();
+    context.beginPath();
+    context.rect(
+      this.left,
+      this.above,
+      Math.min(w, (this.cols.length - x) * px),
+      Math.min(h, (this.rows.length - y) * px),
+    );
+    context.clip();
+    context.imageSmoothingEnabled = false;
+    for (const tile of pyramid.shown(level, rect)) {
+      context.drawImage(
+        pyramid.picture(tile, this.colouring),
+        this.left + (tile.c0 - x) * px,
+        this.above + (tile.r0 - y) * px,
+        (tile.c1 - tile.c0) * px,
+        (tile.r1 - tile.r0) * px,
+      );
+    }
+    this.cells(context, rect);
+    if (this.limit !== null && this.limit < this.rows.length) {
+      context.fillStyle = this.colouring.theme === "light" ? "rgba(255,255,255,.82)" : "rgba(14,16,22,.82)";
+      context.fillRect(
+        this.left,
+        this.above + (this.limit - y) * px,
+        w,
+        (this.rows.length - this.limit) * px,
+      );
+    }
+    this.marks(context);
+    context.restore();
+    this.axes(context, rect);
+  }
+
+  /** Hatching of hidden cells, lines between cells, and numbers where they fit. */
+  private cells(context: CanvasRenderingContext2D, rect: Rect): void {
+    const { x, y, px } = this.view;
+    if (px < GRID_FROM) return;
+    const light = this.colouring.theme === "light";
+    const hatch = light ? "rgba(120,124,135,.33)" : "rgba(160,165,180,.22)";
+    context.lineWidth = 1;
+    context.font = `${Math.min(13, px / 3.4)}px ${FACE}`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (let row = rect.r0; row < rect.r1; row++) {
+      for (let col = rect.c0; col < rect.c1; col++) {
+        const value = this.pyramid!.cell(row, col);
+        const left = this.left + (col - x) * px;
+        const top = this.above + (row - y) * px;
+        if (value === undefined) continue;
+        if (Number.isNaN(value)) {
+          context.strokeStyle = hatch;
+          context.beginPath();
+          context.moveTo(left, top + px);
+          context.lineTo(left + px, top);
+          context.stroke();
+        } else if (px >= NUMBERS_FROM) {
+          context.fillStyle = inkOn(value, this.colouring);
+          context.fillText(inCell(value, px > 50 ? 3 : 2, this.colouring.top), left + px / 2, top + px / 2);
+        }
+      }
+    }
+    context.strokeStyle = light ? "rgba(255,255,255,.55)" : "rgba(0,0,0,.35)";
+    context.beginPath();
+    for (let row = rect.r0; row <= rect.r1; row++) {
+      context.moveTo(this.left, this.above + (row - y) * px);
+      context.lineTo(this.left + (this.cols.length - x) * px, this.above + (row - y) * px);
+    }
+    for (let col = rect.c0; col <= rect.c1; col++) {
+      context.moveTo(this.left + (col - x) * px, this.above);
+      context.lineTo(this.left + (col - x) * px, this.above + (this.rows.length - y) * px);
+    }
+    context.stroke();
+  }
+
+  private marks(context: CanvasRenderingContext2D): void {
+    const { x, y, px } = this.view;
+    const dark = this.colouring.theme === "dark";
+    if (this.hovered) {
+      context.fillStyle = dark ? "rgba(255,255,255,.10)" : "rgba(213,94,0,.10)";
+      context.fillRect(this.left, this.above + (this.hovered.row - y) * px, this.width, Math.max(1, px));
+      context.fillRect(this.left + (this.hovered.col - x) * px, this.above, Math.max(1, px), this.height);
+    }
+    if (this.selected) {
+      const size = Math.max(px, 5);
+      context.strokeStyle = "#e8590c";
+      context.lineWidth = 2;
+      context.strokeRect(
+        this.left + (this.selected.col + 0.5 - x) * px - size / 2,
+        this.above + (this.selected.row + 0.5 - y) * px - size / 2,
+        size,
+        size,
+      );
+    }
+  }
+
+  private axes(context: CanvasRenderingContext2D, rect: Rect): void {
+    const { x, y, px } = this.view;
+    const dark = this.colouring.theme === "dark";
+    const [ink, faint, strong] = dark ? ["#c6cad4", "#8b91a0", "#ff9a5c"] : ["#3b404c", "#7a808d", "#c2410c"];
+    const every = {
+      row: Math.max(1, Math.ceil(11.5 / px)),
+      col: Math.max(1, Math.ceil((px < 4 ? 24 : 11.5) / px)),
+    };
+    context.font = FONT;
+    const marked = (index: number, which: "row" | "col") =>
+      index === this.hovered?.[which] || index === this.selected?.[which];
+    const shown = (first: number, last: number, which: "row" | "col") => {
+      const step = every[which];
+      const list: number[] = [];
+      for (let i = Math.ceil(first / step) * step; i < last; i += step) list.push(i);
+      for (const extra of [this.hovered?.[which], this.selected?.[which]]) {
+        if (extra === undefined || extra < first || extra >= last) continue;
+        // The marked label takes the place of those it would cover.
+        const clear = list.filter((i) => Math.abs(i - extra) * px >= 11.5);
+        list.splice(0, list.length, ...clear, extra);
+      }
+      return list;
+    };
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    for (const row of shown(rect.r0, rect.r1, "row")) {
+      const at = this.above + (row + 0.5 - y) * px;
+      if (at < this.above - 2 || at > this.height) continue;
+      context.fillStyle = marked(row, "row") ? strong : ink;
+      context.fillText(shorter(this.rows[row]!), this.left - 7, at, this.left - 24);
+    }
+    context.textAlign = "left";
+    for (const col of shown(rect.c0, rect.c1, "col")) {
+      const at = this.left + (col + 0.5 - x) * px;
+      if (at < this.left - 2 || at > this.left + this.plot.w) continue;
+      context.save();
+      context.translate(at + 1, this.above - 7);
+      context.rotate(px * every.col > 30 ? -Math.PI / 4 : -Math.PI / 3);
+      context.fillStyle = marked(col, "col") ? strong : ink;
+      context.fillText(shorter(this.cols[col]!), 0, 0);
+      context.restore();
+    }
+    context.font = `600 11px ${FACE}`;
+    context.fillStyle = faint;
+    context.fillText("key → is looked at", this.left, 9);
+    context.save();
+    context.translate(9, this.above + Math.min(this.plot.h, (this.rows.length - y) * px));
+    context.rotate(-Math.PI / 2);
+    context.fillText(
+      "query → looks",
+      Math.max(0, Math.min(this.plot.h, (this.rows.length - y) * px) - 88),
+      0,
+    );
+    context.restore();
+  }
+
+  /** What one pixel stands for, in words. */
+  get grain(): string {
+    const level = this.pyramid
+      ? Math.min(
+          this.pyramid.top,
+          Math.max(0, Math.floor(Math.log2(1 / (this.view.px * (window.devicePixelRatio || 1))) + 0.01)),
+        )
+      : 0;
+    return level ? `a dot is the largest of ${1 << level} × ${1 << level} cells` : "a square is one weight";
+  }
+
+  destroy(): void {
+    this.pyramid?.stop();
+    this.canvas.remove();
+  }
+}
+
+const FACE = "ui-sans-serif, system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
+const FONT = `12px ${FACE}`;
+/** A weight without the 0 before its point; 0 where it is nothing beside the weights around it. */
+function inCell(value: number, digits: number, top: number): string {
+  const size = Math.abs(value);
+  if (size < top / 500) return "0";
+  const text =
+    size < 0.5 * 10 ** -digits ? value.toExponential(0) : value.toFixed(digits).replace(/^(-?)0\./, "$1.");
+  return text.replaceAll("-", "−");
+}
+const shorter = (text: string) => (text.length > 16 ? `${text.slice(0, 15)}…` : text);
+export const hiddenCss = (theme: "light" | "dark") => `rgb(${HIDDEN[theme].join(",")})`;

@@ -1,0 +1,221 @@
+// All heads at a glance: a small picture of each, coloured by its label, filled in one after the other.
+
+import { CATEGORY, paint, type Theme } from "./colour";
+import { fill, h } from "./dom";
+import { aborted, type HeadFacts, type TileSource } from "./types";
+
+export interface Place {
+  layer: number;
+  head: number;
+}
+
+interface Shown {
+  source: TileSource;
+  facts: HeadFacts | null;
+  chosen: Place;
+  second: Place | null;
+  more: [number, number][];
+  off: [number, number][];
+  sort: string;
+  filter: string;
+  theme: Theme;
+}
+
+const SMALL = 40; // cells of a small picture
+
+export class Overview {
+  readonly element = h("div", {
+    class: "grid",
+    role: "grid",
+    tabIndex: 0,
+    "aria-label": "All heads: rows are layers. Arrow keys move.",
+  });
+  private tiles = new Map<string, HTMLButtonElement>();
+  private order: Place[] = [];
+  private columns = 1;
+  private source: TileSource | null = null;
+  private stopper = new AbortController();
+  private labels: string[] = [];
+  private built = "";
+  private pictures = new Map<string, { paint: (theme: Theme) => HTMLCanvasElement }>();
+
+  constructor(
+    private readonly pick: (place: Place, second: boolean) => void,
+    private readonly hover: (place: Place | null, at: HTMLElement) => void,
+    private readonly busy: () => boolean,
+  ) {
+    this.element.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  colourOf(label: string): string {
+    const at = this.labels.indexOf(label);
+    return at < 0 ? "#8a909c" : CATEGORY[at % CATEGORY.length]!;
+  }
+
+  private chosen: Place = { layer: 0, head: 0 };
+
+  show(what: Shown): void {
+    this.chosen = what.chosen;
+    const { facts, source } = what;
+    this.labels = [
+      ...new Set(
+        (facts?.labels ?? [])
+          .flat()
+          .filter((l) => l !== null)
+          .map((l) => l.label),
+      ),
+    ].sort();
+    if (source !== this.source) {
+      this.stopper.abort();
+      this.stopper = new AbortController();
+      this.pictures = new Map();
+      delete this.element.dataset["filled"];
+    }
+    const key = JSON.stringify([source.meta.id, what.sort, what.filter, !!facts, what.theme]);
+    if (key !== this.built || source !== this.source) {
+      this.built = key;
+      const fresh = source !== this.source;
+      this.source = source;
+      this.build(what);
+      if (fresh) void this.load(source, what.theme, this.stopper.signal);
+    }
+    for (const [name, tile] of this.tiles) {
+      const [layer, head] = name.split(".").map(Number) as [number, number];
+      const is = (place: Place | null) => place !== null && place.layer === layer && place.head === head;
+      tile.classList.toggle("chosen", is(what.chosen));
+      tile.classList.toggle("second", is(what.second));
+      tile.classList.toggle(
+        "also",
+        what.more.some(([l, x]) => l === layer && x === head),
+      );
+      tile.classList.toggle(
+        "off",
+        what.off.some(([l, x]) => l === layer && x === head),
+      );
+      tile.setAttribute("aria-selected", String(is(what.chosen)));
+      if (is(what.chosen)) tile.scrollIntoView({ block: "nearest" });
+    }
+  }
+
+  private build({ source, facts, sort, filter, theme }: Shown): void {
+    const all: Place[] = source.meta.layers.flatMap((layer, index) =>
+      Array.from({ length: layer.heads }, (_, head) => ({ layer: index, head })),
+    );
+    const matching = all.filter((p) => !filter || facts?.labels[p.layer]?.[p.head]?.label === filter);
+    const values = facts?.measures[sort]?.values;
+    this.order = values
+      ? [...matching].sort((a, b) => (values[b.layer]?.[b.head] ?? -1) - (values[a.layer]?.[a.head] ?? -1))
+      : matching;
+    this.columns = Math.max(...source.meta.layers.map((l) => l.heads));
+    const byLayer = !values && !filter;
+    this.element.style.setProperty("--columns", String(this.columns));
+    this.element.classList.toggle("dense", this.columns > 12);
+    this.element.classList.toggle("flat", !byLayer);
+    this.tiles.clear();
+    const rows: HTMLElement[] = [];
+    let row: HTMLElement | null = null;
+    this.order.forEach((place, at) => {
+      if (!row || (byLayer ? place.head === 0 : at % this.columns === 0)) {
+        const name = source.meta.layers[place.layer]!;
+        row = h(
+          "div",
+          { role: "row", class: "gridrow" },
+          byLayer && h("span", { class: "rowname", title: name.name }, shortName(name.name)),
+        );
+        rows.push(row);
+      }
+      row.appendChild(this.tile(place, facts, theme, values?.[place.layer]?.[place.head] ?? null));
+    });
+    fill(this.element, rows.length ? rows : h("p", { class: "quiet" }, "No head has this label."));
+  }
+
+  private tile(place: Place, facts: HeadFacts | null, theme: Theme, value: number | null): HTMLButtonElement {
+    const name = `${place.layer}.${place.head}`;
+    const label = facts?.labels[place.layer]?.[place.head]?.label;
+    const tile = h("button", {
+      type: "button",
+      class: "tile",
+      role: "gridcell",
+      tabIndex: -1,
+      "data-head": name,
+      "aria-label": `layer ${place.layer}, head ${place.head}${label ? `, ${label}` : ""}${value === null ? "" : `, ${value.toFixed(3)}`}`,
+      onclick: (event: MouseEvent) => this.pick(place, event.shiftKey),
+      onpointerenter: () => this.hover(place, tile),
+      onpointerleave: () => this.hover(null, tile),
+    });
+    if (label) tile.style.setProperty("--label", this.colourOf(label));
+    const picture = this.pictures.get(name);
+    if (picture) tile.appendChild(picture.paint(theme));
+    this.tiles.set(name, tile);
+    return tile;
+  }
+
+  /** The chosen head first, then its layer, then the others: two at a time, and none while the map waits. */
+  private async load(source: TileSource, theme: Theme, signal: AbortSignal): Promise<void> {
+    const near = (p: Place) => (p.layer === this.chosen.layer ? (p.head === this.chosen.head ? 0 : 1) : 2);
+    const queue = source.meta.layers
+      .flatMap((l, layer) => Array.from({ length: l.heads }, (_, head) => ({ layer, head })))
+      .sort((a, b) => near(a) - near(b));
+    const work = async () => {
+      for (let place = queue.shift(); place && !signal.aborted; place = queue.shift()) {
+        while (this.busy() && !signal.aborted) await new Promise((resolve) => setTimeout(resolve, 40));
+        const { queries, keys } = source.meta.layers[place.layer]!;
+        const name = `${place.layer}.${place.head}`;
+        try {
+          const block = await source.block(
+            {
+              ...place,
+              r0: 0,
+              r1: queries,
+              c0: 0,
+              c1: keys,
+              nRow: Math.min(SMALL, queries),
+              nCol: Math.min(SMALL, keys),
+              valued: false,
+            },
+            signal,
+          );
+          let top = 1e-9;
+          for (const v of block.values) if (v > top) top = v;
+          const picture = {
+            paint: (theme: Theme) => paint(block, { scale: "sqrt", theme, top, diverging: false }),
+          };
+          this.pictures.set(name, picture);
+          this.tiles.get(name)?.replaceChildren(picture.paint(theme));
+        } catch (error) {
+          if (aborted(error)) return;
+          this.tiles.get(name)?.classList.add("failed");
+        }
+      }
+    };
+    await Promise.all([work(), work()]);
+    if (!signal.aborted) this.element.dataset["filled"] = "all";
+  }
+
+  /** Resolves once every head has its picture. */
+  async whenFilled(): Promise<void> {
+    while (this.element.dataset["filled"] !== "all") await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+
+  private key(event: KeyboardEvent): void {
+    const at = this.order.findIndex((p) => p.layer === this.chosen.layer && p.head === this.chosen.head);
+    const steps: Record<string, number> = {
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      ArrowUp: -this.columns,
+      ArrowDown: this.columns,
+    };
+    const step = steps[event.key];
+    if (step === undefined) return;
+    event.preventDefault();
+    const next = this.order[Math.min(this.order.length - 1, Math.max(0, at + step))];
+    if (next) this.pick(next, event.shiftKey);
+  }
+}
+
+/** "decoder.3.cross" as "3 cross", "encoder.0.self" as "0". */
+function shortName(name: string): string {
+  const parts = name.match(/^(encoder|decoder)\.(\d+)\.(self|cross)$/);
+  if (!parts) return name.length > 5 ? `…${name.slice(-4)}` : name;
+  return parts[3] === "cross" ? `${parts[2]}×` : parts[2]!;
+}

@@ -1,0 +1,196 @@
+// The panels beside the stage: why this weight, facts of the head, predictions. Each asks again only when
+// what it shows has changed.
+
+import type { App } from "./app";
+import { fill, h, number } from "./dom";
+import { showFacts, showPredictions } from "./facts";
+import { sideTokens } from "./stage";
+import type { TileSource } from "./types";
+import { showWhy } from "./why";
+
+export const NEEDS_MODEL =
+  "This is a saved page: it has the numbers of one run and no model. `regard look` opens it live.";
+
+const LONG = 1024; // tokens: predictions of longer texts wait until they are asked for
+
+export class Panels {
+  readonly why = h("div", { class: "inside" });
+  readonly about = h("div", { class: "inside" });
+  readonly predicting = h("div", { class: "inside" });
+  readonly offs = h("div", { class: "offs" });
+  private position: number | null = null; // of the prediction; null: the model's usual one
+  private done = { why: "", facts: "", predict: "" };
+
+  private insisted = ""; // the long text whose predictions were asked for
+
+  constructor(private readonly app: App) {}
+
+  /** Forget what was asked: the trace is another one. */
+  renew(): void {
+    this.position = null;
+    this.done = { why: "", facts: "", predict: "" };
+  }
+
+  render(source: TileSource): void {
+    const { view, query } = this.app.state;
+    // Where words are masked, a click on one masks it.
+    if (source.meta.predicts === "masked" && view === "text" && query !== null) this.position = query;
+    this.drawWhy(source);
+    this.drawFacts(source);
+    this.drawPredictions(source);
+  }
+
+  private drawWhy(source: TileSource): void {
+    const { layer, head, query, key } = this.app.state;
+    const wanted = JSON.stringify([source.meta.id, layer, head, query, key, this.app.theme, this.position]);
+    if (wanted === this.done.why) return;
+    this.done.why = wanted;
+    if (query === null || key === null) {
+      fill(this.why, h("p", { class: "quiet" }, "Click a cell of the map to see how its weight came about."));
+      return;
+    }
+    const names = {
+      query: sideTokens(source, layer, "rows")[query] ?? "",
+      key: sideTokens(source, layer, "cols")[key] ?? "",
+    };
+    source
+      .parts(layer, head, query, key)
+      .then((parts) => {
+        if (wanted !== this.done.why) return;
+        showWhy(this.why, parts, names, this.app.theme, this.gradient(source, { layer, head, query, key }));
+      })
+      .catch((error: unknown) => this.app.failed(error));
+  }
+
+  private gradient(
+    source: TileSource,
+    at: { layer: number; head: number; query: number; key: number },
+  ): HTMLElement | null {
+    const { meta } = source;
+    if (!this.app.backend || meta.predicts === null || meta.generated)
+      return h(
+        "p",
+        { class: "quiet" },
+        this.app.backend ? "" : "The gradient of a prediction on this score needs a live model.",
+      );
+    const answer = h("span", { class: "num" });
+    const ask = h(
+      "button",
+      {
+        type: "button",
+        class: "link",
+        onclick: () => {
+          answer.textContent = " …";
+          const position = this.position ?? meta.tokens.length - 1;
+          this.app
+            .backend!.gradient(meta, { ...at, position })
+            .then((found) => {
+              answer.textContent = ` ${number(found.gradient, 5)} for ${found.token}`;
+              answer.dataset["gradient"] = String(found.gradient);
+            })
+            .catch((error: unknown) => {
+              answer.textContent = "";
+              this.app.failed(error);
+            });
+        },
+      },
+      "Gradient of the prediction on this score",
+    );
+    return h("p", {}, ask, answer);
+  }
+
+  private drawFacts(source: TileSource): void {
+    const { layer, head, valued } = this.app.state;
+    const wanted = JSON.stringify([source.meta.id, layer, head, valued, !!this.app.facts]);
+    if (wanted === this.done.facts) return;
+    this.done.facts = wanted;
+    const names = { rows: sideTokens(source, layer, "rows"), cols: sideTokens(source, layer, "cols") };
+    const canValue = source.meta.layers[layer]!.values;
+    const draw = (pairs: Parameters<typeof showFacts>[2]) =>
+      showFacts(this.about, this.app.facts, pairs, { layer, head }, names, valued, canValue, {
+        value: (on) => this.app.change({ valued: on }),
+        pair: ({ query, key }) => this.app.change({ query, key }),
+      });
+    draw(null);
+    this.app
+      .drawn()
+      .then(() => (wanted === this.done.facts ? source.pairs(layer, head) : null))
+      .then((pairs) => {
+        if (pairs && wanted === this.done.facts) draw(pairs);
+      })
+      .catch((error: unknown) => this.app.failed(error));
+  }
+
+  private drawPredictions(source: TileSource): void {
+    const { off, layer, head } = this.app.state;
+    const { meta } = source;
+    const isOff = off.some(([l, x]) => l === layer && x === head);
+    const live = this.app.backend !== null && meta.kind !== "unknown" && !meta.generated;
+    const why = !this.app.backend
+      ? NEEDS_MODEL
+      : meta.generated
+        ? "A text being written is shown as it was. End the writing to switch heads off."
+        : !live
+          ? "Only a model that is loaded here can be run again."
+          : "";
+    const toggle = () =>
+      this.app.change({
+        off: isOff ? off.filter(([l, x]) => l !== layer || x !== head) : [...off, [layer, head]],
+      });
+    fill(
+      this.offs,
+      h(
+        "button",
+        { type: "button", disabled: !live, title: why || "x", class: "switch", onclick: toggle },
+        isOff ? `Switch head ${layer}.${head} on` : `Switch head ${layer}.${head} off`,
+      ),
+      off.length > 0 &&
+        h("button", { type: "button", onclick: () => this.app.change({ off: [] }) }, "all on"),
+      off.map(([l, x]) => h("span", { class: "chip" }, `${l}.${x} off`)),
+    );
+    const wanted = JSON.stringify([meta.id, this.position]);
+    if (wanted === this.done.predict) return;
+    this.done.predict = wanted;
+    const show = (answer: Parameters<typeof showPredictions>[1], reason: string | null) =>
+      showPredictions(
+        this.predicting,
+        answer,
+        reason,
+        meta.tokens,
+        meta.predicts === "masked" ? this.position : null,
+        {
+          at: (position) => {
+            this.position = position;
+            this.app.render();
+          },
+        },
+      );
+    if (!live || meta.predicts === null)
+      return show(null, why || "This model predicts nothing that can be shown.");
+    if (meta.tokens.length > LONG && this.insisted !== meta.id) {
+      const insist = () => {
+        this.insisted = meta.id;
+        this.done.predict = "";
+        this.app.render();
+      };
+      const note = "A text this long takes the model a while to read again.";
+      fill(
+        this.predicting,
+        h("p", { class: "quiet" }, note),
+        h("button", { type: "button", onclick: insist }, "Predict"),
+      );
+      return undefined;
+    }
+    show(null, null);
+    this.app
+      .drawn()
+      .then(() => this.app.backend!.predict(meta, this.position, meta.predicts === "masked"))
+      .then((answer) => {
+        if (wanted === this.done.predict) show(answer, null);
+      })
+      .catch((error: unknown) => {
+        show(null, error instanceof Error ? error.message : String(error));
+      });
+    return undefined;
+  }
+}

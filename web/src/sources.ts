@@ -1,0 +1,216 @@
+// The kinds of TileSource: a trace in the page, one behind a server or a notebook, and a difference of two.
+
+import { float16, float32, fromBase64 } from "./binary";
+import { EmbeddedLayer, pooled, type PackedLayer } from "./layer";
+import type {
+  Backend,
+  Block,
+  DocMeta,
+  HeadFacts,
+  Pair,
+  PredictionAnswer,
+  ModelChoice,
+  Region,
+  ScoreParts,
+  TileSource,
+  TraceRequest,
+} from "./types";
+
+export interface EmbeddedDoc {
+  meta: DocMeta;
+  facts: HeadFacts;
+  layers: PackedLayer[];
+  data: string; // base64
+}
+
+/** Resolves when the browser has drawn and handled input; at once while less than a frame has passed. */
+function breather(signal?: AbortSignal): () => Promise<void> {
+  let last = performance.now();
+  return async () => {
+    if (signal?.aborted) throw new DOMException("no longer looked at", "AbortError");
+    if (performance.now() - last < 10) return;
+    await new Promise((resolve) => setTimeout(resolve, 0));
+    last = performance.now();
+  };
+}
+
+export class EmbeddedTiles implements TileSource {
+  readonly meta: DocMeta;
+  private readonly layers: EmbeddedLayer[];
+
+  constructor(private readonly doc: EmbeddedDoc) {
+    this.meta = doc.meta;
+    let bytes: Uint8Array | null = null;
+    this.layers = doc.layers.map(
+      (packed, i) => new EmbeddedLayer(doc.meta.layers[i]!, packed, () => (bytes ??= fromBase64(doc.data))),
+    );
+  }
+
+  block(region: Region, signal?: AbortSignal): Promise<Block> {
+    return pooled(this.layers[region.layer]!, region, breather(signal));
+  }
+
+  async parts(layer: number, head: number, query: number, key: number): Promise<ScoreParts> {
+    return this.layers[layer]!.parts(head, query, key);
+  }
+
+  async pairs(layer: number, head: number): Promise<Pair[]> {
+    const found = this.layers[layer]!;
+    const { queries, keys } = found.meta;
+    const pause = breather();
+    let best: Pair[] = [];
+    for (let query = 0; query < queries; query++) {
+      const row = found.rows(head, query, query + 1, 0, keys, false);
+      for (let key = 0; key < keys; key++) {
+        const weight = row[key]!;
+        if (best.length < 10 || weight > best[best.length - 1]!.weight) {
+          if (weight !== weight) continue;
+          best.push({ query, key, weight });
+          best.sort((a, b) => b.weight - a.weight);
+          best = best.slice(0, 10);
+        }
+      }
+      await pause();
+    }
+    return best;
+  }
+
+  async facts(): Promise<HeadFacts> {
+    return this.doc.facts;
+  }
+}
+
+/** How a question reaches Python and the answer comes back: HTTP or a notebook's messages. */
+export interface Transport {
+  ask(name: string, params: unknown, body?: ArrayBuffer, signal?: AbortSignal): Promise<ArrayBuffer>;
+  onConnection(listener: (alive: boolean) => void): void;
+}
+
+async function askJson<T>(
+  to: Transport,
+  name: string,
+  params: unknown,
+  body?: ArrayBuffer,
+  signal?: AbortSignal,
+): Promise<T> {
+  return JSON.parse(new TextDecoder().decode(await to.ask(name, params, body, signal))) as T;
+}
+
+class RemoteTiles implements TileSource {
+  private known: Promise<HeadFacts> | null = null;
+
+  constructor(
+    readonly meta: DocMeta,
+    private readonly transport: Transport,
+  ) {}
+
+  async block(region: Region, signal?: AbortSignal): Promise<Block> {
+    // Few cells are read as numbers, so they come whole; many are looked at, and half the bits are enough.
+    const exact = region.nRow * region.nCol <= 4096 || region.nRow === 1;
+    const bytes = new Uint8Array(
+      await this.transport.ask(
+        "tile",
+        { doc: this.meta.id, ...region, dtype: exact ? "float32" : "float16" },
+        undefined,
+        signal,
+      ),
+    );
+    const nRow = Math.min(region.nRow, region.r1 - region.r0);
+    const nCol = Math.min(region.nCol, region.c1 - region.c0);
+    return { nRow, nCol, values: exact ? float32(bytes) : float16(bytes) };
+  }
+
+  parts(layer: number, head: number, query: number, key: number): Promise<ScoreParts> {
+    return askJson(this.transport, "parts", { doc: this.meta.id, layer, head, query, key });
+  }
+
+  pairs(layer: number, head: number): Promise<Pair[]> {
+    return askJson(this.transport, "pairs", { doc: this.meta.id, layer, head });
+  }
+
+  facts(): Promise<HeadFacts> {
+    return (this.known ??= askJson<HeadFacts>(this.transport, "facts", { doc: this.meta.id }));
+  }
+}
+
+/** Tiles of the local server. */
+export class ServerTiles extends RemoteTiles {}
+
+/** Tiles of a notebook's kernel. */
+export class MessageTiles extends RemoteTiles {}
+
+export class RemoteBackend implements Backend {
+  constructor(
+    private readonly transport: Transport,
+    private readonly Tiles: new (meta: DocMeta, transport: Transport) => TileSource,
+  ) {}
+
+  models(): Promise<ModelChoice[]> {
+    return askJson(this.transport, "models", {});
+  }
+
+  private async doc(name: string, params: unknown, body?: ArrayBuffer): Promise<TileSource> {
+    return new this.Tiles(await askJson<DocMeta>(this.transport, name, params, body), this.transport);
+  }
+
+  trace(request: TraceRequest): Promise<TileSource> {
+    return this.doc("trace", request);
+  }
+
+  generate(request: TraceRequest & { maxNew: number }): Promise<TileSource> {
+    return this.doc("generate", request);
+  }
+
+  predict(doc: DocMeta, position: number | null, mask: boolean): Promise<PredictionAnswer> {
+    return askJson(this.transport, "predict", { doc: doc.id, position, mask });
+  }
+
+  gradient(
+    doc: DocMeta,
+    at: { layer: number; head: number; query: number; key: number; position: number },
+  ): Promise<{ gradient: number; value: number; token: string }> {
+    return askJson(this.transport, "gradient", { doc: doc.id, ...at });
+  }
+
+  open(name: string, bytes: ArrayBuffer): Promise<TileSource> {
+    return this.doc("open", { name }, bytes);
+  }
+
+  onConnection(listener: (alive: boolean) => void): void {
+    this.transport.onConnection(listener);
+  }
+}
+
+/** One head minus another, of the same number of rows and columns. */
+export class DifferenceTiles implements TileSource {
+  readonly meta: DocMeta;
+
+  constructor(
+    private readonly a: TileSource,
+    private readonly b: TileSource,
+    private readonly of: { layer: number; head: number },
+    private readonly minus: { layer: number; head: number },
+  ) {
+    this.meta = a.meta;
+  }
+
+  async block(region: Region, signal?: AbortSignal): Promise<Block> {
+    const [x, y] = await Promise.all([
+      this.a.block({ ...region, ...this.of }, signal),
+      this.b.block({ ...region, ...this.minus }, signal),
+    ]);
+    return { ...x, values: x.values.map((value, i) => value - y.values[i]!) };
+  }
+
+  parts(_layer: number, _head: number, query: number, key: number): Promise<ScoreParts> {
+    return this.a.parts(this.of.layer, this.of.head, query, key);
+  }
+
+  pairs(): Promise<Pair[]> {
+    return this.a.pairs(this.of.layer, this.of.head);
+  }
+
+  facts(): Promise<HeadFacts> {
+    return this.a.facts();
+  }
+}

@@ -1,0 +1,133 @@
+// What is being looked at. All of it is in the address, so that a link opens the same view again.
+
+import type { ScaleName, Theme } from "./colour";
+import type { Viewport } from "./mapview";
+
+export type ViewName = "map" | "lines" | "text";
+export type CompareName = "none" | "head" | "random" | "model" | "text" | "heads off" | "document";
+
+export interface State {
+  model: string;
+  text: string;
+  target: string;
+  layer: number;
+  head: number;
+  view: ViewName;
+  scale: ScaleName;
+  range: "own" | "one";
+  valued: boolean;
+  query: number | null;
+  key: number | null;
+  zoom: Viewport | null;
+  off: [number, number][];
+  compare: CompareName;
+  other: string; // the other model or the other text
+  layer2: number;
+  head2: number;
+  difference: boolean;
+  more: [number, number][]; // further heads of the lines view
+  words: boolean;
+  noSpecial: boolean;
+  chosen: number[]; // tokens of the lines view
+  reading: "looks at" | "is looked at by";
+  sort: string; // "layer", or a measure
+  filter: string; // a label, or ""
+  doc: number; // of the documents in the file
+  write: number; // tokens the model writes; 0: it reads
+  theme: Theme | "";
+}
+
+export const START: State = {
+  model: "",
+  text: "",
+  target: "",
+  layer: 0,
+  head: 0,
+  view: "map",
+  scale: "sqrt",
+  range: "own",
+  valued: false,
+  query: null,
+  key: null,
+  zoom: null,
+  off: [],
+  compare: "none",
+  other: "",
+  layer2: 0,
+  head2: 1,
+  difference: false,
+  more: [],
+  words: false,
+  noSpecial: false,
+  chosen: [],
+  reading: "looks at",
+  sort: "layer",
+  filter: "",
+  doc: 0,
+  write: 0,
+  theme: "",
+};
+
+/** Short names for the address; values are written as JSON where they are no plain word. */
+export function toHash(state: State): string {
+  const params = new URLSearchParams();
+  for (const [name, value] of Object.entries(state)) {
+    const usual = START[name as keyof State];
+    if (JSON.stringify(value) === JSON.stringify(usual)) continue;
+    const shown = name === "zoom" && value ? rounded(value as Viewport) : value;
+    params.set(name, typeof shown === "string" ? shown : JSON.stringify(shown));
+  }
+  return params.toString();
+}
+
+const rounded = (view: Viewport) => ({
+  x: +view.x.toFixed(2),
+  y: +view.y.toFixed(2),
+  px: +view.px.toFixed(4),
+});
+
+/** What an address says; anything it should not say is left out. */
+export function fromHash(hash: string): Partial<State> {
+  const out: Record<string, unknown> = {};
+  for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (!(name in START)) continue;
+    const usual = START[name as keyof State];
+    if (typeof usual === "string") {
+      if (allowed(name, text)) out[name] = text;
+      continue;
+    }
+    try {
+      const value: unknown = JSON.parse(text);
+      if (fits(name, value)) out[name] = value;
+    } catch {
+      // Not ours: the usual value stays.
+    }
+  }
+  return out as Partial<State>;
+}
+
+const WORDS: Record<string, string[]> = {
+  view: ["map", "lines", "text"],
+  scale: ["linear", "sqrt", "log"],
+  range: ["own", "one"],
+  compare: ["none", "head", "random", "model", "text", "heads off", "document"],
+  reading: ["looks at", "is looked at by"],
+  theme: ["light", "dark", ""],
+};
+
+const allowed = (name: string, text: string) => !WORDS[name] || WORDS[name]!.includes(text);
+const whole = (value: unknown) => Number.isInteger(value) && (value as number) >= 0;
+
+function fits(name: string, value: unknown): boolean {
+  if (name === "off" || name === "more")
+    return Array.isArray(value) && value.every((p) => Array.isArray(p) && p.length === 2 && p.every(whole));
+  if (name === "chosen") return Array.isArray(value) && value.every(whole);
+  if (name === "zoom")
+    return (
+      typeof value === "object" &&
+      value !== null &&
+      ["x", "y", "px"].every((k) => Number.isFinite((value as Record<string, number>)[k]))
+    );
+  if (typeof START[name as keyof State] === "boolean") return typeof value === "boolean";
+  return whole(value);
+}

@@ -1,0 +1,127 @@
+// Text: the sentence itself, shaded by what one token looks at, or by who looks at it.
+
+import { css, inkOn, type Colouring } from "./colour";
+import { choice, fill, h, number } from "./dom";
+import type { TileSource } from "./types";
+import { isSpecial, spelling } from "./words";
+
+export class TextView {
+  readonly element = h("div", { class: "textview" });
+  private spans: HTMLElement[] = [];
+  private ticket = 0;
+  private readonly rows = new Map<string, Promise<Float32Array>>();
+
+  constructor(
+    private readonly pick: (index: number) => void,
+    private readonly error: (error: unknown) => void,
+    private readonly setReading: (reading: "looks at" | "is looked at by") => void,
+  ) {}
+
+  show(
+    source: TileSource,
+    layer: number,
+    head: number,
+    valued: boolean,
+    rowTokens: string[],
+    colTokens: string[],
+    chosen: number | null,
+    reading: "looks at" | "is looked at by",
+    colouring: Colouring,
+  ): void {
+    this.rows.clear();
+    const meta = source.meta.layers[layer]!;
+    const cross = meta.rows !== meta.cols;
+    const looking = reading === "looks at";
+    const actors = looking ? rowTokens : colTokens; // hovered
+    const shaded = looking ? colTokens : rowTokens;
+    const ask = (index: number): Promise<Float32Array> => {
+      const region = looking
+        ? { r0: index, r1: index + 1, c0: 0, c1: meta.keys, nRow: 1, nCol: meta.keys }
+        : { r0: 0, r1: meta.queries, c0: index, c1: index + 1, nRow: meta.queries, nCol: 1 };
+      const key = String(index);
+      let found = this.rows.get(key);
+      if (!found)
+        this.rows.set(key, (found = source.block({ layer, head, valued, ...region }).then((b) => b.values)));
+      return found;
+    };
+    const caption = h("p", { class: "quiet caption", "aria-live": "polite" });
+    const shade = async (index: number | null) => {
+      const ticket = ++this.ticket;
+      if (index === null) {
+        for (const span of this.spans) {
+          span.style.backgroundColor = "";
+          span.style.color = "";
+          span.title = "";
+          span.classList.remove("hidden");
+        }
+        caption.textContent = "Hover or choose a token.";
+        return;
+      }
+      try {
+        const values = await ask(index);
+        if (ticket !== this.ticket) return;
+        let top = 1e-9;
+        for (const v of values) if (v > top) top = v;
+        const how = { ...colouring, top, diverging: false };
+        this.spans.forEach((span, i) => {
+          const value = values[i]!;
+          const hidden = Number.isNaN(value);
+          span.classList.toggle("hidden", hidden);
+          span.style.backgroundColor = hidden ? "" : css(value, how);
+          span.style.color = hidden ? "" : inkOn(value, how);
+          span.title = hidden ? "hidden: it may not look here" : number(value);
+        });
+        caption.textContent = looking
+          ? `“${actors[index]!.trim()}” (${index}) looks at: strongest is ${number(top)}.`
+          : `“${actors[index]!.trim()}” (${index}) is looked at by: strongest is ${number(top)}.`;
+      } catch (error) {
+        this.error(error);
+      }
+    };
+    const parted = ["pieces", "plain"].includes(spelling(shaded)); // spaces are not in the tokens
+    const line = (tokens: string[], act: boolean, name: string) =>
+      h(
+        "p",
+        { class: "running", "aria-label": name },
+        tokens.map((token, i) => {
+          const joined = token.startsWith("##");
+          const space = parted && i > 0 && !joined ? " " : "";
+          const span = h(
+            "span",
+            {
+              class: `word${isSpecial(token) ? " special" : ""}${joined ? " joined" : ""}${act && i === chosen ? " chosen" : ""}`,
+              "data-index": i,
+            },
+            joined ? token.slice(2) : token.replace(/^▁/, " ").replaceAll("␣", " "),
+          );
+          if (act) {
+            span.addEventListener("pointerenter", () => void shade(i));
+            span.addEventListener("pointerleave", () => void shade(chosen));
+            span.addEventListener("click", () => this.pick(i));
+          }
+          return [space, span];
+        }),
+      );
+    const below = line(shaded, !cross, looking ? "keys" : "queries");
+    this.spans = [...below.querySelectorAll<HTMLElement>(".word")];
+    fill(
+      this.element,
+      h(
+        "div",
+        { class: "bar" },
+        choice(
+          "reading",
+          { "looks at": "what a token looks at", "is looked at by": "who looks at a token" },
+          reading,
+          this.setReading,
+        ),
+      ),
+      cross && h("p", { class: "quiet" }, looking ? "Queries: hover one." : "Keys: hover one."),
+      cross && line(actors, true, "choose"),
+      cross && h("p", { class: "quiet" }, looking ? "Keys, shaded:" : "Queries, shaded:"),
+      below,
+      caption,
+    );
+    void shade(chosen);
+  }
+}

@@ -1,0 +1,140 @@
+// The bar above: which model, which text, and what goes with the page as a whole.
+
+import type { App } from "./app";
+import { paint, type Theme } from "./colour";
+import { fill, h, option } from "./dom";
+import type { State } from "./state";
+
+export class TopBar {
+  readonly element = h("header", { class: "top" });
+  private readonly text = h("textarea", {
+    "aria-label": "text",
+    placeholder: "Type a text and press Enter",
+    rows: 1,
+    spellcheck: false,
+  });
+  private readonly target = h("textarea", {
+    "aria-label": "answer",
+    placeholder: "answer (empty: the model writes it)",
+    rows: 1,
+    spellcheck: false,
+  });
+  private readonly model = h("select", { "aria-label": "model" });
+  private readonly run = h("button", { type: "submit", class: "primary" }, "Look");
+  private readonly brand = h("span", { class: "brand" });
+  private readonly themer = h(
+    "button",
+    { type: "button", "aria-label": "light or dark", title: "light or dark" },
+    "◐",
+  );
+  private shown = "";
+
+  constructor(
+    private readonly app: App,
+    private readonly change: (patch: Partial<State>) => void,
+  ) {
+    const submit = (event: Event) => {
+      event.preventDefault();
+      this.change({ text: this.text.value, target: this.target.value, write: 0, off: [] });
+    };
+    for (const area of [this.text, this.target])
+      area.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" && !event.shiftKey) submit(event);
+      });
+    this.model.addEventListener("change", () =>
+      this.change({
+        model: this.model.value,
+        text: this.text.value,
+        off: [],
+        write: 0,
+        more: [],
+        layer: 0,
+        head: 0,
+      }),
+    );
+    this.themer.addEventListener("click", () =>
+      this.change({ theme: this.app.theme === "dark" ? "light" : "dark" }),
+    );
+    fill(
+      this.element,
+      this.brand,
+      h(
+        "form",
+        { onsubmit: submit },
+        this.model,
+        h("div", { class: "texts" }, this.text, this.target),
+        this.run,
+      ),
+      this.themer,
+    );
+  }
+
+  busy(on: boolean): void {
+    this.run.disabled = on || !this.app.backend;
+    fill(this.run, on ? h("span", { class: "spin", role: "status", "aria-label": "computing" }) : "Look");
+  }
+
+  render(): void {
+    const { app } = this;
+    const { state, source } = app;
+    const key = JSON.stringify([
+      state.model,
+      state.text,
+      state.target,
+      app.theme,
+      app.modelChoices.length,
+      source?.meta.id,
+    ]);
+    if (key === this.shown) return;
+    this.shown = key;
+    fill(this.brand, mark(app.theme), "Regard");
+    const live = app.backend !== null;
+    const reason = live ? "" : "This saved page has no model: `regard look` opens it live.";
+    const docs = app.config.docs;
+    const choices = live
+      ? app.modelChoices.map((m) =>
+          option(
+            m.key,
+            m.present ? m.name : `${m.name} (get it: ${m.command})`,
+            m.key === state.model,
+            !m.present,
+          ),
+        )
+      : [option("", source?.meta.title ?? "", true)];
+    if (live && state.model && !app.modelChoices.some((m) => m.key === state.model))
+      choices.unshift(option(state.model, source?.meta.title ?? state.model, true));
+    fill(this.model, choices);
+    if (!live && docs.length > 1) {
+      fill(
+        this.model,
+        docs.map((doc, i) =>
+          option(String(i), `${i + 1}: ${doc.meta.text.slice(0, 40) || doc.meta.title}`, i === state.doc),
+        ),
+      );
+      this.model.onchange = () => this.change({ doc: Number(this.model.value) });
+    } else this.model.disabled = !live;
+    this.text.value = state.text || source?.meta.text || "";
+    this.target.value = state.target;
+    const kind = app.modelChoices.find((m) => m.key === state.model)?.kind ?? source?.meta.kind;
+    this.target.hidden = kind !== "encoder-decoder";
+    for (const control of [this.text, this.target, this.run]) {
+      control.disabled = !live;
+      control.title = reason;
+    }
+    this.model.title = reason;
+  }
+}
+
+/** The mark of the page: a small causal map. */
+function mark(theme: Theme): HTMLCanvasElement {
+  const n = 5;
+  const values = Float32Array.from({ length: n * n }, (_, i) => {
+    const r = Math.floor(i / n);
+    const c = i % n;
+    return c > r ? NaN : c === r ? 0.9 : 0.5 / (r - c + 1);
+  });
+  const canvas = paint({ nRow: n, nCol: n, values }, { scale: "sqrt", theme, top: 1, diverging: false });
+  canvas.style.width = canvas.style.height = "22px";
+  canvas.style.imageRendering = "pixelated";
+  return canvas;
+}

@@ -1,0 +1,122 @@
+// Why this weight: the equation with its numbers, for one query and one key.
+
+import { CATEGORY, type Theme } from "./colour";
+import { fill, h, number } from "./dom";
+import type { ScoreParts } from "./types";
+
+/** A vector as bars, up for positive. */
+function bars(name: string, values: number[], colour: string, theme: Theme): HTMLElement {
+  const canvas = h("canvas", {
+    class: "bars",
+    role: "img",
+    "aria-label": `${name}: ${values.length} numbers from ${number(Math.min(...values), 2)} to ${number(Math.max(...values), 2)}`,
+  });
+  const note = h("span", { class: "quiet" }, "");
+  const draw = () => {
+    const ratio = window.devicePixelRatio || 1;
+    const width = canvas.clientWidth;
+    const height = canvas.clientHeight;
+    if (!width) return;
+    canvas.width = width * ratio;
+    canvas.height = height * ratio;
+    const context = canvas.getContext("2d")!;
+    context.scale(ratio, ratio);
+    const top = Math.max(1e-9, ...values.map(Math.abs));
+    const step = width / values.length;
+    context.fillStyle = theme === "dark" ? "#3a3f4c" : "#dfe2e8";
+    context.fillRect(0, height / 2 - 0.5, width, 1);
+    values.forEach((value, i) => {
+      const size = (Math.abs(value) / top) * (height / 2 - 1);
+      context.fillStyle = value < 0 ? CATEGORY[1]! : colour;
+      context.fillRect(
+        i * step + 0.3,
+        value < 0 ? height / 2 : height / 2 - size,
+        Math.max(0.7, step - 0.6),
+        size,
+      );
+    });
+  };
+  new ResizeObserver(draw).observe(canvas);
+  canvas.addEventListener("pointermove", (event) => {
+    const at = Math.min(values.length - 1, Math.floor((event.offsetX / canvas.clientWidth) * values.length));
+    note.textContent = `[${at}] ${number(values[at]!)}`;
+  });
+  canvas.addEventListener("pointerleave", () => {
+    note.textContent = "";
+  });
+  return h("div", { class: "vector" }, h("span", { class: "vectorname" }, name), canvas, note);
+}
+
+export function showWhy(
+  into: HTMLElement,
+  parts: ScoreParts,
+  names: { query: string; key: string },
+  theme: Theme,
+  gradient: HTMLElement | null,
+): void {
+  const sum = parts.products.reduce((a, b) => a + b, 0);
+  const line = (left: string, right: string, value: string, strong = false) =>
+    h(
+      "tr",
+      { class: strong ? "strong" : "" },
+      h("td", {}, left),
+      h("td", { class: "formula" }, right),
+      h("td", { class: "num" }, value),
+    );
+  const rows: HTMLElement[] = [];
+  const linear = parts.mechanism === "linear";
+  if (parts.mechanism === "dense") rows.push(line("weight", "given as it is", number(parts.weight), true));
+  else {
+    rows.push(
+      line(
+        linear ? "Σ φ(q)·φ(k)" : parts.additive ? "Σ w·tanh(q + k)" : "Σ q·k",
+        `sum of ${parts.products.length} products`,
+        number(sum),
+      ),
+    );
+    if (parts.scale !== null) rows.push(line("× scale", number(parts.scale), number(parts.similarity)));
+    if (parts.softcap !== null)
+      rows.push(
+        line(
+          "softcap",
+          `${parts.softcap} · tanh(· / ${parts.softcap})`,
+          number(parts.softcap * Math.tanh(parts.similarity / parts.softcap)),
+        ),
+      );
+    if (parts.bias !== 0) rows.push(line("+ bias", "of the position", number(parts.bias)));
+    if (!parts.visible) rows.push(line("hidden", "this query may not look here", "−∞"));
+    else if (!linear) rows.push(line("score", "", parts.score === null ? "−∞" : number(parts.score)));
+    if (linear) rows.push(line("÷ row sum", "Σ over all keys", parts.lse === null ? "0" : number(parts.lse)));
+    else
+      rows.push(
+        line("− log-sum-exp", "log Σ exp(score) of the row", parts.lse === null ? "−∞" : number(parts.lse)),
+      );
+    rows.push(
+      line(
+        "weight",
+        linear ? "product ÷ row sum" : "exp(score − log-sum-exp)",
+        parts.visible ? number(parts.weight) : "0",
+        true,
+      ),
+    );
+  }
+  const short = (token: string) => token.trim() || "␣";
+  fill(
+    into,
+    h(
+      "p",
+      { class: "pairname" },
+      h("b", {}, short(names.query)),
+      " looks at ",
+      h("b", {}, short(names.key)),
+      ` with ${number(parts.weight)}`,
+    ),
+    parts.q.length > 0 && bars(linear ? "φ(q)" : "q", parts.q, CATEGORY[0]!, theme),
+    parts.k.length > 0 && bars(linear ? "φ(k)" : "k", parts.k, CATEGORY[0]!, theme),
+    parts.products.length > 0 && bars(parts.additive ? "w·tanh" : "q·k", parts.products, CATEGORY[2]!, theme),
+    h("table", { class: "sums", "data-weight": parts.weight, "data-sum": sum }, h("tbody", {}, rows)),
+    parts.v && bars("v", parts.v, CATEGORY[6]!, theme),
+    parts.v && h("p", { class: "quiet" }, "v is what the query receives, times the weight."),
+    gradient,
+  );
+}

@@ -189,7 +189,8 @@ class Visibility:
     def simplified(self, n_query: int, n_key: int) -> Visibility:
         """The same table, without the parts that hide nothing at these sizes."""
         last = self.start + n_query - 1
-        causal = self.causal and self.start < n_key - 1
+        # `if` makes a Python bool of a size that is still a symbol when compiling.
+        causal = True if self.causal and self.start < n_key - 1 else False  # noqa: SIM210
         reach = max(last, n_key - 1 - self.start if not causal else 0)
         window = self.window if self.window is not None and reach >= self.window else None
         if causal == self.causal and window == self.window:

@@ -356,7 +356,7 @@ def _print_heads(
     console.print(table)
     if len(shown) < len(rows):
         console.print(f"{len(rows) - len(shown)} more heads: --top 0 prints all, --sort chooses the first.")
-    summary = Table(title="Share of heads with each label")
+    summary = Table(title="Share of heads")
     summary.add_column("label")
     for name in shares:
         summary.add_column(name, justify="right")

@@ -184,6 +184,11 @@ def itself(draw: Draw) -> Case:
     return layer(draw, x, x.clone(), x.clone())
 
 
+def large_scores(draw: Draw) -> Case:
+    case = cross(draw)
+    return case.with_args(*(15.0 * x for x in case.args))
+
+
 def split(draw: Draw) -> Case:
     width = draw["head"] * draw["value_length"]
     return layer(draw, draw.normal("batch", "key", width), draw["value_length"], call="split_heads")
@@ -283,6 +288,14 @@ EXERCISE = Exercise(
         Trial("as many sequences as heads", cross, {**SIZES, "batch": 3}),
         Trial("one query", cross, {**SIZES, "query": 1}),
         Trial("one head", cross, {**SIZES, "head": 1}),
+        Trial(
+            "large scores",
+            large_scores,
+            SIZES,
+            grad=False,
+            kind="fragile",
+            says="exp of a large score is infinite: subtract the row's maximum first, as torch.softmax does.",
+        ),
         Trial("split_heads", split, SIZES, optional=True),
         Trial("combine_heads", combine, SIZES, optional=True),
     ),

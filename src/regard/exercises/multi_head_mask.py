@@ -240,6 +240,10 @@ class Cases:
         case.kwargs["mask"][0, 0] = 0
         return case
 
+    def large_scores(self, draw: Draw) -> Case:
+        case = self.one_mask(draw)
+        return case.with_args(*(15.0 * x for x in case.args))
+
     def hidden_changed(self, draw: Draw) -> tuple[Case, ...]:
         base = self.one_mask(draw)
         base.kwargs["mask"][:, -1] = 0
@@ -290,6 +294,14 @@ def trials(cases: Cases) -> tuple[Trial, ...]:
         Trial("one query", cases.one_mask, {**SIZES, "query": 1}),
         Trial("one head", cases.one_mask, {**SIZES, "head": 1}),
         Trial("a query that sees nothing", cases.empty, SIZES, grad=False),
+        Trial(
+            "large scores",
+            cases.large_scores,
+            SIZES,
+            grad=False,
+            kind="fragile",
+            says="exp of a large score is infinite: subtract the row's maximum first, as torch.softmax does.",
+        ),
     )
 
 

@@ -257,6 +257,15 @@ def reordered(make: Callable[[Draw], Case]) -> Callable[[Draw], tuple[Case, ...]
     return changed
 
 
+def large_logits(make: Callable[[Draw], Case]) -> Callable[[Draw], Case]:
+    def enlarged(draw: Draw) -> Case:
+        base = make(draw)
+        x, keys, *rest = base.args
+        return base.with_args(15.0 * x, 15.0 * keys, *rest)
+
+    return enlarged
+
+
 SIZES = {"batch": 2, "past": 5, "head": 3, "model_dim": 7, "qk_dim": 5, "v_dim": 11}
 
 
@@ -272,6 +281,14 @@ def trials(make: Callable[[Draw], Case]) -> tuple[Trial, ...]:
         Trial("batch of one", make, {**SIZES, "batch": 1}),
         Trial("one head", make, {**SIZES, "head": 1}),
         Trial("an empty cache", empty_cache(make), {**SIZES, "past": 1}),
+        Trial(
+            "large logits",
+            large_logits(make),
+            SIZES,
+            grad=False,
+            kind="fragile",
+            says="exp of a large logit is infinite: subtract the row's maximum first, as torch.softmax does.",
+        ),
     )
 
 

@@ -163,7 +163,7 @@ def test_linear_attention_costs_what_the_counter_counts(kernel):
     )
     config = TransformerConfig(vocab=41, block=block, n_encoder_layer=1, head="none")
     found = cost(config, "prefill", batch=2, length=11)
-    ours = [row.n_operation for row in found.rows if not row.name.startswith("ff ")]
+    ours = [row.n_operation for row in found.rows if " ff " not in row.name]
     assert counted(lambda: layer(torch.randn(2, 11, 30))) == sum(ours)
 
 

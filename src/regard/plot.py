@@ -213,7 +213,7 @@ def curves(
 ) -> Figure:
     """A figure of several lines, name -> (x, y), each named at its right end.
 
-    >>> figure = curves({"a": ([0, 1], [2, 3])}, x_label="x", y_label="y")
+    >>> figure = curves({"a": ([0.0, 1.0], [2.0, 3.0])}, x_label="x", y_label="y")
     >>> figure.axes[0].get_xlabel()
     'x'
     """

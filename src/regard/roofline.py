@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from regard.cost import Cost, Row
 from regard.errors import ArgumentError
@@ -165,6 +165,8 @@ def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | Non
     ax.set_ylabel("operations a second that are possible", fontsize=9)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: short_number(y)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x)))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.text(
         machine.ridge,
         machine.peak * 1.15,

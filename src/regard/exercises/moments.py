@@ -86,7 +86,7 @@ def reference(case: Case, *, scale: str = "root of the variance") -> tuple[float
     return d * mu**2, variance, scales[scale]
 
 
-def given(mu: float, sigma: float, d: int) -> Trial:
+def given(mu: float | int, sigma: float | int, d: int) -> Trial:
     """A trial of three numbers."""
 
     def make(draw: Draw) -> Case:

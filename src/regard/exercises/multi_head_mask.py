@@ -241,7 +241,7 @@ class Cases:
         return case
 
     def large_scores(self, draw: Draw) -> Case:
-        case = self.one_mask(draw)
+        case = self.unmasked(draw)
         return case.with_args(*(15.0 * x for x in case.args))
 
     def hidden_changed(self, draw: Draw) -> tuple[Case, ...]:

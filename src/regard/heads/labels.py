@@ -76,6 +76,7 @@ def label(
 ) -> list[HeadLabel]:
     """A label for every head. With the ends of a survey's confidence intervals, `low` must be above chance.
 
+    >>> import torch
     >>> from regard.tracing import Trace
     >>> from regard.heads.measures import measure
     >>> weights = torch.eye(9).roll(-1, 1).tril()  # everyone looks at the one before

@@ -93,8 +93,7 @@ def run(quick: bool, seed: int) -> Result:
         window = n_step // 25
         smooth = [sum(losses[i : i + window]) / window for i in range(0, n_step, window)]
         draw(loss_ax, [i * window for i in range(len(smooth))], smooth, name, index)
-    loss_ax.axhline(chain.entropy, color="#8c8c8c", linestyle=":", linewidth=1)
-    loss_ax.annotate("entropy of the data", (0, chain.entropy), fontsize=7, va="bottom")
+    loss_ax.axhline(chain.entropy, color="#222222", linestyle=":", linewidth=1, label="entropy of the data")
     loss_ax.set_ylim(bottom=0)
     finish(loss_ax, "step", "nats")
     q, k = torch.randn(1, 1, 6, 8, dtype=torch.float64), torch.randn(1, 1, 6, 8, dtype=torch.float64)
@@ -104,9 +103,9 @@ def run(quick: bool, seed: int) -> Result:
     future = torch.ones(6, 6, dtype=torch.bool).triu(1)
     masses = [float(each[future].sum() / 6) for each in (once, twice)]
     labels = [str(place) for place in range(6)]
-    for ax, each in ((once_ax, once), (twice_ax, twice)):
+    for ax, each, seen in ((once_ax, once, ~future), (twice_ax, twice, None)):
         ax.grid(False)
-        heat_map(each, labels, labels, ax=ax, largest=1.0)
+        heat_map(each, labels, labels, ax=ax, largest=1.0, visible=seen)
     hidden = 1 / once.exp().sum(-1, keepdim=True).expand(6, 6)[future]
     checks = (
         equal("with the rule, the last token changes no earlier output", leaks["causal"].value, 0.0),

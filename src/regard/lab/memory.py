@@ -143,7 +143,10 @@ def run(quick: bool, seed: int) -> Result:
         f"over {taught[-1]} tokens attention recalls {recalls['attention'][-1].value:.0%}, an RNN "
         f"{recalls['RNN'][-1].value:.0%}, an LSTM {recalls['LSTM'][-1].value:.0%} and a GRU "
         f"{recalls['GRU'][-1].value:.0%} after the same training",
-        notes=(f"Gradients of untrained models; recall after {n_step} steps of training at each distance.",),
+        notes=(
+            f"Gradients of untrained models; recall after {n_step} steps of training, one model for each "
+            "distance: its interval is over questions.",
+        ),
     )
 
 

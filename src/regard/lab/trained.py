@@ -26,7 +26,7 @@ def untrained(loaded: Loaded, seed: int) -> Loaded:
 
 def _heads(loaded: Loaded, quick: bool, seed: int, name: str) -> tuple[Measurement, Measurement, list[float]]:
     """Mean uniformity over heads, the share that look at something that has a name, and every uniformity."""
-    found = surveys.survey(loaded, TEXTS[: 2 if quick else None], n_repeat=1, seed=seed, progress=False)
+    found = surveys.survey(loaded, TEXTS[: 2 if quick else 8], n_repeat=1, seed=seed, progress=False)
     values = found.measures["uniformity"].flatten()
     each = values[~values.isnan()].tolist()
     labels = [head.label for head in found.labels()]
@@ -45,8 +45,9 @@ def _map(loaded: Loaded, layer: int) -> tuple[torch.Tensor, float, float, list[f
     future = float(weights.triu(1).sum((1, 2)).max() / weights.shape[-1])
     sums = float((weights.sum(-1) - 1).abs().max())
     crooked = ((weights - weights.mT).abs().sum((1, 2)) / (weights + weights.mT).sum((1, 2))).tolist()
-    sharpest = int(weights.amax(-1).mean(-1).argmax())
-    return weights[sharpest], future, sums, crooked, list(traced.tokens[0])
+    # The head that looks most at single tokens other than the ends, where heads rest.
+    busiest = int(weights[:, :, 1:-1].amax(-1).mean(-1).argmax())
+    return weights[busiest], future, sums, crooked, list(traced.tokens[0])
 
 
 def run(quick: bool, seed: int) -> Result:
@@ -77,9 +78,10 @@ def run(quick: bool, seed: int) -> Result:
     finish(label_ax, "", "share", legend=False)
     gpt, gpt_future, gpt_sums, _, gpt_tokens = _map(models["smollm2"], 3)
     bert, bert_future, bert_sums, crooked, bert_tokens = _map(models["minilm"], 2)
-    for ax, weights, tokens in ((gpt_ax, gpt, gpt_tokens), (bert_ax, bert, bert_tokens)):
+    back = torch.ones_like(gpt, dtype=torch.bool).tril()
+    for ax, weights, tokens, seen in ((gpt_ax, gpt, gpt_tokens, back), (bert_ax, bert, bert_tokens, None)):
         ax.grid(False)
-        heat_map(weights, tokens, tokens, ax=ax)
+        heat_map(weights, tokens, tokens, ax=ax, visible=seen)
         ax.tick_params(labelsize=5)
     asymmetry = Measurement.mean("asymmetry of MiniLM's heads", crooked)
     future = Measurement.exact("MiniLM: largest weight of a head on later tokens", bert_future)

@@ -31,16 +31,6 @@ def soft_in_place_of_hard(patch):
     patch.setattr(attention, "attend_hard", attend_hard)
 
 
-def only_the_last_key(patch):
-    """Attention that sees nothing but the last key."""
-    real = attention.attend
-
-    def attend(q, k, v, *args, **kwargs):
-        return real(q, k[:, :, -1:], v[:, :, -1:])
-
-    patch.setattr(attention, "attend", attend)
-
-
 def uniform_weights(patch):
     """Attention that averages all values alike."""
     real = attention.attend
@@ -118,7 +108,6 @@ BREAKS = {
     "variance": wrong_scale(lambda rule, d: 1 / d if rule.scale is None else rule.scale),
     "temperature": wrong_scale(lambda rule, d: 1.0 if rule.scale is None else rule.scale),
     "argmax": soft_in_place_of_hard,
-    "memory": only_the_last_key,
     "bottleneck": uniform_weights,
     "heads": reshape_in_place_of_transpose,
     "causal": nothing_is_hidden,

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from regard.errors import ArgumentError
 
 Verdict = Literal["confirmed", "refuted"]
-# Half an interval in standard errors. Chance alone leaves it once in sixteen thousand where values are many, and
-# three times in a hundred where they are only four (Student's t).
+# Half an interval in standard errors. Chance alone leaves it once in sixteen thousand where values are many,
+# and three times in a hundred where they are only four (Student's t).
 Z = 4.0
 
 

@@ -10,7 +10,7 @@ TEXTS = (
     "They built the tower in three years, but it took another ten before anyone could agree on its purpose.",
     "Salt water freezes at a lower temperature than fresh water, so harbours stay open longer than lakes do.",
     "When the music stopped, the dancers went on for a while, and then one after the other they noticed.",
-    "The library lends tools as well as books: a ladder for a week, a drill for a day, a saw for an afternoon.",
+    "The library lends tools as well as books: a ladder for a week, a drill for a day, a saw for an hour.",
     "My sister learned to swim in the sea and never trusted pools, in which, she said, nothing moves.",
     "To bake the cake, beat the eggs first, then add the sugar, and only when it is pale add the flour.",
     "The old road follows the river because the people who made it followed their cattle, and cattle drink.",

@@ -76,7 +76,7 @@ def test_the_address_opens_the_same_view_again(looker, served):
     """What was chosen is in the address, and a new page at that address shows it."""
     looker.open(served[1](layer=1, head=2))
     looker.change(layer=4, head=9, view="text", scale="log", query=3, off=[[0, 1]])
-    looker.page.wait_for_function("() => location.hash.includes('text')")  # written once nothing moves
+    looker.page.wait_for_function("() => location.hash.includes('view=text')")  # written once nothing moves
     address = looker.page.url
     before = looker.page.evaluate("() => regard.state")
     looker.page.goto("about:blank")

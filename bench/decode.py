@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from regard.loading import Loaded, load, save
 from regard.models.transformer import Transformer, initialise
 
 N_NEW = 8  # tokens decoded in one call
+LONG = 4096  # cached tokens from which fewer rounds do
 TEXT = Path(__file__).parent.parent / "LICENSE"
 BANDWIDTH = "memory"  # the case that reads a large matrix once
 TRANSFORMERS, STATIC = "transformers", "transformers, static cache"
@@ -195,7 +197,7 @@ class Setting:
 
     def bytes_read(self, int8: bool) -> int:
         """Bytes of weights and of cached keys and values that one step must read."""
-        model = self.loaded.model
+        model: Transformer = self.loaded.model
         assert model.decoder is not None
         matrices = sum(each.numel() for each in model.decoder.parameters() if each.dim() == 2)
         head = model.token.weight if model.unembed is None else model.unembed.weight
@@ -299,7 +301,7 @@ def perplexities(name: str, loaded: Loaded, n_token: int) -> PlainTable:
 def of_shape(name: str, **changes: int) -> Loaded:
     """A published shape with random weights, and a few changes: more positions, or fewer layers."""
     loaded = load(name, random=True)
-    config = replace(loaded.model.config, **changes)  # type: ignore[arg-type]  # fields that are whole numbers
+    config = replace(loaded.model.config, **changes)
     return replace(loaded, model=initialise(Transformer(config), seed=0).eval())
 
 
@@ -320,7 +322,8 @@ def models(quick: bool, longest: int) -> list[tuple[str, Loaded, Path | None]]:
 
 def main() -> None:
     options = parse_options(__doc__)
-    lengths, batches = ((32,), (1, 2)) if options.quick else ((128, 1024, 4096), (1, 8))
+    lengths = [32] if options.quick else options.lengths((128, 1024, 4096))
+    batches = (1, 2) if options.quick else (1, 8)
     n_new = 2 if options.quick else N_NEW
     n_bytes = 1 << 24 if options.quick else 1 << 29
     rows: list[Row] = []
@@ -342,7 +345,9 @@ def main() -> None:
             for batch in batches:
                 for n_cached in lengths:
                     setting = Setting(name, loaded, folder, batch, n_cached, n_new, gguf)
-                    new_rows, line = measure(setting, options.rounds, n_bytes)
+                    rounds = max(3, options.rounds // 2) if n_cached >= LONG else options.rounds
+                    new_rows, line = measure(setting, rounds, n_bytes)
+                    print(*line, sep=" | ", file=sys.stderr, flush=True)  # a run takes long
                     rows += new_rows
                     speeds.append(line)
     tables: list[RatioTable | PlainTable] = [

@@ -242,19 +242,27 @@ class Options:
     quick: bool
     write: bool
     rounds: int
+    longest: int = sys.maxsize
+
+    def lengths(self, wanted: Sequence[int]) -> list[int]:
+        """Those of the lengths that are not to be left out."""
+        return [length for length in wanted if length <= self.longest]
 
 
 def parse_options(description: str | None) -> Options:
-    """--quick (tiny, never written), --rounds N, --no-write."""
+    """--quick (tiny, never written), --rounds N, --longest N, --no-write."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few rounds; prints, never writes")
     parser.add_argument(
         "--rounds", type=int, default=9, help="interleaved rounds (9; at least 7 to be written)"
     )
+    parser.add_argument(
+        "--longest", type=int, default=sys.maxsize, help="leave out longer inputs, where a bench has several"
+    )
     parser.add_argument("--no-write", action="store_true", help="leave bench/results.md alone")
     given = parser.parse_args()
     rounds = QUICK_ROUNDS if given.quick else given.rounds
-    return Options(given.quick, not given.quick and not given.no_write and rounds >= 7, rounds)
+    return Options(given.quick, not given.quick and not given.no_write and rounds >= 7, rounds, given.longest)
 
 
 def report(heading: str, tables: Sequence[RatioTable | PlainTable], options: Options, note: str = "") -> None:

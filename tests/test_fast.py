@@ -161,6 +161,22 @@ def test_after_a_rollback_the_past_is_what_was_kept(name):
         torch.testing.assert_close(decoding.next(new), recomputed(model, prompt, None, fed), **CLOSE)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_one_sequence_that_branches_decodes_as_forward_does(name):
+    """Alone, and after branching into three, as beams do."""
+    model, prompt = build(name), tokens(1, PROMPT)
+    decoding, fed = begin(model, prompt)
+    for n_sequence in (1, 1, 3, 3):
+        order = (
+            torch.zeros(n_sequence, dtype=torch.long) if len(fed) < n_sequence else torch.arange(n_sequence)
+        )
+        decoding.reorder(order)
+        prompt, new = prompt[order], tokens(n_sequence)
+        fed = torch.cat([fed[order], new[:, None]], dim=1)
+        torch.testing.assert_close(decoding.next(new), recomputed(model, prompt, None, fed), **CLOSE)
+        assert decoding.fast.engine is not None
+
+
 def test_a_cache_that_grows_keeps_its_past():
     """More steps than a block of the cache holds, so that its buffers are copied to longer ones."""
     model, prompt = build("llama"), tokens(2, 3)
@@ -268,6 +284,8 @@ def test_unusual_blocks_take_the_readable_path(change):
 
 def test_a_missing_operator_takes_the_readable_path(monkeypatch):
     """Another PyTorch may have none of that name: decoding goes on without it."""
+    monkeypatch.setattr(packing, "_PACK_MKL", packing._op("mkl", "_no_such_operator"))
+    assert fast.why_not(build("gpt2")) is None  # oneDNN's are left
     monkeypatch.setattr(packing, "_LINEAR", packing._op("mkldnn", "_no_such_operator"))
     assert "oneDNN" in fast.why_not(build("gpt2"))
 
@@ -295,6 +313,21 @@ def test_wrong_tokens_are_refused_as_ever_and_leave_the_cache_alone():
         decoding.next(tokens(1))
     with pytest.raises(ArgumentError, match="limit of 23"):
         decoding.next(tokens(1))
+
+
+@pytest.mark.parametrize("kind", ["mkl", "onednn"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_product_is_the_product(bias, kind, monkeypatch):
+    """With and without a residual: x W^T + b, to rounding, for one number of rows after another."""
+    if kind == "onednn":
+        monkeypatch.setattr(packing, "_PACK_MKL", None)
+    weight, shift = torch.randn(17, 101), torch.randn(17) if bias else None
+    linear = packing.pack_float(weight, shift)
+    for n_row in (1, 7, 2, 3, 7):
+        x, residual = torch.randn(n_row, 101), torch.randn(n_row, 17)
+        exact = (x.double() @ weight.double().T + (0 if shift is None else shift)).float()
+        torch.testing.assert_close(linear.call(x), exact, **CLOSE)
+        torch.testing.assert_close(linear.add(x, residual), exact + residual, **CLOSE)
 
 
 def test_rounding_to_8_bits_keeps_each_entry_within_half_a_step_of_its_row():

@@ -1,4 +1,4 @@
-"""Matrices laid out once as a kernel reads them: float32 by oneDNN, or 8-bit integers.
+"""Matrices laid out once as a kernel reads them: float32 by MKL or oneDNN, or 8-bit integers.
 
 An 8-bit matrix has a scale for each row, and what it multiplies is rounded to 8 bits as it comes, with one
 scale for all. Few large entries would leave few steps for the many small ones, so
@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
 from regard.layers import Block
 
 _SMALL = 1 / 16  # of the largest entry: what is multiplied apart, 16 times finer
+_FEW = 2  # rows: a plain product of so few reads the matrix once, as fast as memory gives it
 _N_CALIBRATE = 128  # random tokens that show which channels are large
 
 
@@ -36,6 +38,8 @@ def _op(space: str, name: str, overload: str = "default") -> Any:
 _REORDER = _op("mkldnn", "_reorder_linear_weight")
 _LINEAR = _op("mkldnn", "_linear_pointwise")
 _LINEAR_ADD = _op("mkldnn", "_linear_pointwise", "binary")
+_PACK_MKL = _op("mkl", "_mkl_reorder_linear_weight")
+_LINEAR_MKL = _op("mkl", "_mkl_linear")
 _PREPACK_INT8 = _op("quantized", "linear_prepack")
 _LINEAR_INT8 = _op("quantized", "linear_dynamic")
 _MAKE_INT8 = getattr(torch, "_make_per_channel_quantized_tensor", None)
@@ -43,8 +47,10 @@ _MAKE_INT8 = getattr(torch, "_make_per_channel_quantized_tensor", None)
 
 def why_not_float() -> str | None:
     """The reason why there are no packed float32 matrices here, or None."""
+    if None not in (_PACK_MKL, _LINEAR_MKL):
+        return None
     if None in (_REORDER, _LINEAR, _LINEAR_ADD) or not torch.backends.mkldnn.is_available():
-        return f"PyTorch {torch.__version__} has no prepacked oneDNN matrices here"
+        return f"PyTorch {torch.__version__} has no packed MKL or oneDNN matrices here"
     return None
 
 
@@ -72,6 +78,41 @@ def pack_float(
     heavy_tailed: bool = False,
 ) -> Linear:
     """x W^T + b in float32; nothing is rounded, so tails do not matter."""
+    return _pack_onednn(weight, bias) if None in (_PACK_MKL, _LINEAR_MKL) else _pack_mkl(weight, bias)
+
+
+def _pack_mkl(weight: Tensor, bias: Tensor | None) -> Linear:
+    """Plain for one row or two, which MKL reads as fast as memory gives; packed for more.
+
+    MKL packs for a number of rows: the packing for the last one is kept.
+    """
+    turned = weight.t()
+    packed: dict[int, Tensor] = {}
+
+    def many(x: Tensor, n_row: int) -> Tensor:
+        layout = packed.get(n_row)
+        if layout is None:
+            layout = _PACK_MKL(weight, n_row)
+            packed.clear()
+            packed[n_row] = layout
+        out: Tensor = _LINEAR_MKL(x, layout, weight, bias, n_row)
+        return out
+
+    def call(x: Tensor) -> Tensor:
+        n_row = x.shape[0]
+        return F.linear(x, weight, bias) if n_row <= _FEW else many(x, n_row)
+
+    def add(x: Tensor, residual: Tensor) -> Tensor:
+        n_row = x.shape[0]
+        if n_row > _FEW:
+            return many(x, n_row).add_(residual)
+        out = torch.addmm(residual, x, turned)
+        return out if bias is None else out.add_(bias)
+
+    return Linear(call, add)
+
+
+def _pack_onednn(weight: Tensor, bias: Tensor | None) -> Linear:
     packed = _REORDER(weight)
 
     def call(x: Tensor) -> Tensor:

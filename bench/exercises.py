@@ -1,20 +1,35 @@
 """How well the exercises tell right from wrong: mistakes caught and named, right variants refused, mutations.
 
-    python bench/exercises.py [ID ...] [--seeds 3] [--quick]
+    python bench/exercises.py [ID ...] [--seeds 3] [--quick] [--times] [--rows FILE] [--write]
 
 For each exercise: its known mistakes (caught, and named where values show them), pairs of mistakes (named),
 its right variants (refused), and every one-edit mutation of each right variant (flip an operator, a constant,
-an axis, drop a term). A mutation that passes is listed: it is either still right, or a hole.
+an axis, drop a term). A mutation that passes is listed with its reason: it is still right, or a hole.
+
+--times measures the command itself: one failing answer of each exercise, from a cold start, and fifty files
+in one call. --rows keeps what was measured, so that a long run can be made in parts; --write puts all of
+it into bench/results.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from timing import write_section
 
 from regard.exercises.catalogue import ours, pick
 from regard.exercises.mutations import Mutation, mutations
@@ -26,6 +41,39 @@ from regard.exercises.spec import Exercise
 MOST_MUTATIONS = 60  # of one right variant
 MOST_PAIRS_TRIED = 12
 AT_ONCE = 6
+
+# exercise, survivor -> why the mutation is still a right answer
+EXPLAINED: tuple[tuple[str, str, str], ...] = (
+    ("multi-head-self", "False becomes True", "the layer has the bias that ours has"),
+    ("", "False becomes True", "a bias that nobody asked for, which is set to zero"),
+    ("linear", "True becomes False", "an axis of 1 that broadcasting adds anyway"),
+    ("linear", "1e-06", "less than rounding"),
+    ("additive|encoder", "0.0 becomes 1.0", "all visible scores are shifted alike, which softmax undoes"),
+    ("additive", "0.1 becomes 1.1", "a default value that every call overrides"),
+    ("argmax", "softmax weight: line 4", "a positive factor leaves the order of the scores as it is"),
+    ("argmax", "a loop: line 4", "a first guess that the first key replaces"),
+    ("argmax|beam", ">= becomes >|> becomes >=", "it matters for ties alone, which the task excludes"),
+    (
+        "beam",
+        "dictionaries",
+        "finished sequences are extended too: the results score less, and only take places",
+    ),
+    ("beam", "line 23|line 10", "which sequences have a place in the beam at the end is left open"),
+    ("greedy", "left term dropped", "the start token is not returned: a declared convention"),
+    ("masked-softmax", "exponentials", "an empty row is NaN: a declared convention"),
+    ("masked-softmax", "line 10", "an empty row is a slice of no numbers, filled or not"),
+    ("mha-step", "line 12", "an axis of 1 that the next line folds away"),
+    ("moments", "line 6", "another form of the scale: a declared convention"),
+    ("multi-head-lengths", "line 27", "a mask that this exercise never gives"),
+    ("multi-head-mask", "line 27", "the weights returned beside the output, which are not asked for"),
+    ("multi-head-self", "line 8", "no heads at all, of which the task does not speak"),
+    ("multi-head-self", "line 29", "the maps of one head after the other: a declared convention"),
+    ("padded-loss", "min|line 10: 1 becomes 0", "a batch of padding alone is NaN: a declared convention"),
+    ("positions", "2 becomes 1", "sines, then cosines: a declared convention"),
+    ("positions", "numpy", "both columns of a pair hold the same angle"),
+    ("seq2seq", "2 becomes 1", "one query: the new axis is the same in both places"),
+    ("", "0 becomes -1|1 becomes 0", "the first and the last are one: a vector's axis, or an axis of 1"),
+)
 
 
 @dataclass
@@ -131,6 +179,100 @@ def _mutants(exercise: Exercise, runner: Runner, seed: int, row: Row) -> None:
                 row.survivors.append(f"{right.name}: {mutant.what}")
 
 
+def explained(survivor: str, id: str) -> str:
+    """Why a mutation that passes is no wrong answer; empty where nobody has said so."""
+    for where, pattern, reason in EXPLAINED:
+        if re.search(where, id) and re.search(pattern, survivor):
+            return reason
+    return ""
+
+
+def times(exercises: list[Exercise]) -> dict[str, tuple[float, float]]:
+    """Seconds of `regard check`, started anew, for one wrong answer of each exercise and for fifty files.
+
+    By the clock, and of work on all cores: the second depends less on what else the machine does.
+    """
+    found = {}
+    answers = [
+        (exercise, source)
+        for exercise in exercises
+        for source in (exercise.source_of(exercise.mistakes[0]), exercise.right[0].source)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+
+        def written(number: int) -> str:
+            exercise, source = answers[number % len(answers)]
+            # A folder of its own, because a file named as its exercise is taken for an answer to it.
+            path = Path(folder, str(number), f"{exercise.id.replace('-', '_')}.py")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(source)
+            return str(path)
+
+        for number, exercise in enumerate(exercises):
+            found[exercise.id] = _seconds([written(2 * number)], folder)
+            print(f"- {exercise.id}: {shown(found[exercise.id])}", flush=True)
+        found["fifty files"] = _seconds([written(number) for number in range(50)], folder)
+        print(f"- fifty files: {shown(found['fifty files'])}", flush=True)
+    return found
+
+
+def _seconds(files: list[str], folder: str) -> tuple[float, float]:
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "XDG_STATE_HOME": folder}
+    command = [sys.executable, "-m", "regard", "check", *files, "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    n_result = len(json.loads(done.stdout))
+    if n_result < len(files):  # a file may answer several exercises
+        raise SystemExit(f"{len(files)} files gave {n_result} results: {done.stderr[-500:]}")
+    return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def shown(seconds: Sequence[float]) -> str:
+    """Seconds by the clock, and of work."""
+    return f"{seconds[0]:.1f} s ({seconds[1]:.1f} s of work)"
+
+
+HEADS = ("exercise", "caught", "named", "pairs named", "refused", "mutations caught", "one check")
+COUNTS = ("caught mistakes", "named visible", "pairs_named pairs", "refused right", "killed mutants")
+
+
+def line(row: Row, seconds: dict[str, Sequence[float]]) -> str:
+    """A row of the table."""
+    cells = ["/".join(str(getattr(row, name)) for name in pair.split()) for pair in COUNTS]
+    took = shown(seconds[row.id]) if row.id in seconds else "-"
+    return f"| {' | '.join([row.id, *cells, took])} |"
+
+
+def body(rows: list[Row], seconds: dict[str, Sequence[float]]) -> str:
+    """The section of bench/results.md."""
+    totals = ["/".join(str(sum(getattr(r, n) for r in rows)) for n in pair.split()) for pair in COUNTS]
+    slowest = shown(max((tuple(seconds[row.id]) for row in rows if row.id in seconds), default=(0.0, 0.0)))
+    fifty = f", fifty files in one call {shown(seconds['fifty files'])}" if "fifty files" in seconds else ""
+    lines = [
+        "Known mistakes caught; those that values show named; pairs of two named; right variants refused;",
+        "one-edit mutations of the right variants caught; one failing answer checked from a cold start.",
+        f"The slowest check took {slowest}{fifty}.",
+        "",
+        f"| {' | '.join(HEADS)} |",
+        "| --- |" + " ---: |" * (len(HEADS) - 1),
+        *(line(row, seconds) for row in rows),
+        f"| all | {' | '.join(totals)} | {slowest} |",
+        "",
+        "Mutations that pass, and why they are still right:",
+        "",
+    ]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        for survivor in row.survivors:
+            reasons.setdefault(explained(survivor, row.id) or "not explained", []).append(row.id)
+    for reason, ids in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        where = ", ".join(f"{id} {ids.count(id)}" for id in dict.fromkeys(ids))
+        lines.append(f"- {len(ids)}: {reason} ({where}).")
+    lines += ["", *(f"- {row.id}: {note}" for row in rows for note in row.notes)]
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print a row for each exercise, then what was missed."""
     parser = argparse.ArgumentParser(
@@ -139,34 +281,37 @@ def main() -> None:
     parser.add_argument("ids", nargs="*", metavar="ID")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one seed, no mutations")
+    parser.add_argument("--times", action="store_true", help="measure the command's time too")
+    parser.add_argument("--rows", type=Path, help="keep rows here, and do not measure those that are there")
+    parser.add_argument("--write", action="store_true", help="write bench/results.md")
     options = parser.parse_args()
     exercises = ours()
     chosen = [pick(exercises, id) for id in options.ids] or list(exercises.values())
     seeds = list(range(1, 2 if options.quick else 1 + options.seeds))
-    rows = []
-    heads = ("exercise", "caught", "named", "pairs named", "refused", "mutations caught", "seconds")
-    print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads), flush=True)
+    kept: dict[str, Any] = {"rows": {}, "seconds": {}}
+    if options.rows is not None and options.rows.is_file():
+        kept = json.loads(options.rows.read_text())
+    print(f"| {' | '.join(HEADS)} |\n|" + " --- |" * len(HEADS), flush=True)
     with Runner(1) as runner:
         for exercise in chosen:
-            row = measure(exercise, runner, seeds, not options.quick)
-            rows.append(row)
-            print(
-                f"| {row.id} | {row.caught}/{row.mistakes} | {row.named}/{row.visible} "
-                f"| {row.pairs_named}/{row.pairs} | {row.refused}/{row.right} | {row.killed}/{row.mutants} "
-                f"| {row.seconds:.1f} |",
-                flush=True,
-            )
-    counts = ("caught mistakes", "named visible", "pairs_named pairs", "refused right", "killed mutants")
-    totals = (
-        "/".join(str(sum(getattr(row, name) for row in rows)) for name in pair.split()) for pair in counts
-    )
-    print(f"| all | {' | '.join(totals)} | {sum(row.seconds for row in rows):.1f} |")
+            if exercise.id not in kept["rows"]:
+                row = measure(exercise, runner, seeds, not options.quick)
+                kept["rows"][exercise.id] = asdict(row)
+                if options.rows is not None:
+                    options.rows.write_text(json.dumps(kept))
+            print(line(Row(**kept["rows"][exercise.id]), kept["seconds"]), flush=True)
+    if options.times:
+        kept["seconds"] |= times(chosen)
+        if options.rows is not None:
+            options.rows.write_text(json.dumps(kept))
+    rows = [Row(**kept["rows"][exercise.id]) for exercise in chosen]
     for row in rows:
         for note in row.notes:
             print(f"- {row.id}: {note}")
-    for row in rows:
         for survivor in row.survivors:
-            print(f"- {row.id}: survives: {survivor}")
+            print(f"- {row.id}: survives: {survivor} [{explained(survivor, row.id) or 'NOT EXPLAINED'}]")
+    if options.write:
+        write_section("Exercises", body(rows, kept["seconds"]))
 
 
 if __name__ == "__main__":

@@ -197,8 +197,11 @@ def _report(
     from regard.exercises.report_text import print_result
 
     console = Console(highlight=False)
+    told: dict[str, set[str]] = {}  # notes of each file, said once
     for result in results:
-        print_result(console, result)
+        known = told.setdefault(result.file, set())
+        print_result(console, result, known)
+        known |= set(result.notes)
     n_passed = sum(result.passed for result in results)
     seeds = {result.seed for result in results if result.exercise is not None and result.seed}
     again = f" Repeat with --seed {seeds.pop()}." if seeds and n_passed < len(results) else ""

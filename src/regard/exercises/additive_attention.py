@@ -143,6 +143,8 @@ def drive(answer, what, *args):
     return result[1] if pair else None
 """
 
+BIASES = D2L.replace(", bias=False", "")
+
 
 def reference(case: Case, *, empty_row: str = "zeros", returns: str = "output") -> Tensor | None:
     """Our own attention as one head, with additive scores."""
@@ -257,6 +259,7 @@ EXERCISE = Exercise(
         Right("with a masked softmax, as a textbook has it", D2L),
         Right("a loop over queries, and a finite number that hides", LOOP),
         Right("pairs written out, and the weights returned too", PAIR),
+        Right("layers with biases", BIASES),
     ),
     mistakes=MISTAKES,
     conventions=(

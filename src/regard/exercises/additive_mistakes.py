@@ -269,20 +269,6 @@ MISTAKES = (
         edits=(("torch.bmm(self.dropout(weights), values)", "torch.bmm(self.dropout(weights), keys)"),),
     ),
     Mistake(
-        "layers with a bias",
-        (
-            "There are more parameters than the task names.",
-            "Look at the three linear layers.",
-            "nn.Linear and nn.LazyLinear have a bias unless they are told otherwise.",
-            "Pass bias=False to all three.",
-        ),
-        edits=(
-            ("self.W_q = nn.LazyLinear(num_hiddens, bias=False)", "self.W_q = nn.LazyLinear(num_hiddens)"),
-            ("self.W_k = nn.LazyLinear(num_hiddens, bias=False)", "self.W_k = nn.LazyLinear(num_hiddens)"),
-            ("nn.Linear(num_hiddens, 1, bias=False)", "nn.Linear(num_hiddens, 1)"),
-        ),
-    ),
-    Mistake(
         "no dropout",
         (
             "Train and eval mode give the same.",

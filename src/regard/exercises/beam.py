@@ -27,8 +27,8 @@ Beam search: keep the `beam_size` likeliest beginnings at every step.
 - Returns `(tokens, score)` of the best sequence: the list with `start` first, and `end` last if it was
   reached, and its score as a number. beam_size is at most the size of the vocabulary.
 
-Whether a finished sequence keeps its place in the beam is left open: we choose data where it makes no
-difference.
+Whether a finished sequence keeps its place in the beam, and whether it goes before one that max_new cut off,
+is left open: we choose data where it makes no difference.
 """
 
 STARTER = '''import torch

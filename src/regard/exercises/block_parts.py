@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.exercises.multi_head_parts import AXIS_MISTAKES, HEAD_MISTAKES, SCALE_MISTAKES
+from regard.exercises.multi_head_parts import PLAIN
 from regard.exercises.spec import Case, Draw, Mistake, Probe
 from regard.layers import Block, BlockConfig
 from regard.visibility import Visibility
@@ -86,14 +86,18 @@ def dropped(draw: Draw) -> tuple[Case, ...]:
     return case, case
 
 
-def silent(draw: Draw) -> tuple[Case, ...]:
-    """The same, with sublayers that give 0: dropout then has nothing to drop."""
-    case = block(draw, inputs(draw), dropout=0.5, train=True)
-    weights = dict(case.weights)
-    for name in ("W_o.weight", "linear2.weight", "linear2.bias"):
-        weights[name] = torch.zeros_like(weights[name])
-    case = replace(case, weights=weights)
-    return case, case
+def silent_part(*names: str) -> Callable[[Draw], tuple[Case, ...]]:
+    """The same call twice in train mode, with one sublayer that gives 0: the other must drop something."""
+
+    def make(draw: Draw) -> tuple[Case, ...]:
+        case = block(draw, inputs(draw), dropout=0.5, train=True)
+        weights = dict(case.weights)
+        for name in names:
+            weights[name] = torch.zeros_like(weights[name])
+        case = replace(case, weights=weights)
+        return case, case
+
+    return make
 
 
 def differ(results: list[Any]) -> str | None:
@@ -110,7 +114,29 @@ def agree(results: list[Any]) -> str | None:
 
 DROPOUT_PROBES = (
     Probe("dropout is on in train mode", dropped, SIZES, differ, kind="train mode"),
-    Probe("dropout leaves the residual alone", silent, SIZES, agree, kind="train mode"),
+    Probe(
+        "dropout after the attention",
+        silent_part("linear2.weight", "linear2.bias"),
+        SIZES,
+        differ,
+        kind="train mode",
+        says="the feed-forward part gives 0 here: the attention's result must be dropped.",
+    ),
+    Probe(
+        "dropout after the feed-forward part",
+        silent_part("W_o.weight"),
+        SIZES,
+        differ,
+        kind="train mode",
+        says="the attention gives 0 here: the feed-forward part's result must be dropped.",
+    ),
+    Probe(
+        "dropout leaves the residual alone",
+        silent_part("W_o.weight", "linear2.weight", "linear2.bias"),
+        SIZES,
+        agree,
+        kind="train mode",
+    ),
 )
 
 
@@ -129,9 +155,7 @@ ADD_ATTENDED = "x = x + self.dropout(attended)"
 ADD_FED = "x = x + self.dropout(fed)"
 
 MISTAKES = (
-    *SCALE_MISTAKES,
-    *AXIS_MISTAKES,
-    *HEAD_MISTAKES,
+    *PLAIN,
     Mistake(
         "the first residual is missing",
         (

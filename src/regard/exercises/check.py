@@ -100,10 +100,28 @@ class Checker:
                 work.append(Result(path, None, (Check("loads", False, text),)))
             work += [(submission, each) for each in found]
         with ThreadPoolExecutor(max(1, self.runner.n_worker)) as pool:
-            return list(pool.map(lambda item: item if isinstance(item, Result) else self.check(*item), work))
+            results = list(
+                pool.map(lambda item: item if isinstance(item, Result) else self.check(*item), work)
+            )
+        # Of two definitions that turn out to answer the same exercise, the later one counts.
+        last = {
+            (result.file, result.exercise) if result.exercise else (result.file, index): index
+            for index, result in enumerate(results)
+        }
+        return [results[index] for index in sorted(last.values())]
 
     def check(self, submission: Submission, found: detect.Found) -> Result:
-        """The result of one exercise in one file."""
+        """The result of one exercise in one file; of exercises with one signature, that whose weights fit."""
+        result = self._check(submission, found)
+        for rival in found.rivals:
+            if not _misfit(result):
+                break
+            other = self._check(submission, replace(found, exercise=rival))
+            if not _misfit(other):
+                return other
+        return result
+
+    def _check(self, submission: Submission, found: detect.Found) -> Result:
         began = time.monotonic()
         exercise = found.exercise
         library = self.library(exercise)
@@ -207,6 +225,10 @@ class Checker:
         return best
 
 
+def _misfit(result: Result) -> bool:
+    return any(check.name == "parameters" and not check.passed for check in result.checks)
+
+
 def message(submission: Submission, found: detect.Found) -> tuple[dict[str, Any], list[str]]:
     """The answer as a child gets it, and what the report says about it."""
     exercise = found.exercise
@@ -223,7 +245,7 @@ def message(submission: Submission, found: detect.Found) -> tuple[dict[str, Any]
         "lend": parts,
         "d2l": lend.d2l(exercise.names),
         "withheld": list(exercise.names),
-        "imported": list(submission.imported),
+        "imported": [*submission.imported, *submission.modules],
         "folders": [submission.folder] if submission.folder else [],
         "comments": [note for cell in submission.cells for note in comments.found(cell.source, cell.label)],
     }

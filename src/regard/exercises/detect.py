@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from regard.errors import ArgumentError
 from regard.exercises.source import Definition, Submission
 from regard.exercises.spec import Exercise
+
+TIE = 0.6  # below it, a signature tells nothing: more than the names of layers can make up
 
 
 @dataclass(frozen=True)
@@ -17,12 +20,14 @@ class Found:
 
     exercise: Exercise
     at: tuple[tuple[str, int], ...]  # name, number of the statement
+    rivals: tuple[Exercise, ...] = ()  # whose signature fits as well: then the parameters tell
 
 
 def found(submission: Submission, exercises: Mapping[str, Exercise], only: str | None = None) -> list[Found]:
     """The exercises that the file answers, in the catalogue's order.
 
-    Several exercises may ask for a class of one name: its signature tells which is meant. `only` settles it.
+    Several exercises may ask for a class of one name: its signature tells which is meant, then the name of
+    the file. `only` settles it.
     """
     if only is not None:
         exercise = exercises[only]
@@ -34,7 +39,7 @@ def found(submission: Submission, exercises: Mapping[str, Exercise], only: str |
                 f"It defines {', '.join(dict.fromkeys(names)) or 'nothing'}."
             )
         return [Found(exercise, at)]
-    chosen: dict[str, tuple[tuple[str, int], ...]] = {}
+    chosen: dict[tuple[str, int], Found] = {}
     by_names: dict[tuple[str, ...], list[Exercise]] = {}
     for exercise in exercises.values():
         by_names.setdefault(exercise.names, []).append(exercise)
@@ -42,16 +47,23 @@ def found(submission: Submission, exercises: Mapping[str, Exercise], only: str |
         if len(rivals) == 1:
             at = _places(submission, rivals[0], None)
             if at is not None:
-                chosen[rivals[0].id] = at
+                chosen[rivals[0].id, 0] = Found(rivals[0], at)
             continue
         for definition in submission.definitions:
             if definition.name != wanted[0]:
                 continue
             scores = {exercise.id: likeness(definition.node, exercise) for exercise in rivals}
-            best = max(scores, key=lambda id: scores[id])
-            # A later definition of the same exercise replaces an earlier one.
-            chosen[best] = ((definition.name, definition.number),)
-    return [Found(exercise, chosen[id]) for id, exercise in exercises.items() if id in chosen]
+            near = [each for each in rivals if scores[each.id] > max(scores.values()) - TIE]
+            stem = Path(submission.path).stem.lower().replace("-", "_")
+            titled = [each for each in near if each.id.replace("-", "_") in stem]
+            near = titled if len(titled) == 1 else near
+            # A later definition of the same exercise replaces an earlier one; where several exercises fit,
+            # only running both definitions can tell.
+            place = definition.number if len(near) > 1 else 0
+            at = ((definition.name, definition.number),)
+            chosen[near[0].id, place] = Found(near[0], at, tuple(near[1:]))
+    order = list(exercises)
+    return [chosen[key] for key in sorted(chosen, key=lambda key: (order.index(key[0]), key[1]))]
 
 
 def likeness(node: ast.FunctionDef | ast.ClassDef, exercise: Exercise) -> float:

@@ -159,7 +159,7 @@ def unpadded(draw: Draw, **kwargs: Any) -> Case:
 def padded(draw: Draw) -> Case:
     lens = draw.integers(1, draw["position"], "batch")
     if draw["batch"] > 1:
-        lens[0], lens[1] = draw["position"], max(1, draw["position"] // 2)
+        lens[0], lens[1] = max(1, draw["position"] // 2), draw["position"]
     else:
         lens[0] = max(1, draw["position"] - 2)
     return block(draw, inputs(draw), valid_lens=lens)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import signal
 import sys
 import traceback
@@ -85,6 +86,33 @@ class Largest(TorchDispatchMode):
         return out
 
 
+class Elsewhere(TorchDispatchMode):
+    """Lets the meta device stand for a GPU: copies between it and the CPU work, other mixtures fail.
+
+    A number read from it is 0, so that code which looks at numbers goes on to where its results are.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
+        aten = torch.ops.aten
+        if packet is aten.copy_ and args[1].device.type == "meta" and args[0].device.type == "cpu":
+            return args[0]
+        device = kwargs.get("device")
+        if packet is aten._to_copy and device is not None and torch.device(device).type == "cpu":
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        if packet is aten._local_scalar_dense and args[0].device.type == "meta":
+            return torch.zeros((), dtype=args[0].dtype).item()
+        if packet not in (aten.copy_, aten._to_copy):
+            indexed = packet in (aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_)
+            # Indices on the CPU are fine for a tensor on a GPU, and so are single numbers.
+            given = [args[0], *args[2:]] if indexed else [list(args), kwargs]
+            met = {leaf.device.type for _, leaf in leaves(given) if isinstance(leaf, Tensor) and leaf.dim()}
+            if len(met) > 1:
+                raise RuntimeError(f"Expected all tensors to be on the same device: {func}")
+        return func(*args, **kwargs)
+
+
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf of nested lists, tuples and dicts, with where it stands: "0", "1.hidden"."""
     if isinstance(tree, list | tuple):
@@ -155,6 +183,32 @@ def _code(item: Any) -> Any:
     return eval(item["__code__"], {"torch": torch}) if isinstance(item, dict) else item
 
 
+def _other(item: Any) -> Any:
+    """Other numbers of the same shape; whole ones, such as lengths, in another order."""
+    if not isinstance(item, Tensor) or not item.dim():
+        return item
+    return 0.3 - item.flip(0) if item.is_floating_point() else item.flip(0)
+
+
+def _renamed(target: Any) -> Any:
+    """The same, for answers whose one optional argument has a name of their own: it is given by position."""
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return target
+    plain = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return target
+    names = {each.name for each in parameters}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(kwargs) == 1 and len(plain) == len(args) + 1 and not names & set(kwargs):
+            return target(*args, *kwargs.values())
+        return target(*args, **kwargs)
+
+    return call
+
+
 def _strided(tensor: Tensor) -> Tensor:
     """Equal numbers, laid out so that the tensor is not contiguous."""
     if tensor.dim() >= 2:
@@ -205,7 +259,14 @@ class Answer:
         before = [item.detach().clone() for item in inputs]
         largest = Largest()
         try:
-            with largest if run.get("largest") else contextlib.nullcontext():
+            with contextlib.ExitStack() as watched:
+                if run.get("largest"):
+                    watched.enter_context(largest)
+                if run.get("device"):
+                    watched.enter_context(Elsewhere())  # type: ignore[no-untyped-call]
+                if run.get("twice"):
+                    with contextlib.suppress(Exception):  # what an answer keeps of other inputs must not show
+                        target(*mapped(args, _other), **mapped(kwargs, _other))
                 value = target(*args, **kwargs)
                 again = target(*args, **kwargs) if run.get("twice") else None
         except BaseException as error:
@@ -235,6 +296,7 @@ class Answer:
                     if run.get("device"):
                         module.to(run["device"])
                     module.train(case["train"])
+                    module.forward = _renamed(module.forward)
             except BaseException as error:
                 raise _Refused(failure(error, "construct")) from error
             subject = module
@@ -250,8 +312,10 @@ class Answer:
                 raise _Refused(
                     {"kind": "missing", "type": "", "message": case["call"], "where": "", "line": ""}
                 )
-            return getattr(subject, case["call"]), module
-        return subject if callable(subject) else subject.forward, module
+            return _renamed(getattr(subject, case["call"])), module
+        if isinstance(subject, nn.Module):
+            return subject, module
+        return _renamed(subject if callable(subject) else subject.forward), module
 
 
 class _Refused(Exception):
@@ -277,10 +341,11 @@ def _changed(before: list[Tensor], after: list[Tensor]) -> list[int]:
 
 
 def _gradients(
-    value: Any, cot: dict[str, Tensor], inputs: list[Tensor], module: Any, weights: dict[str, Tensor]
+    value: Any, forms: list[dict[str, Tensor]], inputs: list[Tensor], module: Any, weights: dict[str, Tensor]
 ) -> dict[str, Any]:
     """Gradients of sum(output x cot) for each floating input and each weight, by its name."""
     total: Any = None
+    cot = _fitting(value, forms)
     for path, leaf in leaves(value):
         if path in cot and isinstance(leaf, Tensor) and leaf.requires_grad and leaf.shape == cot[path].shape:
             term = (leaf * cot[path].to(leaf.dtype)).sum()
@@ -296,6 +361,17 @@ def _gradients(
         return dict.fromkeys(names)
     found = torch.autograd.grad(total, wanted, allow_unused=True)
     return {name: None if grad is None else grad.detach() for name, grad in zip(names, found, strict=True)}
+
+
+def _fitting(value: Any, forms: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The factors of the form that the result has: a convention may change what is returned."""
+    floating = {
+        path: leaf.shape
+        for path, leaf in leaves(value)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    }
+    same = (form for form in forms if {path: cot.shape for path, cot in form.items()} == floating)
+    return next(same, forms[0])
 
 
 def _plain(name: str) -> str:
@@ -330,7 +406,10 @@ def fitted(mine: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, tuple[
 
 
 def transfer(module: nn.Module, weights: dict[str, Tensor]) -> dict[str, list[str]] | None:
-    """Copy the weights into the module; None when all fit, else what is left over on both sides."""
+    """Copy the weights into the module; None when all fit, else what is left over on both sides.
+
+    Biases without a counterpart are set to zero, as if they were not there.
+    """
     for prefix, part in module.named_modules():
         lazy = getattr(part, "has_uninitialized_params", None)
         name = f"{prefix}.weight" if prefix else "weight"
@@ -352,17 +431,21 @@ def transfer(module: nn.Module, weights: dict[str, Tensor]) -> dict[str, list[st
                 wrong.append(name)
         taken = {id(parameter) for parameter, _ in pairs.values()}
         extra = [name for name, parameter in mine.items() if id(parameter) not in taken]
-        for name in extra:
-            if name.endswith("bias"):
-                mine[name].zero_()
+        zeroed = [name for name in extra if name.endswith("bias")]
+        for name in zeroed:
+            mine[name].zero_()
     ours = [name for name in weights if name not in pairs or name in wrong]
     shapes = {id(parameter): name for name, parameter in mine.items()}
-    theirs = [*extra, *(shapes[id(pairs[name][0])] for name in wrong)]
-    if not ours and not theirs:
+    theirs = [
+        *(name for name in extra if name not in zeroed),
+        *(shapes[id(pairs[name][0])] for name in wrong),
+    ]
+    if not ours and not theirs and not zeroed:
         return None
     return {
         "ours": [f"{name} {tuple(weights[name].shape)}" for name in ours],
         "yours": [f"{name} {tuple(mine[name].shape)}" for name in theirs],
+        "zeroed": zeroed,
     }
 
 

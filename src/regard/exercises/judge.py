@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.exercises.compare import GRADIENT_TOLERANCE, Difference, difference, moved, tolerance_of
 from regard.exercises.harness import leaves
 from regard.exercises.plan import VARIANTS, Expected, Plan, Run
-from regard.exercises.spec import Exercise, Kind, Probe, Trial
+from regard.exercises.spec import BIAS, Exercise, Kind, Probe, Trial, left_out
 from regard.shapes import named
 
 Outcomes = Mapping[int, Mapping[str, Any]]
@@ -20,6 +20,9 @@ DEVICE_WORDS = ("not on the expected device", "on the same device", "at least tw
 # float16 ends at 65504: a larger constant cannot be converted, which a mask of -1e9 meets.
 NO_ROOM_IN_HALF = "without overflow"
 NOT_FOR_HALF = "not implemented for"
+# What torch says to code that turns tensors into arrays.
+IN_NUMPY = ("numpy() on Tensor that requires grad", "unsupported ScalarType BFloat16", "tensor to numpy")
+NUMPY_NOTE = "it computes in NumPy, which has no bfloat16 and stays on the CPU."
 NOT_TRIED = "not tried, because the ordinary calls fail."
 
 
@@ -34,6 +37,7 @@ class Check:
     hidden: bool = False
     difference: Difference | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    raised: bool = False  # no result came back: what the check is about was not tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +61,7 @@ def judged(plan: Plan, outcomes: Outcomes, choices: Mapping[str, str]) -> Verdic
     checks: list[Check] = []
     values = [run for run in plan.runs if run.kind == "value"]
     if exercise.is_class:
-        checks.append(_parameters(values, outcomes))
+        checks.append(_parameters(exercise, values, outcomes, choices, notes))
     right: set[str] = set()  # trials whose ordinary call gives the right numbers
     for run in values:
         check = _value(plan, run, outcomes[run.id], expected[run.id], notes)
@@ -85,7 +89,7 @@ def _explained(checks: list[Check], exercise: Exercise) -> list[Check]:
 
     def explained(check: Check) -> Check:
         sentence = says.get(check.name, "")
-        if check.passed or not sentence or (wrong and check.kind != "wrong"):
+        if check.passed or check.raised or not sentence or (wrong and check.kind != "wrong"):
             return check
         return replace(check, message=f"{check.message} {sentence[0].upper()}{sentence[1:]}".strip())
 
@@ -114,15 +118,29 @@ def error_message(error: Mapping[str, Any]) -> str:
     return f"{what}{text}{where}"
 
 
-def _parameters(runs: list[Run], outcomes: Outcomes) -> Check:
-    """Whether the weights found their places."""
+def _parameters(
+    exercise: Exercise, runs: list[Run], outcomes: Outcomes, choices: Mapping[str, str], notes: list[str]
+) -> Check:
+    """Whether the weights found their places.
+
+    Biases that nobody asked for are no fault unless there is an option for them, nor are missing ones where a
+    convention leaves them out.
+    """
     for run in runs:
         unfit = outcomes[run.id].get("unfit")
-        if unfit and not (isinstance(run.item, Trial) and run.item.raises):
-            ours = ", ".join(unfit["ours"]) or "nothing"
-            yours = ", ".join(unfit["yours"]) or "nothing"
-            text = f"the parameters do not fit. Expected, without a place: {ours}. Yours, left over: {yours}."
-            return Check("parameters", False, text)
+        if not unfit or (isinstance(run.item, Trial) and run.item.raises):
+            continue
+        ours, yours, zeroed = (list(unfit[side]) for side in ("ours", "yours", "zeroed"))
+        without = left_out(choices.get(BIAS, "used"))
+        ours = [told for told in ours if told.partition(" ")[0] not in without]
+        if exercise.has_bias_option:
+            yours += zeroed
+        elif zeroed:
+            notes.append(f"biases that are not asked for were set to zero: {', '.join(zeroed)}.")
+        if ours or yours:
+            sides = ", ".join(ours) or "nothing", ", ".join(yours) or "nothing"
+            text = "the parameters do not fit. Expected, without a place: {}. Yours, left over: {}."
+            return Check("parameters", False, text.format(*sides))
     return Check("parameters", True)
 
 
@@ -145,7 +163,7 @@ def _value(
         if trial.optional and error.get("kind") == "missing":
             notes.append(f"there is no {error['message']}: its checks were left out.")
             return None
-        return replace(check, passed=False, message=error_message(error))
+        return replace(check, passed=False, message=error_message(error), raised=True)
     found = compared(plan, run, expected.value, outcome["value"])
     if found is None and trial.most_numbers is not None:
         most = trial.most_numbers(trial.sizes)
@@ -192,7 +210,7 @@ def _probe(
             if probe.optional and error.get("kind") == "missing":
                 notes.append(f"there is no {error['message']}: its checks were left out.")
                 return None
-            return replace(check, passed=False, message=error_message(error))
+            return replace(check, passed=False, message=error_message(error), raised=True)
     results = [outcomes[run.id]["value"] for run in runs]
     if probe.judge is not None:
         try:
@@ -250,7 +268,7 @@ def _all(
         if kind == "gradients":
             text = _gradients(plan, run, outcome, expected[run.id])
         elif kind == "device":
-            text = _device(outcome)
+            text = _device(outcome, notes)
         else:
             text = _variant(kind, plan, run, outcome, expected[run.id], notes)
         if text:
@@ -259,15 +277,27 @@ def _all(
 
 
 def _gradients(plan: Plan, run: Run, outcome: Mapping[str, Any], expected: Expected) -> str:
-    if outcome.get("error") is not None:
-        return error_message(outcome["error"])
+    error = outcome.get("error")
+    if error is not None:
+        if _in_numpy(error):
+            where = f" ({error['where']}: {error['line']})" if error.get("where") else ""
+            return (
+                f"it computes in NumPy{where}, and no gradient passes through that: use torch's operations."
+            )
+        return error_message(error)
     tolerance = tolerance_of("float32", plan.exercise.tolerance) * GRADIENT_TOLERANCE
     grads = outcome.get("grads", {})
-    for name, want in (expected.grads or {}).items():
+    wanted = expected.grads or {}
+    unreached = [
+        _input_name(name)
+        for name, want in wanted.items()
+        if grads.get(name) is None and bool(moved(want, torch.zeros_like(want), tolerance).any())
+    ]
+    if unreached:
+        return f"no gradient reaches {', '.join(unreached)}: detach, .data, .item, NumPy or no_grad cut it."
+    for name, want in wanted.items():
         have = grads.get(name)
         if have is None:
-            if bool(moved(want, torch.zeros_like(want), tolerance).any()):
-                return f"no gradient reaches {_input_name(name)}: detach, .data, .item or no_grad cut it off."
             continue
         if have.shape != want.shape and have.T.shape == want.shape:
             have = have.T
@@ -289,14 +319,20 @@ def _input_name(name: str) -> str:
     )
 
 
-def _device(outcome: Mapping[str, Any]) -> str:
+def _in_numpy(error: Mapping[str, Any]) -> bool:
+    return any(words in str(error.get("message")) for words in IN_NUMPY)
+
+
+def _device(outcome: Mapping[str, Any], notes: list[str]) -> str:
     """A missing `device=` shows on the meta device, which has shapes but no numbers."""
     error = outcome.get("error")
     if error is not None:
         if any(word in str(error.get("message")) for word in DEVICE_WORDS):
             where = f" ({error['where']}: {error['line']})" if error.get("where") else ""
             return f"a new tensor is made on the CPU, whatever the device of the inputs: pass device={where}."
-        return ""  # code that looks at numbers cannot run without them, which is no fault
+        if _in_numpy(error):
+            notes.append(NUMPY_NOTE)
+        return ""  # code that looks at numbers may fail on zeros, which is no fault
     stray = [leaf for _, leaf in leaves(outcome["value"]) if isinstance(leaf, Tensor) and leaf.dim() > 0]
     return "the result is on the CPU, whatever the device of the inputs." if stray else ""
 
@@ -313,11 +349,16 @@ def _variant(
                 "with a large negative number."
             )
             return ""
+        if run.dtype == "bfloat16" and _in_numpy(error):
+            notes.append(NUMPY_NOTE)
+            return ""
         if run.dtype in ("float16", "bfloat16") and NOT_FOR_HALF in message:
             return ""
         return error_message(error)
     found = compared(plan, run, expected.value, outcome["value"])
-    if found is None and kind == "called twice":
+    if kind == "called twice":
+        if found is not None:
+            return f"wrong after a call with other inputs, of which something is kept: {found.message}"
         found = compared(plan, run, expected.value, outcome["again"])
         if found is not None:
             return f"right the first time, wrong the second: {found.message}"

@@ -74,11 +74,9 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         top = name.partition(".")[0]
-        if (
-            top in self.imported
-            and top != "regard"
-            and (top == name or isinstance(sys.modules.get(top), StubModule))
-        ):
+        # google.colab is missing where google is there: what the file itself names is stubbed too.
+        asked = name in self.imported or isinstance(sys.modules.get(top), StubModule)
+        if top in self.imported and top != "regard" and asked:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
@@ -88,8 +86,8 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         top = module.__name__.partition(".")[0]
         if top != "d2l":
-            if module.__name__ == top:
-                self.stubbed.append(top)
+            if module.__name__ in self.imported:
+                self.stubbed.append(module.__name__)
             return
         if module.__name__ == "d2l":  # `from d2l import torch` means its module of that name
             module.__dict__["torch"] = importlib.import_module("d2l.torch")

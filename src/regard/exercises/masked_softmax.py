@@ -105,13 +105,14 @@ def reference(case: Case, *, empty_row: str = "zeros") -> Tensor:
 
 
 def no_lengths(draw: Draw) -> Case:
-    return Case((draw.normal("batch", "query", "key"),))
+    # None is given, because textbooks write the function without a default.
+    return Case((draw.normal("batch", "query", "key"), None))
 
 
 def per_sequence(draw: Draw) -> Case:
     lens = draw.integers(1, draw["key"], "batch")
     if draw["batch"] > 1:  # two sequences of different length, or neighbours could not be told apart
-        lens[0], lens[1] = draw["key"], max(1, draw["key"] // 2)
+        lens[0], lens[1] = max(1, draw["key"] // 2), draw["key"]
     return Case((draw.normal("batch", "query", "key"), lens))
 
 

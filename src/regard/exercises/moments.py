@@ -83,7 +83,7 @@ def reference(case: Case, *, scale: str = "root of the variance") -> tuple[float
         "root of d": math.sqrt(d),
         "one over the root of d": 1 / math.sqrt(d),
     }
-    return d * mu**2, variance, scales[scale]
+    return float(d * mu**2), float(variance), scales[scale]
 
 
 def given(mu: float | int, sigma: float | int, d: int) -> Trial:

@@ -157,7 +157,7 @@ def no_lengths(draw: Draw) -> Case:
 def lengths_of(draw: Draw) -> Tensor:
     lengths = draw.integers(1, draw["key"], "batch")
     if draw["batch"] > 1:  # different ones, or one sequence could use another's unnoticed
-        lengths[0], lengths[1] = draw["key"], max(1, draw["key"] // 2)
+        lengths[0], lengths[1] = max(1, draw["key"] // 2), draw["key"]
     return lengths
 
 

@@ -90,10 +90,8 @@ STEPS = f"""{TOP}
         scores = q @ k.transpose(-2, -1)
         scores = scores / math.sqrt(q.shape[-1])
         if mask is not None:
-            scores = scores.masked_fill(mask == 0, float("-inf"))
+            scores = scores.masked_fill(mask == 0, -1e4)
         weights = torch.softmax(scores, dim=-1)
-        if mask is not None:
-            weights = weights.masked_fill(mask == 0, 0.0)
         heads = weights @ v
         joined = self.combine_heads(heads)
         out = self.W_o(joined)

@@ -207,10 +207,12 @@ INPUT_MISTAKES = (
     ),
 )
 
-COMMON = (*SCALE_MISTAKES, *AXIS_MISTAKES, *HEAD_MISTAKES, *INPUT_MISTAKES)
+# The likeliest first: pairs of two mistakes are tried in this order, and not all of them.
+PLAIN = (*HEAD_MISTAKES[:2], *SCALE_MISTAKES, *AXIS_MISTAKES, *HEAD_MISTAKES[2:])
+COMMON = (*PLAIN, *INPUT_MISTAKES)
 
 # For layers that take a mask.
-MASKED = 'scores = scores.masked_fill(mask == 0, float("-inf"))'
+MASKED = "scores = scores.masked_fill(mask == 0, -1e4)"
 MASK_PLACE = "Look at the line that applies the mask."
 
 MASK_MISTAKES = (
@@ -222,10 +224,7 @@ MASK_MISTAKES = (
             "The scores go into the softmax unmasked.",
             "Set the scores where mask == 0 to -inf before the softmax.",
         ),
-        edits=(
-            (MASKED, "scores = scores"),
-            ("weights = weights.masked_fill(mask == 0, 0.0)", "weights = weights"),
-        ),
+        edits=((MASKED, "scores = scores"),),
     ),
     Mistake(
         "the mask is upside down",
@@ -235,13 +234,7 @@ MASK_MISTAKES = (
             "0 means hidden here, and the keys with 1 are hidden.",
             "Hide where mask == 0.",
         ),
-        edits=(
-            (MASKED, 'scores = scores.masked_fill(mask != 0, float("-inf"))'),
-            (
-                "weights = weights.masked_fill(mask == 0, 0.0)",
-                "weights = weights.masked_fill(mask != 0, 0.0)",
-            ),
-        ),
+        edits=((MASKED, "scores = scores.masked_fill(mask != 0, -1e4)"),),
     ),
     Mistake(
         "a mask for each sequence lined up with the heads",
@@ -296,7 +289,14 @@ MASK_MISTAKES = (
             "The hidden keys are zeroed only after they took their share of the sum.",
             "Hide the scores with -inf first, then take the softmax.",
         ),
-        edits=((MASKED, "scores = scores"),),
+        edits=(
+            (MASKED, "scores = scores"),
+            (
+                "heads = weights @ v",
+                "weights = weights if mask is None else weights.masked_fill(mask == 0, 0.0)\n"
+                "        heads = weights @ v",
+            ),
+        ),
     ),
     Mistake(
         "hidden scores are set to 0 instead of -inf",
@@ -306,10 +306,7 @@ MASK_MISTAKES = (
             "exp(0) is 1: a score of 0 (or a score multiplied by the mask) hides nothing.",
             "Use -inf, or a large negative number.",
         ),
-        edits=(
-            (MASKED, "scores = scores.masked_fill(mask == 0, 0.0)"),
-            ("weights = weights.masked_fill(mask == 0, 0.0)", "weights = weights"),
-        ),
+        edits=((MASKED, "scores = scores.masked_fill(mask == 0, 0.0)"),),
     ),
     Mistake(
         "the mask is added to the scores",
@@ -319,10 +316,7 @@ MASK_MISTAKES = (
             "Adding 1 to what is visible only multiplies its weight by e.",
             "Fill the scores with -inf where mask == 0.",
         ),
-        edits=(
-            (MASKED, "scores = scores + mask"),
-            ("weights = weights.masked_fill(mask == 0, 0.0)", "weights = weights"),
-        ),
+        edits=((MASKED, "scores = scores + mask"),),
     ),
     Mistake(
         "hidden scores are set to -1",
@@ -332,10 +326,7 @@ MASK_MISTAKES = (
             "exp(-1) is about 0.37: still a good part of the sum.",
             "Use -inf, or a large negative number such as -1e9.",
         ),
-        edits=(
-            (MASKED, "scores = scores.masked_fill(mask == 0, -1.0)"),
-            ("weights = weights.masked_fill(mask == 0, 0.0)", "weights = weights"),
-        ),
+        edits=((MASKED, "scores = scores.masked_fill(mask == 0, -1.0)"),),
     ),
     Mistake(
         "only the first head is masked",
@@ -348,9 +339,8 @@ MASK_MISTAKES = (
         edits=(
             (
                 MASKED,
-                'scores = torch.cat([scores[:, :1].masked_fill(mask == 0, float("-inf")), scores[:, 1:]], 1)',
+                "scores = torch.cat([scores[:, :1].masked_fill(mask == 0, -1e4), scores[:, 1:]], 1)",
             ),
-            ("weights = weights.masked_fill(mask == 0, 0.0)", "weights = weights"),
         ),
     ),
     Mistake(

@@ -13,7 +13,19 @@ from regard import attention
 from regard.attention import attend
 from regard.exercises.dot_product_attention import DROPOUT
 from regard.exercises.multi_head_self_mistakes import MISTAKES, STEPS
-from regard.exercises.spec import ANYTHING, Case, Convention, Draw, Exercise, Impossible, Probe, Right, Trial
+from regard.exercises.spec import (
+    ANYTHING,
+    BIAS,
+    Case,
+    Convention,
+    Draw,
+    Exercise,
+    Impossible,
+    Probe,
+    Right,
+    Trial,
+    left_out,
+)
 from regard.layers import merge_heads, split_heads
 from regard.scores import ScoreRule
 from regard.visibility import Visibility
@@ -173,15 +185,20 @@ class MultiHeadSelfAttention(nn.Module):
         return (out, torch.stack(maps, dim=1).flatten(0, 1)) if return_attention else out
 """
 
+NO_BIASES = CHUNKS.replace(
+    "nn.Linear(input_size, hidden)", "nn.Linear(input_size, hidden, bias=False)"
+).replace("nn.Linear(hidden, hidden)", "nn.Linear(hidden, hidden, bias=False)")
+
 
 def reference(
-    case: Case, *, order: str = "sequence by sequence", returned: str = "before dropout"
+    case: Case, *, order: str = "sequence by sequence", returned: str = "before dropout", bias: str = "used"
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Our own attention; with all weights dropped, any output will do."""
     (x,), n_head = case.args, case.init[2]
 
     def project(name: str, y: Tensor) -> Tensor:
-        return linear(y, case.weights[f"{name}.weight"], case.weights[f"{name}.bias"])
+        used = None if f"{name}.bias" in left_out(bias) else case.weights[f"{name}.bias"]
+        return linear(y, case.weights[f"{name}.weight"], used)
 
     q, k, v = (split_heads(project(name, x), n_head) for name in "qkv")
     rule = ScoreRule(visible=Visibility(causal=case.init_kwargs.get("causal", False)))
@@ -275,13 +292,16 @@ def drops_something(results: list[Tensor]) -> str | None:
     return None
 
 
+NONE_DROPPED = "in train mode no weight is 0, and the output is another: dropout belongs on the weights."
+
+
 def drops_weights(results: list[Tensor]) -> str | None:
     trained, plain = (result.double().unflatten(-1, (-1, 2, result.shape[1])) for result in results)
     if not torch.allclose(trained[..., 0, :], trained[..., 1, :], atol=1e-5):
         return "dropout must be applied to the weights: yours drops entries of the output."
     zero = trained.abs() < 1e-7
     if not bool(zero.any()):
-        return None  # which the other probe says, or a value that is wrong anyway
+        return None if torch.allclose(trained, plain, atol=1e-5) else NONE_DROPPED
     if float(torch.where(zero, 0.0, trained - plain / (1 - DROPOUT)).abs().max()) > 1e-4:
         return f"in train mode a weight must be 0 or what it was over {1 - DROPOUT}; yours are neither."
     return None
@@ -316,6 +336,7 @@ EXERCISE = Exercise(
         Right("heads side by side in the batch", CHUNKS),
         Right("torch's fused attention, lazy layers", FUSED),
         Right("a loop over heads", LOOP),
+        Right("layers without biases", NO_BIASES),
     ),
     mistakes=MISTAKES,
     conventions=(
@@ -332,6 +353,15 @@ EXERCISE = Exercise(
             {
                 "before dropout": "the weights are returned as they are before dropout.",
                 "after dropout": "in train mode your weights are returned after dropout; ours before it.",
+            },
+        ),
+        Convention(
+            BIAS,
+            {
+                "used": "the layers have biases.",
+                "without q k v mix": "your layers have no biases; ours have.",
+                "without q k v": "your layers q, k and v have no biases; ours have.",
+                "without mix": "your layer mix has no bias; ours has.",
             },
         ),
     ),

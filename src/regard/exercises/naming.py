@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ from regard.exercises.compare import same, tolerance_of
 from regard.exercises.judge import Outcomes, Verdict, compared, judged
 from regard.exercises.plan import Plan, Run
 from regard.exercises.runner import Runner
-from regard.exercises.spec import Exercise, Mistake, Trial
+from regard.exercises.spec import BIAS, Exercise, Mistake, Trial, left_out
 
 MOST_PAIRS = 150
-MOST = 0.6  # of the failing calls
+MOST = 0.75  # of the failing calls
 SCREENING_RUNS = 2
 MOST_CONFIRMED = 8
 
@@ -71,7 +72,7 @@ def plain_answer(exercise: Exercise, source: str) -> dict[str, Any]:
 def best_verdict(plan: Plan, outcomes: Outcomes) -> tuple[dict[str, str], Verdict]:
     """The choice of conventions under which the fewest checks fail, ours where it makes no difference."""
     best: tuple[dict[str, str], Verdict] | None = None
-    for choices in plan.choices():
+    for choices in _possible(plan, outcomes):
         verdict = judged(plan, outcomes, choices)
         if best is None or len(verdict.failed) < len(best[1].failed):
             best = (choices, verdict)
@@ -79,6 +80,20 @@ def best_verdict(plan: Plan, outcomes: Outcomes) -> tuple[dict[str, str], Verdic
             break
     assert best is not None
     return best
+
+
+def _possible(plan: Plan, outcomes: Outcomes) -> list[dict[str, str]]:
+    """The choices that the answer may have made: which biases it does without can be seen, not guessed."""
+    if all(each.name != BIAS for each in plan.exercise.conventions):
+        return plan.choices()
+    missing = {
+        told.partition(" ")[0]
+        for run in plan.runs
+        for told in (outcomes[run.id].get("unfit") or {}).get("ours", [])
+        if told.partition(" ")[0].endswith("bias")
+    }
+    seen = [choices for choices in plan.choices() if left_out(choices[BIAS]) == missing]
+    return seen or [choices for choices in plan.choices() if choices[BIAS] == "used"]
 
 
 def passing_runs(plan: Plan, outcomes: Outcomes, choices: Mapping[str, str]) -> frozenset[int]:
@@ -102,8 +117,23 @@ class Library:
         self.plan, self.runner = plan, runner
         self.lock = threading.Lock()
         self._singles: list[Known] | None = None
+        self._settled: dict[int, bool] = {}
         self._screened: dict[tuple[int, ...], list[Outcomes]] = {}
         self.value_runs = [run for run in plan.runs if run.kind in ("value", "probe")]
+
+    def settled(self, run: Run) -> bool:
+        """Whether every convention asks for the same result here: how a row that sees nothing is filled, say,
+        tells nothing about an answer's mistake.
+        """
+        if run.id not in self._settled:
+            ours, *others = (
+                self.plan.expected(choices)[run.id].value
+                for choices in self.plan.choices()
+                if choices.get(BIAS, "used") == "used"
+            )
+            tolerance = tolerance_of("float32", self.plan.exercise.tolerance)
+            self._settled[run.id] = all(same(ours, other, tolerance) for other in others)
+        return self._settled[run.id]
 
     def singles(self) -> list[Known]:
         """Every known mistake on its own."""
@@ -160,7 +190,7 @@ def named(library: Library, outcomes: Outcomes, choices: Mapping[str, str], verd
     shares = {id(known): _agreement(library, known, outcomes, passes) for known in singles}
     equal = [known for known in singles if shares[id(known)] == 1]
     if len(passes) == len(library.value_runs):  # the numbers are right: only the other checks can tell
-        return _by_pattern(equal or singles, verdict)
+        return _by_pattern(singles, verdict)
     if equal:
         return [Named(_closest(equal, verdict).mistakes, True)]
     if not _mostly_errors(library, outcomes):
@@ -180,7 +210,7 @@ def named(library: Library, outcomes: Outcomes, choices: Mapping[str, str], verd
 def _pair(library: Library, outcomes: Outcomes, passes: frozenset[int]) -> Known | None:
     """The two known mistakes that together give what the answer gives."""
     ran = [run for run in library.value_runs if outcomes[run.id].get("error") is None]
-    wrong = [run for run in ran if run.id not in passes]
+    wrong = sorted((run for run in ran if run.id not in passes), key=lambda run: not library.settled(run))
     few = [*wrong[:SCREENING_RUNS], *[run for run in ran if run.id in passes][:1]]
     near = [
         pair
@@ -200,8 +230,18 @@ def _mostly_errors(library: Library, outcomes: Outcomes) -> bool:
 
 
 def _by_pattern(candidates: list[Known], verdict: Verdict) -> list[Named]:
-    matching = [known for known in candidates if known.verdict.failed == verdict.failed]
-    return [Named(matching[0].mistakes, False)] if matching else []
+    """The one mistake that fails the same checks in the same way; several, or none, have no name."""
+    matching = [known for known in candidates if _complaints(known.verdict) == _complaints(verdict)]
+    return [Named(matching[0].mistakes, False)] if len(matching) == 1 else []
+
+
+def _complaints(verdict: Verdict) -> dict[str, str]:
+    """What each failed check says, without the numbers and lines that differ from answer to answer."""
+    return {
+        check.name: re.sub(r"\(.*?\)|expected .*", "", check.message)
+        for check in verdict.checks
+        if not check.passed
+    }
 
 
 def _closest(candidates: list[Known], verdict: Verdict) -> Known:
@@ -212,6 +252,7 @@ def _closest(candidates: list[Known], verdict: Verdict) -> Known:
 def _agreement(library: Library, known: Known, outcomes: Outcomes, passes: frozenset[int]) -> float:
     """In which part of the calls that one of them fails an answer gives what a known mistake gives."""
     runs = [run for run in library.value_runs if run.id not in passes or run.id not in known.passes]
+    runs = [run for run in runs if library.settled(run)] or runs
     if not runs:
         return 1.0
     return sum(_agree(library, run, outcomes[run.id], known.outcomes[run.id]) for run in runs) / len(runs)
@@ -220,8 +261,9 @@ def _agreement(library: Library, known: Known, outcomes: Outcomes, passes: froze
 def _agree(library: Library, run: Run, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Whether two answers gave the same in one call."""
     if mine.get("error") is not None or theirs.get("error") is not None:
+        # An answer that was stopped, or never ran, raised nothing that could be compared.
         kinds = [(each.get("error") or {}).get("type") for each in (mine, theirs)]
-        return kinds[0] == kinds[1]
+        return kinds[0] == kinds[1] and kinds[0] not in (None, "", "TimeLimit")
     exercise = library.plan.exercise
     first, second = mine["value"], theirs["value"]
     if exercise.view is not None:

@@ -129,6 +129,15 @@ def no_padding(draw: Draw) -> Case:
     return case.with_args(logits, labels.where(labels != pad_id, torch.tensor(0)), pad_id)
 
 
+def one_token(draw: Draw) -> Case:
+    """Only the first label of the last sequence is real."""
+    case = padded(draw, 1)
+    logits, labels, pad_id = case.args
+    alone = torch.full_like(labels, pad_id)
+    alone[-1, 0] = labels[-1, 0]
+    return case.with_args(logits, alone, pad_id)
+
+
 def only_padding(draw: Draw) -> Case:
     case = padded(draw, 1)
     return case.with_args(case.args[0], torch.full_like(case.args[1], case.args[2]), case.args[2])
@@ -192,6 +201,7 @@ EXERCISE = Exercise(
         Trial("batch of one", first_id, {"batch": 1, "steps": 5, "vocab": 3}),
         Trial("as many steps as words", first_id, {"batch": 5, "steps": 7, "vocab": 7}),
         Trial("one step", no_padding, {"batch": 3, "steps": 1, "vocab": 5}),
+        Trial("one real token", one_token, SIZES),
         Trial("nothing but padding", only_padding, SIZES, grad=False),
         Trial(
             "large logits",

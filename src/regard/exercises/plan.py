@@ -59,6 +59,7 @@ class Plan:
         self.cases: list[Case] = []
         self.runs: list[Run] = []
         self._expected: dict[tuple[str, ...], dict[int, Expected]] = {}
+        self._cot: dict[int, list[dict[str, Tensor]]] = {}
         for trial in exercise.trials:
             self.add_trial(trial)
         for probe in exercise.probes:
@@ -153,6 +154,19 @@ class Plan:
             if isinstance(leaf, Tensor) and leaf.is_floating_point()
         }
 
+    def _forms(self, run: Run, ours: Any) -> list[dict[str, Tensor]]:
+        """The factors for our form of the result, then those for the forms of other conventions."""
+        if run.id not in self._cot:
+            forms = [self.cotangents(ours)]
+            case = as_float64(self.cases[run.case], run.dtype)
+            for choices in self.choices()[1:]:
+                with torch.no_grad():
+                    form = self.cotangents(self.exercise.reference(case, **choices))
+                if all(_shapes(form) != _shapes(other) for other in forms):
+                    forms.append(form)
+            self._cot[run.id] = forms
+        return self._cot[run.id]
+
     def job(self, answers: list[dict[str, Any]], runs: list[Run] | None = None) -> dict[str, Any]:
         """The message that makes a child do these runs for these answers."""
         first = self.expected(self.choices()[0])
@@ -160,7 +174,7 @@ class Plan:
         for run in self.runs if runs is None else runs:
             options = dict(run.options)
             if run.kind == "gradients":
-                options["cot"] = self.cotangents(first[run.id].value)
+                options["cot"] = self._forms(run, first[run.id].value)
             told.append({"id": run.id, "case": run.case, "seed": 1 + run.id, **options})
         return {"answers": answers, "cases": [as_message(case) for case in self.cases], "runs": told}
 
@@ -229,6 +243,10 @@ def as_message(case: Case) -> dict[str, Any]:
         "weights": dict(case.weights),
         "train": case.train,
     }
+
+
+def _shapes(form: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {path: tuple(factors.shape) for path, factors in form.items()}
 
 
 def _detached(tree: Any) -> Any:

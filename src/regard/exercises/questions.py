@@ -113,6 +113,22 @@ QUESTIONS = (
         lab="variance",
     ),
     Question(
+        "twice-the-heads",
+        "Multi-head attention of width d goes from h to 2h heads, the width stays. The size of one head now?",
+        "formula",
+        "d/(2h)",
+        ("d", "h"),
+        lab="heads",
+    ),
+    Question(
+        "twice-the-heads-weights",
+        "And by which factor does the number of weights in W_q, W_k, W_v and W_o grow?",
+        "formula",
+        "1",
+        ("d", "h"),
+        lab="heads",
+    ),
+    Question(
         "why-scale",
         "What goes wrong in training without the scale?",
         "open",

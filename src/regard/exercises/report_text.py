@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -17,8 +19,11 @@ from regard.exercises.judge import NOT_TRIED
 MOST_CELLS = 64
 
 
-def print_result(console: Console, result: Result) -> None:
-    """One exercise of one file: the mistake first, then the checks, then the numbers."""
+def print_result(console: Console, result: Result, known: Collection[str] = ()) -> None:
+    """One exercise of one file: the mistake first, then the checks, then the numbers.
+
+    `known` are notes on the file that another of its exercises has told already.
+    """
     word = "[green]passed[/green]" if result.passed else "[red]not yet[/red]"
     title = result.exercise or "no exercise"
     console.print(f"\n[b]{escape(title)}[/b]  {word}  [dim]{escape(result.file)}[/dim]")
@@ -42,6 +47,8 @@ def print_result(console: Console, result: Result) -> None:
     for note in result.conventions:
         console.print(Text(f"  Another convention: {note}", style="cyan"))
     for note in result.notes:
+        if note in known:
+            continue
         console.print(Text(f"  Note: {note}", style="dim"))
     shown = next(
         (

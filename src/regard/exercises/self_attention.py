@@ -9,7 +9,18 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from regard.attention import attend
-from regard.exercises.spec import Case, Draw, Exercise, Mistake, Probe, Right, Trial
+from regard.exercises.spec import (
+    BIAS,
+    Case,
+    Convention,
+    Draw,
+    Exercise,
+    Mistake,
+    Probe,
+    Right,
+    Trial,
+    left_out,
+)
 
 TASK = """
 Self-attention with one head: every position looks at every position of its own sequence.
@@ -111,12 +122,16 @@ class SelfAttention(nn.Module):
 """
 
 
-def reference(case: Case) -> Tensor:
+NO_BIASES = FUSED.replace("hidden)", "hidden, bias=False)", 4).replace(
+    "input_size, hidden, bias=False):", "input_size, hidden):"
+)
+
+
+def reference(case: Case, *, bias: str = "used") -> Tensor:
     """Our own attention as one head."""
     (x,) = case.args
-    q, k, v = (
-        linear(x, case.weights[f"{name}.weight"], case.weights[f"{name}.bias"])[:, None] for name in "qkv"
-    )
+    used = {name: weight for name, weight in case.weights.items() if name not in left_out(bias)}
+    q, k, v = (linear(x, used[f"{name}.weight"], used.get(f"{name}.bias"))[:, None] for name in "qkv")
     return attend(q, k, v).out[:, 0]
 
 
@@ -182,6 +197,13 @@ EXERCISE = Exercise(
         Right("torch's fused attention", FUSED),
         Right("einsum, lazy layers, a softmax written out", EINSUM),
         Right("loops over sequences and positions", LOOPS),
+        Right("layers without biases", NO_BIASES),
+    ),
+    conventions=(
+        Convention(
+            BIAS,
+            {"used": "the layers have biases.", "without q k v": "your layers have no biases; ours have."},
+        ),
     ),
     words={"": ("batch", "position", "hidden")},
     trials=(

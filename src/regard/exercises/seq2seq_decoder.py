@@ -293,6 +293,13 @@ def dropped(draw: Draw) -> tuple[Case, ...]:
     return (replace(evaluated(draw), train=True),)
 
 
+def dropped_layers(draw: Draw) -> tuple[Case, ...]:
+    """Encoder outputs of 0: whatever weights are dropped, only dropout between the layers shows."""
+    case = replace(evaluated(draw), train=True)
+    what, words, outputs, *rest = case.args
+    return (case.with_args(what, words, torch.zeros_like(outputs), *rest),)
+
+
 def trained(draw: Draw) -> Case:
     return replace(with_lengths(draw), train=True)
 
@@ -405,6 +412,22 @@ EXERCISE = Exercise(
             says="sequence 0 was changed: the others may not move.",
         ),
         Probe("dropout in train mode", dropped, SIZES, drops_something, kind="train mode"),
+        Probe(
+            "dropout of the attention",
+            dropped,
+            {**SIZES, "layer": 1},
+            drops_something,
+            kind="train mode",
+            says="with one layer, only the attention weights can be dropped.",
+        ),
+        Probe(
+            "dropout between the layers",
+            dropped_layers,
+            SIZES,
+            drops_something,
+            kind="train mode",
+            says="the encoder's outputs are 0 here: only dropout between the layers of the GRU shows.",
+        ),
     ),
     hints=(
         "The logits, or the state afterwards, are not what the three formulas give.",

@@ -69,13 +69,18 @@ class Submission:
     @cached_property
     def imported(self) -> tuple[str, ...]:
         """The packages that the file imports, by their first name."""
+        return tuple(dict.fromkeys(name.partition(".")[0] for name in self.modules))
+
+    @cached_property
+    def modules(self) -> tuple[str, ...]:
+        """What the file imports, by its whole name."""
         names: dict[str, None] = {}
         for cell in self.cells:
             for node in ast.walk(cell.tree):
                 if isinstance(node, ast.Import):
-                    names |= dict.fromkeys(alias.name.partition(".")[0] for alias in node.names)
+                    names |= dict.fromkeys(alias.name for alias in node.names)
                 elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                    names[node.module.partition(".")[0]] = None
+                    names[node.module] = None
         return tuple(names)
 
     @cached_property

@@ -27,6 +27,19 @@ NOTHING: Mapping[str, Any] = {}
 ANYTHING = float("inf")
 
 
+# The convention of this name says which layers may do without their biases: "used", or "without q k v".
+BIAS = "bias"
+
+
+def left_out(choice: str) -> frozenset[str]:
+    """The biases that a choice of the convention `bias` does without.
+
+    >>> sorted(left_out("without q v"))
+    ['q.bias', 'v.bias']
+    """
+    return frozenset(f"{layer}.bias" for layer in choice.removeprefix("without ").split() if choice != "used")
+
+
 class Impossible(Exception):
     """Raised by a trial's `make` for sizes it cannot be made of; shrinking then tries others."""
 
@@ -214,6 +227,16 @@ class Exercise:
     def is_class(self) -> bool:
         """Whether the answer is a class."""
         return isinstance(self.definitions()[self.names[0]], ast.ClassDef)
+
+    @cached_property
+    def has_bias_option(self) -> bool:
+        """Whether the constructor is told if there are biases: then one too many is a mistake."""
+        return any(
+            isinstance(part, ast.FunctionDef)
+            and part.name == "__init__"
+            and any(argument.arg == "bias" for argument in part.args.args)
+            for part in self.definitions()[self.names[0]].body
+        )
 
     def definitions(self) -> dict[str, ast.FunctionDef | ast.ClassDef]:
         """What the starter defines: the signatures that tell which exercise a file answers."""

@@ -112,6 +112,8 @@ def padding(draw: Draw) -> Case:
     lens = draw.integers(1, draw["key"], "batch")
     if draw["batch"] > 1:  # two lengths that differ, one of them full
         lens[0], lens[1] = max(1, draw["key"] // 2), draw["key"]
+    else:  # not full, or a table as wide as the longest sequence would look right
+        lens[0] = max(1, draw["key"] - 2)
     return Case((lens, draw["key"]), call="padding_visible")
 
 

@@ -1,14 +1,17 @@
 """What heads cost and what they know: measures against the forward pass's attention, Clark's table, pruning.
 
-    python bench/heads.py [--quick]
+    python bench/heads.py [measures | relations | labels | pruning] [--quick]
 
-The treebank is Universal Dependencies' English EWT. Its files are looked for in ../shared/data/ud-english, or
-in the folder that REGARD_UD names.
+Each part is a section of the results. The treebank is Universal Dependencies' English EWT. Its files are
+looked for in ../shared/data/ud-english, or in the folder that REGARD_UD names.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -26,16 +29,17 @@ from timing import (
     readable_bytes,
     report,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention import attend
+from regard.capture import trace
 from regard.heads.conllu import Sentence, read_conllu
+from regard.heads.frames import ROW_MEASURES
 from regard.heads.importance import importance
 from regard.heads.labels import LABELS, share_labelled
 from regard.heads.measures import measure
 from regard.heads.pruning import prune, pruning_curve, ranked_heads
 from regard.heads.relations import RelationScore, score_relations
-from regard.heads.streaming import ROW_MEASURES
 from regard.heads.survey import survey
 from regard.loading import Loaded, load
 from regard.models.transformer import Transformer, initialise
@@ -44,14 +48,16 @@ from regard.trace_layers import LayerTrace
 from regard.tracing import Trace
 from regard.visibility import Visibility
 
-NOTE = """Measures: six layers of SmolLM2's shape (9 heads, 3 key heads, 64 dimensions), causal, float32.
-"attention" is `attend` on the same queries, keys and values, "measures" is every measure of every head with
-the chance level of the text, from the trace. "dense" keeps the matrix and takes the same means from it, as
-one must with the weights that an eager implementation returns; its time does not include making the matrix.
+MEASURES_NOTE = """Six layers of SmolLM2's shape (9 heads, 3 key heads, 64 dimensions), causal,
+float32. "attention" is `attend` on the same queries, keys and values, "measures" is every measure of
+every head with the chance level of the text, from the trace. "dense" keeps the matrix and takes the
+same means from it, as one must with the weights that an eager implementation returns; its time does not
+include making the matrix."""
 
-Relations: the head is chosen on EWT's dev part and scored on its test part, so that the best of many heads is
-not luck. The baseline is the best fixed offset on the same pairs. In SmolLM2, which is causal, only pairs
-that look back are scored. "dependent" rows are dependents looking at their heads, "head" rows the reverse."""
+RELATIONS_NOTE = """The head is chosen on EWT's dev part and scored on its test part, so that the best
+of many heads is not luck. The baseline is the best fixed offset on the same pairs. In SmolLM2, which is
+causal, only pairs that look back are scored. "dependent" rows are dependents looking at their heads,
+"head" rows the reverse."""
 
 SHAPE = (9, 3, 64)  # heads, key heads, dimensions: SmolLM2's
 N_LAYER = 6
@@ -267,11 +273,73 @@ def pruning_tables(options: Options) -> list[RatioTable | PlainTable]:
     return [curve, speed]
 
 
+def eager_table(options: Options) -> RatioTable:
+    """From ids to statistics: a model of `transformers` traced and measured, and as one does it without."""
+    from transformers import LlamaConfig, LlamaModel
+
+    n_head, n_kv_head, dim = SHAPE
+    config = LlamaConfig(
+        vocab_size=20_001,
+        hidden_size=n_head * dim,
+        intermediate_size=1536,
+        num_hidden_layers=N_LAYER,
+        num_attention_heads=n_head,
+        num_key_value_heads=n_kv_head,
+        max_position_embeddings=8192,
+    )
+
+    def made(implementation: str) -> nn.Module:
+        own = deepcopy(config)
+        own._attn_implementation = implementation
+        model: nn.Module = LlamaModel(own)
+        return model.eval()
+
+    eager, fused = made("eager"), made("sdpa")
+    fused.load_state_dict(eager.state_dict())
+    rows = []
+    for n_token in (128, 256) if options.quick else (512, 1024, 2048):
+        ids = layer_of(n_token)[3].ids
+        assert ids is not None
+
+        def traced(ids: Tensor = ids) -> object:
+            return measure(trace(fused, ids))
+
+        def whole(ids: Tensor = ids) -> object:
+            with torch.no_grad():
+                attentions = eager(ids, output_attentions=True).attentions
+            return [dense_statistics(each[0], ids[0]) for each in attentions]
+
+        cases: dict[str, Case] = {"trace and measures": traced, "eager and dense": whole}
+        rows.append(Row(f"{n_token} tokens", interleaved(cases, rounds=options.rounds)))
+    return RatioTable(
+        "From ids to statistics, a forward pass included",
+        "trace and measures",
+        rows,
+        "A model of `transformers`, six layers of SmolLM2's shape with random weights. Dense statistics are "
+        "13 of the measures, without chance levels.",
+    )
+
+
+Part = tuple[str, Callable[[Options], Sequence[RatioTable | PlainTable]], str]
+PARTS: dict[str, Part] = {
+    "measures": (
+        "Heads: measures",
+        lambda options: [time_measures(options), weigh_measures(options), eager_table(options)],
+        MEASURES_NOTE,
+    ),
+    "relations": ("Heads: relations", lambda options: [relation_table(options)], RELATIONS_NOTE),
+    "labels": ("Heads: labels", lambda options: [label_table(options)], ""),
+    "pruning": ("Heads: pruning", lambda options: pruning_tables(options), ""),
+}
+
+
 def main() -> None:
+    # A part's name stands before the options that all benches have.
+    chosen = [sys.argv.pop(1)] if len(sys.argv) > 1 and sys.argv[1] in PARTS else list(PARTS)
     options = parse_options(__doc__)
-    tables: list[RatioTable | PlainTable] = [time_measures(options), weigh_measures(options)]
-    tables += [relation_table(options), label_table(options), *pruning_tables(options)]
-    report("Heads", tables, options, NOTE)
+    for name in chosen:
+        heading, tables, note = PARTS[name]
+        report(heading, tables(options), options, note)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ LONG = 4096  # from here on a forward takes many seconds, and fewer rounds do
 def model_of(name: str, quick: bool) -> Transformer:
     """SmolLM2 as published, or GPT-2 small with random weights and room for every length."""
     if name == "SmolLM2":
-        return load("smollm2", random=quick).model
+        real: Transformer = load("smollm2", random=quick).model
+        return real
     config = FAMILIES["gpt2"].config(FAMILIES["gpt2"].sizes["gpt2"])
     config = replace(config, n_position=max(LENGTHS))
     return initialise(Transformer(config), seed=0).eval()
@@ -66,7 +67,7 @@ def time_of(name: str, options: Options) -> RatioTable:
     """Traced over untraced, length by length."""
     model = model_of(name, options.quick)
     rows = []
-    for length in QUICK_LENGTHS if options.quick else LENGTHS:
+    for length in QUICK_LENGTHS if options.quick else options.lengths(LENGTHS):
         ids = tokens_of(model, length)
         cases: dict[str, Case] = {
             "untraced": lambda ids=ids: forward(model, ids),  # type: ignore[misc]
@@ -104,7 +105,7 @@ def memory_of(name: str, options: Options) -> PlainTable:
     """The peak above an untraced forward's, and how it grows when the length doubles."""
     lines = [["tokens", "trace holds", "extra peak", "over half as many tokens", "all weights would be"]]
     before = 0
-    for length in QUICK_LENGTHS if options.quick else LENGTHS[-2:]:
+    for length in QUICK_LENGTHS if options.quick else options.lengths(LENGTHS)[-2:]:
         traced = peak_memory(build_traced, name, length, options.quick)
         untraced = peak_memory(build_untraced, name, length, options.quick)
         model = model_of(name, options.quick)
@@ -134,7 +135,7 @@ def against_eager(options: Options) -> RatioTable:
     eager.load_state_dict(fused.state_dict())
     eager.set_attn_implementation("eager")
     rows = []
-    for length in QUICK_LENGTHS if options.quick else LENGTHS[:-1]:
+    for length in QUICK_LENGTHS if options.quick else options.lengths(LENGTHS[:-1]):
         given = {"input_ids": torch.randint(0, config.vocab_size, (1, length)), "use_cache": False}
         cases: dict[str, Case] = {
             "fused, untraced": lambda given=given: quiet(fused, given),  # type: ignore[misc]

@@ -26,9 +26,9 @@ SOURCE = ROOT / "src" / "regard"
 ORDER = """
     errors shapes visibility scores kernels attention feature_maps linear_scan linear recurrent_loops
     recurrent positions cache layers steps packing fast models gguf_header tensor_files text files hub
-    loading decode rule_parts masks trace_layers trace_files tracing recording registry foreign capture
-    growing score_gradients plot report heads formula cost roofline train lab exercises view commands
-    cli __main__
+    loading decode plot_parts plot report rule_parts masks trace_layers trace_files tracing recording
+    registry foreign capture growing score_gradients heads formula cost roofline train lab exercises view
+    commands cli __main__
 """.split()
 
 MODULES = sorted(
@@ -142,6 +142,7 @@ def test_the_public_names_are_pinned():
         "masked_softmax",
         "rnn_forward",
         "rnn_step",
+        "show",
         "trace",
         "weights",
     ]

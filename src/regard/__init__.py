@@ -32,6 +32,7 @@ _HOME = {
     "masked_softmax": "attention",
     "rnn_forward": "recurrent",
     "rnn_step": "recurrent",
+    "show": "view.widget",
     "trace": "capture",
     "weights": "attention",
 }
@@ -65,4 +66,5 @@ if TYPE_CHECKING:
     from regard.recurrent import gru_forward, gru_step, lstm_forward, lstm_step, rnn_forward, rnn_step
     from regard.scores import ScoreRule
     from regard.tracing import Trace
+    from regard.view.widget import show
     from regard.visibility import Visibility

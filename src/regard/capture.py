@@ -238,6 +238,9 @@ def recorder_options(
             )
         layers = [names[each] if isinstance(each, int) else each for each in layers]
     gates = {} if head_gate is None else dict(zip(names, head_gate, strict=False))
+    kept = model.config.kept_heads if isinstance(model, Transformer) else None
+    if kept is not None:  # a gate counts heads as before pruning, a pruned layer gives those it has
+        gates = {name: gates[name][list(heads)] for name, heads in zip(names, kept, strict=True) if gates}
     causal = isinstance(model, Transformer)
 
     def expect(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility:

@@ -29,6 +29,7 @@ COMMANDS = {
     "prune": ("heads", "Remove heads, and draw what that costs."),
     "quiz": ("exercises", "Written questions, checked or shown."),
     "start": ("exercises", "Write the starter of an exercise."),
+    "train": ("train", "Train a model, and see it learn."),
 }
 
 

@@ -259,7 +259,7 @@ class _Run:
         if loaded is not None:
             stop = loaded.stop_tokens if stop is None else stop
             start_token = loaded.start_token if start_token is None else start_token
-            limit = loaded.model.config.n_position
+            limit = getattr(loaded.model.config, "n_position", None)  # a recurrent model has no limit
             room = None if limit is None or loaded.model.encoder is not None else limit - tokens.shape[1]
             if room is not None and room < 1:
                 raise ArgumentError(

@@ -5,7 +5,8 @@
     ├── ArgumentError     (also a ValueError)  a value outside what it may be
     ├── UnsupportedError  (also a ValueError)  asked for something that cannot be done, with the reason
     ├── LoadError         (also a ValueError)  a file of weights, a tokenizer or a model that cannot be read
-    └── TraceError        (also a ValueError)  a trace that cannot be taken, or its file not read
+    ├── TraceError        (also a ValueError)  a trace that cannot be taken, or its file not read
+    └── TrainError                             training that cannot go on; what was saved is named
 
 Each message says what is wrong, then the rule, then what was given.
 """
@@ -33,3 +34,7 @@ class LoadError(RegardError, ValueError):
 
 class TraceError(RegardError, ValueError):
     """A trace that cannot be taken, or a file of one that cannot be written or read."""
+
+
+class TrainError(RegardError):
+    """Training that cannot go on; the message says what is saved, and how to continue."""

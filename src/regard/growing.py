@@ -154,7 +154,7 @@ def trace_generation(
     growing = GrowingTrace(keep_v=keep_v, dtype=dtype)
     watched = _Watched(model, growing, on_token)
     both = model.model.encoder is not None
-    limit = model.model.config.n_position
+    limit = getattr(model.model.config, "n_position", None)  # a recurrent model has none
     if limit is not None and not both:
         if ids.shape[1] >= limit:
             raise ArgumentError(

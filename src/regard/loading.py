@@ -1,6 +1,7 @@
 """Models from files and back: `load("minilm")`, `load("folder")`, `load("file.gguf")`, `save(...)`.
 
-Whatever the file, the model is `models.transformer.Transformer`, in evaluation mode.
+Whatever the file, the model is `models.transformer.Transformer`, in evaluation mode; a folder that `save`
+wrote of a recurrent model gives a `models.seq2seq.Seq2Seq`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from regard.errors import ArgumentError, LoadError
 from regard.models.families import FAMILIES, Family, Source, family_of
 from regard.models.pruned import stated_kept_heads
 from regard.models.published import published_config
+from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise
 from regard.tensor_files import LazyTensor
 from regard.text import TextTokenizer, byte_tokenizer
+
+_SEQ2SEQ = "regard-seq2seq"  # the model_type of a recurrent model's config.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class ModelFacts:
 class Loaded:
     """A model, its tokenizer and its facts."""
 
-    model: Transformer
+    model: Any  # a Transformer, or the recurrent Seq2Seq
     tokenizer: TextTokenizer | None  # None: a vocabulary too small even for bytes
     facts: ModelFacts
     start_token: int | None = None  # what an encoder-decoder's answer begins with
@@ -59,7 +63,8 @@ class Loaded:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.model.parameters()).device
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
 
 def load(
@@ -73,8 +78,9 @@ def load(
 ) -> Loaded:
     """The model of that name, or in that folder or file.
 
-    Names: `minilm` and `smollm2`, downloaded on first use; with `random=True`, `gpt2`, `bert`, `llama`, `t5`,
-    `minilm`, `smollm2` in their published shapes with random weights and a byte-level tokenizer.
+    Names: `pocket-dates`, which comes with the package; `minilm` and `smollm2`, downloaded on first use; with
+    `random=True`, `gpt2`, `bert`, `llama`, `t5`, `minilm`, `smollm2` in their published shapes with random
+    weights and a byte-level tokenizer.
 
     `weights="int8"` makes decoding on the CPU read every matrix rounded to 8 bits, a quarter of the bytes for
     each token. The prompt, and `model(...)` itself, are computed in float32 as ever.
@@ -88,9 +94,9 @@ def load(
     if random:
         return _as_weights(_random(str(name_or_path), seed, device, dtype), weights)
     name = str(name_or_path)
-    if name in hub.AVAILABLE and not Path(name).exists():
-        raw = files.read(hub.get_showing(name))
-        licence = raw.facts.licence or hub.AVAILABLE[name].licence
+    if name in hub.listed() and not Path(name).exists():
+        raw = files.read(hub.SHIPPED[name].path if name in hub.SHIPPED else hub.get_showing(name))
+        licence = raw.facts.licence or hub.listed()[name].licence
         raw = replace(raw, facts=replace(raw.facts, name=name, licence=licence))
     else:
         if not Path(name).exists():
@@ -103,6 +109,8 @@ def _as_weights(loaded: Loaded, weights: str) -> Loaded:
     """The model set to decode with these weights, and facts that say so."""
     if weights == "float32":
         return loaded
+    if isinstance(loaded.model, Seq2Seq):
+        raise ArgumentError("weights='int8' is for Transformers: this model is recurrent.")
     loaded.model.decode_weights = "int8"
     note = "Decoding rounds every matrix, and what it multiplies, to 8 bits; the prompt is read in float32."
     facts = replace(loaded.facts, weights=weights, notes=(*loaded.facts.notes, note))
@@ -114,6 +122,8 @@ def from_raw(
 ) -> Loaded:
     """The model that read files describe."""
     source = str(raw.facts.source)
+    if raw.config.get("model_type") == _SEQ2SEQ:
+        return _seq2seq(raw, source, device, dtype)
     stated, kept_heads = stated_kept_heads(raw.config, source)
     if kept_heads is not None:
         files.check_sizes(stated, raw.tensors, source)
@@ -140,6 +150,43 @@ def from_raw(
         start_token=_token_id(raw.config, "decoder_start_token_id", 0 if family.name == "t5" else None),
         stop_tokens=_stop_tokens(raw.config, tokenizer),
     )
+
+
+def assembled(
+    model: Transformer | Seq2Seq,
+    tokenizer: TextTokenizer | None,
+    name: str,
+    source: str,
+    *,
+    start_token: int | None = None,
+    stop_tokens: tuple[int, ...] = (),
+) -> Loaded:
+    """A model that is in memory already, with its facts, as `load` would give it."""
+    facts = _facts(name, model.config, model, source)
+    return Loaded(model, tokenizer, facts, start_token, stop_tokens)
+
+
+def _seq2seq(raw: files.RawModel, source: str, device: str | torch.device, dtype: torch.dtype) -> Loaded:
+    """The recurrent model that `save` wrote."""
+    config = Seq2SeqConfig.from_dict({key: value for key, value in raw.config.items() if key != "model_type"})
+    with torch.device("meta"):
+        model = Seq2Seq(config)
+    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    found = {name: tuple(tensor.shape) for name, tensor in raw.tensors.items()}
+    if wanted != found:
+        differ = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+        listed = "\n    ".join(
+            f"{name}: expected {wanted.get(name, 'none')}, found {found.get(name, 'none')}" for name in differ
+        )
+        raise LoadError(f"{source}: the tensors do not fit the config ({len(differ)} differ):\n    {listed}")
+    # A recurrent layer keeps its weights in a list of its own too, which `assign` does not reach.
+    model = Seq2Seq(config)
+    model.load_state_dict({name: tensor.read() for name, tensor in raw.tensors.items()})
+    model = model.to(device, dtype).eval()
+    stop = () if config.eos is None else (config.eos,)
+    name = raw.facts.name or Path(source).stem
+    loaded = assembled(model, raw.tokenizer, name, source, start_token=config.bos, stop_tokens=stop)
+    return replace(loaded, facts=replace(loaded.facts, licence=raw.facts.licence, notes=raw.facts.notes))
 
 
 def build(
@@ -178,16 +225,22 @@ def build(
 
 
 def save(loaded: Loaded, folder: str | Path) -> None:
-    """Write a Hugging Face-format folder, which `load` and transformers read."""
+    """Write a Hugging Face-format folder, which `load` and transformers read.
+
+    A recurrent model has no such format: its folder holds our own config.json, for `load` alone.
+    """
+    if isinstance(loaded.model, Seq2Seq):
+        state = {name: tensor.contiguous().cpu() for name, tensor in loaded.model.state_dict().items()}
+        config = {"model_type": _SEQ2SEQ, **loaded.model.config.to_dict()}
+        _write(Path(folder), config, state, loaded.tokenizer)
+        return
     write_folder(loaded, folder, published_config(loaded.model.config))
 
 
 def write_folder(loaded: Loaded, folder: str | Path, published: dict[str, Any]) -> None:
     """Write a model with the config.json `published`, its tensors under their published names."""
-    folder = Path(folder)
     config = loaded.model.config
     family = FAMILIES[config.family]
-    folder.mkdir(parents=True, exist_ok=True)
     state = loaded.model.state_dict()
     prefix = family.prefixes[0] if config.head != "none" else ""
     tensors: dict[str, Tensor] = {}
@@ -206,12 +259,19 @@ def write_folder(loaded: Loaded, folder: str | Path, published: dict[str, Any]) 
         ids["decoder_start_token_id"] = loaded.start_token
     # A pruned model's ids stand beside the rest of what its family would say.
     published.get("family_config", published).update(ids)
-    (folder / "config.json").write_text(json.dumps(published, indent=2), encoding="utf-8")
+    _write(Path(folder), published, tensors, loaded.tokenizer)
+
+
+def _write(
+    folder: Path, config: Mapping[str, Any], tensors: dict[str, Tensor], tokenizer: TextTokenizer | None
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     temporary = folder / "model.safetensors.part"
     save_file(tensors, temporary, metadata={"format": "pt"})
     temporary.replace(folder / "model.safetensors")
-    if loaded.tokenizer is not None:
-        loaded.tokenizer.save(folder)
+    if tokenizer is not None:
+        tokenizer.save(folder)
 
 
 def _random(name: str, seed: int, device: str | torch.device, dtype: torch.dtype) -> Loaded:
@@ -306,7 +366,24 @@ def _check_tensors(
         raise LoadError(f"{source}: the tensors do not fit the config ({len(wrong)} differ):\n    {listed}")
 
 
-def _facts(name: str, config: TransformerConfig, model: Transformer, source: str) -> ModelFacts:
+def _facts(
+    name: str, config: TransformerConfig | Seq2SeqConfig, model: Transformer | Seq2Seq, source: str
+) -> ModelFacts:
+    n_parameter = sum(parameter.numel() for parameter in model.parameters())
+    if isinstance(config, Seq2SeqConfig):
+        n_head = len(model.attention_names)
+        return ModelFacts(
+            name=name,
+            family="seq2seq",
+            n_layer=2 * config.n_layer,  # of the encoder, and of the decoder
+            n_head=n_head,
+            n_kv_head=n_head,
+            model_dim=config.hidden_dim,
+            vocab=config.target_vocab,
+            n_position=None,
+            n_parameter=n_parameter,
+            source=source,
+        )
     block = config.block
     return ModelFacts(
         name=name,
@@ -317,7 +394,7 @@ def _facts(name: str, config: TransformerConfig, model: Transformer, source: str
         model_dim=block.model_dim,
         vocab=config.vocab,
         n_position=config.n_position,
-        n_parameter=sum(parameter.numel() for parameter in model.parameters()),
+        n_parameter=n_parameter,
         source=source,
     )
 
@@ -340,5 +417,5 @@ def _no_such_model(name: str) -> str:
     shapes = ", ".join(size for family in FAMILIES.values() for size in family.sizes)
     return (
         f"there is no model {name!r}: no such file or folder, and the models by name are "
-        f"{', '.join(hub.AVAILABLE)}. With random=True (--random) also {shapes}."
+        f"{', '.join(hub.listed())}. With random=True (--random) also {shapes}."
     )

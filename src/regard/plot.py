@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from regard.errors import ShapeError
+from regard.plot_parts import (
+    CELL,
+    DIVERGING,
+    HIDDEN,
+    LARGEST_SIDE,
+    MOST_LABELS,
+    MOST_NUMBERS,
+    PALETTE,
+    checked_weights,
+    draw_map,
+    figure_and_axes,
+    ink_on,
+    last_colour,
+)
 
-PALETTE = "viridis"  # even steps in lightness, and readable with every kind of colour blindness
-HIDDEN = "#e4e4e8"
-CELL = 0.42  # inches
-LARGEST_SIDE = 12.0  # inches
-MOST_LABELS = 64  # beyond this the words would overlap, so positions are numbered instead
-MOST_NUMBERS = 12  # a cell this large still has room for its weight in figures
+__all__ = [
+    "CELL",
+    "DIVERGING",
+    "HIDDEN",
+    "KINDS",
+    "LARGEST_SIDE",
+    "MOST_LABELS",
+    "MOST_NUMBERS",
+    "PALETTE",
+    "curves",
+    "head_grid",
+    "head_pictures",
+    "heat_map",
+    "heat_maps",
+    "lines",
+    "shaded_text",
+]
 
 
 def heat_map(
@@ -32,81 +60,100 @@ def heat_map(
     title: str | None = None,
     ax: Axes | None = None,
     largest: float | None = None,
+    diverging: bool = False,
 ) -> Figure:
     """A figure of one head's weights: each row a query, each column a key it looks at.
 
     Cells that `visible` hides are grey, so that "may not look" and "looks with weight 0" differ.
-    The colours run from 0 to `largest`, or to the largest weight: give it to compare figures.
+    The colours run from 0 to `largest`, or to the largest weight: give it to compare figures. `diverging`
+    is for a difference of two heads: 0 has the colour in the middle.
 
     >>> import torch
     >>> figure = heat_map(torch.eye(2), ["a", "b"], ["a", "b"])
     >>> figure.axes[0].get_xlabel()
     'key (is looked at)'
     """
-    if tuple(weights.shape) != (len(rows), len(cols)):
-        raise ShapeError(
-            f"weights is {tuple(weights.shape)}, with {len(rows)} rows and {len(cols)} cols: it must be "
-            f"(query, key), with one row label for each query and one column label for each key."
-        )
-    if weights.numel() == 0:
-        raise ShapeError(
-            f"weights is {tuple(weights.shape)} and has no weights to draw: "
-            f"it needs at least one query and one key."
-        )
-    if visible is not None and visible.shape != weights.shape:
-        raise ShapeError(
-            f"visible is {tuple(visible.shape)} and weights is {tuple(weights.shape)}: "
-            f"they must have the same shape (query, key)."
-        )
-    values = weights.detach().float().cpu().numpy()
-    hidden = np.zeros(values.shape, bool) if visible is None else ~visible.cpu().numpy()
-    top = largest if largest is not None else float(values.max()) or 1.0
-
-    if ax is None:
-        cell = min(CELL, LARGEST_SIDE / max(values.shape))
-        n_query, n_key = values.shape
-        figure = Figure(figsize=(cell * n_key + 2.4, cell * n_query + 1.7), layout="constrained", dpi=120)
-        FigureCanvasAgg(figure)
-        ax = figure.add_subplot()
-    else:
-        figure = ax.get_figure(root=True)  # type: ignore[assignment]
-
-    ax.set_facecolor(HIDDEN)
-    image = ax.imshow(np.ma.masked_array(values, hidden), cmap=PALETTE, vmin=0.0, vmax=top, aspect="equal")
-    _label(ax, rows, cols)
-    if max(values.shape) <= MOST_NUMBERS:
-        _write_numbers(ax, values, hidden, top)
+    values, hidden = checked_weights(weights, rows, cols, visible)
+    n_query, n_key = values.shape
+    cell = min(CELL, LARGEST_SIDE / max(values.shape))
+    figure, ax = figure_and_axes(ax, cell * n_key + 2.4, cell * n_query + 1.7)
+    top = last_colour(values, hidden, largest)
+    image = draw_map(ax, values, hidden, rows, cols, top, diverging)
     if title is not None:
         ax.set_title(title, fontsize=10, loc="left", pad=10, parse_math=False)
     bar = figure.colorbar(image, ax=ax, fraction=0.05, aspect=28, pad=0.02)
-    bar.set_label("weight", fontsize=9)
+    bar.set_label("difference of weights" if diverging else "weight", fontsize=9)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, length=2)
     return figure
 
 
-def _label(ax: Axes, rows: Sequence[str], cols: Sequence[str]) -> None:
-    """Words beside the cells while they fit, and thin white lines between the cells."""
-    ax.set_ylabel("query (looks)", fontsize=9)
-    ax.set_xlabel("key (is looked at)", fontsize=9)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0, labelsize=9)
-    if max(len(rows), len(cols)) > MOST_LABELS:
-        return
-    # A word may hold a dollar sign, which matplotlib would read as a formula.
-    ax.set_xticks(range(len(cols)), cols, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
-    ax.set_yticks(range(len(rows)), rows, parse_math=False)
-    ax.set_xticks(np.arange(1, len(cols)) - 0.5, minor=True)
-    ax.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
-    ax.grid(which="minor", color="white", linewidth=1.0)
-    ax.tick_params(which="minor", length=0)
+def heat_maps(
+    weights: Float[Tensor, "*panel query key"],
+    rows: Sequence[str] | None = None,
+    cols: Sequence[str] | None = None,
+    *,
+    visible: Bool[Tensor, "*#panel query key"] | None = None,
+    titles: Sequence[str] | None = None,
+    n_col: int | None = None,
+    shared: bool = False,
+    ax: Axes | None = None,
+) -> Figure:
+    """A figure of several heads, each with its title and colour bar; `shared` gives all the same colours.
 
+    (panel, query, key) fills rows of `n_col` panels; (batch, head, query, key) has a row for each sequence
+    and a column for each head. Labels are positions unless given.
 
-def _write_numbers(ax: Axes, values: np.ndarray, hidden: np.ndarray, top: float) -> None:
-    for (row, col), value in np.ndenumerate(values):
-        if not hidden[row, col]:
-            colour = "black" if value > 0.6 * top else "white"
-            ax.text(col, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+    >>> import torch
+    >>> figure = heat_maps(torch.rand(2, 3, 4, 4))
+    >>> [ax.get_title(loc="left") for ax in figure.axes[0].child_axes][:2]
+    ['sequence 0, head 0', 'sequence 0, head 1']
+    """
+    if not 3 <= weights.dim() <= 4 or not weights.numel():
+        raise ShapeError(
+            "weights must be (panel, query, key) or (batch, head, query, key), with at least one weight. "
+            f"Got shape {tuple(weights.shape)}."
+        )
+    each = weights.flatten(0, -3)
+    seen = None if visible is None else visible.expand(weights.shape).flatten(0, -3)
+    n_panel, n_query, n_key = each.shape
+    if weights.dim() == 4:
+        n_col = n_col or weights.shape[1]
+        names = [f"sequence {b}, head {h}" for b in range(weights.shape[0]) for h in range(weights.shape[1])]
+    else:
+        n_col = n_col or math.ceil(math.sqrt(n_panel))
+        names = [f"head {h}" for h in range(n_panel)]
+    if titles is not None and len(titles) != n_panel:
+        raise ShapeError(f"there are {len(titles)} titles for {n_panel} panels: one each.")
+    n_row = math.ceil(n_panel / n_col)
+    rows = list(map(str, range(n_query))) if rows is None else rows
+    cols = list(map(str, range(n_key))) if cols is None else cols
+    cell = min(0.3, LARGEST_SIDE / max(n_row * (n_query + 4), n_col * (n_key + 6)))
+    wide, high = max(1.9, cell * n_key + 1.5), max(1.7, cell * n_query + 1.2)
+    figure, ax = figure_and_axes(ax, n_col * wide, n_row * high)
+    ax.set_axis_off()
+    checked = [
+        checked_weights(each[i], rows, cols, None if seen is None else seen[i]) for i in range(n_panel)
+    ]
+    together = max(last_colour(*pair, None) for pair in checked) if shared else None
+    margin = min(0.3, 1.1 / wide), min(0.3, 0.85 / high)
+    for index, (values, hidden) in enumerate(checked):
+        row, col = divmod(index, n_col)
+        place = (
+            (col + margin[0]) / n_col,
+            1 - (row + 1 - margin[1]) / n_row,
+            (1 - margin[0] - 0.42 / wide) / n_col,
+            (1 - margin[1] - 0.3 / high) / n_row,
+        )
+        panel = ax.inset_axes(place)
+        image = draw_map(panel, values, hidden, rows, cols, last_colour(values, hidden, together), False, 7.0)
+        panel.set_title((titles or names)[index], fontsize=8, loc="left", pad=4, parse_math=False)
+        panel.set_xlabel("key" if row == n_row - 1 or index + n_col >= n_panel else "", fontsize=8)
+        panel.set_ylabel("query" if col == 0 else "", fontsize=8)
+        bar = figure.colorbar(image, cax=panel.inset_axes((1.03, 0, 0.04, 1)))
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=6, length=2)
+    return figure
 
 
 # One colour for each kind of thing: hues that stay apart for most eyes, and letters in the cells for all.
@@ -156,16 +203,7 @@ def head_grid(
     colours = {kind: KINDS[index % len(KINDS)] for index, kind in enumerate(kinds)}
     colours[kinds[-1]] = "#f0f0f2"
     cell = min(CELL, 0.8 * LARGEST_SIDE / max(widest, len(labels)))
-    if ax is None:
-        figure = Figure(
-            figsize=(cell * widest + 2.6, max(cell * len(labels), 0.17 * len(kinds)) + 1.1),
-            layout="constrained",
-            dpi=120,
-        )
-        FigureCanvasAgg(figure)
-        ax = figure.add_subplot()
-    else:
-        figure = ax.get_figure(root=True)  # type: ignore[assignment]
+    figure, ax = figure_and_axes(ax, cell * widest + 2.6, max(cell * len(labels), 0.17 * len(kinds)) + 1.1)
     size = min(8.0, 18 * cell)
     for layer, row in enumerate(labels):
         for head, label in enumerate(row):
@@ -175,8 +213,7 @@ def head_grid(
             if label != kinds[-1]:
                 words = label.split("-")
                 short = "".join(word[0] for word in words) if len(words) > 1 else label[:2]
-                red, green, blue = to_rgb(colours[label])
-                ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else "white"
+                ink = ink_on(colours[label])
                 ax.text(head, layer, short, ha="center", va="center", fontsize=size, color=ink)
     ax.set_xlim(-0.6, widest - 0.4)
     ax.set_ylim(len(labels) - 0.4, -0.6)
@@ -235,3 +272,189 @@ def curves(
     if title is not None:
         ax.set_title(title, fontsize=10, loc="left", pad=8, parse_math=False)
     return figure
+
+
+def head_pictures(
+    pictures: Sequence[Sequence[np.ndarray]],
+    *,
+    rows: Sequence[str] | None = None,
+    title: str | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """A figure of layers x heads as small pictures, a layer in each row; NaN is drawn as hidden.
+
+    Each picture has its own scale, by the square root of the weights: it says where a head looks, not
+    how much more than another. Layers may have different numbers of heads, and pictures different sizes.
+
+    >>> figure = head_pictures([[np.eye(3), np.ones((3, 3))], [np.eye(2)]])
+    >>> figure.axes[0].get_xlabel()
+    'head'
+    """
+    if not pictures or not any(len(row) for row in pictures):
+        raise ShapeError("there is no picture: a figure of heads needs at least one.")
+    side = max(size for row in pictures for each in row for size in each.shape)
+    step, widest = side + max(2, side // 8), max(map(len, pictures))
+    wall = np.ones((step * len(pictures), step * widest, 4))
+    for layer, row in enumerate(pictures):
+        for head, each in enumerate(row):
+            shown = np.sqrt(np.clip(np.where(np.isnan(each), 0, each), 0, None))
+            colours = colormaps[PALETTE](shown / (shown.max() or 1.0))
+            colours[np.isnan(each)] = (*to_rgb(HIDDEN), 1.0)
+            # Each picture fills its place: sizes differ where queries and keys do.
+            down, across = (np.arange(side) * size // side for size in each.shape)
+            place = (slice(layer * step, layer * step + side), slice(head * step, head * step + side))
+            wall[place] = colours[down][:, across]
+    cell = min(0.6, LARGEST_SIDE / max(widest, len(pictures)))
+    figure, ax = figure_and_axes(ax, cell * widest + 0.8, cell * len(pictures) + 0.9)
+    ax.imshow(wall, interpolation="nearest")
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0, labelsize=min(8.0, 20 * cell))
+    middle = (side - 1) / 2
+    ax.set_xticks(middle + step * np.arange(widest), [str(n) for n in range(widest)])
+    names = [str(n) for n in range(len(pictures))] if rows is None else list(rows)
+    ax.set_yticks(middle + step * np.arange(len(pictures)), names, parse_math=False)
+    ax.set_xlabel("head", fontsize=9)
+    ax.set_ylabel("layer", fontsize=9)
+    if title is not None:
+        ax.set_title(title, fontsize=10, loc="left", pad=8, parse_math=False)
+    return figure
+
+
+LINE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#7a7f87")
+
+
+def lines(
+    weights: Float[Tensor, "head query key"],
+    rows: Sequence[str],
+    cols: Sequence[str],
+    *,
+    names: Sequence[str] | None = None,
+    chosen: Sequence[int] | None = None,
+    title: str | None = None,
+    ax: Axes | None = None,
+    least: float = 0.02,
+) -> Figure:
+    """A figure of two columns of tokens and a link for each weight, a colour for each head.
+
+    Width and strength of a link are its weight over the largest one; below `least` of that it is left out.
+    `chosen` draws the links of these queries alone. `names` are those of the heads, for a legend.
+
+    >>> import torch
+    >>> figure = lines(torch.eye(2)[None], ["a", "b"], ["a", "b"])
+    >>> len(figure.axes[0].collections[0].get_segments())
+    2
+    """
+    for head in weights:
+        checked_weights(head, rows, cols, None)
+    if not weights.numel() or (names is not None and len(names) != weights.shape[0]):
+        given = "no name" if names is None else f"{len(names)} names"
+        raise ShapeError(f"there are {weights.shape[0]} heads and {given}: at least one, and a name each.")
+    longest = max(len(rows), len(cols))
+    label = 0.085 * max(len(word) for word in (*rows, *cols)) + 0.2
+    figure, ax = figure_and_axes(ax, 3.2 + 2 * label, 0.21 * longest + 0.9)
+    values = np.nan_to_num(weights.detach().float().cpu().numpy())
+    top = float(values.max()) or 1.0
+    along = np.linspace(0, 1, 25)
+    smooth = along * along * (3 - 2 * along)
+    for head, table in enumerate(values):
+        colour = LINE_COLOURS[head % len(LINE_COLOURS)]
+        links, wide, alphas = [], [], []
+        for query, key in np.argwhere(table >= max(least * top, 1e-12)):
+            if chosen is None or query in chosen:
+                share = float(table[query, key]) / top
+                links.append(np.column_stack([along, query + (key - query) * smooth]))
+                wide.append(0.4 + 3.6 * share)
+                alphas.append(min(1.0, 0.08 + 0.9 * share))
+        shades = [(*to_rgb(colour), alpha) for alpha in alphas]
+        ax.add_collection(LineCollection(links, linewidths=wide, colors=shades, capstyle="round"))
+        if names is not None:
+            ax.plot([], [], color=colour, label=names[head])
+    for words, x, align in ((rows, -0.03, "right"), (cols, 1.03, "left")):
+        for place, word in enumerate(words):
+            faint = x < 0 and chosen is not None and place not in chosen
+            ink = "#9a9aa2" if faint else "black"
+            ax.text(x, place, word, ha=align, va="center", fontsize=9, color=ink, parse_math=False)
+    ax.set_xlim(0, 1)
+    ax.set_ylim(longest - 0.4, -0.6)
+    ax.set_axis_off()
+    ax.text(-0.03, -1.2, "query (looks)", ha="right", fontsize=8, color="#66666e")
+    ax.text(1.03, -1.2, "key (is looked at)", ha="left", fontsize=8, color="#66666e")
+    if names is not None:
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), fontsize=8, frameon=False, ncols=3)
+    if title is not None:
+        ax.set_title(title, fontsize=10, loc="left", pad=18, parse_math=False)
+    return figure
+
+
+def shaded_text(
+    weights: Float[Tensor, "token"],
+    tokens: Sequence[str],
+    *,
+    visible: Bool[Tensor, "token"] | None = None,
+    chosen: int | None = None,
+    title: str | None = None,
+    ax: Axes | None = None,
+    width: int = 72,
+) -> Figure:
+    """A figure of the text itself, each token shaded by its weight; `chosen` is framed, hidden ones are grey.
+
+    A line has `width` characters. Tokens are written as they are, with a space before those that have none.
+
+    >>> import torch
+    >>> figure = shaded_text(torch.tensor([0.1, 0.9]), ["to", "be"])
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['to', 'be']
+    """
+    values, hidden = checked_weights(
+        weights[None], ["one"], tokens, None if visible is None else visible[None]
+    )
+    places = list(_wrapped(tokens, width))
+    n_line = places[-1][0] + 1
+    points, step = 10.0, 1.7  # size of a letter and lines apart, in its heights
+    letter = 0.602 * points / 72  # inches a character of a monospaced font is wide
+    new = ax is None
+    figure, ax = figure_and_axes(ax, letter * width + 0.4, n_line * step * points / 72 + 0.6)
+    if not new:
+        box = ax.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
+        points = min(points, 72 * box.width / (0.602 * width))
+    top = last_colour(values, hidden, None)
+    palette = colormaps["Blues"]  # pale at 0: a text stays a text
+    for index, (line, start, word) in enumerate(places):
+        share = float(values[0, index]) / top
+        colour = HIDDEN if hidden[0, index] else palette(0.85 * share)
+        frame = "#d55e00" if index == chosen else "none"
+        ax.add_patch(
+            Rectangle(
+                (start - 0.15, line + 0.1),
+                len(word) + 0.3,
+                0.8,
+                facecolor=colour,
+                edgecolor=frame,
+                linewidth=1.4,
+            )
+        )
+        ax.text(
+            start, line + 0.5, word, va="center", family="monospace", fontsize=points, color=ink_on(colour),
+            parse_math=False,
+        )  # fmt: skip
+    ax.set_xlim(-0.5, width + 0.5)
+    ax.set_ylim(n_line, 0)
+    ax.set_axis_off()
+    if title is not None:
+        ax.set_title(title, fontsize=10, loc="left", pad=6, parse_math=False)
+    return figure
+
+
+def _wrapped(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int, str]]:
+    """Line, first character and word of each token; pieces of a word (##s) stand together."""
+    spaced = any(token.startswith((" ", "▁")) for token in tokens)
+    line = column = 0
+    for token in tokens:
+        word = token.replace("▁", " ").strip() or "␣"
+        joined = word.startswith("##") or (spaced and not token.startswith((" ", "▁")))
+        word = word.removeprefix("##")[: width - 1]
+        column += 0 if joined or not column else 1
+        if column and column + len(word) > width:
+            line, column = line + 1, 0
+        yield line, column, word
+        column += len(word)

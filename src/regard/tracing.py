@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard import trace_files
 from regard.errors import ArgumentError, ShapeError, TraceError
+from regard.report import picture, tag
 from regard.trace_layers import (
     AnyLayer,
     DenseLayerTrace,
@@ -42,6 +45,9 @@ __all__ = [
 ]
 
 Plain = str | int | float | bool | None
+
+_SMALL = 40  # blocks of a small picture
+_SMALL_COST = 1 << 28  # weights read for them: about a second's work
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +214,34 @@ class Trace:
         """Whether a layer belongs to the encoder of an encoder-decoder."""
         return bool(self.source_tokens) and "decoder" not in layer.name and layer.kind == "self"
 
+    def _repr_html_(self) -> str:
+        """The trace as a notebook shows it: what it is of, and a small picture of every head."""
+        known = {name: value for name, value in self.facts.items() if value is not None}
+        longest = max((layer.n_query for layer in self.layers), default=0)
+        lines = [
+            ("trace of", known.get("name", known.get("source", "a model"))),
+            ("text", " ".join(self.text)[:200] if self.text else None),
+            ("tokens", f"{longest}" + (f", {self.n_batch} sequences" if self.n_batch > 1 else "")),
+            ("layers", f"{self.n_layer} of {max((layer.n_head for layer in self.layers), default=0)} heads"),
+            ("holds", f"{self.bytes / 1e6:.1f} MB"),
+            ("check", self.checks),
+        ]
+        table = tag("table", *(tag("tr", tag("th", a), tag("td", b)) for a, b in lines if b is not None))
+        shown, left = [], _SMALL_COST
+        for layer in self.layers:
+            left -= layer.n_head * layer.n_query * layer.n_key
+            if left < 0:  # too long a text for the value of a cell: the page draws it
+                break
+            shown.append([_small(layer, head) for head in range(layer.n_head)])
+        if not shown:
+            return table.text
+        title = "where each head looks" if len(shown) == self.n_layer else f"the first {len(shown)} layers"
+        from regard.plot import head_pictures  # matplotlib is slow to import, and a trace is seldom shown
+
+        drawn = BytesIO()
+        head_pictures(shown, title=title).savefig(drawn, format="png", dpi=90)
+        return (table + picture(drawn.getvalue(), title)).text
+
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, all of it or nothing."""
         named = {
@@ -275,6 +309,18 @@ class Trace:
         tokens = () if rows is None else (tuple(map(str, rows)),) * n_batch
         source = () if cols is None or first.kind == "self" else (tuple(map(str, cols)),) * n_batch
         return cls(tuple(layers), tokens, source, facts={"source": "weights given"})
+
+
+def _small(layer: AnyLayer, head: int) -> np.ndarray:
+    """A head of the first sequence: the largest weight of each block, NaN where a block is out of reach."""
+    n_row, n_col = min(_SMALL, layer.n_query), min(_SMALL, layer.n_key)
+    found = layer.pooled(0, head, n_row, n_col).float().cpu().numpy().copy()
+    for row in range(n_row):
+        rows = slice(layer.n_query * row // n_row, layer.n_query * (row + 1) // n_row)
+        reach = layer.key_range(rows)
+        ends = layer.n_key * np.arange(n_col + 1) // n_col
+        found[row, (ends[1:] <= reach.start) | (ends[:-1] >= reach.stop)] = np.nan
+    return found
 
 
 def _labels(lines: tuple[tuple[str, ...], ...], batch: int, size: int) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.capture import trace
-from regard.heads import streaming
+from regard.heads import frames
 from regard.heads.flow import ValueWeightedLayer, attention_of, logit_attribution, rollout, value_weighted
 from regard.heads.measures import measure
 from regard.layers import BlockConfig
@@ -38,7 +38,7 @@ def decoder(norm="rms", tied=True, head_scale=1.0):
 @pytest.mark.parametrize("block", [1 << 19, 20])
 def test_rollout_is_one_row_of_the_product_of_all_layers(block, monkeypatch):
     """A row of (A_3 + I)/2 (A_2 + I)/2 (A_1 + I)/2 with A the mean over heads; rows sum to 1."""
-    monkeypatch.setattr(streaming, "BLOCK", block)
+    monkeypatch.setattr(frames, "BLOCK", block)
     found = trace(decoder(), TOKENS)
     product = torch.eye(11)
     for layer in found.layers:

@@ -58,6 +58,20 @@ def test_heads_as_csv_reads_back(call, tmp_path):
     assert 0.9 < float(rows[2]["previous"]) <= 1.0
 
 
+def test_heads_prints_csv_alone_for_a_pipe(call, tmp_path):
+    """With --csv - standard output is the table of all heads, and no file is called -."""
+    result = call("heads", TEXT, "--csv", "-")
+    rows = list(csv.DictReader(result.stdout.splitlines()))
+    assert len(rows) == 72
+    assert float(rows[5]["uniformity"]) <= 1.0
+    assert not (tmp_path / "-").exists()
+
+
+def test_heads_says_where_a_text_is_too_short(call):
+    """Labels of three tokens come with a warning, in words."""
+    assert "Only 3 tokens had a choice where to look" in call("heads", "a").stdout
+
+
 def test_heads_against_random_weights(call):
     """Trained and untrained stand side by side: random weights have nothing but broad heads."""
     shares = json.loads(call("heads", TEXT, "--against", "random", "--json").stdout)["shares"]
@@ -98,6 +112,7 @@ def test_prune_draws_the_curve_and_saves_a_smaller_model(call, tmp_path):
         (["heads", " "], "TEXT is empty"),
         (["heads", TEXT, "--texts", "texts.txt"], "TEXT or --texts, not both"),
         (["heads", "--texts", "empty.txt"], "has no text"),
+        (["heads", TEXT, "--csv", "-", "--json"], "--csv - and --json both print"),
         (["heads", TEXT, "--model", "nowhere"], "there is no model 'nowhere'"),
         (["heads", TEXT, "--out", "no/such/folder.png"], "cannot write the picture"),
         (["heads", TEXT, "--csv", "no/such/folder.csv"], "cannot write 'no/such/folder.csv'"),

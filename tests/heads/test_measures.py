@@ -7,9 +7,9 @@ import torch
 from heads.dense_heads import dense_measures
 
 from regard.attention import attend, weights
-from regard.heads import streaming
+from regard.heads import frames, measures
+from regard.heads.frames import ROW_MEASURES
 from regard.heads.measures import WHAT, measure
-from regard.heads.streaming import ROW_MEASURES
 from regard.heads.tokens import copies, is_punctuation, token_facts
 from regard.linear import feature_map
 from regard.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
@@ -73,8 +73,8 @@ def facts_of(real=None):
 @pytest.mark.parametrize("name", RULES)
 def test_every_measure_equals_its_dense_oracle(name, block, monkeypatch):
     """Whatever the rule and however the rows are cut, the streamed numbers are those of the whole matrix."""
-    monkeypatch.setattr(streaming, "BLOCK", block)
-    monkeypatch.setattr(streaming, "_MOST_ROWS", 5 if block < 1000 else 128)
+    monkeypatch.setattr(frames, "BLOCK", block)
+    monkeypatch.setattr(frames, "MOST_ROWS", 5 if block < 1000 else 128)
     rule = RULES[name]
     trace, whole = traced(rule)
     visible = rule.visible.tile(slice(0, N), slice(0, N))[0, 0]
@@ -121,6 +121,43 @@ def test_chance_is_the_score_of_a_head_that_looks_everywhere_alike():
         sum(1 / (i + 1) for i in range(2, N)) / (N - 2), rel=1e-5
     )
     assert math.isnan(float(found.chance["next"][0]))
+
+
+@pytest.mark.parametrize("name", ["causal", "everything"])
+def test_chance_by_position_equals_chance_by_block(name, monkeypatch):
+    """Counted from positions or read from blocks of weights 1/n, the chance level is the same."""
+    trace, _ = traced(RULES[name])
+    counted = measure(trace)
+    for where in (frames, measures):
+        monkeypatch.setattr(where, "hides_future_only", lambda visible: False)
+    read = measure(trace)
+    for each in ROW_MEASURES:
+        assert torch.equal(counted.n_query[each], read.n_query[each]), each
+        torch.testing.assert_close(
+            counted.chance[each], read.chance[each], rtol=1e-6, atol=0.0, equal_nan=True, msg=each
+        )
+
+
+def test_the_cells_of_a_text_of_one_word_are_not_all_kept(monkeypatch):
+    """Where copies are as many as cells, their places are made anew for each layer, to the same numbers."""
+    n_token = 61
+    q, k = torch.randn(2, 1, 2, n_token, 5)
+    rule = RULES["causal"]
+    layers = tuple(LayerTrace(f"{i}", q, k, attend(q, k, k, rule).lse, rule) for i in range(2))
+    trace = Trace(layers, ids=torch.full((1, n_token), 7))
+    kept = measure(trace)
+    monkeypatch.setattr(frames, "_KEPT_CELLS", 100)
+    anew = measure(trace)
+    for name in ROW_MEASURES:
+        assert torch.equal(kept[name].nan_to_num(-1), anew[name].nan_to_num(-1)), name
+    # Every earlier token is a copy: what is not on them is on oneself.
+    torch.testing.assert_close(kept["duplicate"], 1 - _mean_without_first(layers[0]), rtol=1e-5, atol=1e-6)
+
+
+def _mean_without_first(layer):
+    """The mean weight on oneself of all rows but the first, twice: once for each layer."""
+    own = layer.block(slice(0, layer.n_query), slice(0, layer.n_key))[0].double()
+    return own.diagonal(dim1=-2, dim2=-1)[:, 1:].mean(-1).expand(2, -1)
 
 
 def test_padding_neither_looks_nor_is_looked_at():
@@ -234,6 +271,15 @@ def test_rare_words_are_those_a_corpus_has_least_of():
     assert facts.rare.tolist() == [False, False, True, False, False]
 
 
+def test_the_first_position_is_never_rare():
+    """A word that stands first and nowhere else is not rare: heads look there for another reason."""
+    tokens = ["The", *["the", "cat", "sat"] * 5]
+    assert not token_facts(tokens).rare[0]
+    padded = token_facts(["[PAD]", *tokens], real=torch.arange(17) > 0)
+    assert not padded.rare[:2].any()
+    assert padded.rare.sum() == 2  # a tenth of fifteen words
+
+
 def test_every_measure_is_explained():
     """Each has a line for people, apart from the nine offsets that make up the positional one."""
     assert {name for name in ROW_MEASURES if not name.startswith("argmax")} | {"positional"} == set(WHAT)
@@ -254,11 +300,11 @@ def test_no_buffer_of_query_times_key_is_made(monkeypatch):
                     largest = max(largest, each.numel())
             return out
 
-    monkeypatch.setattr(streaming, "BLOCK", 1 << 19)
+    monkeypatch.setattr(frames, "BLOCK", 1 << 19)
     n_token, rule = 2048, RULES["causal"]
     q, k = torch.randn(1, 2, n_token, 3), torch.randn(1, 1, n_token, 3)
     layer = LayerTrace("layer", q, k, attend(q, k, k, rule).lse, rule)
     trace = Trace((layer,), ids=torch.randint(0, 50_000, (1, n_token)))
     with Watch():
         measure(trace)
-    assert largest <= streaming.BLOCK < n_token * n_token
+    assert largest <= frames.BLOCK < n_token * n_token

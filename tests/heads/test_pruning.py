@@ -169,6 +169,17 @@ def test_gates_still_count_heads_as_before(loaded):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_gated_trace_of_a_pruned_model_checks_the_heads_that_are_left(family):
+    """The trace of a pruned model takes the gates of its own heads: its outputs are recovered."""
+    pruned = prune(small(family), GONE)
+    gate = 0.5 + torch.rand(3, 6)
+    traced = trace(pruned, TOKENS[:1], head_gate=gate)
+    assert [layer.n_head for layer in traced.layers] == [3, 6]
+    assert traced.checks.output < 1e-4
+    assert traced.checks.passed
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_decoding_with_a_cache_equals_the_whole_sequence(family):
     """Token by token a pruned model says what it says at once, with uneven groups and an empty layer."""
     loaded = small(family)
@@ -255,22 +266,24 @@ def test_linear_attention_is_pruned_by_whole_groups():
 
 
 def test_least_important_heads_cost_least():
-    """On a model whose head importance is known, the order matters: least first below most first."""
+    """On a model whose head importance is known, the order matters: random lies between the two others."""
     loaded = small("gpt2")
     importance = torch.arange(18.0).reshape(6, 3).T
     with torch.no_grad():  # a head's output projection says how much it can do
         for layer, name in enumerate(loaded.model.attention_names):
             out = attention_of(loaded.model, name).out
             for head in range(6):
-                out.weight[:, 4 * head : 4 * head + 4] *= 2 ** float(importance[layer, head] - 12)
+                out.weight[:, 4 * head : 4 * head + 4] *= 2 ** float(importance[layer, head] - 17)
     texts = ["abcabcabcabcab", "xyzzyxyzzyxy"]
     logits = run(loaded.model)
 
-    def change(order):
-        gone = ranked_heads(loaded.model, importance, order)[:6]
+    def change(order, seed=0):
+        gone = ranked_heads(loaded.model, importance, order, seed)[:6]
         return float((run(prune(loaded, gone).model) - logits).abs().mean())
 
-    assert change("least first") < change("random") < change("most first")
+    # One draw may hold the heads that matter most: the claim is about the mean of draws.
+    random = sum(change("random", seed) for seed in range(7)) / 7
+    assert change("least first") < random < change("most first")
     curve = pruning_curve(loaded, texts, importance, shares=(0.0, 0.5, 1.0))
     assert curve.metric[0] == pytest.approx(mean_loss(loaded, texts))
     assert curve.share_removed == (0.0, 0.5, 1.0)

@@ -10,8 +10,8 @@ import torch
 from regard.capture import trace
 from regard.errors import LoadError
 from regard.heads import survey as survey_module
+from regard.heads.frames import ROW_MEASURES
 from regard.heads.measures import measure
-from regard.heads.streaming import ROW_MEASURES
 from regard.heads.survey import repeated_tokens, survey
 from regard.heads.tokens import counts_of
 from regard.loading import load

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from regard import attention, cache, feature_maps, layers, scores, visibility
+from regard import attention, cache, feature_maps, layers, recurrent, scores, visibility
 from regard.heads import importance
 from regard.lab.catalogue import EXPERIMENTS, find
 from regard.lab.spec import as_json, perform
@@ -29,6 +29,36 @@ def soft_in_place_of_hard(patch):
         return attention.attend(q, k, v, rule).out
 
     patch.setattr(attention, "attend_hard", attend_hard)
+
+
+def only_the_last_key(patch):
+    """Attention that sees nothing but the last key."""
+    real = attention.attend
+
+    def attend(q, k, v, *args, **kwargs):
+        return real(q, k[:, :, -1:], v[:, :, -1:])
+
+    patch.setattr(attention, "attend", attend)
+
+
+def forget_gates_half_shut(patch):
+    """An LSTM whose forget gates keep half of the state, whatever their weights."""
+    real = recurrent.lstm_forward
+
+    def lstm_forward(X, h0, c0, *weights, **kwargs):
+        return real(X, h0, c0, *(torch.zeros_like(each) for each in weights[:3]), *weights[3:], **kwargs)
+
+    patch.setattr(recurrent, "lstm_forward", lstm_forward)
+
+
+def update_gates_upside_down(patch):
+    """A GRU whose update gates replace what they should keep."""
+    real = recurrent.gru_forward
+
+    def gru_forward(X, h0, *weights, **kwargs):
+        return real(X, h0, *(-each for each in weights[:3]), *weights[3:], **kwargs)
+
+    patch.setattr(recurrent, "gru_forward", gru_forward)
 
 
 def uniform_weights(patch):
@@ -104,10 +134,11 @@ def importance_upside_down(patch):
     patch.setattr(importance, "importance", lambda *args, **kwargs: -real(*args, **kwargs))
 
 
-BREAKS = {
+BREAKS = {  # one fault or several, each of which must be found
     "variance": wrong_scale(lambda rule, d: 1 / d if rule.scale is None else rule.scale),
     "temperature": wrong_scale(lambda rule, d: 1.0 if rule.scale is None else rule.scale),
     "argmax": soft_in_place_of_hard,
+    "memory": (only_the_last_key, forget_gates_half_shut, update_gates_upside_down),
     "bottleneck": uniform_weights,
     "heads": reshape_in_place_of_transpose,
     "causal": nothing_is_hidden,
@@ -135,11 +166,20 @@ def test_a_quick_run_confirms_the_claim(name):
     assert json.loads(json.dumps(said, allow_nan=False)) == said
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_broken_library_is_refuted(name, monkeypatch):
+FAULTS = [
+    (name, fault)
+    for name in EXPERIMENTS
+    for fault in (BREAKS[name] if isinstance(BREAKS[name], tuple) else (BREAKS[name],))
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), FAULTS, ids=[f"{name}, {fault.__name__}" for name, fault in FAULTS]
+)
+def test_a_broken_library_is_refuted(name, fault, monkeypatch):
     """One fault in the library, none in the experiment, and the verdict turns."""
     experiment = find(name)  # imported before the fault, as a user would have it
-    BREAKS[name](monkeypatch)
+    fault(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a trace warns that its weights no longer add up
         result = perform(experiment, quick=True, seed=0)

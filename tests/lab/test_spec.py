@@ -55,6 +55,7 @@ def test_each_rule_holds_and_fails():
 def test_nan_confirms_nothing():
     """A measurement that failed holds by no rule."""
     lost = Measurement.exact("lost", math.nan)
+    assert math.isnan(Measurement.mean("lost", [1.0, -math.inf, 2.0]).low)
     checks = [near("x", lost, 1.0), above("x", lost, 0.0), below("x", lost, 1.0), equal("x", math.nan, 1.0)]
     assert not any(each.holds for each in checks)
 

@@ -64,6 +64,41 @@ def test_the_files_asked_for_are_written_and_no_others(regard_in, tmp_path):
     assert named == ["encoder.1.self", "encoder.3.self", "encoder.4.self"]
 
 
+@pytest.mark.parametrize("view", ["map", "lines", "text", "heads"])
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_every_view_can_be_drawn_for_a_paper(regard_in, tmp_path, view, kind):
+    """--png and --svg write the view asked for, without a browser."""
+    result = regard_in("look", "ab", *RANDOM, "--view", view, f"--{kind}", f"a.{kind}", "--query", "2")
+    assert result.exit_code == 0, result.output
+    written = (tmp_path / f"a.{kind}").read_bytes()
+    assert written.startswith(b"\x89PNG") if kind == "png" else b"<svg" in written
+
+
+def test_views_of_one_head_differ(regard_in, tmp_path):
+    """A picture follows --view, --query and --against: no two are the same."""
+    asked = [("--view", "map"), ("--view", "text"), ("--view", "text", "--query", "1"), ("--against", "1.3")]
+    for index, options in enumerate(asked):
+        regard_in("look", "ab", *RANDOM, "--layer", "2", "--head", "5", "--png", f"{index}.png", *options)
+    assert len({(tmp_path / f"{index}.png").read_bytes() for index in range(len(asked))}) == len(asked)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--against", "three"), "LAYER.HEAD"),
+        (("--against", "9.0"), "there is no head 0 in layer 9"),
+        (("--against", "1.1", "--view", "text"), "a difference of two heads is a map"),
+        (("--query", "4"), "there is no query 4"),
+    ],
+    ids=["words", "no such head", "not a map", "no such token"],
+)
+def test_a_picture_that_cannot_be_drawn_is_refused(regard_in, options, words):
+    """Wrong options are named, and nothing is written."""
+    result = regard_in("look", "ab", *RANDOM, "--png", "a.png", *options)
+    assert result.exit_code != 0
+    assert words in result.output
+
+
 def test_with_nothing_to_be_had_a_model_that_needs_nothing_is_shown(regard_in, monkeypatch):
     """Without the network the default model's shape is shown with random weights, and that is said."""
 

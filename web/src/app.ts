@@ -7,7 +7,7 @@ import { Overview, type Place } from "./overview";
 import { NEEDS_MODEL, Panels } from "./panels";
 import { Player } from "./player";
 import { EmbeddedTiles, type EmbeddedDoc } from "./sources";
-import { Stage } from "./stage";
+import { placeTip, Stage } from "./stage";
 import { fromHash, START, toHash, type State } from "./state";
 import { TopBar } from "./topbar";
 import type { Backend, HeadFacts, ModelChoice, TileSource } from "./types";
@@ -31,6 +31,7 @@ export class App {
   private readonly stage: Stage;
   private readonly player: Player;
   private readonly headline = h("div", { class: "headline" });
+  private readonly writing: HTMLDetailsElement;
   private readonly gridTools = h("div", { class: "tools" });
   private readonly legend = h("div", { class: "legend" });
   private loading = 0;
@@ -67,6 +68,7 @@ export class App {
     );
     const panel = (title: string, open: boolean, ...inside: HTMLElement[]) =>
       h("details", { class: "panel", open }, h("summary", {}, title), ...inside);
+    this.writing = panel("Writing, step by step", false, this.player.element);
     fill(
       this.element,
       this.top.element,
@@ -82,7 +84,7 @@ export class App {
           this.overview.element,
           this.legend,
           panel("Predictions", true, h("div", { class: "inside" }, this.panels.offs), this.panels.predicting),
-          panel("Writing, step by step", false, this.player.element),
+          this.writing,
         ),
         h("main", { class: "main" }, this.headline, this.stage.controls, this.stage.element, this.stage.foot),
         h(
@@ -118,7 +120,11 @@ export class App {
   }
 
   get theme(): Theme {
-    return this.state.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    if (this.state.theme) return this.state.theme;
+    const notebook = document.body?.dataset["jpThemeLight"] ?? document.body?.dataset["theme"]; // Jupyter, marimo
+    if (notebook === "false" || notebook === "dark") return "dark";
+    if (notebook === "true" || notebook === "light") return "light";
+    return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   }
 
   get modelChoices(): ModelChoice[] {
@@ -218,6 +224,8 @@ export class App {
         this.state.doc,
         this.state.write,
       ]);
+    if (source.meta.generated) this.writing.open = true;
+    this.element.classList.toggle("writes", source.meta.generated !== null);
     this.panels.renew();
     // Measuring a long text takes as long as all small pictures together: those come first.
     const long = source.meta.tokens.length > 2048;
@@ -281,8 +289,7 @@ export class App {
       value !== undefined && value !== null && h("div", {}, `${this.state.sort} ${number(value, 3)}`),
     );
     const box = at.getBoundingClientRect();
-    tip.style.left = `${box.right + 10}px`;
-    tip.style.top = `${box.top}px`;
+    placeTip(tip, box.right + 10, box.top);
     return undefined;
   }
 
@@ -322,7 +329,7 @@ export class App {
     this.stage.show(
       state,
       this.theme,
-      { source, ...at, title: `${source.meta.title} · layer ${at.layer} · head ${at.head}` },
+      { source, ...at, title: this.comparison.titled(source, at) },
       b,
       this.comparison.controls(),
       this.limit,

@@ -1,6 +1,8 @@
 // Numbers out of bytes: base64, and floats of 16, 24 and 32 bits.
 
 export function fromBase64(text: string): Uint8Array {
+  const own = Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array };
+  if (own.fromBase64) return own.fromBase64(text); // newer browsers do it themselves, some ten times faster
   const raw = atob(text);
   const bytes = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);

@@ -23,7 +23,17 @@ export class Comparison {
     if (!source) return null;
     const layer = Math.min(state.layer2, source.meta.layers.length - 1);
     const head = Math.min(state.head2, source.meta.layers[layer]!.heads - 1);
-    return { source, layer, head, title: `${source.meta.title} · layer ${layer} · head ${head}` };
+    return { source, layer, head, title: this.titled(source, { layer, head }) };
+  }
+
+  /** What a panel is called: its model and head, or its text where texts are compared. */
+  titled(source: TileSource, { layer, head }: { layer: number; head: number }): string {
+    const { compare } = this.app.state;
+    const { title, text, off } = source.meta;
+    const place = `layer ${layer} · head ${head}`;
+    if (compare === "text" || compare === "document") return `${place} · “${text}”`;
+    const heads = compare === "heads off" ? (off.length ? " · heads off" : " · all heads on") : "";
+    return `${title} · ${place}${heads}`;
   }
 
   private async load(): Promise<void> {

@@ -39,17 +39,21 @@ if (host && data?.textContent) {
 }
 
 export default {
-  render({ model, el }: { model: WidgetModel; el: HTMLElement }): void {
+  render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => void {
     const host = document.createElement("div");
+    host.className = "regard-page";
+    host.dataset["lmSuppressShortcuts"] = "true"; // typing a text is no command to the notebook
     host.style.height = `${Number(model.get("height")) || 640}px`;
     el.appendChild(host);
     const live = model.get("live") === true;
     const docs = JSON.parse(String(model.get("docs") ?? "[]")) as EmbeddedDoc[];
     const start = JSON.parse(String(model.get("start") ?? "{}")) as Partial<State>;
-    mount(
+    const app = mount(
       host,
       { docs, start, version: "", useHash: false },
       live ? new RemoteBackend(new MessageTransport(model), MessageTiles) : null,
     );
+    (host as unknown as { regard: App }).regard = app;
+    return () => host.remove();
   },
 };

@@ -127,11 +127,24 @@ export class MapView {
     return { w: Math.max(10, this.width - this.left - 26), h: Math.max(10, this.height - this.above - 6) };
   }
 
+  /** Height of a cell over its width: 1, but a long strip of few rows or columns is spread to be seen. */
+  private get stretch(): number {
+    const [rows, cols] = [Math.max(1, this.rows.length), Math.max(1, this.cols.length)];
+    if (Math.max(rows, cols) < 2 * Math.min(rows, cols)) return 1;
+    const filling = this.plot.h / rows / (this.plot.w / cols);
+    return Math.min(4, Math.max(0.25, rows < cols ? Math.max(1, filling) : Math.min(1, filling)));
+  }
+
+  /** Pixels of a cell from its top to its bottom. */
+  private get py(): number {
+    return this.view.px * this.stretch;
+  }
+
   private get fitPx(): number {
     return Math.min(
       MOST_PX,
       this.plot.w / Math.max(1, this.cols.length),
-      this.plot.h / Math.max(1, this.rows.length),
+      this.plot.h / Math.max(1, this.rows.length) / this.stretch,
     );
   }
 
@@ -145,11 +158,11 @@ export class MapView {
   setView(view: Viewport, tell = true): void {
     const px = Math.min(MOST_PX, Math.max(this.fitPx, view.px));
     this.fitted = px <= this.fitPx * 1.0001;
-    const room = (size: number, length: number) => Math.max(0, length - size / px);
+    const room = (cells: number, length: number) => Math.max(0, length - cells);
     this.view = {
       px,
-      x: Math.min(room(this.plot.w, this.cols.length), Math.max(0, view.x)),
-      y: Math.min(room(this.plot.h, this.rows.length), Math.max(0, view.y)),
+      x: Math.min(room(this.plot.w / px, this.cols.length), Math.max(0, view.x)),
+      y: Math.min(room(this.plot.h / px / this.stretch, this.rows.length), Math.max(0, view.y)),
     };
     if (tell) this.events.moved(this.fitted ? null : this.view);
     this.invalidate();
@@ -162,13 +175,13 @@ export class MapView {
     this.setView({
       px,
       x: this.view.x + x / this.view.px - x / px,
-      y: this.view.y + y / this.view.px - y / px,
+      y: this.view.y + (y / this.view.px - y / px) / this.stretch,
     });
   }
 
   cellAt(x: number, y: number): Cell | null {
     const col = Math.floor(this.view.x + (x - this.left) / this.view.px);
-    const row = Math.floor(this.view.y + (y - this.above) / this.view.px);
+    const row = Math.floor(this.view.y + (y - this.above) / this.py);
     const inside =
       x >= this.left &&
       y >= this.above &&
@@ -183,7 +196,7 @@ export class MapView {
   place(cell: Cell): { x: number; y: number } {
     return {
       x: this.left + (cell.col + 0.5 - this.view.x) * this.view.px,
-      y: this.above + (cell.row + 0.5 - this.view.y) * this.view.px,
+      y: this.above + (cell.row + 0.5 - this.view.y) * this.py,
     };
   }
 
@@ -233,10 +246,11 @@ export class MapView {
           this.setView({
             px: this.view.px,
             x: began.view.x - (here.x - began.x) / this.view.px,
-            y: began.view.y - (here.y - began.y) / this.view.px,
+            y: began.view.y - (here.y - began.y) / this.py,
           });
       }
-      const cell = this.cellAt(here.x, here.y);
+      const dragging = held.size > 0 && moved; // then nothing is read: the map only moves
+      const cell = dragging ? null : this.cellAt(here.x, here.y);
       this.highlight(cell);
       this.events.hover(cell, { x: event.clientX, y: event.clientY });
     });
@@ -295,10 +309,11 @@ export class MapView {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, this.width, this.height);
     const { x, y, px } = this.view;
+    const { py } = this;
     const { w, h } = this.plot;
     const rect: Rect = {
       r0: Math.floor(y),
-      r1: Math.min(this.rows.length, Math.ceil(y + h / px)),
+      r1: Math.min(this.rows.length, Math.ceil(y + h / py)),
       c0: Math.floor(x),
       c1: Math.min(this.cols.length, Math.ceil(x + w / px)),
     };
@@ -310,7 +325,7 @@ export class MapView {
       this.left,
       this.above,
       Math.min(w, (this.cols.length - x) * px),
-      Math.min(h, (this.rows.length - y) * px),
+      Math.min(h, (this.rows.length - y) * py),
     );
     context.clip();
     context.imageSmoothingEnabled = false;
@@ -318,9 +333,9 @@ export class MapView {
       context.drawImage(
         pyramid.picture(tile, this.colouring),
         this.left + (tile.c0 - x) * px,
-        this.above + (tile.r0 - y) * px,
+        this.above + (tile.r0 - y) * py,
         (tile.c1 - tile.c0) * px,
-        (tile.r1 - tile.r0) * px,
+        (tile.r1 - tile.r0) * py,
       );
     }
     this.cells(context, rect);
@@ -328,9 +343,9 @@ export class MapView {
       context.fillStyle = this.colouring.theme === "light" ? "rgba(255,255,255,.82)" : "rgba(14,16,22,.82)";
       context.fillRect(
         this.left,
-        this.above + (this.limit - y) * px,
+        this.above + (this.limit - y) * py,
         w,
-        (this.rows.length - this.limit) * px,
+        (this.rows.length - this.limit) * py,
       );
     }
     this.marks(context);
@@ -341,71 +356,74 @@ export class MapView {
   /** Hatching of hidden cells, lines between cells, and numbers where they fit. */
   private cells(context: CanvasRenderingContext2D, rect: Rect): void {
     const { x, y, px } = this.view;
-    if (px < GRID_FROM) return;
+    const { py } = this;
+    if (Math.min(px, py) < GRID_FROM) return;
     const light = this.colouring.theme === "light";
     const hatch = light ? "rgba(120,124,135,.33)" : "rgba(160,165,180,.22)";
     context.lineWidth = 1;
-    context.font = `${Math.min(13, px / 3.4)}px ${FACE}`;
+    context.font = `${Math.min(13, px / 3.4, py / 1.6)}px ${FACE}`;
     context.textAlign = "center";
     context.textBaseline = "middle";
     for (let row = rect.r0; row < rect.r1; row++) {
       for (let col = rect.c0; col < rect.c1; col++) {
         const value = this.pyramid!.cell(row, col);
         const left = this.left + (col - x) * px;
-        const top = this.above + (row - y) * px;
+        const top = this.above + (row - y) * py;
         if (value === undefined) continue;
         if (Number.isNaN(value)) {
           context.strokeStyle = hatch;
           context.beginPath();
-          context.moveTo(left, top + px);
+          context.moveTo(left, top + py);
           context.lineTo(left + px, top);
           context.stroke();
-        } else if (px >= NUMBERS_FROM) {
+        } else if (px >= NUMBERS_FROM && py >= NUMBERS_FROM / 2) {
           context.fillStyle = inkOn(value, this.colouring);
-          context.fillText(inCell(value, px > 50 ? 3 : 2, this.colouring.top), left + px / 2, top + px / 2);
+          context.fillText(inCell(value, px > 50 ? 3 : 2, this.colouring.top), left + px / 2, top + py / 2);
         }
       }
     }
     context.strokeStyle = light ? "rgba(255,255,255,.55)" : "rgba(0,0,0,.35)";
     context.beginPath();
     for (let row = rect.r0; row <= rect.r1; row++) {
-      context.moveTo(this.left, this.above + (row - y) * px);
-      context.lineTo(this.left + (this.cols.length - x) * px, this.above + (row - y) * px);
+      context.moveTo(this.left, this.above + (row - y) * py);
+      context.lineTo(this.left + (this.cols.length - x) * px, this.above + (row - y) * py);
     }
     for (let col = rect.c0; col <= rect.c1; col++) {
       context.moveTo(this.left + (col - x) * px, this.above);
-      context.lineTo(this.left + (col - x) * px, this.above + (this.rows.length - y) * px);
+      context.lineTo(this.left + (col - x) * px, this.above + (this.rows.length - y) * py);
     }
     context.stroke();
   }
 
   private marks(context: CanvasRenderingContext2D): void {
     const { x, y, px } = this.view;
+    const { py } = this;
     const dark = this.colouring.theme === "dark";
     if (this.hovered) {
       context.fillStyle = dark ? "rgba(255,255,255,.10)" : "rgba(213,94,0,.10)";
-      context.fillRect(this.left, this.above + (this.hovered.row - y) * px, this.width, Math.max(1, px));
+      context.fillRect(this.left, this.above + (this.hovered.row - y) * py, this.width, Math.max(1, py));
       context.fillRect(this.left + (this.hovered.col - x) * px, this.above, Math.max(1, px), this.height);
     }
     if (this.selected) {
-      const size = Math.max(px, 5);
+      const [wide, high] = [Math.max(px, 5), Math.max(py, 5)];
       context.strokeStyle = "#e8590c";
       context.lineWidth = 2;
       context.strokeRect(
-        this.left + (this.selected.col + 0.5 - x) * px - size / 2,
-        this.above + (this.selected.row + 0.5 - y) * px - size / 2,
-        size,
-        size,
+        this.left + (this.selected.col + 0.5 - x) * px - wide / 2,
+        this.above + (this.selected.row + 0.5 - y) * py - high / 2,
+        wide,
+        high,
       );
     }
   }
 
   private axes(context: CanvasRenderingContext2D, rect: Rect): void {
     const { x, y, px } = this.view;
+    const { py } = this;
     const dark = this.colouring.theme === "dark";
     const [ink, faint, strong] = dark ? ["#c6cad4", "#8b91a0", "#ff9a5c"] : ["#3b404c", "#7a808d", "#c2410c"];
     const every = {
-      row: Math.max(1, Math.ceil(11.5 / px)),
+      row: Math.max(1, Math.ceil(13.5 / py)),
       col: Math.max(1, Math.ceil((px < 4 ? 24 : 11.5) / px)),
     };
     context.font = FONT;
@@ -418,7 +436,7 @@ export class MapView {
       for (const extra of [this.hovered?.[which], this.selected?.[which]]) {
         if (extra === undefined || extra < first || extra >= last) continue;
         // The marked label takes the place of those it would cover.
-        const clear = list.filter((i) => Math.abs(i - extra) * px >= 11.5);
+        const clear = list.filter((i) => Math.abs(i - extra) * (which === "row" ? py : px) >= 11.5);
         list.splice(0, list.length, ...clear, extra);
       }
       return list;
@@ -426,7 +444,7 @@ export class MapView {
     context.textBaseline = "middle";
     context.textAlign = "right";
     for (const row of shown(rect.r0, rect.r1, "row")) {
-      const at = this.above + (row + 0.5 - y) * px;
+      const at = this.above + (row + 0.5 - y) * py;
       if (at < this.above - 2 || at > this.height) continue;
       context.fillStyle = marked(row, "row") ? strong : ink;
       context.fillText(shorter(this.rows[row]!), this.left - 7, at, this.left - 24);
@@ -446,11 +464,11 @@ export class MapView {
     context.fillStyle = faint;
     context.fillText("key → is looked at", this.left, 9);
     context.save();
-    context.translate(9, this.above + Math.min(this.plot.h, (this.rows.length - y) * px));
+    context.translate(9, this.above + Math.min(this.plot.h, (this.rows.length - y) * py));
     context.rotate(-Math.PI / 2);
     context.fillText(
       "query → looks",
-      Math.max(0, Math.min(this.plot.h, (this.rows.length - y) * px) - 88),
+      Math.max(0, Math.min(this.plot.h, (this.rows.length - y) * py) - 88),
       0,
     );
     context.restore();
@@ -465,11 +483,6 @@ export class MapView {
         )
       : 0;
     return level ? `a dot is the largest of ${1 << level} × ${1 << level} cells` : "a square is one weight";
-  }
-
-  destroy(): void {
-    this.pyramid?.stop();
-    this.canvas.remove();
   }
 }
 

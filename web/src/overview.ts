@@ -1,8 +1,8 @@
 // All heads at a glance: a small picture of each, coloured by its label, filled in one after the other.
 
-import { CATEGORY, paint, type Theme } from "./colour";
+import { LABEL_COLOURS, paint, type Theme } from "./colour";
 import { fill, h } from "./dom";
-import { aborted, type HeadFacts, type TileSource } from "./types";
+import { aborted, type HeadFacts, type LayerMeta, type TileSource } from "./types";
 
 export interface Place {
   layer: number;
@@ -22,6 +22,7 @@ interface Shown {
 }
 
 const SMALL = 40; // cells of a small picture
+const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export class Overview {
   readonly element = h("div", {
@@ -35,7 +36,6 @@ export class Overview {
   private columns = 1;
   private source: TileSource | null = null;
   private stopper = new AbortController();
-  private labels: string[] = [];
   private built = "";
   private pictures = new Map<string, { paint: (theme: Theme) => HTMLCanvasElement }>();
 
@@ -48,8 +48,7 @@ export class Overview {
   }
 
   colourOf(label: string): string {
-    const at = this.labels.indexOf(label);
-    return at < 0 ? "#8a909c" : CATEGORY[at % CATEGORY.length]!;
+    return LABEL_COLOURS[label] ?? "#8a909c";
   }
 
   private chosen: Place = { layer: 0, head: 0 };
@@ -57,14 +56,6 @@ export class Overview {
   show(what: Shown): void {
     this.chosen = what.chosen;
     const { facts, source } = what;
-    this.labels = [
-      ...new Set(
-        (facts?.labels ?? [])
-          .flat()
-          .filter((l) => l !== null)
-          .map((l) => l.label),
-      ),
-    ].sort();
     if (source !== this.source) {
       this.stopper.abort();
       this.stopper = new AbortController();
@@ -113,6 +104,8 @@ export class Overview {
     this.element.classList.toggle("flat", !byLayer);
     this.tiles.clear();
     const rows: HTMLElement[] = [];
+    const twoSided = source.meta.kind === "encoder-decoder";
+    this.element.classList.toggle("named", twoSided);
     let row: HTMLElement | null = null;
     this.order.forEach((place, at) => {
       if (!row || (byLayer ? place.head === 0 : at % this.columns === 0)) {
@@ -120,7 +113,7 @@ export class Overview {
         row = h(
           "div",
           { role: "row", class: "gridrow" },
-          byLayer && h("span", { class: "rowname", title: name.name }, shortName(name.name)),
+          byLayer && h("span", { class: "rowname", title: name.name }, shortName(name, twoSided)),
         );
         rows.push(row);
       }
@@ -158,7 +151,7 @@ export class Overview {
       .sort((a, b) => near(a) - near(b));
     const work = async () => {
       for (let place = queue.shift(); place && !signal.aborted; place = queue.shift()) {
-        while (this.busy() && !signal.aborted) await new Promise((resolve) => setTimeout(resolve, 40));
+        while (this.busy() && !signal.aborted) await pause(40);
         const { queries, keys } = source.meta.layers[place.layer]!;
         const name = `${place.layer}.${place.head}`;
         try {
@@ -188,6 +181,9 @@ export class Overview {
         }
       }
     };
+    while (this.busy() && !signal.aborted) await pause(20);
+    // The map is on the screen before anything else is computed.
+    await Promise.race([new Promise(requestAnimationFrame).then(() => pause(0)), pause(200)]);
     await Promise.all([work(), work()]);
     if (!signal.aborted) this.element.dataset["filled"] = "all";
   }
@@ -213,9 +209,9 @@ export class Overview {
   }
 }
 
-/** "decoder.3.cross" as "3 cross", "encoder.0.self" as "0". */
-function shortName(name: string): string {
-  const parts = name.match(/^(encoder|decoder)\.(\d+)\.(self|cross)$/);
-  if (!parts) return name.length > 5 ? `…${name.slice(-4)}` : name;
-  return parts[3] === "cross" ? `${parts[2]}×` : parts[2]!;
+/** The last number of a layer's name; with an encoder and a decoder, which of them, and × for cross-attention. */
+function shortName({ name, kind }: LayerMeta, twoSided: boolean): string {
+  const side = twoSided ? (name.startsWith("encoder") ? "e" : "d") : "";
+  const index = name.match(/(\d+)(?!.*\d)/)?.[1] ?? "";
+  return `${side}${index}${kind === "cross" ? "×" : ""}`;
 }

@@ -23,6 +23,13 @@ export interface StageEvents {
   error(error: unknown): void;
 }
 
+/** A tooltip at a place of the window; it stays inside the page, wherever that is in its surroundings. */
+export function placeTip(tip: HTMLElement, x: number, y: number): void {
+  const box = tip.parentElement!.getBoundingClientRect();
+  tip.style.left = `${Math.max(0, Math.min(x - box.left, box.width - 310))}px`;
+  tip.style.top = `${Math.max(0, Math.min(y - box.top, box.height - 70))}px`;
+}
+
 /** The tokens that label one side of a layer. */
 export function sideTokens(source: TileSource, layer: number, side: "rows" | "cols"): string[] {
   const meta = source.meta.layers[layer]!;
@@ -167,6 +174,7 @@ export class Stage {
       first.show(a.source, a, valued, state);
       first.caption.hidden = !b;
       fill(first.caption, h("b", {}, "A"), a.title);
+      first.caption.title = a.title;
       if (b) {
         const differing = this.differing;
         second.map.selected = first.map.selected && this.partner(first, first.map.selected);
@@ -174,8 +182,9 @@ export class Stage {
         fill(
           second.caption,
           h("b", {}, differing ? "A − B" : "B"),
-          differing ? `orange: A is larger; blue: B is, layer ${b.layer} · head ${b.head}` : b.title,
+          differing ? `orange: A is larger · blue: B is larger · B: ${b.title}` : b.title,
         );
+        second.caption.title = b.title;
       }
       this.recolour();
     } else {
@@ -369,9 +378,8 @@ export class Stage {
 
   /** The cell of the other panel that means the same: the same place, or the same words in another text. */
   private partner(from: MapPanel, cell: Cell): Cell | null {
-    const to = this.panels[from.second ? 0 : 1];
     const [x, y] = from.second ? [this.b, this.a] : [this.a, this.b];
-    if (!x || !y || !to.source) return null;
+    if (!x || !y) return null;
     if (this.differing) return cell;
     const row = sameToken(
       sideTokens(x.source, x.layer, "rows"),
@@ -439,8 +447,7 @@ export class Stage {
             `query ${cell.row} “${rows[cell.row]!.trim()}” → key ${cell.col} “${cols[cell.col]!.trim()}”`,
           ),
         );
-        this.tip.style.left = `${Math.min(at.x + 16, window.innerWidth - 310)}px`;
-        this.tip.style.top = `${Math.min(at.y + 16, window.innerHeight - 70)}px`;
+        placeTip(this.tip, at.x + 16, at.y + 16);
       })
       .catch(this.events.error);
   }

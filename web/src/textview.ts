@@ -9,6 +9,7 @@ export class TextView {
   readonly element = h("div", { class: "textview" });
   private spans: HTMLElement[] = [];
   private ticket = 0;
+  private marked = ""; // what was scrolled to
   private readonly rows = new Map<string, Promise<Float32Array>>();
 
   constructor(
@@ -123,5 +124,8 @@ export class TextView {
       caption,
     );
     void shade(chosen);
+    const marked = `${layer}/${head}/${chosen}`;
+    if (marked !== this.marked) this.element.querySelector(".chosen")?.scrollIntoView({ block: "nearest" });
+    this.marked = marked;
   }
 }

@@ -44,7 +44,7 @@ export class TopBar {
     this.model.addEventListener("change", () =>
       this.change({
         model: this.model.value,
-        text: this.text.value,
+        text: this.app.modelChoices.find((m) => m.key === this.model.value)?.given ? "" : this.text.value,
         off: [],
         write: 0,
         more: [],

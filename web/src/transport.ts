@@ -65,15 +65,16 @@ export interface WidgetModel {
   send(content: unknown, callbacks?: unknown, buffers?: ArrayBuffer[]): void;
   on(
     event: "msg:custom",
-    handler: (content: { id: number; error?: string }, buffers: DataView[]) => void,
+    handler: (content: { id: string; error?: string }, buffers: DataView[]) => void,
   ): void;
 }
 
 export class MessageTransport implements Transport {
   private readonly waiting = new Map<
-    number,
+    string,
     { resolve: (bytes: ArrayBuffer) => void; reject: (error: Error) => void }
   >();
+  private readonly own = Math.random().toString(36).slice(2); // a notebook may show one widget twice
   private last = 0;
 
   constructor(private readonly model: WidgetModel) {
@@ -94,7 +95,7 @@ export class MessageTransport implements Transport {
   }
 
   ask(name: string, params: unknown, body?: ArrayBuffer, signal?: AbortSignal): Promise<ArrayBuffer> {
-    const id = ++this.last;
+    const id = `${this.own}-${++this.last}`;
     return new Promise((resolve, reject) => {
       this.waiting.set(id, { resolve, reject });
       signal?.addEventListener("abort", () => {

@@ -99,6 +99,7 @@ export interface ModelChoice {
   command: string | null; // how to get it
   kind: DocMeta["kind"];
   random: boolean;
+  given: boolean; // a trace, not a model: it has a text of its own
 }
 
 /** Anything that can be drawn: three kinds answer, so that no view knows where its numbers come from. */

@@ -38,6 +38,7 @@ TEXTS = (
     "My grandfather kept bees. He said that bees know who keeps them, and that a keeper who is in a hurry "
     "should keep something else, such as time.",
 )  # fmt: skip
+FEW_ROWS = 12  # fewer, and one token decides what a head is called
 SHOWN = {  # measures of the table and their headings, the first as far as the terminal is wide
     "previous": "prev",
     "first": "first",
@@ -67,7 +68,10 @@ def _sorting() -> click.Choice[str]:
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("heads.png"),
               show_default=True, help="Where to write the picture.")  # fmt: skip
 @click.option(
-    "--csv", "csv_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all heads there."
+    "--csv",
+    "csv_path",
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    help="Write all heads there; - prints them, and nothing else.",
 )
 @click.option("--state", type=click.Path(dir_okay=False, path_type=Path),
               help="Keep what is done in this file, and go on from it.")  # fmt: skip
@@ -93,6 +97,9 @@ def heads(
     would give on the same text. Most heads get none. Without TEXT a few built-in ones are read.
     """
     found = _texts(text, texts)
+    piped = csv_path is not None and str(csv_path) == "-"
+    if piped and as_json:
+        raise ArgumentError("--csv - and --json both print: give one of them.")
     loaded = load_model(model, random, seed, device)
     from regard.heads.labels import share_labelled, table_of_rules
     from regard.heads.survey import survey
@@ -105,6 +112,8 @@ def heads(
     rows = _rows(surveys[loaded.facts.name], labels[loaded.facts.name])
     if csv_path is not None:
         _write_csv(csv_path, rows)
+    if piped:
+        return
     shares = {name: share_labelled(each) for name, each in labels.items()}
     if as_json:
         said = {
@@ -121,6 +130,9 @@ def heads(
         click.echo(json.dumps(said))
         return
     _print_heads(rows, sort, top, shares, len(found))
+    n_row = int(surveys[loaded.facts.name].measures.n_query["entropy"].max())
+    if n_row < FEW_ROWS:
+        click.echo(f"Only {n_row} tokens had a choice where to look: a longer text says more.")
     if missing_glyphs:
         click.echo("The picture's font lacks some characters: they are drawn as boxes.")
     click.echo(f"The picture is in {out}" + ("" if csv_path is None else f", all numbers in {csv_path}"))
@@ -281,9 +293,10 @@ def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """All rows, into a file or, for -, to standard output."""
     try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
+        with click.open_file(str(path), "w", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
     except OSError as error:

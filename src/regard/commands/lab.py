@@ -84,7 +84,7 @@ def cost(
                 changed, "decode", batch=batch, length=length, dtype=number, latent=latent, fused=fused
             )
     drawn = [costs[phase] for phase in ("decode", "prefill") if phase in costs]
-    title = f"{model}: batch {batch}, context {context}, {dtype}, {machine.n_thread} threads"
+    title = f"{model}: batch {batch}, context {context}, {dtype}, {_threads(machine)}"
     figure = roofline.roofline_figure(drawn, machine, title=title)
     try:
         figure.savefig(out, format="png")
@@ -105,8 +105,12 @@ def _config(model: str) -> TransformerConfig:
         if model in family.sizes and not Path(model).exists():
             return family.config(family.sizes[model])
     from regard.loading import load
+    from regard.models.transformer import TransformerConfig
 
-    return load(model).model.config
+    config = load(model).model.config
+    if not isinstance(config, TransformerConfig):
+        raise ArgumentError(f"{model} is not a Transformer: its cost is not known by formula.")
+    return config
 
 
 def _cost_json(
@@ -181,7 +185,7 @@ def _print_costs(
     )
     console.print(
         f"This machine: {short_number(machine.peak)} operations/s, {short_number(machine.bandwidth, 'B/s')} "
-        f"read, {machine.n_thread} threads; below {machine.ridge:.1f} operations a byte an operation waits "
+        f"read, {_threads(machine)}; below {machine.ridge:.1f} operations a byte an operation waits "
         "for memory."
     )
     for phase, found in costs.items():
@@ -240,6 +244,10 @@ def _print_costs(
                 f"{kind}: O({operations}) operations, O({moved}) numbers moved by an attention layer"
             )
         console.print("b batch, n cached tokens, d model_dim, h heads, g key heads; b n h are the scores.")
+
+
+def _threads(machine: Machine) -> str:
+    return f"{machine.n_thread} thread{'' if machine.n_thread == 1 else 's'}"
 
 
 def _time(seconds: float) -> str:

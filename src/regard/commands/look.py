@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SENTENCE = "The animal didn't cross the street because it was too tired"
 NEEDS_NOTHING = "minilm (random)"  # what is shown where no trained model can be had
-MOST_DRAWN = 1024  # rows and columns of a picture: beyond, blocks are drawn by their largest weight
+MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are measured before they are shown
 
 
 @click.command()
@@ -30,16 +30,21 @@ MOST_DRAWN = 1024  # rows and columns of a picture: beyond, blocks are drawn by 
 @click.option("--layer", type=click.IntRange(0), help="Which layer to show first.")
 @click.option("--head", type=click.IntRange(0), help="Which head to show first.")
 @click.option(
-    "--view", type=click.Choice(["map", "lines", "text"]), default="map", help="Which view to show first."
+    "--view",
+    type=click.Choice(["map", "lines", "text", "heads"]),
+    default="map",
+    help="Which view to show first, or to draw: a head as map, lines or text, or all heads.",
 )
+@click.option("--query", type=click.IntRange(0), help="The token whose row is shown, counted from 0.")
+@click.option("--against", metavar="LAYER.HEAD", help="Show the difference from another head.")
 @click.option(
     "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the page as one file, and end."
 )
 @click.option(
-    "--png", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG of the head, and end."
+    "--png", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG of the view, and end."
 )
 @click.option(
-    "--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG of the head, and end."
+    "--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG of the view, and end."
 )
 @click.option("--layers", help="Layers of the saved page, such as 0,2-4. All by default.")
 @click.option("--force", is_flag=True, help="Save a page above 200 MB too.")
@@ -67,9 +72,15 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
 
     document = make_document(models.get(key), Asked(key, text, more["target"]))
     layer, head = _chosen(document, more["layer"], more["head"])
-    view = {"model": key, "text": text, "layer": layer, "head": head, "view": more["view"]}
+    against = _other_head(document, more["against"])
+    view: dict[str, Any] = {"model": key, "text": text, "layer": layer, "head": head}
+    view["view"] = "map" if more["view"] == "heads" else more["view"]  # all heads are beside every view
     if more["target"]:
         view["target"] = more["target"]
+    if more["query"] is not None:
+        view |= {"query": more["query"], "chosen": [more["query"]]}
+    if against is not None:
+        view |= {"compare": "head", "difference": True, "layer2": against[0], "head2": against[1]}
     written = _written(document, layer, head, more, view)
     if as_json:
         click.echo(json.dumps(_as_json(document, layer, head, written)))
@@ -102,7 +113,7 @@ def _models(model: str, random: bool, seed: int, device: str, quiet: bool) -> tu
     key = f"{model}{RANDOM}" if random else model
     source = click.get_current_context().get_parameter_source("model")
     try:
-        if not random and (model in hub.AVAILABLE or Path(model).exists()):
+        if not random and (model in hub.listed() or Path(model).exists()):
             from regard.loading import load
 
             models.put(opened(load(model, device=models.device), key))
@@ -132,7 +143,7 @@ def _chosen(document: Document, layer: int | None, head: int | None) -> tuple[in
                 f"{layers[min(found[0], len(layers) - 1)].n_head} heads."
             )
         return found
-    if document.trace.layers[0].n_query > MOST_DRAWN:  # measuring a long text takes longer than anybody waits
+    if layers[0].n_query > MOST_PRINTED:  # measuring a long text takes longer than anybody waits
         return 0, 0
     measures = document.facts()["measures"]
 
@@ -145,6 +156,16 @@ def _chosen(document: Document, layer: int | None, head: int | None) -> tuple[in
 
     places = [(index, number) for index, each in enumerate(layers) for number in range(each.n_head)]
     return max(places, key=sharpness)
+
+
+def _other_head(document: Document, said: str | None) -> tuple[int, int] | None:
+    """A head from words such as 3.7."""
+    if said is None:
+        return None
+    layer, _, head = said.partition(".")
+    if not (layer.isdecimal() and head.isdecimal()):
+        raise ArgumentError(f"--against is LAYER.HEAD, as in 3.7. Got {said!r}.")
+    return _chosen(document, int(layer), int(head))
 
 
 def _written(
@@ -165,7 +186,7 @@ def _written(
     elif more["layers"]:
         raise ArgumentError("--layers chooses what --save writes: give both.")
     done += [
-        ("picture", more[kind], _picture(document, layer, head, more[kind], kind))
+        ("picture", more[kind], _picture(document, layer, head, more[kind], kind, more))
         for kind in ("png", "svg")
         if more[kind]
     ]
@@ -188,34 +209,14 @@ def _layers(said: str | None, n_layer: int) -> list[int]:
     return sorted(found)
 
 
-def _picture(document: Document, layer: int, head: int, path: Path, kind: str) -> int:
-    """Write the heat map of one head."""
-    import numpy as np
-    import torch
+def _picture(document: Document, layer: int, head: int, path: Path, kind: str, more: dict[str, Any]) -> int:
+    """Write the view as a figure."""
+    from regard.view.picture import Wanted, figure_of
 
-    from regard.plot import heat_map
-
-    found = document.trace.layers[layer]
-    rows, cols = document.trace.query_tokens(layer), document.trace.key_tokens(layer)
-    tile = document.tile(
-        layer, head, slice(0, found.n_query), slice(0, found.n_key), min(found.n_query, MOST_DRAWN),
-        min(found.n_key, MOST_DRAWN),
-    )  # fmt: skip
-    whole = tile.shape == (found.n_query, found.n_key)
-    if not whole:
-        rows, cols = (tuple(map(str, range(n))) for n in tile.shape)
-    title = f"{document.title}, layer {layer}, head {head}"
-    if not whole:
-        title += f": {found.n_query} x {found.n_key}, each dot the largest weight of its block"
+    against = _other_head(document, more["against"])
+    figure = figure_of(document, Wanted(layer, head, more["view"], more["query"], against))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*missing from font")  # drawn as boxes
-        figure = heat_map(
-            torch.from_numpy(np.nan_to_num(tile)),
-            [word.strip() for word in rows],
-            [word.strip() for word in cols],
-            visible=torch.from_numpy(~np.isnan(tile)),
-            title=title,
-        )
         try:
             figure.savefig(path, format=kind)
         except OSError as error:
@@ -248,8 +249,8 @@ def _as_json(
     document: Document, layer: int, head: int, written: list[tuple[str, Path, int]]
 ) -> dict[str, Any]:
     found = document.trace.layers[layer]
-    if found.n_query * found.n_key > MOST_DRAWN**2:
-        raise ArgumentError(f"--json prints at most {MOST_DRAWN} x {MOST_DRAWN} weights: shorten TEXT.")
+    if found.n_query * found.n_key > MOST_PRINTED**2:
+        raise ArgumentError(f"--json prints at most {MOST_PRINTED} x {MOST_PRINTED} weights: shorten TEXT.")
     return {
         "model": document.title,
         "layer": layer,

@@ -51,9 +51,10 @@ def models(ctx: click.Context, as_json: bool) -> None:
             "what": model.what,
             "megabytes": model.n_bytes // 10**6,
             "licence": model.licence,
+            "shipped": model.name in hub.SHIPPED,
             "path": None if (path := hub.present(model.name)) is None else str(path),
         }
-        for model in hub.AVAILABLE.values()
+        for model in hub.listed().values()
     ]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -66,6 +67,7 @@ def models(ctx: click.Context, as_json: bool) -> None:
         table.add_column(column)
     for row in rows:
         here = "yes" if row["path"] else f"no: regard models get {row['name']}"
+        here = "shipped" if row["shipped"] else here
         table.add_row(*(str(row[key]) for key in ("name", "what", "megabytes", "licence")), here)
     Console().print(table)
     click.echo(
@@ -137,7 +139,7 @@ def generate(
         if not as_json:
             click.echo(written)
     else:
-        if not chat:
+        if not chat and loaded.start_token is None:  # an encoder-decoder answers, it does not go on
             click.echo(text, nl=False)
         pieces = []
         for piece in stream(loaded, prompt, **choice):  # type: ignore[arg-type]

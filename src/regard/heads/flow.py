@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.capture import trace as take_trace
 from regard.errors import ArgumentError, UnsupportedError
-from regard.heads.streaming import row_blocks, visibility_of
+from regard.heads.frames import row_blocks, visibility_of
 from regard.layers import MultiHeadAttention
 from regard.loading import Loaded
 from regard.models.transformer import Stack, Transformer
@@ -62,7 +62,7 @@ def rollout(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueWeightedLayer(AnyLayer):
-    """A layer whose weights count by the size of what they carry (Kobayashi et al. 2020, eq. 6).
+    """A layer whose weights count by the size of what they carry (Kobayashi et al. 2020).
 
     A cell is |w_ij f(x_j)| over its row's sum, f(x_j) being the value after the head's part of the output
     projection. Every measure and picture takes it as any other layer.
@@ -179,7 +179,7 @@ def logit_attribution(
     """What each head adds to the score of `token` after `position`: its output against the token's vector.
 
     The last norm is held at the scale it had, so that the parts add up to the score exactly. With `against`
-    it is the score of `token` minus that one's (Elhage et al. 2021; Wang et al. 2022, section 3).
+    it is the score of `token` minus that one's (Elhage et al. 2021; Wang et al. 2022).
     """
     found = model.model if isinstance(model, Loaded) else model
     config = found.config

@@ -31,7 +31,7 @@ EVERY = 7  # of a masked model's tokens, one in so many is hidden and asked for
 def importance(
     loaded: Loaded, texts: Texts, *, loss: Loss | None = None, normalise: bool = True
 ) -> Float[Tensor, "layer head"]:
-    """Mean over texts of |dL/d gate| of each head (Michel et al. 2019, eq. 2), each layer of norm 1.
+    """Mean over texts of |dL/d gate| of each head (Michel et al. 2019), each layer of norm 1.
 
     The gate multiplies a head's output and stands at 1, so the gradient says what closing it a little
     would do. The absolute value is taken for each text, lest effects of opposite sign cancel. `loss` is
@@ -47,7 +47,7 @@ def importance(
         (gradient,) = torch.autograd.grad(value, gate)
         total += gradient.detach().abs().double().cpu()
     total /= len(examples)
-    if normalise:  # Michel et al., 4.1; a layer that does nothing stays 0
+    if normalise:  # as Michel et al. do; a layer that does nothing stays 0
         total = total / total.norm(dim=-1, keepdim=True).clamp(min=1e-300)
     return total
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.heads.frames import OFFSETS
 from regard.heads.measures import Measures
-from regard.heads.streaming import OFFSETS
+from regard.report import picture, tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +33,19 @@ class Rule:
 
 # The one table of thresholds. Of several labels that a head reaches, the lowest tier wins, then the one
 # furthest above chance. Delimiters and the first token are where a head rests when it has nothing to do
-# (Clark et al. 2019, 3.2): an induction head rests there on text without repetition, and is one all the same.
+# (Clark et al. 2019): an induction head rests there on text without repetition, and is one all the same.
 RULES = (
-    Rule("previous-token", "previous", 0.5, "Clark et al. 2019, 3.1: over half of the attention"),
-    Rule("next-token", "next", 0.5, "Clark et al. 2019, 3.1: over half of the attention"),
+    Rule("previous-token", "previous", 0.5, "Clark et al. 2019: over half of the attention"),
+    Rule("next-token", "next", 0.5, "Clark et al. 2019: over half of the attention"),
     Rule("diagonal", "same", 0.5, "ours, as for the tokens before and after"),
-    Rule("positional", "positional", 0.9, "Voita et al. 2019, 5.1: the argmax at one distance in 90 %", 3),
-    Rule("delimiter", "special", 0.5, "Clark et al. 2019, 3.2: over half of the attention", 1),
+    Rule("positional", "positional", 0.9, "Voita et al. 2019: the argmax at one distance in 90 %", 3),
+    Rule("delimiter", "special", 0.5, "Clark et al. 2019: over half of the attention", 1),
     Rule("punctuation", "punctuation", 0.5, "ours, as for delimiters"),
-    Rule("sink", "first", 0.3, "Gu et al. 2025, 3: mean weight above 0.3 on the first token", 2),
-    Rule("duplicate-token", "duplicate", 0.4, "ours; Wang et al. 2022, 3.2 name the heads, give no number"),
+    Rule("sink", "first", 0.3, "Gu et al. 2025: mean weight above 0.3 on the first token", 2),
+    Rule("duplicate-token", "duplicate", 0.4, "ours; Wang et al. 2022 name the heads, give no number"),
     Rule("induction", "induction", 0.4, "ours; Olsson et al. 2022 define the score, give no number"),
-    Rule("rare-word", "rare", 0.5, "ours; Voita et al. 2019, 5.3 count argmaxes"),
-    Rule("broadcast", "uniformity", 0.9, "ours; Clark et al. 2019, 3.3 call high entropy broad", 3),
+    Rule("rare-word", "rare", 0.5, "ours; Voita et al. 2019 count argmaxes"),
+    Rule("broadcast", "uniformity", 0.9, "ours; Clark et al. 2019 call high entropy broad", 3),
 )
 # How far above chance: this share of the way from chance to 1.
 LEAST_LIFT = 0.2
@@ -155,3 +157,26 @@ def table_of_rules() -> list[tuple[str, str, str, str]]:
 def grid(labels: Sequence[HeadLabel], layers: Sequence[str]) -> list[list[str]]:
     """Labels as rows of layers, for a picture."""
     return [[each.label for each in labels if each.layer == layer] for layer in layers]
+
+
+def heads_html(labels: Sequence[HeadLabel], layers: Sequence[str], of: str) -> str:
+    """Labelled heads for a notebook: a picture of layers x heads, and a table of those that have a label."""
+    from regard.plot import head_grid  # matplotlib is slow to import, and this is seldom shown
+
+    drawn, title = BytesIO(), f"labels of heads, {of}"
+    head_grid(grid(labels, layers), LABELS, title=title).savefig(drawn, format="png", dpi=90)
+    named = [each for each in labels if each.label != "none"]
+    head = tag("tr", *(tag("th", word) for word in ("layer", "head", "label", "score", "chance", "rule")))
+    rows = [
+        tag("tr", *(tag("td", cell) for cell in (
+            each.layer, each.head, each.label, _shown(each.score), _shown(each.chance), each.rule
+        )))
+        for each in named
+    ]  # fmt: skip
+    summary = tag("summary", f"{len(named)} of {len(labels)} heads have a label")
+    table = tag("details", summary, tag("table", head, *rows))
+    return (picture(drawn.getvalue(), title) + table).text
+
+
+def _shown(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3f}"

@@ -17,16 +17,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-from regard.heads.streaming import (
+from regard.heads.frames import (
     OFFSETS,
     ROW_MEASURES,
+    Cells,
     Frame,
-    Scratch,
     UniformLayer,
-    layer_sums,
+    chance_by_position,
+    hides_future_only,
     make_frame,
     visibility_of,
 )
+from regard.heads.streaming import Scratch, layer_sums
 from regard.heads.tokens import TokenFacts, token_facts
 from regard.rule_parts import visibility_tensors
 from regard.trace_layers import AnyLayer
@@ -40,7 +42,7 @@ WHAT = {
     "first": "weight on the first position",
     "special": "weight on [CLS], [SEP], BOS and other special tokens",
     "punctuation": "weight on punctuation",
-    "rare": "weight on the tenth of the words that is seen least",
+    "rare": "weight on the tenth of the words that is seen least, the first position apart",
     "previous": "weight on the position before",
     "next": "weight on the position after",
     "same": "weight on oneself",
@@ -125,21 +127,21 @@ def measure(
     sums = torch.zeros(len(ROW_MEASURES), n_layer, widest, dtype=torch.float64)
     chance, counted = torch.zeros(2, len(ROW_MEASURES), n_layer, dtype=torch.float64)
     scratch = Scratch()
-    frames: dict[object, tuple[Frame, Tensor, Tensor]] = {}
+    known: dict[object, tuple[Cells, Tensor, Tensor]] = {}
     kept: list[Visibility] = []  # so that the addresses of their tensors, by which frames are found, stay
     for index, layer in enumerate(trace.layers):
         visible = visibility_of(layer)
         kept.append(visible)
         for each in range(layer.n_batch) if batch is None else [batch % layer.n_batch]:
             key = (*_signature(layer, visible), each)
-            if key not in frames:
+            if key not in known:
                 facts, real = _facts(trace, layer, each, counts, special_ids)
                 frame = make_frame(layer, visible, facts, each, real)
-                uniform = UniformLayer(visible, layer.shape, facts.special.device, kind=layer.kind)
-                level = layer_sums(uniform, frame, each, uniform=True, scratch=scratch)[:, 0]
-                frames[key] = (frame, level.cpu(), frame.counted.sum(-1).cpu())
-            frame, level, n_row = frames[key]
-            sums[:, index, : layer.n_head] += layer_sums(layer, frame, each, scratch=scratch).cpu()
+                level = _chance(layer, visible, frame, each, scratch)
+                known[key] = (Cells(frame), level.cpu(), frame.counted.sum(-1).cpu())
+            cells, level, n_row = known[key]
+            found = layer_sums(layer, cells.frame, each, scratch=scratch, cells=cells)
+            sums[:, index, : layer.n_head] += found.cpu()
             chance[:, index] += level
             counted[:, index] += n_row
     n_heads = tuple(layer.n_head for layer in trace.layers)
@@ -153,6 +155,14 @@ def measure(
         dict(zip(ROW_MEASURES, chance / counted, strict=True)),
         dict(zip(ROW_MEASURES, counted.long(), strict=True)),
     )
+
+
+def _chance(layer: AnyLayer, visible: Visibility, frame: Frame, batch: int, scratch: Scratch) -> Tensor:
+    """The sums of a head that looks everywhere alike."""
+    if hides_future_only(visible):
+        return chance_by_position(frame)
+    uniform = UniformLayer(visible, layer.shape, frame.columns.device, kind=layer.kind)
+    return layer_sums(uniform, frame, batch, scratch=scratch)[:, 0]
 
 
 def _signature(layer: AnyLayer, visible: Visibility) -> tuple[object, ...]:

@@ -1,6 +1,6 @@
 """Which head follows a relation between words: subject to verb, determiner to noun, any pairs given.
 
-Scored as Clark et al. (2019, section 4) do: attention to a word that is split into pieces is the sum over its
+Scored as Clark et al. (2019) do: attention to a word that is split into pieces is the sum over its
 pieces, from it the mean; the word most looked at is the prediction. A head is compared with the best fixed
 offset ("the word before"), which is what a head that knows nothing of the relation could do.
 """

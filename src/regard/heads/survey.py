@@ -27,9 +27,9 @@ from torch import Tensor, distributed
 
 from regard.capture import trace
 from regard.errors import ArgumentError, LoadError
-from regard.heads.labels import HeadLabel, label
+from regard.heads.frames import ROW_MEASURES
+from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import Measures, measure
-from regard.heads.streaming import ROW_MEASURES
 from regard.heads.tokens import counts_of
 from regard.loading import Loaded
 
@@ -59,6 +59,10 @@ class Survey:
     def labels(self) -> list[HeadLabel]:
         """A label for every head, its score surely above chance where there is more than one text."""
         return label(self.measures, low=self.low, high=self.high)
+
+    def _repr_html_(self) -> str:
+        """The heads as a notebook shows them: a picture of the labels, and each label with its rule."""
+        return heads_html(self.labels(), self.measures.layers, f"{self.n_text} texts")
 
 
 def repeated_tokens(

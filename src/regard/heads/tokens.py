@@ -61,7 +61,8 @@ def token_facts(
     """Facts about a line of tokens, from how they are spelled and how often they come.
 
     Rare are the tenth of the words that `counts` (a corpus's, or this text's own) has least of; of equals
-    the one with the higher id, since vocabularies list what is frequent first.
+    the one with the higher id, since vocabularies list what is frequent first. The first position does not
+    count: heads rest there, whatever the word.
 
     >>> facts = token_facts(["[CLS]", "hi", ",", "Zanzibar", "[SEP]"])
     >>> facts.special.int().tolist(), facts.punctuation.int().tolist()
@@ -72,16 +73,19 @@ def token_facts(
         raise ShapeError(f"there are {n_key} tokens: ids must be as many. Got shape {tuple(ids.shape)}.")
     where = None if ids is None else ids.device
     listed = [None] * n_key if ids is None else ids.tolist()
+    # A text says the same words again and again: each is spelled out once.
+    distinct = set(tokens)
+    spelled_special = {token for token in distinct if _SPECIAL.fullmatch(token.strip())}
+    signs = {token for token in distinct if is_punctuation(token)}
     special = [
-        bool(_SPECIAL.fullmatch(token.strip())) or index in special_ids
-        for token, index in zip(tokens, listed, strict=True)
+        token in spelled_special or index in special_ids for token, index in zip(tokens, listed, strict=True)
     ]
-    punctuation = [not s and is_punctuation(token) for token, s in zip(tokens, special, strict=True)]
-    words = [
-        at
-        for at in range(n_key)
-        if not special[at] and not punctuation[at] and (real is None or bool(real[at]))
-    ]
+    punctuation = [not s and token in signs for token, s in zip(tokens, special, strict=True)]
+    exists = [True] * n_key if real is None else real.tolist()
+    words = [at for at in range(n_key) if not special[at] and not punctuation[at] and exists[at]]
+    if len(words) > 1 and words[0] == exists.index(True):
+        # Heads rest at the first position whatever stands there, and what stands there is often rare.
+        words = words[1:]
     rare = [False] * n_key
     for at in _rarest(words, tokens, listed, counts):
         rare[at] = True
@@ -111,7 +115,7 @@ def _rarest(
                 f"counts has one number for each id of the vocabulary, {counts.shape[0]}: ids are needed, "
                 f"none of them higher. Got ids up to {highest}."
             )
-        often = [int(counts[ids[at]]) for at in words]
+        often = counts.cpu()[[ids[at] for at in words]].tolist()
     else:
         times = Counter(names)
         often = [times[name] for name in names]

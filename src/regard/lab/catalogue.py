@@ -12,6 +12,7 @@ EXPERIMENTS: dict[str, str] = {
     "variance": "dividing by the root of the dimension keeps the variance of scores at 1",
     "temperature": "without that division softmax saturates, and its gradient dies",
     "argmax": "hard attention cannot be trained: queries and keys get no gradient",
+    "memory": "recurrence forgets with distance, attention does not",
     "bottleneck": "a fixed context fails on long inputs, attention does not",
     "heads": "several heads look in several places at once; one head cannot",
     "causal": "without the causal rule a model cheats by reading the next token",

@@ -48,6 +48,8 @@ class Measurement:
         values = [float(value) for value in values]
         if len(values) < 2:
             raise ArgumentError(f"an uncertainty needs two values at least. Got {len(values)} for {name!r}.")
+        if not all(map(math.isfinite, values)):  # nothing holds of what could not be measured
+            return cls(name, math.nan, math.nan, math.nan, unit)
         value = statistics.fmean(values)
         half = Z * statistics.stdev(values) / math.sqrt(len(values))
         return cls(name, value, value - half, value + half, unit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,11 @@ from regard.view.document import ModelKind, Predicts
 
 RANDOM = " (random)"
 UNTRAINED = " (untrained)"  # the same shape and tokenizer as a model that is here
-_KINDS: dict[str, ModelKind] = {"minilm": "encoder", "smollm2": "decoder"}
+_KINDS: dict[str, ModelKind] = {
+    "minilm": "encoder",
+    "smollm2": "decoder",
+    "pocket-dates": "encoder-decoder",
+}
 _KEPT = 4  # models in memory
 
 
@@ -102,18 +106,21 @@ class Models:
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._kept: OrderedDict[str, Opened] = OrderedDict()
+        self._given: dict[str, Opened] = {}  # never let go: they may not be had again
         self.extra: list[str] = []  # folders and files named on the command line
 
     def put(self, model: Opened) -> None:
         """Take a model that is loaded already."""
         with self._lock:
-            self._kept[model.key] = model
-            if model.key not in hub.AVAILABLE and not model.key.endswith(RANDOM):
+            self._given[model.key] = model
+            if model.key not in (*hub.listed(), *self.extra) and not model.key.endswith(RANDOM):
                 self.extra.append(model.key)
 
     def get(self, key: str) -> Opened:
         """The model of that key; loads it unless it is here."""
         with self._lock:
+            if key in self._given:
+                return self._given[key]
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
@@ -139,10 +146,10 @@ class Models:
             return opened(load(shape, random=True, seed=self.seed, device=self.device), key)
         if key.endswith(UNTRAINED):
             return opened(self._untrained(key.removesuffix(UNTRAINED)), key)
-        if key in hub.AVAILABLE and hub.present(key) is None:
+        if key in hub.listed() and hub.present(key) is None:
             raise LoadError(f"{key} is not on this machine. Get it with: regard models get {key}")
-        if key not in hub.AVAILABLE and key not in self.extra:
-            known = ", ".join([*hub.AVAILABLE, *self.extra])
+        if key not in hub.listed() and key not in self.extra:
+            known = ", ".join([*hub.listed(), *self.extra])
             raise LoadError(f"there is no model {key!r} here: there are {known}, and random shapes.")
         return opened(load(key, device=self.device), key)
 
@@ -151,17 +158,27 @@ class Models:
         trained = self.get(key).loaded
         if trained is None:
             raise LoadError(f"{key} has no random counterpart.")
-        model = initialise(Transformer(trained.model.config).eval(), self.seed).to(self.device)
-        facts = _facts(model, f"{trained.facts.name}{UNTRAINED}", self.seed)
-        return Loaded(model, trained.tokenizer, facts, trained.start_token, trained.stop_tokens)
+        if isinstance(trained.model, Seq2Seq):
+            model: Transformer | Seq2Seq = _random_seq2seq(trained.model.config, self.seed)
+        else:
+            model = initialise(Transformer(trained.model.config).eval(), self.seed)
+        source = f"random weights, seed {self.seed}"
+        name = f"{trained.facts.name}{UNTRAINED}"
+        facts = replace(trained.facts, name=name, source=source, trained=False)
+        return Loaded(
+            model.to(self.device), trained.tokenizer, facts, trained.start_token, trained.stop_tokens
+        )
+
+    def _present(self, name: str) -> bool:
+        return name in self._given or hub.present(name) is not None
 
     def choices(self) -> list[dict[str, Any]]:
         """What the page offers."""
         rows = [
-            _choice(name, name, model.what, _KINDS.get(name, "unknown"), hub.present(name) is not None)
-            for name, model in hub.AVAILABLE.items()
+            _choice(name, name, model.what, _KINDS.get(name, "unknown"), self._present(name))
+            for name, model in hub.listed().items()
         ]
-        rows += [_choice(key, Path(key).name, "given on the command line", "unknown") for key in self.extra]
+        rows += [_choice(key, Path(key).name, "given", "unknown") for key in self.extra]
         for family in FAMILIES.values():
             for size in family.sizes:
                 config = family.config(family.sizes[size])
@@ -182,6 +199,7 @@ def _choice(key: str, name: str, what: str, kind: ModelKind, present: bool = Tru
         "command": None if present else f"regard models get {key}",
         "kind": kind,
         "random": key.endswith(RANDOM),
+        "given": False,
     }
 
 
@@ -210,13 +228,17 @@ def _linear(seed: int, device: str | torch.device) -> Loaded:
     return Loaded(model, byte_tokenizer(263), _facts(model, f"linear attention{RANDOM}", seed))
 
 
+def _random_seq2seq(config: Seq2SeqConfig, seed: int) -> Seq2Seq:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Seq2Seq(config).eval()
+
+
 def _seq2seq(key: str, seed: int, device: str | torch.device) -> Opened:
     """A recurrent encoder and decoder with additive attention (Bahdanau et al. 2015), untrained."""
     tokenizer = byte_tokenizer(263)
     bos, eos, pad = tokenizer.special.bos, tokenizer.special.eos, tokenizer.special.pad
     config = Seq2SeqConfig(263, 263, 32, 64, bidirectional=True, bos=bos, eos=eos, pad=pad)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Seq2Seq(config).eval().to(device)
+    model = _random_seq2seq(config, seed).to(device)
     stop = () if eos is None else (eos,)
     return Opened(key, f"seq2seq{RANDOM}", model, tokenizer, None, bos, stop)

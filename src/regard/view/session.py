@@ -22,7 +22,6 @@ from regard.capture import trace
 from regard.decode import generate
 from regard.errors import ArgumentError
 from regard.growing import trace_generation
-from regard.models.seq2seq import Seq2Seq
 from regard.tracing import Trace
 from regard.view.document import Document, documents_of, plain
 from regard.view.models import Models, Opened
@@ -59,10 +58,12 @@ class Session:
         self._making: dict[str, threading.Lock] = {}
         self._documents: OrderedDict[str, Document] = OrderedDict()
         self._asked: dict[str, Asked] = {}
+        self._given: dict[str, Document] = {}  # traces that were handed over, by what the page calls them
+        self._alive: dict[str, str] = {}  # the model that made a given trace, where it is here
         self._gradients: OrderedDict[tuple[str, int], Any] = OrderedDict()
         self._questions: dict[str, Callable[[dict[str, Any], bytes], Any]] = {
             "health": lambda params, body: {"alive": True},
-            "models": lambda params, body: self.models.choices(),
+            "models": lambda params, body: self._choices(),
             "trace": lambda params, body: self._trace(params, 0),
             "generate": lambda params, body: self._trace(params, _whole(params, "maxNew", 512)),
             "open": self._open,
@@ -85,10 +86,19 @@ class Session:
         found = self._questions[name](params, body)
         return found if isinstance(found, bytes) else json.dumps(plain(found), allow_nan=False).encode()
 
-    def add(self, document: Document) -> None:
-        """Take a document that is made already."""
+    def add(self, document: Document, model: Opened | None = None) -> Document:
+        """Take a document that is made already; with its `model` it can be run again and changed."""
+        if model is not None:
+            self.models.put(model)
+            document = replace(document, kind=model.kind, predicts=model.predicts)
+            document = replace(document, special_ids=model.tokenizer.special.all())
         with self._lock:
             self._documents[document.id] = document
+            self._given[document.model_key] = document
+            if model is not None:
+                self._alive[document.model_key] = model.key
+                self._asked[document.id] = Asked(model.key, document.text, document.target)
+        return document
 
     def document(self, asked: Asked) -> Document:
         """The trace of a run: the one kept, or a new one."""
@@ -112,8 +122,9 @@ class Session:
             self._documents[document.id] = document
             held = sum(each.trace.bytes for each in self._documents.values())
             for key in list(self._documents):
-                if held <= _KEPT_BYTES or key == document.id or key not in self._asked:
-                    continue
+                asked = self._asked.get(key)
+                if held <= _KEPT_BYTES or key == document.id or asked is None or asked.id != key:
+                    continue  # what was given cannot be made again
                 held -= self._documents.pop(key).trace.bytes
 
     def _document(self, params: dict[str, Any]) -> Document:
@@ -127,9 +138,32 @@ class Session:
             raise ArgumentError("this trace is not here any more: press Look to take it again.")
         return self.document(asked)
 
+    def _choices(self) -> list[dict[str, Any]]:
+        given = [
+            {"key": key, "name": each.title, "what": "given", "present": True, "command": None,
+             "kind": each.kind, "random": False, "given": True}
+            for key, each in self._given.items()
+        ]  # fmt: skip
+        return given + self.models.choices()
+
     def _trace(self, params: dict[str, Any], max_new: int) -> dict[str, Any]:
-        text = params.get("text") or self.text
+        text, key = params.get("text"), params.get("model")
         target = params.get("target")
+        given = self._given.get(str(key))
+        if not (key or text or self.default):  # a notebook opens with what it was given
+            given = next(iter(self._given.values()), None)
+        if given is not None:
+            unchanged = text in ("", None, given.text) and (target or None) == given.target
+            if unchanged and not (params.get("off") or max_new):
+                return given.meta()
+            key = self._alive.get(given.model_key)
+            if key is None:
+                raise ArgumentError(
+                    f"{given.title} is a trace without its model: it can be looked at and not run again. "
+                    "Choose a model above to read another text."
+                )
+            text = text or given.text
+        text = text or self.text
         if not isinstance(text, str) or not (target is None or isinstance(target, str)):
             raise ArgumentError("a text must be text.")
         if not text.strip():
@@ -137,7 +171,9 @@ class Session:
         if len(text) > _MOST_CHARACTERS:
             raise ArgumentError(f"the text has {len(text)} characters: at most {_MOST_CHARACTERS} are read.")
         off = tuple(sorted({_pair(each) for each in params.get("off") or []}))
-        asked = Asked(str(params.get("model") or self.default), text, target or None, off, max_new)
+        if not (key or self.default):
+            raise ArgumentError("there is no model here: choose one above.")
+        asked = Asked(str(key or self.default), text, target or None, off, max_new)
         return self.document(asked).meta()
 
     def _open(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
@@ -148,9 +184,8 @@ class Session:
             found = Trace.load(path)
         # The tensors are mapped: they outlive the name of their file.
         document = replace(documents_of(found)[0], title=f"{name} · {found.facts.get('name', 'trace')}")
-        document = replace(document, id=hashlib.sha256(body).hexdigest()[:16], model_key=name)
-        self.add(document)
-        return document.meta()
+        document = replace(document, id=hashlib.sha256(body).hexdigest()[:16], model_key=f"file {name}")
+        return self.add(document).meta()
 
     def _tile(self, params: dict[str, Any], body: bytes) -> bytes:
         rows = slice(_index(params, "r0"), _index(params, "r1"))
@@ -180,7 +215,7 @@ class Session:
             raise ArgumentError("this trace came from a file: its model is not loaded here.")
         opened = self.models.get(asked.model)
         assert document.trace.ids is not None
-        ids = document.trace.ids[0].tolist()
+        ids = document.trace.ids[document.batch].tolist()
         source = _read(opened, asked.text)[0] if opened.kind == "encoder-decoder" else None
         return asked, opened, ids, source
 
@@ -232,7 +267,7 @@ def make_document(opened: Opened, asked: Asked) -> Document:
         else:
             answer, more = _read(opened, target)
             notices += more
-        start = [opened.start_token] if isinstance(opened.model, Seq2Seq) else []
+        start = [opened.start_token] if opened.loaded is None else []  # a loaded model knows its own
         found = trace(
             opened.traced,
             [ids],

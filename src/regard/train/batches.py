@@ -1,0 +1,268 @@
+"""Batches whose place in the data is two numbers: seek to them, and the same batches follow.
+
+Examples are put in an order that depends on (seed, epoch) alone and cut into windows of some thousands. A
+window is sorted by length, cut into batches of about as many tokens, and its batches shuffled. So a batch is
+found from (window, batch) without the ones before it, and only one window is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.text import TextTokenizer
+from regard.train.data import TokenFile
+from regard.train.tasks import GeneratedTask
+
+IGNORED = -100  # a label that the loss leaves out, as cross_entropy has it
+WINDOW = 4096  # examples sorted together
+Row = Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a model reads, what it is given of the answer, and what it must say."""
+
+    source: Row | None  # None: a language model has no source
+    inputs: Row
+    labels: Row  # one for each of `inputs`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Several examples, padded."""
+
+    source: Int[Tensor, "batch position"] | None
+    visible: Bool[Tensor, "batch position"] | None  # of the source
+    inputs: Int[Tensor, "batch target_position"]
+    labels: Int[Tensor, "batch target_position"]  # IGNORED where there is nothing to say
+
+    @property
+    def n_label(self) -> int:
+        """How many labels count."""
+        return int((self.labels != IGNORED).sum())
+
+    def part(self, rank: int, world: int) -> Batch:
+        """This process's rows; where there are fewer rows than processes, a row that does not count."""
+        rows = torch.arange(self.inputs.shape[0])[rank::world]
+        idle = not rows.numel()
+        rows = torch.zeros(1, dtype=torch.long) if idle else rows
+
+        def take(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part[rows]
+
+        labels = torch.full_like(self.labels[rows], IGNORED) if idle else self.labels[rows]
+        return Batch(take(self.source), take(self.visible), self.inputs[rows], labels)
+
+    def to(self, device: torch.device) -> Batch:
+        """On that device."""
+        if device.type == "cpu":
+            return self
+
+        def move(part: Tensor) -> Tensor:
+            return part.to(device, non_blocking=True)
+
+        source, visible = (None if part is None else move(part) for part in (self.source, self.visible))
+        return Batch(source, visible, move(self.inputs), move(self.labels))
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """Examples by number."""
+
+    def __len__(self) -> int:
+        """How many make an epoch."""
+
+    def get(self, epoch: int, index: int) -> Example:
+        """The example of that number in that epoch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairExamples:
+    """Pairs of a token file, the rows 2i and 2i + 1 of it."""
+
+    rows: TokenFile
+    start: int  # the token a target begins with
+
+    def __len__(self) -> int:
+        return len(self.rows) // 2
+
+    def get(self, epoch: int, index: int) -> Example:
+        return _pair(self.rows[2 * index], self.rows[2 * index + 1], self.start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GeneratedExamples:
+    """Fresh examples of a generated task: another epoch, other examples."""
+
+    task: GeneratedTask
+    tokenizer: TextTokenizer
+    seed: int
+    start: int
+    size: int = 2**20
+    held_out: bool = False
+
+    def __len__(self) -> int:
+        return self.size
+
+    def pair(self, index: int) -> tuple[str, str]:
+        """The texts."""
+        return self.task.example(self.seed, index, held_out=self.held_out)
+
+    def get(self, epoch: int, index: int) -> Example:
+        source, target = self.pair(epoch * self.size + index)
+        return _pair(self.tokenizer.encode(source), self.tokenizer.encode(target), self.start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockExamples:
+    """A text cut into blocks of equal length, elsewhere in each epoch: the next token is the label."""
+
+    tokens: np.ndarray
+    context: int
+    seed: int
+    mask: int | None = None  # BERT: hide some tokens behind this one, and ask for them
+    vocab: int = 0
+    n_special: int = 0
+    moving: bool = True  # False: held-out text is cut at the same places each time
+
+    def __post_init__(self) -> None:
+        if len(self) < 1:
+            raise ArgumentError(
+                f"the text has {len(self.tokens)} tokens: at least {self.context + 1} are needed for one "
+                f"context of {self.context}. Give more text, or a shorter context."
+            )
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.context
+
+    def get(self, epoch: int, index: int) -> Example:
+        spare = len(self.tokens) - 1 - len(self) * self.context
+        slack = min(self.context - 1, spare)
+        random = np.random.default_rng((self.seed, epoch, 1))
+        first = (int(random.integers(slack + 1)) if self.moving else 0) + index * self.context
+        block = np.asarray(self.tokens[first : first + self.context + 1], dtype=np.int64)
+        if self.mask is None:
+            return Example(None, block[:-1], block[1:])
+        return self._masked(block[:-1], np.random.default_rng((self.seed, epoch, index, 2)))
+
+    def _masked(self, block: np.ndarray, random: np.random.Generator) -> Example:
+        """15 % are asked for: of them 80 % masked, 10 % others, 10 % themselves (Devlin et al. 2019, 3.1)."""
+        chosen = random.random(len(block)) < 0.15
+        chosen[random.integers(len(block))] = True  # never none
+        fate = random.random(len(block))
+        other = random.integers(self.n_special, max(self.vocab, self.n_special + 1), len(block))
+        inputs = np.where(chosen & (fate < 0.8), np.int64(self.mask or 0), block)
+        inputs = np.where(chosen & (fate >= 0.9), other, inputs)
+        return Example(None, inputs, np.where(chosen, block, IGNORED))
+
+
+def _pair(source: Row, target: Row, start: int) -> Example:
+    target = target.tolist() if isinstance(target, np.ndarray) else list(target)
+    return Example(source, [start, *target[:-1]], target)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the data the next batch is."""
+
+    window: int = 0
+    batch: int = 0
+
+
+class Batches:
+    """An endless series of batches from any place."""
+
+    def __init__(
+        self, examples: Examples, batch_tokens: int, seed: int, pad: int, window: int = WINDOW
+    ) -> None:
+        if len(examples) < 1:
+            raise ArgumentError("there is nothing to learn from: the data hold no usable line.")
+        self.examples, self.batch_tokens, self.seed, self.pad = examples, batch_tokens, seed, pad
+        self.n_window = -(-len(examples) // window)  # of an epoch
+        self.window = window
+        self._order: tuple[int, np.ndarray | None] = (-1, None)
+        self._kept: tuple[int, list[list[Example]]] = (-1, [])
+
+    def indices(self, window: int) -> tuple[int, np.ndarray]:
+        """The epoch of a window, and which examples are in it."""
+        epoch, part = divmod(window, self.n_window)
+        size = len(self.examples)
+        if isinstance(self.examples, GeneratedExamples):  # random already, and endless
+            return epoch, np.arange(part * self.window, min(size, (part + 1) * self.window))
+        if self._order[0] != epoch:
+            self._order = (epoch, np.random.default_rng((self.seed, epoch, 0)).permutation(size))
+        order = self._order[1]
+        assert order is not None
+        return epoch, order[part * self.window : (part + 1) * self.window]
+
+    def at(self, place: Place) -> tuple[Batch, Place]:
+        """The batch there, and the place after it."""
+        if self._kept[0] != place.window:
+            epoch, indices = self.indices(place.window)
+            examples = [self.examples.get(epoch, int(index)) for index in indices]
+            groups = bucketed(examples, self.batch_tokens)
+            order = np.random.default_rng((self.seed, place.window, 3)).permutation(len(groups))
+            self._kept = (place.window, [groups[index] for index in order])
+        groups = self._kept[1]
+        last = place.batch + 1 == len(groups)
+        after = Place(place.window + 1) if last else Place(place.window, place.batch + 1)
+        return padded(groups[place.batch], self.pad), after
+
+    def epoch(self, place: Place) -> int:
+        """How often all examples have been seen."""
+        return place.window // self.n_window
+
+
+def bucketed(examples: Sequence[Example], batch_tokens: int) -> list[list[Example]]:
+    """Examples of about the same length together, as many as fit `batch_tokens` with their padding."""
+    ordered = sorted(examples, key=lambda each: (_length(each), len(each.inputs)))
+    groups: list[list[Example]] = []
+    longest = 0
+    for example in ordered:
+        longest = max(longest, _length(example))
+        if not groups or longest * (len(groups[-1]) + 1) > batch_tokens:
+            groups.append([])
+            longest = _length(example)
+        groups[-1].append(example)
+    return groups
+
+
+def one_pass(examples: Examples, batch_tokens: int, pad: int, most: int | None = None) -> Iterator[Batch]:
+    """Each example once, or the first `most`: for an evaluation."""
+    size = len(examples) if most is None else min(most, len(examples))
+    for first in range(0, size, WINDOW):
+        some = [examples.get(0, index) for index in range(first, min(size, first + WINDOW))]
+        for group in bucketed(some, batch_tokens):
+            yield padded(group, pad)
+
+
+def padded(examples: Sequence[Example], pad: int) -> Batch:
+    """Examples as one rectangle."""
+    inputs = _rectangle([each.inputs for each in examples], pad)
+    labels = _rectangle([each.labels for each in examples], IGNORED)
+    if examples[0].source is None:
+        return Batch(None, None, inputs, labels)
+    sources = [each.source for each in examples if each.source is not None]
+    lengths = torch.tensor([len(source) for source in sources])
+    source = _rectangle(sources, pad)
+    visible = torch.arange(source.shape[1])[None] < lengths[:, None]
+    return Batch(source, None if bool(visible.all()) else visible, inputs, labels)
+
+
+def _length(example: Example) -> int:
+    return max(0 if example.source is None else len(example.source), len(example.inputs))
+
+
+def _rectangle(rows: Sequence[Row], filler: int) -> Tensor:
+    filled = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
+    for index, row in enumerate(rows):
+        filled[index, : len(row)] = row
+    return torch.from_numpy(filled)

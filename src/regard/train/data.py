@@ -1,0 +1,201 @@
+"""Text files as token files: read line by line, kept on disk, never whole in memory.
+
+A `TokenFile` is three arrays on disk: the tokens of all rows one after the other, where each row ends, and
+how many bytes of text each row was. Arrays are mapped, so a corpus larger than memory is read where needed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.errors import LoadError
+
+_SHOWN = 10  # line numbers named for each kind of bad line
+
+
+@dataclass(slots=True)
+class BadLines:
+    """Lines that cannot be used: how many, of which kind, and where the first of them are."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    where: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, path: str | Path, line: int) -> None:
+        """Count one more."""
+        self.counts[reason] += 1
+        places = self.where.setdefault(reason, [])
+        if len(places) < _SHOWN:
+            places.append(f"{Path(path).name}:{line}")
+
+    def __str__(self) -> str:
+        told = []
+        for reason, count in self.counts.items():
+            more = ", ..." if count > len(self.where[reason]) else ""
+            told.append(f"{count} {reason} ({', '.join(self.where[reason])}{more})")
+        return f"{self.counts.total()} bad lines: {'; '.join(told)}" if told else "no bad lines"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return {"total": self.counts.total(), **{r: [n, self.where[r]] for r, n in self.counts.items()}}
+
+
+def _open(path: str | Path) -> Any:
+    path = Path(path)
+    try:
+        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _raw_lines(path: str | Path) -> Iterator[bytes]:
+    with _open(path) as file:
+        try:
+            yield from file
+        except (OSError, EOFError, zlib.error) as error:  # gzip finds out while reading
+            raise LoadError(f"{path} cannot be read to its end: {error}.") from error
+
+
+def _decoded(raw: bytes, bad: BadLines, path: str | Path, line: int) -> str | None:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        bad.add("not UTF-8", path, line)
+        return None
+
+
+def read_pairs(paths: Sequence[str | Path], bad: BadLines) -> Iterator[tuple[int, str, str]]:
+    """Line number, source and target of each pair, from one TSV file or two files of as many lines."""
+    if len(paths) == 1:
+        for line, raw in enumerate(_raw_lines(paths[0]), 1):
+            text = _decoded(raw.rstrip(b"\r\n"), bad, paths[0], line)
+            if text is None:
+                continue
+            columns = text.split("\t")
+            if len(columns) != 2:
+                bad.add("not two columns", paths[0], line)
+            elif not all(column.strip() for column in columns):
+                bad.add("empty side", paths[0], line)
+            else:
+                yield line, columns[0].strip(), columns[1].strip()
+        return
+    left, right = paths
+    line = 0
+    for line, (one, other) in enumerate(zip_longest(_raw_lines(left), _raw_lines(right)), 1):
+        if one is None or other is None:
+            shorter = left if one is None else right
+            raise LoadError(
+                f"{shorter} ends after line {line - 1} and the other file goes on: "
+                "aligned files have as many lines as each other."
+            )
+        source = _decoded(one.rstrip(b"\r\n"), bad, left, line)
+        target = _decoded(other.rstrip(b"\r\n"), bad, right, line) if source is not None else None
+        if source is None or target is None:
+            continue
+        if not source.strip() or not target.strip():
+            bad.add("empty side", right if source.strip() else left, line)
+        else:
+            yield line, source.strip(), target.strip()
+
+
+def read_lines(paths: Sequence[str | Path], bad: BadLines) -> Iterator[str]:
+    """The lines of text files, each with its end."""
+    for path in paths:
+        for line, raw in enumerate(_raw_lines(path), 1):
+            text = _decoded(raw, bad, path, line)
+            if text is not None:
+                yield text
+
+
+class TokenFile:
+    """Rows of tokens on disk: `rows[i]` is an array, `n_byte(a, b)` the text's size of rows a to b."""
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        try:
+            facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise LoadError(f"{folder} is not a token file: its facts.json cannot be read.") from error
+        self.crc = int(facts["crc"])
+        self.bad = facts["bad"]
+        self.unknown = int(facts["unknown"])
+        self.tokens = _mapped(folder / "tokens.bin", np.dtype(facts["dtype"]), facts["n_token"])
+        self.ends = _mapped(folder / "ends.bin", np.dtype(np.int64), facts["n_row"])
+        self.bytes_until = _mapped(folder / "bytes.bin", np.dtype(np.int64), facts["n_row"])
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        start = 0 if row == 0 else int(self.ends[row - 1])
+        return np.asarray(self.tokens[start : int(self.ends[row])])
+
+    def n_byte(self, first: int, last: int) -> int:
+        """The bytes of text in the rows from `first` up to `last`."""
+        before = 0 if first == 0 else int(self.bytes_until[first - 1])
+        return int(self.bytes_until[last - 1]) - before
+
+    @classmethod
+    def exists(cls, folder: str | Path) -> bool:
+        """Whether a whole one is there: its facts are written last."""
+        return (Path(folder) / "facts.json").is_file()
+
+
+class TokenWriter:
+    """Writes a `TokenFile` row by row, as a context; it is there only after `finish`."""
+
+    def __init__(self, folder: str | Path, *, vocab: int, unknown: int = -1) -> None:
+        self.folder, self.unknown = Path(folder), unknown
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "facts.json").unlink(missing_ok=True)
+        self.dtype = np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
+        self.n_token = self.n_byte = self.n_row = self.crc = self.n_unknown = 0
+        self.files = [(self.folder / f"{name}.bin").open("wb") for name in ("tokens", "ends", "bytes")]
+
+    def add(self, row: Sequence[int], n_byte: int) -> None:
+        """One more row, and how many bytes of text it was."""
+        packed = np.asarray(row, dtype=self.dtype).tobytes()
+        self.n_token, self.n_byte = self.n_token + len(row), self.n_byte + n_byte
+        self.n_row, self.n_unknown = (
+            self.n_row + 1,
+            self.n_unknown + sum(each == self.unknown for each in row),
+        )
+        self.crc = zlib.crc32(packed, self.crc)
+        sizes = (np.int64(self.n_token).tobytes(), np.int64(self.n_byte).tobytes())
+        for file, content in zip(self.files, (packed, *sizes), strict=True):
+            file.write(content)
+
+    def __enter__(self) -> TokenWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self.files:
+            file.close()
+
+    def finish(self, bad: BadLines | None = None) -> None:
+        """Make it whole: the facts come last."""
+        for file in self.files:
+            file.close()
+        facts = {"dtype": self.dtype.name, "n_token": self.n_token, "n_row": self.n_row, "crc": self.crc}
+        facts |= {"unknown": self.n_unknown, "bad": (bad or BadLines()).to_dict()}
+        part = self.folder / "facts.json.part"
+        part.write_text(json.dumps(facts), encoding="utf-8")
+        part.replace(self.folder / "facts.json")
+
+
+def _mapped(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
+    if size == 0:  # nothing cannot be mapped
+        return np.zeros(0, dtype)
+    try:
+        return np.memmap(path, dtype=dtype, mode="r", shape=(size,))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path} cannot be read: {error}.") from error

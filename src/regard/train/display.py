@@ -1,0 +1,180 @@
+"""What is seen of a run: a live display, metrics as JSON lines and for TensorBoard, pictures at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.capture import trace
+from regard.loading import Loaded
+from regard.models.seq2seq import Seq2Seq
+from regard.plot import curves, heat_map
+from regard.train.settings import Settings
+
+_LEGIBLE = 60  # characters of a sample shown on one line
+
+
+class Metrics:
+    """metrics.jsonl, and TensorBoard's files where it is installed."""
+
+    def __init__(self, folder: Path, settings: Settings, *, length: int, step: int) -> None:
+        self.path = folder / "metrics.jsonl"
+        self.path.touch()
+        # Lines written after the checkpoint a run resumes from are written again.
+        os.truncate(self.path, min(length, self.path.stat().st_size))
+        self.file = self.path.open("a", encoding="utf-8")
+        self.board: Any = None
+        self.note = ""
+        if settings.tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
+            except ImportError:
+                self.note = (
+                    "TensorBoard is not installed (pip install 'regard[train]'): metrics.jsonl has all."
+                )
+
+    def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        """One line."""
+        self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+        self.file.flush()  # for whoever watches the file
+        if self.board is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    @property
+    def length(self) -> int:
+        """The file's length in bytes."""
+        return self.path.stat().st_size
+
+    def close(self) -> None:
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+class Display:
+    """Progress, loss, speed, time left and the last sample: live on a terminal, as lines elsewhere."""
+
+    def __init__(self, settings: Settings, *, quiet: bool = False, start: int = 0) -> None:
+        from rich.console import Console
+
+        self.settings, self.quiet, self.start = settings, quiet, start
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        self.live: Any = None
+        self.began = time.monotonic()
+        self.tokens = 0.0
+        self.sample = ""
+        self.scored = ""
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal and not self.quiet:
+            from rich.live import Live
+
+            self.live = Live(console=self.console, refresh_per_second=4, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def step(self, step: int, measured: Mapping[str, float]) -> None:
+        """After an update."""
+        self.tokens += measured["tokens"]
+        spent = max(time.monotonic() - self.began, 1e-9)
+        speed = self.tokens / spent
+        left = spent / max(1, step - self.start) * (self.settings.steps - step)
+        said = (
+            f"step {step}/{self.settings.steps}  loss {measured['loss']:.4f}  lr {measured['lr']:.2e}  "
+            f"{speed:,.0f} tokens/s  {_clock(left)} left"
+        )
+        if self.live is not None:
+            self.live.update(self._panel(step, said))
+        elif step % (10 * self.settings.log_every) == 0:
+            self.note(said)
+
+    def evaluated(self, step: int, values: Mapping[str, Any], sample: tuple[str, str, str] | None) -> None:
+        """After an evaluation."""
+        self.scored = f"step {step}  {figures(values)}"
+        if sample is not None:
+            source, target, answer = (_short(text) for text in sample)
+            mark = " (right)" if answer == target else f" (should be {target})"
+            self.sample = f"{source} -> {answer}{mark if target else ''}".replace("\n", " ")
+        if self.live is None:
+            self.note(f"{self.scored}" + (f"\n    {self.sample}" if self.sample else ""))
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def _panel(self, step: int, said: str) -> Any:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.text import Text
+
+        lines: list[Any] = [ProgressBar(total=self.settings.steps, completed=step), Text(said)]
+        lines += [Text(text) for text in (self.scored, self.sample) if text]
+        return Panel(Group(*lines), title=f"regard train {self.settings.task}")
+
+
+def loss_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The loss by step as a PNG: training, and held out where it was evaluated."""
+    lines = {}
+    for kind, name in (("train", "training"), ("valid", "held out")):
+        points = [(float(m["step"]), float(m["loss"])) for m in metrics if m["kind"] == kind]
+        if points:
+            lines[name] = ([x for x, _ in points], [y for _, y in points])
+    if lines:
+        curves(lines, x_label="step", y_label="loss (nats a token)").savefig(path)
+
+
+def alignment_maps(loaded: Loaded, pairs: Sequence[tuple[str, str]], folder: Path) -> list[Path]:
+    """A heat map for each (source, answer): the source along the bottom, what was written beside it."""
+    if not loaded.model.attention_names:
+        return []
+    paths = []
+    for index, (source, answer) in enumerate(pairs, 1):
+        found = trace(loaded, source, target=answer)
+        cross = [layer for layer, name in enumerate(loaded.model.attention_names) if name.endswith("cross")]
+        n_head = 1 if isinstance(loaded.model, Seq2Seq) else loaded.model.config.block.n_head
+        weights = torch.stack([found.weights(cross[-1], head) for head in range(n_head)]).mean(0)
+        # A row's query has read the word before; it is named by the word that is written from it.
+        title = source if n_head == 1 else f"{source} (last layer, mean of {n_head} heads)"
+        figure = heat_map(weights[:-1], found.tokens[0][1:], found.source_tokens[0], title=title)
+        paths.append(folder / f"alignment-{index}.png")
+        with warnings.catch_warnings():
+            # A letter that the font lacks is drawn as a box, which says enough.
+            warnings.filterwarnings("ignore", "Glyph .* missing from")
+            figure.savefig(paths[-1])
+    return paths
+
+
+def figures(values: Mapping[str, Any]) -> str:
+    """The numbers among `values`, on one line."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, float))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LEGIBLE else text[: _LEGIBLE - 1] + "…"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

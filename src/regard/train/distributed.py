@@ -1,0 +1,141 @@
+"""One process or many: the same training, under `torchrun` with PyTorch's DDP or FSDP2.
+
+Every process builds every batch, which is cheap, and takes its rows of it. The loss is divided by the labels
+of the whole batch, so the summed gradient is that of one process, whatever the number of processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from regard.errors import ArgumentError
+from regard.layers import Block
+from regard.train.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among those that train together."""
+
+    rank: int = 0
+    size: int = 1
+    local: int = 0  # the rank on this machine: which GPU
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes and speaks for all."""
+        return self.rank == 0
+
+    def any(self, said: bool) -> bool:
+        """Whether any process says so; all learn it."""
+        return bool(self.largest(float(said)))
+
+    def largest(self, value: float) -> float:
+        """The largest value of all processes."""
+        return self._reduced(value, dist.ReduceOp.MAX)
+
+    def total(self, value: float) -> float:
+        """The sum of all processes' values."""
+        return self._reduced(value, dist.ReduceOp.SUM)
+
+    def from_first(self, value: Any) -> Any:
+        """What the first process has, for all."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def _reduced(self, value: float, how: Any) -> float:
+        if self.size == 1:
+            return value
+        on = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        box = torch.tensor([value], dtype=torch.float64, device=on)
+        dist.all_reduce(box, op=how)
+        return float(box)
+
+
+@contextmanager
+def joined(settings: Settings) -> Iterator[World]:
+    """The world that torchrun set up, or a world of one."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World()
+        return
+    world = World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")))
+    cuda = settings.device.startswith("cuda")
+    if cuda:
+        torch.cuda.set_device(world.local)
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30))
+    try:
+        yield world
+    finally:
+        dist.destroy_process_group()
+
+
+def device_of(settings: Settings, world: World) -> torch.device:
+    """Where this process computes, shown to work by putting a number on it."""
+    name = settings.device
+    if world.size > 1 and name == "cuda":
+        name = f"cuda:{world.local}"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).add_(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError(f"cannot compute on device {name!r}: {reason}") from error
+    return device
+
+
+def wrapped(objective: nn.Module, settings: Settings, world: World) -> nn.Module:
+    """The objective, whose gradients are the mean over all processes."""
+    if world.size == 1:
+        return objective
+    if settings.sharding == "ddp":
+        return DistributedDataParallel(objective)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cuda" if settings.device.startswith("cuda") else "cpu", (world.size,))
+    for module in objective.modules():
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh)
+    fully_shard(objective, mesh=mesh)
+    return objective
+
+
+def without_sync(module: nn.Module, last: bool) -> Any:
+    """Gradients stay at home until the last batch of an update; FSDP's shards need each one."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        return module.no_sync()
+    return nullcontext()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor, its parts gathered where it is sharded: every process must ask."""
+    tensor = tensor.detach()
+    # Only a sharded tensor can do this; importing its class to ask would take longer than asking.
+    gather = getattr(tensor, "full_tensor", None)
+    full: Tensor = tensor if gather is None else gather()
+    return full
+
+
+def as_held(full: Tensor, parameter: Tensor) -> Tensor:
+    """This process's part of a whole tensor, laid out as `parameter` is."""
+    full = full.to(device=parameter.device, dtype=full.dtype)
+    if not hasattr(parameter, "full_tensor"):
+        return full
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(parameter, DTensor)
+    return distribute_tensor(full, parameter.device_mesh, parameter.placements)

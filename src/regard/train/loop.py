@@ -1,0 +1,231 @@
+"""The one training loop.
+
+Everything that happens in an update is a function of its number: the learning rate, the random numbers of
+dropout and the place in the data follow from `Progress`, which a checkpoint holds whole. So a run that is
+killed and resumed ends with the bits of a run that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import TrainError
+from regard.train.batches import Batches, Place
+from regard.train.build import Objective
+from regard.train.distributed import World, as_held, whole, without_sync, wrapped
+from regard.train.settings import Settings
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW remembers of each weight
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far training is; all of it is in a checkpoint."""
+
+    step: int = 0
+    window: int = 0
+    batch: int = 0
+    n_token: int = 0
+    best: list[float] | None = None  # the best evaluation's score, larger is better, compared part by part
+    stale: int = 0  # evaluations since then
+    kept: list[list[float]] = field(default_factory=list)  # [*score, step] of the models kept, best first
+    metrics_bytes: int = 0  # how long metrics.jsonl is
+    seconds: float = 0.0
+    over: str = ""  # why training ended before its last step
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return asdict(self)
+
+
+def learning_rate(step: int, settings: Settings) -> float:
+    """The learning rate of an update, the first being 1: a rise to lr, then the schedule.
+
+    >>> settings = Settings.of("dates", {"lr": 1.0, "warmup": 4, "steps": 12, "schedule": "cosine"})
+    >>> [round(learning_rate(step, settings), 3) for step in (1, 4, 8, 12)]
+    [0.25, 1.0, 0.5, 0.0]
+    """
+    warmup = min(settings.warmup, settings.steps - 1)
+    if step < warmup:
+        return settings.lr * step / warmup
+    if settings.schedule == "constant":
+        return settings.lr
+    if settings.schedule == "inverse_sqrt":  # Vaswani et al. 2017, eq. 3, with its peak at lr
+        return settings.lr * math.sqrt(max(warmup, 1) / step)
+    part = (step - warmup) / max(1, settings.steps - warmup)
+    return settings.lr * (settings.min_lr + (1 - settings.min_lr) * 0.5 * (1 + math.cos(math.pi * part)))
+
+
+def make_optimizer(module: nn.Module, settings: Settings, *, fused: bool) -> torch.optim.AdamW:
+    """AdamW that decays matrices, not biases and norms (Loshchilov and Hutter 2019)."""
+    parameters = list(module.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    betas = (settings.beta1, settings.beta2)
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=1e-8, fused=fused)
+
+
+class Training:
+    """A model being trained: `update` is one step, `tensors` and `restore` are what a checkpoint holds."""
+
+    def __init__(
+        self, objective: Objective, batches: Batches, settings: Settings, world: World, device: torch.device
+    ) -> None:
+        self.settings, self.world, self.device, self.batches = settings, world, device, batches
+        self.objective = objective.to(device).train()
+        self.module = wrapped(self.objective, settings, world)
+        if settings.compile:
+            self.module = torch.compile(self.module)  # type: ignore[assignment]
+        sharded = world.size > 1 and settings.sharding == "fsdp"
+        self.fused = not sharded and device.type in ("cpu", "cuda")
+        self.optimizer = make_optimizer(self.objective, settings, fused=self.fused)
+        self.progress = Progress()
+        half = settings.precision == "bf16" or (
+            settings.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+        )
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
+
+    def update(self) -> dict[str, float]:
+        """One update of the weights; its loss, the gradient's length and the learning rate."""
+        progress, settings, world = self.progress, self.settings, self.world
+        step = progress.step + 1
+        place = Place(progress.window, progress.batch)
+        batches = []
+        for _ in range(settings.accumulate):
+            batch, place = self.batches.at(place)
+            batches.append(batch)
+        n_label = sum(batch.n_label for batch in batches)
+        # Dropout's random numbers are the step's own, so that there is no state of them to lose.
+        torch.manual_seed((settings.seed * 1_000_003 + step) * 1_009 + world.rank)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = 0.0
+        for index, batch in enumerate(batches):
+            mine = batch.part(world.rank, world.size).to(self.device)
+            with without_sync(self.module, last=index + 1 == len(batches)):
+                with self.autocast:
+                    summed = self.module(mine.source, mine.visible, mine.inputs, mine.labels)
+                # The mean over processes times their number is the sum: the gradient of the whole batch.
+                (summed * (world.size / n_label)).backward()
+            loss += float(summed.detach()) / n_label
+        norm = whole(nn.utils.clip_grad_norm_(self.objective.parameters(), settings.clip or math.inf))
+        loss, length = world.total(loss), float(norm)
+        if not (math.isfinite(loss) and math.isfinite(length)):
+            raise TrainError(
+                f"the loss of step {step} is {loss} and its gradient's length {length}: "
+                "training cannot go on. "
+                f"The weights were not changed by it. A lower lr (now {settings.lr}), a longer warmup "
+                f"({settings.warmup}) or a smaller clip ({settings.clip}) usually helps."
+            )
+        lr = learning_rate(step, settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        progress.step, progress.window, progress.batch = step, place.window, place.batch
+        n_token = sum(batch.inputs.numel() + _numel(batch.source) for batch in batches)
+        progress.n_token += n_token
+        return {"loss": loss, "gradient": length, "lr": lr, "tokens": float(n_token)}
+
+    def weights(self) -> dict[str, Tensor]:
+        """The model's weights, whole; every process must ask."""
+        return {name: whole(each).cpu() for name, each in self.objective.model.named_parameters()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and moments, whole, by name; every process must ask."""
+        found = {f"model.{name}": tensor for name, tensor in self.weights().items()}
+        for name, parameter in self.objective.model.named_parameters():
+            state = self.optimizer.state.get(parameter, {})
+            found |= {f"{moment}.{name}": whole(state[moment]).cpu() for moment in MOMENTS if moment in state}
+        return {name: tensor.contiguous() for name, tensor in found.items()}
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+        """Go on where `tensors` and `progress` were taken, in this number of processes or another."""
+        for name, parameter in self.objective.model.named_parameters():
+            stored = tensors.get(f"model.{name}")
+            if stored is None or stored.shape != parameter.shape:
+                raise TrainError(
+                    f"the checkpoint does not fit the run's config: {name} must be {tuple(parameter.shape)}. "
+                    f"Got {'nothing' if stored is None else tuple(stored.shape)}."
+                )
+            parameter.copy_(as_held(stored, parameter))
+            if f"step.{name}" in tensors:
+                self.optimizer.state[parameter] = {
+                    "step": tensors[f"step.{name}"].to(self.device if self.fused else "cpu"),
+                    **{each: as_held(tensors[f"{each}.{name}"], parameter) for each in MOMENTS[1:]},
+                }
+        self.progress = Progress(**progress)
+
+
+def _numel(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel()
+
+
+class Stopping:
+    """Whether somebody has asked training to stop."""
+
+    asked: str = ""
+
+
+@contextmanager
+def stoppable() -> Iterator[Stopping]:
+    """Ctrl-C, and the signal with which schedulers end a job, stop after the update; twice stops at once."""
+    stopping = Stopping()
+
+    def ask(number: int, frame: Any) -> None:
+        if stopping.asked:
+            raise KeyboardInterrupt
+        stopping.asked = signal.Signals(number).name
+
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            before[each] = signal.signal(each, ask)
+    except ValueError:  # signals belong to the main thread
+        pass
+    try:
+        yield stopping
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def run_loop(
+    training: Training,
+    *,
+    on_step: Callable[[dict[str, float]], None],
+    evaluate: Callable[[], list[float]],
+    save: Callable[[], None],
+) -> str:
+    """Train to the last step; says "" at the end, or why it ended before."""
+    settings, progress, world = training.settings, training.progress, training.world
+    with stoppable() as stopping:
+        while progress.step < settings.steps and not progress.over:
+            began = time.perf_counter()
+            measured = training.update()
+            progress.seconds += time.perf_counter() - began
+            on_step(measured)
+            at_end = progress.step == settings.steps
+            if progress.step % settings.eval_every == 0 or at_end:
+                score = evaluate()
+                better = progress.best is None or score > progress.best
+                progress.best, progress.stale = (score, 0) if better else (progress.best, progress.stale + 1)
+                if settings.patience and progress.stale >= settings.patience:
+                    progress.over = f"no better score in {progress.stale} evaluations"
+            stop = world.any(bool(stopping.asked))
+            if progress.step % settings.save_every == 0 or at_end or stop or progress.over:
+                save()
+            if stop:
+                return stopping.asked or "a signal to another process"
+    return progress.over

@@ -1,0 +1,360 @@
+"""A run from its settings to its folder.
+
+RUN/
+  config.toml           every setting; with checkpoints/ all that `resume` needs
+  tokenizer.json        and special_tokens_map.json
+  data/                 the text as tokens, for tasks that read files
+  metrics.jsonl         and tensorboard/
+  checkpoints/          the newest, and the one before it
+  kept/                 weights of the best models
+  best/                 the result, for `regard.load`: Hugging Face-format where the family has one
+  result.json           its scores; loss.png, alignment-1.png, ...
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from regard.decode import generate
+from regard.errors import ArgumentError, LoadError, TrainError
+from regard.loading import Loaded, save
+from regard.train import checkpoint
+from regard.train.batches import Batches
+from regard.train.build import Objective, build_model, finished
+from regard.train.corpus import Corpus, HeldOut, open_corpus, prepare
+from regard.train.display import Display, Metrics, alignment_maps, figures, loss_curve, read_metrics
+from regard.train.distributed import World, device_of, joined
+from regard.train.loop import Training, run_loop
+from regard.train.score import answered, bits_per_byte, mean_loss, translation_scores
+from regard.train.settings import GENERATED, Settings
+
+_MOST_BLOCKS = 4096  # held-out blocks or pairs whose loss is taken at an evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run has come to."""
+
+    folder: Path
+    step: int
+    stopped: str = ""  # why it ended before its last step; "" at the end
+    scores: Mapping[str, Any] = field(default_factory=dict)  # of the finished model on held-out data
+
+    @property
+    def best(self) -> Path:
+        """The finished model, for `regard.load`."""
+        return self.folder / "best"
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return bool(self.scores)
+
+
+def train(settings: Settings, *, quiet: bool = False) -> Run:
+    """Train as the settings say, into a new folder."""
+    with joined(settings) as world:
+        folder = Path(world.from_first(str(_new_folder(settings)) if world.first else ""))
+        settings = replace(settings, out=str(folder))
+        if world.first:
+            _begin(settings, folder)
+        world.from_first(None)  # the others wait until it is there
+        return _run(settings, folder, world, quiet)
+
+
+def resume(folder: str | Path, *, quiet: bool = False) -> Run:
+    """Go on with the run in that folder, from its last checkpoint."""
+    folder = Path(folder)
+    if not (folder / "config.toml").is_file():
+        raise LoadError(
+            f"{folder} is not a run: a folder that `regard train` made has a config.toml. "
+            f"{'It does not exist.' if not folder.exists() else 'There is none in it.'}"
+        )
+    if (folder / "result.json").is_file():
+        done = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        return Run(folder, done["step"], done["stopped"], done["scores"])
+    settings = replace(Settings.read(folder / "config.toml"), out=str(folder))
+    with joined(settings) as world:
+        return _run(settings, folder, world, quiet)
+
+
+def _new_folder(settings: Settings) -> Path:
+    if not settings.out:
+        number = 1
+        while (folder := Path("runs") / f"{settings.task}-{number}").exists():
+            number += 1
+        return folder
+    folder = Path(settings.out)
+    if (folder / "config.toml").exists():
+        raise ArgumentError(
+            f"{folder} holds a run already: go on with it (--resume {folder}), or give another folder."
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ArgumentError(f"{folder} is not an empty folder: a run needs one of its own.")
+    return folder
+
+
+def _begin(settings: Settings, folder: Path) -> None:
+    """The run's folder with its config, the threads it starts with written down."""
+    settings = replace(settings, threads=settings.threads or torch.get_num_threads())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / "config.toml.part"
+        part.write_text(settings.to_toml(), encoding="utf-8")
+        part.replace(folder / "config.toml")
+    except OSError as error:
+        raise TrainError(
+            f"the run's folder {folder} cannot be written: {error.strerror or error}."
+        ) from error
+
+
+def _run(settings: Settings, folder: Path, world: World, quiet: bool) -> Run:
+    settings = replace(Settings.read(folder / "config.toml"), out=str(folder))
+    before = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        return _Running(settings, folder, world, quiet).go()
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Running:
+    """One process of a run, from opening the data to the result."""
+
+    def __init__(self, settings: Settings, folder: Path, world: World, quiet: bool) -> None:
+        self.settings, self.folder, self.world = settings, folder, world
+        self.device = device_of(settings, world)
+        problem: Exception | None = None
+        if world.first:
+            try:
+                prepare(settings, folder)
+            except (LoadError, ArgumentError, OSError) as error:
+                problem = error
+        problem = world.from_first(problem)
+        if problem is not None:
+            raise (
+                problem
+                if not isinstance(problem, OSError)
+                else TrainError(f"the data of {folder} could not be written: {problem.strerror or problem}.")
+            )
+        self.corpus: Corpus = open_corpus(settings, folder)
+        special = self.corpus.tokenizer.special
+        assert special.pad is not None  # every vocabulary of ours has one
+        self.pad = special.pad
+        objective = Objective(build_model(settings, self.corpus.tokenizer), settings.label_smoothing)
+        batches = Batches(self.corpus.train, settings.batch_tokens, settings.seed, self.pad)
+        self.training = Training(objective, batches, settings, world, self.device)
+        self.notes = list(self.corpus.notes)
+        self._restore()
+        start = self.training.progress.step
+        self.display = Display(settings, quiet=quiet or not world.first, start=start)
+        self.metrics: Metrics | None = None
+        if world.first:
+            length = self.training.progress.metrics_bytes
+            self.metrics = Metrics(folder, settings, length=length, step=start)
+            self.notes += [self.metrics.note] if self.metrics.note else []
+
+    def _restore(self) -> None:
+        found = checkpoint.latest(self.folder / "checkpoints")
+        if found is None:
+            return
+        state = found.state
+        if state["crc"] != self.corpus.crc:
+            raise TrainError(
+                f"{self.folder} was trained on other data than {self.folder / 'data'} now holds: "
+                "a run goes on with the data it began with. Start a new run."
+            )
+        self.training.restore(found.tensors(), state["progress"])
+        self.notes.append(f"going on from {found.path.name}")
+        self.notes += [f"passed over a damaged checkpoint, {each}" for each in found.damaged]
+        here = {"processes": self.world.size, "torch": torch.__version__, "device": self.device.type}
+        differs = [
+            f"{name} {state[name]} then, {now} now" for name, now in here.items() if state[name] != now
+        ]
+        if differs:
+            self.notes.append(f"bits will differ from an uninterrupted run: {', '.join(differs)}")
+
+    def go(self) -> Run:
+        """Train to the end, or to where somebody stops it."""
+        try:
+            with self.display:
+                for note in self.notes:
+                    self.display.note(note)
+                stopped = run_loop(
+                    self.training, on_step=self._on_step, evaluate=self._evaluate, save=self._save
+                )
+                progress = self.training.progress
+                if stopped and not progress.over:  # a person or a scheduler, not the settings
+                    self.display.note(
+                        f"stopped by {stopped} at step {progress.step}, and saved. "
+                        f"Go on with: regard train --resume {self.folder}"
+                    )
+                    return Run(self.folder, progress.step, stopped)
+                return self._finish(stopped)
+        except (TrainError, OSError) as error:
+            last = checkpoint.names(self.folder / "checkpoints")
+            where = f"The last checkpoint is {self.folder / 'checkpoints' / last[-1]}." if last else ""
+            raise TrainError(f"{error} {where}".strip()) from error
+        finally:
+            if self.metrics is not None:
+                self.metrics.close()
+
+    def _on_step(self, measured: dict[str, float]) -> None:
+        step = self.training.progress.step
+        self.display.step(step, measured)
+        if self.metrics is not None and (step % self.settings.log_every == 0 or step == 1):
+            self.metrics.write(step, "train", measured)
+
+    def _loaded(self, weights: Mapping[str, Tensor]) -> Loaded:
+        """A model for use with these weights."""
+        model = build_model(self.settings, self.corpus.tokenizer)
+        model.load_state_dict(dict(weights), strict=False)  # buffers follow from the config
+        return finished(model.to(self.device), self.settings, self.corpus.tokenizer, str(self.folder))
+
+    def _evaluate(self) -> list[float]:
+        weights = self.training.weights()
+        score: list[float] = []
+        if self.world.first:
+            progress = self.training.progress
+            loaded = self._loaded(weights)
+            values, samples = self._scores(loaded, self.corpus.valid, most=self.settings.eval_size)
+            score = [values[name] for name in ("bleu", "exact") if name in values] + [-values["loss"]]
+            assert self.metrics is not None
+            self.metrics.write(progress.step, "valid", values)
+            self.display.evaluated(progress.step, values, samples[0] if samples else None)
+            self._keep(score, progress.step, weights)
+        score = self.world.from_first(score)
+        self.training.progress.kept = self.world.from_first(self.training.progress.kept)
+        return score
+
+    def _scores(
+        self, loaded: Loaded, held_out: HeldOut, most: int | None
+    ) -> tuple[dict[str, Any], list[tuple[str, str, str]]]:
+        """Every figure of a model, and some of what it says."""
+        settings = self.settings
+        limit = None if most is None else _MOST_BLOCKS
+        objective = Objective(loaded.model).eval()
+        loss, _ = mean_loss(objective, held_out.examples, max(settings.batch_tokens, 2048), self.pad, limit)
+        values: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        if settings.task == "lm":
+            if settings.model == "bert":  # a masked word's loss says nothing of a whole text's size
+                return values, []
+            values["bits_per_byte"] = bits_per_byte(loss, 1, 1) / held_out.bytes_per_token
+            prompt = torch.as_tensor(held_out.examples.get(0, 0).inputs[: settings.context // 2 or 1])
+            done = generate(loaded, prompt[None], max_new=max(1, settings.context // 2 - 1))
+            text = (done.texts or ("",))[0]
+            return values, [(self.corpus.tokenizer.decode(prompt), "", text)]  # there is no one right text
+        answers = answered(loaded, held_out.pairs[:most])
+        if settings.task in GENERATED:
+            values["exact"] = answers.exact
+        else:
+            found = translation_scores(answers.answers, answers.targets)
+            values |= {"bleu": found.bleu, "chrf": found.chrf}
+            values |= {"bleu_signature": found.bleu_signature, "chrf_signature": found.chrf_signature}
+        return values, list(zip(answers.sources, answers.targets, answers.answers, strict=True))
+
+    def _keep(self, score: list[float], step: int, weights: Mapping[str, Tensor]) -> None:
+        """Keep a model that is among the best; what falls out is deleted after the next checkpoint."""
+        progress = self.training.progress
+        this = [*score, float(step)]
+        ranked = sorted([*progress.kept, this], key=lambda each: (each[:-1], -each[-1]), reverse=True)
+        kept = ranked[: self.settings.keep_best]
+        if this in kept:
+            path = self._kept_path(step)
+            try:
+                path.parent.mkdir(exist_ok=True)
+                save_file({name: each.contiguous() for name, each in weights.items()}, f"{path}.part")
+                os.replace(f"{path}.part", path)
+            except (OSError, SafetensorError) as error:
+                raise TrainError(
+                    f"{path} could not be written: {error}. Free some space and resume."
+                ) from error
+        progress.kept = kept
+
+    def _kept_path(self, step: int) -> Path:
+        return self.folder / "kept" / f"step-{step:08d}.safetensors"
+
+    def _save(self) -> None:
+        tensors = self.training.tensors()
+        progress = self.training.progress
+        problem: TrainError | None = None
+        if self.world.first:
+            assert self.metrics is not None
+            progress.metrics_bytes = self.metrics.length
+            state = {
+                "step": progress.step,
+                "progress": progress.to_dict(),
+                "crc": self.corpus.crc,
+                "processes": self.world.size,
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+                "device": self.device.type,
+            }
+            try:
+                checkpoint.save_checkpoint(self.folder / "checkpoints", progress.step, tensors, state)
+                self._forget()
+            except TrainError as error:
+                problem = error
+        problem = self.world.from_first(problem)
+        if problem is not None:
+            raise problem
+
+    def _forget(self) -> None:
+        """Delete kept models that no checkpoint speaks of."""
+        spoken = set()
+        for name in checkpoint.names(self.folder / "checkpoints"):
+            state = json.loads((self.folder / "checkpoints" / name / checkpoint.STATE).read_text("utf-8"))
+            spoken |= {self._kept_path(int(each[-1])) for each in state["progress"]["kept"]}
+        for path in (self.folder / "kept").glob("*"):
+            if path not in spoken:
+                path.unlink(missing_ok=True)
+
+    def _finish(self, stopped: str) -> Run:
+        """The result: the best model, or the mean of the best ones, with its scores and pictures."""
+        progress = self.training.progress
+        result: dict[str, Any] = {}
+        if self.world.first:
+            kept = [load_file(self._kept_path(int(each[-1]))) for each in progress.kept]
+            weights = kept[0]
+            if self.settings.average:
+                weights = {name: torch.stack([each[name] for each in kept]).mean(0) for name in weights}
+            loaded = self._loaded(weights)
+            scores, samples = self._scores(loaded, self.corpus.test, most=None)
+            part = self.folder / ".part-best"
+            shutil.rmtree(part, ignore_errors=True)
+            save(loaded, part)
+            shutil.rmtree(self.folder / "best", ignore_errors=True)
+            part.rename(self.folder / "best")
+            assert self.metrics is not None
+            self.metrics.write(progress.step, "test", scores)
+            loss_curve(read_metrics(self.metrics.path), self.folder / "loss.png")
+            if self.settings.task != "lm":
+                # A model that has learned nothing may answer nothing: then the true answer is aligned.
+                pairs = [(source, answer or target) for source, target, answer in samples[:4]]
+                alignment_maps(loaded, pairs, self.folder)
+            steps = [int(each[-1]) for each in progress.kept]
+            result = {
+                "step": progress.step,
+                "stopped": stopped,
+                "of_steps": steps if self.settings.average else steps[:1],
+                "n_parameter": loaded.facts.n_parameter,
+                "seconds": round(progress.seconds, 2),
+                "scores": scores,
+            }
+            text = json.dumps(result, indent=2, ensure_ascii=False)
+            (self.folder / "result.json").write_text(text, encoding="utf-8")
+            self.display.note(f"{self.folder}: {figures(scores)}")
+        result = self.world.from_first(result)
+        return Run(self.folder, progress.step, stopped, result["scores"])

@@ -1,0 +1,99 @@
+"""How good a model is: exact match, BLEU and chrF, perplexity and bits per byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from regard.decode import generate
+from regard.errors import UnsupportedError
+from regard.loading import Loaded
+from regard.train.batches import Batch, Examples, one_pass
+from regard.train.build import Objective
+
+ROWS = 128  # sequences decoded together
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a model answered, beside what it should have."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    answers: tuple[str, ...]
+
+    @property
+    def exact(self) -> float:
+        """The part that is right to the last character."""
+        right = sum(answer == target for answer, target in zip(self.answers, self.targets, strict=True))
+        return right / len(self.targets)
+
+
+def answered(loaded: Loaded, pairs: Sequence[tuple[str, str]], *, n_beam: int = 1) -> Answers:
+    """The model's answer to each source."""
+    assert loaded.tokenizer is not None  # every model trained here has one
+    sources, targets = zip(*pairs, strict=True)
+    # Of about the same length together: less padding. The longest answer bounds how long to wait for one.
+    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+    longest = max(len(loaded.tokenizer.encode(target)) for target in targets)
+    answers: dict[int, str] = {}
+    for first in range(0, len(order), ROWS):
+        some = order[first : first + ROWS]
+        done = generate(loaded, [sources[index] for index in some], max_new=longest + 8, n_beam=n_beam)
+        assert done.texts is not None
+        answers.update(zip(some, done.texts, strict=True))
+    return Answers(sources, targets, tuple(answers[index] for index in range(len(sources))))
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """BLEU and chrF of a set of translations, with the signatures that say how they were computed."""
+
+    bleu: float
+    chrf: float
+    bleu_signature: str
+    chrf_signature: str
+
+
+def translation_scores(answers: Sequence[str], targets: Sequence[str]) -> Translation:
+    """Corpus BLEU and chrF, from 0 to 100, by sacrebleu (Post 2018)."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError as error:
+        raise UnsupportedError(
+            "BLEU and chrF need sacrebleu: pip install 'regard[train]', or pip install sacrebleu."
+        ) from error
+    bleu, chrf = BLEU(), CHRF()
+    bleu_score = bleu.corpus_score(list(answers), [list(targets)]).score
+    chrf_score = chrf.corpus_score(list(answers), [list(targets)]).score
+    return Translation(bleu_score, chrf_score, str(bleu.get_signature()), str(chrf.get_signature()))
+
+
+@torch.no_grad()
+def mean_loss(
+    objective: Objective, examples: Examples, batch_tokens: int, pad: int, most: int | None = None
+) -> tuple[float, int]:
+    """The mean cross entropy of a label, in nats, and how many labels there were."""
+    was_training = objective.training
+    objective.eval()
+    device = next(objective.parameters()).device
+    total, n_label = 0.0, 0
+    for batch in one_pass(examples, batch_tokens, pad, most):
+        n_label += batch.n_label
+        moved: Batch = batch.to(device)
+        total += float(objective(moved.source, moved.visible, moved.inputs, moved.labels))
+    objective.train(was_training)
+    return total / n_label, n_label
+
+
+def bits_per_byte(loss: float, n_label: int, n_byte: int) -> float:
+    """Mean loss in nats a token as bits a byte, which does not depend on the tokenizer.
+
+    >>> bits_per_byte(math.log(2), n_label=10, n_byte=20)
+    0.5
+    """
+    return loss * n_label / n_byte / math.log(2)

@@ -1,0 +1,73 @@
+"""Tokenizers trained on one's own text, with the `tokenizers` library: characters, words, byte-level BPE.
+
+All three give back the text they were given, but for runs of spaces between words and what is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from regard.errors import ArgumentError
+from regard.text import TextTokenizer, usual_special_ids
+
+# Padding is 0, which T5's format takes for granted.
+SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "<cls>", "<sep>", "<mask>"]
+Around = Literal["none", "end", "bert"]  # the special tokens put around each text
+
+
+def train_tokenizer(
+    kind: str, texts: Iterable[str], *, vocab: int = 8000, around: Around = "none"
+) -> TextTokenizer:
+    """A tokenizer of that kind whose vocabulary is the commonest of `texts`.
+
+    >>> tokenizer = train_tokenizer("char", ["abba"], around="end")
+    >>> tokenizer.tokens(tokenizer.encode("bab"))
+    ['b', 'a', 'b', '<eos>']
+    >>> tokenizer.decode(tokenizer.encode("bab"))
+    'bab'
+    """
+    least = len(SPECIAL) + (256 if kind == "bpe" else 1)
+    if vocab < least:
+        raise ArgumentError(
+            f"vocab is {vocab}, too small: {len(SPECIAL)} special tokens and "
+            f"{'the 256 bytes' if kind == 'bpe' else 'one of the text'} make {least}."
+        )
+    if kind == "bpe":
+        backend = Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer: trainers.Trainer = trainers.BpeTrainer(
+            vocab_size=vocab,
+            special_tokens=SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+    elif kind in ("char", "word"):
+        backend = Tokenizer(models.WordLevel(unk_token="<unk>"))
+        if kind == "char":
+            backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+            backend.decoder = decoders.Fuse()
+        else:
+            # A word keeps the space before it, so that joining words gives the text again.
+            backend.normalizer = normalizers.Prepend(" ")
+            backend.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?\w+| ?[^\w\s]|\s+"), "isolated")
+            backend.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+        trainer = trainers.WordLevelTrainer(
+            vocab_size=vocab, special_tokens=SPECIAL, show_progress=False, min_frequency=0
+        )
+    else:
+        raise ArgumentError(f"tokenizer must be char, word or bpe. Got {kind!r}.")
+    backend.train_from_iterator(texts, trainer)
+    if backend.get_vocab_size() == len(SPECIAL):
+        raise ArgumentError("there is no text to make a vocabulary from: the data are empty.")
+    template = {"end": ["$A", "<eos>"], "bert": ["<cls>", "$A", "<sep>"]}.get(around)
+    if template is not None:
+        backend.post_processor = processors.TemplateProcessing(
+            single=template,
+            pair=None,
+            special_tokens=[(token, SPECIAL.index(token)) for token in template if token != "$A"],
+        )
+    return TextTokenizer(backend, usual_special_ids(backend))

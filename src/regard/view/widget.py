@@ -1,0 +1,221 @@
+"""The page in a notebook: Jupyter, VS Code, Colab and marimo, through anywidget.
+
+    regard.show(trace)                             # what was traced
+    regard.show(trace, model=model)                # with its model: type text, switch heads off
+    regard.show(weights, rows=tokens)              # weights one already has
+    regard.show("some text", model="minilm")       # a model, on a text
+
+The module is the one of the browser page. Its questions come as messages to the kernel, which answers with
+tiles: only what is looked at is sent, however long the text.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal
+
+from regard.errors import ArgumentError, RegardError, UnsupportedError
+from regard.loading import Loaded
+from regard.tracing import Trace
+from regard.view.document import Document, documents_of, plain
+from regard.view.embed import embedded, embedded_bytes
+from regard.view.models import Models, Opened, opened
+from regard.view.page import bundle
+from regard.view.session import Asked, Session, make_document
+
+EMBEDDED_BYTES = (
+    2_000_000  # what is kept in the notebook itself, so that it shows when opened without a kernel
+)
+_WORKERS = 2
+
+
+def show(
+    trace_or_weights: Any,
+    *,
+    model: Loaded | str | None = None,
+    rows: Sequence[str] | None = None,
+    cols: Sequence[str] | None = None,
+    layer: int = 0,
+    head: int = 0,
+    view: Literal["map", "lines", "text"] = "map",
+    height: int = 720,
+    embed: bool | None = None,
+) -> Any:
+    """The page as a widget: the last value of a notebook's cell shows itself.
+
+    A trace, weights of 1 to 5 dimensions as `Trace.from_weights` takes them (with their labels `rows` and
+    `cols`), or a text for `model` to read. With the `model` that made a trace, text can be typed and heads
+    switched off. `embed` keeps the numbers in the notebook too, so that it shows without a kernel: by default
+    where they have at most 2 MB.
+    """
+    session = Session(Models(), default="")
+    alive = _opened(model, session)
+    if isinstance(trace_or_weights, str):
+        if rows is not None or cols is not None:
+            raise ArgumentError("rows and cols label weights: a text has its own tokens.")
+        alive = alive or session.models.get("minilm")
+        document = make_document(alive, Asked(alive.key, trace_or_weights))
+        given = [replace(document, model_key=f"this text, {alive.title}")]
+    else:
+        given = _given(trace_or_weights, rows, cols)
+        if alive is not None:
+            _check_pair(given[0], alive)
+    given = [session.add(each, alive) for each in given]
+    layers = given[0].trace.layers
+    if not 0 <= layer < len(layers) or not 0 <= head < layers[layer].n_head:
+        raise ArgumentError(
+            f"there is no head {head} in layer {layer}: there are {len(layers)} layers, of "
+            f"{layers[min(max(layer, 0), len(layers) - 1)].n_head} heads."
+        )
+    if embed is None:
+        embed = sum(embedded_bytes(each, "float32") for each in given) <= EMBEDDED_BYTES
+    docs = [embedded(each) for each in given] if embed else []
+    return _widget_class()(
+        session,
+        start={"layer": layer, "head": head, "view": view},
+        docs=docs,
+        height=height,
+        fallback=given[0].trace._repr_html_(),
+    )
+
+
+def _opened(model: Loaded | str | None, session: Session) -> Opened | None:
+    if model is None:
+        return None
+    if isinstance(model, str):
+        return session.models.get(model)
+    if not isinstance(model, Loaded):
+        raise ArgumentError(
+            f"model must be what regard.load gave, or its name. Got {type(model).__name__}. "
+            "Trace another model with regard.trace and show the trace."
+        )
+    return opened(model, model.facts.name)
+
+
+def _given(what: Any, rows: Sequence[str] | None, cols: Sequence[str] | None) -> list[Document]:
+    """A document for each sequence."""
+    if isinstance(what, Trace):
+        if rows is not None or cols is not None:
+            raise ArgumentError("rows and cols label weights: a trace has its own tokens.")
+        found = what
+    else:
+        found = Trace.from_weights(what, rows, cols)
+    if not found.layers:
+        raise ArgumentError("the trace has no layer: there is nothing to show.")
+    return [replace(each, model_key=f"given: {each.title}") for each in documents_of(found)]
+
+
+def _check_pair(document: Document, alive: Opened) -> None:
+    """A model that did not make the trace would answer for another one."""
+    trace = document.trace
+    names = alive.model.attention_names
+    if not set(trace.names) <= set(names) or trace.layers[0].n_head != alive.n_head:
+        raise ArgumentError(
+            f"the trace is not of {alive.title}: its layers are {', '.join(trace.names[:3])} ... with "
+            f"{trace.layers[0].n_head} heads, those of the model {', '.join(names[:3])} ... with "
+            f"{alive.n_head}."
+        )
+    if trace.names != tuple(names) or trace.ids is None or trace.text is None:
+        raise ArgumentError(
+            "to be run again, a trace needs every layer of its model and the text it read. "
+            "Trace the text itself, with all layers, or show the trace without its model."
+        )
+
+
+@cache
+def _widget_class() -> Any:
+    """The class is made when it is needed: anywidget is an extra."""
+    try:
+        import anywidget
+        import traitlets
+    except ImportError as error:
+        raise UnsupportedError(
+            "regard.show needs anywidget, which is not installed. "
+            "Install it with: pip install 'regard[notebook]'"
+        ) from error
+
+    class PageWidget(anywidget.AnyWidget):
+        """The page; `session` answers its messages."""
+
+        _esm = bundle()
+        live = traitlets.Bool(True).tag(sync=True)
+        docs = traitlets.Unicode("[]").tag(sync=True)
+        start = traitlets.Unicode("{}").tag(sync=True)
+        height = traitlets.Int(720).tag(sync=True)
+
+        def __init__(
+            self, session: Session, start: dict[str, Any], docs: list[Any], height: int, fallback: str
+        ) -> None:
+            self.session = session
+            self.answers = Answers(session, self.send)
+            self._fallback = fallback
+            written = json.dumps(plain(docs), allow_nan=False) if docs else "[]"
+            super().__init__(docs=written, start=json.dumps(start), height=height)
+            self.on_msg(self.answers.take)
+
+        def _repr_mimebundle_(self, **more: Any) -> Any:
+            found = super()._repr_mimebundle_(**more)
+            data = found[0] if isinstance(found, tuple) else found
+            if isinstance(data, dict):  # where no widget can be, a picture is
+                data.setdefault("text/html", self._fallback)
+            return found
+
+    return PageWidget
+
+
+class Answers:
+    """Questions of the page as messages, answered by a few threads so that a later one can be taken back.
+
+    A question is {id, name, params} with at most one buffer, an answer {id} with one, or {id, error}.
+    {cancel: id} takes a question back.
+    """
+
+    def __init__(self, session: Session, send: Any) -> None:
+        self.session, self.send = session, send
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="regard-page")
+        self._lock = threading.Lock()
+        self._waiting: set[str] = set()
+
+    def take(self, widget: object, content: Any, buffers: Sequence[Any]) -> None:
+        """One message of the page. What is no question is left alone."""
+        if not isinstance(content, dict):
+            return
+        if "cancel" in content:
+            with self._lock:
+                self._waiting.discard(str(content["cancel"]))
+            return
+        key, name, params = content.get("id"), content.get("name"), content.get("params")
+        if not isinstance(key, str) or not isinstance(name, str) or not isinstance(params, dict):
+            return
+        body = bytes(buffers[0]) if buffers else b""
+        with self._lock:
+            self._waiting.add(key)
+        # The kernel knows by its context which cell an answer belongs to.
+        context = contextvars.copy_context()
+        self._pool.submit(context.run, self._answer, key, name, params, body)
+
+    def _answer(self, key: str, name: str, params: dict[str, Any], body: bytes) -> None:
+        with self._lock:
+            if key not in self._waiting:
+                return
+        try:
+            found = self.session.answer(name, params, body)
+        except RegardError as error:
+            self.send({"id": key, "error": str(error)})
+        except Exception as error:  # the page must not wait for ever
+            self.send({"id": key, "error": f"this went wrong in the kernel: {type(error).__name__}: {error}"})
+        else:
+            self.send({"id": key}, [found])
+        finally:
+            with self._lock:
+                self._waiting.discard(key)
+
+    def finish(self) -> None:
+        """Wait until every question is answered."""
+        self._pool.shutdown(wait=True)

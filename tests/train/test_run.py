@@ -1,0 +1,325 @@
+"""Whole runs, tiny: their folders, their results, resuming them, and what stops them."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from regard.capture import trace
+from regard.cli import main
+from regard.decode import fill_mask, generate
+from regard.errors import ArgumentError, LoadError, TrainError
+from regard.loading import load
+from regard.train import Settings, checkpoint, train
+from regard.train.display import read_metrics
+from regard.train.run import resume
+
+TINY = {
+    "hidden_dim": 17,
+    "embed_dim": 11,
+    "steps": 6,
+    "eval_every": 3,
+    "save_every": 2,
+    "log_every": 1,
+    "eval_size": 5,
+    "batch_tokens": 211,
+    "symbols": 11,
+    "max_words": 5,
+    "tensorboard": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def few_final_examples(monkeypatch):
+    """Score the finished model on a handful."""
+    monkeypatch.setattr("regard.train.corpus.FINAL_SIZE", 7)
+
+
+def settings_of(task, out, **given):
+    return Settings.of(task, {**TINY, "out": str(out), **given})
+
+
+def final_weights(folder):
+    return checkpoint.latest(folder / "checkpoints").tensors()
+
+
+def assert_same_bits(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_has_its_folder_and_its_model_works(tmp_path):
+    """Config, tokenizer, metrics, checkpoints, pictures and a model that loads, answers and is traced."""
+    run = train(settings_of("dates", tmp_path / "run"), quiet=True)
+    assert run.finished
+    assert run.step == 6
+    there = {path.name for path in run.folder.iterdir()}
+    assert {"config.toml", "tokenizer.json", "metrics.jsonl", "checkpoints", "best", "result.json"} <= there
+    assert (run.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    metrics = read_metrics(run.folder / "metrics.jsonl")
+    assert [each["step"] for each in metrics if each["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+    assert [each["step"] for each in metrics if each["kind"] == "valid"] == [3, 6]
+    loaded = load(run.best)
+    assert loaded.facts.family == "seq2seq"
+    answer = generate(loaded, "5 March 1987", max_new=12)
+    found = trace(loaded, "5 March 1987", target="1987-03-05")
+    weights = found.weights(0, 0)
+    assert weights.shape == (12, 13)  # <bos>, ten characters, <eos>; twelve characters and <eos>
+    torch.testing.assert_close(weights.sum(-1), torch.ones(12))
+    assert isinstance(answer.texts[0], str)
+
+
+def test_the_finished_model_scores_as_the_run_says(tmp_path):
+    """The exact match of result.json is that of the model in best/ on the same held-out dates."""
+    from regard.train.tasks import generated_task
+
+    settings = settings_of("copy", tmp_path / "run", steps=90, lr=0.02, max_words=2, symbols=5, eval_every=30)
+    run = train(settings, quiet=True)
+    task = generated_task(settings)
+    pairs = [task.example(0, 10**6 + index, held_out=True) for index in range(7)]
+    loaded = load(run.best)
+    answers = [generate(loaded, source, max_new=11).texts[0] for source, _ in pairs]
+    right = sum(answer == target for answer, (_, target) in zip(answers, pairs, strict=True))
+    assert run.scores["exact"] == pytest.approx(right / 7)
+    metrics = [each["loss"] for each in read_metrics(run.folder / "metrics.jsonl") if each["kind"] == "valid"]
+    assert metrics[-1] < metrics[0]
+
+
+def write_text(path, lines=401):
+    words = "the cat sat on a mat and saw the moon over hills".split()
+    chosen = random.Random(5)
+    path.write_text("".join(" ".join(chosen.choices(words, k=7)) + ".\n" for _ in range(lines)))
+    return str(path)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "bert"])
+def test_a_language_model_loads_into_transformers(tmp_path, model):
+    """best/ is a folder of the family: transformers computes the same logits from it."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    text = write_text(tmp_path / "text.txt")
+    sizes = {"model": model, "n_layer": 2, "model_dim": 12, "n_head": 3, "context": 13, "dropout": 0.1}
+    run = train(settings_of("lm", tmp_path / "run", text=text, **sizes), quiet=True)
+    theirs = (AutoModelForMaskedLM if model == "bert" else AutoModelForCausalLM).from_pretrained(run.best)
+    loaded = load(run.best)
+    tokens = torch.tensor([loaded.tokenizer.encode("the cat sat")])
+    with torch.no_grad():
+        ours, other = loaded.model(tokens).logits, theirs.eval()(tokens).logits
+    torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)  # float32, two implementations
+    if model == "bert":
+        assert fill_mask(loaded, "the <mask>at")[0].position == 4
+    else:
+        bits = run.scores["loss"] / 0.6931471805599453
+        assert run.scores["bits_per_byte"] == pytest.approx(bits)  # one byte for each character
+
+
+@pytest.mark.parametrize("model", ["t5", "seq2seq"])
+def test_a_translation_model_trains_from_pairs(tmp_path, model):
+    """Pairs of a TSV file; BLEU and chrF carry sacrebleu's signatures; T5 loads into transformers."""
+    words = "one two three four five six seven".split()
+    chosen = random.Random(3)
+    rows = [chosen.choices(words, k=chosen.randint(2, 5)) for _ in range(211)]
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{' '.join(row)}\t{' '.join(row[::-1])}\n" for row in rows))
+    sizes = {"model": model, "model_dim": 12, "n_head": 3, "tokenizer": "word", "valid_fraction": 0.1}
+    run = train(settings_of("translate", tmp_path / "run", pairs=str(path), **sizes), quiet=True)
+    assert "version:" in run.scores["bleu_signature"]
+    assert 0 <= run.scores["bleu"] <= 100
+    assert (run.folder / "alignment-1.png").exists()
+    if model == "t5":
+        from transformers import T5ForConditionalGeneration
+
+        loaded = load(run.best)
+        theirs = T5ForConditionalGeneration.from_pretrained(run.best).eval()
+        source, target = torch.tensor([[9, 8, 7, 2]]), torch.tensor([[0, 7, 8]])
+        with torch.no_grad():
+            ours = loaded.model(source, target).logits
+            other = theirs(input_ids=source, decoder_input_ids=target).logits
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)  # float32, two implementations
+
+
+def test_keeping_and_averaging_the_best(tmp_path):
+    """The result is the mean of the kept models, whose steps are told."""
+    from safetensors.torch import load_file
+
+    settings = settings_of("copy", tmp_path / "run", steps=7, eval_every=1, keep_best=3, average=True)
+    run = train(settings, quiet=True)
+    steps = json.loads((run.folder / "result.json").read_text())["of_steps"]
+    assert len(steps) == 3
+    kept = [load_file(run.folder / "kept" / f"step-{step:08d}.safetensors") for step in steps]
+    result = load(run.best).model.state_dict()
+    for name, tensor in result.items():
+        mean = sum(each[name].double() for each in kept) / 3
+        torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+    scores = {
+        each["step"]: (each["exact"], -each["loss"])
+        for each in read_metrics(run.folder / "metrics.jsonl")
+        if each["kind"] == "valid"
+    }
+    assert steps == sorted(scores, key=lambda step: scores[step], reverse=True)[:3]
+
+
+def test_early_stopping_ends_the_run(tmp_path):
+    """Without a better score in as many evaluations as `patience` says, training is over, and finished."""
+    run = train(
+        settings_of("copy", tmp_path / "run", steps=50, eval_every=1, patience=2, lr=1e-12), quiet=True
+    )
+    assert run.finished
+    assert run.step < 50
+    assert "no better score in 2 evaluations" in run.stopped
+
+
+def interrupt_at(monkeypatch, step, signal_number=signal.SIGINT):
+    """Send this process a signal after an update."""
+    from regard.train.loop import Training
+
+    update = Training.update
+
+    def updated(self):
+        measured = update(self)
+        if self.progress.step == step:
+            os.kill(os.getpid(), signal_number)
+        return measured
+
+    monkeypatch.setattr(Training, "update", updated)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_saves_and_goes_on_to_the_same_bits(tmp_path, monkeypatch, capsys, number):
+    """Ctrl-C in the middle: saved at that step, told how to go on, and resumed to the bits of a whole run."""
+    whole = train(settings_of("copy", tmp_path / "whole", dropout=0.3, n_layer=2), quiet=True)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 3, number)
+        stopped = train(settings_of("copy", tmp_path / "run", dropout=0.3, n_layer=2))
+    assert not stopped.finished
+    assert stopped.step == 3
+    assert f"regard train --resume {tmp_path / 'run'}" in capsys.readouterr().err
+    done = resume(tmp_path / "run", quiet=True)
+    assert done.finished
+    assert_same_bits(final_weights(whole.folder), final_weights(done.folder))
+    assert done.scores == whole.scores
+    told = [read_metrics(run.folder / "metrics.jsonl") for run in (whole, done)]
+    assert told[0] == told[1]
+    assert resume(tmp_path / "run").scores == whole.scores  # a finished run is not trained again
+
+
+def test_resuming_in_another_place_is_an_error(tmp_path):
+    """A folder that is no run, and one that is not there, are told apart from a run."""
+    with pytest.raises(LoadError, match="There is none in it"):
+        resume(tmp_path)
+    with pytest.raises(LoadError, match="It does not exist"):
+        resume(tmp_path / "missing")
+
+
+def test_a_run_is_not_written_over(tmp_path):
+    """A folder with a run or with files in it is refused."""
+    train(settings_of("copy", tmp_path / "run", steps=1), quiet=True)
+    with pytest.raises(ArgumentError, match="holds a run already"):
+        train(settings_of("copy", tmp_path / "run"), quiet=True)
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "x").touch()
+    with pytest.raises(ArgumentError, match="not an empty folder"):
+        train(settings_of("copy", tmp_path / "file"), quiet=True)
+
+
+def test_a_nan_names_the_last_checkpoint(tmp_path, monkeypatch):
+    """A loss that is no number ends in words that name the step and the checkpoint before it."""
+    from regard.train.loop import Training
+
+    update = Training.update
+
+    def updated(self):
+        if self.progress.step == 4:
+            next(self.objective.parameters()).data.fill_(float("nan"))
+        return update(self)
+
+    monkeypatch.setattr(Training, "update", updated)
+    with pytest.raises(TrainError, match=r"the loss of step 5 is nan.*step-00000004\."):
+        train(settings_of("copy", tmp_path / "run"), quiet=True)
+    assert checkpoint.latest(tmp_path / "run" / "checkpoints").state["step"] == 4
+
+
+def test_the_command_trains_and_resumes(tmp_path):
+    """`regard train` from a TOML file with an option over it, as JSON; `--resume` of it says the same."""
+    config = tmp_path / "config.toml"
+    values = {**TINY, "task": "sort", "out": str(tmp_path / "run")}
+    config.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
+    told = CliRunner().invoke(main, ["train", "--config", str(config), "--steps", "4", "--json", "--quiet"])
+    assert told.exit_code == 0, told.output
+    said = json.loads(told.output)
+    assert said["step"] == 4
+    again = CliRunner().invoke(main, ["train", "--resume", said["run"], "--json"])
+    assert json.loads(again.output)["scores"] == said["scores"]
+    refused = CliRunner().invoke(main, ["train", "--resume", said["run"], "--steps", "9"])
+    assert refused.exit_code == 2
+    assert "leave out steps" in refused.output
+
+
+KILLED = """
+import sys
+import regard.train.corpus
+regard.train.corpus.FINAL_SIZE = 7
+from regard.train import Settings, train
+from regard.train.run import resume
+if len(sys.argv) == 2:
+    resume(sys.argv[1], quiet=True)
+else:
+    train(Settings.read(sys.argv[1], {"out": sys.argv[2]}), quiet=True)
+"""
+
+
+@pytest.mark.slow  # several processes, each killed
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(tmp_path, seed):
+    """kill -9 at random moments, some of them in the checkpoint's write, dropout on; then the same bits."""
+    settings = settings_of(
+        "dates", tmp_path / "whole", steps=60, save_every=1, eval_every=20, dropout=0.3, n_layer=2, threads=1
+    )
+    whole = train(settings, quiet=True)
+    config = tmp_path / "config.toml"
+    config.write_text(settings.to_toml())
+    moments = random.Random(seed)
+    killed, command = 0, [str(config), str(tmp_path / "run")]
+    while not (tmp_path / "run" / "result.json").exists():
+        began = time.monotonic()
+        process = subprocess.Popen([sys.executable, "-c", KILLED, *command])
+        try:
+            # Wait until it trains, then a random while: a checkpoint is written after every update.
+            folder = tmp_path / "run" / "checkpoints"
+            here = set(os.listdir(folder)) if folder.exists() else set()
+            while process.poll() is None and time.monotonic() - began < 120:
+                if folder.exists() and set(os.listdir(folder)) != here:
+                    break
+                time.sleep(0.005)
+            if killed < 4:
+                time.sleep(moments.uniform(0.0, 0.3))
+                process.kill()
+                killed += 1
+            process.wait(timeout=120)
+        finally:
+            process.kill()
+            process.wait()
+        if (tmp_path / "run" / "config.toml").exists():
+            command = [str(tmp_path / "run")]
+    assert killed == 4
+    assert_same_bits(final_weights(whole.folder), final_weights(tmp_path / "run"))
+    result = [json.loads((folder / "result.json").read_text()) for folder in (whole.folder, tmp_path / "run")]
+    assert result[0]["scores"] == result[1]["scores"]
+
+
+def test_metrics_are_written_for_tensorboard(tmp_path):
+    """TensorBoard's own reader finds the losses of metrics.jsonl."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train(settings_of("copy", tmp_path / "run", tensorboard=True, steps=3), quiet=True)
+    found = EventAccumulator(str(run.folder / "tensorboard")).Reload().Scalars("train/loss")
+    told = [each for each in read_metrics(run.folder / "metrics.jsonl") if each["kind"] == "train"]
+    assert [each.step for each in found] == [1, 2, 3]
+    assert [each.value for each in found] == pytest.approx([each["loss"] for each in told])

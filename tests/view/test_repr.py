@@ -1,0 +1,64 @@
+"""Traces and heads as the last value of a notebook's cell, without a widget."""
+
+import base64
+import re
+from io import BytesIO
+
+import numpy as np
+import torch
+from matplotlib.image import imread
+
+from regard import tracing
+from regard.capture import trace
+from regard.heads.survey import survey
+from regard.loading import load
+from regard.tracing import Trace, _small
+
+
+def pictures(html):
+    return [
+        imread(BytesIO(base64.b64decode(each)), format="png")
+        for each in re.findall(r"data:image/png;base64,([^\"]+)", html)
+    ]
+
+
+def test_a_trace_shows_what_it_is_of_and_every_head():
+    """The model, the text and the sizes are named, and the picture has a place for each of 72 heads."""
+    html = trace(load("minilm", random=True), "to <be>")._repr_html_()
+    assert "to &lt;be&gt;" in html
+    assert "6 of 12 heads" in html
+    (drawn,) = pictures(html)
+    assert drawn.shape[1] > 12 * 30
+    assert drawn.shape[0] > 6 * 30
+
+
+def test_small_pictures_hide_the_future():
+    """Blocks that no query of theirs reaches are NaN, the others hold the largest weight."""
+    found = trace(load("gpt2", random=True), "a" * 53, layers=[0])
+    small = _small(found.layers[0], 3)
+    assert small.shape == (40, 40)
+    assert np.isnan(small[0, 2:]).all()
+    assert np.isnan(small[20, :15]).sum() == 0
+    assert np.nanmax(small) == found.weights(0, 3).max().item()
+
+
+def test_a_long_trace_shows_its_first_layers_alone(monkeypatch):
+    """Reading every weight of a long text takes too long for a cell's value: it says how many it shows."""
+    monkeypatch.setattr(tracing, "_SMALL_COST", 2 * 3 * 37 * 37)
+    html = Trace.from_weights([torch.rand(1, 3, 37, 37)] * 5)._repr_html_()
+    assert "the first 2 layers" in html
+
+
+def test_a_trace_without_layers_still_shows_itself():
+    """Nothing to draw is no error."""
+    assert "trace of" in Trace(())._repr_html_()
+
+
+def test_a_survey_shows_the_labels_of_its_heads():
+    """The picture of labels, and a table with a row for each head that has one."""
+    found = survey(load("minilm", random=True), ["to be or not", "that is the question"])
+    html = found._repr_html_()
+    named = [each for each in found.labels() if each.label != "none"]
+    assert len(pictures(html)) == 1
+    assert html.count("<tr>") == 1 + len(named)
+    assert f"{len(named)} of 72 heads have a label" in html

@@ -252,7 +252,7 @@ def body(rows: list[Row], seconds: dict[str, Sequence[float]]) -> str:
     lines = [
         "Known mistakes caught; those that values show named; pairs of two named; right variants refused;",
         "one-edit mutations of the right variants caught; one failing answer checked from a cold start.",
-        f"The slowest check took {slowest}{fifty}.",
+        *([f"The slowest check took {slowest}{fifty}."] if seconds else []),
         "",
         f"| {' | '.join(HEADS)} |",
         "| --- |" + " ---: |" * (len(HEADS) - 1),

@@ -134,3 +134,12 @@ def test_regard_look_shows_the_alignment_of_pocket_dates():
     assert found["rows"][0] == "<bos>"
     assert "".join(found["rows"][1:]).startswith("2021-03-03")
     assert torch.tensor(found["weights"]).sum(1).allclose(torch.ones(len(found["rows"])))
+
+
+@pytest.mark.parametrize("name", ["heads", "prune"])
+def test_a_recurrent_model_has_no_heads_and_that_is_said(name):
+    """An error in words, which says what to do instead."""
+    result = CliRunner().invoke(main, [name, "--model", "pocket-dates"])
+    assert result.exit_code == 2
+    assert "no heads" in result.stderr
+    assert "regard look" in result.stderr

@@ -145,6 +145,16 @@ def value_weighted(trace: Trace, model: Loaded | Transformer | None = None) -> T
     )
 
 
+def transformer_of(loaded: Loaded) -> Transformer:
+    """The model, whose heads can be measured and switched off; a recurrent one has none."""
+    if not isinstance(loaded.model, Transformer):
+        raise ArgumentError(
+            f"{loaded.facts.name} must be a Transformer: a recurrent model has one alignment and no heads. "
+            f"Got a {type(loaded.model).__name__}. `regard look` shows its alignment."
+        )
+    return loaded.model
+
+
 def attention_of(model: Transformer, name: str) -> MultiHeadAttention:
     """The attention layer of that name, one of `attention_names`."""
     side, _, rest = name.partition(".")

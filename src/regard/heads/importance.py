@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
-from regard.heads.flow import attention_of
+from regard.heads.flow import attention_of, transformer_of
 from regard.loading import Loaded
 from regard.models.pruned import PrunedAttention
 from regard.models.transformer import Transformer
@@ -37,7 +37,7 @@ def importance(
     would do. The absolute value is taken for each text, lest effects of opposite sign cancel. `loss` is
     the model's own by default: of the next token, or of hidden tokens.
     """
-    model, find_loss = loaded.model, loss or loss_of(loaded)
+    model, find_loss = transformer_of(loaded), loss or loss_of(loaded)
     gates = len(model.attention_names), model.config.block.n_head
     total = torch.zeros(gates, dtype=torch.float64)
     examples = encoded(loaded, texts)

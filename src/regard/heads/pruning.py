@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.heads.flow import attention_of
+from regard.heads.flow import attention_of, transformer_of
 from regard.heads.importance import Texts, mean_loss
 from regard.layers import MultiHeadAttention
 from regard.loading import Loaded, write_folder
@@ -49,7 +49,7 @@ def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
     Heads are (layer, head), the layer by its place among `attention_names` or by name; a head keeps its
     number when others go. What is not pruned is shared with the model given, not copied.
     """
-    model = loaded.model
+    model = transformer_of(loaded)
     gone = set(_checked(model, heads))
     kept = tuple(
         tuple(head for head in left if (index, head) not in gone)

@@ -27,6 +27,7 @@ from torch import Tensor, distributed
 
 from regard.capture import trace
 from regard.errors import ArgumentError, LoadError
+from regard.heads.flow import transformer_of
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import Measures, measure
@@ -119,14 +120,15 @@ def survey(
         raise ArgumentError(
             f"n_repeat must not be negative and longest at least 2. Got {n_repeat} and {longest}."
         )
+    model = transformer_of(loaded)
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: a survey reads texts.")
     inputs: list[Any] = [loaded.tokenizer.encode(text)[:longest] for text in texts]
     empty = [index for index, ids in enumerate(inputs) if len(ids) < 2]
     if empty:
         raise ArgumentError(f"texts {empty[:5]} have fewer than 2 tokens: nothing can be looked at.")
-    limit = loaded.model.config.n_position
-    if n_repeat and limit is not None and loaded.model.position is not None:
+    limit = model.config.n_position
+    if n_repeat and limit is not None and model.position is not None:
         n_token = min(n_token, (limit - sum(map(len, _around(loaded)))) // 2)
     inputs += [repeated_tokens(loaded, n_token, seed + index).tolist() for index in range(n_repeat)]
     counts = counts_of(texts, loaded.tokenizer)

@@ -248,10 +248,13 @@ class LayerTrace(AnyLayer):
         self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None
     ) -> Float[Tensor, "_batch _head rows cols"]:
         q, k, rule = self._part(batch, head)
-        scores = recovered_scores(q, k, rule, rows, cols, widen=head is not None)
+        scores = all_scores(q, k, rule, rows, cols, widen=head is not None)
         lse = one_of(one_of(self.lse, 0, batch), 1, head)[:, :, rows, None]
-        # A row that sees nothing has scores and lse of -inf: any other lse makes its weights 0, not NaN.
-        return torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0))
+        # Hidden last: exp takes ten times as long where it is given -inf.
+        weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0))  # a row may see nothing
+        if rule.visible.sees_all(rows, cols):
+            return weights
+        return torch.where(rule.visible.tile(rows, cols, weights.device), weights, 0.0)
 
     def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
         _, _, rule = self._part(batch, head)
@@ -422,16 +425,22 @@ class DenseLayerTrace(AnyLayer):
         return visible_part(visibility, batch, head).tile(rows, cols, self.values.device)[0, 0]
 
 
-def recovered_scores(
-    q: Tensor, k: Tensor, rule: ScoreRule, rows: slice, cols: slice, widen: bool = True
-) -> Tensor:
-    """Scores of `rows` x `cols`, rounded as a kernel rounds them: what it did to lse then cancels.
+def recovered_scores(q: Tensor, k: Tensor, rule: ScoreRule, rows: slice, cols: slice) -> Tensor:
+    """Scores of `rows` x `cols`, -inf where they are hidden."""
+    scores = all_scores(q, k, rule, rows, cols)
+    if rule.visible.everything:
+        return scores
+    return torch.where(rule.visible.tile(rows, cols, scores.device), scores, -math.inf)
 
-    Kernels scale the product, not the query, and sum it in the order of a larger matrix product. With scores
-    of 65, another order moves a weight by 1e-5, this one by 2e-6.
+
+def all_scores(q: Tensor, k: Tensor, rule: ScoreRule, rows: slice, cols: slice, widen: bool = True) -> Tensor:
+    """Scores of `rows` x `cols`, hidden ones too, rounded as a kernel rounds them.
+
+    What that did to lse then cancels. Kernels scale the product, not the query, and sum it in the order of a
+    larger matrix product. With scores of 65, another order moves a weight by 1e-5, this one by 2e-6.
     """
     if rule.additive is not None or rule.softcap is not None:  # no kernel does these
-        return rule.scores(q, k, rows, cols)
+        return replace(rule, visible=Visibility(start=rule.visible.start)).scores(q, k, rows, cols)
     wide_rows, wide_cols = rows, cols
     if widen:
         wide_rows, wide_cols = _widened(rows, q.shape[2]), _widened(cols, k.shape[2])
@@ -446,8 +455,6 @@ def recovered_scores(
     bias = rule.bias_tile(rows, cols)
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
-    if not rule.visible.everything:
-        scores = torch.where(rule.visible.tile(rows, cols, scores.device), scores, -math.inf)
     return scores
 
 

@@ -114,9 +114,10 @@ class Visibility:
         device = self.device or device
         query_pos = torch.arange(rows.start + self.start, rows.stop + self.start, device=device)[:, None]
         key_pos = torch.arange(cols.start, cols.stop, device=device)[None, :]
-        visible = torch.ones(1, 1, query_pos.shape[0], key_pos.shape[1], dtype=torch.bool, device=device)
         if self.causal:
-            visible = visible & (key_pos <= query_pos)
+            visible = (key_pos <= query_pos)[None, None]
+        else:
+            visible = torch.ones(1, 1, query_pos.shape[0], key_pos.shape[1], dtype=torch.bool, device=device)
         if self.window is not None:
             visible = visible & ((query_pos - key_pos).abs() < self.window)
         if self.lengths is not None:
@@ -138,6 +139,18 @@ class Visibility:
             if tensor is not None:
                 return tensor.device
         return None
+
+    def sees_all(self, rows: slice, cols: slice) -> bool:
+        """Whether positions alone tell that every query of `rows` sees every key of `cols`.
+
+        >>> causal = Visibility(causal=True)
+        >>> causal.sees_all(slice(3, 5), slice(0, 4)), causal.sees_all(slice(3, 5), slice(0, 5))
+        (True, False)
+        """
+        first, last = self.start + rows.start, self.start + rows.stop - 1
+        behind = not self.causal or cols.stop - 1 <= first
+        near = self.window is None or max(last - cols.start, cols.stop - 1 - first) < self.window
+        return behind and near and not self.by_key and not self.by_pair
 
     def key_range(self, rows: slice, n_key: int) -> slice:
         """The keys that positions alone let some query of `rows` see: the rest need not be computed."""

@@ -1,7 +1,8 @@
 """Tokens per second of decoding, against transformers, CTranslate2 and llama.cpp, and against memory itself.
 
-Every case continues the same number of cached tokens greedily, in turn, in one run. Peers that cannot be
-imported are left out; they need no place in the project's own environment:
+Every case continues the same number of cached tokens greedily, in turn, in one run, each in a process of its
+own: in one process the threads of each library slow down the others. Peers that cannot be imported are left
+out; they need no place in the project's own environment:
 
     pip install --no-deps --target peers ctranslate2 && PYTHONPATH=peers python bench/decode.py
     pip install --no-deps --target peers diskcache llama-cpp-python    # compiles llama.cpp: minutes
@@ -19,12 +20,23 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from timing import Goal, PlainTable, RatioTable, Row, Timing, interleaved, parse_options, report
+from timing import (
+    Child,
+    Goal,
+    PlainTable,
+    RatioTable,
+    Row,
+    Timing,
+    available_bytes,
+    interleaved,
+    parse_options,
+    report,
+)
 from torch import Tensor, nn
 
 from regard import hub
@@ -34,6 +46,7 @@ from regard.loading import Loaded, load, save
 from regard.models.transformer import Transformer, initialise
 
 N_NEW = 8  # tokens decoded in one call
+REST = 0.5  # seconds: OpenMP's threads wait for work, at full speed, for 0.2 s
 LONG = 4096  # cached tokens from which fewer rounds do
 TEXT = Path(__file__).parent.parent / "LICENSE"
 BANDWIDTH = "memory"  # the case that reads a large matrix once
@@ -69,29 +82,26 @@ class Continued(nn.Module):
         return self.decoding.next(self.tokens), self.decoding
 
 
-def ours(model: Transformer, n_cached: int, batch: int, n_new: int) -> Callable[[], object]:
+def ours(
+    folder: Path, weights: Literal["float32", "int8"], n_cached: int, batch: int, n_new: int
+) -> Callable[[], object]:
+    model = load(folder).model
+    model.decode_weights = weights
     continued = Continued(model, n_cached, batch)
     prompt = continued.tokens[:, None]
     return lambda: generate(continued, prompt, max_new=n_new, stop=())
 
 
-@lru_cache(maxsize=1)
-def transformers_model(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
+def with_transformers(
+    folder: Path, static: bool, n_cached: int, batch: int, n_new: int
+) -> Callable[[], object]:
+    """`generate` with a cache given to it, which it continues."""
+    from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return AutoModelForCausalLM.from_pretrained(folder)
-
-
-def with_transformers(
-    folder: Path, n_cached: int, batch: int, n_new: int, *, static: bool
-) -> Callable[[], object]:
-    """`generate` with a cache given to it, which it continues."""
-    from transformers import DynamicCache, StaticCache
-
-    model = transformers_model(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     shape = batch, heads, n_cached - 1, config.hidden_size // config.num_attention_heads
@@ -179,21 +189,19 @@ class Setting:
     n_new: int
     gguf: Path | None = None
 
-    def cases(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        batch, n_cached, n_new = self.batch, self.n_cached, self.n_new
-        model = self.loaded.model
-        model.decode_weights = "float32"
-        yield OURS, ours(model, n_cached, batch, n_new)
-        model.decode_weights = "int8"
-        yield OURS_INT8, ours(model, n_cached, batch, n_new)
+    def cases(self) -> Iterator[tuple[str, Child]]:
+        """Each in a process of its own."""
+        sizes = self.n_cached, self.batch, self.n_new
+        yield OURS, Child(ours, self.folder, "float32", *sizes)
+        yield OURS_INT8, Child(ours, self.folder, "int8", *sizes)
         if there("transformers"):
-            yield TRANSFORMERS, with_transformers(self.folder, n_cached, batch, n_new, static=False)
-            yield STATIC, with_transformers(self.folder, n_cached, batch, n_new, static=True)
+            yield TRANSFORMERS, Child(with_transformers, self.folder, False, *sizes)
+            yield STATIC, Child(with_transformers, self.folder, True, *sizes)
         if there("ctranslate2"):
-            yield CT2, with_ctranslate2(self.folder, "float32", n_cached, batch, n_new)
-            yield CT2_INT8, with_ctranslate2(self.folder, "int8", n_cached, batch, n_new)
-        if there("llama_cpp") and self.gguf is not None and batch == 1:
-            yield LLAMA, with_llama_cpp(self.gguf, n_cached, n_new)
+            yield CT2, Child(with_ctranslate2, self.folder, "float32", *sizes)
+            yield CT2_INT8, Child(with_ctranslate2, self.folder, "int8", *sizes)
+        if there("llama_cpp") and self.gguf is not None and self.batch == 1:
+            yield LLAMA, Child(with_llama_cpp, self.gguf, self.n_cached, self.n_new)
 
     def bytes_read(self, int8: bool) -> int:
         """Bytes of weights and of cached keys and values that one step must read."""
@@ -201,17 +209,21 @@ class Setting:
         assert model.decoder is not None
         matrices = sum(each.numel() for each in model.decoder.parameters() if each.dim() == 2)
         head = model.token.weight if model.unembed is None else model.unembed.weight
-        block = model.config.block
+        return (matrices + head.numel()) * (1 if int8 else 4) + self.cached_bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        config = self.loaded.model.config
+        block = config.block
         dim = block.qk_dim or block.model_dim // block.n_head
-        cached = (
-            2
-            * self.batch
-            * (block.n_kv_head or block.n_head)
-            * self.n_cached
-            * dim
-            * len(model.decoder.blocks)
-        )
-        return (matrices + head.numel()) * (1 if int8 else 4) + cached * 4
+        heads = 2 * self.batch * (block.n_kv_head or block.n_head)
+        return int(4 * heads * self.n_cached * dim * config.n_decoder_layer)
+
+    @property
+    def label(self) -> str:
+        """What a row is called."""
+        return f"{self.name}, batch {self.batch}, {self.n_cached} cached"
 
 
 def bandwidth_case(n_bytes: int) -> Callable[[], object]:
@@ -222,26 +234,30 @@ def bandwidth_case(n_bytes: int) -> Callable[[], object]:
 
 def measure(setting: Setting, rounds: int, n_bytes: int) -> tuple[list[Row], list[str]]:
     """The times of one step, and our tokens a second and share of what memory could give."""
-    cases = dict(setting.cases())
-    cases[BANDWIDTH] = bandwidth_case(n_bytes)
-    timings = interleaved(cases, rounds, round_seconds=0.0)
+    cases: dict[str, Child] = {}
+    try:
+        cases.update(setting.cases())
+        cases[BANDWIDTH] = Child(bandwidth_case, n_bytes)
+        timings = interleaved(cases, rounds, round_seconds=0.0, rest=REST)
+    finally:
+        for child in cases.values():
+            child.close()
     bandwidth = n_bytes / timings.pop(BANDWIDTH).median
     steps = {
         name: Timing(tuple(second / setting.n_new for second in each.seconds), each.calls_per_round)
         for name, each in timings.items()
     }
-    label = f"{setting.name}, batch {setting.batch}, {setting.n_cached} cached"
     one = setting.batch == 1
     goals = [Goal(case, TRANSFORMERS, 1 / 2 if one else 1 / 3) for case in (OURS, OURS_INT8)]
     if one:
         goals += [Goal(OURS, CT2, 1.0), Goal(OURS_INT8, CT2_INT8, 1 / 1.3), Goal(OURS_INT8, LLAMA, 1.0)]
-    rows = [Row(label, steps)]
+    rows = [Row(setting.label, steps)]
     rows += [
         Row(f"{goal.case} / {goal.peer}", {name: steps[name] for name in (goal.case, goal.peer)}, goal)
         for goal in goals
         if goal.peer in steps
     ]
-    line = [label]
+    line = [setting.label]
     for case in (OURS, OURS_INT8):
         seconds = steps[case].median
         share = setting.bytes_read(case == OURS_INT8) / seconds / bandwidth
@@ -345,6 +361,10 @@ def main() -> None:
             for batch in batches:
                 for n_cached in lengths:
                     setting = Setting(name, loaded, folder, batch, n_cached, n_new, gguf)
+                    # Seven processes, of which some hold the cache twice, and everybody's weights.
+                    if 12 * setting.cached_bytes + (8 << 30) > available_bytes():
+                        print(f"{setting.label}: left out, memory is short", file=sys.stderr, flush=True)
+                        continue
                     rounds = max(3, options.rounds // 2) if n_cached >= LONG else options.rounds
                     new_rows, line = measure(setting, rounds, n_bytes)
                     print(*line, sep=" | ", file=sys.stderr, flush=True)  # a run takes long

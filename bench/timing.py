@@ -82,12 +82,14 @@ def interleaved(
     round_seconds: float = 0.1,
     warmup: int = 2,
     threads: int = THREADS,
+    rest: float = 0.0,
 ) -> dict[str, Timing]:
     """Timings of all cases, measured in turn: one burst of calls each, round after round.
 
     A burst repeats its case until it takes about `round_seconds`, as found in the warm-up, so that
     the clock and the loop do not count. The order turns by one each round: no case always follows
-    the same other one. The garbage collector rests while the clock runs.
+    the same other one. The garbage collector rests while the clock runs. Where cases bring thread pools of
+    their own, `rest` lets the threads of the one before stop waiting for work: they take a core meanwhile.
     """
     if not cases or rounds < 1 or warmup < 1:
         raise ValueError(f"need a case, a round and a warm-up. Got {len(cases)}, {rounds}, {warmup}.")
@@ -105,6 +107,7 @@ def interleaved(
             gc.collect()
             gc.disable()
             for name in names[first:] + names[:first]:
+                time.sleep(rest)
                 seconds[name].append(_burst(cases[name], calls[name]))
             gc.enable()
     finally:
@@ -121,6 +124,62 @@ def _burst(case: Case, calls: int) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return (time.perf_counter() - start) / calls
+
+
+def available_bytes() -> int:
+    """Memory that can still be had; 8 GiB where the system does not tell."""
+    facts = Path("/proc/meminfo")
+    if not facts.exists():
+        return 8 << 30
+    lines = dict(line.split(":", 1) for line in facts.read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+class Child:
+    """A case in a process of its own, for libraries that would slow each other down in one.
+
+    Each brings its own thread pool, whose threads wait for work at full speed. `build` must be a function at
+    the top of a module.
+    """
+
+    def __init__(self, build: Callable[..., Case], *args: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, build, args), daemon=True)
+        self._process.start()
+        other.close()
+        self._wait()
+
+    def __call__(self) -> None:
+        self._pipe.send(None)
+        self._wait()
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join()
+
+    def _wait(self) -> None:
+        try:
+            self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            raise RuntimeError(f"a measured process ended, exit code {self._process.exitcode}") from None
+
+
+def _serve(pipe: Connection, build: Callable[..., Case], args: tuple[object, ...]) -> None:
+    torch.set_num_threads(THREADS)
+    case = build(*args)
+    pipe.send(None)
+    gc.collect()
+    gc.disable()
+    while True:
+        try:
+            pipe.recv()
+        except EOFError:
+            return
+        case()
+        pipe.send(None)
 
 
 def peak_memory(build: Callable[..., Case], *args: object) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from timing import (
     RatioTable,
     Row,
     Timing,
+    available_bytes,
     interleaved,
     parse_options,
     peak_memory,
@@ -155,15 +155,6 @@ def against_eager(options: Options) -> RatioTable:
 def quiet(model: Any, given: dict[str, Any]) -> None:
     with torch.no_grad():
         model(**given)
-
-
-def available_bytes() -> int:
-    """Memory that can still be had; 8 GiB where the system does not tell."""
-    facts = Path("/proc/meminfo")
-    if not facts.exists():
-        return 8 << 30
-    lines = dict(line.split(":", 1) for line in facts.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def one_tile(options: Options) -> PlainTable:

@@ -17,19 +17,17 @@ from typing import Any, Literal, get_args
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.attention import attend
 from regard.errors import ArgumentError, LoadError, ShapeError
 from regard.layers import AdditiveAttention, Record
+from regard.models.cells import State, Steps, read, run
 from regard.models.transformer import Output
 from regard.scores import ScoreRule
 from regard.visibility import Visibility
 
 Cell = Literal["gru", "lstm", "rnn"]
 Score = Literal["additive", "dot", "general", "none"]
-# What the recurrent layers carry from step to step: (hidden,), and for an LSTM (hidden, cell).
-State = tuple[Float[Tensor, "layer batch hidden_dim"], ...]
 
 _CELLS: dict[str, Callable[..., nn.RNNBase]] = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}
 
@@ -161,17 +159,15 @@ class Encoder(nn.Module):
     ) -> tuple[Float[Tensor, "batch position hidden_dim"] | None, State]:
         """The outputs and the last states. Tokens not `visible`, wherever they stand, are not read."""
         if visible is None:
-            outputs, state = _run(self.recurrent, self.embedding(tokens))
+            outputs, state = run(self.recurrent, self.embedding(tokens))
         else:
-            # The real tokens first, in their order: what a packed sequence asks for.
-            order = visible.int().argsort(dim=1, descending=True, stable=True)
-            packed = pack_padded_sequence(
-                self.embedding(tokens.gather(1, order)), visible.sum(1).cpu(), True, enforce_sorted=False
-            )
-            outputs, state = _run(self.recurrent, packed)
-            if self.looked_at:
-                outputs, _ = pad_packed_sequence(outputs, True, total_length=tokens.shape[1])
-                places = order.argsort(dim=1)[..., None]
+            # The real tokens first, in their order.
+            places = None
+            if bool((visible[:, 1:] & ~visible[:, :-1]).any()):
+                order = visible.int().argsort(dim=1, descending=True, stable=True)
+                tokens, places = tokens.gather(1, order), order.argsort(dim=1)[..., None]
+            outputs, state = read(self.recurrent, self.embedding(tokens), visible.sum(1))
+            if self.looked_at and places is not None:
                 outputs = outputs.gather(1, places.expand_as(outputs))
         if self.merge_outputs is not None:
             outputs = self.merge_outputs(outputs)
@@ -235,26 +231,26 @@ class Decoder(nn.Module):
         if self.attention is None or source.values is None:
             # Every input is known beforehand: no need to go step by step.
             context = source.context[:, None].expand(-1, tokens.shape[1], -1)
-            return _run(self.recurrent, torch.cat([context, embedded], -1), state)
+            return run(self.recurrent, torch.cat([context, embedded], -1), state)
         visible = None if source.visible is None else Visibility(keys=source.visible)
-        steps = None if record is None else _Steps()
-        hidden = []
-        for word in embedded.split(1, dim=1):
+        recorded = None if record is None else _Recorded()
+        steps, hidden = Steps(self.recurrent, embedded, state), []
+        for _ in range(tokens.shape[1]):
             context = self.attention(
-                state[0][-1][:, None],
+                steps.output[:, None],
                 source.values,
                 source.values,
                 visible=visible,
-                record=steps,
+                record=recorded,
                 projected_keys=source.keys,
             )
             if gate is not None:
                 context = context * gate
-            output, state = _run(self.recurrent, torch.cat([context, word], -1), state)
-            hidden.append(output)
-        if record is not None and steps is not None:
-            steps.pass_on(record)
-        return torch.cat(hidden, dim=1), state
+            steps.step(context[:, 0])
+            hidden.append(steps.output)
+        if record is not None and recorded is not None:
+            recorded.pass_on(record)
+        return torch.stack(hidden, dim=1), steps.state
 
 
 class Seq2Seq(nn.Module):
@@ -395,7 +391,7 @@ class Seq2SeqDecoding:
 _NAME = "decoder.cross"
 
 
-class _Steps:
+class _Recorded:
     """Collects what single steps record, to pass it on as one layer: the source is the same in all."""
 
     def __init__(self) -> None:
@@ -423,13 +419,6 @@ def _recurrent(config: Seq2SeqConfig, input_dim: int, *, bidirectional: bool = F
         dropout=dropout,
         bidirectional=bidirectional,
     )
-
-
-def _run(recurrent: nn.RNNBase, x: Any, state: State | None = None) -> tuple[Any, State]:
-    """The layers' outputs and last state, the state always a tuple, whatever the cell."""
-    given = state if state is None or len(state) > 1 else state[0]
-    outputs, last = recurrent(x, given)
-    return outputs, last if isinstance(last, tuple) else (last,)
 
 
 def _side_by_side(state: Tensor) -> Tensor:

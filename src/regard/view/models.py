@@ -26,6 +26,7 @@ UNTRAINED = " (untrained)"  # the same shape and tokenizer as a model that is he
 _KINDS: dict[str, ModelKind] = {
     "minilm": "encoder",
     "smollm2": "decoder",
+    "pocket-gpt": "decoder",
     "pocket-dates": "encoder-decoder",
 }
 _KEPT = 4  # models in memory

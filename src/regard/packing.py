@@ -148,21 +148,20 @@ def pack_int8(
     def add(x: Tensor, residual: Tensor) -> Tensor:
         return call(x).add_(residual)
 
-    # The kernel takes one scale for all it is given, from the least to the largest entry: these ends make it
-    # `step`, and the first digits below are whole steps, which it does not round.
-    n_step = 63 if narrow else 127
-    step = 2 / (2 * n_step + 1)
+    # The kernel takes one scale for all it is given, from the least to the largest entry. The ends make it 1:
+    # whole numbers, as the first digits are, it does not round.
+    most = 63 if narrow else 127
     ends = torch.zeros(1, weight.shape[1])
-    ends[0, 0], ends[0, -1] = -1.0, 1.0
+    ends[0, 0], ends[0, -1] = -most - 0.5, most + 0.5
 
     def add_digits(x: Tensor, residual: Tensor) -> Tensor:
         n_row = x.shape[0]
-        largest = torch.linalg.vector_norm(x, torch.inf, -1, True).clamp_(min=1e-30)
-        x = x / largest
-        first = (x * (1 / step)).round_().clamp_(-n_step, n_step).mul_(step)
-        product = call(torch.cat([first, (x - first).mul_(n_step), ends]))
-        second = product[:n_row].add_(product[n_row:-1], alpha=1 / n_step)
-        out = torch.addcmul(residual, second, largest)
+        unit = torch.linalg.vector_norm(x, torch.inf, -1, True).clamp_(min=1e-30).div_(most)
+        x = x / unit
+        first = x.round()
+        product = call(torch.cat([first, x.sub_(first).mul_(2 * most), ends]))
+        both = product[:n_row].add_(product[n_row:-1], alpha=1 / (2 * most))
+        out = torch.addcmul(residual, both, unit)
         return out if bias is None else out.add_(bias)
 
     if not two_digits:

@@ -358,16 +358,13 @@ def _quarantine(
 def _all_finite(*tensors: Tensor) -> bool:
     """Whether sums of the tensors are finite: a sum can overflow, but never hides a NaN or an inf."""
     if torch.compiler.is_compiling():
-        return bool(_all_finite_outside(*tensors))
+        from regard.outside import outside  # here: it imports the compiler, which takes longer than all else
+
+        return bool(outside(_all_finite, *tensors))
     return all(
         math.isfinite(t.detach().sum(dtype=torch.float32 if t.element_size() < 4 else None).item())
         for t in tensors
     )
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # the answer decides which code runs
-def _all_finite_outside(*tensors: Tensor) -> bool:
-    return _all_finite(*tensors)
 
 
 def _nothing_to_see(q: Tensor, k: Tensor, v: Tensor) -> Attended:

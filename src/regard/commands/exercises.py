@@ -41,10 +41,13 @@ def seed_option(command: Command) -> Command:
 
 
 def _runner(n_job: int) -> Runner:
-    """Workers, started before this process imports torch itself, so that both load side by side."""
+    """Workers, started before this process imports torch itself, so that all load side by side.
+
+    Two for a single job too: known mistakes are tried on both.
+    """
     from regard.exercises.runner import Runner
 
-    return Runner(max(1, min(n_job, os.cpu_count() or 1, MOST_WORKERS)))
+    return Runner(max(1, min(max(n_job, 2), os.cpu_count() or 1, MOST_WORKERS)))
 
 
 @click.command()

@@ -11,6 +11,7 @@ import itertools
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -178,8 +179,11 @@ class Library:
             return []
         answers = [plain_answer(exercise, exercise.source_of(*mistakes)) for mistakes in combinations]
         nothing = {run.id: {"error": {"kind": "not run"}} for run in plan.runs}
-        results = self.runner.run(plan.job(answers, runs), patient=True)
-        return [{**nothing, **result["runs"]} for result in results]
+        step = -(-len(answers) // self.runner.n_worker)
+        parts = [answers[first : first + step] for first in range(0, len(answers), step)]
+        with ThreadPoolExecutor(len(parts)) as pool:
+            results = pool.map(lambda part: self.runner.run(plan.job(part, runs), patient=True), parts)
+        return [{**nothing, **result["runs"]} for part in results for result in part]
 
 
 def named(library: Library, outcomes: Outcomes, choices: Mapping[str, str], verdict: Verdict) -> list[Named]:

@@ -205,7 +205,7 @@ def reference(case: Case, *, order: str = "context first", layout: str = "batch 
     what, words, outputs, hidden, lengths = case.args
     memory = outputs.transpose(0, 1)
     config = Seq2SeqConfig(1, vocab, embed, hiddens, n_layer)
-    with torch.device("meta"):  # the weights are the case's
+    with torch.random.fork_rng(devices=[]):  # its weights do not count: they are the case's
         decoder = Decoder(config)
     weights = {ours: case.weights[theirs] for ours, theirs in NAMES.items()}
     weights["attention.score"] = case.weights["attention.w_v.weight"][0]

@@ -3,7 +3,7 @@
     engine(model) -> Engine | None      Engine.step(tokens, cache, visible) -> scores | None
 
 The readable `forward` says what a model computes; this computes the same for one new token of each sequence,
-to rounding. What is faster: weights laid out once as the kernel reads them (oneDNN, or 8-bit integers), q, k
+to rounding. What is faster: weights laid out once as the kernel reads them (MKL, or 8-bit integers), q, k
 and v as one product, gate and up as one, and nothing checked twice. Attention goes through `attention` as
 everywhere. None means that something is unusual (`why_not` says what): the caller then takes `forward`.
 """

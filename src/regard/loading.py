@@ -419,3 +419,14 @@ def _no_such_model(name: str) -> str:
         f"there is no model {name!r}: no such file or folder, and the models by name are "
         f"{', '.join(hub.listed())}. With random=True (--random) also {shapes}."
     )
+
+
+def checked_device(name: str) -> torch.device:
+    """The device of that name, shown to work by putting a number on it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).add_(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # which one depends on torch's build
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError(f"cannot compute on device {name!r}: {reason}") from error
+    return device

@@ -273,6 +273,7 @@ class LayerTrace(AnyLayer):
         else:
             products = one_q * one_k
         bias = rule.bias_tile(rows, cols)
+        visible = bool(rule.visible.tile(rows, cols, q.device))
         return ScoreParts(
             q=tuple(one_q.tolist()),
             k=tuple(one_k.tolist()),
@@ -281,8 +282,8 @@ class LayerTrace(AnyLayer):
             similarity=float(rule.similarity(q[:, :, rows], k[:, :, cols])),
             softcap=rule.softcap,
             bias=0.0 if bias is None else float(bias),
-            visible=bool(rule.visible.tile(rows, cols, q.device)),
-            score=float(recovered_scores(q, k, rule, rows, cols)),
+            visible=visible,
+            score=float(all_scores(q, k, rule, rows, cols)) if visible else -math.inf,
             lse=float(self.lse[batch, head, query]),
             weight=float(self.block(rows, cols, batch, head)),
         )
@@ -423,14 +424,6 @@ class DenseLayerTrace(AnyLayer):
     def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
         visibility = Visibility() if self.visibility is None else self.visibility
         return visible_part(visibility, batch, head).tile(rows, cols, self.values.device)[0, 0]
-
-
-def recovered_scores(q: Tensor, k: Tensor, rule: ScoreRule, rows: slice, cols: slice) -> Tensor:
-    """Scores of `rows` x `cols`, -inf where they are hidden."""
-    scores = all_scores(q, k, rule, rows, cols)
-    if rule.visible.everything:
-        return scores
-    return torch.where(rule.visible.tile(rows, cols, scores.device), scores, -math.inf)
 
 
 def all_scores(q: Tensor, k: Tensor, rule: ScoreRule, rows: slice, cols: slice, widen: bool = True) -> Tensor:

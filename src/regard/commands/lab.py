@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import checked_device, json_option
+from regard.commands.options import json_option
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def cost(
     number = getattr(torch, dtype)
     if not out.parent.is_dir():
         raise ArgumentError(f"cannot write the picture {str(out)!r}: there is no folder {str(out.parent)!r}.")
+    from regard.loading import checked_device
+
     machine = roofline.measure_machine(number, checked_device(device), seconds=seconds)
     phases = ["train", "prefill"] + (["decode"] if config.n_decoder_layer else [])
     costs = {

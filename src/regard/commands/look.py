@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import checked_device, json_option, model_options
+from regard.commands.options import json_option, model_options
 from regard.errors import ArgumentError, LoadError
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
 def _models(model: str, random: bool, seed: int, device: str, quiet: bool) -> tuple[Models, str, str | None]:
     """The models with the wanted one loaded; another where it cannot be had, and a line that says so."""
     from regard import hub
+    from regard.loading import checked_device
     from regard.view.models import RANDOM, Models, opened
 
     models = Models(checked_device(device), seed)

@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from regard.errors import ArgumentError
-
 if TYPE_CHECKING:
-    import torch
-
     from regard.loading import Loaded
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -60,19 +56,6 @@ def model_options(default: str) -> Callable[[Command], Command]:
 
 def load_model(model: str, random: bool, seed: int, device: str) -> Loaded:
     """The model that `model_options` name."""
-    from regard.loading import load
+    from regard.loading import checked_device, load
 
     return load(model, random=random, seed=seed, device=checked_device(device))
-
-
-def checked_device(name: str) -> torch.device:
-    """The device of that name, shown to work by putting a number on it."""
-    import torch
-
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).add_(1).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ArgumentError(f"cannot compute on device {name!r}: {reason}") from error
-    return device

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regard.errors import ArgumentError
 from regard.layers import Block
+from regard.loading import checked_device
 from regard.train.settings import Settings
 
 
@@ -88,13 +88,7 @@ def device_of(settings: Settings, world: World) -> torch.device:
     name = settings.device
     if world.size > 1 and name == "cuda":
         name = f"cuda:{world.local}"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).add_(1).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ArgumentError(f"cannot compute on device {name!r}: {reason}") from error
-    return device
+    return checked_device(name)
 
 
 def wrapped(objective: nn.Module, settings: Settings, world: World) -> nn.Module:

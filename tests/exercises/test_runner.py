@@ -1,6 +1,6 @@
 """Child processes: what an answer does to itself costs it its own runs and nothing more."""
 
-import os
+import contextlib
 import subprocess
 import sys
 import time
@@ -80,16 +80,39 @@ def test_killing_the_worker_costs_no_other_run(runner):
         assert torch.equal(result["runs"][n]["value"], 2 * torch.arange(float(size)))
 
 
+def daemon(seconds):
+    """A line that starts a process of its own, to be found by how long it would sleep."""
+    return f"subprocess.Popen(['sleep', '{seconds}'], start_new_session=True)"
+
+
+def sleeping(seconds):
+    """Each such process on this machine, with its state and parent."""
+    found = []
+    for pid in descendants(0):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if f"sleep\0{seconds}\0".encode() == Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append((pid, Path(f"/proc/{pid}/stat").read_text().split()[2:4]))
+    return found
+
+
 def test_nothing_is_left_running(runner):
     """Processes that an answer leaves behind, also daemons, are gone when the job ends."""
-    start = "subprocess.Popen(['sleep', '987'], start_new_session=True)"
-    runner.run(job(f"import subprocess\ndef f(x):\n    {start}\n    return x\n"))
-    left = [
-        pid
-        for pid in descendants(os.getpid())
-        if b"987" in Path(f"/proc/{pid}/cmdline").read_bytes() and Path(f"/proc/{pid}").exists()
-    ]
-    assert left == []
+    (result,) = runner.run(job(f"import subprocess\ndef f(x):\n    {daemon(987654)}\n    return x\n"))
+    assert [run.get("error") for run in result["runs"].values()] == [None] * 3
+    assert sleeping(987654) == []
+
+
+def test_a_worker_that_no_longer_answers_is_ended_with_all_below_it():
+    """An answer may stop the process that would end it: both go, and the next answer has a new worker."""
+    stop = "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(50)"
+    source = f"import os, signal, subprocess, time\ndef f(x):\n    {daemon(987655)}\n    {stop}\n"
+    limits = Limits(run_seconds=60.0, stall_seconds=0.5, job_seconds=2.0, kill_seconds=0.5, restarts=0)
+    with Runner(limits=limits) as runner:
+        (result,) = runner.run(job(source))
+        assert result["runs"][0]["error"]["kind"] == "died"
+        assert sleeping(987655) == []
+        (after,) = runner.run(job("def f(x): return x"))
+    assert all("value" in run for run in after["runs"].values())
 
 
 def test_a_forked_copy_of_an_answer_sends_nothing(runner):

@@ -25,7 +25,7 @@ from typing import Any
 
 from regard.errors import RegardError
 from regard.exercises.wire import Reader, WireError, encode
-from regard.exercises.zygote import TOO_MANY_PROCESSES
+from regard.exercises.zygote import KILL_SECONDS, TOO_MANY_PROCESSES, is_running, kill_below
 
 GONE = 1000  # in place of an exit code: the worker itself has ended
 
@@ -39,6 +39,7 @@ class Limits:
     job_seconds: float = 20.0  # all calls together
     memory: int = 1 << 30  # bytes beyond what torch itself takes
     restarts: int = 3
+    kill_seconds: float = KILL_SECONDS  # until a worker that was told to end an answer is ended itself
 
 
 @dataclass
@@ -87,14 +88,22 @@ class _Worker:
                 )
             self.ready = True
 
+    def kill(self) -> None:
+        """End the zygote and all below it from here: it does not answer, and would answer late."""
+        killed = kill_below(self.process.pid)
+        self.process.kill()
+        self.process.wait()
+        deadline = time.monotonic() + KILL_SECONDS
+        while any(map(is_running, killed)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
     def close(self) -> None:
         """End the zygote; it ends whatever it still runs."""
         self.control.close()
         try:
-            self.process.wait(timeout=5)
+            self.process.wait(timeout=KILL_SECONDS)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
         if self.process.stderr is not None:
             self.process.stderr.close()
 
@@ -204,7 +213,7 @@ class Runner:
                 socket.send_fds(worker.control, [json.dumps(settings).encode()], [file.fileno(), sink])
             except OSError:
                 os.close(source)
-                worker.process.kill()
+                worker.kill()
                 return number, loading, "it ended the process that runs it"
             finally:
                 os.close(sink)
@@ -225,7 +234,8 @@ class Runner:
                         worker.control.send(b"K")
                     last = now + 3600
                 waiting: list[Any] = [worker.control, *([source] if open_end else [])]
-                ready, _, _ = select.select(waiting, [], [], max(0.0, min(wait, 1.0)) if not reason else 10.0)
+                patience = limits.kill_seconds if reason else max(0.0, min(wait, 1.0))
+                ready, _, _ = select.select(waiting, [], [], patience)
                 if source in ready:
                     data = os.read(source, 1 << 16)
                     open_end = bool(data)
@@ -235,6 +245,7 @@ class Runner:
                 if worker.control in ready and source not in ready:
                     status = _status(worker.control)
                 elif not ready and reason:
+                    worker.kill()
                     status = -signal.SIGKILL
         except (WireError, OSError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             reason = f"it wrote something else where its results belong ({error})"

@@ -27,6 +27,7 @@ from typing import Any
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MOST_PROCESSES = 48  # that an answer may start before it is stopped
 TOO_MANY_PROCESSES = 1001  # in place of an exit code
+KILL_SECONDS = 20.0  # a killed process may need a while on a machine that stood still
 HERE = Path(__file__).parent
 
 
@@ -72,23 +73,40 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def kill_tree(child: int) -> None:
-    """End the child, its group, and all that it left behind."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGSTOP)
+def is_running(pid: int) -> bool:
+    """Whether there is such a process and it has not ended (one that nobody waited for has)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
+def kill_below(root: int) -> set[int]:
+    """Send every process below `root` its end, those that are still being started too; their numbers."""
     frozen: set[int] = set()
     for _ in range(200):  # freeze until nobody new turns up: what is frozen cannot fork
-        new = set(descendants(os.getpid())) - frozen
+        new = set(descendants(root)) - frozen
         if not new:
             break
         for pid in new:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGSTOP)
         frozen |= new
-    for pid in {*frozen, child}:
+    for pid in frozen:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    return frozen
+
+
+def kill_tree(child: int) -> None:
+    """End the child, its group, and all that it left behind, and wait until they are gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGSTOP)
+    kill_below(os.getpid())
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)  # where there is no /proc to look into
+    deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)

@@ -14,6 +14,8 @@ round and its median reported, so that a slow minute slows both sides of it.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -214,6 +216,8 @@ def _measure_peak(sender: Connection, build: Callable[..., Case], args: tuple[ob
         work()
         sender.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit)
         return
+    with contextlib.suppress(AttributeError):  # what building has freed is not there to be used again
+        ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far: building may have been higher
     before = _status_bytes(status, "VmRSS")
     work()

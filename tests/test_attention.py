@@ -353,6 +353,22 @@ def test_a_gradient_that_is_expanded_is_taken_as_it_is():
         torch.testing.assert_close(grad, weights(q, k).sum(2)[..., None].expand(-1, -1, -1, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+def test_a_scale_that_turns_scores_round_hides_the_future_all_the_same(scale, dtype):
+    """The kernel hides before it scales: with a scale of 0 or less all paths still agree."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = torch.randn(3, 1, 2, 5, 4, generator=generator, dtype=torch.float64).to(dtype)
+    rule = ScoreRule(scale=scale, visible=Visibility(causal=True))
+    results = {
+        path: gradients(Case(q, k, v, rule), path, torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5))
+        for path in ("plain", "tiled", "fused")
+    }
+    for path in ("tiled", "fused"):
+        for got, expected in zip(results[path], results["plain"], strict=True):
+            assert_near(got, expected, 8 * torch.finfo(dtype).eps, 4)
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_keys_and_values_only_may_need_a_gradient(path):
     """Whichever of q, k and v is a constant, the others get the same gradient."""

@@ -12,7 +12,7 @@ from regard.capture import trace
 from regard.errors import ArgumentError, TraceError
 from regard.loading import load
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from regard.recording import Recorder, check_layer
+from regard.recording import Recorder
 from regard.scores import ScoreRule
 from regard.tracing import LinearLayerTrace
 
@@ -188,6 +188,14 @@ def test_linear_attention_traces_as_any_other():
     assert bool((table.triu(1) == 0).all())
 
 
+def checked(layer, out):
+    """What a recorder says of a layer that gave `out`."""
+    recorder = Recorder()
+    recorder.add(layer.name, layer.q, layer.k, layer.v, layer.lse, layer.rule, kind="self", out=out)
+    (found,) = recorder.checks()
+    return found
+
+
 @pytest.mark.parametrize(
     ("spoil", "wrong"),
     [
@@ -201,9 +209,9 @@ def test_a_wrong_layer_fails_its_check(spoil, wrong):
     """What is recovered from spoiled numbers is noticed on the rows looked at."""
     layer = trace(tiny("llama"), TEXT, keep_v=True).layers[0]
     out = (whole(layer).unflatten(1, (3, 2)) @ layer.v[:, :, None]).flatten(1, 2)
-    assert check_layer(layer, layer.v, out).passed
+    assert checked(layer, out).passed
     spoil(layer)
-    found = check_layer(layer, layer.v, out)
+    found = checked(layer, out)
     assert not found.passed
     assert getattr(found, wrong) > getattr(found, f"{wrong}_allowed")
 
@@ -212,7 +220,7 @@ def test_a_wrong_output_fails_the_check():
     """An output that the weights do not give is noticed."""
     layer = trace(tiny("llama"), TEXT, keep_v=True).layers[0]
     out = (whole(layer).unflatten(1, (3, 2)) @ layer.v[:, :, None]).flatten(1, 2)
-    assert not check_layer(layer, layer.v, out * 1.01).passed
+    assert not checked(layer, out * 1.01).passed
 
 
 def test_a_model_that_sees_the_future_fails_its_check():

@@ -98,7 +98,7 @@ def trace(
 
 def assemble(recorder: Recorder, fed: Fed, tokenizer: Any, facts: Mapping[str, Plain]) -> Trace:
     """The trace of what a recorder has; warns where its self-check fails."""
-    checks = Checks(tuple(recorder.checks))
+    checks = Checks(recorder.checks())
     if not checks.passed:
         warnings.warn(f"the trace does not agree with the model it was taken from. {checks}.", stacklevel=3)
     kept_whole = {

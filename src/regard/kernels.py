@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from regard.allocation import keep_freed_memory
+
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _CUDA_DTYPES = (torch.bfloat16, torch.float16)
 _LSE_BLOCK = 1 << 21
@@ -33,6 +35,7 @@ def _op(name: str) -> Any:
         return None
 
 
+keep_freed_memory()
 # MKL finds its vector functions at their first call. Two threads that make it together may get 13 right bits
 # instead of 24 (measured: the first exp in 2 of 115 processes), so one thread makes it here.
 for _function in (torch.exp, torch.log, torch.tanh):
@@ -71,6 +74,8 @@ def flash(
     q: Tensor, k: Tensor, v: Tensor, draw_mask: DrawMask | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp from the kernel; both differentiable, the mask (added to the scores) is not."""
+    if causal and scale <= 0:  # the CPU kernel hides with -inf first and scales then, which turns it round
+        q, scale = (-q, -scale) if scale else (q * scale, 1.0)
     q = q.contiguous() if q.stride(-1) != 1 or _overlaps(q) else q
     k, v = (t if t.stride(-1) == 1 and t.stride(-2) >= t.shape[-1] else t.contiguous() for t in (k, v))
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ Expect = Callable[[str, Kind, int, int], Visibility | None]
 Rule = ScoreRule | LinearRule
 Recorded = LayerTrace | LinearLayerTrace
 
-_ROWS = 4  # checked of each layer: enough to tell, and cheap
+_MOST_ROWS = 4  # checked of each layer: enough to tell
+_CHECKED = 512  # weights of a head, about: one row of a long text, for it sees all that the rule lets it see
 STORAGE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -48,7 +50,7 @@ class Recorder:
         self.wanted = None if layers is None else set(layers)
         self.keep_v, self.dtype, self.expect, self.gates = keep_v, dtype, expect, gates or {}
         self.layers: list[Recorded] = []
-        self.checks: list[LayerCheck] = []
+        self.samples: list[_Sample] = []
         self.seen: list[str] = []  # every layer that ran, wanted or not
         self.outputs: list[Tensor] = []  # given before what they belong to, as by a decoder's steps
         # For gradients: what of the graph holds a layer's output, and how its gradient becomes heads.
@@ -137,12 +139,18 @@ class Recorder:
             self._check(layer, v, None)
 
     def _check(self, layer: Recorded, v: Tensor, out: Tensor | None) -> None:
-        expected = None
-        if self.expect is not None:
-            expected = self.expect(layer.name, layer.kind, layer.n_query, layer.n_key)
         # Other rows in every layer: together they are spread over the whole text.
-        at = (0.75 + 0.382 * len(self.checks)) % 1
-        self.checks.append(check_layer(layer, v, out, expected, self.gates.get(layer.name), at))
+        at = (0.75 + 0.382 * len(self.samples)) % 1
+        self.samples.append(_sampled(layer, v, out, self.gates.get(layer.name), at))
+
+    def checks(self) -> tuple[LayerCheck, ...]:
+        """Whether each layer's weights are those it had, once the forward pass is over."""
+        expect = self.expect or _nothing_known
+        return tuple(
+            _judged(sample, expect(layer.name, layer.kind, layer.n_query, layer.n_key))
+            for sample in self.samples
+            for layer in (sample.layer,)
+        )
 
     def _kept(self, tensor: Tensor) -> Tensor:
         kept = _copied(tensor, self.dtype)
@@ -166,6 +174,10 @@ def _as_it_is(out: Tensor) -> Tensor:
     return out
 
 
+def _nothing_known(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility | None:
+    return None
+
+
 def _in_graph(out: Tensor) -> Tensor:
     """The same tensor, made the beginning of the graph where nothing before it needs a gradient."""
     return out if out.requires_grad else out.requires_grad_()
@@ -176,35 +188,52 @@ def _copied(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.detach().to(dtype or tensor.dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def check_layer(
-    layer: Recorded,
-    v: Tensor,
-    out: Tensor | None,
-    expected: Visibility | None = None,
-    gate: Tensor | None = None,
-    at: float = 0.75,
-) -> LayerCheck:
-    """Recover a few rows of a layer and compare them with what it gave and with what must hold.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sample:
+    """A few rows of a layer: what must be taken while its values and its output are there."""
 
-    `out` is the layer's own output, before its projection; `expected` what may be seen by what is known of
-    the model, apart from the rule the layer was given. The rows stand at the fraction `at` of all.
+    layer: Recorded
+    rows: slice
+    cols: slice  # by the rule, all other weights of these rows are 0
+    weights: Tensor
+    value_size: float
+    output_eps: float | None  # one rounding of the layer's output; None where it was not given
+    difference: Tensor | None  # of that output and the one that the weights give
+
+
+def _sampled(
+    layer: Recorded, v: Tensor, out: Tensor | None, gate: Tensor | None = None, at: float = 0.75
+) -> _Sample:
+    """The rows at the fraction `at` of all. Between two layers every operation costs twice: few are made.
+
+    `out` is the layer's own output, before its projection.
     """
-    first = int(at * max(0, layer.n_query - _ROWS))
-    rows = slice(first, min(layer.n_query, first + _ROWS))
-    cols = layer.key_range(rows)  # by the rule, all other weights of these rows are 0
+    n_row = min(_MOST_ROWS, max(1, _CHECKED // max(1, layer.n_key)))
+    first = int(at * max(0, layer.n_query - n_row))
+    rows = slice(first, min(layer.n_query, first + n_row))
+    cols = layer.key_range(rows)
     weights, v = layer.block(rows, cols), v[:, :, cols]
     value_size = _size(v)
     if not math.isfinite(value_size):  # hidden values may be anything
         v = torch.where(v.isfinite(), v, 0.0)
         value_size = _size(v)
-    difference = None
-    if out is not None:
-        batch, n_head, n_row, n_key = weights.shape
-        grouped = weights.reshape(batch, v.shape[1], -1, n_key) @ v.to(weights.dtype)
-        recovered = grouped.reshape(batch, n_head, n_row, v.shape[3])
-        if gate is not None:
-            recovered = recovered * gate[:, None, None]
-        difference = _largest((recovered - out[:, :, rows]).abs())
+    if out is None:
+        return _Sample(layer, rows, cols, weights, value_size, None, None)
+    batch, n_head, n_row, n_key = weights.shape
+    grouped = weights.reshape(batch, v.shape[1], -1, n_key) @ v.to(weights.dtype)
+    recovered = grouped.reshape(batch, n_head, n_row, v.shape[3])
+    if gate is not None:
+        recovered = recovered * gate[:, None, None]
+    eps = torch.finfo(out.dtype).eps
+    return _Sample(layer, rows, cols, weights, value_size, eps, recovered - out[:, :, rows])
+
+
+def _judged(sample: _Sample, expected: Visibility | None) -> LayerCheck:
+    """Compare a layer's rows with what it gave and with what must hold.
+
+    `expected` is what may be seen by what is known of the model, apart from the rule the layer was given.
+    """
+    layer, rows, cols, weights = sample.layer, sample.rows, sample.cols, sample.weights
     hidden = 0.0
     if expected is not None and not _hides_by_rule(layer, expected):
         may_look = expected.tile(rows, cols, weights.device)
@@ -212,15 +241,15 @@ def check_layer(
         hidden = _largest(weights.masked_fill(may_look | ~may_look.any(-1, keepdim=True), 0.0).sum(-1))
     exact = torch.finfo(torch.promote_types(layer.q.dtype, torch.float32)).eps
     stored = torch.finfo(layer.q.dtype).eps
-    given = stored if out is None else torch.finfo(out.dtype).eps
+    given = stored if sample.output_eps is None else sample.output_eps
     n_rounding, size = _roundings(layer, rows, cols)
     allowed = exact * (8 + n_rounding * size)
     if stored > given:  # kept with fewer digits than the model computed with
         allowed += stored * size
     return LayerCheck(
         layer.name,
-        output=difference,
-        output_allowed=(allowed + 4 * given) * value_size,
+        output=None if sample.difference is None else _largest(sample.difference.abs()),
+        output_allowed=(allowed + 4 * given) * sample.value_size,
         row_sum=_largest((weights.sum(-1) - _wanted_sums(layer, rows)).abs()),
         row_sum_allowed=allowed,
         hidden=hidden,
@@ -276,8 +305,8 @@ def _size(tensor: Tensor) -> float:
     """The largest absolute value, in one pass."""
     if not tensor.numel():
         return 0.0
-    low, high = tensor.aminmax()
-    return float(torch.maximum(low.abs(), high.abs()))
+    low, high = map(float, tensor.aminmax())
+    return max(-low, high) if low == low else low  # NaN is in both
 
 
 def _largest(values: Tensor) -> float:

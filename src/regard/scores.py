@@ -222,7 +222,8 @@ class ScoreRule:
                 hidden = torch.tanh(grouped[..., :, None, :] + k[..., None, :, :])
                 scores = hidden @ self.additive.to(compute)
             else:
-                scores = (grouped * self.scale_for(qk_dim)) @ k.transpose(-1, -2)
+                scale = self.scale_for(qk_dim)
+                scores = (grouped if scale == 1 else grouped * scale) @ k.transpose(-1, -2)
         return scores.reshape(batch, n_head, n_query, n_key)
 
 

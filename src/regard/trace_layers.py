@@ -250,8 +250,9 @@ class LayerTrace(AnyLayer):
         q, k, rule = self._part(batch, head)
         scores = all_scores(q, k, rule, rows, cols, widen=head is not None)
         lse = one_of(one_of(self.lse, 0, batch), 1, head)[:, :, rows, None]
-        # Hidden last: exp takes ten times as long where it is given -inf.
-        weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0))  # a row may see nothing
+        # Hidden last: exp takes ten times as long where it is given -inf. A row may see nothing: its
+        # log-sum-exp is -inf, and made finite so that a score of -inf stays one.
+        weights = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min))
         if rule.visible.sees_all(rows, cols):
             return weights
         return torch.where(rule.visible.tile(rows, cols, weights.device), weights, 0.0)

@@ -188,6 +188,19 @@ def test_a_cache_that_grows_keeps_its_past():
     torch.testing.assert_close(scores, recomputed(model, prompt, None, new), **CLOSE)
 
 
+def test_what_a_step_leaves_behind_may_be_used_anywhere():
+    """Scores and cache are ordinary tensors: a gradient may be taken of what is computed from them."""
+    model, prompt = build("llama"), tokens(2, 3)
+    decoding, _ = begin(model, prompt)
+    for token in tokens(300, 2):  # more than a block, so that the buffers grow on the way
+        scores = decoding.next(token)
+    held = [scores, *(each for layer in decoding.cache.layers for each in (layer.k, layer.v))]
+    assert not any(tensor.is_inference() for tensor in held)
+    weight = torch.ones((), requires_grad=True)
+    sum((weight * tensor).sum() for tensor in held).backward()
+    assert weight.grad is not None
+
+
 def test_what_a_step_returned_stays_as_it_was():
     """The scores of one step are not a buffer that the next one writes into."""
     decoding, _ = begin(build("gpt2"), tokens(BATCH, PROMPT))

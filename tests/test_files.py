@@ -12,6 +12,7 @@ from tiny_gguf import damaged
 
 from regard import files
 from regard.errors import LoadError
+from regard.tensor_files import write_safetensors
 
 CONFIG = {"model_type": "bert", "hidden_size": 7, "num_hidden_layers": 2, "vocab_size": 11}
 
@@ -281,3 +282,11 @@ def test_a_damaged_safetensors_file_loads_or_is_refused(tmp_path, first_seed):
         for tensor in raw.tensors.values():
             assert tuple(tensor.read().shape) == tensor.shape
     assert n_refused > 25  # most damage to a header does show
+
+
+def test_what_is_written_may_be_read_by_whom_other_files_may(tmp_path):
+    """Model, checkpoint and trace files are as private as any file the user makes, not more."""
+    (tmp_path / "plain").touch()
+    write_safetensors({"weight": torch.ones(2)}, tmp_path / "model.safetensors", {"format": "pt"})
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert load_file(tmp_path / "model.safetensors")["weight"].tolist() == [1, 1]

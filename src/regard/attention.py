@@ -200,11 +200,17 @@ def attend_hard(
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Weights and log-sum-exp of each row; a row of -inf has weights 0, lse -inf and gradient 0."""
-    sees_nothing = (scores == -math.inf).all(-1, keepdim=True)
-    scores = scores.masked_fill(sees_nothing, 0.0)
-    lse = torch.logsumexp(scores, -1, keepdim=True)
-    rows = torch.exp(scores - lse).masked_fill(sees_nothing, 0.0)
-    return rows, lse.masked_fill(sees_nothing, -math.inf)[..., 0]
+    best, at = scores.max(-1, keepdim=True)
+    hidden = best == -math.inf
+    some_hidden = _any(hidden)
+    if some_hidden:
+        scores, best = scores.masked_fill(hidden, 0.0), best.masked_fill(hidden, 0.0)
+    rows = torch.softmax(scores, -1)
+    # The largest weight is exp(best - lse). A second logsumexp would read the whole table again.
+    lse = best - rows.gather(-1, at).log()
+    if some_hidden:
+        rows, lse = rows.masked_fill(hidden, 0.0), lse.masked_fill(hidden, -math.inf)
+    return rows, lse[..., 0]
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -365,6 +371,11 @@ def _all_finite(*tensors: Tensor) -> bool:
         math.isfinite(t.detach().sum(dtype=torch.float32 if t.element_size() < 4 else None).item())
         for t in tensors
     )
+
+
+def _any(flags: Tensor) -> bool:
+    """Whether one is true; compiled code does not look, and takes it that one may be."""
+    return torch.compiler.is_compiling() or bool(flags.any())
 
 
 def _nothing_to_see(q: Tensor, k: Tensor, v: Tensor) -> Attended:

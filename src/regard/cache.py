@@ -66,7 +66,8 @@ class LayerCache:
         stop = start + new
         held_k, held_v = self._k, self._v
         if held_k is None or held_v is None or stop > held_k.shape[2] or not self._may_write(held_k):
-            return self.append(k, v)[:2]
+            with torch.inference_mode(False), torch.no_grad():  # buffers that may be written to anywhere
+                return self.append(k, v)[:2]
         held_k.narrow(2, start, new).copy_(k)
         held_v.narrow(2, start, new).copy_(v)
         self.length = self._written = stop

@@ -111,7 +111,7 @@ class Engine:
             return None
         if visible is not None and not memory and visible.shape != (len(tokens), start + 1):
             return None
-        with torch.no_grad():
+        with torch.inference_mode():
             positions = None if visible is None or memory else visible.sum(1) - 1
             last = start if positions is None else int(positions.max())
             if self.place is not None and last >= self.place.shape[0]:
@@ -120,7 +120,8 @@ class Engine:
                 x = F.embedding(tokens, self.token)
             except IndexError:
                 return None  # forward says which token is wrong
-            return self._run(x, start, positions, cache, visible, memory)
+            scores = self._run(x, start, positions, cache, visible, memory)
+        return scores.clone()  # a tensor that may be used anywhere
 
     def _run(
         self,
@@ -202,7 +203,14 @@ def _norm(norm: nn.Module, smooth: Tensor | None = None) -> Callable[[Tensor], T
     shape, eps = norm.normalized_shape, cast(float, norm.eps)  # a config has one
     if isinstance(norm, nn.LayerNorm):
         return lambda x: F.layer_norm(x, shape, weight, bias, eps)
-    return lambda x: F.rms_norm(x, shape, weight, eps)
+    # F.rms_norm makes ten small operations of it on the CPU.
+    least, share = torch.tensor(eps), 1 / weight.numel()
+
+    def rms_norm(x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, 2, -1, True)
+        return (x * torch.addcmul(least, length, length, value=share).rsqrt_()).mul_(weight)
+
+    return rms_norm
 
 
 def _pack_layer(block: Block, pack: Callable[..., Linear], smooth: Smooth) -> _Layer:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from regard import files, hub
@@ -23,7 +22,7 @@ from regard.models.pruned import stated_kept_heads
 from regard.models.published import published_config
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise
-from regard.tensor_files import LazyTensor
+from regard.tensor_files import LazyTensor, write_safetensors
 from regard.text import TextTokenizer, byte_tokenizer
 
 _SEQ2SEQ = "regard-seq2seq"  # the model_type of a recurrent model's config.json
@@ -268,7 +267,7 @@ def _write(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     temporary = folder / "model.safetensors.part"
-    save_file(tensors, temporary, metadata={"format": "pt"})
+    write_safetensors(tensors, temporary, {"format": "pt"})
     temporary.replace(folder / "model.safetensors")
     if tokenizer is not None:
         tokenizer.save(folder)

@@ -3,8 +3,9 @@
 An 8-bit matrix has a scale for each row, and what it multiplies is rounded to 8 bits as it comes, with one
 scale for all. Few large entries would leave few steps for the many small ones, so
 
-    where a norm stands before, its gain hands part of the large channels' size to the matrix (`calibrated`;
-    Xiao et al. 2023, eq. 3-4), which changes nothing but the rounding;
+    where a norm stands before, its gain hands part of the large channels' size to the matrix and takes part
+    of the large columns' size from it (`calibrated`; as Xiao et al. 2023, eq. 3-4, with other powers), which
+    changes nothing but the rounding;
     where none does (`two_digits`), each entry is given as two numbers of 8 bits, in one call: whole steps,
     and what is left over.
 """
@@ -151,17 +152,21 @@ def pack_int8(
     # The kernel takes one scale for all it is given, from the least to the largest entry. The ends make it 1:
     # whole numbers, as the first digits are, it does not round.
     most = 63 if narrow else 127
+    finer = 2.0 * most  # steps of the second digit in one of the first
     ends = torch.zeros(1, weight.shape[1])
     ends[0, 0], ends[0, -1] = -most - 0.5, most + 0.5
+    steps = torch.tensor([1 / most, 1 / (most * finer)])[:, None, None]
+    least = torch.full_like(steps, 1e-30)
 
     def add_digits(x: Tensor, residual: Tensor) -> Tensor:
-        n_row = x.shape[0]
-        unit = torch.linalg.vector_norm(x, torch.inf, -1, True).clamp_(min=1e-30).div_(most)
-        x = x / unit
-        first = x.round()
-        product = call(torch.cat([first, x.sub_(first).mul_(2 * most), ends]))
-        both = product[:n_row].add_(product[n_row:-1], alpha=1 / (2 * most))
-        out = torch.addcmul(residual, both, unit)
+        n_row, width = x.shape
+        units = torch.addcmul(least, torch.linalg.vector_norm(x, torch.inf, -1, True), steps)
+        digits = x / units  # in steps of the first digit, and of the second
+        first, second = digits.unbind()
+        second.sub_(first.round_(), alpha=finer)
+        product = call(torch.cat([digits.view(2 * n_row, width), ends]))
+        coarse, fine = units.unbind()
+        out = torch.addcmul(residual, product[:n_row], coarse).addcmul_(product[n_row:-1], fine)
         return out if bias is None else out.add_(bias)
 
     if not two_digits:
@@ -189,8 +194,13 @@ def quantise(
 
 
 def evened(weight: Float[Tensor, "out_dim in_dim"]) -> Float[Tensor, "in_dim"]:
-    """Factors that bring the columns' largest entries nearer to one another: one over their square root."""
-    return _around_one(weight.abs().amax(0).clamp(min=1e-6).rsqrt())
+    """Factors that bring the columns' sizes nearer to one another: one over their square root."""
+    return _around_one(_typical(weight).rsqrt())
+
+
+def _typical(values: Tensor) -> Tensor:
+    """The root mean square of each column, never 0."""
+    return values.flatten(0, -2).float().square().mean(0).sqrt().clamp(min=1e-6)
 
 
 def _around_one(factor: Tensor) -> Tensor:
@@ -208,17 +218,21 @@ class Smooth:
 
 @torch.no_grad()
 def calibrated(model: Any, blocks: Sequence[Block]) -> list[Smooth]:
-    """For each block, sqrt(largest input / largest weight) of each channel; the inputs are random tokens'.
+    """For each block, input^(1/4) / weight^(1/2) of each channel's typical sizes; inputs of random tokens.
+
+    Both matter: rounded inputs want large channels small, rounded rows want columns alike. By the powers
+    sqrt(largest input / largest weight) SmolLM2's predictions differ from float32's by 7.4e-3 nats, by these
+    by 5.2e-3 (mean divergence on a licence; perplexity moves by half a per cent with any change at all).
 
     None where what comes before cannot be divided: a norm that comes after, whose output is also the
     residual, and an activation that nothing is multiplied with.
     """
     if not all(block.norm_first for block in blocks):
         return [Smooth()] * len(blocks)
-    largest: dict[nn.Module, Tensor] = {}
+    size: dict[nn.Module, Tensor] = {}
 
     def see(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        largest[module] = args[0].abs().amax((0, 1))
+        size[module] = _typical(args[0])
 
     watched = [module for block in blocks for module in (block.attention.query, block.ff.up, block.ff.down)]
     handles = [module.register_forward_pre_hook(see) for module in watched]
@@ -233,14 +247,14 @@ def calibrated(model: Any, blocks: Sequence[Block]) -> list[Smooth]:
             handle.remove()
 
     def factor(seen: Tensor, *linears: nn.Linear | None) -> Tensor:
-        weight = torch.stack([each.weight.abs().amax(0) for each in linears if each is not None]).amax(0)
-        return _around_one((seen.clamp(min=1e-6) / weight.clamp(min=1e-6)).sqrt())
+        weight = _typical(torch.cat([each.weight for each in linears if each is not None]))
+        return _around_one(seen**0.25 / weight.sqrt())
 
     return [
         Smooth(
-            factor(largest[own.query], own.query, own.key, own.value),
-            factor(largest[ff.up], ff.up, ff.gate),
-            None if ff.gate is None else factor(largest[ff.down], ff.down),
+            factor(size[own.query], own.query, own.key, own.value),
+            factor(size[ff.up], ff.up, ff.gate),
+            None if ff.gate is None else factor(size[ff.down], ff.down),
         )
         for own, ff in ((block.attention, block.ff) for block in blocks)
     ]

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import LoadError
@@ -38,6 +40,17 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+
+
+def write_safetensors(
+    tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a file that may be read by whom the user's other files may: `save_file` lets its owner alone."""
+    path = Path(path)
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file(dict(tensors), path, metadata=None if metadata is None else dict(metadata))
+    path.chmod(mode)
 
 
 @dataclass(frozen=True, slots=True)

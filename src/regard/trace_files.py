@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import RegardError, TraceError, UnsupportedError
 from regard.linear import EluPlusOne, FeatureMap, Quadratic, RandomFeatures, Relu
 from regard.rule_parts import visibility_tensors
 from regard.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias
+from regard.tensor_files import write_safetensors
 from regard.trace_layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
 from regard.visibility import Visibility
 
@@ -82,7 +82,7 @@ def write(
     metadata = {KEY: description}
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        save_file(shelf.tensors, draft, metadata=metadata)
+        write_safetensors(shelf.tensors, draft, metadata)
         os.replace(draft, path)
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)

@@ -113,8 +113,8 @@ CALLS = """
         os.truncate(path, 50)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    save_file = checkpoint.save_file
-    checkpoint.save_file = torn if fatal == 0 else dangerous(save_file)
+    save_file = checkpoint.write_safetensors
+    checkpoint.write_safetensors = torn if fatal == 0 else dangerous(save_file)
     checkpoint.os.fsync = dangerous(os.fsync)
     checkpoint._crc = dangerous(checkpoint._crc)
     Path.write_text = dangerous(Path.write_text)

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, distributed
 
 from regard.capture import trace
@@ -33,6 +32,7 @@ from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import Measures, measure
 from regard.heads.tokens import counts_of
 from regard.loading import Loaded
+from regard.tensor_files import write_safetensors
 
 FROM_REPEATS = (
     "duplicate",
@@ -280,5 +280,5 @@ class _Store:
         tensors = {"index": torch.tensor(list(done)), "values": torch.stack(list(done.values()))}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f"{name}.part")
-        save_file(tensors, draft, metadata={"survey": self.fingerprint})
+        write_safetensors(tensors, draft, {"survey": self.fingerprint})
         draft.replace(self.path.with_name(name))

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.errors import TrainError
+from regard.tensor_files import write_safetensors
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 KEPT = 2  # the newest, and the one before it
@@ -53,7 +54,7 @@ def save_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        save_file(dict(tensors), part / TENSORS)
+        write_safetensors(tensors, part / TENSORS)
         facts = {"bytes": (part / TENSORS).stat().st_size, "crc": _crc(part / TENSORS)}
         (part / STATE).write_text(json.dumps({**state, "tensors": facts}), encoding="utf-8")
         for name in (TENSORS, STATE):

@@ -24,12 +24,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.decode import generate
 from regard.errors import ArgumentError, LoadError, TrainError
 from regard.loading import Loaded, save
+from regard.tensor_files import write_safetensors
 from regard.train import checkpoint
 from regard.train.batches import Batches
 from regard.train.build import Objective, build_model, finished
@@ -275,7 +276,7 @@ class _Running:
             path = self._kept_path(step)
             try:
                 path.parent.mkdir(exist_ok=True)
-                save_file({name: each.contiguous() for name, each in weights.items()}, f"{path}.part")
+                write_safetensors({name: each.contiguous() for name, each in weights.items()}, f"{path}.part")
                 os.replace(f"{path}.part", path)
             except (OSError, SafetensorError) as error:
                 raise TrainError(

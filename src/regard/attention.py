@@ -200,14 +200,13 @@ def attend_hard(
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Weights and log-sum-exp of each row; a row of -inf has weights 0, lse -inf and gradient 0."""
-    best, at = scores.max(-1, keepdim=True)
+    best = scores.amax(-1, keepdim=True)
     hidden = best == -math.inf
     some_hidden = _any(hidden)
     if some_hidden:
         scores, best = scores.masked_fill(hidden, 0.0), best.masked_fill(hidden, 0.0)
     rows = torch.softmax(scores, -1)
-    # The largest weight is exp(best - lse). A second logsumexp would read the whole table again.
-    lse = best - rows.gather(-1, at).log()
+    lse = best - rows.amax(-1, keepdim=True).log()  # the largest weight is exp(best - lse)
     if some_hidden:
         rows, lse = rows.masked_fill(hidden, 0.0), lse.masked_fill(hidden, -math.inf)
     return rows, lse[..., 0]

@@ -24,7 +24,7 @@ from torch.nn.modules import module as torch_module
 from regard import kernels
 from regard.attention import attend_one
 from regard.cache import KVCache, LayerCache
-from regard.layers import Block, FeedForward, MultiHeadAttention
+from regard.layers import Block, FeedForward, MultiHeadAttention, RMSNorm, rms_norm
 from regard.packing import (
     Linear,
     Smooth,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Modules whose forward this file repeats; a model with any other in its decoder takes the readable path.
 _KNOWN = (
-    *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.ModuleList),
+    *(nn.Linear, nn.Embedding, nn.LayerNorm, RMSNorm, nn.Dropout, nn.ModuleList),
     *(MultiHeadAttention, FeedForward, Block, RelativeBias, Rotary, LearnedPositions, SinusoidalPositions),
 )
 _TABLE_BLOCK = 512  # positions by which the table of relative biases grows
@@ -203,14 +203,8 @@ def _norm(norm: nn.Module, smooth: Tensor | None = None) -> Callable[[Tensor], T
     shape, eps = norm.normalized_shape, cast(float, norm.eps)  # a config has one
     if isinstance(norm, nn.LayerNorm):
         return lambda x: F.layer_norm(x, shape, weight, bias, eps)
-    # F.rms_norm makes ten small operations of it on the CPU.
-    least, share = torch.tensor(eps), 1 / weight.numel()
-
-    def rms_norm(x: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, 2, -1, True)
-        return (x * torch.addcmul(least, length, length, value=share).rsqrt_()).mul_(weight)
-
-    return rms_norm
+    least = torch.tensor(eps)
+    return lambda x: rms_norm(x, weight, least)
 
 
 def _pack_layer(block: Block, pack: Callable[..., Linear], smooth: Smooth) -> _Layer:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from regard.train import checkpoint
+from regard.train.run import resume
 from regard.train.settings import Settings
 
 SMALL = {
@@ -133,3 +134,16 @@ def test_a_checkpoint_goes_on_in_another_number_of_processes(tmp_path, sharding,
         if name.startswith("model."):
             # Four steps of AdamW at 1e-3 move a weight by 4e-3 at most; rounding moves it far less.
             torch.testing.assert_close(run[name], tensor, rtol=0, atol=2e-4)
+
+
+@pytest.mark.slow  # each process imports torch
+def test_the_command_runs_under_torchrun_and_speaks_once(tmp_path):
+    """`torchrun -m regard train`, as the guide has it: one run, one voice, and it can be taken up by one."""
+    config = config_of(tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "regard", "train", "--config", config, "--out", tmp_path / "run", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (said,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert resume(tmp_path / "run", quiet=True).scores == said["scores"]

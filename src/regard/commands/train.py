@@ -67,6 +67,10 @@ def train(
         run = begin(settings, quiet=quiet)
     if not run.finished:
         raise SystemExit(130)  # stopped by a signal; the folder says how to go on
+    from regard.train.distributed import speaks
+
+    if not speaks():
+        return
     if as_json:
         said_of = {
             "run": str(run.folder),

@@ -65,6 +65,11 @@ class World:
         return float(box)
 
 
+def speaks() -> bool:
+    """Whether this process is the one of all that tells the user."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def joined(settings: Settings) -> Iterator[World]:
     """The world that torchrun set up, or a world of one."""

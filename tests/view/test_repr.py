@@ -10,6 +10,7 @@ from matplotlib.image import imread
 
 from regard import tracing
 from regard.capture import trace
+from regard.heads.measures import WHAT, measure
 from regard.heads.survey import survey
 from regard.loading import load
 from regard.tracing import Trace, _small
@@ -62,3 +63,15 @@ def test_a_survey_shows_the_labels_of_its_heads():
     assert len(pictures(html)) == 1
     assert html.count("<tr>") == 1 + len(named)
     assert f"{len(named)} of 72 heads have a label" in html
+
+
+def test_measures_show_each_measure_with_its_strongest_heads():
+    """One row a measure, and in it the heads that have most of it, in order."""
+    found = measure(trace(load("minilm", random=True), "to be or not to be"))
+    html = found._repr_html_()
+    assert html.count("<tr>") == 1 + len(WHAT)
+    (first, *_, last) = strongest = found.strongest("previous", 72)
+    assert len(strongest) == 72
+    assert first[2] == found["previous"].max().item()
+    assert last[2] == found["previous"].min().item()
+    assert f"{first[0]}.{first[1]}: {first[2]:.2f}" in html

@@ -30,6 +30,7 @@ from regard.heads.frames import (
 )
 from regard.heads.streaming import Scratch, layer_sums
 from regard.heads.tokens import TokenFacts, token_facts
+from regard.report import tag
 from regard.rule_parts import visibility_tensors
 from regard.trace_layers import AnyLayer
 from regard.tracing import Trace
@@ -76,6 +77,25 @@ class Measures:
         """Key position minus query position at which a head's largest weight most often is."""
         return best_offset(self.values)[1]
 
+    def strongest(self, name: str, n: int = 3) -> list[tuple[int, int, float]]:
+        """The `n` heads that have most of a measure, as (layer, head, value)."""
+        table = self[name]
+        order = table.nan_to_num(-torch.inf).flatten().argsort(descending=True, stable=True)
+        places = [divmod(int(index), table.shape[1]) for index in order[:n]]
+        found = [(layer, head, float(table[layer, head])) for layer, head in places]
+        return [each for each in found if each[2] == each[2]]  # NaN: there is no such head
+
+    def _repr_html_(self) -> str:
+        """The measures as a notebook shows them: each with its mean, chance and strongest heads."""
+        words = ("measure", "what it is", "mean", "chance", "strongest heads (layer.head)")
+        rows = []
+        for name, what in WHAT.items():
+            level = self.chance[name].nanmean() if name in self.chance else torch.tensor(torch.nan)
+            heads = ", ".join(f"{layer}.{head}: {value:.2f}" for layer, head, value in self.strongest(name))
+            cells = (name, what, _shown(self[name].nanmean()), _shown(level), heads)
+            rows.append(tag("tr", *(tag("td", cell) for cell in cells)))
+        return tag("table", tag("tr", *(tag("th", word) for word in words)), *rows).text
+
     def with_parts_of(self, other: Measures, names: Collection[str]) -> Measures:
         """These measures, with `names` taken from others of the same heads."""
         if other.layers != self.layers or other.n_heads != self.n_heads:
@@ -92,6 +112,10 @@ class Measures:
             )
         ]
         return replace(self, values=parts[0], chance=parts[1], n_query=parts[2])
+
+
+def _shown(value: Tensor) -> str:
+    return "" if bool(value.isnan()) else f"{float(value):.3f}"
 
 
 def best_offset(values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -313,7 +313,8 @@ PUBLISHED = {
 
 def command_of(settings: Settings) -> str:
     """The command that makes a run of these settings, files by their names alone."""
-    plain = asdict(Settings.of(settings.task, {"text": ["-"]} if settings.task == "lm" else {}))
+    files: dict[str, Any] = {"lm": {"text": ["-"]}, "translate": {"pairs": ["-", "-"]}}
+    plain = asdict(Settings.of(settings.task, files.get(settings.task, {})))
     said = [f"regard train {settings.task}"]
     for name, value in asdict(settings).items():
         if name in ("task", "out", "tensorboard") or value == plain[name]:

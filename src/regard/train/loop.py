@@ -108,7 +108,9 @@ class Training:
             batches.append(batch)
         n_label = sum(batch.n_label for batch in batches)
         # Dropout's random numbers are the step's own, so that there is no state of them to lose.
-        torch.manual_seed((settings.seed * 1_000_003 + step) * 1_009 + world.rank)
+        # torch.manual_seed sees to every kind of device there could be, which takes a while.
+        random = torch.default_generator if self.device.type == "cpu" else torch
+        random.manual_seed((settings.seed * 1_000_003 + step) * 1_009 + world.rank)
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for index, batch in enumerate(batches):

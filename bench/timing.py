@@ -394,12 +394,13 @@ def readable_seconds(seconds: float) -> str:
 
 
 def readable_bytes(count: float) -> str:
-    """Three digits and a binary unit.
+    """Three digits or more, and a binary unit.
 
-    >>> readable_bytes(3 * 1024**2)
-    '3 MiB'
+    >>> readable_bytes(3 * 1024**2), readable_bytes(1010 * 1024**2)
+    ('3 MiB', '1010 MiB')
     """
     for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if count >= size:
-            return f"{count / size:.3g} {unit}"
+            number = count / size
+            return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
     return f"{count:.0f} B"

@@ -413,8 +413,8 @@ def test_a_block_can_be_pickled(activation):
 def test_the_root_mean_square_norm_has_the_derivatives_of_its_formula():
     """First and second derivatives by finite differences, and the gradient that PyTorch's own norm has."""
     norm = make_norm(BlockConfig(12, 3, 19, norm="rms", norm_eps=0.5)).double()
-    torch.nn.init.normal_(norm.weight)
     generator = torch.Generator().manual_seed(0)
+    torch.nn.init.normal_(norm.weight, generator=generator)
     x = torch.randn(2, 3, 12, generator=generator, dtype=torch.float64, requires_grad=True)
 
     def of(x, weight):

@@ -25,8 +25,8 @@ SOURCE = ROOT / "src" / "regard"
 # DESIGN.md's layout: a file imports only from those above it. A package counts as one level.
 ORDER = """
     errors outside allocation shapes visibility scores kernels attention feature_maps linear_scan linear
-    recurrent_loops recurrent positions cache layers steps packing fast models gguf_header tensor_files text
-    files hub loading decode plot_parts plot report rule_parts masks trace_layers trace_files tracing
+    recurrent_loops recurrent positions norms cache layers steps packing fast models gguf_header tensor_files
+    text files hub loading decode plot_parts plot report rule_parts masks trace_layers trace_files tracing
     recording registry foreign capture growing score_gradients heads formula cost roofline train lab
     exercises view commands cli __main__
 """.split()

@@ -24,7 +24,8 @@ from torch.nn.modules import module as torch_module
 from regard import kernels
 from regard.attention import attend_one
 from regard.cache import KVCache, LayerCache
-from regard.layers import Block, FeedForward, MultiHeadAttention, RMSNorm, rms_norm
+from regard.layers import Block, FeedForward, MultiHeadAttention
+from regard.norms import RMSNorm, rms_norm
 from regard.packing import (
     Linear,
     Smooth,

@@ -145,12 +145,7 @@ class Recorder:
 
     def checks(self) -> tuple[LayerCheck, ...]:
         """Whether each layer's weights are those it had, once the forward pass is over."""
-        expect = self.expect or _nothing_known
-        return tuple(
-            _judged(sample, expect(layer.name, layer.kind, layer.n_query, layer.n_key))
-            for sample in self.samples
-            for layer in (sample.layer,)
-        )
+        return tuple(_judged(sample, self.expect) for sample in self.samples)
 
     def _kept(self, tensor: Tensor) -> Tensor:
         kept = _copied(tensor, self.dtype)
@@ -172,10 +167,6 @@ class Recorder:
 
 def _as_it_is(out: Tensor) -> Tensor:
     return out
-
-
-def _nothing_known(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility | None:
-    return None
 
 
 def _in_graph(out: Tensor) -> Tensor:
@@ -201,9 +192,7 @@ class _Sample:
     difference: Tensor | None  # of that output and the one that the weights give
 
 
-def _sampled(
-    layer: Recorded, v: Tensor, out: Tensor | None, gate: Tensor | None = None, at: float = 0.75
-) -> _Sample:
+def _sampled(layer: Recorded, v: Tensor, out: Tensor | None, gate: Tensor | None, at: float) -> _Sample:
     """The rows at the fraction `at` of all. Between two layers every operation costs twice: few are made.
 
     `out` is the layer's own output, before its projection.
@@ -228,12 +217,13 @@ def _sampled(
     return _Sample(layer, rows, cols, weights, value_size, eps, recovered - out[:, :, rows])
 
 
-def _judged(sample: _Sample, expected: Visibility | None) -> LayerCheck:
+def _judged(sample: _Sample, expect: Expect | None) -> LayerCheck:
     """Compare a layer's rows with what it gave and with what must hold.
 
-    `expected` is what may be seen by what is known of the model, apart from the rule the layer was given.
+    `expect` says what may be seen by what is known of the model, apart from the rule the layer was given.
     """
     layer, rows, cols, weights = sample.layer, sample.rows, sample.cols, sample.weights
+    expected = None if expect is None else expect(layer.name, layer.kind, layer.n_query, layer.n_key)
     hidden = 0.0
     if expected is not None and not _hides_by_rule(layer, expected):
         may_look = expected.tile(rows, cols, weights.device)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from regard.train import checkpoint
+from regard.train.distributed import here
 from regard.train.run import resume
 from regard.train.settings import Settings
 
@@ -37,6 +38,7 @@ import regard.train.corpus
 regard.train.corpus.FINAL_SIZE = 7
 from regard.train import Settings, train
 from regard.train.loop import Training
+from regard.train.distributed import here
 from regard.train.run import resume
 import json, torch
 from regard.train.distributed import whole
@@ -134,6 +136,15 @@ def test_a_checkpoint_goes_on_in_another_number_of_processes(tmp_path, sharding,
         if name.startswith("model."):
             # Four steps of AdamW at 1e-3 move a weight by 4e-3 at most; rounding moves it far less.
             torch.testing.assert_close(run[name], tensor, rtol=0, atol=2e-4)
+
+
+def test_a_rank_left_over_from_something_else_is_no_world(monkeypatch):
+    """Only where there are several processes is one of them not the one that speaks."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert here().first
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert not here().first
 
 
 @pytest.mark.slow  # each process imports torch

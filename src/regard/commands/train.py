@@ -67,9 +67,9 @@ def train(
         run = begin(settings, quiet=quiet)
     if not run.finished:
         raise SystemExit(130)  # stopped by a signal; the folder says how to go on
-    from regard.train.distributed import speaks
+    from regard.train.distributed import here
 
-    if not speaks():
+    if not here().first:  # one of all tells the user
         return
     if as_json:
         said_of = {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.heads.frames import OFFSETS
-from regard.heads.measures import Measures
+from regard.heads.measures import Measures, shown
 from regard.report import picture, tag
 
 
@@ -169,14 +169,10 @@ def heads_html(labels: Sequence[HeadLabel], layers: Sequence[str], of: str) -> s
     head = tag("tr", *(tag("th", word) for word in ("layer", "head", "label", "score", "chance", "rule")))
     rows = [
         tag("tr", *(tag("td", cell) for cell in (
-            each.layer, each.head, each.label, _shown(each.score), _shown(each.chance), each.rule
+            each.layer, each.head, each.label, shown(each.score), shown(each.chance), each.rule
         )))
         for each in named
     ]  # fmt: skip
     summary = tag("summary", f"{len(named)} of {len(labels)} heads have a label")
     table = tag("details", summary, tag("table", head, *rows))
     return (picture(drawn.getvalue(), title) + table).text
-
-
-def _shown(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.3f}"

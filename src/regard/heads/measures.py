@@ -9,6 +9,7 @@ A mean is over the queries that have a choice (two visible keys at least) and th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -92,7 +93,7 @@ class Measures:
         for name, what in WHAT.items():
             level = self.chance[name].nanmean() if name in self.chance else torch.tensor(torch.nan)
             heads = ", ".join(f"{layer}.{head}: {value:.2f}" for layer, head, value in self.strongest(name))
-            cells = (name, what, _shown(self[name].nanmean()), _shown(level), heads)
+            cells = (name, what, shown(self[name].nanmean()), shown(level), heads)
             rows.append(tag("tr", *(tag("td", cell) for cell in cells)))
         return tag("table", tag("tr", *(tag("th", word) for word in words)), *rows).text
 
@@ -114,8 +115,9 @@ class Measures:
         return replace(self, values=parts[0], chance=parts[1], n_query=parts[2])
 
 
-def _shown(value: Tensor) -> str:
-    return "" if bool(value.isnan()) else f"{float(value):.3f}"
+def shown(value: float | Tensor) -> str:
+    """Three digits, and nothing for NaN."""
+    return "" if math.isnan(value) else f"{float(value):.3f}"
 
 
 def best_offset(values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -65,19 +65,21 @@ class World:
         return float(box)
 
 
-def speaks() -> bool:
-    """Whether this process is the one of all that tells the user."""
-    return os.environ.get("RANK", "0") == "0"
+def here() -> World:
+    """This process's place among those that torchrun started, or a world of one."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return World()
+    return World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 @contextmanager
 def joined(settings: Settings) -> Iterator[World]:
     """The world that torchrun set up, or a world of one."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        yield World()
+    world = here()
+    if world.size == 1:
+        yield world
         return
-    world = World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")))
     cuda = settings.device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(world.local)

@@ -16,10 +16,10 @@ from timing import Case, Goal, RatioTable, Row, interleaved, parse_options, repo
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.attention import attend
-from regard.layers import MultiHeadAttention
-from regard.scores import ScoreRule
-from regard.visibility import Visibility
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
+from regard.layers.attention import MultiHeadAttention
 
 N_HEAD, HEAD_DIM, MODEL_DIM = 12, 64, 768
 LENGTHS = (512, 1024, 2048, 4096)

@@ -39,10 +39,10 @@ from timing import (
 )
 from torch import Tensor, nn
 
-from regard import hub
-from regard.attention import attend
-from regard.decode import generate
-from regard.loading import Loaded, load, save
+from regard.attention.softmax import attend
+from regard.decoding.loop import generate
+from regard.files import hub
+from regard.files.loading import Loaded, load, save
 from regard.models.transformer import Transformer, initialise
 
 N_NEW = 8  # tokens decoded in one call

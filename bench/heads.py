@@ -31,8 +31,10 @@ from timing import (
 )
 from torch import Tensor, nn
 
-from regard.attention import attend
-from regard.capture import trace
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
+from regard.files.loading import Loaded, load
 from regard.heads.conllu import Sentence, read_conllu
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.importance import importance
@@ -41,12 +43,10 @@ from regard.heads.measures import measure
 from regard.heads.pruning import prune, pruning_curve, ranked_heads
 from regard.heads.relations import RelationScore, score_relations
 from regard.heads.survey import survey
-from regard.loading import Loaded, load
 from regard.models.transformer import Transformer, initialise
-from regard.scores import ScoreRule
-from regard.trace_layers import LayerTrace
-from regard.tracing import Trace
-from regard.visibility import Visibility
+from regard.tracing.layers import LayerTrace
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 
 MEASURES_NOTE = """Six layers of SmolLM2's shape (9 heads, 3 key heads, 64 dimensions), causal,
 float32. "attention" is `attend` on the same queries, keys and values, "measures" is every measure of

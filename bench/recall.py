@@ -26,7 +26,7 @@ from timing import PlainTable, parse_options, report
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-from regard.loading import load
+from regard.files.loading import load
 from regard.train import Settings, train
 from regard.train.score import answered
 from regard.train.tasks import generated_task

@@ -16,7 +16,7 @@ import torch
 from timing import Case, Goal, Options, RatioTable, Row, Timing, interleaved, parse_options, report
 from torch import Tensor, nn
 
-from regard.recurrent import gru_forward, gru_step, lstm_forward, lstm_step, rnn_forward, rnn_step
+from regard.recurrent.cells import gru_forward, gru_step, lstm_forward, lstm_step, rnn_forward, rnn_step
 
 Run = Callable[..., Tensor | tuple[Tensor, ...]]
 Module = type[nn.RNN] | type[nn.LSTM] | type[nn.GRU]

@@ -28,11 +28,11 @@ from timing import (
     report,
 )
 
-from regard.capture import trace
-from regard.loading import load
+from regard.files.loading import load
 from regard.models.families import FAMILIES
 from regard.models.transformer import Transformer, initialise
-from regard.tracing import Trace
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 QUICK_LENGTHS = (64, 128)

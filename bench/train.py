@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from train_peers import StepLoop, TorchDecoder, TorchEncoderDecoder
 
-from regard.loading import load
+from regard.files.loading import load
 from regard.models.seq2seq import Seq2Seq
 from regard.train.batches import IGNORED, Batch, Batches, BlockExamples, Example, Place
 from regard.train.build import Objective, build_model

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from timing import Options, PlainTable, parse_options, readable_bytes, readable_seconds, report
 
-from regard import hub
-from regard.capture import trace
-from regard.loading import Loaded, load
+from regard.files import hub
+from regard.files.loading import Loaded, load
+from regard.tracing.take import trace
 from regard.view.document import documents_of
 from regard.view.page import page
 

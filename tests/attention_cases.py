@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-from regard.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
-from regard.visibility import Visibility
+from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
+from regard.attention.visibility import Visibility
 
 # How far a result may be from the exact one, as a multiple of the largest number that enters it.
 #

@@ -17,19 +17,23 @@ import pytest
 import torch
 
 import regard
-from regard.plot import heat_map
+from regard.drawing.figures import heat_map
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "regard"
 
-# DESIGN.md's layout: a file imports only from those above it. A package counts as one level.
-ORDER = """
-    errors outside allocation shapes visibility scores kernels attention feature_maps linear_scan linear
-    recurrent_loops recurrent positions norms cache layers steps packing fast models gguf_header tensor_files
-    text files hub loading decode plot_parts plot report rule_parts masks trace_layers trace_files tracing
-    recording registry foreign capture growing score_gradients heads formula cost roofline train lab
-    exercises view commands cli __main__
-""".split()
+# The layout of docs/ARCHITECTURE.md: packages lowest first, and the files of each lowest first.
+LAYOUT = {
+    package: re.findall(r"`(\w+)`", files)
+    for package, files in re.findall(
+        r"^\| `(\w+)(?:/|\.py)` \| ([^|]*)\|",
+        (ROOT / "docs" / "ARCHITECTURE.md").read_text(),
+        flags=re.MULTILINE,
+    )
+}
+ORDER = list(LAYOUT)
+# Content: any file of such a package stands beside the others, after those that are named.
+BESIDE = {"lab", "exercises"}
 
 MODULES = sorted(
     ".".join(path.relative_to(SOURCE).with_suffix("").parts)
@@ -45,8 +49,8 @@ def run(*command, **options):
     return done
 
 
-def imported_levels(source, inside):
-    """The levels of ORDER that a file of level `inside` imports at run time."""
+def imported_modules(source, inside):
+    """The modules of ours, as `package.file`, that a file imports at run time."""
     tree = ast.parse(source)
     for_types_only = {
         id(node)
@@ -62,60 +66,69 @@ def imported_levels(source, inside):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno} of {inside}: write imports in full, from regard"
-            home = node.module
-            # A public name imported from the package itself counts for the module it lives in.
-            names = (
-                [f"regard.{regard._HOME.get(alias.name, alias.name)}" for alias in node.names]
-                if home == "regard"
-                else [home]
-            )
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
         for name in names:
             top, _, rest = name.partition(".")
-            level = rest.partition(".")[0]
-            if top == "regard" and level and level != "__version__":
-                yield level
+            # A public name imported from the package itself counts for the module it lives in.
+            rest = regard._HOME.get(rest, rest)
+            if top == "regard" and rest not in ("", "__version__"):
+                yield rest
+
+
+def place(module):
+    """Where a module stands in the layout: the number of its package, and its own number there."""
+    package, _, file = module.partition(".")
+    if package not in ORDER:
+        return None
+    files, file = LAYOUT[package], file.partition(".")[0]
+    return ORDER.index(package), files.index(file) if file in files else len(files)
 
 
 def wrong_way(source, inside):
-    """The imports that go down DESIGN.md's layout, or to the file's own level from outside a package."""
-    below = ORDER[ORDER.index(inside) + 1 :]
-    return [level for level in imported_levels(source, inside) if level in below or level not in ORDER]
+    """The imports that go up the layout, or out of it."""
+    here = place(inside)
+    return [
+        module
+        for module in imported_modules(source, inside)
+        if (there := place(module)) is None or there > here or (there[0] > here[0])
+    ]
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_from_those_above_it(module):
-    """No file of the package imports from one below it in the layout, nor stands outside the layout."""
-    level = module.partition(".")[0]
-    assert level in ORDER, f"{module} has no place in DESIGN.md's layout"
+def test_a_module_imports_only_from_those_below_it(module):
+    """No file imports from one that the layout puts above it, nor stands outside the layout."""
     path = SOURCE.joinpath(*module.split(".")).with_suffix(".py")
-    assert wrong_way(path.read_text(), level) == []
+    assert wrong_way(path.read_text(), module) == []
 
 
-def test_the_architecture_page_lists_every_module_in_order():
-    """The table of docs/ARCHITECTURE.md is the layout as it is: each file once, above those that use it."""
-    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs" / "ARCHITECTURE.md").read_text(), flags=re.MULTILINE)
-    listed = re.findall(r"`(\w+)(?:\.py|/)`", " ".join(rows))
-    there = {module.partition(".")[0] for module in MODULES}
-    assert listed == [level for level in ORDER if level in there]
+def test_the_architecture_page_lists_every_file_once():
+    """The table of docs/ARCHITECTURE.md is the layout as it is: each file once, none that is gone."""
+    there = {module for module in MODULES if not module.endswith(".__init__")}
+    listed = {f"{package}.{file}" for package, files in LAYOUT.items() for file in files}
+    alone = {package for package, files in LAYOUT.items() if not files}
+    assert listed | alone <= there | BESIDE
+    assert {module for module in there - listed - alone if module.partition(".")[0] not in BESIDE} == set()
+    assert all(len(files) == len(set(files)) for files in LAYOUT.values())
 
 
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("from regard.layers import MultiHeadAttention", ["layers"]),
+        ("from regard.layers.norms import RMSNorm", ["layers.norms.RMSNorm"]),
         ("import regard.cli", ["cli"]),
-        ("def late():\n    from regard import MultiHeadAttention", ["layers"]),
+        ("def late():\n    from regard import MultiHeadAttention", ["layers.attention"]),
         ("from regard import nowhere", ["nowhere"]),
-        ("from regard.models.transformer import Transformer", ["models"]),
+        ("from regard.attention import linear", ["attention.linear"]),
+        ("from regard.attention.scores import ScoreRule", []),
         ("from regard.errors import ShapeError\nfrom regard import __version__\nimport torch", []),
-        ("if TYPE_CHECKING:\n    from regard.layers import MultiHeadAttention", []),
+        ("if TYPE_CHECKING:\n    from regard.layers.norms import RMSNorm", []),
     ],
 )
 def test_the_import_check_finds_each_way_of_importing(source, found):
     """The check above fails on every form a wrong import can take, and on no right one."""
-    assert wrong_way(source, "attention") == found
+    assert wrong_way(source, "attention.softmax") == found
 
 
 def test_the_public_names_are_pinned():

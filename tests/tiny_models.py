@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from regard.layers import BlockConfig
-from regard.loading import Loaded, ModelFacts
+from regard.files.loading import Loaded, ModelFacts
+from regard.files.tokenizer import byte_tokenizer
+from regard.layers.attention import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise
-from regard.text import byte_tokenizer
 
 TEXT = "the cat sat on the mat because it was tired"
 FAMILIES = {

@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _HOME = {
-    "AdditiveAttention": "layers",
-    "Attended": "attention",
-    "KVCache": "cache",
-    "MultiHeadAttention": "layers",
+    "AdditiveAttention": "layers.attention",
+    "Attended": "attention.softmax",
+    "KVCache": "layers.cache",
+    "MultiHeadAttention": "layers.attention",
     "RegardError": "errors",
-    "ScoreRule": "scores",
-    "Trace": "tracing",
-    "Visibility": "visibility",
-    "attend": "attention",
-    "attend_hard": "attention",
-    "attend_linear": "linear",
-    "fill_mask": "decode",
-    "generate": "decode",
-    "gru_forward": "recurrent",
-    "gru_step": "recurrent",
-    "load": "loading",
-    "lstm_forward": "recurrent",
-    "lstm_step": "recurrent",
-    "masked_softmax": "attention",
-    "rnn_forward": "recurrent",
-    "rnn_step": "recurrent",
+    "ScoreRule": "attention.scores",
+    "Trace": "tracing.traces",
+    "Visibility": "attention.visibility",
+    "attend": "attention.softmax",
+    "attend_hard": "attention.softmax",
+    "attend_linear": "attention.linear",
+    "fill_mask": "decoding.loop",
+    "generate": "decoding.loop",
+    "gru_forward": "recurrent.cells",
+    "gru_step": "recurrent.cells",
+    "load": "files.loading",
+    "lstm_forward": "recurrent.cells",
+    "lstm_step": "recurrent.cells",
+    "masked_softmax": "attention.softmax",
+    "rnn_forward": "recurrent.cells",
+    "rnn_step": "recurrent.cells",
     "show": "view.widget",
-    "trace": "capture",
-    "weights": "attention",
+    "trace": "tracing.take",
+    "weights": "attention.softmax",
 }
 
 __all__ = sorted(_HOME)  # derived, so that the two cannot differ
@@ -55,16 +55,16 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from regard.attention import Attended, attend, attend_hard, masked_softmax, weights
-    from regard.cache import KVCache
-    from regard.capture import trace
-    from regard.decode import fill_mask, generate
+    from regard.attention.linear import attend_linear
+    from regard.attention.scores import ScoreRule
+    from regard.attention.softmax import Attended, attend, attend_hard, masked_softmax, weights
+    from regard.attention.visibility import Visibility
+    from regard.decoding.loop import fill_mask, generate
     from regard.errors import RegardError
-    from regard.layers import AdditiveAttention, MultiHeadAttention
-    from regard.linear import attend_linear
-    from regard.loading import load
-    from regard.recurrent import gru_forward, gru_step, lstm_forward, lstm_step, rnn_forward, rnn_step
-    from regard.scores import ScoreRule
-    from regard.tracing import Trace
+    from regard.files.loading import load
+    from regard.layers.attention import AdditiveAttention, MultiHeadAttention
+    from regard.layers.cache import KVCache
+    from regard.recurrent.cells import gru_forward, gru_step, lstm_forward, lstm_step, rnn_forward, rnn_step
+    from regard.tracing.take import trace
+    from regard.tracing.traces import Trace
     from regard.view.widget import show
-    from regard.visibility import Visibility

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from regard.allocation import SETTINGS, keep_freed_memory
+from regard.attention.allocation import SETTINGS, keep_freed_memory
 
 HELD = """
 import re, torch
 from pathlib import Path
-import regard.attention
+import regard.attention.softmax
 
 def resident():
     return int(re.search(r"VmRSS:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
@@ -55,7 +55,7 @@ def test_whoever_chose_before_decides(name, monkeypatch):
 
 def test_without_glibc_nothing_happens(monkeypatch):
     """Where the C library has no such setting, nothing is asked and nothing fails."""
-    monkeypatch.setattr("regard.allocation.ctypes.CDLL", lambda _: object())
+    monkeypatch.setattr("regard.attention.allocation.ctypes.CDLL", lambda _: object())
     for each in SETTINGS:
         monkeypatch.delenv(each, raising=False)
     assert not keep_freed_memory()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.feature_maps import EluPlusOne, Quadratic, RandomFeatures, Relu
+from regard.attention.feature_maps import EluPlusOne, Quadratic, RandomFeatures, Relu
 
 QK_DIM, QUERY, KEY = 5, 13, 29
 DOUBLE = {"atol": 1e-10, "rtol": 1e-10}  # a few hundred sums in float64 lose far less

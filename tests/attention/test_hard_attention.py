@@ -7,9 +7,9 @@ from attention_cases import DTYPES, OUT_ERROR, cases, exact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.attention import attend, attend_hard, masked_softmax
-from regard.scores import ScoreRule
-from regard.visibility import Visibility
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend, attend_hard, masked_softmax
+from regard.attention.visibility import Visibility
 
 
 def hard(q, k, v, rule=None, **options):

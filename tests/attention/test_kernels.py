@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from regard import kernels
-from regard.attention import attend
+from regard.attention import kernels
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.errors import UnsupportedError
-from regard.scores import ScoreRule
-from regard.visibility import Visibility
 
 
 def run_child(code, *arguments):
@@ -34,10 +34,10 @@ FUZZ = """
 import random, sys
 import torch
 from attention_cases import GRAD_ERROR, LSE_ERROR, OUT_ERROR
-from regard.attention import attend
+from regard.attention.softmax import attend
 from regard.errors import RegardError
-from regard.scores import DenseBias, ScoreRule
-from regard.visibility import Visibility
+from regard.attention.scores import DenseBias, ScoreRule
+from regard.attention.visibility import Visibility
 
 torch.set_num_threads(1)
 seed = int(sys.argv[1])
@@ -135,10 +135,11 @@ MEMORY = """
 import re, sys
 from pathlib import Path
 import torch
-from regard import attention, kernels
-from regard.attention import attend
-from regard.scores import ScoreRule, SlopeBias
-from regard.visibility import Visibility
+from regard.attention import softmax as attention
+from regard.attention import kernels
+from regard.attention.softmax import attend
+from regard.attention.scores import ScoreRule, SlopeBias
+from regard.attention.visibility import Visibility
 
 torch.set_num_threads(1)
 attention._BLOCK = kernels._LSE_BLOCK = 1 << 18  # 1 MiB of float32: small beside a modest table

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import linear_scan
-from regard.feature_maps import FeatureMap
-from regard.linear import (
+from regard.attention import linear_scan
+from regard.attention.feature_maps import FeatureMap
+from regard.attention.linear import (
     EluPlusOne,
     LinearState,
     Quadratic,

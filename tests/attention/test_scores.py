@@ -8,8 +8,8 @@ from attention_cases import LSE_ERROR, cases, exact_score, table_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
-from regard.visibility import Visibility
+from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
+from regard.attention.visibility import Visibility
 
 Q = torch.tensor([[[[1.0, 0.0, 2.0, 1.0], [0.0, 3.0, 0.0, 0.0]]]])
 K = torch.tensor([[[[2.0, 1.0, 1.0, 0.0], [0.0, 2.0, 0.0, 4.0], [1.0, 1.0, 1.0, 1.0]]]])

@@ -9,10 +9,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
-from regard.attention import _why_not_fused, attend, attend_hard, weights
+from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
+from regard.attention.softmax import _why_not_fused, attend, attend_hard, weights
+from regard.attention.visibility import Visibility
 from regard.errors import UnsupportedError
-from regard.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
-from regard.visibility import Visibility
 
 PATHS = ["plain", "tiled", "fused"]
 
@@ -425,7 +425,9 @@ def test_rows_computed_in_several_blocks_are_joined_in_order(visible):
 @pytest.mark.parametrize("path", ["plain", "tiled"])
 def test_dropout_uses_one_set_of_weights_forward_and_backward(path, monkeypatch):
     """With unit vectors as values the output is the weights: some doubled, the others 0; the gradient too."""
-    monkeypatch.setattr("regard.attention._BLOCK", 64)  # several blocks, each with its own random numbers
+    monkeypatch.setattr(
+        "regard.attention.softmax._BLOCK", 64
+    )  # several blocks, each with its own random numbers
     q, k = torch.randn(1, 2, 23, 5, requires_grad=True), torch.randn(1, 2, 13, 5)
     v = torch.eye(13).expand(1, 2, 13, 13).contiguous().requires_grad_()
     out, lse = attend(q, k, v, dropout=0.5, path=path)
@@ -451,9 +453,9 @@ def test_the_path_is_chosen_by_what_the_inputs_need(monkeypatch):
     """Fused where a kernel can, plain where the table is small, else tiled."""
     taken = []
     for name in PATHS:
-        original = getattr(__import__("regard.attention", fromlist=["_"]), f"_{name}")
+        original = getattr(__import__("regard.attention.softmax", fromlist=["_"]), f"_{name}")
         monkeypatch.setattr(
-            f"regard.attention._{name}",
+            f"regard.attention.softmax._{name}",
             lambda *a, _original=original, _name=name: taken.append(_name) or _original(*a),
         )
     q = torch.randn(1, 1, 1031, 3)

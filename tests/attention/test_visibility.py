@@ -6,8 +6,8 @@ from attention_cases import booleans, sizes, table_of, visibilities
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError
-from regard.visibility import Visibility
 
 
 def drawn(visible, n_query, n_key):

@@ -11,8 +11,8 @@ import pytest
 import torch
 import uvicorn
 
-from regard.capture import trace
-from regard.loading import load
+from regard.files.loading import load
+from regard.tracing.take import trace
 from regard.view.models import RANDOM, Models, opened
 from regard.view.page import export
 from regard.view.server import app, link, listen

@@ -7,8 +7,8 @@ import pytest
 import torch
 import uvicorn
 
-from regard.capture import trace
-from regard.score_gradients import score_gradients
+from regard.tracing.gradients import score_gradients
+from regard.tracing.take import trace
 from regard.view.server import app, link, listen
 from regard.view.session import Asked, Session
 

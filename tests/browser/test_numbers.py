@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from regard.attention import attend
-from regard.linear import feature_map
-from regard.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
-from regard.trace_layers import DenseLayerTrace, LayerTrace, LinearLayerTrace
-from regard.tracing import Trace
-from regard.visibility import Visibility
+from regard.attention.linear import feature_map
+from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
+from regard.tracing.layers import DenseLayerTrace, LayerTrace, LinearLayerTrace
+from regard.tracing.traces import Trace
 
 # The browser multiplies float32 numbers in float64: it differs by what torch rounds, scores of some 5.
 ERROR = 2e-6

@@ -6,8 +6,8 @@ import http.client
 import pytest
 import torch
 
-from regard.capture import trace
-from regard.tracing import Trace
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 from regard.view.predict import sentence_vector
 from regard.view.session import Asked
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import regard
-from regard.capture import trace
-from regard.loading import load
+from regard.files.loading import load
+from regard.tracing.take import trace
 from regard.view.page import bundle
 
 TEXT = "to be or not"

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard import attention, layers
-from regard.cache import LayerCache
-from regard.cost import Latent, cost, leading, parameters, sizes_of, what_if
+from regard.attention import softmax as attention
+from regard.costs.cost import Latent, cost, leading, parameters, sizes_of, what_if
+from regard.costs.formula import symbols
 from regard.errors import ArgumentError, UnsupportedError
-from regard.formula import symbols
-from regard.layers import BlockConfig, MultiHeadAttention
+from regard.layers import attention as layers
+from regard.layers.attention import BlockConfig, MultiHeadAttention
+from regard.layers.cache import LayerCache
 from regard.models.families import FAMILIES
 from regard.models.transformer import Transformer, TransformerConfig
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from regard.decode import Choice, fill_mask, generate, stream
+from regard.decoding.loop import Choice, fill_mask, generate, stream
 from regard.errors import ArgumentError, UnsupportedError
-from regard.loading import load
+from regard.files.loading import load
 
 
 class Chain(torch.nn.Module):

@@ -10,8 +10,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from regard.errors import ShapeError
-from regard.plot import (
+from regard.drawing.figures import (
     DIVERGING,
     HIDDEN,
     PALETTE,
@@ -22,6 +21,7 @@ from regard.plot import (
     lines,
     shaded_text,
 )
+from regard.errors import ShapeError
 
 
 def colour_at(figure, row, col):
@@ -73,7 +73,7 @@ def test_long_sequences_are_numbered():
 def test_drawing_leaves_pyplot_alone(tmp_path):
     """A figure is drawn and saved without importing pyplot, whose state belongs to the user."""
     code = (
-        "import sys, torch; from regard.plot import heat_map;"
+        "import sys, torch; from regard.drawing.figures import heat_map;"
         "heat_map(torch.eye(2), 'ab', 'ab').savefig('a.png'); print('matplotlib.pyplot' in sys.modules)"
     )
     done = subprocess.run(

@@ -48,7 +48,7 @@ CAUGHT = {
     "allocates too much": "torch.zeros(10**12)",
     "recurses without end": "f(x)",
     "imports regard": "import regard",
-    "imports our attention": "from regard.attention import masked_softmax",
+    "imports our attention": "from regard.attention.softmax import masked_softmax",
 }
 
 

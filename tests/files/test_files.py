@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_gguf import damaged
 
-from regard import files
 from regard.errors import LoadError
-from regard.tensor_files import write_safetensors
+from regard.files import raw as files
+from regard.files.tensors import write_safetensors
 
 CONFIG = {"model_type": "bert", "hidden_size": 7, "num_hidden_layers": 2, "vocab_size": 11}
 

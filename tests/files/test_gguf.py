@@ -9,8 +9,10 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from tiny_gguf import HEAD_DIM, MODEL_DIM, damaged, llama_weights, write_llama
 
-from regard import files, gguf_header, tensor_files
 from regard.errors import LoadError
+from regard.files import gguf as gguf_header
+from regard.files import raw as files
+from regard.files import tensors as tensor_files
 
 
 def test_a_gguf_file_gives_the_checkpoint_it_was_made_from(tmp_path):

@@ -13,8 +13,9 @@ from types import MappingProxyType
 
 import pytest
 
-from regard import files, hub
 from regard.errors import ArgumentError, LoadError
+from regard.files import hub
+from regard.files import raw as files
 
 CONTENTS = {
     "tiny_weights/model/config.json": b'{"model_type": "bert"}',
@@ -207,7 +208,7 @@ import sys, time
 from pathlib import Path
 from types import MappingProxyType
 sys.path[:0] = {path!r}
-from regard import hub
+from regard.files import hub
 hub.AVAILABLE = MappingProxyType({{"tiny": eval({model!r}, vars(hub))}})
 if {hang!r}:
     def stay(work, target):

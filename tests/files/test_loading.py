@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.errors import ArgumentError, LoadError, UnsupportedError
-from regard.loading import load, save
+from regard.files.loading import load, save
 from regard.models.families import FAMILIES
 from regard.models.published import differences, published_config
 from regard.models.transformer import Transformer, initialise

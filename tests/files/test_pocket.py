@@ -8,12 +8,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from regard import hub
-from regard.capture import trace
 from regard.cli import main
 from regard.commands.train import train
-from regard.decode import generate
-from regard.loading import load
+from regard.decoding.loop import generate
+from regard.files import hub
+from regard.files.loading import load
+from regard.tracing.take import trace
 from regard.train.score import answered
 from regard.train.settings import HELP, Settings
 from regard.train.tasks import generated_task

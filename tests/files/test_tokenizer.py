@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from regard import hub
 from regard.errors import ArgumentError, LoadError, UnsupportedError
-from regard.text import SpecialIds, TextTokenizer, byte_tokenizer, gguf_tokenizer
+from regard.files import hub
+from regard.files.tokenizer import SpecialIds, TextTokenizer, byte_tokenizer, gguf_tokenizer
 
 BYTES = byte_tokenizer()
 

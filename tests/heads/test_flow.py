@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from regard.capture import trace
 from regard.heads import frames
 from regard.heads.flow import ValueWeightedLayer, attention_of, logit_attribution, rollout, value_weighted
 from regard.heads.measures import measure
-from regard.layers import BlockConfig
+from regard.layers.attention import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tracing import Trace
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]])
 

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from regard.cli import main
+from regard.files.loading import load
 from regard.heads.labels import LABELS
-from regard.loading import load
 
 TEXT = "The dog, which had slept, saw the cat. The cat saw the dog."
 

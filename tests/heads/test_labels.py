@@ -7,7 +7,7 @@ import torch
 
 from regard.heads.labels import LABELS, LEAST_LIFT, RULES, grid, label, share_labelled, table_of_rules
 from regard.heads.measures import measure
-from regard.tracing import Trace
+from regard.tracing.traces import Trace
 
 N = 29
 IDS = torch.arange(N)

@@ -6,16 +6,16 @@ import pytest
 import torch
 from heads.dense_heads import dense_measures
 
-from regard.attention import attend, weights
+from regard.attention.linear import feature_map
+from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
+from regard.attention.softmax import attend, weights
+from regard.attention.visibility import Visibility
 from regard.heads import frames, measures
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.measures import WHAT, measure
 from regard.heads.tokens import copies, is_punctuation, token_facts
-from regard.linear import feature_map
-from regard.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
-from regard.trace_layers import LayerTrace, LinearLayerTrace
-from regard.tracing import Trace
-from regard.visibility import Visibility
+from regard.tracing.layers import LayerTrace, LinearLayerTrace
+from regard.tracing.traces import Trace
 
 N = 23
 WORDS = "[CLS] the cat , the dog . a cat saw the dog ; the dog ran . the cat , it [SEP] x".split()

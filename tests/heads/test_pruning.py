@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from regard.capture import trace
-from regard.decode import generate
+from regard.decoding.loop import generate
 from regard.errors import UnsupportedError
+from regard.files.loading import Loaded, ModelFacts, load, save
+from regard.files.tokenizer import byte_tokenizer
 from regard.heads.flow import attention_of
 from regard.heads.importance import mean_loss
 from regard.heads.measures import measure
@@ -19,12 +20,11 @@ from regard.heads.pruning import (
     ranked_heads,
     save_pruned,
 )
-from regard.layers import BlockConfig
-from regard.loading import Loaded, ModelFacts, load, save
+from regard.layers.attention import BlockConfig
 from regard.models.families import FAMILIES
 from regard.models.pruned import PrunedAttention
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.text import byte_tokenizer
+from regard.tracing.take import trace
 
 # Uneven groups, a key head that goes with its last query head, a layer left whole, one with nothing left.
 GONE = [(0, 0), (0, 4), (0, 5), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4), (2, 5)]
@@ -221,7 +221,7 @@ def test_weights_of_the_heads_left_are_those_they_had():
 @pytest.mark.parametrize("kept", [(0, 1, 2), (0, 3), (1, 2, 5), (0, 1, 2, 4), (5,), ()])
 def test_one_attend_for_each_size_of_group(kept, monkeypatch):
     """Even groups take one call, uneven ones as many as there are sizes, an empty layer none."""
-    from regard import layers
+    from regard.layers import attention as layers
     from regard.models import pruned
 
     calls = []

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.capture import trace
+from regard.files.loading import load
 from regard.heads.importance import importance, next_token_loss
 from regard.heads.labels import LABELS, share_labelled
 from regard.heads.measures import measure
 from regard.heads.pruning import pruning_curve
 from regard.heads.relations import word_attention
 from regard.heads.survey import repeated_tokens, survey
-from regard.loading import load
 from regard.models.transformer import Transformer, initialise
+from regard.tracing.take import trace
 
 # None of these was looked at when thresholds were chosen.
 TEXTS = [

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from regard.files.loading import load
 from regard.heads.conllu import read_conllu
 from regard.heads.relations import (
     _count,
@@ -12,8 +13,7 @@ from regard.heads.relations import (
     score_relations,
     word_attention,
 )
-from regard.loading import load
-from regard.tracing import Trace
+from regard.tracing.traces import Trace
 
 TREE = """# sent_id = 1
 # text = I don't like the old "vámonos" song.

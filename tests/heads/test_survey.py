@@ -7,14 +7,14 @@ import sys
 import pytest
 import torch
 
-from regard.capture import trace
 from regard.errors import LoadError
+from regard.files.loading import load
 from regard.heads import survey as survey_module
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.measures import measure
 from regard.heads.survey import repeated_tokens, survey
 from regard.heads.tokens import counts_of
-from regard.loading import load
+from regard.tracing.take import trace
 
 TEXTS = ["the cat sat.", "a dog, a cat", "rain fell on the town", "the end", "one two one two"]
 
@@ -103,7 +103,7 @@ def test_the_state_of_another_survey_is_refused(loaded, tmp_path):
 SCRIPT = """
 import sys, torch
 from regard.heads.survey import survey
-from regard.loading import load
+from regard.files.loading import load
 torch.set_num_threads(1)
 found = survey(load("minilm", random=True), {texts!r}, n_repeat=2, n_token=7, progress=False,
                state=sys.argv[1] + "/state" if len(sys.argv) > 2 else None)

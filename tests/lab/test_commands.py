@@ -6,10 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from regard.cli import main
-from regard.cost import cost
+from regard.costs.cost import cost
+from regard.costs.roofline import measure_machine, placed, roofline_figure, short_number
 from regard.lab.catalogue import EXPERIMENTS
 from regard.models.families import FAMILIES
-from regard.roofline import measure_machine, placed, roofline_figure, short_number
 
 SMOLLM2 = FAMILIES["llama"].config(FAMILIES["llama"].sizes["smollm2"])
 

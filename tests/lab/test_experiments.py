@@ -6,11 +6,15 @@ import warnings
 import pytest
 import torch
 
-from regard import attention, cache, feature_maps, layers, recurrent, scores, visibility
+from regard.attention import feature_maps, scores, visibility
+from regard.attention import softmax as attention
 from regard.heads import importance
 from regard.lab.catalogue import EXPERIMENTS, find
 from regard.lab.spec import as_json, perform
+from regard.layers import attention as layers
+from regard.layers import cache
 from regard.models import seq2seq
+from regard.recurrent import cells as recurrent
 
 
 def wrong_scale(value):

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.cache import KVCache, LayerCache
-from regard.layers import Block, BlockConfig, MultiHeadAttention
-from regard.positions import RelativeBias, Rotary
-from regard.visibility import Visibility
+from regard.attention.visibility import Visibility
+from regard.layers.attention import Block, BlockConfig, MultiHeadAttention
+from regard.layers.cache import KVCache, LayerCache
+from regard.layers.positions import RelativeBias, Rotary
 
 BATCH, N_HEAD, LENGTH, MODEL_DIM, QK_DIM = 2, 6, 13, 11, 4
 EXACT = {"atol": 1e-12, "rtol": 1e-10}  # float64: a few hundred roundings of 1e-16

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.layers import (
+from regard.attention.scores import ScoreRule
+from regard.attention.visibility import Visibility
+from regard.layers.attention import (
     ACTIVATIONS,
     AdditiveAttention,
     Block,
@@ -20,8 +22,6 @@ from regard.layers import (
     merge_heads,
     split_heads,
 )
-from regard.scores import ScoreRule
-from regard.visibility import Visibility
 
 BATCH, N_HEAD, N_QUERY, N_KEY, MODEL_DIM, MEMORY_DIM, QK_DIM = 2, 6, 7, 11, 13, 17, 5
 EXACT = {"atol": 1e-12, "rtol": 1e-10}  # float64: a few hundred roundings of 1e-16

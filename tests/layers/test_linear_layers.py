@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from regard.decode import generate
+from regard.attention.feature_maps import feature_map
+from regard.attention.linear import LinearRule, linear_weights
+from regard.attention.visibility import Visibility
+from regard.decoding.loop import generate
 from regard.errors import UnsupportedError
-from regard.feature_maps import feature_map
-from regard.layers import MultiHeadAttention
-from regard.linear import LinearRule, linear_weights
+from regard.layers.attention import MultiHeadAttention
 from regard.models.families import FAMILIES
 from regard.models.transformer import Transformer, initialise
-from regard.visibility import Visibility
 
 KERNELS = ["elu1", "relu", "quadratic", "favor"]
 
@@ -56,7 +56,7 @@ def test_a_linear_layer_equals_its_dense_table(kernel, causal):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_linear_cross_layer_equals_its_dense_table(kernel):
     """Queries of one sequence over the keys of another, with the memory's sum kept in the cache."""
-    from regard.cache import LayerCache
+    from regard.layers.cache import LayerCache
 
     layer = MultiHeadAttention(20, 5, kernel=kernel).double()
     x, memory = torch.randn(3, 7, 20, dtype=torch.float64), torch.randn(3, 11, 20, dtype=torch.float64)

@@ -8,8 +8,9 @@ from transformers import LlamaConfig, T5Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from regard.layers import MultiHeadAttention
-from regard.positions import (
+from regard.attention.scores import ScoreRule
+from regard.layers.attention import MultiHeadAttention
+from regard.layers.positions import (
     LearnedPositions,
     RelativeBias,
     Rotary,
@@ -17,7 +18,6 @@ from regard.positions import (
     SinusoidalPositions,
     sinusoidal,
 )
-from regard.scores import ScoreRule
 
 
 @pytest.mark.parametrize("base", [10_000.0, 7.0])

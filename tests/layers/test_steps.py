@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.steps import mha_step, mqa_step
+from regard.layers.steps import mha_step, mqa_step
 
 BATCH, N_HEAD, MODEL_DIM, QK_DIM, V_DIM, LENGTH = 2, 3, 13, 5, 7, 11
 EXACT = {"atol": 1e-12, "rtol": 1e-10}  # float64: a few hundred roundings of 1e-16

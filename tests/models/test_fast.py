@@ -7,10 +7,10 @@ import weakref
 import pytest
 import torch
 
-from regard import fast, packing
 from regard.errors import ArgumentError
-from regard.layers import BlockConfig
-from regard.loading import load
+from regard.files.loading import load
+from regard.layers.attention import BlockConfig
+from regard.models import fast, packing
 from regard.models.transformer import Transformer, TransformerConfig, initialise
 
 VOCAB, BATCH, PROMPT, STEPS = 37, 3, 5, 7

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.attention import weights
+from regard.attention.softmax import weights
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 
 # Both sides compute in float64 and differ in the order of sums of some twenty terms.

@@ -9,10 +9,10 @@ import transformers
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from regard.capture import trace
+from regard.attention.scores import DenseBias, DistanceBias
 from regard.errors import TraceError
-from regard.scores import DenseBias, DistanceBias
-from regard.tracing import Trace
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 
 SMALL = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 32}
 GROUPED = {**SMALL, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4}

@@ -19,8 +19,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from regard.decode import generate
-from regard.loading import load, save
+from regard.decoding.loop import generate
+from regard.files.loading import load, save
 
 VOCAB = 101
 GPT2 = {"vocab_size": VOCAB, "n_positions": 37, "n_layer": 2, "bos_token_id": 1, "eos_token_id": 2}

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from regard import files, hub
-from regard.gguf_header import read_header
+from regard.files import hub
+from regard.files import raw as files
+from regard.files.gguf import read_header
 
 TEXTS = {
     "prose": "The quick brown fox doesn't jump; it's asleep. They've said we'll see.",

@@ -14,11 +14,11 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from regard.attention import attend, weights
-from regard.cache import LayerCache
-from regard.layers import merge_heads, split_heads
-from regard.scores import DenseBias, ScoreRule
-from regard.visibility import Visibility
+from regard.attention.scores import DenseBias, ScoreRule
+from regard.attention.softmax import attend, weights
+from regard.attention.visibility import Visibility
+from regard.layers.attention import merge_heads, split_heads
+from regard.layers.cache import LayerCache
 
 FOLDER = Path(os.path.dirname(onnx.__file__)) / "backend/test/data/node"
 FOUND = sorted(path.name for path in FOLDER.glob("test_attention_*"))

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertModel
 
-from regard import hub
-from regard.decode import generate
-from regard.loading import load
+from regard.decoding.loop import generate
+from regard.files import hub
+from regard.files.loading import load
 
 TEXTS = [
     "The animal didn't cross the street because it was too tired.",

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from regard.attention import attend, weights
-from regard.scores import DenseBias, ScoreRule
-from regard.visibility import Visibility
+from regard.attention.scores import DenseBias, ScoreRule
+from regard.attention.softmax import attend, weights
+from regard.attention.visibility import Visibility
 
 PATHS = ["plain", "tiled", "fused"]
 

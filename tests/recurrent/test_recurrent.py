@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard import gru_forward, gru_step, lstm_forward, lstm_step, rnn_forward, rnn_step
-from regard.recurrent import last_state
-from regard.recurrent_loops import fused
+from regard.recurrent.cells import last_state
+from regard.recurrent.loops import fused
 
 TIME, BATCH, INPUT_DIM, HIDDEN = 7, 3, 5, 11
 
@@ -133,7 +133,7 @@ def test_a_sequence_is_its_steps_whatever_its_sizes(form, time, batch, input_dim
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_the_numbers_are_the_same(form, mode, monkeypatch):
     """Where nothing is kept for a backward pass, and inputs are projected a part at a time."""
-    monkeypatch.setattr("regard.recurrent_loops.ROWS_AT_ONCE", 2 * BATCH + 1)  # parts of 2 steps, then of 1
+    monkeypatch.setattr("regard.recurrent.loops.ROWS_AT_ONCE", 2 * BATCH + 1)  # parts of 2 steps, then of 1
     X, states, weights = problem(form, dtype=torch.float64)
     with mode():
         actual = as_tuple(FORMS[form][0](X, *states, *weights))

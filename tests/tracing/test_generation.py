@@ -4,10 +4,10 @@ import pytest
 import torch
 from tiny_models import TEXT, tiny, whole
 
-from regard.capture import trace
 from regard.errors import TraceError
-from regard.growing import GrowingTrace, trace_generation
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from regard.tracing.generation import GrowingTrace, trace_generation
+from regard.tracing.take import trace
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "window", "t5", "linear"])

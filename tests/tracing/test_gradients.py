@@ -5,9 +5,9 @@ import torch
 from tiny_models import TEXT, NanoGPT, target_of, tiny
 
 from regard.errors import ArgumentError
-from regard.layers import BlockConfig
+from regard.layers.attention import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise
-from regard.score_gradients import score_gradients
+from regard.tracing.gradients import score_gradients
 
 
 def dense_score_gradients(layer, gradient):

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from regard.attention import attend
-from regard.capture import trace
+from regard.attention.linear import feature_map
+from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.errors import TraceError
-from regard.linear import feature_map
-from regard.loading import load
-from regard.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
-from regard.tracing import Checks, DenseLayerTrace, LayerCheck, LayerTrace, LinearLayerTrace, Trace
-from regard.visibility import Visibility
+from regard.files.loading import load
+from regard.tracing.take import trace
+from regard.tracing.traces import Checks, DenseLayerTrace, LayerCheck, LayerTrace, LinearLayerTrace, Trace
 
 BATCH, N_HEAD, N_QUERY, N_KEY, QK_DIM = 2, 6, 11, 13, 5
 SEGMENT = torch.arange(N_KEY).div(4, rounding_mode="floor").expand(BATCH, -1).contiguous()
@@ -143,7 +143,7 @@ def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
     def fails(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("regard.trace_files.os.replace", fails)
+    monkeypatch.setattr("regard.tracing.store.os.replace", fails)
     with pytest.raises(TraceError, match="cannot be written"):
         Trace.from_weights(torch.rand(7, 7)).save(path)
     assert path.read_bytes() == before

@@ -8,13 +8,13 @@ from tiny_models import FAMILIES, TEXT, plain_softmax, target_of, tiny, whole
 from torch import nn
 from torch.nn import functional as F
 
-from regard.capture import trace
+from regard.attention.scores import ScoreRule
 from regard.errors import ArgumentError, TraceError
-from regard.loading import load
+from regard.files.loading import load
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from regard.recording import Recorder
-from regard.scores import ScoreRule
-from regard.tracing import LinearLayerTrace
+from regard.tracing.recorder import Recorder
+from regard.tracing.take import trace
+from regard.tracing.traces import LinearLayerTrace
 
 
 def weights_by_hand(loaded, found):

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.attention import attend
+from regard.attention.linear import attend_linear, feature_map
+from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError
-from regard.linear import attend_linear, feature_map
-from regard.rule_parts import mapped_rule, rule_tensors
-from regard.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
-from regard.tracing import DenseLayerTrace, LayerTrace, LinearLayerTrace, Trace
-from regard.visibility import Visibility
+from regard.tracing.rule_parts import mapped_rule, rule_tensors
+from regard.tracing.traces import DenseLayerTrace, LayerTrace, LinearLayerTrace, Trace
 
 BATCH, N_HEAD, N_QUERY, N_KEY, QK_DIM = 2, 6, 19, 23, 5
 EVERYTHING = slice(0, N_QUERY), slice(0, N_KEY)
@@ -237,7 +237,7 @@ def test_given_labels_stand_at_their_sides():
 
 def test_a_whole_matrix_that_is_large_warns_with_its_size(monkeypatch):
     """The warning names the sizes and what to use instead."""
-    monkeypatch.setattr("regard.trace_layers.LARGE", 100)
+    monkeypatch.setattr("regard.tracing.layers.LARGE", 100)
     layer = DenseLayerTrace("dense", torch.rand(1, 1, 11, 13))
     with pytest.warns(UserWarning, match=r"11 x 13 weights.*use tile, row, column or pooled"):
         layer.weights(0, 0)

@@ -10,12 +10,12 @@ from tiny_models import NanoAttention, NanoGPT, whole
 from torch import nn
 from torch.nn import functional as F
 
-from regard.capture import trace
 from regard.errors import ArgumentError, TraceError
-from regard.foreign import watching
-from regard.layers import AdditiveAttention, BlockConfig, MultiHeadAttention
+from regard.layers.attention import AdditiveAttention, BlockConfig, MultiHeadAttention
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.recording import Recorder
+from regard.tracing.recorder import Recorder
+from regard.tracing.take import trace
+from regard.tracing.watch import watching
 
 
 def dense_nano(model, ids):

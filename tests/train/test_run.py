@@ -12,11 +12,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from regard.capture import trace
 from regard.cli import main
-from regard.decode import fill_mask, generate
+from regard.decoding.loop import fill_mask, generate
 from regard.errors import ArgumentError, LoadError, TrainError
-from regard.loading import load
+from regard.files.loading import load
+from regard.tracing.take import trace
 from regard.train import Settings, checkpoint, train
 from regard.train.display import read_metrics
 from regard.train.run import resume

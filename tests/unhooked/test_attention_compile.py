@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from regard.attention import attend, weights
-from regard.scores import ScoreRule, SlopeBias
-from regard.visibility import Visibility
+from regard.attention.scores import ScoreRule, SlopeBias
+from regard.attention.softmax import attend, weights
+from regard.attention.visibility import Visibility
 
 pytestmark = [
     # Where a graph breaks, dynamo itself looks at the .grad of what is no leaf.

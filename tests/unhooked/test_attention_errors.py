@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from regard.attention import attend, attend_hard, masked_softmax, weights
+from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
+from regard.attention.softmax import attend, attend_hard, masked_softmax, weights
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, RegardError, ShapeError, UnsupportedError
-from regard.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
-from regard.visibility import Visibility
 
 
 def t(*shape, dtype=torch.float32):

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from regard.capture import trace
+from regard.drawing.figures import curves, head_grid
 from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError
+from regard.files.loading import load
 from regard.heads.conllu import read_conllu
 from regard.heads.flow import attention_of, logit_attribution, rollout, value_weighted
 from regard.heads.importance import ablated, ablation, importance
@@ -14,12 +15,11 @@ from regard.heads.pruning import prune, pruning_curve, ranked_heads, save_pruned
 from regard.heads.relations import score_pairs
 from regard.heads.survey import repeated_tokens, survey
 from regard.heads.tokens import copies, token_facts
-from regard.layers import BlockConfig
-from regard.loading import load
+from regard.layers.attention import BlockConfig
 from regard.models.pruned import PrunedAttention, stated_kept_heads
 from regard.models.transformer import TransformerConfig
-from regard.plot import curves, head_grid
-from regard.tracing import Trace
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_pruning_again_what_is_gone_is_refused(minilm):
     smaller = prune(minilm, [(0, 3)])
     with pytest.raises(ArgumentError, match="layer 0 has no head 3: it has 0, 1, 2, 4"):
         prune(smaller, [(0, 3)])
-    with pytest.raises(ArgumentError, match=r"has all its heads: regard.loading.save"):
+    with pytest.raises(ArgumentError, match=r"has all its heads: regard.files.loading.save"):
         save_pruned(minilm, "nowhere")
     with pytest.raises(ArgumentError, match="order must be 'least first', 'random' or 'most first'"):
         ranked_heads(minilm.model, torch.zeros(6, 12), "first")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.layers import Block, BlockConfig, MultiHeadAttention
-from regard.positions import Rotary
-from regard.visibility import Visibility
+from regard.attention.visibility import Visibility
+from regard.layers.attention import Block, BlockConfig, MultiHeadAttention
+from regard.layers.positions import Rotary
 
 # The compiler fuses and reorders sums: a few roundings of float32's 6e-8 on numbers of about 1.
 TOLERANCE = {"atol": 2e-5, "rtol": 1e-4}

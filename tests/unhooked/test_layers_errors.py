@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from regard.cache import KVCache, LayerCache
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, RegardError, ShapeError
-from regard.layers import (
+from regard.layers.attention import (
     AdditiveAttention,
     Block,
     BlockConfig,
@@ -13,7 +13,8 @@ from regard.layers import (
     MultiHeadAttention,
     make_norm,
 )
-from regard.positions import (
+from regard.layers.cache import KVCache, LayerCache
+from regard.layers.positions import (
     LearnedPositions,
     RelativeBias,
     Rotary,
@@ -21,8 +22,7 @@ from regard.positions import (
     SinusoidalPositions,
     sinusoidal,
 )
-from regard.steps import mha_step, mqa_step
-from regard.visibility import Visibility
+from regard.layers.steps import mha_step, mqa_step
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.errors import ArgumentError, ShapeError, UnsupportedError
-from regard.linear import (
+from regard.attention.linear import (
     EluPlusOne,
     LinearState,
     Quadratic,
@@ -16,6 +15,7 @@ from regard.linear import (
     linear_step,
     linear_weights,
 )
+from regard.errors import ArgumentError, ShapeError, UnsupportedError
 
 Q, K, V = torch.randn(2, 6, 3, 5), torch.randn(2, 3, 7, 5), torch.randn(2, 3, 7, 11)
 ELU1 = EluPlusOne()

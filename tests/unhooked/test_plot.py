@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from regard.drawing.figures import heat_map
 from regard.errors import ShapeError
-from regard.plot import heat_map
 
 
 @pytest.mark.parametrize("shape", [(2,), (3, 2), (2, 3, 5)])

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, RegardError, ShapeError
-from regard.recurrent import gru_forward, gru_step, last_state, lstm_forward, lstm_step, rnn_forward, rnn_step
+from regard.recurrent.cells import (
+    gru_forward,
+    gru_step,
+    last_state,
+    lstm_forward,
+    lstm_step,
+    rnn_forward,
+    rnn_step,
+)
 
 TIME, BATCH, INPUT_DIM, HIDDEN = 7, 3, 5, 11
 

@@ -7,17 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.attention import attend
-from regard.capture import trace
+from regard.attention.linear import feature_map
+from regard.attention.scores import DistanceBias, ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, TraceError
-from regard.growing import GrowingTrace, trace_generation
-from regard.linear import feature_map
-from regard.loading import load
-from regard.recording import Recorder
-from regard.score_gradients import score_gradients
-from regard.scores import DistanceBias, ScoreRule
-from regard.tracing import DenseLayerTrace, LayerTrace, LinearLayerTrace, Trace
-from regard.visibility import Visibility
+from regard.files.loading import load
+from regard.tracing.generation import GrowingTrace, trace_generation
+from regard.tracing.gradients import score_gradients
+from regard.tracing.recorder import Recorder
+from regard.tracing.take import trace
+from regard.tracing.traces import DenseLayerTrace, LayerTrace, LinearLayerTrace, Trace
 
 
 @pytest.fixture(scope="module")

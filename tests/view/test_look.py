@@ -105,7 +105,7 @@ def test_with_nothing_to_be_had_a_model_that_needs_nothing_is_shown(regard_in, m
     def no_network(name, **more):
         raise LoadError(f"{name} cannot be downloaded: no network.")
 
-    monkeypatch.setattr("regard.hub.get_showing", no_network)
+    monkeypatch.setattr("regard.files.hub.get_showing", no_network)
     result = regard_in("look", "a b", "--terminal")
     assert result.exit_code == 0
     assert "no network" in result.stderr

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from regard.attention import attend
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
 from regard.errors import ArgumentError
-from regard.scores import ScoreRule
-from regard.trace_layers import LayerTrace
-from regard.tracing import Trace
+from regard.tracing.layers import LayerTrace
+from regard.tracing.traces import Trace
 from regard.view.document import Document, documents_of
 from regard.view.embed import embedded, embedded_bytes
 from regard.view.page import bundle, export, page

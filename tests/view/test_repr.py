@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from matplotlib.image import imread
 
-from regard import tracing
-from regard.capture import trace
+from regard.files.loading import load
 from regard.heads.measures import WHAT, measure
 from regard.heads.survey import survey
-from regard.loading import load
-from regard.tracing import Trace, _small
+from regard.tracing import traces as tracing
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace, _small
 
 
 def pictures(html):

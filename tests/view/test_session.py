@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from regard.attention import attend
-from regard.capture import trace
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.errors import RegardError
-from regard.loading import load
-from regard.scores import ScoreRule
-from regard.trace_layers import LayerTrace
-from regard.tracing import Trace
+from regard.files.loading import load
+from regard.tracing.layers import LayerTrace
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 from regard.view.document import Document
 from regard.view.models import RANDOM, Models, opened
 from regard.view.session import Asked, Session
-from regard.visibility import Visibility
 
 MODEL, TEXT = f"minilm{RANDOM}", "a prime"
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import regard
-from regard.capture import trace
 from regard.errors import ArgumentError, UnsupportedError
-from regard.loading import load
-from regard.tracing import Trace
+from regard.files.loading import load
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 from regard.view import widget as widgets
 
 TEXT = "a prime"

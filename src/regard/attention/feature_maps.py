@@ -5,7 +5,7 @@
     quadratic   (q . k + c)^2       1 + D + D(D+1)/2, exact
     favor       about exp(q . k)    as many as one likes, random
 
-`feature_map(name)` gives one; `regard.linear` attends with it.
+`feature_map(name)` gives one; `regard.attention.linear` attends with it.
 """
 
 from __future__ import annotations

@@ -24,9 +24,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.errors import ArgumentError, ShapeError
-from regard.feature_maps import KERNELS, EluPlusOne, FeatureMap, Quadratic, RandomFeatures, Relu, feature_map
-from regard.linear_scan import (
+from regard.attention.feature_maps import (
+    KERNELS,
+    EluPlusOne,
+    FeatureMap,
+    Quadratic,
+    RandomFeatures,
+    Relu,
+    feature_map,
+)
+from regard.attention.linear_scan import (
     Causal,
     Collect,
     Read,
@@ -35,7 +42,8 @@ from regard.linear_scan import (
     row_scores,
     summing_dtype,
 )
-from regard.shapes import KEY_WORDS, QUERY_WORDS, check_attention, named
+from regard.attention.shapes import KEY_WORDS, QUERY_WORDS, check_attention, named
+from regard.errors import ArgumentError, ShapeError
 
 __all__ = [
     "EluPlusOne",

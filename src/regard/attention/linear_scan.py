@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.feature_maps import FeatureMap
 from regard.errors import UnsupportedError
-from regard.feature_maps import FeatureMap
 
 # Numbers held at a time in the widest temporary: few enough to stay near a processor, enough to fill a GPU.
 CPU_BUDGET = 1 << 17

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError
-from regard.visibility import Visibility
 
 
 @runtime_checkable

@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from regard import kernels
+from regard.attention import kernels
+from regard.attention.scores import ScoreRule, no_autocast
+from regard.attention.shapes import check_attention, check_rank, check_same_kind
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
-from regard.scores import ScoreRule, no_autocast
-from regard.shapes import check_attention, check_rank, check_same_kind
-from regard.visibility import Visibility
 
 Path = Literal["plain", "tiled", "fused"]
 
@@ -363,7 +363,9 @@ def _quarantine(
 def _all_finite(*tensors: Tensor) -> bool:
     """Whether sums of the tensors are finite: a sum can overflow, but never hides a NaN or an inf."""
     if torch.compiler.is_compiling():
-        from regard.outside import outside  # here: it imports the compiler, which takes longer than all else
+        from regard.attention.compiled import (
+            outside,  # here: it imports the compiler, which takes longer than all else
+        )
 
         return bool(outside(_all_finite, *tensors))
     return all(

@@ -16,9 +16,9 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from regard.files.loading import Loaded
     from regard.heads.labels import HeadLabel
     from regard.heads.survey import Survey
-    from regard.loading import Loaded
 
 TEXTS = (
     "When the storm had passed, the old lighthouse keeper climbed the stairs again. The lamp was out, and "
@@ -176,10 +176,10 @@ def prune(
     except ValueError as error:
         raise ArgumentError(f"--shares must be numbers with commas between. Got {shares!r}.") from error
     loaded = load_model(model, random, seed, device)
+    from regard.drawing.figures import curves
     from regard.heads.importance import importance
     from regard.heads.pruning import prune as prune_heads
     from regard.heads.pruning import pruning_curve, ranked_heads, save_pruned
-    from regard.plot import curves
 
     importances = importance(loaded, found[0::2])
     orders = ("least first", "random", "most first")
@@ -308,8 +308,8 @@ def _grids(surveys: dict[str, Survey], labels: dict[str, list[HeadLabel]]) -> Fi
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    from regard.drawing.figures import CELL, LARGEST_SIDE, head_grid
     from regard.heads.labels import LABELS, grid
-    from regard.plot import CELL, LARGEST_SIDE, head_grid
 
     grids = {name: grid(labels[name], surveys[name].measures.layers) for name in surveys}
     if len(grids) == 1:

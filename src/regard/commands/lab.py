@@ -13,10 +13,10 @@ from regard.commands.options import json_option
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.cost import Cost
+    from regard.costs.cost import Cost
+    from regard.costs.roofline import Machine
     from regard.lab.pages import Done
     from regard.models.transformer import TransformerConfig
-    from regard.roofline import Machine
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -56,14 +56,14 @@ def cost(
     config = _config(model)
     import torch
 
-    from regard import roofline
-    from regard.cost import cost as cost_of
-    from regard.cost import what_if
+    from regard.costs import roofline
+    from regard.costs.cost import cost as cost_of
+    from regard.costs.cost import what_if
 
     number = getattr(torch, dtype)
     if not out.parent.is_dir():
         raise ArgumentError(f"cannot write the picture {str(out)!r}: there is no folder {str(out.parent)!r}.")
-    from regard.loading import checked_device
+    from regard.files.loading import checked_device
 
     machine = roofline.measure_machine(number, checked_device(device), seconds=seconds)
     phases = ["train", "prefill"] + (["decode"] if config.n_decoder_layer else [])
@@ -106,7 +106,7 @@ def _config(model: str) -> TransformerConfig:
     for family in FAMILIES.values():
         if model in family.sizes and not Path(model).exists():
             return family.config(family.sizes[model])
-    from regard.loading import load
+    from regard.files.loading import load
     from regard.models.transformer import TransformerConfig
 
     config = load(model).model.config
@@ -118,7 +118,7 @@ def _config(model: str) -> TransformerConfig:
 def _cost_json(
     model: str, costs: dict[str, Cost], others: dict[str, Cost], machine: Machine, out: Path
 ) -> dict[str, Any]:
-    from regard.roofline import placed
+    from regard.costs.roofline import placed
 
     def totals(found: Cost) -> dict[str, Any]:
         return {
@@ -176,8 +176,8 @@ def _print_costs(
     from rich.console import Console
     from rich.table import Table
 
-    from regard.cost import leading
-    from regard.roofline import placed, short_number
+    from regard.costs.cost import leading
+    from regard.costs.roofline import placed, short_number
 
     console = Console()
     first = next(iter(costs.values()))

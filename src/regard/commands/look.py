@@ -106,8 +106,8 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
 
 def _models(model: str, random: bool, seed: int, device: str, quiet: bool) -> tuple[Models, str, str | None]:
     """The models with the wanted one loaded; another where it cannot be had, and a line that says so."""
-    from regard import hub
-    from regard.loading import checked_device
+    from regard.files import hub
+    from regard.files.loading import checked_device
     from regard.view.models import RANDOM, Models, opened
 
     models = Models(checked_device(device), seed)
@@ -115,7 +115,7 @@ def _models(model: str, random: bool, seed: int, device: str, quiet: bool) -> tu
     source = click.get_current_context().get_parameter_source("model")
     try:
         if not random and (model in hub.listed() or Path(model).exists()):
-            from regard.loading import load
+            from regard.files.loading import load
 
             models.put(opened(load(model, device=models.device), key))
         models.get(key)

@@ -43,7 +43,7 @@ def models(ctx: click.Context, as_json: bool) -> None:
     """List the trained models a fresh machine can have, and get them."""
     if ctx.invoked_subcommand is not None:
         return
-    from regard import hub
+    from regard.files import hub
 
     rows = [
         {
@@ -79,7 +79,7 @@ def models(ctx: click.Context, as_json: bool) -> None:
 @click.argument("name")
 def get(name: str) -> None:
     """Download the model called NAME."""
-    from regard import hub
+    from regard.files import hub
 
     click.echo(f"{name} is in {hub.get_showing(name)}")
 
@@ -118,8 +118,8 @@ def generate(
     if not text.strip():
         raise ArgumentError("TEXT is empty: give at least one word to start from.")
     loaded = load_model(model, random, seed, device)
-    from regard.decode import generate as generate_text
-    from regard.decode import stream
+    from regard.decoding.loop import generate as generate_text
+    from regard.decoding.loop import stream
 
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: it takes ids, not text.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from regard.loading import Loaded
+    from regard.files.loading import Loaded
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -56,6 +56,6 @@ def model_options(default: str) -> Callable[[Command], Command]:
 
 def load_model(model: str, random: bool, seed: int, device: str) -> Loaded:
     """The model that `model_options` name."""
-    from regard.loading import checked_device, load
+    from regard.files.loading import checked_device, load
 
     return load(model, random=random, seed=seed, device=checked_device(device))

@@ -22,10 +22,10 @@ from typing import Literal
 
 import torch
 
+from regard.attention.feature_maps import feature_map
+from regard.costs.formula import Formula, symbols
 from regard.errors import ArgumentError, UnsupportedError
-from regard.feature_maps import feature_map
-from regard.formula import Formula, symbols
-from regard.layers import BlockConfig
+from regard.layers.attention import BlockConfig
 from regard.models.transformer import TransformerConfig
 
 Phase = Literal["train", "prefill", "decode"]

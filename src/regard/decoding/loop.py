@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError, UnsupportedError
-from regard.loading import Loaded
+from regard.files.loading import Loaded
 
 Prompt = str | Sequence[str] | Sequence[Sequence[int]] | Int[Tensor, "batch position"]
 

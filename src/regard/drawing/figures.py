@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from regard.errors import ShapeError
-from regard.plot_parts import (
+from regard.drawing.parts import (
     CELL,
     DIVERGING,
     HIDDEN,
@@ -31,6 +30,7 @@ from regard.plot_parts import (
     ink_on,
     last_colour,
 )
+from regard.errors import ShapeError
 
 __all__ = [
     "CELL",

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from regard import attention
-from regard.attention import attend
+from regard.attention import softmax as attention
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.exercises.additive_mistakes import MISTAKES, STEPS
 from regard.exercises.dot_product_attention import (
     DROPOUT,
@@ -21,8 +23,6 @@ from regard.exercises.dot_product_attention import (
     with_empty_rows,
 )
 from regard.exercises.spec import ANYTHING, Case, Convention, Draw, Exercise, Probe, Right, Trial
-from regard.scores import ScoreRule
-from regard.visibility import Visibility
 
 TASK = """
 Additive attention (Bahdanau et al. 2015), where queries and keys may be of different size:

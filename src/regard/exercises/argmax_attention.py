@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard.attention import attend_hard
+from regard.attention.softmax import attend_hard
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Probe, Right, Trial
 
 TASK = """

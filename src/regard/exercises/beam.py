@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.decode import generate
+from regard.decoding.loop import generate
 from regard.exercises.beam_mistakes import MISTAKES, STEPS
 from regard.exercises.search_parts import END, START, Hypothesis, Stepped, Table, as_tokens, chosen, whole
 from regard.exercises.spec import Case, Draw, Exercise, Right, Trial

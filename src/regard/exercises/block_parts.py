@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.visibility import Visibility
 from regard.exercises.multi_head_parts import PLAIN
 from regard.exercises.spec import Case, Draw, Mistake, Probe
-from regard.layers import Block, BlockConfig
-from regard.visibility import Visibility
+from regard.layers.attention import Block, BlockConfig
 
 SIZES = {"batch": 2, "position": 5, "head": 3, "head_dim": 2, "ff_dim": 7}
 

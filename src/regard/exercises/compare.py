@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.shapes import named
 from regard.exercises.harness import leaves
-from regard.shapes import named
 
 # Of the largest number expected, or of 1. float64 leaves room for a constant that was computed in float32.
 # Half precision adds its rounding once an operation, over some ten of them.

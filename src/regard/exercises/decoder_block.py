@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.attention.visibility import Visibility
 from regard.exercises.block_parts import (
     ADD_ATTENDED,
     ADD_FED,
@@ -19,7 +20,6 @@ from regard.exercises.block_parts import (
     our_block,
 )
 from regard.exercises.spec import Case, Convention, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.visibility import Visibility
 
 TASK = """
 A block of a language model as in GPT-2: causal self-attention, then a feed-forward part, each with a residual

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import attention
-from regard.attention import attend
+from regard.attention import softmax as attention
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.exercises.dot_product_mistakes import MISTAKES, STEPS
 from regard.exercises.spec import ANYTHING, Case, Convention, Draw, Exercise, Probe, Right, Trial
-from regard.scores import ScoreRule
-from regard.visibility import Visibility
 
 TASK = """
 Scaled dot-product attention over batches, with dropout on the weights:

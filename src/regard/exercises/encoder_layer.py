@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.visibility import Visibility
 from regard.exercises.block_parts import (
     DROPOUT_PROBES,
     LAYERS,
@@ -18,7 +19,6 @@ from regard.exercises.block_parts import (
     our_block,
 )
 from regard.exercises.spec import Case, Convention, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.visibility import Visibility
 
 TASK = """
 The encoder layer of the original Transformer: self-attention, then a feed-forward part, each with a residual

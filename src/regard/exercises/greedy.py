@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from regard.decode import generate
+from regard.decoding.loop import generate
 from regard.exercises.search_parts import END, START, Stepped, Table, as_tokens, chosen, whole
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Right, Trial
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.exercises.spec import Case, Convention, Draw, Exercise, Mistake, Right, Trial
-from regard.recurrent import GRU_WEIGHTS, gru_step
+from regard.recurrent.cells import GRU_WEIGHTS, gru_step
 
 TASK = """
 One step of a gated recurrent unit. Vectors are rows, and there is no batch:

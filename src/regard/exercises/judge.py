@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.shapes import named
 from regard.exercises.compare import GRADIENT_TOLERANCE, Difference, difference, moved, tolerance_of
 from regard.exercises.harness import leaves
 from regard.exercises.plan import VARIANTS, Expected, Plan, Run
 from regard.exercises.spec import BIAS, Exercise, Kind, Probe, Trial, left_out
-from regard.shapes import named
 
 Outcomes = Mapping[int, Mapping[str, Any]]
 DEVICE_WORDS = ("not on the expected device", "on the same device", "at least two devices", "device meta")

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.feature_maps import FeatureMap
+from regard.attention.linear import attend_linear
 from regard.exercises.spec import Case, Code, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.feature_maps import FeatureMap
-from regard.linear import attend_linear
 
 TASK = """
 Attention whose weights are products of features, where softmax attention has exp(q . k):

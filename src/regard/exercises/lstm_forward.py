@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.exercises.lstm_step import lstm_weights
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.recurrent import lstm_forward
+from regard.recurrent.cells import lstm_forward
 
 TASK = """
 Run the LSTM's step along a sequence and keep every hidden state and every cell. Vectors are rows:

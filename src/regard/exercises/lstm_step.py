@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Right, Trial
-from regard.recurrent import LSTM_WEIGHTS, lstm_step
+from regard.recurrent.cells import LSTM_WEIGHTS, lstm_step
 
 TASK = """
 One step of a long short-term memory with a forget gate. Vectors are rows, and there is no batch:

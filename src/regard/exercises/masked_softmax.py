@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention import masked_softmax
+from regard.attention.softmax import masked_softmax
 from regard.exercises.spec import Case, Convention, Draw, Exercise, Mistake, Probe, Right, Trial
 
 TASK = """

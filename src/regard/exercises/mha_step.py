@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Right
 from regard.exercises.step_parts import HINTS, MISTAKES, SCALE, WORDS, probes, trials
-from regard.steps import mha_step
+from regard.layers.steps import mha_step
 
 TASK = """
 One token of multi-head attention in decoding (Shazeer 2019). Every head has its own query, keys and values,

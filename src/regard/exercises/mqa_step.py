@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Right
 from regard.exercises.step_parts import HINTS, MISTAKES, SCALE, WORDS, probes, trials
-from regard.steps import mqa_step
+from regard.layers.steps import mqa_step
 
 TASK = """
 One token of multi-query attention in decoding (Shazeer 2019). Every head has its own query, all heads share

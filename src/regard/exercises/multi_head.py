@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention import attend
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.exercises.multi_head_mistakes import MISTAKES, STEPS
 from regard.exercises.spec import Case, Draw, Exercise, Probe, Right, Trial
-from regard.layers import merge_heads, split_heads
-from regard.scores import ScoreRule
-from regard.visibility import Visibility
+from regard.layers.attention import merge_heads, split_heads
 
 TASK = """
 Multi-head attention: project queries, keys and values, attend in every head, join the heads, project.

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.attention import attend
+from regard.attention.softmax import attend
 from regard.exercises.multi_head_parts import COMMON, SCALED
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.layers import merge_heads, split_heads
+from regard.layers.attention import merge_heads, split_heads
 
 TASK = """
 Multi-head attention in which queries and keys of a head have `qk_length` numbers and values `value_length`,

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.attention import attend
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.exercises.multi_head_parts import COMMON, MASK_MISTAKES
 from regard.exercises.spec import ANYTHING, Case, Convention, Draw, Exercise, Probe, Right, Trial
-from regard.layers import merge_heads, split_heads
-from regard.scores import ScoreRule
-from regard.visibility import Visibility
+from regard.layers.attention import merge_heads, split_heads
 
 TASK = """
 Multi-head attention over `num_heads` heads of d_model / num_heads numbers each, with an optional mask:

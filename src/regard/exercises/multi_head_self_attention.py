@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from regard import attention
-from regard.attention import attend
+from regard.attention import softmax as attention
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.exercises.dot_product_attention import DROPOUT
 from regard.exercises.multi_head_self_mistakes import MISTAKES, STEPS
 from regard.exercises.spec import (
@@ -26,9 +28,7 @@ from regard.exercises.spec import (
     Trial,
     left_out,
 )
-from regard.layers import merge_heads, split_heads
-from regard.scores import ScoreRule
-from regard.visibility import Visibility
+from regard.layers.attention import merge_heads, split_heads
 
 TASK = """
 Self-attention with several heads, whose outputs are joined and mixed:

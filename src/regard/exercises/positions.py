@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.exercises.spec import Case, Convention, Draw, Exercise, Impossible, Mistake, Probe, Right, Trial
-from regard.positions import sinusoidal
+from regard.layers.positions import sinusoidal
 
 TASK = """
 The positions of the original Transformer (Vaswani et al. 2017, 3.5), which are added to the embeddings:

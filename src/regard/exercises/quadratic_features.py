@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from regard.attention.feature_maps import Quadratic
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.feature_maps import Quadratic
 
 TASK = """
 Find features phi(x) of a vector x such that, for every q and k,

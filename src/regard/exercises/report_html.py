@@ -6,11 +6,11 @@ import math
 
 from torch import Tensor
 
+from regard.drawing.html import Markup, escaped, joined, tag
+from regard.drawing.html import page as whole_page
 from regard.exercises.check import Result
 from regard.exercises.judge import Check
 from regard.exercises.report_text import first_wrong_table, table
-from regard.report import Markup, escaped, joined, tag
-from regard.report import page as whole_page
 
 CELL = 26
 MARGIN = 34

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.recurrent import rnn_forward
+from regard.recurrent.cells import rnn_forward
 
 TASK = """
 Run the recurrent step along a sequence and keep every state. Vectors are rows, and there is no batch:

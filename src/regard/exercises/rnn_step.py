@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.recurrent import rnn_step
+from regard.recurrent.cells import rnn_step
 
 TASK = """
 One step of a recurrent network, for a single sequence (no batch; vectors are rows):

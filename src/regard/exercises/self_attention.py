@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from regard.attention import attend
+from regard.attention.softmax import attend
 from regard.exercises.spec import (
     BIAS,
     Case,

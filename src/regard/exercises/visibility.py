@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.attention.visibility import Visibility
 from regard.exercises.spec import Case, Convention, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.visibility import Visibility
 
 TASK = """
 Two tables of booleans, in which True means "may look":

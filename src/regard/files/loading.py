@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import files, hub
 from regard.errors import ArgumentError, LoadError
+from regard.files import hub
+from regard.files import raw as files
+from regard.files.tensors import LazyTensor, write_safetensors
+from regard.files.tokenizer import TextTokenizer, byte_tokenizer
 from regard.models.families import FAMILIES, Family, Source, family_of
 from regard.models.pruned import stated_kept_heads
 from regard.models.published import published_config
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise
-from regard.tensor_files import LazyTensor, write_safetensors
-from regard.text import TextTokenizer, byte_tokenizer
 
 _SEQ2SEQ = "regard-seq2seq"  # the model_type of a recurrent model's config.json
 

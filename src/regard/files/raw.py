@@ -22,9 +22,9 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import LoadError, UnsupportedError
-from regard.gguf_header import GGUFHeader, read_header
-from regard.tensor_files import LazyTensor, can_dequantise, gguf_tensor, open_safetensors
-from regard.text import TextTokenizer, gguf_tokenizer, read_json, read_text
+from regard.files.gguf import GGUFHeader, read_header
+from regard.files.tensors import LazyTensor, can_dequantise, gguf_tensor, open_safetensors
+from regard.files.tokenizer import TextTokenizer, gguf_tokenizer, read_json, read_text
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 # Sizes in a config that a model is built from: none can exceed the number of weights there are.

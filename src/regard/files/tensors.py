@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import LoadError
-from regard.gguf_header import TensorInfo
+from regard.files.gguf import TensorInfo
 
 CHUNK_ELEMENTS = 2**20  # dequantised at once
 MAX_SAFETENSORS_HEADER = 100_000_000  # the limit of the format's own library

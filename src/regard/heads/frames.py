@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.attention.visibility import Visibility
 from regard.heads.tokens import Copies, TokenFacts, copies
-from regard.trace_layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
-from regard.visibility import Visibility
+from regard.tracing.layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
 
 OFFSETS = tuple(range(-4, 5))  # key position minus query position, of which the argmax is counted
 NEAR = len(OFFSETS) + 1  # cells read of every row: at the offsets, and the first key

@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
+from regard.files.loading import Loaded
 from regard.heads.flow import attention_of, transformer_of
-from regard.loading import Loaded
 from regard.models.pruned import PrunedAttention
 from regard.models.transformer import Transformer
 

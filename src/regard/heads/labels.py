@@ -14,10 +14,10 @@ from io import BytesIO
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.drawing.html import picture, tag
 from regard.errors import ArgumentError
 from regard.heads.frames import OFFSETS
 from regard.heads.measures import Measures, shown
-from regard.report import picture, tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def label(
     """A label for every head. With the ends of a survey's confidence intervals, `low` must be above chance.
 
     >>> import torch
-    >>> from regard.tracing import Trace
+    >>> from regard.tracing.traces import Trace
     >>> from regard.heads.measures import measure
     >>> weights = torch.eye(9).roll(-1, 1).tril()  # everyone looks at the one before
     >>> weights[0, 0] = 1
@@ -161,7 +161,7 @@ def grid(labels: Sequence[HeadLabel], layers: Sequence[str]) -> list[list[str]]:
 
 def heads_html(labels: Sequence[HeadLabel], layers: Sequence[str], of: str) -> str:
     """Labelled heads for a notebook: a picture of layers x heads, and a table of those that have a label."""
-    from regard.plot import head_grid  # matplotlib is slow to import, and this is seldom shown
+    from regard.drawing.figures import head_grid  # matplotlib is slow to import, and this is seldom shown
 
     drawn, title = BytesIO(), f"labels of heads, {of}"
     head_grid(grid(labels, layers), LABELS, title=title).savefig(drawn, format="png", dpi=90)

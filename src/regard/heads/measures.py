@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.attention.visibility import Visibility
+from regard.drawing.html import tag
 from regard.errors import ArgumentError, ShapeError
 from regard.heads.frames import (
     OFFSETS,
@@ -31,11 +33,9 @@ from regard.heads.frames import (
 )
 from regard.heads.streaming import Scratch, layer_sums
 from regard.heads.tokens import TokenFacts, token_facts
-from regard.report import tag
-from regard.rule_parts import visibility_tensors
-from regard.trace_layers import AnyLayer
-from regard.tracing import Trace
-from regard.visibility import Visibility
+from regard.tracing.layers import AnyLayer
+from regard.tracing.rule_parts import visibility_tensors
+from regard.tracing.traces import Trace
 
 WHAT = {
     "entropy": "entropy of a row, in nats",

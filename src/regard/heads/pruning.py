@@ -15,10 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.files.loading import Loaded, write_folder
 from regard.heads.flow import attention_of, transformer_of
 from regard.heads.importance import Texts, mean_loss
-from regard.layers import MultiHeadAttention
-from regard.loading import Loaded, write_folder
+from regard.layers.attention import MultiHeadAttention
 from regard.models.pruned import MODEL_TYPE, PrunedAttention
 from regard.models.published import published_config
 from regard.models.transformer import Transformer
@@ -127,7 +127,9 @@ def save_pruned(loaded: Loaded, folder: str | Path) -> None:
     """Write a folder that `load` reads; of a format of ours, since no other says which heads are left."""
     config = loaded.model.config
     if config.kept_heads is None:
-        raise ArgumentError("this model has all its heads: regard.loading.save writes it for everybody.")
+        raise ArgumentError(
+            "this model has all its heads: regard.files.loading.save writes it for everybody."
+        )
     family_config = published_config(replace(config, kept_heads=None))
     stated = {
         "model_type": MODEL_TYPE,

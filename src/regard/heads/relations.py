@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.capture import trace
 from regard.errors import ArgumentError
+from regard.files.loading import Loaded
 from regard.heads.conllu import Sentence
-from regard.loading import Loaded
-from regard.trace_layers import AnyLayer
-from regard.tracing import Trace
+from regard.tracing.layers import AnyLayer
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 
 Spans = Sequence[tuple[int, int]]  # where words stand: text[start:end]
 Pairs = Sequence[tuple[int, int]]  # (from, to): the word at `from` is to look at the word at `to`

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.attention.scores import no_autocast
 from regard.heads import frames
 from regard.heads.frames import (
     NEAR,
@@ -26,8 +27,7 @@ from regard.heads.frames import (
     row_blocks,
     visibility_of,
 )
-from regard.scores import no_autocast
-from regard.trace_layers import AnyLayer, LayerTrace
+from regard.tracing.layers import AnyLayer, LayerTrace
 
 _HIDDEN = -87.0  # exp of it is the smallest float32 with all its digits: 0 to every sum, and no NaN times it
 _ENTROPY, _UNIFORMITY, _LARGEST, _FIRST, _SPECIAL = range(5)

@@ -24,15 +24,15 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, distributed
 
-from regard.capture import trace
 from regard.errors import ArgumentError, LoadError
+from regard.files.loading import Loaded
+from regard.files.tensors import write_safetensors
 from regard.heads.flow import transformer_of
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import Measures, measure
 from regard.heads.tokens import counts_of
-from regard.loading import Loaded
-from regard.tensor_files import write_safetensors
+from regard.tracing.take import trace
 
 FROM_REPEATS = (
     "duplicate",

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-from regard.text import TextTokenizer
+from regard.files.tokenizer import TextTokenizer
 
 # How special tokens are spelled: [CLS], <s>, <|im_start|>; not <0x0A> and <517>, which stand for text.
 _SPECIAL = re.compile(r"\[[A-Z]+\]|</?[^<>\s\d][^<>\s]*>")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard import attention
+from regard.attention import softmax as attention
 from regard.lab.drawing import bars, draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, equal
 

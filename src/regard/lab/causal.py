@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard import attention, scores, visibility
+from regard.attention import scores, visibility
+from regard.attention import softmax as attention
+from regard.drawing.figures import heat_map
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Experiment, Measurement, Result, above, below, equal
-from regard.layers import BlockConfig
+from regard.layers.attention import BlockConfig
 from regard.models import transformer
-from regard.plot import heat_map
 
 VOCAB, LENGTH = 6, 12
 

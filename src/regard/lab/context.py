@@ -7,10 +7,10 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
-from regard import capture
+from regard.files.loading import Loaded, load
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, equal
-from regard.loading import Loaded, load
+from regard.tracing import take as capture
 
 # The word that decides stands before "bank": a decoder sees nothing after it. One token each, in both models.
 SENSES = {"shore": ("river", "water", "lake"), "money": ("money", "cash", "loan")}

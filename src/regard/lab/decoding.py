@@ -7,11 +7,13 @@ import time
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard import attention, cache, layers
-from regard.cost import Cost, Row, cost
+from regard.attention import softmax as attention
+from regard.costs.cost import Cost, Row, cost
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, equal
-from regard.layers import BlockConfig
+from regard.layers import attention as layers
+from regard.layers import cache
+from regard.layers.attention import BlockConfig
 from regard.models.transformer import TransformerConfig
 
 BATCH, DIM, N_HEAD = 2, 256, 8

@@ -8,16 +8,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard import capture
+from regard.attention.scores import ScoreRule
+from regard.files.loading import load
 from regard.heads import measures
 from regard.lab.drawing import finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
 from regard.lab.texts import TEXTS
-from regard.loading import load
 from regard.models.families import FAMILIES
 from regard.models.transformer import Transformer, initialise
-from regard.scores import ScoreRule
-from regard.trace_layers import LayerTrace
+from regard.tracing import take as capture
+from regard.tracing.layers import LayerTrace
 
 LENGTH, VOCAB = 9, 23
 SIZES: dict[str, dict[str, int | float]] = {

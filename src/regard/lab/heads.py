@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard import attention, layers
+from regard.attention import softmax as attention
 from regard.lab.drawing import bars, draw, finish, panels
 from regard.lab.spec import Experiment, Measurement, Result, above, below, equal
+from regard.layers import attention as layers
 
 N_NAME, N_VALUE, N_PAIR, DIM = 6, 6, 5, 24
 

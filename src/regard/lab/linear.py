@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard import attention, feature_maps, layers, scores, visibility
-from regard import linear as linear_attention
+from regard.attention import feature_maps, scores, visibility
+from regard.attention import linear as linear_attention
+from regard.attention import softmax as attention
 from regard.lab.drawing import bars, draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, near
+from regard.layers import attention as layers
 
 DIM = 16
 N_NAME, N_PAIR, N_VALUE = 24, 16, 6

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard import attention, recurrent
+from regard.attention import softmax as attention
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, near
+from regard.recurrent import cells as recurrent
 
 HIDDEN, VOCAB = 24, 6
 INPUT = VOCAB + 1  # one number more marks the token to be remembered

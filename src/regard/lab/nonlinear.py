@@ -8,9 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard import attention, layers, scores
+from regard.attention import scores
+from regard.attention import softmax as attention
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
+from regard.layers import attention as layers
 
 DIM, LENGTH = 12, 7
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from regard.drawing.html import Markup, joined, page, picture, tag
 from regard.lab.drawing import png
 from regard.lab.spec import Experiment, Result
-from regard.report import Markup, joined, page, picture, tag
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from regard.files.loading import Loaded, load
 from regard.heads import importance as importances
 from regard.heads import pruning as pruned
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below
 from regard.lab.texts import TEXTS
-from regard.loading import Loaded, load
 
 ORDERS = ("least first", "random", "most first")
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from regard import attention, scores
+from regard.attention import scores
+from regard.attention import softmax as attention
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Experiment, Measurement, Result, above, below, near
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from regard import capture
+from regard.drawing.figures import heat_map
+from regard.files.loading import Loaded, load
 from regard.heads import survey as surveys
 from regard.lab.drawing import bars, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
 from regard.lab.texts import TEXTS
-from regard.loading import Loaded, load
 from regard.models.transformer import Transformer, initialise
-from regard.plot import heat_map
+from regard.tracing import take as capture
 
 VAGUE = ("broadcast", "mixed", "none")  # labels that name nothing a head looks at
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from regard import scores
+from regard.attention import scores
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, near
 

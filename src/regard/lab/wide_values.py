@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard import attention, cache, layers
-from regard.cost import cost
+from regard.attention import softmax as attention
+from regard.costs.cost import cost
 from regard.lab.drawing import finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, below, equal
-from regard.layers import BlockConfig
+from regard.layers import attention as layers
+from regard.layers import cache
+from regard.layers.attention import BlockConfig
 from regard.models.transformer import TransformerConfig
 
 DIM, N_HEAD, BATCH, LENGTH = 24, 4, 3, 11

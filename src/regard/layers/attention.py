@@ -12,17 +12,17 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard import attention
-from regard.attention import attend
-from regard.cache import LayerCache
+from regard.attention import softmax as attention
+from regard.attention.feature_maps import FeatureMap, feature_map
+from regard.attention.linear import LinearRule, attend_linear, linear_weights
+from regard.attention.scores import Bias, ScoreRule
+from regard.attention.shapes import check_divides, check_rank
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
-from regard.feature_maps import FeatureMap, feature_map
-from regard.linear import LinearRule, attend_linear, linear_weights
-from regard.norms import RMSNorm
-from regard.positions import Turn
-from regard.scores import Bias, ScoreRule
-from regard.shapes import check_divides, check_rank
-from regard.visibility import Visibility
+from regard.layers.cache import LayerCache
+from regard.layers.norms import RMSNorm
+from regard.layers.positions import Turn
 
 
 @runtime_checkable  # so that tests can check signatures that name it

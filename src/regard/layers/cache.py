@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.attention.linear import LinearState
+from regard.attention.shapes import KEY_WORDS, VALUE_WORDS, check_rank, named
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
-from regard.linear import LinearState
-from regard.shapes import KEY_WORDS, VALUE_WORDS, check_rank, named
 
 
 class LayerCache:

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.scores import DistanceBias
 from regard.errors import ArgumentError, ShapeError
-from regard.scores import DistanceBias
 
 
 def sinusoidal(

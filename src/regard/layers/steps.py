@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention import attend
+from regard.attention.scores import ScoreRule
+from regard.attention.shapes import check_rank, check_same_kind, named
+from regard.attention.softmax import attend
 from regard.errors import ShapeError
-from regard.scores import ScoreRule
-from regard.shapes import check_rank, check_same_kind, named
 
 
 def mha_step(

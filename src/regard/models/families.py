@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regard.errors import UnsupportedError
-from regard.layers import BlockConfig
+from regard.layers.attention import BlockConfig
+from regard.layers.positions import RotaryScaling
 from regard.models.transformer import TransformerConfig
-from regard.positions import RotaryScaling
 
 Published = Mapping[str, Any]  # a Hugging Face config.json
 

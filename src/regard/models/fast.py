@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
-from regard import kernels
-from regard.attention import attend_one
-from regard.cache import KVCache, LayerCache
-from regard.layers import Block, FeedForward, MultiHeadAttention
-from regard.norms import RMSNorm, rms_norm
-from regard.packing import (
+from regard.attention import kernels
+from regard.attention.softmax import attend_one
+from regard.layers.attention import Block, FeedForward, MultiHeadAttention
+from regard.layers.cache import KVCache, LayerCache
+from regard.layers.norms import RMSNorm, rms_norm
+from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, SinusoidalPositions
+from regard.models.packing import (
     Linear,
     Smooth,
     calibrated,
@@ -36,7 +37,6 @@ from regard.packing import (
     why_not_float,
     why_not_int8,
 )
-from regard.positions import LearnedPositions, RelativeBias, Rotary, SinusoidalPositions
 
 if TYPE_CHECKING:
     from regard.models.transformer import Transformer

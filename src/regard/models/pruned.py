@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard import attention
-from regard.attention import attend
-from regard.cache import LayerCache
+from regard.attention import softmax as attention
+from regard.attention.feature_maps import feature_map
+from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError
-from regard.feature_maps import feature_map
-from regard.layers import BlockConfig, MultiHeadAttention, Record
-from regard.positions import Turn
-from regard.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias
-from regard.visibility import Visibility
+from regard.layers.attention import BlockConfig, MultiHeadAttention, Record
+from regard.layers.cache import LayerCache
+from regard.layers.positions import Turn
 
 if TYPE_CHECKING:
     from regard.models.transformer import Transformer

@@ -18,13 +18,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.attention import attend
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError
-from regard.layers import AdditiveAttention, Record
-from regard.models.cells import State, Steps, read, run
+from regard.layers.attention import AdditiveAttention, Record
+from regard.models.recurrent_layers import State, Steps, read, run
 from regard.models.transformer import Output
-from regard.scores import ScoreRule
-from regard.visibility import Visibility
 
 Cell = Literal["gru", "lstm", "rnn"]
 Score = Literal["additive", "dot", "general", "none"]

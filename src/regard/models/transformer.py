@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard import fast
-from regard.cache import KVCache
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
-from regard.layers import ACTIVATIONS, Block, BlockConfig, Record, make_norm
+from regard.layers.attention import ACTIVATIONS, Block, BlockConfig, Record, make_norm
+from regard.layers.cache import KVCache
+from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, RotaryScaling, SinusoidalPositions
+from regard.models import fast
 from regard.models.pruned import check_kept_heads, fit_pruned
-from regard.positions import LearnedPositions, RelativeBias, Rotary, RotaryScaling, SinusoidalPositions
-from regard.visibility import Visibility
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.attention.shapes import check_same_kind, named
 from regard.errors import ArgumentError, ShapeError
-from regard.recurrent_loops import fused, gru_loop, lstm_loop, rnn_loop
-from regard.shapes import check_same_kind, named
+from regard.recurrent.loops import fused, gru_loop, lstm_loop, rnn_loop
 
 RNN_WEIGHTS = ("W_x", "W_h", "b")
 LSTM_WEIGHTS = ("W_f", "U_f", "b_f", "W_i", "U_i", "b_i", "W_o", "U_o", "b_o", "W_c", "U_c", "b_c")

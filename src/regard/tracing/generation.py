@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.capture import Fed, assemble, encoded, facts_of
-from regard.decode import generate
+from regard.attention.linear import LinearRule
+from regard.attention.scores import DistanceBias, ScoreRule
+from regard.attention.visibility import Visibility
+from regard.decoding.loop import generate
 from regard.errors import ArgumentError, TraceError
-from regard.linear import LinearRule
-from regard.loading import Loaded
-from regard.recording import Recorded, Recorder, Rule
-from regard.scores import DistanceBias, ScoreRule
-from regard.tracing import Trace
-from regard.visibility import Visibility
+from regard.files.loading import Loaded
+from regard.tracing.recorder import Recorded, Recorder, Rule
+from regard.tracing.take import Fed, assemble, encoded, facts_of
+from regard.tracing.traces import Trace
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,7 @@ class _Rows:
 class GrowingTrace:
     """A `record` for decoding: after every step it has the rows of all tokens so far.
 
-    >>> from regard.loading import load
+    >>> from regard.files.loading import load
     >>> loaded = load("gpt2", random=True)
     >>> growing = GrowingTrace()
     >>> _, decoding = loaded.model.begin(torch.tensor([[5, 7, 11]]), record=growing)

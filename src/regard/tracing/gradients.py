@@ -17,7 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.capture import (
+from regard.errors import ArgumentError, TraceError
+from regard.files.loading import Loaded
+from regard.models.seq2seq import Seq2Seq
+from regard.models.transformer import Transformer
+from regard.tracing.layers import LayerTrace, whole_index, whole_slice
+from regard.tracing.recorder import Recorder
+from regard.tracing.take import (
     assemble,
     check_seen,
     facts_about,
@@ -26,14 +32,8 @@ from regard.capture import (
     feed_ours,
     recorder_options,
 )
-from regard.errors import ArgumentError, TraceError
-from regard.foreign import reporting, watching
-from regard.loading import Loaded
-from regard.models.seq2seq import Seq2Seq
-from regard.models.transformer import Transformer
-from regard.recording import Recorder
-from regard.trace_layers import LayerTrace, whole_index, whole_slice
-from regard.tracing import Trace
+from regard.tracing.traces import Trace
+from regard.tracing.watch import reporting, watching
 
 Objective = Callable[[Any], Tensor]
 

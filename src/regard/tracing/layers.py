@@ -21,12 +21,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.attention.linear import FeatureMap, attend_linear, linear_weights
+from regard.attention.scores import ScoreRule
+from regard.attention.shapes import check_attention
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError
-from regard.linear import FeatureMap, attend_linear, linear_weights
-from regard.rule_parts import one_of, rule_part, rule_tensors, visibility_tensors, visible_part
-from regard.scores import ScoreRule
-from regard.shapes import check_attention
-from regard.visibility import Visibility
+from regard.tracing.rule_parts import one_of, rule_part, rule_tensors, visibility_tensors, visible_part
 
 Kind = Literal["self", "cross"]
 Pooling = Literal["max", "mean"]
@@ -300,7 +300,7 @@ class LayerTrace(AnyLayer):
 class LinearLayerTrace(AnyLayer):
     """Enough of one kernelised attention layer to recover any weight it never formed.
 
-    >>> from regard.linear import feature_map
+    >>> from regard.attention.linear import feature_map
     >>> q = k = v = torch.zeros(1, 1, 3, 2)
     >>> layer = LinearLayerTrace.of("linear", q, k, v, feature_map("elu1"), causal=True)
     >>> layer.weights(0, 0)[1]

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule
+from regard.attention.visibility import Visibility
 from regard.errors import ShapeError
-from regard.rule_parts import rule_tensors
-from regard.scores import Bias, DenseBias, DistanceBias, ScoreRule
-from regard.visibility import Visibility
+from regard.tracing.rule_parts import rule_tensors
 
 _BLOCK = 1 << 21
 

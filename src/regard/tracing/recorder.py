@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.attention.linear import LinearRule
+from regard.attention.scores import ScoreRule
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
-from regard.linear import LinearRule
-from regard.rule_parts import mapped_rule
-from regard.scores import ScoreRule
-from regard.trace_layers import Kind, LayerTrace, LinearLayerTrace
-from regard.tracing import LayerCheck
-from regard.visibility import Visibility
+from regard.tracing.layers import Kind, LayerTrace, LinearLayerTrace
+from regard.tracing.rule_parts import mapped_rule
+from regard.tracing.traces import LayerCheck
 
 ToHeads = Callable[[Tensor], Tensor]
 # What must be visible of a layer by what is known of model and input; None where nothing is known.

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias
+from regard.attention.visibility import Visibility
 from regard.errors import UnsupportedError
-from regard.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias
-from regard.visibility import Visibility
 
 
 def visibility_tensors(visible: Visibility) -> dict[str, Tensor]:

@@ -17,13 +17,13 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from regard.attention.linear import EluPlusOne, FeatureMap, Quadratic, RandomFeatures, Relu
+from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias
+from regard.attention.visibility import Visibility
 from regard.errors import RegardError, TraceError, UnsupportedError
-from regard.linear import EluPlusOne, FeatureMap, Quadratic, RandomFeatures, Relu
-from regard.rule_parts import visibility_tensors
-from regard.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias
-from regard.tensor_files import write_safetensors
-from regard.trace_layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
-from regard.visibility import Visibility
+from regard.files.tensors import write_safetensors
+from regard.tracing.layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
+from regard.tracing.rule_parts import visibility_tensors
 
 KEY = "regard-trace"
 VERSION = 1

@@ -19,17 +19,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
-from regard.foreign import reporting, watching
-from regard.loading import Loaded
-from regard.masks import dense_bytes
+from regard.files.loading import Loaded
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
-from regard.recording import Expect, Recorder
-from regard.registry import implementation_of
-from regard.trace_layers import Kind, LayerTrace
-from regard.tracing import Checks, Plain, Trace
-from regard.visibility import Visibility
+from regard.tracing.hf_registry import implementation_of
+from regard.tracing.layers import Kind, LayerTrace
+from regard.tracing.masks import dense_bytes
+from regard.tracing.recorder import Expect, Recorder
+from regard.tracing.traces import Checks, Plain, Trace
+from regard.tracing.watch import reporting, watching
 
 Ids = Int[Tensor, "batch position"]
 
@@ -65,7 +65,7 @@ def trace(
     chooses some, by index or name; `keep_v` keeps the values; `dtype` is how queries and keys are kept (None:
     as computed). `tokenizer` turns text into ids, and ids into labels, where the model has none of its own.
 
-    >>> from regard.loading import load
+    >>> from regard.files.loading import load
     >>> found = trace(load("bert", random=True), "abc", layers=[0])
     >>> found.tokens[0], found.weights(0, 0).shape
     (('<cls>', 'a', 'b', 'c', '<sep>'), torch.Size([5, 5]))

@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard import trace_files
+from regard.drawing.html import picture, tag
 from regard.errors import ArgumentError, ShapeError, TraceError
-from regard.report import picture, tag
-from regard.trace_layers import (
+from regard.tracing import store as trace_files
+from regard.tracing.layers import (
     AnyLayer,
     DenseLayerTrace,
     LayerTrace,
@@ -236,7 +236,9 @@ class Trace:
         if not shown:
             return table.text
         title = "where each head looks" if len(shown) == self.n_layer else f"the first {len(shown)} layers"
-        from regard.plot import head_pictures  # matplotlib is slow to import, and a trace is seldom shown
+        from regard.drawing.figures import (
+            head_pictures,  # matplotlib is slow to import, and a trace is seldom shown
+        )
 
         drawn = BytesIO()
         head_pictures(shown, title=title).savefig(drawn, format="png", dpi=90)

@@ -25,17 +25,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from regard import attention
-from regard.attention import attend
+from regard.attention import softmax as attention
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
-from regard.layers import AdditiveAttention, MultiHeadAttention, split_heads
-from regard.masks import MaskReader, ReadMask, compact_bias
+from regard.layers.attention import AdditiveAttention, MultiHeadAttention, split_heads
 from regard.models.seq2seq import DotAttention
-from regard.recording import Recorder, Rule
-from regard.registry import registered
-from regard.scores import ScoreRule
-from regard.trace_layers import Kind
-from regard.visibility import Visibility
+from regard.tracing.hf_registry import registered
+from regard.tracing.layers import Kind
+from regard.tracing.masks import MaskReader, ReadMask, compact_bias
+from regard.tracing.recorder import Recorder, Rule
 
 _CROSS_WORDS = ("cross", "encoder_attn", "encdec", "multihead_attn", "multi_head_attn")
 _SOURCE_WORDS = ("key_value_states", "encoder_hidden_states")

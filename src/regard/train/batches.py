@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.text import TextTokenizer
+from regard.files.tokenizer import TextTokenizer
 from regard.train.data import TokenFile
 from regard.train.tasks import GeneratedTask
 

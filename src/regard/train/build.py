@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.layers import BlockConfig
-from regard.loading import Loaded, assembled
+from regard.files.loading import Loaded, assembled
+from regard.files.tokenizer import TextTokenizer
+from regard.layers.attention import BlockConfig
 from regard.models.families import FAMILIES
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise
-from regard.text import TextTokenizer
 from regard.train.batches import IGNORED
 from regard.train.settings import Settings
 

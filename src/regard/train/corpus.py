@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from regard.errors import ArgumentError, LoadError
-from regard.text import TextTokenizer
+from regard.files.tokenizer import TextTokenizer
 from regard.train.batches import BlockExamples, Examples, GeneratedExamples, PairExamples
 from regard.train.build import start_token
 from regard.train.data import BadLines, TokenFile, TokenWriter, read_lines, read_pairs

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from regard.capture import trace
-from regard.loading import Loaded
+from regard.drawing.figures import curves, heat_map
+from regard.files.loading import Loaded
 from regard.models.seq2seq import Seq2Seq
-from regard.plot import curves, heat_map
+from regard.tracing.take import trace
 from regard.train.settings import Settings
 
 _LEGIBLE = 60  # characters of a sample shown on one line

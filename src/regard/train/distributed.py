@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regard.layers import Block
-from regard.loading import checked_device
+from regard.files.loading import checked_device
+from regard.layers.attention import Block
 from regard.train.settings import Settings
 
 

@@ -27,10 +27,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from regard.decode import generate
+from regard.decoding.loop import generate
 from regard.errors import ArgumentError, LoadError, TrainError
-from regard.loading import Loaded, save
-from regard.tensor_files import write_safetensors
+from regard.files.loading import Loaded, save
+from regard.files.tensors import write_safetensors
 from regard.train import checkpoint
 from regard.train.batches import Batches
 from regard.train.build import Objective, build_model, finished

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from regard.decode import generate
+from regard.decoding.loop import generate
 from regard.errors import UnsupportedError
-from regard.loading import Loaded
+from regard.files.loading import Loaded
 from regard.train.batches import Batch, Examples, one_pass
 from regard.train.build import Objective
 

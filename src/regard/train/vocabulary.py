@@ -11,7 +11,7 @@ from typing import Literal
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from regard.errors import ArgumentError
-from regard.text import TextTokenizer, usual_special_ids
+from regard.files.tokenizer import TextTokenizer, usual_special_ids
 
 # Padding is 0, which T5's format takes for granted.
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "<cls>", "<sep>", "<mask>"]

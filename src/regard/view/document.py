@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.trace_layers import AnyLayer, LayerTrace, LinearLayerTrace
-from regard.tracing import Trace
+from regard.tracing.layers import AnyLayer, LayerTrace, LinearLayerTrace
+from regard.tracing.traces import Trace
 from regard.view.labels import head_facts
 from regard.view.pooling import pooled_max
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.scores import DenseBias, DistanceBias, SlopeBias
-from regard.trace_layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
+from regard.attention.scores import DenseBias, DistanceBias, SlopeBias
+from regard.attention.visibility import Visibility
+from regard.tracing.layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
 from regard.view.document import Document, Json, plain
-from regard.visibility import Visibility
 
 Precision = Literal["float32", "float24"]
 

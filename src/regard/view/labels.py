@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.heads.labels import label
 from regard.heads.measures import WHAT, measure
-from regard.tracing import Trace
+from regard.tracing.traces import Trace
 
 
 def head_facts(trace: Trace, batch: int = 0, special_ids: Collection[int] = ()) -> dict[str, Any]:

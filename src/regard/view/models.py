@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import hub
 from regard.errors import ArgumentError, LoadError
-from regard.layers import BlockConfig
-from regard.loading import Loaded, ModelFacts, load
+from regard.files import hub
+from regard.files.loading import Loaded, ModelFacts, load
+from regard.files.tokenizer import TextTokenizer, byte_tokenizer
+from regard.layers.attention import BlockConfig
 from regard.models.families import FAMILIES
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise
-from regard.text import TextTokenizer, byte_tokenizer
 from regard.view.document import ModelKind, Predicts
 
 RANDOM = " (random)"

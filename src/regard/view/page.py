@@ -17,7 +17,7 @@ from typing import Any
 
 from regard import __version__
 from regard.errors import ArgumentError
-from regard.tracing import Trace
+from regard.tracing.traces import Trace
 from regard.view.document import Document, Json, documents_of
 from regard.view.embed import embedded, embedded_bytes
 

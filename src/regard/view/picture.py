@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from regard.drawing.figures import head_pictures, heat_map, lines, shaded_text
 from regard.errors import ArgumentError
-from regard.plot import head_pictures, heat_map, lines, shaded_text
 from regard.view.document import Document
 
 View = Literal["map", "lines", "text", "heads"]
@@ -34,7 +34,7 @@ class Wanted:
 def figure_of(document: Document, wanted: Wanted) -> Figure:
     """The figure of one view.
 
-    >>> from regard.tracing import Trace
+    >>> from regard.tracing.traces import Trace
     >>> document = Document(Trace.from_weights([[0.25, 0.75]], rows=["a"], cols=["x", "y"]), title="weights")
     >>> figure_of(document, Wanted(0, 0)).axes[0].get_title(loc="left")
     'weights, layer 0, head 0'

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.trace_layers import AnyLayer, LayerTrace
+from regard.tracing.layers import AnyLayer, LayerTrace
 
 _STRIP = 1 << 21  # weights made at once
 _PLAIN_FROM = 1 << 16  # cells: below, every weight is made as the trace makes it, to the last bit

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from regard.errors import ArgumentError, UnsupportedError
 from regard.models.seq2seq import Seq2Seq
-from regard.score_gradients import ScoreGradients, score_gradients
+from regard.tracing.gradients import ScoreGradients, score_gradients
 from regard.view.models import Opened
 
 # What an encoder without a head of words is asked: which of these its sentence vector is nearest to.

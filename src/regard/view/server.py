@@ -25,8 +25,9 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from regard import __version__, hub
+from regard import __version__
 from regard.errors import RegardError
+from regard.files import hub
 from regard.view.page import bundle, html, policy
 from regard.view.session import Session
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from regard.capture import trace
-from regard.decode import generate
+from regard.decoding.loop import generate
 from regard.errors import ArgumentError
-from regard.growing import trace_generation
-from regard.tracing import Trace
+from regard.tracing.generation import trace_generation
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 from regard.view.document import Document, documents_of, plain
 from regard.view.models import Models, Opened
 from regard.view.predict import gradients, predict

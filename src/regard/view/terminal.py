@@ -10,7 +10,7 @@ from rich.cells import set_cell_size
 from rich.text import Text
 from torch import Tensor
 
-from regard.plot import PALETTE
+from regard.drawing.figures import PALETTE
 
 SHADES = "░▒▓█"
 LABEL_WIDTH = 12

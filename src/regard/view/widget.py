@@ -21,8 +21,8 @@ from functools import cache
 from typing import Any, Literal
 
 from regard.errors import ArgumentError, RegardError, UnsupportedError
-from regard.loading import Loaded
-from regard.tracing import Trace
+from regard.files.loading import Loaded
+from regard.tracing.traces import Trace
 from regard.view.document import Document, documents_of, plain
 from regard.view.embed import embedded, embedded_bytes
 from regard.view.models import Models, Opened, opened

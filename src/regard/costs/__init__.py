@@ -1,0 +1,1 @@
+"""What attention costs: operations, bytes and cache, by formula and by count."""

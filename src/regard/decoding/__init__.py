@@ -1,0 +1,1 @@
+"""Writing text: one loop for every model."""

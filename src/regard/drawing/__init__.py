@@ -1,0 +1,1 @@
+"""Pictures: matplotlib figures, and escaped, self-contained HTML."""

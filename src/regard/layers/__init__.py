@@ -1,0 +1,1 @@
+"""Modules: attention layers and blocks, positions, norms, the cache."""

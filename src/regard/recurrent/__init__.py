@@ -1,0 +1,1 @@
+"""Recurrent steps and sequences: RNN, LSTM, GRU."""

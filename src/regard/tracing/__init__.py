@@ -1,0 +1,1 @@
+"""Traces: every attention weight of a forward pass, in memory that grows with length alone."""

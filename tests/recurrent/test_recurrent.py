@@ -218,14 +218,13 @@ def test_the_meta_device_carries_through(form):
 
 @each_form
 def test_float32_under_autocast_trains(form):
-    """Autocast around the call neither breaks it nor changes its gradients beyond the narrower dtype."""
+    """Autocast around the call changes nothing on a CPU, few of which have recurrences in half precision."""
     X, states, weights = problem(form)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         H = as_tuple(FORMS[form][0](X, *states, *weights))[0]
-    grads = torch.autograd.grad(H.float().sum(), weights)
-    wanted = torch.autograd.grad(expected(form, X, states, weights)[0].sum(), weights)
-    for actual, exact in zip(grads, wanted, strict=True):
-        assert (actual - exact).norm() <= 2e-2 * exact.norm()  # bfloat16 has 8 bits
+    wanted = expected(form, X, states, weights)[0]
+    close(H, wanted)
+    close(torch.autograd.grad(H.sum(), weights), torch.autograd.grad(wanted.sum(), weights))
 
 
 PEERS = {"rnn": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru, reset after": torch.nn.GRU}

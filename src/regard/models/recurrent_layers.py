@@ -20,14 +20,20 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from regard.recurrent.loops import full_precision
+
 # What the layers carry from step to step: (hidden,), and for an LSTM (hidden, cell).
 State = tuple[Float[Tensor, "layer batch hidden_dim"], ...]
 
 
 def run(recurrent: nn.RNNBase, x: Any, state: State | None = None) -> tuple[Any, State]:
     """The layers' outputs and last state, the state always a tuple, whatever the cell."""
+    weight = _directions(recurrent, 0)[0][0]
+    if state is not None:
+        state = tuple(part.to(weight.dtype) for part in state)  # autocast makes projections half
     given = state if state is None or len(state) > 1 else state[0]
-    outputs, last = recurrent(x, given)
+    with full_precision(weight.device):
+        outputs, last = recurrent(x, given)
     return outputs, last if isinstance(last, tuple) else (last,)
 
 
@@ -74,8 +80,9 @@ def _one_direction(recurrent: nn.RNNBase, x: Tensor, weights: list[Tensor]) -> T
     """Every state, from 0; time is the first axis."""
     op = torch.gru if isinstance(recurrent, nn.GRU) else torch.rnn_tanh
     state = x.new_zeros(1, x.shape[1], recurrent.hidden_size)
-    # has_biases, num_layers, dropout, train, bidirectional, batch_first
-    out: Tensor = op(x, state, weights, True, 1, 0.0, recurrent.training, False, False)[0]
+    with full_precision(x.device):
+        # has_biases, num_layers, dropout, train, bidirectional, batch_first
+        out: Tensor = op(x, state, weights, True, 1, 0.0, recurrent.training, False, False)[0]
     return out
 
 
@@ -87,9 +94,11 @@ class Steps:
     ) -> None:
         self.recurrent = recurrent
         self.cell = _CELLS[type(recurrent)]
-        self.layers = [tuple(part[layer] for part in state) for layer in range(recurrent.num_layers)]
         n_word = words.shape[-1]
         W_ih, _, b_ih, _ = _directions(recurrent, 0)[0]
+        self.dtype = W_ih.dtype  # of the state: autocast makes products half, which would add up over steps
+        parts = [part.to(self.dtype) for part in state]
+        self.layers = [tuple(part[layer] for part in parts) for layer in range(recurrent.num_layers)]
         self.words = iter(F.linear(words, W_ih[:, -n_word:], b_ih).unbind(1))
         self.products: list[tuple[Product, Product]] = []
         for layer in range(recurrent.num_layers):
@@ -115,7 +124,7 @@ class Steps:
             if layer:
                 x = F.dropout(x, self.recurrent.dropout, self.recurrent.training)
             given = above(x) if layer else above(x) + next(self.words)
-            self.layers[layer] = self.cell(given, before(old[0]), *old)
+            self.layers[layer] = self.cell(given.to(self.dtype), before(old[0]).to(self.dtype), *old)
             x = self.layers[layer][0]
 
 

@@ -12,11 +12,14 @@ Everything here takes (time, batch, input_dim) and gates side by side in one mat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+from regard.attention.scores import no_autocast
 
 ROWS_AT_ONCE = 512
 
@@ -302,5 +305,11 @@ def fused(
     bias = torch.cat(b)
     inner = torch.zeros_like(bias) if b_inner is None else torch.cat(b_inner)
     params = [torch.cat([w.t() for w in W]), torch.cat([u.t() for u in U]), bias, inner]
-    # has_biases, num_layers, dropout, train, bidirectional, batch_first
-    return op(x, state, params, True, 1, 0.0, torch.is_grad_enabled(), False, False)
+    with full_precision(x.device):
+        # has_biases, num_layers, dropout, train, bidirectional, batch_first
+        return op(x, state, params, True, 1, 0.0, torch.is_grad_enabled(), False, False)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """A block without autocast on the CPU, where oneDNN has half-precision recurrences for few processors."""
+    return no_autocast(device) if device.type == "cpu" else nullcontext()

@@ -275,7 +275,7 @@ def test_the_inner_bias_of_nn_gru():
 def test_the_fused_rnn_is_the_loop():
     """The operation that takes the loop's place on a GPU has the same layout and numbers."""
     X, (h0,), (W_x, W_h, b) = problem("rnn", dtype=torch.float64)
-    H, last = fused(torch.rnn_tanh, X, h0[None], [W_x], [W_h], [b])
+    H, last = fused("RNN_TANH", X, h0[None], [W_x], [W_h], [b])
     close((H, last[0]), (rnn_forward(X, h0, W_x, W_h, b), H[-1]), torch.float64)
 
 

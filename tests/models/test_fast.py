@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 
+from regard.attention import torch_ops
 from regard.errors import ArgumentError
 from regard.files.loading import load
 from regard.layers.attention import BlockConfig
@@ -295,14 +296,6 @@ def test_unusual_blocks_take_the_readable_path(change):
     torch.testing.assert_close(decoding.next(new), recomputed(model, prompt, None, new[:, None]), **CLOSE)
 
 
-def test_a_missing_operator_takes_the_readable_path(monkeypatch):
-    """Another PyTorch may have none of that name: decoding goes on without it."""
-    monkeypatch.setattr(packing, "_PACK_MKL", packing._op("mkl", "_no_such_operator"))
-    assert fast.why_not(build("gpt2")) is None  # oneDNN's are left
-    monkeypatch.setattr(packing, "_LINEAR", packing._op("mkldnn", "_no_such_operator"))
-    assert "oneDNN" in fast.why_not(build("gpt2"))
-
-
 def test_a_recorded_or_gated_decode_runs_the_readable_path():
     """Every step is recorded, and a gate of 0 changes the scores."""
     model, prompt, new = build("gpt2"), tokens(BATCH, PROMPT), tokens(BATCH)
@@ -328,12 +321,14 @@ def test_wrong_tokens_are_refused_as_ever_and_leave_the_cache_alone():
         decoding.next(tokens(1))
 
 
-@pytest.mark.parametrize("kind", ["mkl", "onednn"])
+@pytest.mark.parametrize("kind", ["mkl", "onednn", "plain"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_packed_product_is_the_product(bias, kind, monkeypatch):
     """With and without a residual: x W^T + b, to rounding, for one number of rows after another."""
-    if kind == "onednn":
-        monkeypatch.setattr(packing, "_PACK_MKL", None)
+    if kind != "mkl":
+        monkeypatch.setattr(torch_ops, "MKL_PACK", None)
+    if kind == "plain":
+        monkeypatch.setattr(torch_ops, "ONEDNN_PACK", None)
     weight, shift = torch.randn(17, 101), torch.randn(17) if bias else None
     linear = packing.pack_float(weight, shift)
     for n_row in (1, 7, 2, 3, 7):
@@ -370,7 +365,7 @@ def test_an_8_bit_product_errs_by_the_two_roundings_only(two_digits, bias):
 @pytest.mark.parametrize("vnni", [True, False])
 def test_two_digits_leave_the_rounding_of_the_weights_alone(monkeypatch, vnni):
     """One entry of 1000 among ones: as one digit the ones are lost, as two next to nothing is."""
-    monkeypatch.setattr(packing, "_has_vnni", lambda: vnni)
+    monkeypatch.setattr(torch_ops, "has_vnni", lambda: vnni)
     weight, x = torch.randn(17, 101), torch.randn(2, 101).clamp(-1, 1)
     x[:, 7] = 1000.0
     x[1] *= -3

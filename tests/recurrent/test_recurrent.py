@@ -218,14 +218,13 @@ def test_the_meta_device_carries_through(form):
 
 @each_form
 def test_float32_under_autocast_trains(form):
-    """Autocast around the call neither breaks it nor changes its gradients beyond the narrower dtype."""
+    """Autocast around the call changes nothing on a CPU, few of which have recurrences in half precision."""
     X, states, weights = problem(form)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         H = as_tuple(FORMS[form][0](X, *states, *weights))[0]
-    grads = torch.autograd.grad(H.float().sum(), weights)
-    wanted = torch.autograd.grad(expected(form, X, states, weights)[0].sum(), weights)
-    for actual, exact in zip(grads, wanted, strict=True):
-        assert (actual - exact).norm() <= 2e-2 * exact.norm()  # bfloat16 has 8 bits
+    wanted = expected(form, X, states, weights)[0]
+    close(H, wanted)
+    close(torch.autograd.grad(H.sum(), weights), torch.autograd.grad(wanted.sum(), weights))
 
 
 PEERS = {"rnn": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru, reset after": torch.nn.GRU}
@@ -276,7 +275,7 @@ def test_the_inner_bias_of_nn_gru():
 def test_the_fused_rnn_is_the_loop():
     """The operation that takes the loop's place on a GPU has the same layout and numbers."""
     X, (h0,), (W_x, W_h, b) = problem("rnn", dtype=torch.float64)
-    H, last = fused(torch.rnn_tanh, X, h0[None], [W_x], [W_h], [b])
+    H, last = fused("RNN_TANH", X, h0[None], [W_x], [W_h], [b])
     close((H, last[0]), (rnn_forward(X, h0, W_x, W_h, b), H[-1]), torch.float64)
 
 

@@ -72,7 +72,8 @@ def test_accumulated_batches_are_one_large_batch():
     loss = whole.objective(one.source, one.visible, one.inputs, one.labels) / one.n_label
     loss.backward()
     measured = small.update()
-    assert measured["loss"] == pytest.approx(float(loss.detach()), rel=1e-6)
+    any_order = one.n_label * torch.finfo(torch.float32).eps  # one rounding for each term of the sum
+    assert measured["loss"] == pytest.approx(float(loss.detach()), rel=any_order)
     for mine, other in zip(small.objective.parameters(), whole.objective.parameters(), strict=True):
         torch.testing.assert_close(
             mine.grad, other.grad, rtol=1e-4, atol=1e-6

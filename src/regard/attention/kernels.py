@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.attention.allocation import keep_freed_memory
+from regard.attention import torch_ops
 
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _CUDA_DTYPES = (torch.bfloat16, torch.float16)
@@ -27,36 +27,16 @@ _LSE_BLOCK = 1 << 21
 DrawMask = Callable[[], Tensor]
 
 
-def _op(name: str) -> Any:
-    """An operator of PyTorch's, or None where this version has none of that name."""
-    try:
-        return getattr(torch.ops.aten, name).default
-    except AttributeError:
-        return None
-
-
-keep_freed_memory()
-# MKL finds its vector functions at their first call. Two threads that make it together may get 13 right bits
-# instead of 24 (measured: the first exp in 2 of 115 processes), so one thread makes it here.
-for _function in (torch.exp, torch.log, torch.tanh):
-    _function(torch.ones(8))
-
-_CPU_FORWARD = _op("_scaled_dot_product_flash_attention_for_cpu")
-_CPU_BACKWARD = _op("_scaled_dot_product_flash_attention_for_cpu_backward")
-_CUDA_FORWARD = _op("_scaled_dot_product_flash_attention")
-_CUDA_BACKWARD = _op("_scaled_dot_product_flash_attention_backward")
-
-
 def why_not(q: Tensor, k: Tensor, masked: bool) -> str | None:
     """The reason why no kernel takes these checked inputs, or None. `masked`: more than the causal flag."""
     if q.device.type == "cpu":
-        if _CPU_FORWARD is None or _CPU_BACKWARD is None:
+        if None in (torch_ops.FLASH_CPU, torch_ops.FLASH_CPU_BACKWARD):
             return f"PyTorch {torch.__version__} has no flash attention for the CPU"
         if q.dtype not in _CPU_DTYPES:
             return f"the CPU kernel does not take {q.dtype}"
         return None
     if q.device.type == "cuda":
-        if _CUDA_FORWARD is None or _CUDA_BACKWARD is None:
+        if None in (torch_ops.FLASH_CUDA, torch_ops.FLASH_CUDA_BACKWARD):
             return f"PyTorch {torch.__version__} has no flash attention for CUDA"
         if q.dtype not in _CUDA_DTYPES:
             return f"the CUDA kernel takes half precision only, not {q.dtype}"
@@ -98,7 +78,7 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
         q = q.reshape(batch, n_kv_head, n_head // n_kv_head, qk_dim)
         if mask is not None and mask.shape[1] > 1:
             mask = mask.reshape(mask.shape[0], n_kv_head, n_head // n_kv_head, mask.shape[3])
-    out, lse, *_ = _CPU_FORWARD(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+    out, lse, *_ = torch_ops.FLASH_CPU(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
     if n_kv_head != n_head:
         out, lse = out.reshape(batch, n_head, 1, v.shape[3]), lse.reshape(batch, n_head, 1)
     return out, lse
@@ -123,8 +103,8 @@ def _drawn(draw_mask: DrawMask | None) -> Tensor | None:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Any:
     if q.device.type == "cpu":
-        return _CPU_FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    return _CUDA_FORWARD(q, k, v, 0.0, causal, False, scale=scale)
+        return torch_ops.FLASH_CPU(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    return torch_ops.FLASH_CUDA(q, k, v, 0.0, causal, False, scale=scale)
 
 
 class _Flash(torch.autograd.Function):
@@ -172,9 +152,11 @@ def _backward(
     if grad_out.stride(-1) != 1:
         grad_out = grad_out.contiguous()
     if q.device.type == "cpu":
-        return _CPU_BACKWARD(grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
+        return torch_ops.FLASH_CPU_BACKWARD(
+            grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
+        )
     cum_q, cum_k, max_q, max_k, seed, offset, *_ = rest  # what else the CUDA kernel returned
-    return _CUDA_BACKWARD(
+    return torch_ops.FLASH_CUDA_BACKWARD(
         grad_out, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset, scale=scale
     )
 

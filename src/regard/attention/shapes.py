@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard.attention.torch_ops import settle
 from regard.errors import ShapeError
 
 QUERY_WORDS = ("batch", "head", "query", "qk_dim")
@@ -65,6 +66,7 @@ def check_same_kind(**tensors: Tensor) -> None:
             raise ShapeError(
                 f"{name} is on {tensor.device} and {first_name} on {first.device}: one device is needed."
             )
+    settle(first)
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:

@@ -34,7 +34,6 @@ from regard.models.packing import (
     evened,
     pack_float,
     pack_int8,
-    why_not_float,
     why_not_int8,
 )
 
@@ -253,7 +252,7 @@ def _joined(
 def why_not(model: Transformer) -> str | None:
     """The reason why this model takes the readable path, or None."""
     config, decoder = model.config, model.decoder
-    if (reason := why_not_int8() if model.decode_weights == "int8" else why_not_float()) is not None:
+    if model.decode_weights == "int8" and (reason := why_not_int8()) is not None:
         return reason
     if model.training:
         return "the model is in training mode"

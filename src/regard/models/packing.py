@@ -12,6 +12,7 @@ scale for all. Few large entries would leave few steps for the many small ones, 
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,42 +23,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
+from regard.attention import torch_ops
 from regard.layers.attention import Block
 
 _FEW = 2  # rows: a plain product of so few reads the matrix once, as fast as memory gives it
 _N_CALIBRATE = 128  # random tokens that show which channels are large
 
 
-def _op(space: str, name: str, overload: str = "default") -> Any:
-    """An operator of PyTorch's, or None where this version or build has none of that name."""
-    try:
-        return getattr(getattr(getattr(torch.ops, space), name), overload)
-    except (AttributeError, RuntimeError):
-        return None
-
-
-_REORDER = _op("mkldnn", "_reorder_linear_weight")
-_LINEAR = _op("mkldnn", "_linear_pointwise")
-_LINEAR_ADD = _op("mkldnn", "_linear_pointwise", "binary")
-_PACK_MKL = _op("mkl", "_mkl_reorder_linear_weight")
-_LINEAR_MKL = _op("mkl", "_mkl_linear")
-_PREPACK_INT8 = _op("quantized", "linear_prepack")
-_LINEAR_INT8 = _op("quantized", "linear_dynamic")
-_MAKE_INT8 = getattr(torch, "_make_per_channel_quantized_tensor", None)
-
-
-def why_not_float() -> str | None:
-    """The reason why there are no packed float32 matrices here, or None."""
-    if None not in (_PACK_MKL, _LINEAR_MKL):
-        return None
-    if None in (_REORDER, _LINEAR, _LINEAR_ADD) or not torch.backends.mkldnn.is_available():
-        return f"PyTorch {torch.__version__} has no packed MKL or oneDNN matrices here"
-    return None
-
-
 def why_not_int8() -> str | None:
     """The reason why there are no packed 8-bit matrices here, or None."""
-    if None in (_PREPACK_INT8, _LINEAR_INT8, _MAKE_INT8):
+    if None in (torch_ops.INT8_TENSOR, torch_ops.INT8_PACK, torch_ops.INT8_LINEAR):
         return f"PyTorch {torch.__version__} has no dynamic 8-bit matrices here"
     if torch.backends.quantized.engine in ("none", None):
         return "PyTorch was built without an engine for 8-bit matrices"
@@ -79,11 +54,15 @@ def pack_float(
     two_digits: bool = False,
 ) -> Linear:
     """x W^T + b in float32; nothing is rounded, so tails do not matter."""
-    return _pack_onednn(weight, bias) if None in (_PACK_MKL, _LINEAR_MKL) else _pack_mkl(weight, bias)
+    mkl = None not in (torch_ops.MKL_PACK, torch_ops.MKL_LINEAR)
+    onednn = None not in (torch_ops.ONEDNN_PACK, torch_ops.ONEDNN_LINEAR, torch_ops.ONEDNN_LINEAR_ADD)
+    if not mkl and onednn and torch.backends.mkldnn.is_available():
+        return _pack_onednn(weight, bias)
+    return _pack_mkl(weight, bias, up_to=_FEW if mkl else sys.maxsize)
 
 
-def _pack_mkl(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Plain for one row or two, which MKL reads as fast as memory gives; packed for more.
+def _pack_mkl(weight: Tensor, bias: Tensor | None, up_to: int) -> Linear:
+    """Plain for few rows (`up_to`), which are read as fast as memory gives; packed by MKL for more.
 
     MKL packs for a number of rows: the packing for the last one is kept.
     """
@@ -93,19 +72,19 @@ def _pack_mkl(weight: Tensor, bias: Tensor | None) -> Linear:
     def many(x: Tensor, n_row: int) -> Tensor:
         layout = packed.get(n_row)
         if layout is None:
-            layout = _PACK_MKL(weight, n_row)
+            layout = torch_ops.MKL_PACK(weight, n_row)
             packed.clear()
             packed[n_row] = layout
-        out: Tensor = _LINEAR_MKL(x, layout, weight, bias, n_row)
+        out: Tensor = torch_ops.MKL_LINEAR(x, layout, weight, bias, n_row)
         return out
 
     def call(x: Tensor) -> Tensor:
         n_row = x.shape[0]
-        return F.linear(x, weight, bias) if n_row <= _FEW else many(x, n_row)
+        return F.linear(x, weight, bias) if n_row <= up_to else many(x, n_row)
 
     def add(x: Tensor, residual: Tensor) -> Tensor:
         n_row = x.shape[0]
-        if n_row > _FEW:
+        if n_row > up_to:
             return many(x, n_row).add_(residual)
         out = torch.addmm(residual, x, turned)
         return out if bias is None else out.add_(bias)
@@ -114,14 +93,14 @@ def _pack_mkl(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def _pack_onednn(weight: Tensor, bias: Tensor | None) -> Linear:
-    packed = _REORDER(weight)
+    packed = torch_ops.ONEDNN_PACK(weight)
 
     def call(x: Tensor) -> Tensor:
-        out: Tensor = _LINEAR(x, packed, bias, "none", (), "")
+        out: Tensor = torch_ops.ONEDNN_LINEAR(x, packed, bias, "none", (), "")
         return out
 
     def add(x: Tensor, residual: Tensor) -> Tensor:
-        out: Tensor = _LINEAR_ADD(x, residual, packed, bias, "add")
+        out: Tensor = torch_ops.ONEDNN_LINEAR_ADD(x, residual, packed, bias, "add")
         return out
 
     return Linear(call, add)
@@ -138,12 +117,13 @@ def pack_int8(
     zero = torch.zeros(len(scale), dtype=torch.long)
     with warnings.catch_warnings():  # quantised tensors are to go; `why_not_int8` sees when they have gone
         warnings.simplefilter("ignore")
-        assert _MAKE_INT8 is not None
-        packed = _PREPACK_INT8(_MAKE_INT8(rounded, scale.double(), zero, 0), None if two_digits else bias)
-    narrow = not _has_vnni()  # older instructions add in 16 bits, which 8 x 8 bits overflow
+        assert torch_ops.INT8_TENSOR is not None
+        matrix = torch_ops.INT8_TENSOR(rounded, scale.double(), zero, 0)
+        packed = torch_ops.INT8_PACK(matrix, None if two_digits else bias)
+    narrow = not torch_ops.has_vnni()  # older instructions add in 16 bits, which 8 x 8 bits overflow
 
     def call(x: Tensor) -> Tensor:
-        out: Tensor = _LINEAR_INT8(x, packed, narrow)
+        out: Tensor = torch_ops.INT8_LINEAR(x, packed, narrow)
         return out
 
     def add(x: Tensor, residual: Tensor) -> Tensor:
@@ -172,11 +152,6 @@ def pack_int8(
     if not two_digits:
         return Linear(call, add)
     return Linear(lambda x: add_digits(x, torch.zeros(())), add_digits)
-
-
-def _has_vnni() -> bool:
-    asked = getattr(torch.cpu, "_is_vnni_supported", None)
-    return bool(asked()) if asked is not None else False
 
 
 def quantise(

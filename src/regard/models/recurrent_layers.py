@@ -20,14 +20,21 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from regard.attention import torch_ops
+from regard.recurrent.loops import CELLS, full_precision, whole_sequence
+
 # What the layers carry from step to step: (hidden,), and for an LSTM (hidden, cell).
 State = tuple[Float[Tensor, "layer batch hidden_dim"], ...]
 
 
 def run(recurrent: nn.RNNBase, x: Any, state: State | None = None) -> tuple[Any, State]:
     """The layers' outputs and last state, the state always a tuple, whatever the cell."""
+    weight = _directions(recurrent, 0)[0][0]
+    if state is not None:
+        state = tuple(part.to(weight.dtype) for part in state)  # autocast makes projections half
     given = state if state is None or len(state) > 1 else state[0]
-    outputs, last = recurrent(x, given)
+    with full_precision(weight.device):
+        outputs, last = recurrent(x, given)
     return outputs, last if isinstance(last, tuple) else (last,)
 
 
@@ -72,11 +79,8 @@ def _directions(recurrent: nn.RNNBase, layer: int) -> list[list[Tensor]]:
 
 def _one_direction(recurrent: nn.RNNBase, x: Tensor, weights: list[Tensor]) -> Tensor:
     """Every state, from 0; time is the first axis."""
-    op = torch.gru if isinstance(recurrent, nn.GRU) else torch.rnn_tanh
     state = x.new_zeros(1, x.shape[1], recurrent.hidden_size)
-    # has_biases, num_layers, dropout, train, bidirectional, batch_first
-    out: Tensor = op(x, state, weights, True, 1, 0.0, recurrent.training, False, False)[0]
-    return out
+    return whole_sequence(recurrent.mode, x, state, weights, recurrent.training)[0]
 
 
 class Steps:
@@ -86,10 +90,12 @@ class Steps:
         self, recurrent: nn.RNNBase, words: Float[Tensor, "batch position word_dim"], state: State
     ) -> None:
         self.recurrent = recurrent
-        self.cell = _CELLS[type(recurrent)]
-        self.layers = [tuple(part[layer] for part in state) for layer in range(recurrent.num_layers)]
+        self.cell = CELLS[recurrent.mode]
         n_word = words.shape[-1]
         W_ih, _, b_ih, _ = _directions(recurrent, 0)[0]
+        self.dtype = W_ih.dtype  # of the state: autocast makes products half, which would add up over steps
+        parts = [part.to(self.dtype) for part in state]
+        self.layers = [tuple(part[layer] for part in parts) for layer in range(recurrent.num_layers)]
         self.words = iter(F.linear(words, W_ih[:, -n_word:], b_ih).unbind(1))
         self.products: list[tuple[Product, Product]] = []
         for layer in range(recurrent.num_layers):
@@ -115,28 +121,8 @@ class Steps:
             if layer:
                 x = F.dropout(x, self.recurrent.dropout, self.recurrent.training)
             given = above(x) if layer else above(x) + next(self.words)
-            self.layers[layer] = self.cell(given, before(old[0]), *old)
+            self.layers[layer] = self.cell(given.to(self.dtype), before(old[0]).to(self.dtype), *old)
             x = self.layers[layer][0]
-
-
-def _gru(given: Tensor, kept: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-    gates, candidate = given.split((2 * h.shape[-1], h.shape[-1]), -1)
-    gates_kept, candidate_kept = kept.split((2 * h.shape[-1], h.shape[-1]), -1)
-    r, z = (gates + gates_kept).sigmoid().chunk(2, -1)
-    return (torch.lerp(torch.addcmul(candidate, r, candidate_kept).tanh(), h, z),)
-
-
-def _lstm(given: Tensor, kept: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-    i, f, candidate, o = (given + kept).chunk(4, -1)
-    c = f.sigmoid() * c + i.sigmoid() * candidate.tanh()
-    return o.sigmoid() * c.tanh(), c
-
-
-def _rnn(given: Tensor, kept: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-    return ((given + kept).tanh(),)
-
-
-_CELLS: dict[type[nn.RNNBase], Any] = {nn.GRU: _gru, nn.LSTM: _lstm, nn.RNN: _rnn}
 
 
 class Product:
@@ -149,7 +135,8 @@ class Product:
         self.weight, self.bias = weight, bias
         self.gathered = _Gathered()
         self.knot: Tensor | None = None
-        by_hand = not torch.compiler.is_compiling() and not torch.is_autocast_enabled(weight.device.type)
+        unseen = torch.compiler.is_compiling() or torch_ops.GRAPH_TASK is None
+        by_hand = not unseen and not torch.is_autocast_enabled(weight.device.type)
         if by_hand and torch.is_grad_enabled() and weight.requires_grad:
             self.knot = _Weights.apply(weight, bias, self.gathered)  # type: ignore[no-untyped-call]
 
@@ -168,7 +155,7 @@ class _Gathered:
         self.steps: list[tuple[Tensor, Tensor]] = []
 
     def add(self, x: Tensor, grad: Tensor) -> None:
-        task = torch._C._current_graph_task_id()
+        task = torch_ops.GRAPH_TASK()
         if task != self.task:  # another pass, which may not have asked for the weights, left these
             self.steps.clear()
             self.task = task

@@ -126,7 +126,7 @@ def rnn_forward(
     x, past_end = _batched(X, lengths)
     h = h0.reshape(x.shape[1], h0.shape[-1])
     # cuDNN has the whole loop in one kernel; on a CPU the loop here is faster than torch's
-    H = fused(torch.rnn_tanh, x, h[None], [W_x], [W_h], [b])[0] if X.is_cuda else rnn_loop(x, h, W_x, W_h, b)
+    H = fused("RNN_TANH", x, h[None], [W_x], [W_h], [b])[0] if X.is_cuda else rnn_loop(x, h, W_x, W_h, b)
     return _as_given(H, X, past_end)
 
 
@@ -162,7 +162,7 @@ def lstm_forward(
     h, c = h0.reshape(x.shape[1], h0.shape[-1]), c0.reshape(x.shape[1], c0.shape[-1])
     if not cells and lengths is None and h.numel():
         W, U, b = [W_i, W_f, W_c, W_o], [U_i, U_f, U_c, U_o], [b_i, b_f, b_c, b_o]
-        H, _, c_last = fused(torch.lstm, x, (h[None], c[None]), W, U, b)
+        H, _, c_last = fused("LSTM", x, (h[None], c[None]), W, U, b)
         return _as_given(H, X, None), c_last.reshape(c0.shape)
     W_all, U_all = torch.cat((W_o, W_f, W_i, W_c), 1), torch.cat((U_o, U_f, U_i, U_c), 1)
     H, C = lstm_loop(x, h, c, W_all, U_all, torch.cat((b_o, b_f, b_i, b_c)))
@@ -197,7 +197,7 @@ def gru_forward(
         inner = torch.zeros_like(b_h) if b_u is None else b_u
         zero = torch.zeros_like(inner)
         W, U, b = [W_r, W_z, W_h], [U_r, U_z, U_h], [b_r, b_z, b_h]
-        H = fused(torch.gru, x, h[None], W, U, b, [zero, zero, inner])[0]
+        H = fused("GRU", x, h[None], W, U, b, [zero, zero, inner])[0]
     else:
         W_all, U_gates = torch.cat((W_h, W_z, W_r), 1), torch.cat((U_z, U_r), 1)
         H = gru_loop(x, h, W_all, U_gates, U_h, torch.cat((b_h, b_z, b_r)))

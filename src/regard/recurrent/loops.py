@@ -12,11 +12,16 @@ Everything here takes (time, batch, input_dim) and gates side by side in one mat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional as F
+
+from regard.attention import torch_ops
+from regard.attention.scores import no_autocast
 
 ROWS_AT_ONCE = 512
 
@@ -290,7 +295,7 @@ def _reversed(*sequences: Tensor) -> zip[tuple[Tensor, ...]]:
 
 
 def fused(
-    op: Callable[..., tuple[Tensor, ...]],
+    mode: str,
     x: Tensor,
     state: Tensor | tuple[Tensor, Tensor],
     W: list[Tensor],
@@ -298,9 +303,57 @@ def fused(
     b: list[Tensor],
     b_inner: list[Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Torch's whole-sequence operation, on its layout: gates stacked in its order, (gate, input_dim)."""
+    """`whole_sequence` of these weights: gates stacked in torch's order, (gate, input_dim)."""
     bias = torch.cat(b)
     inner = torch.zeros_like(bias) if b_inner is None else torch.cat(b_inner)
     params = [torch.cat([w.t() for w in W]), torch.cat([u.t() for u in U]), bias, inner]
-    # has_biases, num_layers, dropout, train, bidirectional, batch_first
-    return op(x, state, params, True, 1, 0.0, torch.is_grad_enabled(), False, False)
+    return whole_sequence(mode, x, state, params, torch.is_grad_enabled())
+
+
+def whole_sequence(
+    mode: str, x: Tensor, state: Tensor | tuple[Tensor, Tensor], params: list[Tensor], train: bool
+) -> tuple[Tensor, ...]:
+    """Every output and the last state, by torch's operation of this `mode`; where it has none, in steps."""
+    op = torch_ops.SEQUENCE[mode]
+    with full_precision(x.device):
+        if op is not None:
+            # has_biases, num_layers, dropout, train, bidirectional, batch_first
+            outputs: tuple[Tensor, ...] = op(x, state, params, True, 1, 0.0, train, False, False)
+            return outputs
+        W_x, W_h, b_x, b_h = params
+        now = tuple(part[0] for part in (state if isinstance(state, tuple) else (state,)))
+        H = []
+        for given in F.linear(x, W_x, b_x).unbind():
+            now = CELLS[mode](given, F.linear(now[0], W_h, b_h), *now)
+            H.append(now[0])
+        return torch.stack(H), *(part[None] for part in now)
+
+
+def _gru_cell(given: Tensor, kept: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+    gates, candidate = given.split((2 * h.shape[-1], h.shape[-1]), -1)
+    gates_kept, candidate_kept = kept.split((2 * h.shape[-1], h.shape[-1]), -1)
+    r, z = (gates + gates_kept).sigmoid().chunk(2, -1)
+    return (torch.lerp(torch.addcmul(candidate, r, candidate_kept).tanh(), h, z),)
+
+
+def _lstm_cell(given: Tensor, kept: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    i, f, candidate, o = (given + kept).chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * candidate.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _rnn_cell(given: Tensor, kept: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+    return ((given + kept).tanh(),)
+
+
+# The new state from what the input gives to torch's gates, what the old state gives to them, and that state.
+CELLS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    "GRU": _gru_cell,
+    "LSTM": _lstm_cell,
+    "RNN_TANH": _rnn_cell,
+}
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """A block without autocast on the CPU, where oneDNN has half-precision recurrences for few processors."""
+    return no_autocast(device) if device.type == "cpu" else nullcontext()

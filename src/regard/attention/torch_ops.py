@@ -1,0 +1,65 @@
+"""Every operation of PyTorch that is private, or that some version, build or processor lacks.
+
+They are asked for here and nowhere else. One that is missing is None, and whoever wants it has a plain way
+to the same numbers; a test takes each of them away.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _operator(space: str, name: str, overload: str = "default") -> Any:
+    try:
+        return getattr(getattr(getattr(torch.ops, space), name), overload)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+# Attention that returns the log-sum-exp. Without it: the plain and tiled paths, and decoding by `forward`.
+FLASH_CPU = _operator("aten", "_scaled_dot_product_flash_attention_for_cpu")
+FLASH_CPU_BACKWARD = _operator("aten", "_scaled_dot_product_flash_attention_for_cpu_backward")
+FLASH_CUDA = _operator("aten", "_scaled_dot_product_flash_attention")
+FLASH_CUDA_BACKWARD = _operator("aten", "_scaled_dot_product_flash_attention_backward")
+
+# Packed matrices. Without MKL's: oneDNN's, then plain products; without 8-bit ones: decoding by `forward`.
+MKL_PACK = _operator("mkl", "_mkl_reorder_linear_weight")
+MKL_LINEAR = _operator("mkl", "_mkl_linear")
+ONEDNN_PACK = _operator("mkldnn", "_reorder_linear_weight")
+ONEDNN_LINEAR = _operator("mkldnn", "_linear_pointwise")
+ONEDNN_LINEAR_ADD = _operator("mkldnn", "_linear_pointwise", "binary")
+INT8_TENSOR = getattr(torch, "_make_per_channel_quantized_tensor", None)
+INT8_PACK = _operator("quantized", "linear_prepack")
+INT8_LINEAR = _operator("quantized", "linear_dynamic")
+
+# Whole sequences, by the `mode` of torch.nn's layers. Without them: step by step.
+SEQUENCE: dict[str, Any] = {mode: getattr(torch, mode.lower(), None) for mode in ("RNN_TANH", "LSTM", "GRU")}
+
+# Which backward pass this is. Without it: gradients of weights at every step, by autograd.
+GRAPH_TASK: Any = getattr(torch._C, "_current_graph_task_id", None)
+
+
+def has_vnni() -> bool:
+    """Whether products of 8-bit integers are summed in 32 bits at once; False where PyTorch cannot say."""
+    asked = getattr(torch.cpu, "_is_vnni_supported", None)
+    return bool(asked()) if asked is not None else False
+
+
+def settle(tensor: Tensor) -> None:
+    """Before the first work on a real tensor of the CPU: call MKL's vector functions once, in one thread.
+
+    MKL finds them at their first call. Two threads that make it together may get 13 right bits instead of 24
+    (measured: the first exp in 2 of 115 processes).
+    """
+    if type(tensor) is Tensor and tensor.is_cpu and not torch.compiler.is_compiling():
+        _first_calls()
+
+
+@cache
+def _first_calls() -> None:
+    for function in (torch.exp, torch.log, torch.tanh):
+        function(torch.ones(8, device="cpu"))

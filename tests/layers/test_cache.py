@@ -124,11 +124,9 @@ def test_weights_recorded_with_a_cache_are_the_rows_of_the_full_pass():
     _, wanted = decoder.layer(x, turn=turn, return_weights=True)
     decoder.feed(x[:, :7])
     seen = []
-    _, weights = decoder.feed(
-        x[:, 7:], return_weights=True, record=lambda name, q, k, v, lse, rule: seen.append((q, k, lse, rule))
-    )
+    _, weights = decoder.feed(x[:, 7:], return_weights=True, record=lambda *given: seen.append(given))
     torch.testing.assert_close(weights, wanted[:, :, 7:], **EXACT)
-    ((q, k, lse, rule),) = seen
+    ((_, q, k, _, _, lse, rule),) = seen
     torch.testing.assert_close((rule.scores(q, k) - lse[..., None]).exp(), wanted[:, :, 7:], **EXACT)
 
 

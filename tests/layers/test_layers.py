@@ -37,6 +37,7 @@ class Seen:
     q: Tensor
     k: Tensor
     v: Tensor
+    out: Tensor
     lse: Tensor
     rule: ScoreRule
 

@@ -73,7 +73,7 @@ def test_a_linear_layer_records_what_gives_its_weights(kernel):
     layer = MultiHeadAttention(12, 3, causal=True, kernel=kernel)
     seen = []
     _, weights = layer(torch.randn(1, 7, 12), record=lambda *given: seen.append(given), return_weights=True)
-    ((name, q, k, _, normaliser, rule),) = seen
+    ((name, q, k, _, _, normaliser, rule),) = seen
     assert name == "attention"
     assert isinstance(rule, LinearRule)
     again = linear_weights(q, k, normaliser, rule.kernel, causal=rule.causal, visible=rule.keys)

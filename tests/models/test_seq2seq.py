@@ -160,7 +160,7 @@ def test_one_step_worked_by_hand():
     second = 1 / (1 + math.exp(-0.5))
     h = math.tanh(0.5 * (1 - second) - 0.5 * second)
     assert logits[0, 0].tolist() == pytest.approx([h, -2 * h], rel=1e-12)
-    ((_, q, k, _, lse, rule),) = calls
+    ((_, q, k, _, _, lse, rule),) = calls
     assert torch.exp(rule.scores(q, k)[0, 0, 0, 1] - lse[0, 0, 0]).item() == pytest.approx(second, rel=1e-12)
 
 
@@ -252,17 +252,22 @@ def test_all_visible_is_the_same_as_not_saying_so():
 
 @pytest.mark.parametrize("fields", ATTENTIVE)
 def test_recorded_alignment_is_every_steps_softmax(fields):
-    """One call, one layer: exp(score - lse) is the loop's weights at each step, 0 on padding."""
+    """One call a step: exp(score - lse) is the loop's weights, 0 on padding, and gives the output."""
     model = build(**fields)
     source, visible, target = batch_of_sentences("between")
     calls, record = recorder()
     model(source, target, source_visible=visible, record=record)
-    ((name, q, k, v, lse, rule),) = calls
-    assert [name] == model.attention_names == ["decoder.cross"]
+    names, queries, all_k, all_v, outs, lses, rules = zip(*calls, strict=True)
+    assert names == ("decoder.cross",) * 5
+    assert model.attention_names == ["decoder.cross"]
+    q, out, lse = (torch.cat(parts, 2) for parts in (queries, outs, lses))
+    k, v, rule = all_k[0], all_v[0], rules[0]
+    assert all(keys is k for keys in all_k)
     qk_dim = 23 if fields["score"] == "additive" else 19
     assert (q.shape, k.shape, v.shape) == ((3, 1, 5, qk_dim), (3, 1, 7, qk_dim), (3, 1, 7, 19))
     recovered = torch.exp(rule.scores(q, k) - lse[..., None])
     torch.testing.assert_close(recovered, weights(q, k, rule), **CLOSE)
+    torch.testing.assert_close(recovered @ v, out, **CLOSE)
     for row, seen, (_, alignment) in zip(
         recovered[:, 0], visible, reference_batch(model, source, visible, target), strict=True
     ):
@@ -323,10 +328,10 @@ def test_decoding_word_by_word_equals_teacher_forcing(fields):
     got = [logits, *(decoding.next(tokens) for tokens in target[:, 1:].unbind(1))]
     torch.testing.assert_close(torch.stack(got, 1), wanted, **CLOSE)
     assert len(steps) == (0 if fields["score"] == "none" else 5)
-    for _, q, k, _, lse, rule in whole:
-        together = torch.cat([weights(q, k, rule) for _, q, k, _, _, rule in steps], 2)
-        torch.testing.assert_close(together, weights(q, k, rule), **CLOSE)
-        torch.testing.assert_close(torch.cat([call[4] for call in steps], 2), lse, **CLOSE)
+    for (_, q, k, _, out, lse, rule), step in zip(whole, steps, strict=True):
+        torch.testing.assert_close(weights(*step[1:3], step[6]), weights(q, k, rule), **CLOSE)
+        torch.testing.assert_close(step[4], out, **CLOSE)
+        torch.testing.assert_close(step[5], lse, **CLOSE)
 
 
 @pytest.mark.parametrize("fields", KINDS)

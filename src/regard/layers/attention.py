@@ -27,13 +27,21 @@ from regard.layers.positions import Turn
 
 @runtime_checkable  # so that tests can check signatures that name it
 class Record(Protocol):
-    """A callback given what an attention layer used; nothing is kept on the layer.
+    """A callback given what an attention layer used and gave; nothing is kept on the layer.
 
-    A linear layer gives a `LinearRule`, and its normaliser in the place of the log-sum-exp.
+    `out` is (batch, head, query, v_dim), before any gate and projection. A linear layer gives a `LinearRule`,
+    and its normaliser in the place of the log-sum-exp. A decoder that goes step by step reports every step.
     """
 
     def __call__(
-        self, name: str, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: ScoreRule | LinearRule
+        self,
+        name: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        rule: ScoreRule | LinearRule,
     ) -> None: ...
 
 
@@ -181,7 +189,7 @@ class MultiHeadAttention(nn.Module):
         rule = self._rule(visible, bias, start)
         attended = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
         if record is not None:
-            record(name, q, k, v, attended.lse, rule)
+            record(name, q, k, v, attended.out, attended.lse, rule)
         return attended.out, attention.weights(q, k, rule) if return_weights else None
 
     def _linear(
@@ -214,7 +222,7 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and attended.state is not None:
             cache.keep(attended.state, k.shape[2])
         if record is not None:
-            record(name, q, k, v, attended.normaliser, rule)
+            record(name, q, k, v, attended.out, attended.normaliser, rule)
         if not return_weights:
             return attended.out, None
         shown = linear_weights(q, k, attended.normaliser, self.kernel, causal=causal, visible=keys)
@@ -269,7 +277,7 @@ class AdditiveAttention(nn.Module):
         rule = self.rule(visible)
         out, lse = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
         if record is not None:
-            record(name, q, k, v, lse, rule)
+            record(name, q, k, v, out, lse, rule)
         return out[:, 0]
 
     def project_keys(self, keys: Float[Tensor, "batch key key_dim"]) -> Float[Tensor, "batch 1 key hidden"]:

@@ -162,7 +162,7 @@ class PrunedAttention(MultiHeadAttention):
         own = torch.tensor(self.kv_head_of, device=device)
         k, v = k.index_select(1, own), v.index_select(1, own)
         if record is not None:
-            record(name, q, k, v, lse, rule)
+            record(name, q, k, v, out, lse, rule)
         return out, attention.weights(q, k, rule) if return_weights else None
 
     def extra_repr(self) -> str:

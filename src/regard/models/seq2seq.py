@@ -123,7 +123,7 @@ class DotAttention(nn.Module):
         rule = ScoreRule(scale=1.0, visible=visible or Visibility())
         out, lse = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
         if record is not None:
-            record(name, q, k, v, lse, rule)
+            record(name, q, k, v, out, lse, rule)
         return out[:, 0]
 
     def project_keys(self, keys: Float[Tensor, "batch key dim"]) -> Float[Tensor, "batch 1 key dim"]:
@@ -233,7 +233,6 @@ class Decoder(nn.Module):
             context = source.context[:, None].expand(-1, tokens.shape[1], -1)
             return run(self.recurrent, torch.cat([context, embedded], -1), state)
         visible = None if source.visible is None else Visibility(keys=source.visible)
-        recorded = None if record is None else _Recorded()
         steps, hidden = Steps(self.recurrent, embedded, state), []
         for _ in range(tokens.shape[1]):
             context = self.attention(
@@ -241,15 +240,14 @@ class Decoder(nn.Module):
                 source.values,
                 source.values,
                 visible=visible,
-                record=recorded,
+                record=record,
+                name=_NAME,
                 projected_keys=source.keys,
             )
             if gate is not None:
                 context = context * gate
             steps.step(context[:, 0])
             hidden.append(steps.output)
-        if record is not None and recorded is not None:
-            recorded.pass_on(record)
         return torch.stack(hidden, dim=1), steps.state
 
 
@@ -258,7 +256,7 @@ class Seq2Seq(nn.Module):
 
     `source_visible` says which source tokens are real (True) and which padding; padding changes nothing. The
     target starts with `bos` and needs no such flag: a word sees only those before it. `record` gets the
-    alignment of all steps as one layer with one head, "decoder.cross".
+    alignment of each step as a layer with one head, "decoder.cross".
 
     >>> config = Seq2SeqConfig(source_vocab=11, target_vocab=13, embed_dim=4, hidden_dim=8)
     >>> output = Seq2Seq(config)(torch.tensor([[5, 7, 2]]), torch.tensor([[1, 3]]))
@@ -389,23 +387,6 @@ class Seq2SeqDecoding:
 
 
 _NAME = "decoder.cross"
-
-
-class _Recorded:
-    """Collects what single steps record, to pass it on as one layer: the source is the same in all."""
-
-    def __init__(self) -> None:
-        self.queries: list[Tensor] = []
-        self.lses: list[Tensor] = []
-
-    def __call__(self, name: str, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: ScoreRule) -> None:
-        self.queries.append(q)
-        self.lses.append(lse)
-        self.shared = (k, v, rule)
-
-    def pass_on(self, record: Record) -> None:
-        k, v, rule = self.shared
-        record(_NAME, torch.cat(self.queries, dim=2), k, v, torch.cat(self.lses, dim=2), rule)
 
 
 def _recurrent(config: Seq2SeqConfig, input_dim: int, *, bidirectional: bool = False) -> nn.RNNBase:

@@ -20,6 +20,7 @@ from regard.attention.visibility import Visibility
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
+from regard.tracing.layers import Kind
 from regard.tracing.recorder import Recorded, Recorder, Rule
 from regard.tracing.take import Fed, assemble, encoded, facts_of
 from regard.tracing.traces import Trace
@@ -57,7 +58,9 @@ class GrowingTrace:
         self.keep_v, self.dtype = keep_v, dtype
         self._layers: dict[str, _Rows] = {}
 
-    def __call__(self, name: str, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule) -> None:
+    def __call__(
+        self, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
+    ) -> None:
         """Take one step of one layer."""
         rows = self._layers.setdefault(name, _Rows())
         if rows.queries and rows.queries[0].shape[0] != q.shape[0]:
@@ -113,8 +116,9 @@ class GrowingTrace:
             rule = rows.rule
             if isinstance(rule, ScoreRule):
                 rule = _whole_rule(rule, rows.start, k.shape[2])
-            recorder(name, torch.cat(rows.queries, 2), k, v, torch.cat(rows.lses, 2), rule)
-        recorder.finish()
+            kind: Kind = "cross" if name.endswith("cross") else "self"
+            q, lse = torch.cat(rows.queries, 2), torch.cat(rows.lses, 2)
+            recorder.add(name, q, k, v, lse, rule, kind=kind)
         return recorder
 
     def trace(

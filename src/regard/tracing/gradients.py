@@ -22,6 +22,7 @@ from regard.files.loading import Loaded
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.tracing.layers import LayerTrace, whole_index, whole_slice
+from regard.tracing.ours import attention_layers
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import (
     assemble,
@@ -33,7 +34,7 @@ from regard.tracing.take import (
     recorder_options,
 )
 from regard.tracing.traces import Trace
-from regard.tracing.watch import reporting, watching
+from regard.tracing.watch import watching
 
 Objective = Callable[[Any], Tensor]
 
@@ -104,8 +105,8 @@ def score_gradients(
             start = model.start_token if isinstance(model, Loaded) else None
             fed = feed_ours(found, text_or_tokens, target, tokenizer, start)
             recorder = Recorder(**recorder_options(found, fed, layers, True, None), keep_graph=True)
-            with reporting(found, recorder):
-                output = found(*fed.args, **fed.kwargs, record=recorder)
+            attention_layers(found)  # raises where one drops weights
+            output = found(*fed.args, **fed.kwargs, record=recorder)
         else:
             fed = feed_foreign(found, text_or_tokens, target, tokenizer)
             recorder = Recorder(layers=layers, keep_v=True, keep_graph=True)
@@ -117,21 +118,16 @@ def score_gradients(
             raise ArgumentError("the objective must give one number, as a tensor.")
         if not value.requires_grad:
             raise TraceError("the prediction does not depend on any attention layer that was traced.")
-        parts = [part for entries in recorder.graph for part, _ in entries]
-        gradients = iter(torch.autograd.grad(value.sum(), parts, allow_unused=True))
+        outs = [out for steps in recorder.graph for out in steps]
+        gradients = iter(torch.autograd.grad(value.sum(), outs, materialize_grads=True))
     facts = facts_of(model.facts) if isinstance(model, Loaded) else facts_about(found)
     whole = assemble(recorder, fed, tokenizer, facts)
     done = []
-    for layer, entries in zip(recorder.layers, recorder.graph, strict=True):
+    for layer, steps in zip(recorder.layers, recorder.graph, strict=True):
         if not isinstance(layer, LayerTrace):
             raise TraceError(f"{layer.name} is linear attention, which forms no scores to have a gradient.")
-        grads, sums = [], []
-        for part, to_heads in entries:
-            grad = next(gradients)
-            heads = to_heads(torch.zeros_like(part) if grad is None else grad)
-            grads.append(heads.contiguous())
-            sums.append((heads * to_heads(part.detach())).sum(-1))
-        done.append(LayerGradient(layer, torch.cat(grads, 2), torch.cat(sums, 2)))
+        grad_out, out = torch.cat([next(gradients) for _ in steps], 2), torch.cat(steps, 2).detach()
+        done.append(LayerGradient(layer, grad_out, (grad_out * out).sum(-1)))
     return ScoreGradients(whole, tuple(done), float(value.detach()))
 
 

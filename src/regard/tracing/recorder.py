@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from regard.tracing.layers import Kind, LayerTrace, LinearLayerTrace
 from regard.tracing.rule_parts import mapped_rule
 from regard.tracing.traces import LayerCheck
 
-ToHeads = Callable[[Tensor], Tensor]
 # What must be visible of a layer by what is known of model and input; None where nothing is known.
 Expect = Callable[[str, Kind, int, int], Visibility | None]
 
@@ -39,7 +38,6 @@ class Recorder:
         keep_v: bool = False,
         dtype: torch.dtype | None = None,
         expect: Expect | None = None,
-        gates: dict[str, Tensor] | None = None,
         keep_graph: bool = False,
     ) -> None:
         if dtype is not None and dtype not in STORAGE:
@@ -48,28 +46,28 @@ class Recorder:
                 f"the model's own. Got {dtype}."
             )
         self.wanted = None if layers is None else set(layers)
-        self.keep_v, self.dtype, self.expect, self.gates = keep_v, dtype, expect, gates or {}
+        self.keep_v, self.dtype, self.expect = keep_v, dtype, expect
         self.layers: list[Recorded] = []
         self.samples: list[_Sample] = []
         self.seen: list[str] = []  # every layer that ran, wanted or not
-        self.outputs: list[Tensor] = []  # given before what they belong to, as by a decoder's steps
-        # For gradients: what of the graph holds a layer's output, and how its gradient becomes heads.
         self.keep_graph = keep_graph
-        self.graph: list[list[tuple[Tensor, ToHeads]]] = []
-        self._steps: list[tuple[Tensor, ToHeads]] = []
-        self._pending: tuple[Recorded, Tensor] | None = None
+        self.graph: list[list[Tensor]] = []  # for gradients: each layer's output, of every step
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None  # of a first step: k, v, output
+        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []  # those after it: q, lse, output
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, name: str, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule) -> None:
-        """Take a layer of ours; its output follows in `output`, or has come before."""
-        self.finish()
-        kind: Kind = "cross" if name.endswith("cross") else "self"
-        out = torch.cat(self.outputs, dim=2) if self.outputs else None
-        self.outputs = []
-        self.add(name, q, k, v, lse, rule, kind=kind, out=out)
-        if self.graph and self._steps:
-            self.graph[-1] += self._steps
-            self._steps = []
+    def __call__(
+        self, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
+    ) -> None:
+        """Take a layer of ours, or the next step of the one that was taken last: its rows are added."""
+        if self._last is None or self._last[0] is not k or self.seen[-1] != name:
+            self.add(name, q, k, v, lse, rule, kind="cross" if name.endswith("cross") else "self", out=out)
+            # A recurrent decoder has one query a step, and the same keys in all of them.
+            self._last = (k, v.detach(), out.detach()) if q.shape[2] == 1 else None
+        elif self.layers and self.layers[-1].name == name:
+            self._steps.append((self._kept(q), _copied(lse, None), out.detach()))
+            if self.keep_graph:
+                self.graph[-1].append(_in_graph(out))
 
     def add(
         self,
@@ -86,6 +84,7 @@ class Recorder:
         owned: bool = False,
     ) -> Recorded | None:
         """Keep one layer and check it; None where it is not wanted. `owned`: nobody else has the rule."""
+        self._put_steps_together()
         again = sum(seen == name or seen.startswith(f"{name}#") for seen in self.seen)
         index, name = len(self.seen), f"{name}#{again + 1}" if again else name
         self.seen.append(name)
@@ -103,48 +102,28 @@ class Recorder:
             layer = LayerTrace(name, kept_q, kept_k, sums, kept_rule, kept_v, kind, kept_sink)
         self.layers.append(layer)
         self.graph.append([])
-        self._pending = (layer, v.detach())
-        if out is not None:
-            self.output(out)
-        return layer
-
-    def output(self, out: Tensor, to_heads: ToHeads | None = None) -> None:
-        """The output of the layer taken last, before its projection: now it can be checked.
-
-        (batch, head, query, v_dim), or what `to_heads` makes into that.
-        """
-        if self._pending is None:
-            return
-        layer, v = self._pending
-        self._pending = None
-        form = to_heads or _as_it_is
-        if self.keep_graph:
-            self.graph[-1].append((_in_graph(out), form))
-        self._check(layer, v, form(out.detach()))
-
-    def step_output(self, out: Tensor, to_heads: ToHeads) -> None:
-        """The output of one step, of a layer that is taken once all steps are done."""
-        if self._pending is not None:
-            self.output(out, to_heads)
-            return
-        self.outputs.append(to_heads(out.detach()))
-        if self.keep_graph:
-            self._steps.append((_in_graph(out), to_heads))
-
-    def finish(self) -> None:
-        """Check what never got its output."""
-        if self._pending is not None:
-            layer, v = self._pending
-            self._pending = None
-            self._check(layer, v, None)
-
-    def _check(self, layer: Recorded, v: Tensor, out: Tensor | None) -> None:
+        if self.keep_graph and out is not None:
+            self.graph[-1].append(_in_graph(out))
         # Other rows in every layer: together they are spread over the whole text.
         at = (0.75 + 0.382 * len(self.samples)) % 1
-        self.samples.append(_sampled(layer, v, out, self.gates.get(layer.name), at))
+        self.samples.append(_sampled(layer, v.detach(), None if out is None else out.detach(), at))
+        return layer
+
+    def _put_steps_together(self) -> None:
+        """The layer taken last with the rows of all its steps."""
+        if self._steps and self._last is not None:
+            _, v, first = self._last
+            queries, sums, outs = zip(*self._steps, strict=True)
+            last = self.layers[-1]
+            assert isinstance(last, LayerTrace)  # a linear decoder takes no steps
+            layer = replace(last, q=torch.cat([last.q, *queries], 2), lse=torch.cat([last.lse, *sums], 2))
+            self.layers[-1] = layer
+            self.samples[-1] = _sampled(layer, v, torch.cat([first, *outs], 2), 0.75)
+        self._steps, self._last = [], None
 
     def checks(self) -> tuple[LayerCheck, ...]:
         """Whether each layer's weights are those it had, once the forward pass is over."""
+        self._put_steps_together()
         return tuple(_judged(sample, self.expect) for sample in self.samples)
 
     def _kept(self, tensor: Tensor) -> Tensor:
@@ -163,10 +142,6 @@ class Recorder:
         if known is None:  # the original is held, so that its id stays its own
             known = self._copies[id(tensor)] = (tensor, tensor.detach().clone())
         return known[1]
-
-
-def _as_it_is(out: Tensor) -> Tensor:
-    return out
 
 
 def _in_graph(out: Tensor) -> Tensor:
@@ -192,7 +167,7 @@ class _Sample:
     difference: Tensor | None  # of that output and the one that the weights give
 
 
-def _sampled(layer: Recorded, v: Tensor, out: Tensor | None, gate: Tensor | None, at: float) -> _Sample:
+def _sampled(layer: Recorded, v: Tensor, out: Tensor | None, at: float) -> _Sample:
     """The rows at the fraction `at` of all. Between two layers every operation costs twice: few are made.
 
     `out` is the layer's own output, before its projection.
@@ -211,8 +186,6 @@ def _sampled(layer: Recorded, v: Tensor, out: Tensor | None, gate: Tensor | None
     batch, n_head, n_row, n_key = weights.shape
     grouped = weights.reshape(batch, v.shape[1], -1, n_key) @ v.to(weights.dtype)
     recovered = grouped.reshape(batch, n_head, n_row, v.shape[3])
-    if gate is not None:
-        recovered = recovered * gate[:, None, None]
     eps = torch.finfo(out.dtype).eps
     return _Sample(layer, rows, cols, weights, value_size, eps, recovered - out[:, :, rows])
 

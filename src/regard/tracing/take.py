@@ -27,9 +27,10 @@ from regard.models.transformer import Transformer
 from regard.tracing.hf_registry import implementation_of
 from regard.tracing.layers import Kind, LayerTrace
 from regard.tracing.masks import dense_bytes
+from regard.tracing.ours import attention_layers
 from regard.tracing.recorder import Expect, Recorder
 from regard.tracing.traces import Checks, Plain, Trace
-from regard.tracing.watch import reporting, watching
+from regard.tracing.watch import watching
 
 Ids = Int[Tensor, "batch position"]
 
@@ -79,7 +80,7 @@ def trace(
         start = model.start_token if isinstance(model, Loaded) else None
         fed = feed_ours(found, text_or_tokens, target, tokenizer, start)
         recorder = run_ours(
-            found, fed, Recorder(**recorder_options(found, fed, layers, keep_v, dtype, head_gate)), head_gate
+            found, fed, Recorder(**recorder_options(found, fed, layers, keep_v, dtype)), head_gate
         )
         facts = facts_of(model.facts) if isinstance(model, Loaded) else facts_about(found)
     else:
@@ -177,7 +178,8 @@ def run_ours(
     kwargs = dict(fed.kwargs)
     if isinstance(model, Transformer):
         kwargs["logits"] = "none"
-    with torch.no_grad(), reporting(model, recorder):
+    attention_layers(model)  # raises where one drops weights
+    with torch.no_grad():
         model(*fed.args, **kwargs, record=recorder, head_gate=head_gate)
     return recorder
 
@@ -224,7 +226,6 @@ def recorder_options(
     layers: Sequence[int | str] | None,
     keep_v: bool,
     dtype: torch.dtype | None,
-    head_gate: Tensor | None = None,
 ) -> dict[str, Any]:
     """What a recorder of one of our models is told."""
     names = model.attention_names
@@ -237,10 +238,6 @@ def recorder_options(
                 f"layers must be some of 0 to {len(names) - 1} or {', '.join(names)}. Got {list(layers)}."
             )
         layers = [names[each] if isinstance(each, int) else each for each in layers]
-    gates = {} if head_gate is None else dict(zip(names, head_gate, strict=False))
-    kept = model.config.kept_heads if isinstance(model, Transformer) else None
-    if kept is not None:  # a gate counts heads as before pruning, a pruned layer gives those it has
-        gates = {name: gates[name][list(heads)] for name, heads in zip(names, kept, strict=True) if gates}
     causal = isinstance(model, Transformer)
 
     def expect(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility:
@@ -248,7 +245,7 @@ def recorder_options(
         keys = fed.source_real if reads_source else fed.real
         return Visibility(causal=causal and kind == "self" and name.startswith("decoder"), keys=keys)
 
-    return {"layers": layers, "keep_v": keep_v, "dtype": dtype, "expect": expect, "gates": gates}
+    return {"layers": layers, "keep_v": keep_v, "dtype": dtype, "expect": expect}
 
 
 def _range(names: Sequence[str]) -> range:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -30,12 +29,11 @@ from regard.attention.scores import ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
-from regard.layers.attention import AdditiveAttention, MultiHeadAttention, split_heads
-from regard.models.seq2seq import DotAttention
 from regard.tracing.hf_registry import registered
 from regard.tracing.layers import Kind
 from regard.tracing.masks import MaskReader, ReadMask, compact_bias
-from regard.tracing.recorder import Recorder, Rule
+from regard.tracing.ours import refuse_dropout, reporting
+from regard.tracing.recorder import Recorder
 
 _CROSS_WORDS = ("cross", "encoder_attn", "encdec", "multihead_attn", "multi_head_attn")
 _SOURCE_WORDS = ("key_value_states", "encoder_hidden_states")
@@ -249,7 +247,7 @@ def _answer(
 ) -> Tensor:
     """Attention's output, with everything of it given to those who watch."""
     if dropout:
-        _refuse_dropout(dropout)
+        refuse_dropout(dropout)
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     k, v = _without_repeats(q, k, v)
     watches = list(_thread.watches)
@@ -281,13 +279,6 @@ def _answer(
     return out
 
 
-def _refuse_dropout(dropout: float) -> None:
-    raise ArgumentError(
-        f"attention has dropout {dropout}, and its weights differ from run to run: "
-        "call model.eval() before tracing."
-    )
-
-
 def _added(bias: Tensor, read: ReadMask, shape: tuple[int, int, int, int], start: int) -> Any:
     """A bias that comes beside the mask, and what the mask itself adds."""
     table = bias.detach().expand(-1, -1, shape[2], -1)
@@ -314,53 +305,3 @@ def _without_repeats(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if not bool((split == split[:, :, :1]).all()):
             return k, v
     return k[:, ::group], v[:, ::group]
-
-
-@contextmanager
-def reporting(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """A block in which attention layers of ours inside `model` report to `recorder`, with their outputs.
-
-    A layer that is already given a `record` goes on reporting to that; its output still comes to `recorder`.
-    """
-    thread, handles = threading.get_ident(), []
-    names: dict[int, str] = {}
-
-    def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        if threading.get_ident() != thread or kwargs.get("record") is not None:
-            return None
-        elsewhere = not isinstance(module, MultiHeadAttention) or len(args) > 1
-        kind: Kind = "cross" if elsewhere or kwargs.get("memory") is not None else "self"
-
-        def record(_: str, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule) -> None:
-            recorder.finish()
-            recorder.add(names[id(module)], q, k, v, lse, rule, kind=kind)
-
-        return args, {**kwargs, "record": record}
-
-    def heads(n_head: int) -> Callable[..., None]:
-        def take(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            if threading.get_ident() == thread:
-                recorder.output(args[0], partial(split_heads, n_head=n_head))
-
-        return take
-
-    def context(module: nn.Module, args: Any, out: Tensor) -> None:
-        if threading.get_ident() == thread:
-            recorder.step_output(out, partial(torch.unsqueeze, dim=1))
-
-    for name, module in model.named_modules():
-        if isinstance(module, MultiHeadAttention | AdditiveAttention | DotAttention):
-            if module.training and module.dropout:
-                _refuse_dropout(module.dropout)
-            names[id(module)] = name or "attention"
-            handles.append(module.register_forward_pre_hook(ask, with_kwargs=True))
-            if isinstance(module, MultiHeadAttention):
-                handles.append(module.out.register_forward_pre_hook(heads(module.n_head)))
-            else:
-                handles.append(module.register_forward_hook(context))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        recorder.finish()

@@ -5,14 +5,8 @@ import torch
 
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, RegardError, ShapeError
-from regard.layers.attention import (
-    AdditiveAttention,
-    Block,
-    BlockConfig,
-    FeedForward,
-    MultiHeadAttention,
-    make_norm,
-)
+from regard.layers.attention import AdditiveAttention, MultiHeadAttention
+from regard.layers.block import Block, BlockConfig, FeedForward, make_norm
 from regard.layers.cache import KVCache, LayerCache
 from regard.layers.positions import (
     LearnedPositions,

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from regard.files.loading import Loaded, ModelFacts
 from regard.files.tokenizer import byte_tokenizer
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise
 
 TEXT = "the cat sat on the mat because it was tired"

@@ -11,7 +11,8 @@ from regard.costs.cost import Latent, cost, leading, parameters, sizes_of, what_
 from regard.costs.formula import symbols
 from regard.errors import ArgumentError, UnsupportedError
 from regard.layers import attention as layers
-from regard.layers.attention import BlockConfig, MultiHeadAttention
+from regard.layers.attention import MultiHeadAttention
+from regard.layers.block import BlockConfig
 from regard.layers.cache import LayerCache
 from regard.models.families import FAMILIES
 from regard.models.transformer import Transformer, TransformerConfig

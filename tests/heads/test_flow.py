@@ -6,7 +6,7 @@ import torch
 from regard.heads import frames
 from regard.heads.flow import ValueWeightedLayer, attention_of, logit_attribution, rollout, value_weighted
 from regard.heads.measures import measure
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace

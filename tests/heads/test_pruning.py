@@ -20,7 +20,7 @@ from regard.heads.pruning import (
     ranked_heads,
     save_pruned,
 )
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models.families import FAMILIES
 from regard.models.pruned import PrunedAttention
 from regard.models.transformer import Transformer, TransformerConfig

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.visibility import Visibility
-from regard.layers.attention import Block, BlockConfig, MultiHeadAttention
+from regard.layers.attention import MultiHeadAttention
+from regard.layers.block import Block, BlockConfig
 from regard.layers.cache import KVCache, LayerCache
 from regard.layers.positions import RelativeBias, Rotary
 

@@ -11,17 +11,8 @@ from torch import Tensor, nn
 
 from regard.attention.scores import ScoreRule
 from regard.attention.visibility import Visibility
-from regard.layers.attention import (
-    ACTIVATIONS,
-    AdditiveAttention,
-    Block,
-    BlockConfig,
-    FeedForward,
-    MultiHeadAttention,
-    make_norm,
-    merge_heads,
-    split_heads,
-)
+from regard.layers.attention import AdditiveAttention, MultiHeadAttention, merge_heads, split_heads
+from regard.layers.block import ACTIVATIONS, Block, BlockConfig, FeedForward, make_norm
 
 BATCH, N_HEAD, N_QUERY, N_KEY, MODEL_DIM, MEMORY_DIM, QK_DIM = 2, 6, 7, 11, 13, 17, 5
 EXACT = {"atol": 1e-12, "rtol": 1e-10}  # float64: a few hundred roundings of 1e-16

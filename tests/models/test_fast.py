@@ -10,7 +10,7 @@ import torch
 from regard.attention import torch_ops
 from regard.errors import ArgumentError
 from regard.files.loading import load
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models import fast, packing
 from regard.models.transformer import Transformer, TransformerConfig, initialise
 

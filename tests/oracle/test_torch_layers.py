@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.visibility import Visibility
-from regard.layers.attention import Block, BlockConfig, MultiHeadAttention
+from regard.layers.attention import MultiHeadAttention
+from regard.layers.block import Block, BlockConfig
 
 BATCH, N_HEAD, MODEL_DIM, FF_DIM, N_QUERY, N_KEY = 2, 3, 15, 17, 7, 11
 # A few hundred roundings of 1e-16, or of 6e-8.

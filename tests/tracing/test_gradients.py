@@ -5,7 +5,7 @@ import torch
 from tiny_models import TEXT, NanoGPT, target_of, tiny
 
 from regard.errors import ArgumentError
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise
 from regard.tracing.gradients import score_gradients
 

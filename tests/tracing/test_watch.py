@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError, TraceError
-from regard.layers.attention import AdditiveAttention, BlockConfig, MultiHeadAttention
+from regard.layers.attention import AdditiveAttention, MultiHeadAttention
+from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import trace

@@ -15,7 +15,7 @@ from regard.heads.pruning import prune, pruning_curve, ranked_heads, save_pruned
 from regard.heads.relations import score_pairs
 from regard.heads.survey import repeated_tokens, survey
 from regard.heads.tokens import copies, token_facts
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models.pruned import PrunedAttention, stated_kept_heads
 from regard.models.transformer import TransformerConfig
 from regard.tracing.take import trace

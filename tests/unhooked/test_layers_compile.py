@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.visibility import Visibility
-from regard.layers.attention import Block, BlockConfig, MultiHeadAttention
+from regard.layers.attention import MultiHeadAttention
+from regard.layers.block import Block, BlockConfig
 from regard.layers.positions import Rotary
 
 # The compiler fuses and reorders sums: a few roundings of float32's 6e-8 on numbers of about 1.

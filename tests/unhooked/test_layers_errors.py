@@ -5,14 +5,8 @@ import torch
 
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, RegardError, ShapeError
-from regard.layers.attention import (
-    AdditiveAttention,
-    Block,
-    BlockConfig,
-    FeedForward,
-    MultiHeadAttention,
-    make_norm,
-)
+from regard.layers.attention import AdditiveAttention, MultiHeadAttention
+from regard.layers.block import Block, BlockConfig, FeedForward, make_norm
 from regard.layers.cache import KVCache, LayerCache
 from regard.layers.positions import (
     LearnedPositions,
@@ -22,7 +16,6 @@ from regard.layers.positions import (
     SinusoidalPositions,
     sinusoidal,
 )
-from regard.layers.steps import mha_step, mqa_step
 
 
 @pytest.mark.parametrize(
@@ -290,41 +283,6 @@ def test_caches_refuse_what_they_cannot_do(use, error, message):
     cache.append(torch.ones(2, 5, 3, 7), torch.ones(2, 5, 3, 11))
     with pytest.raises(error, match=message):
         use(cache)
-
-
-STEP = {"x": (2, 13), "w_q": (3, 13, 5), "w_o": (3, 7, 13)}
-MULTI_HEAD = {"past_k": (2, 3, 4, 5), "past_v": (2, 3, 4, 7), "w_k": (3, 13, 5), "w_v": (3, 13, 7)}
-MULTI_QUERY = {"past_k": (2, 4, 5), "past_v": (2, 4, 7), "w_k": (13, 5), "w_v": (13, 7)}
-
-
-@pytest.mark.parametrize(("step", "own"), [(mha_step, MULTI_HEAD), (mqa_step, MULTI_QUERY)])
-@pytest.mark.parametrize(
-    ("name", "shape", "message"),
-    [
-        ("x", (13,), r"x has 1 dimensions: it must be \(batch, model_dim\)"),
-        ("x", (1, 13), "past_k has batch 2 and those before it have 1"),
-        ("w_q", (3, 11, 5), "w_q has model_dim 11 and those before it have 13"),
-        (
-            "w_o",
-            (3, 6, 13),
-            r"w_o has v_dim 6 and those before it have 7.* \(head 3, v_dim 6, model_dim 13\)",
-        ),
-    ],
-)
-def test_steps_name_the_dimension_that_does_not_fit(step, own, name, shape, message):
-    """One word, one size, wherever it stands; nothing is broadcast."""
-    tensors = {key: torch.zeros(size) for key, size in {**STEP, **own, name: shape}.items()}
-    with pytest.raises(ShapeError, match=message):
-        step(**tensors)
-
-
-@pytest.mark.parametrize(("step", "own"), [(mha_step, MULTI_HEAD), (mqa_step, MULTI_QUERY)])
-def test_steps_want_one_dtype(step, own):
-    """The message names the tensor that differs."""
-    tensors = {key: torch.zeros(size) for key, size in {**STEP, **own}.items()}
-    tensors["w_v"] = tensors["w_v"].double()
-    with pytest.raises(ShapeError, match=r"w_v has dtype torch.float64 and x has torch.float32"):
-        step(**tensors)
 
 
 def test_every_error_is_a_value_error_and_one_of_ours():

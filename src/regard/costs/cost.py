@@ -25,7 +25,7 @@ import torch
 from regard.attention.feature_maps import feature_map
 from regard.costs.formula import Formula, symbols
 from regard.errors import ArgumentError, UnsupportedError
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models.transformer import TransformerConfig
 
 Phase = Literal["train", "prefill", "decode"]

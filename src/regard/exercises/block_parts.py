@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.attention.visibility import Visibility
 from regard.exercises.multi_head_parts import PLAIN
 from regard.exercises.spec import Case, Draw, Mistake, Probe
-from regard.layers.attention import Block, BlockConfig
+from regard.layers.block import Block, BlockConfig
 
 SIZES = {"batch": 2, "position": 5, "head": 3, "head_dim": 2, "ff_dim": 7}
 

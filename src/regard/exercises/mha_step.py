@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import attend
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Right
 from regard.exercises.step_parts import HINTS, MISTAKES, SCALE, WORDS, probes, trials
-from regard.layers.steps import mha_step
 
 TASK = """
 One token of multi-head attention in decoding (Shazeer 2019). Every head has its own query, keys and values,
@@ -92,10 +94,14 @@ def mha_step(x, prev_K, prev_V, W_q, W_k, W_v, W_o):
 
 
 def reference(case: Case, *, scale: str = "none") -> tuple[Tensor, Tensor, Tensor]:
-    """Our own step; a scale is the same as smaller queries."""
-    x, keys, values, w_q, w_k, w_v, w_o = case.args
-    w_q = w_q if scale == "none" else w_q / w_q.shape[2] ** 0.5
-    return mha_step(x, keys, values, w_q, w_k, w_v, w_o)
+    """One token of multi-head attention with a cache (Shazeer 2019, 2.4.1)."""
+    x, past_k, past_v, w_q, w_k, w_v, w_o = case.args
+    q = torch.einsum("bd,hdk->bhk", x, w_q)
+    k = torch.cat([past_k, torch.einsum("bd,hdk->bhk", x, w_k)[:, :, None]], dim=2)
+    v = torch.cat([past_v, torch.einsum("bd,hdv->bhv", x, w_v)[:, :, None]], dim=2)
+    rule = ScoreRule(scale=1.0 if scale == "none" else None)
+    out = attend(q[:, :, None], k, v, rule).out
+    return torch.einsum("bhv,hvd->bd", out[:, :, 0], w_o), k, v
 
 
 def make(draw: Draw) -> Case:

@@ -10,7 +10,7 @@ from regard.attention import softmax as attention
 from regard.drawing.figures import heat_map
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Experiment, Measurement, Result, above, below, equal
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models import transformer
 
 VOCAB, LENGTH = 6, 12

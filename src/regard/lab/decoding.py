@@ -13,7 +13,7 @@ from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, equal
 from regard.layers import attention as layers
 from regard.layers import cache
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models.transformer import TransformerConfig
 
 BATCH, DIM, N_HEAD = 2, 256, 8

@@ -11,7 +11,7 @@ from regard.lab.drawing import finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, below, equal
 from regard.layers import attention as layers
 from regard.layers import cache
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models.transformer import TransformerConfig
 
 DIM, N_HEAD, BATCH, LENGTH = 24, 4, 3, 11

@@ -1,11 +1,9 @@
-"""Attention as a layer, and the block that Transformers are made of."""
+"""Attention as a layer: multi-head, and additive."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -21,7 +19,6 @@ from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.layers.cache import LayerCache
-from regard.layers.norms import RMSNorm
 from regard.layers.positions import Turn
 
 
@@ -95,8 +92,8 @@ class MultiHeadAttention(nn.Module):
         qk_dim = model_dim // n_head if qk_dim is None else qk_dim
         v_dim = model_dim // n_head if v_dim is None else v_dim
         memory_dim = model_dim if memory_dim is None else memory_dim
-        _check_sizes(model_dim=model_dim, memory_dim=memory_dim, n_head=n_head, qk_dim=qk_dim, v_dim=v_dim)
-        _check_dropout(dropout)
+        check_sizes(model_dim=model_dim, memory_dim=memory_dim, n_head=n_head, qk_dim=qk_dim, v_dim=v_dim)
+        check_dropout(dropout)
         self.model_dim, self.memory_dim = model_dim, memory_dim
         self.n_head, self.n_kv_head, self.qk_dim, self.v_dim = n_head, n_kv_head, qk_dim, v_dim
         self.dropout = dropout
@@ -249,8 +246,8 @@ class AdditiveAttention(nn.Module):
         self, query_dim: int, key_dim: int, hidden_dim: int, *, bias: bool = False, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        _check_sizes(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
-        _check_dropout(dropout)
+        check_sizes(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
+        check_dropout(dropout)
         self.dropout = dropout
         self.query = nn.Linear(query_dim, hidden_dim, bias)
         self.key = nn.Linear(key_dim, hidden_dim, bias)
@@ -306,13 +303,15 @@ class AdditiveAttention(nn.Module):
         return attention.weights(q, k, self.rule(visible))[:, 0]
 
 
-def _check_sizes(**sizes: int) -> None:
+def check_sizes(**sizes: int) -> None:
+    """Raise unless every size is at least 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ShapeError(f"{name} must be at least 1. Got {size}.")
 
 
-def _check_dropout(dropout: float) -> None:
+def check_dropout(dropout: float) -> None:
+    """Raise unless this is a probability below 1."""
     if not 0 <= dropout < 1:
         raise ArgumentError(f"dropout must be at least 0 and below 1. Got {dropout}.")
 
@@ -325,162 +324,3 @@ def _check_input(name: str, x: Tensor, dim: int, weight: Tensor) -> None:
         raise ShapeError(f"{name} is on {x.device}, the layer's weights on {weight.device}: move one.")
     if x.dtype != weight.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
         raise ShapeError(f"{name} has dtype {x.dtype}, the layer's weights have {weight.dtype}: convert one.")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": nn.functional.relu,
-    "gelu": nn.functional.gelu,
-    "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),  # no lambda: a layer can be pickled
-    "silu": nn.functional.silu,
-}
-
-
-class FeedForward(nn.Module):
-    """down(act(up(x))), or gated: down(act(gate(x)) * up(x)) (Shazeer 2020)."""
-
-    def __init__(
-        self, model_dim: int, ff_dim: int, *, activation: str, gated: bool, bias: bool, dropout: float
-    ) -> None:
-        super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ArgumentError(f"activation must be one of {', '.join(ACTIVATIONS)}. Got {activation!r}.")
-        _check_sizes(model_dim=model_dim, ff_dim=ff_dim)
-        _check_dropout(dropout)
-        self.activation = ACTIVATIONS[activation]
-        self.up = nn.Linear(model_dim, ff_dim, bias)
-        self.gate = nn.Linear(model_dim, ff_dim, bias) if gated else None
-        self.down = nn.Linear(ff_dim, model_dim, bias)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(
-        self, x: Float[Tensor, "batch position model_dim"]
-    ) -> Float[Tensor, "batch position model_dim"]:
-        up = self.up(x)
-        hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
-        out: Tensor = self.down(self.dropout(hidden))
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class BlockConfig:
-    """What one block is made of; the families differ in these fields."""
-
-    model_dim: int
-    n_head: int
-    ff_dim: int
-    n_kv_head: int | None = None  # None: n_head (multi-head)
-    qk_dim: int | None = None  # None: model_dim / n_head
-    v_dim: int | None = None
-    norm: Literal["layer", "rms"] = "layer"
-    norm_first: bool = True
-    norm_eps: float = 1e-5
-    activation: str = "gelu"
-    gated: bool = False
-    attention_bias: bool = True
-    out_bias: bool | None = None  # of the output projection; None: as attention_bias
-    ff_bias: bool = True
-    scale: float | None = None  # None: 1 / sqrt(qk_dim)
-    kernel: str | None = None  # a feature map's name: linear attention in place of softmax
-    window: int | None = None
-    dropout: float = 0.0
-
-
-def make_norm(config: BlockConfig) -> nn.Module:
-    """LayerNorm or RMSNorm."""
-    if config.norm not in ("layer", "rms"):
-        raise ArgumentError(f"norm must be 'layer' or 'rms'. Got {config.norm!r}.")
-    kind = nn.LayerNorm if config.norm == "layer" else RMSNorm
-    return kind(config.model_dim, eps=config.norm_eps)
-
-
-class Block(nn.Module):
-    """Self-attention, cross-attention where `cross`, feed-forward: each with a residual and a norm."""
-
-    def __init__(self, config: BlockConfig, *, causal: bool = False, cross: bool = False) -> None:
-        super().__init__()
-        self.norm_first = config.norm_first
-        self.attention = _attention(config, causal=causal)
-        self.attention_norm = make_norm(config)
-        self.cross = _attention(config, causal=False) if cross else None
-        self.cross_norm = make_norm(config) if cross else None
-        self.ff = FeedForward(
-            config.model_dim,
-            config.ff_dim,
-            activation=config.activation,
-            gated=config.gated,
-            bias=config.ff_bias,
-            dropout=config.dropout,
-        )
-        self.ff_norm = make_norm(config)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(
-        self,
-        x: Float[Tensor, "batch position model_dim"],
-        memory: Float[Tensor, "batch memory_position memory_dim"] | None = None,
-        *,
-        visible: Visibility | None = None,
-        memory_visible: Visibility | None = None,
-        bias: Bias | None = None,
-        turn: Turn | None = None,
-        cache: LayerCache | None = None,
-        cross_cache: LayerCache | None = None,
-        record: Record | None = None,
-        name: str = "block",
-        head_gate: Float[Tensor, "head"] | None = None,
-        cross_gate: Float[Tensor, "head"] | None = None,
-    ) -> Float[Tensor, "batch position model_dim"]:
-        """The block's output. `record` gets the attention as `name`.self and `name`.cross."""
-        if self.cross is None and memory is not None:
-            raise ArgumentError("a block without cross-attention takes no `memory`: build with cross=True.")
-        look = partial(
-            self.attention,
-            visible=visible,
-            bias=bias,
-            turn=turn,
-            cache=cache,
-            record=record,
-            name=f"{name}.self",
-            head_gate=head_gate,
-        )
-
-        x = self._residual(x, self.attention_norm, look)
-        if self.cross is not None and self.cross_norm is not None:
-            if memory is None:
-                raise ArgumentError("a block with cross-attention needs the encoder's output as `memory`.")
-            look_across = partial(
-                self.cross,
-                memory=memory,
-                visible=memory_visible,
-                cache=cross_cache,
-                record=record,
-                name=f"{name}.cross",
-                head_gate=cross_gate,
-            )
-            x = self._residual(x, self.cross_norm, look_across)
-        return self._residual(x, self.ff_norm, self.ff)
-
-    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """x + f(norm(x)), or norm(x + f(x)) where the norm comes after."""
-        if self.norm_first:
-            added: Tensor = x + self.dropout(sublayer(norm(x)))
-            return added
-        normed: Tensor = norm(x + self.dropout(sublayer(x)))
-        return normed
-
-
-def _attention(config: BlockConfig, *, causal: bool) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.model_dim,
-        config.n_head,
-        n_kv_head=config.n_kv_head,
-        qk_dim=config.qk_dim,
-        v_dim=config.v_dim,
-        bias=config.attention_bias,
-        out_bias=config.out_bias,
-        scale=config.scale,
-        dropout=config.dropout if config.kernel is None else 0.0,
-        causal=causal,
-        window=config.window if causal else None,
-        kernel=config.kernel,
-    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regard.errors import UnsupportedError
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.layers.positions import RotaryScaling
 from regard.models.transformer import TransformerConfig
 

@@ -23,7 +23,8 @@ from torch.nn.modules import module as torch_module
 
 from regard.attention import kernels
 from regard.attention.softmax import attend_one
-from regard.layers.attention import Block, FeedForward, MultiHeadAttention
+from regard.layers.attention import MultiHeadAttention
+from regard.layers.block import Block, FeedForward
 from regard.layers.cache import KVCache, LayerCache
 from regard.layers.norms import RMSNorm, rms_norm
 from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, SinusoidalPositions

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
 from regard.attention import torch_ops
-from regard.layers.attention import Block
+from regard.layers.block import Block
 
 _FEW = 2  # rows: a plain product of so few reads the matrix once, as fast as memory gives it
 _N_CALIBRATE = 128  # random tokens that show which channels are large

@@ -20,7 +20,8 @@ from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule, Sl
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError
-from regard.layers.attention import BlockConfig, MultiHeadAttention, Record
+from regard.layers.attention import MultiHeadAttention, Record
+from regard.layers.block import BlockConfig
 from regard.layers.cache import LayerCache
 from regard.layers.positions import Turn
 

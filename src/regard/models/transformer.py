@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
-from regard.layers.attention import ACTIVATIONS, Block, BlockConfig, Record, make_norm
+from regard.layers.attention import Record
+from regard.layers.block import ACTIVATIONS, Block, BlockConfig, make_norm
 from regard.layers.cache import KVCache
 from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, RotaryScaling, SinusoidalPositions
 from regard.models import fast

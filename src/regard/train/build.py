@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.files.loading import Loaded, assembled
 from regard.files.tokenizer import TextTokenizer
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models.families import FAMILIES
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.files.loading import checked_device
-from regard.layers.attention import Block
+from regard.layers.block import Block
 from regard.train.settings import Settings
 
 

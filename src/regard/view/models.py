@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, LoadError
 from regard.files import hub
 from regard.files.loading import Loaded, ModelFacts, load
 from regard.files.tokenizer import TextTokenizer, byte_tokenizer
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models.families import FAMILIES
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise

@@ -12,7 +12,7 @@ from regard import Visibility, attend, generate, gru_forward, load, lstm_forward
 from regard.attention import torch_ops
 from regard.attention.scores import ScoreRule
 from regard.attention.torch_ops import _operator
-from regard.layers.attention import BlockConfig
+from regard.layers.block import BlockConfig
 from regard.models.packing import why_not_int8
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, initialise

@@ -1,27 +1,43 @@
 """Every experiment confirms its claim, and refutes it when the library is broken."""
 
 import json
+import sys
 import warnings
 
 import pytest
 import torch
 
-from regard.attention import feature_maps, scores, visibility
-from regard.attention import softmax as attention
-from regard.heads import importance
+from regard.attention.feature_maps import Quadratic
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import Attended, attend, attend_hard
+from regard.attention.visibility import Visibility
+from regard.heads.importance import importance
 from regard.lab.catalogue import EXPERIMENTS, find
-from regard.lab.spec import as_json, perform
-from regard.layers import attention as layers
-from regard.layers import cache
-from regard.models import seq2seq
-from regard.recurrent import cells as recurrent
+from regard.lab.spec import perform
+from regard.layers.attention import merge_heads, split_heads
+from regard.layers.cache import LayerCache
+from regard.recurrent.cells import gru_forward, lstm_forward
+
+
+def replace_function(patch, function, broken):
+    """Put `broken` in the place of `function` in every module of the library that has imported it."""
+    places = [
+        (module, name)
+        for path, module in list(sys.modules.items())
+        if path.partition(".")[0] == "regard"
+        for name, value in vars(module).items()
+        if value is function
+    ]
+    assert places
+    for module, name in places:
+        patch.setattr(module, name, broken)
 
 
 def wrong_scale(value):
     """Scores divided by something else than the root of the dimension."""
 
     def change(patch):
-        patch.setattr(scores.ScoreRule, "scale_for", lambda self, qk_dim: value(self, qk_dim))
+        patch.setattr(ScoreRule, "scale_for", lambda self, qk_dim: value(self, qk_dim))
 
     return change
 
@@ -29,113 +45,98 @@ def wrong_scale(value):
 def soft_in_place_of_hard(patch):
     """Hard attention that is soft, so that it has gradients."""
 
-    def attend_hard(q, k, v, rule=None, *, straight_through=False):
-        return attention.attend(q, k, v, rule).out
+    def soft(q, k, v, rule=None, *, straight_through=False):
+        return attend(q, k, v, rule).out
 
-    patch.setattr(attention, "attend_hard", attend_hard)
+    replace_function(patch, attend_hard, soft)
 
 
 def only_the_last_key(patch):
     """Attention that sees nothing but the last key."""
-    real = attention.attend
-
-    def attend(q, k, v, *args, **kwargs):
-        return real(q, k[:, :, -1:], v[:, :, -1:])
-
-    patch.setattr(attention, "attend", attend)
+    replace_function(patch, attend, lambda q, k, v, *args, **kwargs: attend(q, k[:, :, -1:], v[:, :, -1:]))
 
 
 def forget_gates_half_shut(patch):
     """An LSTM whose forget gates keep half of the state, whatever their weights."""
-    real = recurrent.lstm_forward
 
-    def lstm_forward(X, h0, c0, *weights, **kwargs):
-        return real(X, h0, c0, *(torch.zeros_like(each) for each in weights[:3]), *weights[3:], **kwargs)
+    def half_shut(X, h0, c0, *weights, **kwargs):
+        return lstm_forward(X, h0, c0, *map(torch.zeros_like, weights[:3]), *weights[3:], **kwargs)
 
-    patch.setattr(recurrent, "lstm_forward", lstm_forward)
+    replace_function(patch, lstm_forward, half_shut)
 
 
 def update_gates_upside_down(patch):
     """A GRU whose update gates replace what they should keep."""
-    real = recurrent.gru_forward
 
-    def gru_forward(X, h0, *weights, **kwargs):
-        return real(X, h0, *(-each for each in weights[:3]), *weights[3:], **kwargs)
+    def upside_down(X, h0, *weights, **kwargs):
+        return gru_forward(X, h0, *(-weight for weight in weights[:3]), *weights[3:], **kwargs)
 
-    patch.setattr(recurrent, "gru_forward", gru_forward)
+    replace_function(patch, gru_forward, upside_down)
 
 
 def uniform_weights(patch):
     """Attention that averages all values alike."""
-    real = attention.attend
-
-    def attend(q, k, v, *args, **kwargs):
-        return real(torch.zeros_like(q), k, v)
-
-    patch.setattr(seq2seq, "attend", attend)
+    replace_function(patch, attend, lambda q, k, v, *args, **kwargs: attend(torch.zeros_like(q), k, v))
 
 
 def reshape_in_place_of_transpose(patch):
     """Heads split by a reshape alone."""
-    patch.setattr(layers, "split_heads", lambda x, n_head: x.reshape(x.shape[0], n_head, x.shape[1], -1))
+    replace_function(patch, split_heads, lambda x, n_head: x.reshape(x.shape[0], n_head, x.shape[1], -1))
 
 
 def nothing_is_hidden(patch):
     """The causal rule is forgotten on the way to every path."""
-    patch.setattr(visibility.Visibility, "simplified", lambda self, n_query, n_key: visibility.Visibility())
+    patch.setattr(Visibility, "simplified", lambda self, n_query, n_key: Visibility())
 
 
 def normalised_queries(patch):
     """Scores that no longer depend on the length of a query."""
-    real = scores.ScoreRule.similarity
+    real = ScoreRule.similarity
 
     def similarity(self, q, k):
         return real(self, torch.nn.functional.normalize(q, dim=-1), k)
 
-    patch.setattr(scores.ScoreRule, "similarity", similarity)
+    patch.setattr(ScoreRule, "similarity", similarity)
 
 
 def cache_repeats_heads(patch):
     """A cache that keeps each key head twice."""
-    real = cache.LayerCache.append
+    real = LayerCache.append
 
     def append(self, k, v):
-        return real(self, *(each.repeat_interleave(2, 1) if each.shape[1] < 8 else each for each in (k, v)))
+        return real(self, *(t.repeat_interleave(2, 1) if t.shape[1] < 8 else t for t in (k, v)))
 
-    patch.setattr(cache.LayerCache, "append", append)
+    patch.setattr(LayerCache, "append", append)
 
 
 def inexact_features(patch):
     """A quadratic map whose first feature is a little too large."""
-    real = feature_maps.Quadratic.phi
+    real = Quadratic.phi
 
     def phi(self, x):
         features = real(self, x)
         return torch.cat([1.01 * features[..., :1], features[..., 1:]], -1)
 
-    patch.setattr(feature_maps.Quadratic, "phi", phi)
+    patch.setattr(Quadratic, "phi", phi)
 
 
 def everyone_for_himself(patch):
     """Attention in which each token gets its own value only."""
-    real = attention.attend
 
-    def attend(q, k, v, rule=None, **kwargs):
-        own = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-        return attention.Attended(own, real(q, k, v, rule).lse)
+    def for_himself(q, k, v, rule=None, **kwargs):
+        return Attended(v.repeat_interleave(q.shape[1] // v.shape[1], 1), attend(q, k, v, rule).lse)
 
-    patch.setattr(layers, "attend", attend)
+    replace_function(patch, attend, for_himself)
 
 
 def merged_without_transpose(patch):
     """Heads merged by a reshape alone."""
-    patch.setattr(layers, "merge_heads", lambda x: x.reshape(x.shape[0], x.shape[2], -1))
+    replace_function(patch, merge_heads, lambda x: x.reshape(x.shape[0], x.shape[2], -1))
 
 
 def importance_upside_down(patch):
     """Importance with its sign turned."""
-    real = importance.importance
-    patch.setattr(importance, "importance", lambda *args, **kwargs: -real(*args, **kwargs))
+    replace_function(patch, importance, lambda *args, **kwargs: -importance(*args, **kwargs))
 
 
 BREAKS = {  # one fault or several, each of which must be found
@@ -160,13 +161,13 @@ BREAKS = {  # one fault or several, each of which must be found
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_quick_run_confirms_the_claim(name):
     """Every prediction holds; the sentence, the figure and the JSON say what was measured."""
-    experiment = find(name)
-    result = perform(experiment, quick=True, seed=0)
+    done = perform(find(name), quick=True, seed=0)
+    result = done.result
     assert result.verdict == "confirmed", result.sentence
     assert result.sentence.startswith("Confirmed: ")
     assert any(ax.has_data() for ax in result.figure.axes)
-    assert all(each.low <= each.value <= each.high for each in result.measurements)
-    said = as_json(experiment, result, quick=True, seed=0, seconds=1.0)
+    assert all(number.low <= number.value <= number.high for number in result.measurements)
+    said = done.as_json()
     assert json.loads(json.dumps(said, allow_nan=False)) == said
 
 
@@ -186,7 +187,7 @@ def test_a_broken_library_is_refuted(name, fault, monkeypatch):
     fault(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a trace warns that its weights no longer add up
-        result = perform(experiment, quick=True, seed=0)
+        result = perform(experiment, quick=True, seed=0).result
     assert result.verdict == "refuted"
     assert result.sentence.startswith("Refuted: ")
 

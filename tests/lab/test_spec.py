@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from regard.errors import ArgumentError
 from regard.lab.catalogue import find
-from regard.lab.pages import Done, report
-from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal, near, perform
+from regard.lab.pages import report
+from regard.lab.spec import Check, Done, Experiment, Measurement, Result, above, below, equal, near, perform
 
 
 def test_a_mean_has_four_standard_errors_on_either_side():
@@ -81,8 +81,8 @@ def test_an_experiment_without_a_check_has_no_verdict():
 def test_the_seed_alone_decides_and_the_callers_numbers_go_on():
     """The same seed gives the same measurements, and torch's generator is left as it was."""
     before = torch.get_rng_state()
-    first, again = (perform(find("variance"), quick=True, seed=3) for _ in range(2))
-    other = perform(find("variance"), quick=True, seed=4)
+    first, again = (perform(find("variance"), quick=True, seed=3).result for _ in range(2))
+    other = perform(find("variance"), quick=True, seed=4).result
     assert torch.equal(before, torch.get_rng_state())
     assert first.measurements == again.measurements
     assert first.measurements != other.measurements
@@ -91,7 +91,7 @@ def test_the_seed_alone_decides_and_the_callers_numbers_go_on():
 def test_the_report_is_one_page_that_loads_nothing():
     """Both verdicts, escaped texts and figures inside; no address of anything else."""
     experiment = Experiment("a <b>", "Claim & more.", "Prediction.", lambda quick, seed: made(True))
-    done = [Done(experiment, made(*holds), 1.0, True, 0) for holds in ((True,), (False,))]
+    done = [Done(experiment, made(*holds), quick=True, seed=0, seconds=1.0) for holds in ((True,), (False,))]
     page = report(done)
     assert "1 of 2 claims confirmed" in page
     assert "a &lt;b&gt;" in page

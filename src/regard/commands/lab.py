@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from regard.costs.cost import Cost
     from regard.costs.roofline import Machine
-    from regard.lab.pages import Done
+    from regard.lab.spec import Done
     from regard.models.transformer import TransformerConfig
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -281,7 +280,7 @@ def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path, as_jso
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError(f"cannot make the folder {str(out)!r}: {error.strerror}.") from error
-    done = [_done(each, quick, seed, progress=not as_json) for each in chosen]
+    done = [_done(one, quick, seed, progress=not as_json) for one in chosen]
     _write(done, out, "report" if every else chosen[0].replace(" ", "-"), as_json)
 
 
@@ -297,34 +296,25 @@ def _list(experiments: dict[str, str], as_json: bool) -> None:
 
 def _done(name: str, quick: bool, seed: int, *, progress: bool) -> Done:
     from regard.lab.catalogue import find
-    from regard.lab.pages import Done
     from regard.lab.spec import perform
 
-    began = time.perf_counter()
     experiment = find(name)
-    if progress:
-        from rich.console import Console
+    if not progress:
+        return perform(experiment, quick=quick, seed=seed)
+    from rich.console import Console
 
-        with Console(stderr=True).status(f"{name}: {experiment.claim}"):
-            result = perform(experiment, quick=quick, seed=seed)
-    else:
-        result = perform(experiment, quick=quick, seed=seed)
-    finished = Done(experiment, result, time.perf_counter() - began, quick, seed)
-    if progress:
-        click.echo(f"{name}. {result.sentence}")
-    return finished
+    with Console(stderr=True).status(f"{name}: {experiment.claim}"):
+        done = perform(experiment, quick=quick, seed=seed)
+    click.echo(f"{name}. {done.result.sentence}")
+    return done
 
 
 def _write(done: list[Done], out: Path, name: str, as_json: bool) -> None:
     from regard.lab.pages import report
-    from regard.lab.spec import as_json as plain
 
-    found = [
-        plain(each.experiment, each.result, quick=each.quick, seed=each.seed, seconds=each.seconds)
-        for each in done
-    ]
     page, numbers = out / f"{name}.html", out / f"{name}.json"
-    whole: Any = found[0] if len(found) == 1 else {"experiments": found}
+    results = [run.as_json() for run in done]
+    whole = results[0] if len(results) == 1 else {"experiments": results}
     try:
         page.write_text(report(done), encoding="utf-8")
         numbers.write_text(json.dumps(whole, indent=2), encoding="utf-8")
@@ -334,7 +324,7 @@ def _write(done: list[Done], out: Path, name: str, as_json: bool) -> None:
         click.echo(json.dumps({**whole, "html": str(page), "json": str(numbers)}))
         return
     if len(done) > 1:
-        n_confirmed = sum(each.result.verdict == "confirmed" for each in done)
+        n_confirmed = sum(run.result.verdict == "confirmed" for run in done)
         click.echo(f"{n_confirmed} of {len(done)} claims confirmed.")
     else:
         for check in done[0].result.checks:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.lab.drawing import draw, finish, panels
+from regard.lab.drawing import draw, finish, level, panels
+from regard.lab.learning import train
 from regard.lab.spec import Experiment, Measurement, Result, above, below
-from regard.models import seq2seq
+from regard.models.seq2seq import Score, Seq2Seq, Seq2SeqConfig
 
 BOS, FIRST = 0, 1
 
@@ -24,31 +25,22 @@ def _examples(n: int, length: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
     return source, given, wanted
 
 
-def _trained(score: seq2seq.Score, vocab: int, longest: int, n_step: int, hidden: int) -> seq2seq.Seq2Seq:
-    config = seq2seq.Seq2SeqConfig(
-        source_vocab=vocab,
-        target_vocab=vocab,
-        embed_dim=16,
-        hidden_dim=hidden,
-        score=score,
-        bos=BOS,
+def _trained(score: Score, vocab: int, longest: int, n_step: int, hidden: int) -> Seq2Seq:
+    config = Seq2SeqConfig(
+        source_vocab=vocab, target_vocab=vocab, embed_dim=16, hidden_dim=hidden, score=score, bos=BOS
     )
-    model = seq2seq.Seq2Seq(config)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(n_step):
-        length = int(torch.randint(2, longest + 1, ()))
-        source, given, wanted = _examples(48, length, vocab)
-        logits = model(source, given).logits
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+    model = Seq2Seq(config)
+
+    def loss() -> Tensor:
+        source, given, wanted = _examples(48, int(torch.randint(2, longest + 1, ())), vocab)
+        return nn.functional.cross_entropy(model(source, given).logits.flatten(0, 1), wanted.flatten())
+
+    train(model.parameters(), loss, n_step, clip=True)
     return model.eval()
 
 
 @torch.no_grad()
-def _right(model: seq2seq.Seq2Seq, length: int, vocab: int, n: int, name: str) -> Measurement:
+def _right(model: Seq2Seq, length: int, vocab: int, n: int, name: str) -> Measurement:
     """The share of tokens said right, with an interval over sequences."""
     source, given, wanted = _examples(n, length, vocab)
     right = (model(source, given).logits.argmax(-1) == wanted).double().mean(1)
@@ -59,26 +51,25 @@ def run(quick: bool, seed: int) -> Result:
     vocab, longest, n_step, hidden = (10, 12, 160, 32) if quick else (12, 24, 700, 32)
     lengths = (2, longest) if quick else tuple(range(2, longest + 1, 2))
     figure, (ax,) = panels("A sequence said backwards", width=5.6)
-    found = {}
-    ways: dict[str, seq2seq.Score] = {"attention": "dot", "fixed context": "none"}
+    ways: dict[str, Score] = {"attention": "dot", "fixed context": "none"}
     if not quick:
         ways["additive attention"] = "additive"
+    right = {}
     for index, (name, score) in enumerate(ways.items()):
         model = _trained(score, vocab, longest, n_step, hidden)
-        found[name] = [_right(model, length, vocab, 400, name) for length in lengths]
-        draw(ax, lengths, found[name], name, index)
-    ax.axhline(1 / (vocab - 1), color="#8c8c8c", linestyle=":", linewidth=1)
-    ax.annotate("chance", (lengths[0], 1 / (vocab - 1)), fontsize=7, va="bottom")
+        right[name] = [_right(model, length, vocab, 400, name) for length in lengths]
+        draw(ax, lengths, right[name], name, index)
+    level(ax, 1 / (vocab - 1), "chance", lengths[0])
     ax.set_ylim(0, 1.05)
     finish(ax, "length", "share of tokens right")
-    fixed, free = found["fixed context"], found["attention"]
+    fixed, free = right["fixed context"], right["attention"]
     checks = (
         below("a fixed context is worse on the longest than on the shortest", fixed[-1], fixed[0]),
         above("on the longest, attention is better", free[-1], fixed[-1]),
         above("on the longest, attention is mostly right", free[-1], 0.6),
     )
     return Result(
-        tuple(each for values in found.values() for each in values),
+        [share for shares in right.values() for share in shares],
         checks,
         figure,
         f"at length {longest} attention says {free[-1].value:.0%} of the tokens right, a fixed context of "

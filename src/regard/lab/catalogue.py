@@ -7,7 +7,7 @@ from importlib import import_module
 from regard.errors import ArgumentError
 from regard.lab.spec import Experiment
 
-# id -> (module, claim in a few words, for a list without torch)
+# id -> its claim in a few words, for a list that imports no torch
 EXPERIMENTS: dict[str, str] = {
     "variance": "dividing by the root of the dimension keeps the variance of scores at 1",
     "temperature": "without that division softmax saturates, and its gradient dies",
@@ -36,5 +36,5 @@ def find(name: str) -> Experiment:
     wanted = name.replace("-", " ").replace("_", " ")
     if wanted not in EXPERIMENTS:
         raise ArgumentError(f"there is no experiment {name!r}: there are {', '.join(EXPERIMENTS)}.")
-    found: Experiment = import_module(f"regard.lab.{wanted.replace(' ', '_')}").EXPERIMENT
-    return found
+    experiment: Experiment = import_module(f"regard.lab.{wanted.replace(' ', '_')}").EXPERIMENT
+    return experiment

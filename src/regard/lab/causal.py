@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.attention import scores, visibility
-from regard.attention import softmax as attention
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import masked_softmax, weights
+from regard.attention.visibility import Visibility
 from regard.drawing.figures import heat_map
-from regard.lab.drawing import draw, finish, panels
+from regard.lab.drawing import INK, draw_losses, finish, panels
+from regard.lab.learning import train
 from regard.lab.spec import Experiment, Measurement, Result, above, below, equal
 from regard.layers.block import BlockConfig
-from regard.models import transformer
+from regard.models.transformer import Transformer, TransformerConfig
 
 VOCAB, LENGTH = 6, 12
 
@@ -35,41 +37,27 @@ class Chain:
         return torch.stack(tokens, 1)
 
 
-def _model(causal: bool) -> transformer.Transformer:
-    block = BlockConfig(model_dim=24, n_head=2, ff_dim=48)
-    stack = {"n_decoder_layer": 1} if causal else {"n_encoder_layer": 1}
-    config = transformer.TransformerConfig(
+def _losses(model: Transformer, tokens: Tensor) -> Tensor:
+    """The mean loss of every sequence."""
+    logits = model(tokens[:, :-1]).logits
+    return nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none").mean(1)
+
+
+def _trained(causal: bool, chain: Chain, n_step: int) -> tuple[Transformer, list[float]]:
+    config = TransformerConfig(
         vocab=VOCAB,
-        block=block,
+        block=BlockConfig(model_dim=24, n_head=2, ff_dim=48),
         positions="relative",
         n_position=None,
-        **stack,  # type: ignore[arg-type]
+        n_decoder_layer=int(causal),
+        n_encoder_layer=int(not causal),
     )
-    return transformer.Transformer(config)
-
-
-def _loss_of_each(model: transformer.Transformer, tokens: Tensor) -> Tensor:
-    """Mean loss of each sequence."""
-    logits = model(tokens[:, :-1]).logits
-    assert logits is not None
-    losses = nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
-    return losses.mean(1)
-
-
-def _trained(causal: bool, chain: Chain, n_step: int) -> tuple[transformer.Transformer, list[float]]:
-    model = _model(causal)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(n_step):
-        loss = _loss_of_each(model, chain.draw(32)).mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
+    model = Transformer(config)
+    losses = train(model.parameters(), lambda: _losses(model, chain.draw(32)).mean(), n_step)
     return model.eval(), losses
 
 
-def _seen_from_before(model: transformer.Transformer) -> float:
+def _seen_from_before(model: Transformer) -> float:
     """The largest change of earlier outputs when the last token changes."""
     tokens = torch.randint(VOCAB, (8, LENGTH))
     changed = tokens.clone()
@@ -85,57 +73,45 @@ def run(quick: bool, seed: int) -> Result:
     figure, (loss_ax, once_ax, twice_ax) = panels(
         "Loss of the next token", "Weights: softmax once", "Softmax twice: false weights"
     )
-    found, leaks = {}, {}
+    loss, leaks = {}, {}
     for index, name in enumerate(("causal", "not causal")):
         model, losses = _trained(name == "causal", chain, n_step)
         with torch.no_grad():
-            found[name] = Measurement.mean(f"loss, {name}", _loss_of_each(model, test).tolist(), "nats")
+            loss[name] = Measurement.mean(f"loss, {name}", _losses(model, test).tolist(), "nats")
         leaks[name] = Measurement.exact(f"change of earlier outputs, {name}", _seen_from_before(model))
-        window = n_step // 25
-        smooth = [sum(losses[i : i + window]) / window for i in range(0, n_step, window)]
-        draw(loss_ax, [i * window for i in range(len(smooth))], smooth, name, index)
-    loss_ax.axhline(chain.entropy, color="#222222", linestyle=":", linewidth=1, label="entropy of the data")
-    loss_ax.set_ylim(bottom=0)
+        draw_losses(loss_ax, losses, name, index)
+    loss_ax.axhline(chain.entropy, color=INK, linestyle=":", linewidth=1, label="entropy of the data")
     finish(loss_ax, "step", "nats")
     q, k = torch.randn(1, 1, 6, 8, dtype=torch.float64), torch.randn(1, 1, 6, 8, dtype=torch.float64)
-    rule = scores.ScoreRule(visible=visibility.Visibility(causal=True))
-    once = attention.weights(q, k, rule)[0, 0]
-    twice = attention.masked_softmax(once[None])[0]
+    once = weights(q, k, ScoreRule(visible=Visibility(causal=True)))[0, 0]
+    twice = masked_softmax(once[None])[0]
     future = torch.ones(6, 6, dtype=torch.bool).triu(1)
-    masses = [float(each[future].sum() / 6) for each in (once, twice)]
     labels = [str(place) for place in range(6)]
-    for ax, each, seen in ((once_ax, once, ~future), (twice_ax, twice, None)):
+    for ax, table, visible in ((once_ax, once, ~future), (twice_ax, twice, None)):
         ax.grid(False)
-        heat_map(each, labels, labels, ax=ax, largest=1.0, visible=seen)
+        heat_map(table, labels, labels, ax=ax, largest=1.0, visible=visible)
+    mass = [
+        Measurement.exact(f"weight on the future, {name}", float(table[future].sum() / 6))
+        for name, table in (("once", once), ("twice", twice))
+    ]
     hidden = 1 / once.exp().sum(-1, keepdim=True).expand(6, 6)[future]
     checks = (
         equal("with the rule, the last token changes no earlier output", leaks["causal"].value, 0.0),
         above("without it, it does", leaks["not causal"], 1e-3),
-        above(
-            "with it, the loss is no lower than the data's entropy allows",
-            found["causal"],
-            0.9 * chain.entropy,
-        ),
-        below("without it, the loss is lower than any honest model's", found["not causal"], chain.entropy),
-        equal("after one softmax the future has weight 0", masses[0], 0.0),
-        equal(
-            "after a second, each future key has 1 / sum of exp(weight)",
-            float((twice[future] - hidden).abs().max()),
-            0.0,
-            rounding=1e-12,
-        ),
-    )
-    mass = [
-        Measurement.exact(f"weight on the future, {name}", m)
-        for name, m in zip(("once", "twice"), masses, strict=True)
-    ]
+        above("with it, the loss is no lower than the data's entropy allows",
+              loss["causal"], 0.9 * chain.entropy),
+        below("without it, the loss is lower than any honest model's", loss["not causal"], chain.entropy),
+        equal("after one softmax the future has weight 0", mass[0].value, 0.0),
+        equal("after a second, each future key has 1 / sum of exp(weight)",
+              float((twice[future] - hidden).abs().max()), 0.0, rounding=1e-12),
+    )  # fmt: skip
     return Result(
-        (*found.values(), *leaks.values(), *mass),
+        (*loss.values(), *leaks.values(), *mass),
         checks,
         figure,
-        f"the loss is {found['causal'].value:.2f} nats with the rule and {found['not causal'].value:.2f} "
+        f"the loss is {loss['causal'].value:.2f} nats with the rule and {loss['not causal'].value:.2f} "
         f"without, where {chain.entropy:.2f} is the least an honest model can have; a second softmax moves "
-        f"{masses[1]:.0%} of the weight to the future",
+        f"{mass[1].value:.0%} of the weight to the future",
         notes=(
             "exp(0) is 1: a weight of 0 that goes through softmax again is no longer 0. A picture of "
             "weights must not apply softmax to them.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -12,7 +12,10 @@ from matplotlib.figure import Figure
 from regard.lab.spec import Measurement
 
 COLOURS = ("#0072b2", "#d55e00", "#1b7837", "#5e3c99", "#8c8c8c", "#e69f00")
+GREY, INK = COLOURS[4], "#222222"
 MARKERS = "os^Dvx"
+
+Number = Measurement | float | int
 
 
 def panels(*titles: str, width: float = 4.4, height: float = 3.6) -> tuple[Figure, list[Axes]]:
@@ -32,57 +35,85 @@ def panels(*titles: str, width: float = 4.4, height: float = 3.6) -> tuple[Figur
 def draw(
     ax: Axes,
     x: Sequence[float | int],
-    y: Sequence[Measurement | float | int],
+    y: Sequence[Number],
     label: str,
     index: int,
     *,
     dashed: bool = False,
 ) -> None:
     """A line with its intervals; dashed and without points where it is a prediction."""
-    values = [each.value if isinstance(each, Measurement) else each for each in y]
-    colour = COLOURS[index % len(COLOURS)]
+    points = [_measured(point) for point in y]
+    values, colour = [point.value for point in points], COLOURS[index % len(COLOURS)]
     if dashed:
         ax.plot(x, values, color=colour, linestyle="--", linewidth=1.2, label=label)
         return
     marker = MARKERS[index % len(MARKERS)]
     ax.plot(x, values, color=colour, marker=marker, markersize=4, linewidth=1.5, label=label)
-    lows = [each.low if isinstance(each, Measurement) else each for each in y]
-    highs = [each.high if isinstance(each, Measurement) else each for each in y]
+    lows, highs = [point.low for point in points], [point.high for point in points]
     if lows != highs:
         ax.fill_between(x, lows, highs, color=colour, alpha=0.15, linewidth=0)
 
 
-def bars(
-    ax: Axes, names: Sequence[str], values: Sequence[Measurement | float | int], *, log: bool = False
-) -> None:
+def draw_losses(ax: Axes, losses: Sequence[float], label: str, index: int) -> None:
+    """Losses of a training, averaged over a twenty-fifth of its steps."""
+    window = max(1, len(losses) // 25)
+    steps = range(0, len(losses) - window + 1, window)
+    draw(ax, steps, [sum(losses[step : step + window]) / window for step in steps], label, index)
+    ax.set_ylim(bottom=0)
+
+
+def bars(ax: Axes, names: Sequence[str], values: Sequence[Number]) -> None:
     """One bar for each name, with its interval and its number above it."""
-    numbers = [each.value if isinstance(each, Measurement) else each for each in values]
-    places = range(len(names))
-    ax.bar(places, numbers, color=[COLOURS[index % len(COLOURS)] for index in places], width=0.65)
-    for index, each in enumerate(values):
-        top = numbers[index]
-        if isinstance(each, Measurement) and each.low != each.high:
-            ax.plot([index, index], [each.low, each.high], color="#222222", linewidth=1.2)
-            top = max(top, each.high)
-        ax.annotate(
-            f"{numbers[index]:.3g}",
-            (index, top),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-        )
-    ax.set_xticks(places, names, fontsize=8)
-    if log:
-        ax.set_yscale("log")
-    else:
-        ax.margins(y=0.15)
+    points = [_measured(value) for value in values]
+    colours = [COLOURS[index % len(COLOURS)] for index in range(len(names))]
+    ax.bar(range(len(names)), [point.value for point in points], color=colours, width=0.65)
+    for place, point in enumerate(points):
+        _interval(ax, place, point)
+        _number(ax, place, max(point.value, point.high), f"{point.value:.3g}")
+    ax.set_xticks(range(len(names)), names, fontsize=8)
+    ax.margins(y=0.15)
 
 
-def finish(ax: Axes, x_label: str, y_label: str, *, legend: bool = True) -> None:
-    """Labels, and the legend where it hides the least."""
+def grouped_bars(
+    ax: Axes, names: Sequence[str], groups: Mapping[str, Sequence[Number]], *, numbers: bool = False
+) -> None:
+    """For each name a bar of every group, beside each other; with the number above where asked for."""
+    wide = 0.8 / len(groups)
+    for index, (label, values) in enumerate(groups.items()):
+        points = [_measured(value) for value in values]
+        places = [place + wide * (index - (len(groups) - 1) / 2) for place in range(len(names))]
+        heights = [point.value for point in points]
+        ax.bar(places, heights, width=0.92 * wide, color=COLOURS[index % len(COLOURS)], label=label)
+        for place, point in zip(places, points, strict=True):
+            _interval(ax, place, point)
+            if numbers:
+                _number(ax, place, point.value, f"{point.value:.2f}")
+    ax.set_xticks(range(len(names)), names, fontsize=8)
+
+
+def level(ax: Axes, height: float, words: str, x: float | int) -> None:
+    """A dotted line across, with its words above it at `x`: chance, or another level to compare with."""
+    ax.axhline(height, color=GREY, linestyle=":", linewidth=1)
+    ax.annotate(words, (x, height), xytext=(0, 2), textcoords="offset points", fontsize=7)
+
+
+def finish(
+    ax: Axes,
+    x_label: str,
+    y_label: str,
+    *,
+    legend: bool = True,
+    doublings: Sequence[int] | None = None,
+    log_y: bool = False,
+) -> None:
+    """Labels, and the legend where it hides the least; with `doublings` x is logarithmic, ticked there."""
     ax.set_xlabel(x_label, fontsize=9)
     ax.set_ylabel(y_label, fontsize=9)
+    if doublings is not None:
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(doublings, [str(tick) for tick in doublings])
+    if log_y:
+        ax.set_yscale("log")
     if legend:
         ax.legend(fontsize=8, frameon=False)
 
@@ -92,3 +123,16 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def _measured(value: Number) -> Measurement:
+    return value if isinstance(value, Measurement) else Measurement.exact("", value)
+
+
+def _interval(ax: Axes, x: float | int, point: Measurement) -> None:
+    if point.low != point.high:
+        ax.plot([x, x], [point.low, point.high], color=INK, linewidth=1.2)
+
+
+def _number(ax: Axes, x: float | int, top: float, words: str) -> None:
+    ax.annotate(words, (x, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)

@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from regard.attention.scores import ScoreRule
 from regard.files.loading import load
-from regard.heads import measures
-from regard.lab.drawing import finish, panels
+from regard.heads.measures import measure
+from regard.lab.drawing import COLOURS, bars, finish, grouped_bars, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
 from regard.lab.texts import TEXTS
 from regard.models.families import FAMILIES
 from regard.models.transformer import Transformer, initialise
-from regard.tracing import take as capture
 from regard.tracing.layers import LayerTrace
+from regard.tracing.take import trace
 
 LENGTH, VOCAB = 9, 23
+_SIZES = {"vocab_size": VOCAB, "num_hidden_layers": 2, "max_position_embeddings": 31, "hidden_size": 24,
+          "num_attention_heads": 3, "intermediate_size": 48}  # fmt: skip
 SIZES: dict[str, dict[str, int | float]] = {
     "gpt2": {"vocab_size": VOCAB, "n_positions": 31, "n_embd": 24, "n_layer": 2, "n_head": 3},
-    "bert": {
-        "vocab_size": VOCAB,
-        "num_hidden_layers": 2,
-        "max_position_embeddings": 31,
-        "hidden_size": 24,
-        "num_attention_heads": 3,
-        "intermediate_size": 48,
-    },
-    "llama": {
-        "vocab_size": VOCAB,
-        "num_hidden_layers": 2,
-        "max_position_embeddings": 31,
-        "hidden_size": 24,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 1,
-        "intermediate_size": 48,
-        "rms_norm_eps": 1e-5,
-    },
+    "bert": {**_SIZES},
+    "llama": {**_SIZES, "num_key_value_heads": 1, "rms_norm_eps": 1e-5},
     "t5": {"vocab_size": VOCAB, "d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 3},
 }
 
@@ -48,35 +33,30 @@ def _model(family: str, seed: int) -> Transformer:
     return initialise(Transformer(FAMILIES[family].config(SIZES[family])), seed).eval().double()
 
 
-def _hidden(model: Transformer, tokens: Tensor) -> Tensor:
-    hidden: Tensor = model(tokens).hidden
-    return hidden
-
-
 @torch.no_grad()
-def _reached(run: Callable[[Tensor], Tensor], length: int, alphabet: int) -> Tensor:
+def _reached(run: Callable[[Tensor], Tensor]) -> Tensor:
     """(output, input): whether changing a token changes an output's vector at all."""
-    tokens = torch.randint(alphabet - 1, (1, length))
+    tokens = torch.randint(VOCAB - 1, (1, LENGTH))
     before = run(tokens)
-    found = torch.zeros(before.shape[1], length, dtype=torch.bool)
-    for place in range(length):
+    reached = torch.zeros(before.shape[1], LENGTH, dtype=torch.bool)
+    for place in range(LENGTH):
         changed = tokens.clone()
         changed[0, place] += 1
-        found[:, place] = ((run(changed) - before)[0].abs() > 0).any(-1)
-    return found
+        reached[:, place] = ((run(changed) - before)[0].abs() > 0).any(-1)
+    return reached
 
 
 def _where(seed: int) -> dict[str, Tensor]:
     """What each stack's outputs depend on."""
-    reached = {
-        name: _reached(partial(_hidden, _model(name, seed)), LENGTH, VOCAB)
-        for name in ("gpt2", "bert", "llama")
-    }
+    reached = {}
+    for name in ("gpt2", "bert", "llama"):
+        model = _model(name, seed)
+        reached[name] = _reached(lambda x, model=model: model(x).hidden)  # type: ignore[misc]
     t5 = _model("t5", seed)
     source, target = torch.randint(VOCAB, (1, LENGTH)), torch.randint(VOCAB, (1, LENGTH))
-    reached["t5 encoder"] = _reached(lambda x: t5(x).hidden, LENGTH, VOCAB)
-    reached["t5 decoder"] = _reached(lambda x: t5(source, x).hidden, LENGTH, VOCAB)
-    reached["t5 decoder to encoder"] = _reached(lambda x: t5(x, target).hidden, LENGTH, VOCAB)
+    reached["t5 encoder"] = _reached(lambda x: t5(x).hidden)
+    reached["t5 decoder"] = _reached(lambda x: t5(source, x).hidden)
+    reached["t5 decoder to encoder"] = _reached(lambda x: t5(x, target).hidden)
     return reached
 
 
@@ -85,25 +65,23 @@ def _absolute(family: str, seed: int) -> float:
     """For one token again and again: the share of the scores' variance that distance does not explain."""
     model = _model(family, seed)
     target = [[5] * 3] if family == "t5" else None
-    traced = capture.trace(model, torch.full((1, LENGTH), 5), target=target)
+    traced = trace(model, torch.full((1, LENGTH), 5), target=target)
     layer = traced.layers[0]
     assert isinstance(layer, LayerTrace)
     rule = ScoreRule(scale=layer.rule.scale, bias=layer.rule.bias)  # all pairs, whether visible or not
     table = rule.scores(layer.q, layer.k)[0]
     left = torch.zeros_like(table)
     distance = torch.arange(LENGTH)[None] - torch.arange(LENGTH)[:, None]
-    for each in range(1 - LENGTH, LENGTH):
-        on = distance == each
+    for offset in range(1 - LENGTH, LENGTH):
+        on = distance == offset
         left[:, on] = table[:, on] - table[:, on].mean(-1, keepdim=True)
     return float(left.square().sum() / (table - table.mean((1, 2), keepdim=True)).square().sum())
 
 
 def run(quick: bool, seed: int) -> Result:
     reached = _where(seed)
-    causal, full = (
-        torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(),
-        torch.ones(LENGTH, LENGTH, dtype=torch.bool),
-    )
+    full = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    causal = full.tril()
     expected = {
         "gpt2": causal,
         "llama": causal,
@@ -123,7 +101,7 @@ def run(quick: bool, seed: int) -> Result:
         checks.append(equal(f"{name}: an output depends on {kind}; pairs that differ", wrong, 0))
     names = list(expected)
     shares = [float(reached[name].double().mean()) for name in names]
-    where_ax.barh(range(len(names)), shares, color="#0072b2", height=0.6)
+    where_ax.barh(range(len(names)), shares, color=COLOURS[0], height=0.6)
     where_ax.set_yticks(range(len(names)), names, fontsize=8)
     where_ax.invert_yaxis()
     finish(where_ax, "share of (output, input) pairs", "", legend=False)
@@ -134,47 +112,39 @@ def run(quick: bool, seed: int) -> Result:
     measured += left.values()
     checks += [above(f"{name}: learned positions are absolute", left[name], 0.1) for name in ("gpt2", "bert")]
     checks += [below(f"{name}: only the distance matters", left[name], 1e-9) for name in ("llama", "t5")]
-    position_ax.bar(range(4), [each.value for each in left.values()], color="#5e3c99", width=0.6)
-    position_ax.set_xticks(
-        range(4), ["GPT-2\nlearned", "BERT\nlearned", "Llama\nrotary", "T5\nrelative"], fontsize=8
+    bars(
+        position_ax, ["GPT-2\nlearned", "BERT\nlearned", "Llama\nrotary", "T5\nrelative"], list(left.values())
     )
     finish(position_ax, "", "share of the scores' variance", legend=False)
-    kinds = ("first", "previous", "same", "uniformity")
-    statistics = {}
-    for index, name in enumerate(("minilm", "smollm2")):
+    kinds = {
+        "first": "first\ntoken",
+        "previous": "token\nbefore",
+        "same": "itself",
+        "uniformity": "entropy,\nof largest",
+    }
+    means: dict[str, dict[str, Measurement]] = {}
+    groups = {}
+    for name in ("minilm", "smollm2"):
         loaded = load(name)
-        found = measures.measure(capture.trace(loaded, TEXTS[0]))
-        statistics[name] = {
-            kind: Measurement.mean(f"{name}: {kind}", found[kind][~found[kind].isnan()].tolist())
+        measures = measure(trace(loaded, TEXTS[0]))
+        means[name] = {
+            kind: Measurement.mean(f"{name}: {kind}", measures[kind][~measures[kind].isnan()].tolist())
             for kind in kinds
         }
-        values = statistics[name].values()
-        places = [place + 0.38 * (index - 0.5) for place in range(len(kinds))]
-        colour, label = ("#0072b2", "#d55e00")[index], f"{name} ({loaded.facts.family})"
-        head_ax.bar(places, [each.value for each in values], width=0.36, color=colour, label=label)
-        for place, each in zip(places, values, strict=True):
-            head_ax.plot([place, place], [each.low, each.high], color="#222222", linewidth=1)
-        measured += values
-    head_ax.set_xticks(
-        range(len(kinds)), ["first\ntoken", "token\nbefore", "itself", "entropy,\nof largest"], fontsize=8
-    )
+        groups[f"{name} ({loaded.facts.family})"] = list(means[name].values())
+        measured += means[name].values()
+    grouped_bars(head_ax, list(kinds.values()), groups)
     finish(head_ax, "", "mean over heads")
-    sink = statistics["smollm2"]["first"]
-    checks.append(
-        above(
-            "a trained decoder rests on its first token more than an encoder",
-            sink,
-            statistics["minilm"]["first"],
-        )
-    )
+    sink, encoder = means["smollm2"]["first"], means["minilm"]["first"]
+    checks.append(above("a trained decoder rests on its first token more than an encoder", sink, encoder))
     return Result(
-        tuple(measured),
-        tuple(checks),
+        measured,
+        checks,
         figure,
         f"GPT-2, Llama and T5's decoder see {shares[0]:.0%} of the pairs, BERT and T5's encoder all; "
         f"distance leaves {left['gpt2'].value:.0%} of the variance of GPT-2's scores unexplained and "
         f"{left['t5'].value:.0%} of T5's; SmolLM2's heads put {sink.value:.0%} of their weight on the first "
-        f"token, MiniLM's {statistics['minilm']['first'].value:.0%}",
+        f"token, MiniLM's {encoder.value:.0%}",
         notes=(
             "Where and positions: random weights, which do not change either. T5 has no trained model here.",
         ),

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.attention import softmax as attention
-from regard.lab.drawing import draw, finish, panels
-from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, near
-from regard.recurrent import cells as recurrent
+from regard.attention.softmax import attend
+from regard.lab.drawing import draw, finish, level, panels
+from regard.lab.learning import share_right, train
+from regard.lab.spec import Experiment, Measurement, Result, above, below, near
+from regard.recurrent.cells import gru_forward, lstm_forward, rnn_forward
 
 HIDDEN, VOCAB = 24, 6
 INPUT = VOCAB + 1  # one number more marks the token to be remembered
@@ -57,13 +58,13 @@ class Reader(nn.Module):
         if self.kind == "attention":
             w_q, w_k, w_v = weights
             q = (self.asked @ w_q).expand(batch, 1, 1, HIDDEN)
-            k, v = ((x @ each).transpose(0, 1)[:, None] for each in (w_k, w_v))
-            return attention.attend(q, k, v).out[:, 0, 0]
+            k, v = ((x @ weight).transpose(0, 1)[:, None] for weight in (w_k, w_v))
+            return attend(q, k, v).out[:, 0, 0]
         if self.kind == "RNN":
-            return recurrent.rnn_forward(x, start, *weights)[-1]
+            return rnn_forward(x, start, *weights)[-1]
         if self.kind == "LSTM":
-            return recurrent.lstm_forward(x, start, start, *weights)[0][-1]
-        return recurrent.gru_forward(x, start, *weights)[-1]
+            return lstm_forward(x, start, start, *weights)[0][-1]
+        return gru_forward(x, start, *weights)[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of what is to be remembered."""
@@ -76,7 +77,7 @@ def _reach(name: str, distances: Sequence[int], n_model: int) -> tuple[dict[int,
 
     And log10 of the largest size of an eigenvalue of what multiplies the state, where that is one matrix.
     """
-    found: dict[int, list[float]] = {distance: [] for distance in distances}
+    reach: dict[int, list[float]] = {distance: [] for distance in distances}
     radius = []
     for _ in range(n_model):
         model, direction = Reader(name), torch.randn(HIDDEN)
@@ -85,10 +86,10 @@ def _reach(name: str, distances: Sequence[int], n_model: int) -> tuple[dict[int,
             x = (0.2 * torch.randn(distance + 1, 8, INPUT)).requires_grad_()
             (model.read(x) @ direction).sum().backward()
             assert x.grad is not None
-            found[distance].append(float(x.grad[0].norm().log10()))
+            reach[distance].append(float(x.grad[0].norm().log10()))
         if model.kind == "RNN":
             radius.append(float(torch.linalg.eigvals(model.weights[1].detach()).abs().max().log10()))
-    return found, radius
+    return reach, radius
 
 
 def _slopes(reach: dict[int, list[float]], x: Sequence[float | int]) -> list[float]:
@@ -110,18 +111,15 @@ def _examples(n: int, distance: int) -> tuple[Tensor, Tensor]:
 def _recall(name: str, distance: int, n_step: int) -> Measurement:
     """The share of first tokens recalled, after training on this distance alone."""
     model = Reader(name)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(n_step):
+
+    def loss() -> Tensor:
         x, right = _examples(32, distance)
-        loss = nn.functional.cross_entropy(model(x), right)
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        return nn.functional.cross_entropy(model(x), right)
+
+    train(model.parameters(), loss, n_step, clip=True)
     with torch.no_grad():
         x, right = _examples(500, distance)
-        n_right = int((model(x).argmax(-1) == right).sum())
-    return Measurement.share(f"recall, {name}, distance {distance}", n_right, 500)
+        return share_right(f"recall, {name}, distance {distance}", model(x), right)
 
 
 def run(quick: bool, seed: int) -> Result:
@@ -142,22 +140,34 @@ def run(quick: bool, seed: int) -> Result:
             lengths = [math.log10(distance + 1) for distance in distances]
             slopes[name] = Measurement.mean("attention: power of the length", _slopes(reach, lengths))
         else:
-            found = _slopes(reach, distances)
-            slopes[name] = Measurement.mean(f"{name}: decades gained a step", found)
+            slopes[name] = Measurement.mean(f"{name}: decades gained a step", _slopes(reach, distances))
             if name == "RNN":
                 expected = sum(radius) / n_model
         recalls[name] = [_recall(name, distance, n_step) for distance in taught]
         draw(recall_ax, taught, recalls[name], name, index)
         measured += [*points, slopes[name], *recalls[name]]
     finish(reach_ax, "distance", "log10 of the gradient's norm")
-    recall_ax.axhline(1 / VOCAB, color="#8c8c8c", linestyle=":", linewidth=1)
-    recall_ax.annotate("chance", (taught[0], 1 / VOCAB), fontsize=7, va="bottom")
+    level(recall_ax, 1 / VOCAB, "chance", taught[0])
     recall_ax.set_ylim(0, 1.05)
     finish(recall_ax, "distance", "share recalled", legend=False)
-    furthest = {name: each[-1] for name, each in recalls.items()}
+    furthest = {name: shares[-1] for name, shares in recalls.items()}
+    checks = [
+        # Over few steps the other eigenvalues count a little too, and tanh shrinks a little more.
+        near(
+            "an RNN's gradient falls by its matrix's largest eigenvalue", slopes["RNN"], expected, slack=0.1
+        ),
+        below("a half-open LSTM's gradient falls exponentially", slopes["LSTM"], -0.1),
+        below("a half-open GRU's gradient falls exponentially", slopes["GRU"], -0.1),
+        above("an open gate carries the LSTM's gradient further", slopes["LSTM, gate open"], -0.05),
+        above("an open gate carries the GRU's gradient further", slopes["GRU, gate open"], -0.05),
+        near("attention's gradient falls as 1 / length, no faster", slopes["attention"], -1.0, slack=0.15),
+        above("an RNN recalls what is near", recalls["RNN"][0], MOSTLY),
+        below("an RNN does not recall what is far", furthest["RNN"], MOSTLY),
+        above("attention recalls what is far", furthest["attention"], MOSTLY),
+    ]
     return Result(
-        tuple(measured),
-        _checks(slopes, expected, furthest, recalls["RNN"][0]),
+        measured,
+        checks,
         figure,
         f"a step costs an RNN's gradient {-slopes['RNN'].value:.2f} decades and a GRU's, its gate "
         f"open, {-slopes['GRU, gate open'].value:.3f}; over {taught[-1]} tokens attention recalls "
@@ -168,30 +178,6 @@ def run(quick: bool, seed: int) -> Result:
             f"An open gate starts with a bias of {OPEN:g}, so that it keeps {1 / (1 + math.exp(-OPEN)):.0%} "
             "of the state at every step; the others keep half.",
         ),
-    )
-
-
-def _checks(
-    slopes: dict[str, Measurement],
-    radius: float,
-    furthest: dict[str, Measurement],
-    nearest: Measurement,
-) -> tuple[Check, ...]:
-    return (
-        # Over few steps the other eigenvalues count a little too, and tanh shrinks a little more.
-        near("an RNN's gradient falls by its matrix's largest eigenvalue", slopes["RNN"], radius, slack=0.1),
-        *(
-            below(f"a half-open {kind}'s gradient falls exponentially", slopes[kind], -0.1)
-            for kind in ("LSTM", "GRU")
-        ),
-        *(
-            above(f"an open gate carries the {kind}'s gradient further", slopes[f"{kind}, gate open"], -0.05)
-            for kind in ("LSTM", "GRU")
-        ),
-        near("attention's gradient falls as 1 / length, no faster", slopes["attention"], -1.0, slack=0.15),
-        above("an RNN recalls what is near", nearest, MOSTLY),
-        below("an RNN does not recall what is far", furthest["RNN"], MOSTLY),
-        above("attention recalls what is far", furthest["attention"], MOSTLY),
     )
 
 

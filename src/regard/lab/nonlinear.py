@@ -6,42 +6,36 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.attention import scores
-from regard.attention import softmax as attention
-from regard.lab.drawing import draw, finish, panels
+from regard.attention.scores import ScoreRule
+from regard.attention.softmax import masked_softmax, weights
+from regard.lab.drawing import draw, finish, grouped_bars, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
-from regard.layers import attention as layers
+from regard.layers.attention import MultiHeadAttention, merge_heads, split_heads
 
 DIM, LENGTH = 12, 7
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
-def _stages(layer: layers.MultiHeadAttention, *, softmax: bool) -> dict[str, Callable[[Tensor], Tensor]]:
+def _stages(layer: MultiHeadAttention, *, softmax: bool) -> dict[str, Callable[[Tensor], Tensor]]:
     """Each intermediate result as a function of the layer's input x."""
-    rule = scores.ScoreRule()
+    rule = ScoreRule()
 
-    def q(x: Tensor) -> Tensor:
-        return layers.split_heads(layer.query(x), layer.n_head)
+    def heads(projection: nn.Module) -> Callable[[Tensor], Tensor]:
+        return lambda x: split_heads(projection(x), layer.n_head)
 
-    def k(x: Tensor) -> Tensor:
-        return layers.split_heads(layer.key(x), layer.n_head)
+    q, k, v = heads(layer.query), heads(layer.key), heads(layer.value)
 
-    def v(x: Tensor) -> Tensor:
-        return layers.split_heads(layer.value(x), layer.n_head)
-
-    def similarity(x: Tensor) -> Tensor:
+    def scores(x: Tensor) -> Tensor:
         return rule.scores(q(x), k(x))
 
-    def weights(x: Tensor) -> Tensor:
-        return attention.weights(q(x), k(x), rule) if softmax else similarity(x)
-
     def out(x: Tensor) -> Tensor:
-        merged: Tensor = layer.out(layers.merge_heads(weights(x) @ v(x)))
+        table = weights(q(x), k(x), rule) if softmax else scores(x)
+        merged: Tensor = layer.out(merge_heads(table @ v(x)))
         return merged
 
-    return {"query": q, "key": k, "value": v, "scores": similarity, "weights": weights, "output": out}
+    return {"query": q, "key": k, "value": v, "scores": scores, "output": out}
 
 
 @torch.no_grad()
@@ -60,7 +54,7 @@ def _degree(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[float, flo
 @torch.no_grad()
 def _additive(function: Callable[..., Tensor], *arguments: Tensor) -> float:
     """How far f(x + y) is from f(x) + f(y), relative; 0 for a linear operation."""
-    others = [torch.randn_like(each) for each in arguments]
+    others = [torch.randn_like(argument) for argument in arguments]
     both = function(*(a + b for a, b in zip(arguments, others, strict=True)))
     apart = function(*arguments) + function(*others)
     return float((both - apart).norm() / both.norm())
@@ -71,26 +65,25 @@ def _operations(n_head: int, x: Tensor) -> dict[str, float]:
 
     Projections act on all heads at once; scores, softmax and the weighted sum once for each head.
     """
-    layer = layers.MultiHeadAttention(DIM, n_head).double()
-    found = {name: _additive(getattr(layer, name), x) for name in ("query", "key", "value", "out")}
-    rule = scores.ScoreRule()
+    layer = MultiHeadAttention(DIM, n_head).double()
+    projections = {"query": layer.query, "key": layer.key, "value": layer.value, "out": layer.out}
+    distances = {name: _additive(projection, x) for name, projection in projections.items()}
+    rule = ScoreRule()
     for head in range(n_head):
         q, k, v = (
-            layers.split_heads(each(x), n_head)[:, head : head + 1]
-            for each in (layer.query, layer.key, layer.value)
+            split_heads(projections[name](x), n_head)[:, head : head + 1]
+            for name in ("query", "key", "value")
         )
-        found[f"scores {head}"] = _additive(rule.scores, q, k)
-        found[f"softmax {head}"] = _additive(
-            lambda s: attention.masked_softmax(s[:, 0])[:, None], rule.scores(q, k)
-        )
-        weights = attention.weights(q, k, rule)
-        found[f"weighted sum {head}"] = _additive(torch.matmul, weights, v)
-    return found
+        scores = rule.scores(q, k)
+        distances[f"scores {head}"] = _additive(rule.scores, q, k)
+        distances[f"softmax {head}"] = _additive(lambda s: masked_softmax(s[:, 0])[:, None], scores)
+        distances[f"weighted sum {head}"] = _additive(torch.matmul, weights(q, k, rule), v)
+    return distances
 
 
 def run(quick: bool, seed: int) -> Result:
     x = torch.randn(3, LENGTH, DIM, dtype=torch.float64)
-    layer = layers.MultiHeadAttention(DIM, 3).double()
+    layer = MultiHeadAttention(DIM, 3).double()
     figure, (norm_ax, count_ax) = panels("f(a x) against a", "Nonlinear operations")
     predicted = {"query": 1, "key": 1, "value": 1, "scores": 2, "output": 3}
     checks: list[Check] = []
@@ -108,9 +101,8 @@ def run(quick: bool, seed: int) -> Result:
     checks.append(above("with softmax, no power fits", with_softmax, 0.01))
     fine = [2 ** (step / 4) for step in range(-8, 9)]
     with torch.no_grad():
-        for index, (name, function) in enumerate(
-            (("with softmax", whole), ("softmax removed", bare["output"]))
-        ):
+        drawn = {"with softmax": whole, "softmax removed": bare["output"]}
+        for index, (name, function) in enumerate(drawn.items()):
             size = float(function(x).norm())
             draw(norm_ax, fine, [float(function(a * x).norm()) / size for a in fine], name, index)
     draw(norm_ax, fine, [a**3 for a in fine], "a³", 2, dashed=True)
@@ -118,23 +110,23 @@ def run(quick: bool, seed: int) -> Result:
     norm_ax.set_xscale("log", base=2)
     norm_ax.set_yscale("log", base=2)
     finish(norm_ax, "a", "|f(a x)| / |f(x)|")
-    for place, n_head in enumerate((1, 3)):
+    counts: dict[str, list[int]] = {"linear": [], "nonlinear": []}
+    for n_head in (1, 3):
         distances = _operations(n_head, x)
-        crooked = sorted(name for name, distance in distances.items() if distance > 1e-9)
-        straight = len(distances) - len(crooked)
-        measured.append(Measurement.exact(f"nonlinear operations, {n_head} heads", len(crooked)))
+        n_crooked = sum(distance > 1e-9 for distance in distances.values())
+        n_straight = len(distances) - n_crooked
+        measured.append(Measurement.exact(f"nonlinear operations, {n_head} heads", n_crooked))
         checks += [
-            equal(f"{n_head} heads: 3 nonlinear operations a head", len(crooked), 3 * n_head),
-            equal(f"{n_head} heads: 4 linear ones, the projections", straight, 4),
+            equal(f"{n_head} heads: 3 nonlinear operations a head", n_crooked, 3 * n_head),
+            equal(f"{n_head} heads: 4 linear ones, the projections", n_straight, 4),
         ]
-        label = ("linear", "nonlinear") if not place else ("_", "_")
-        count_ax.bar(place - 0.2, straight, width=0.36, color="#8c8c8c", label=label[0])
-        count_ax.bar(place + 0.2, len(crooked), width=0.36, color="#d55e00", label=label[1])
-    count_ax.set_xticks((0, 1), ("1 head", "3 heads"))
+        counts["linear"].append(n_straight)
+        counts["nonlinear"].append(n_crooked)
+    grouped_bars(count_ax, ("1 head", "3 heads"), counts)
     finish(count_ax, "", "operations")
     return Result(
-        tuple(measured),
-        tuple(checks),
+        measured,
+        checks,
         figure,
         f"with softmax removed f(a x) = a^{measured[4].value:.0f} f(x), with it no power fits (off by "
         f"{with_softmax.value:.0%}), and each head has 3 nonlinear operations: scores, softmax, weighted sum",

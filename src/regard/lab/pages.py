@@ -3,62 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from regard.drawing.html import Markup, joined, page, picture, tag
 from regard.lab.drawing import png
-from regard.lab.spec import Experiment, Result
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Done:
-    """An experiment that was run."""
-
-    experiment: Experiment
-    result: Result
-    seconds: float
-    quick: bool
-    seed: int
+from regard.lab.spec import Done, Result
 
 
 def report(done: Sequence[Done]) -> str:
-    """All that was found, with figures inside."""
-    n_confirmed = sum(each.result.verdict == "confirmed" for each in done)
+    """All that was measured, with figures inside."""
+    n_confirmed = sum(run.result.verdict == "confirmed" for run in done)
     body = []
     if len(done) > 1:
-        heads = tag("tr", *(tag("th", word) for word in ("experiment", "claim", "verdict")))
         rows = [
-            tag(
-                "tr",
-                tag("td", tag("a", each.experiment.id, href=f"#{each.experiment.id.replace(' ', '-')}")),
-                tag("td", each.experiment.claim),
-                tag("td", _verdict(each.result)),
-            )
-            for each in done
-        ]
-        body = [tag("p", f"{n_confirmed} of {len(done)} claims confirmed."), tag("table", heads, *rows)]
+            _row("td", tag("a", run.experiment.id, href=f"#{run.experiment.id.replace(' ', '-')}"),
+                 run.experiment.claim, _verdict(run.result))
+            for run in done
+        ]  # fmt: skip
+        table = tag("table", _row("th", "experiment", "claim", "verdict"), *rows)
+        body = [tag("p", f"{n_confirmed} of {len(done)} claims confirmed."), table]
     title = f"Lab: {done[0].experiment.id}" if len(done) == 1 else "Lab: every claim an experiment"
-    return page(title, joined([*body, *(_section(each) for each in done)]))
+    return page(title, joined([*body, *map(_section, done)]))
+
+
+def _row(cell: str, *cells: object) -> Markup:
+    return tag("tr", *(tag(cell, content) for content in cells))
+
+
+def _coloured(text: str, good: bool) -> Markup:
+    return tag("span", text, class_="good" if good else "bad")
 
 
 def _verdict(result: Result) -> Markup:
-    return tag("span", result.verdict, class_="good" if result.verdict == "confirmed" else "bad")
+    return _coloured(result.verdict, result.verdict == "confirmed")
 
 
 def _section(done: Done) -> Markup:
     experiment, result = done.experiment, done.result
     checks = [
-        tag(
-            "tr",
-            tag("td", tag("span", "✓" if each.holds else "✗", class_="good" if each.holds else "bad")),
-            tag("td", each.what),
-            tag("td", each.rule),
-            tag("td", each.measured),
+        _row(
+            "td", _coloured("✓" if check.holds else "✗", check.holds), check.what, check.rule, check.measured
         )
-        for each in result.checks
+        for check in result.checks
     ]
-    measured = [tag("tr", tag("td", each.name), tag("td", str(each))) for each in result.measurements]
-    heads = tag("tr", *(tag("th", word) for word in ("", "prediction", "rule", "measured")))
+    measured = [_row("td", measurement.name, measurement) for measurement in result.measurements]
     how = f"{'quick run' if done.quick else 'full run'}, seed {done.seed}, {done.seconds:.1f} s"
     return tag(
         "section",
@@ -67,7 +54,7 @@ def _section(done: Done) -> Markup:
         tag("p", tag("strong", "Prediction. "), experiment.prediction),
         tag("p", tag("strong", result.sentence)),
         picture(png(result.figure), f"Figure of the experiment {experiment.id}"),
-        tag("table", heads, *checks),
+        tag("table", _row("th", "", "prediction", "rule", "measured"), *checks),
         tag("details", tag("summary", "All measurements"), tag("table", *measured)),
         *(tag("p", note, class_="note") for note in result.notes),
         tag("p", how, class_="dim"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from regard.files.loading import Loaded, load
-from regard.heads import importance as importances
-from regard.heads import pruning as pruned
+from regard.heads.importance import importance, mean_loss
+from regard.heads.pruning import prune, ranked_heads
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below
 from regard.lab.texts import TEXTS
@@ -13,7 +13,7 @@ ORDERS = ("least first", "random", "most first")
 
 
 def _losses(loaded: Loaded, texts: tuple[str, ...]) -> list[float]:
-    return [importances.mean_loss(loaded, [text]) for text in texts]
+    return [mean_loss(loaded, [text]) for text in texts]
 
 
 def run(quick: bool, seed: int) -> Result:
@@ -21,7 +21,7 @@ def run(quick: bool, seed: int) -> Result:
     asked, tested = (TEXTS[:2], TEXTS[2:6]) if quick else (TEXTS[:6], TEXTS[6:])
     shares = (0.1,) if quick else (0.1, 0.2, 0.3, 0.4, 0.5)
     n_draw = 1 if quick else 3
-    important = importances.importance(loaded, list(asked))
+    important = importance(loaded, list(asked))
     before = _losses(loaded, tested)
     figure, (ax,) = panels("SmolLM2: loss of the next token", width=6.0)
     rises: dict[str, list[Measurement]] = {}
@@ -31,49 +31,37 @@ def run(quick: bool, seed: int) -> Result:
         for share in shares:
             draws = []
             for number in range(n_draw if order == "random" else 1):
-                ranked = pruned.ranked_heads(loaded.model, important, order, seed + number)
-                smaller = pruned.prune(loaded, ranked[: round(share * len(ranked))])
+                ranked = ranked_heads(loaded.model, important, order, seed + number)
+                smaller = prune(loaded, ranked[: round(share * len(ranked))])
                 draws.append(_losses(smaller, tested))
-            after = [sum(each) / len(each) for each in zip(*draws, strict=True)]
+            after = [sum(losses) / len(losses) for losses in zip(*draws, strict=True)]
             rise = [a - b for a, b in zip(after, before, strict=True)]
             paired[order].append(rise)
-            rises[order].append(
-                Measurement.mean(f"rise of the loss, {order}, {share:.0%} removed", rise, "nats")
-            )
-        points = [Measurement.mean("whole", [0.0, 0.0]), *rises[order]]
-        draw(
-            ax,
-            [0, *(100 * share for share in shares)],
-            points,
-            order.replace("first", "important first"),
-            index,
-        )
+            what = f"rise of the loss, {order}, {share:.0%} removed"
+            rises[order].append(Measurement.mean(what, rise, "nats"))
+        removed = [0, *(100 * share for share in shares)]
+        draw(ax, removed, [0.0, *rises[order]], order.replace("first", "important first"), index)
     finish(ax, "heads removed, %", "rise of the loss, nats a token")
     checks: list[Check] = []
     gaps = []
     for place, share in enumerate(shares[:2]):
         least, random, most = (paired[order][place] for order in ORDERS)
-        late = Measurement.mean(
-            f"most first minus least first, {share:.0%}",
-            [a - b for a, b in zip(most, least, strict=True)],
-            "nats",
-        )
-        mean = Measurement.mean(
-            f"random minus least first, {share:.0%}",
-            [a - b for a, b in zip(random, least, strict=True)],
-            "nats",
-        )
-        gaps += [late, mean]
-        checks.append(above(f"{share:.0%} removed: taking important heads first costs more", late, 0.0))
-        checks.append(
-            above(f"{share:.0%} removed: on average, random heads cost more than unimportant ones",
-                  Measurement.exact(mean.name, mean.value), 0.0)
+        late, chance = (
+            Measurement.mean(f"{order} minus least first, {share:.0%}",
+                             [a - b for a, b in zip(rise, least, strict=True)], "nats")
+            for order, rise in (("most first", most), ("random", random))
         )  # fmt: skip
+        gaps += [late, chance]
+        checks += [
+            above(f"{share:.0%} removed: taking important heads first costs more", late, 0.0),
+            above(f"{share:.0%} removed: on average, random heads cost more than unimportant ones",
+                  Measurement.exact(chance.name, chance.value), 0.0),
+        ]  # fmt: skip
     checks.append(below(f"{shares[0]:.0%} can go for less than half a nat", rises["least first"][0], 0.5))
     first = {order: rises[order][0].value for order in ORDERS}
     return Result(
-        tuple(each for values in rises.values() for each in values) + tuple(gaps),
-        tuple(checks),
+        [*(rise for in_order in rises.values() for rise in in_order), *gaps],
+        checks,
         figure,
         f"without {shares[0]:.0%} of its heads the loss rises by {first['least first']:.2f} nats if the "
         f"least important go, {first['random']:.2f} at random and {first['most first']:.2f} if the most "

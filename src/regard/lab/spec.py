@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 import torch
 from matplotlib.figure import Figure
@@ -98,27 +99,32 @@ def equal(what: str, measured: float | int, predicted: float | int, *, rounding:
 
 def above(what: str, measured: Measurement, other: Measurement | float | int) -> Check:
     """Surely larger: even its lower end is above the other's upper end."""
-    bar = other.high if isinstance(other, Measurement) else other
-    against = f"{other.name}, {other}" if isinstance(other, Measurement) else f"{other:.4g}"
-    return Check(what, f"surely above {against}", str(measured), measured.low > bar)
+    bar = _bar(other)
+    return Check(what, f"surely above {bar.name}{bar}", str(measured), measured.low > bar.high)
 
 
 def below(what: str, measured: Measurement, other: Measurement | float | int) -> Check:
     """Surely smaller."""
-    bar = other.low if isinstance(other, Measurement) else other
-    against = f"{other.name}, {other}" if isinstance(other, Measurement) else f"{other:.4g}"
-    return Check(what, f"surely below {against}", str(measured), measured.high < bar)
+    bar = _bar(other)
+    return Check(what, f"surely below {bar.name}{bar}", str(measured), measured.high < bar.low)
+
+
+def _bar(other: Measurement | float | int) -> Measurement:
+    """What a measurement is compared with, named for a sentence; a plain number needs no name."""
+    if isinstance(other, Measurement):
+        return replace(other, name=f"{other.name}, ")
+    return Measurement.exact("", other)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """What an experiment found."""
+    """What an experiment measured, and which of its predictions hold."""
 
-    measurements: tuple[Measurement, ...]
-    checks: tuple[Check, ...]
+    measurements: Sequence[Measurement]
+    checks: Sequence[Check]
     figure: Figure
-    found: str  # what was seen, in numbers: the second half of the sentence
-    notes: tuple[str, ...] = ()
+    summary: str  # what was seen, in numbers: the second half of the sentence
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self.checks:
@@ -134,7 +140,7 @@ class Result:
         """The verdict in one sentence."""
         failed = [check for check in self.checks if not check.holds]
         if not failed:
-            return f"Confirmed: {self.found}."
+            return f"Confirmed: {self.summary}."
         first = failed[0]
         return (
             f"Refuted: {len(failed)} of {len(self.checks)} predictions fail, first that {first.what} "
@@ -153,43 +159,41 @@ class Experiment:
     needs: tuple[str, ...] = ()  # models to be downloaded
 
 
-def perform(experiment: Experiment, *, quick: bool = False, seed: int = 0) -> Result:
+@dataclass(frozen=True, slots=True, eq=False)
+class Done:
+    """An experiment that was run."""
+
+    experiment: Experiment
+    result: Result
+    quick: bool
+    seed: int
+    seconds: float
+
+    def as_json(self) -> dict[str, object]:
+        """All numbers, for a script; a number that is not finite is None."""
+        return {
+            "id": self.experiment.id,
+            "claim": self.experiment.claim,
+            "prediction": self.experiment.prediction,
+            "verdict": self.result.verdict,
+            "sentence": self.result.sentence,
+            "measurements": [
+                {key: None if value in (math.inf, -math.inf) or value != value else value
+                 for key, value in asdict(measurement).items()}
+                for measurement in self.result.measurements
+            ],
+            "checks": [asdict(check) for check in self.result.checks],
+            "notes": list(self.result.notes),
+            "quick": self.quick,
+            "seed": self.seed,
+            "seconds": round(self.seconds, 2),
+        }  # fmt: skip
+
+
+def perform(experiment: Experiment, *, quick: bool = False, seed: int = 0) -> Done:
     """Run it: the seed alone decides what is drawn, and the caller's random numbers go on undisturbed."""
+    began = time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return experiment.run(quick, seed)
-
-
-def as_json(
-    experiment: Experiment, result: Result, *, quick: bool, seed: int, seconds: float
-) -> dict[str, Any]:
-    """All numbers, for a script; a number that is not finite is None."""
-    return {
-        "id": experiment.id,
-        "claim": experiment.claim,
-        "prediction": experiment.prediction,
-        "verdict": result.verdict,
-        "sentence": result.sentence,
-        "measurements": [
-            {
-                "name": each.name,
-                "value": _finite(each.value),
-                "low": _finite(each.low),
-                "high": _finite(each.high),
-                "unit": each.unit,
-            }
-            for each in result.measurements
-        ],
-        "checks": [
-            {"what": each.what, "rule": each.rule, "measured": each.measured, "holds": each.holds}
-            for each in result.checks
-        ],
-        "notes": list(result.notes),
-        "quick": quick,
-        "seed": seed,
-        "seconds": round(seconds, 2),
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+        result = experiment.run(quick, seed)
+    return Done(experiment, result, quick, seed, time.perf_counter() - began)

@@ -8,12 +8,12 @@ import torch
 
 from regard.drawing.figures import heat_map
 from regard.files.loading import Loaded, load
-from regard.heads import survey as surveys
+from regard.heads.survey import survey
 from regard.lab.drawing import bars, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
 from regard.lab.texts import TEXTS
 from regard.models.transformer import Transformer, initialise
-from regard.tracing import take as capture
+from regard.tracing.take import trace
 
 VAGUE = ("broadcast", "mixed", "none")  # labels that name nothing a head looks at
 
@@ -26,7 +26,7 @@ def untrained(loaded: Loaded, seed: int) -> Loaded:
 
 def _heads(loaded: Loaded, quick: bool, seed: int, name: str) -> tuple[Measurement, Measurement, list[float]]:
     """Mean uniformity over heads, the share that look at something that has a name, and every uniformity."""
-    found = surveys.survey(loaded, TEXTS[: 2 if quick else 8], n_repeat=1, seed=seed, progress=False)
+    found = survey(loaded, TEXTS[: 2 if quick else 8], n_repeat=1, seed=seed, progress=False)
     values = found.measures["uniformity"].flatten()
     each = values[~values.isnan()].tolist()
     labels = [head.label for head in found.labels()]
@@ -40,7 +40,7 @@ def _heads(loaded: Loaded, quick: bool, seed: int, name: str) -> tuple[Measureme
 
 def _map(loaded: Loaded, layer: int) -> tuple[torch.Tensor, float, float, list[float], list[str]]:
     """One head's map, its weight on the future, the error of its row sums, asymmetry of all heads, tokens."""
-    traced = capture.trace(loaded, TEXTS[0], layers=[layer])
+    traced = trace(loaded, TEXTS[0], layers=[layer])
     weights = torch.stack([traced.weights(0, head) for head in range(traced.layers[0].n_head)])
     future = float(weights.triu(1).sum((1, 2)).max() / weights.shape[-1])
     sums = float((weights.sum(-1) - 1).abs().max())
@@ -94,8 +94,8 @@ def run(quick: bool, seed: int) -> Result:
     ]
     measured += [asymmetry, future, row_sums]
     return Result(
-        tuple(measured),
-        tuple(checks),
+        measured,
+        checks,
         figure,
         f"MiniLM's heads have {measured[0].value:.2f} of the largest entropy, random ones "
         f"{measured[1].value:.2f}; {measured[2].value:.0%} have a label against {measured[3].value:.0%}; "

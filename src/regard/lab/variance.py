@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from regard.attention import scores
+from regard.attention.scores import ScoreRule
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, near
 
@@ -12,7 +12,7 @@ from regard.lab.spec import Check, Experiment, Measurement, Result, near
 def _sample(d: int, mu: float, sigma: float, n_pair: int, scale: float | None) -> torch.Tensor:
     """Scores of independent pairs, as the library makes them."""
     q, k = (mu + sigma * torch.randn(n_pair, 1, 1, d, dtype=torch.float64) for _ in range(2))
-    return scores.ScoreRule(scale=scale).scores(q, k).flatten()
+    return ScoreRule(scale=scale).scores(q, k).flatten()
 
 
 def _moments(name: str, values: torch.Tensor) -> tuple[Measurement, Measurement]:
@@ -30,21 +30,19 @@ def run(quick: bool, seed: int) -> Result:
     measured: list[Measurement] = []
     figure, (mean_ax, variance_ax, scaled_ax) = panels("Mean of q . k", "Variance of q . k", "After scaling")
     for index, (mu, sigma) in enumerate(cases):
-        means, variances = [], []
-        for d in dims:
-            mean, variance = _moments(f"mu {mu}, sigma {sigma}, d {d}", _sample(d, mu, sigma, n_pair, 1.0))
-            means.append(mean)
-            variances.append(variance)
-            checks.append(near(f"{mean.name} is d mu^2", mean, d * mu**2))
-            predicted = d * (sigma**4 + 2 * mu**2 * sigma**2)
-            checks.append(near(f"{variance.name} is d (sigma^4 + 2 mu^2 sigma^2)", variance, predicted))
-        measured += [*means, *variances]
         name = f"mu {mu}, sigma {sigma}"
-        draw(mean_ax, dims, means, name, index)
-        draw(mean_ax, dims, [d * mu**2 for d in dims], "_", index, dashed=True)
-        draw(variance_ax, dims, variances, name, index)
-        wanted = [d * (sigma**4 + 2 * mu**2 * sigma**2) for d in dims]
-        draw(variance_ax, dims, wanted, "_", index, dashed=True)
+        means, variances = zip(
+            *(_moments(f"{name}, d {d}", _sample(d, mu, sigma, n_pair, 1.0)) for d in dims), strict=True
+        )
+        of_mean = [d * mu**2 for d in dims]
+        of_variance = [d * (sigma**4 + 2 * mu**2 * sigma**2) for d in dims]
+        for mean, variance, first, second in zip(means, variances, of_mean, of_variance, strict=True):
+            checks.append(near(f"{mean.name} is d mu^2", mean, first))
+            checks.append(near(f"{variance.name} is d (sigma^4 + 2 mu^2 sigma^2)", variance, second))
+        measured += [*means, *variances]
+        for ax, points, predicted in ((mean_ax, means, of_mean), (variance_ax, variances, of_variance)):
+            draw(ax, dims, points, name, index)
+            draw(ax, dims, predicted, "_", index, dashed=True)
     scaled = []
     for d in dims:
         mean, variance = _moments(f"scaled, d {d}", _sample(d, 0.0, 1.0, n_pair, None))
@@ -62,12 +60,10 @@ def run(quick: bool, seed: int) -> Result:
     checks.append(near("doubling d doubles the variance", ratio, 2.0))
     measured += [*twice, ratio]
     for ax in (mean_ax, variance_ax, scaled_ax):
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(dims, [str(each) for each in dims])
-        finish(ax, "dimension d", "", legend=True)
+        finish(ax, "dimension d", "", doublings=dims)
     return Result(
-        tuple(measured),
-        tuple(checks),
+        measured,
+        checks,
         figure,
         f"after dividing by sqrt(d) the variance is {scaled[-1]} at d = {dims[-1]}, and doubling d "
         f"multiplies the unscaled variance by {ratio.value:.2f} and leaves the mean at {twice[0].value:.2f}",

@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.attention import softmax as attention
+from regard.attention.softmax import attend
 from regard.costs.cost import cost
-from regard.lab.drawing import finish, panels
+from regard.lab.drawing import finish, grouped_bars, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, below, equal
-from regard.layers import attention as layers
-from regard.layers import cache
+from regard.layers.attention import MultiHeadAttention, merge_heads, split_heads
 from regard.layers.block import BlockConfig
+from regard.layers.cache import LayerCache
 from regard.models.transformer import TransformerConfig
 
 DIM, N_HEAD, BATCH, LENGTH = 24, 4, 3, 11
 QK_DIM = DIM // N_HEAD
 
 
-def _by_hand(layer: layers.MultiHeadAttention, x: torch.Tensor) -> torch.Tensor:
+def _by_hand(layer: MultiHeadAttention, x: torch.Tensor) -> torch.Tensor:
     """The layer's output head by head, from slices of its matrices: nothing is split or merged."""
     out = torch.zeros_like(x)
     for head in range(N_HEAD):
@@ -36,32 +36,32 @@ def _cost(v_dim: int) -> dict[str, int]:
         model_dim=DIM, n_head=N_HEAD, v_dim=v_dim, qk_dim=QK_DIM, ff_dim=1, attention_bias=False
     )
     config = TransformerConfig(vocab=1, block=block, n_decoder_layer=1, head="none")
-    found = cost(config, "prefill", batch=BATCH, length=LENGTH)
-    rows = [row for row in found.rows if not row.name.startswith(("ff ", "embedding"))]
+    whole = cost(config, "prefill", batch=BATCH, length=LENGTH)
+    rows = [row for row in whole.rows if not row.name.startswith(("ff ", "embedding"))]
     return {
-        "parameters": sum(row.weights.value(found.sizes) for row in rows),
+        "parameters": sum(row.weights.value(whole.sizes) for row in rows),
         "operations": sum(row.n_operation for row in rows),
-        "cache": found.cache_bytes,
+        "cache": whole.cache_bytes,
     }
 
 
 @torch.no_grad()
 def _counted(v_dim: int) -> tuple[dict[str, int], float, tuple[int, ...]]:
     """Parameters, operations and cache of a real layer, its error against the definition, and its shape."""
-    layer = layers.MultiHeadAttention(DIM, N_HEAD, v_dim=v_dim).double()
+    layer = MultiHeadAttention(DIM, N_HEAD, v_dim=v_dim).double()
     x = torch.randn(BATCH, LENGTH, DIM, dtype=torch.float64)
     error = float((layer(x) - _by_hand(layer, x)).abs().max())
-    held = cache.LayerCache()
+    cache = LayerCache()
     layer.float()
     single = x.float()
     with FlopCounterMode(display=False) as counter:
-        q, k, v = (layers.split_heads(each(single), N_HEAD) for each in (layer.query, layer.key, layer.value))
-        out = layer.out(layers.merge_heads(attention.attend(q, k, v, path="plain").out))
-    layer(single, cache=held)
+        q, k, v = (split_heads(project(single), N_HEAD) for project in (layer.query, layer.key, layer.value))
+        out = layer.out(merge_heads(attend(q, k, v, path="plain").out))
+    layer(single, cache=cache)
     counted = {
-        "parameters": sum(each.numel() for each in layer.parameters()),
+        "parameters": sum(weight.numel() for weight in layer.parameters()),
         "operations": counter.get_total_flops(),
-        "cache": held.bytes,
+        "cache": cache.bytes,
     }
     return counted, error, tuple(out.shape)
 
@@ -71,16 +71,14 @@ def run(quick: bool, seed: int) -> Result:
     figure, (ax,) = panels("Cost against values as wide as keys", width=6.0)
     checks: list[Check] = []
     measured: list[Measurement] = []
-    found = {v_dim: _counted(v_dim) for v_dim in widths}
-    plain, _, shape = found[QK_DIM]
-    for v_dim, (counted, error, out_shape) in found.items():
-        said = _cost(v_dim)
-        times = v_dim / QK_DIM
+    layers = {v_dim: _counted(v_dim) for v_dim in widths}
+    plain, _, shape = layers[QK_DIM]
+    for v_dim, (counted, error, out_shape) in layers.items():
+        formula, times = _cost(v_dim), v_dim / QK_DIM
         for what, value in counted.items():
-            checks.append(equal(f"v_dim {v_dim}: {what} as the cost model has it", value, said[what]))
-            measured.append(
-                Measurement.exact(f"{what}, v_dim {v_dim}, against {QK_DIM}", value / plain[what])
-            )
+            checks.append(equal(f"v_dim {v_dim}: {what} as the cost model has it", value, formula[what]))
+            ratio = value / plain[what]
+            measured.append(Measurement.exact(f"{what}, v_dim {v_dim}, against {QK_DIM}", ratio))
         checks += [
             below(f"v_dim {v_dim}: the output is the definition's, head by head",
                   Measurement.exact(f"error, v_dim {v_dim}", error), 1e-12),
@@ -90,25 +88,21 @@ def run(quick: bool, seed: int) -> Result:
             equal(f"v_dim {v_dim}: the cache likewise",
                   counted["cache"] / plain["cache"], (1 + times) / 2, rounding=1e-12),
         ]  # fmt: skip
-    names = list(plain)
-    for index, v_dim in enumerate(widths):
-        places = [place + 0.27 * (index - (len(widths) - 1) / 2) for place in range(3)]
-        ratios = [found[v_dim][0][name] / plain[name] for name in names]
-        ax.bar(
-            places, ratios, width=0.24, color=("#8c8c8c", "#0072b2", "#d55e00")[index], label=f"v_dim {v_dim}"
-        )
-        for place, ratio in zip(places, ratios, strict=True):
-            ax.annotate(f"{ratio:.2f}", (place, ratio), ha="center", va="bottom", fontsize=8)
-    ax.set_xticks(range(3), names)
+    ratios = {
+        v_dim: {what: counted[what] / plain[what] for what in plain}
+        for v_dim, (counted, _, _) in layers.items()
+    }
+    groups = {f"v_dim {v_dim}": list(of_width.values()) for v_dim, of_width in ratios.items()}
+    grouped_bars(ax, list(plain), groups, numbers=True)
     finish(ax, "", f"times that of v_dim {QK_DIM}")
-    wide = found[2 * QK_DIM][0]
+    wide = ratios[2 * QK_DIM]
     return Result(
-        tuple(measured),
-        tuple(checks),
+        measured,
+        checks,
         figure,
-        f"with values twice as wide the layer has {wide['parameters'] / plain['parameters']:.2f} times the "
-        f"parameters, {wide['operations'] / plain['operations']:.2f} times the operations and "
-        f"{wide['cache'] / plain['cache']:.2f} times the cache, and the same output shape",
+        f"with values twice as wide the layer has {wide['parameters']:.2f} times the "
+        f"parameters, {wide['operations']:.2f} times the operations and {wide['cache']:.2f} times the cache, "
+        "and the same output shape",
         notes=(
             "What must change: values are split by n_head * v_dim, not model_dim; merged heads have n_head "
             "* v_dim numbers; the output projection takes those and returns model_dim. Scores and their "

@@ -1,6 +1,7 @@
 """Measures: each equals its dense oracle, made-up heads get exactly their scores, and memory stays O(N)."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -244,6 +245,20 @@ def test_copies_are_listed_once_and_special_tokens_have_none():
     assert list(zip(rows.tolist(), keys.tolist(), strict=True)) == [(2, 1), (4, 1), (4, 2)]
     rows, keys = copies(facts, 1).pairs(slice(0, 6))
     assert list(zip(rows.tolist(), keys.tolist(), strict=True)) == [(4, 2), (4, 3)]
+
+
+def test_measures_print_as_one_short_table():
+    """A line for each measure with its mean, chance and strongest head, however many heads there are."""
+    trace, _ = traced(RULES["causal"])
+    layers = tuple(replace(trace.layers[0], name=f"layer {index}") for index in range(30))
+    measures = measure(Trace(layers, trace.tokens, ids=trace.ids))
+    lines = repr(measures).splitlines()
+    assert lines[0] == "Measures of 180 heads in 30 layers"
+    assert [line.split()[0] for line in lines[2:]] == list(WHAT)
+    assert max(map(len, lines)) <= 79
+    previous = next(line for line in lines if line.startswith("previous"))
+    assert f"{measures['previous'].max():.2f}" in previous
+    assert f"{measures.chance['previous'][0]:.3f}" in previous
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from regard.files.loading import load
-from regard.heads.importance import importance, next_token_loss
+from regard.heads.effects import importance, next_token_loss
 from regard.heads.labels import LABELS, share_labelled
 from regard.heads.measures import measure
 from regard.heads.pruning import pruning_curve
 from regard.heads.relations import word_attention
-from regard.heads.survey import repeated_tokens, survey
+from regard.heads.surveys import repeated_tokens, survey
 from regard.models.transformer import Transformer, initialise
 from regard.tracing.take import trace
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from regard.files.loading import Loaded
     from regard.heads.labels import HeadLabel
-    from regard.heads.survey import Survey
+    from regard.heads.surveys import Survey
 
 TEXTS = (
     "When the storm had passed, the old lighthouse keeper climbed the stairs again. The lamp was out, and "
@@ -102,7 +102,7 @@ def heads(
         raise ArgumentError("--csv - and --json both print: give one of them.")
     loaded = load_model(model, random, seed, device)
     from regard.heads.labels import share_labelled, table_of_rules
-    from regard.heads.survey import survey
+    from regard.heads.surveys import survey
 
     surveys = {loaded.facts.name: survey(loaded, found, state=state, progress=not as_json)}
     if against is not None:
@@ -177,7 +177,7 @@ def prune(
         raise ArgumentError(f"--shares must be numbers with commas between. Got {shares!r}.") from error
     loaded = load_model(model, random, seed, device)
     from regard.drawing.figures import curves
-    from regard.heads.importance import importance
+    from regard.heads.effects import importance
     from regard.heads.pruning import prune as prune_heads
     from regard.heads.pruning import pruning_curve, ranked_heads, save_pruned
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.attention.visibility import Visibility
 from regard.heads.tokens import Copies, TokenFacts, copies
-from regard.tracing.layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
+from regard.tracing.layers import AnyLayer, DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace
 
 OFFSETS = tuple(range(-4, 5))  # key position minus query position, of which the argmax is counted
 NEAR = len(OFFSETS) + 1  # cells read of every row: at the offsets, and the first key
@@ -44,17 +44,18 @@ ROW_MEASURES = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UniformLayer(AnyLayer):
-    """A head that looks at everything it may see alike: the chance level of a text."""
+    """One head that looks at everything it may see alike: the chance level of a text."""
 
     visibility: Visibility
-    sizes: tuple[int, int, int, int]
+    sizes: tuple[int, int, int]  # batch, query, key
     device: torch.device
     name: str = "uniform"
-    kind: str = "self"  # type: ignore[assignment]
+    kind: Kind = "self"
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return self.sizes
+        batch, query, key = self.sizes
+        return batch, 1, query, key
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -66,8 +67,7 @@ class UniformLayer(AnyLayer):
     def block(
         self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None
     ) -> Float[Tensor, "_batch _head rows cols"]:
-        seen = self.visibility.tile(rows, cols, self.device)
-        seen = seen[(0 if batch is None or seen.shape[0] == 1 else batch), :1][None].float()
+        seen = self.visible_block(rows, cols, batch or 0, 0)[None, None].float()
         return seen / seen.sum(-1, keepdim=True).clamp(min=1.0)
 
     def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
@@ -108,31 +108,31 @@ def visibility_of(layer: AnyLayer) -> Visibility:
 
 
 def make_frame(
-    layer: AnyLayer, visible: Visibility, facts: TokenFacts, batch: int, real_queries: Tensor | None
+    layer: UniformLayer, facts: TokenFacts, batch: int, real_queries: Bool[Tensor, "query"] | None
 ) -> Frame:
     """The rows that count for each measure: those that have a choice, and the place that is asked for."""
-    n_query, n_key, device = layer.n_query, layer.n_key, facts.special.device
+    visible, n_query, n_key = layer.visibility, layer.n_query, layer.n_key
     start = visible.start if layer.kind == "self" and n_key >= n_query else None
     look = _by_position if hides_future_only(visible) else _by_block
-    n_visible, first_seen, at_offset = look(UniformLayer(visible, layer.shape, device), start, batch)
+    n_visible, first_seen, at_offset = look(layer, start, batch)
     choice = n_visible >= 2
     if real_queries is not None:
         choice = choice & real_queries
-    found = copies(facts, 0) if facts.ids is not None and start == 0 and n_query == n_key else None
-    followed = copies(facts, 1) if found is not None else None
+    has_copies = facts.ids is not None and start == 0 and n_query == n_key
+    duplicates, followed = (copies(facts, shift) if has_copies else None for shift in (0, 1))
     none = torch.zeros_like(choice)
     rule = {
-        "first": choice & first_seen & (torch.arange(n_query, device=device) + (start or 0) > 0),
+        "first": choice & first_seen & (torch.arange(n_query, device=layer.device) + (start or 0) > 0),
         "previous": choice & at_offset[-1],
         "next": choice & at_offset[1],
         "same": choice & at_offset[0],
         "distance": choice if start is not None else none,
-        "duplicate": none if found is None else choice & (found.count > 0),
+        "duplicate": none if duplicates is None else choice & (duplicates.count > 0),
         "induction": none if followed is None else choice & (followed.count > 0),
         **{f"argmax{offset:+d}": choice & at_offset[offset] for offset in OFFSETS},
     }
     counted = torch.stack([rule.get(name, choice) for name in ROW_MEASURES])
-    return Frame(n_visible, counted, found, followed, facts.columns, start)
+    return Frame(n_visible, counted, duplicates, followed, facts.columns, start)
 
 
 _Looked = tuple[Tensor, Tensor, dict[int, Tensor]]  # how many keys, whether the first, whether at each offset
@@ -188,9 +188,9 @@ def chance_by_position(frame: Frame) -> Float[Tensor, "measure"]:
         to_left = left * position - left * (left - 1) / 2
         to_right = (n * (n - 1) - left * (left - 1)) / 2 - (n - left) * position
         at["distance"].copy_((to_left + to_right) / some)
-    for name, found in (("duplicate", frame.duplicates), ("induction", frame.followed)):
-        if found is not None:
-            at[name].copy_(found.count / some)
+    for name, copied in (("duplicate", frame.duplicates), ("induction", frame.followed)):
+        if copied is not None:
+            at[name].copy_(copied.count / some)
     return (values * frame.counted).sum(-1)
 
 
@@ -250,11 +250,11 @@ class Cells:
         at = torch.cat([at, torch.zeros_like(at[:, :1])], dim=-1)
         near = (row[:, None] * n_col + at).flatten()
         parts = [near]
-        for found, name in ((frame.duplicates, "duplicate"), (frame.followed, "induction")):
-            if found is None:
+        for copied, name in ((frame.duplicates, "duplicate"), (frame.followed, "induction")):
+            if copied is None:
                 parts.append(near[:0])
                 continue
-            of_row, key = found.pairs(rows)
+            of_row, key = copied.pairs(rows)
             place = key - cols.start
             wanted = frame.counted[ROW_MEASURES.index(name)][rows][of_row] & (place >= 0) & (place < n_col)
             parts.append((of_row * n_col + place)[wanted])

@@ -8,7 +8,7 @@ import torch
 
 from regard.drawing.figures import heat_map
 from regard.files.loading import Loaded, load
-from regard.heads.survey import survey
+from regard.heads import survey
 from regard.lab.drawing import bars, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
 from regard.lab.texts import TEXTS

@@ -11,7 +11,7 @@ from regard.attention.linear import feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.softmax import attend, weights
 from regard.attention.visibility import Visibility
-from regard.heads import frames, measures
+from regard.heads import frames
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.measures import WHAT, measure
 from regard.heads.tokens import copies, is_punctuation, token_facts
@@ -122,21 +122,6 @@ def test_chance_is_the_score_of_a_head_that_looks_everywhere_alike():
         sum(1 / (i + 1) for i in range(2, N)) / (N - 2), rel=1e-5
     )
     assert math.isnan(float(found.chance["next"][0]))
-
-
-@pytest.mark.parametrize("name", ["causal", "everything"])
-def test_chance_by_position_equals_chance_by_block(name, monkeypatch):
-    """Counted from positions or read from blocks of weights 1/n, the chance level is the same."""
-    trace, _ = traced(RULES[name])
-    counted = measure(trace)
-    for where in (frames, measures):
-        monkeypatch.setattr(where, "hides_future_only", lambda visible: False)
-    read = measure(trace)
-    for each in ROW_MEASURES:
-        assert torch.equal(counted.n_query[each], read.n_query[each]), each
-        torch.testing.assert_close(
-            counted.chance[each], read.chance[each], rtol=1e-6, atol=0.0, equal_nan=True, msg=each
-        )
 
 
 def test_the_cells_of_a_text_of_one_word_are_not_all_kept(monkeypatch):

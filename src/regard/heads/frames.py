@@ -1,7 +1,6 @@
 """Which rows of a layer count for which measure, where they look, and what chance alone would score.
 
-Layers that see alike share one `Frame`. Where nothing but the future is hidden, all of it follows from
-positions; any other visibility is read block by block.
+Layers that see alike share one `Frame`.
 """
 
 from __future__ import annotations
@@ -111,10 +110,19 @@ def make_frame(
     layer: UniformLayer, facts: TokenFacts, batch: int, real_queries: Bool[Tensor, "query"] | None
 ) -> Frame:
     """The rows that count for each measure: those that have a choice, and the place that is asked for."""
-    visible, n_query, n_key = layer.visibility, layer.n_query, layer.n_key
-    start = visible.start if layer.kind == "self" and n_key >= n_query else None
-    look = _by_position if hides_future_only(visible) else _by_block
-    n_visible, first_seen, at_offset = look(layer, start, batch)
+    n_query, n_key = layer.n_query, layer.n_key
+    start = layer.visibility.start if layer.kind == "self" and n_key >= n_query else None
+    n_visible = torch.zeros(n_query, dtype=torch.long, device=layer.device)
+    first_seen = torch.zeros_like(n_visible, dtype=torch.bool)
+    at_offset = {offset: torch.zeros_like(first_seen) for offset in OFFSETS}
+    for rows, cols in row_blocks(layer, 1):
+        seen = layer.visible_block(rows, cols, batch, 0)
+        n_visible[rows] = seen.sum(-1)
+        if cols.start == 0 and n_key:
+            first_seen[rows] = seen[:, 0]
+        for offset in OFFSETS if start is not None else ():
+            part, where = diagonal(seen[None], rows, cols, (start or 0) + offset)
+            at_offset[offset][rows.start + where.start : rows.start + where.stop] = part[0]
     choice = n_visible >= 2
     if real_queries is not None:
         choice = choice & real_queries
@@ -133,65 +141,6 @@ def make_frame(
     }
     counted = torch.stack([rule.get(name, choice) for name in ROW_MEASURES])
     return Frame(n_visible, counted, duplicates, followed, facts.columns, start)
-
-
-_Looked = tuple[Tensor, Tensor, dict[int, Tensor]]  # how many keys, whether the first, whether at each offset
-
-
-def _by_position(layer: UniformLayer, start: int | None, batch: int) -> _Looked:
-    """What each row sees where only the future can be hidden."""
-    visible, n_key = layer.visibility, layer.n_key
-    position = torch.arange(layer.n_query, device=layer.device) + visible.start
-    n_visible = (position + 1).clamp(max=n_key) if visible.causal else torch.full_like(position, n_key)
-    nowhere = torch.zeros_like(n_visible, dtype=torch.bool)
-    at_offset = dict.fromkeys(OFFSETS, nowhere)
-    if start is not None:
-        for offset in OFFSETS:
-            at_offset[offset] = (position + offset >= 0) & (position + offset < n_visible)
-    return n_visible, n_visible > 0, at_offset
-
-
-def _by_block(layer: UniformLayer, start: int | None, batch: int) -> _Looked:
-    """What each row sees, read from the visibility itself."""
-    n_visible = torch.zeros(layer.n_query, dtype=torch.long, device=layer.device)
-    first_seen = torch.zeros_like(n_visible, dtype=torch.bool)
-    at_offset = {offset: torch.zeros_like(first_seen) for offset in OFFSETS}
-    for rows, cols in row_blocks(layer, 1):
-        seen = layer.visible_block(rows, cols, batch, 0)
-        n_visible[rows] = seen.sum(-1)
-        if cols.start == 0 and seen.shape[1]:
-            first_seen[rows] = seen[:, 0]
-        if start is not None:
-            for offset in OFFSETS:
-                part, where = diagonal(seen[None], rows, cols, start + offset)
-                at_offset[offset][rows.start + where.start : rows.start + where.stop] = part[0]
-    return n_visible, first_seen, at_offset
-
-
-def chance_by_position(frame: Frame) -> Float[Tensor, "measure"]:
-    """The sums over counted rows of a head that looks everywhere alike, where only the future can be hidden.
-
-    Row i puts 1 / n on each of the first n keys: every measure is a count of keys, over n.
-    """
-    n = frame.n_visible.double()
-    some = n.clamp(min=1)
-    values = (1 / some).repeat(len(ROW_MEASURES), 1)  # single cells, and the largest weight
-    at = dict(zip(ROW_MEASURES, values, strict=True))
-    at["entropy"].copy_(some.log())
-    at["uniformity"].fill_(1.0)
-    before = torch.nn.functional.pad(frame.columns.double().cumsum(0), (0, 0, 1, 0))
-    for name, column in zip(("special", "punctuation", "rare"), before.T, strict=True):
-        at[name].copy_(column[frame.n_visible] / some)
-    if frame.start is not None:
-        position = torch.arange(n.shape[0], device=n.device, dtype=n.dtype) + frame.start
-        left = torch.minimum(position + 1, n)  # keys up to oneself; those to the right are n - left
-        to_left = left * position - left * (left - 1) / 2
-        to_right = (n * (n - 1) - left * (left - 1)) / 2 - (n - left) * position
-        at["distance"].copy_((to_left + to_right) / some)
-    for name, copied in (("duplicate", frame.duplicates), ("induction", frame.followed)):
-        if copied is not None:
-            at[name].copy_(copied.count / some)
-    return (values * frame.counted).sum(-1)
 
 
 def row_blocks(layer: AnyLayer, n_head: int) -> Iterator[tuple[slice, slice]]:

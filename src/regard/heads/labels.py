@@ -136,11 +136,6 @@ def share_labelled(labels: Sequence[HeadLabel]) -> dict[str, float]:
     return {name: times[name] / max(1, len(labels)) for name in LABELS}
 
 
-def table_of_rules() -> list[tuple[str, str, str, str]]:
-    """Label, measure, threshold and source of every rule, for people."""
-    return [(rule.label, rule.measure, f"{rule.threshold}", rule.source) for rule in RULES]
-
-
 def grid(labels: Sequence[HeadLabel], layers: Sequence[str]) -> list[list[str]]:
     """Labels as rows of layers, for a picture."""
     return [[head.label for head in labels if head.layer == layer] for layer in layers]

@@ -25,12 +25,10 @@ from regard.heads.frames import (
     ROW_MEASURES,
     Cells,
     UniformLayer,
-    chance_by_position,
-    hides_future_only,
     make_frame,
     visibility_of,
 )
-from regard.heads.streaming import Scratch, layer_sums
+from regard.heads.streaming import layer_sums
 from regard.heads.tokens import TokenFacts, token_facts
 from regard.tracing.layers import AnyLayer
 from regard.tracing.rule_parts import visibility_tensors
@@ -141,7 +139,6 @@ def measure(
     n_layer = len(trace.layers)
     sums = torch.zeros(len(ROW_MEASURES), n_layer, widest, dtype=torch.float64)
     chance, counted = torch.zeros(2, len(ROW_MEASURES), n_layer, dtype=torch.float64)
-    scratch = Scratch()
     known: dict[object, tuple[Cells, Tensor, Tensor]] = {}
     kept: list[Visibility] = []  # so that the addresses of their tensors, by which frames are looked up, stay
     for index, layer in enumerate(trace.layers):
@@ -154,10 +151,10 @@ def measure(
                 sizes, device = (layer.n_batch, layer.n_query, layer.n_key), facts.special.device
                 uniform = UniformLayer(visible, sizes, device, kind=layer.kind)
                 cells = Cells(make_frame(uniform, facts, sequence, real))
-                level = _chance(uniform, cells, sequence, scratch)
+                level = layer_sums(uniform, cells, sequence, share_ties=True)[:, 0]
                 known[key] = (cells, level.cpu(), cells.frame.counted.sum(-1).cpu())
             cells, level, n_row = known[key]
-            sums[:, index, : layer.n_head] += layer_sums(layer, cells, sequence, scratch).cpu()
+            sums[:, index, : layer.n_head] += layer_sums(layer, cells, sequence).cpu()
             chance[:, index] += level
             counted[:, index] += n_row
     n_heads = tuple(layer.n_head for layer in trace.layers)
@@ -171,13 +168,6 @@ def measure(
         dict(zip(ROW_MEASURES, chance / counted, strict=True)),
         dict(zip(ROW_MEASURES, counted.long(), strict=True)),
     )
-
-
-def _chance(uniform: UniformLayer, cells: Cells, batch: int, scratch: Scratch) -> Float[Tensor, "measure"]:
-    """The sums of a head that looks everywhere alike."""
-    if hides_future_only(uniform.visibility):
-        return chance_by_position(cells.frame)
-    return layer_sums(uniform, cells, batch, scratch, share_ties=True)[:, 0]
 
 
 def _signature(layer: AnyLayer, visible: Visibility) -> tuple[object, ...]:

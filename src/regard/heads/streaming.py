@@ -2,7 +2,7 @@
 
 A block's weights are exp(z) with z = score - lse. One product gives z (queries carry -lse as one more
 dimension, against a 1 of the keys), and a second, narrow one sums the weights over kinds of keys. What looks
-at fixed distances, at copies or at the first key reads single cells. Buffers are made once for all layers.
+at fixed distances, at copies or at the first key reads single cells.
 """
 
 from __future__ import annotations
@@ -38,26 +38,9 @@ _BEFORE = _ARGMAX + OFFSETS.index(-1)
 _Fill = Callable[[slice, slice, slice, Tensor, Tensor], None]
 
 
-class Scratch:
-    """Buffers that all layers share: fresh ones would have to be mapped anew for each."""
-
-    def __init__(self) -> None:
-        self.held: tuple[Tensor, Tensor] | None = None
-
-    def buffers(self, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Two of that size, the same as before where they fit; what is never touched costs nothing."""
-        held = self.held
-        if held is None or held[0].shape[0] < size or held[0].dtype != dtype or held[0].device != device:
-            held = self.held = (
-                torch.empty(size, dtype=dtype, device=device),
-                torch.empty(size, dtype=dtype, device=device),
-            )
-        return held
-
-
 @torch.no_grad()
 def layer_sums(
-    layer: AnyLayer, cells: Cells, batch: int, scratch: Scratch, *, share_ties: bool = False
+    layer: AnyLayer, cells: Cells, batch: int, *, share_ties: bool = False
 ) -> Float[Tensor, "measure head"]:
     """The sum over counted rows of each measure of each head; O(N) memory, each weight made once.
 
@@ -69,7 +52,7 @@ def layer_sums(
     fill, n_together = _filler(layer, batch)
     blocks = list(row_blocks(layer, n_together))
     size = max((n_together * (r.stop - r.start) * (c.stop - c.start) for r, c in blocks), default=0)
-    buffers = scratch.buffers(size, dtype, device)
+    buffers = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
     n_kind, causal = frame.columns.shape[1], visibility_of(layer).causal
     columns = torch.zeros(n_kind + 2, layer.n_key, dtype=dtype, device=device)
     columns[:n_kind] = frame.columns.T

@@ -36,13 +36,13 @@ from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.files.loading import Loaded, load
 from regard.heads.conllu import Sentence, read_conllu
+from regard.heads.effects import importance
 from regard.heads.frames import ROW_MEASURES
-from regard.heads.importance import importance
 from regard.heads.labels import LABELS, share_labelled
 from regard.heads.measures import measure
 from regard.heads.pruning import prune, pruning_curve, ranked_heads
 from regard.heads.relations import RelationScore, score_relations
-from regard.heads.survey import survey
+from regard.heads.surveys import survey
 from regard.models.transformer import Transformer, initialise
 from regard.tracing.layers import LayerTrace
 from regard.tracing.take import trace

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from regard.heads import frames
-from regard.heads.flow import ValueWeightedLayer, attention_of, logit_attribution, rollout, value_weighted
+from regard.heads.flow import ValueWeightedLayer, logit_attribution, rollout, value_weighted
 from regard.heads.measures import measure
+from regard.heads.model import attention_of
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tracing.take import trace

@@ -4,7 +4,7 @@ import pytest
 import torch
 from heads.test_pruning import small
 
-from regard.heads.importance import (
+from regard.heads.effects import (
     ablated,
     ablation,
     head_means,

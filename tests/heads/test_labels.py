@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.heads.labels import LABELS, LEAST_LIFT, RULES, grid, label, share_labelled, table_of_rules
+from regard.heads.labels import LABELS, LEAST_LIFT, RULES, grid, label, share_labelled
 from regard.heads.measures import measure
 from regard.tracing.traces import Trace
 
@@ -106,9 +106,8 @@ def test_a_score_must_surely_be_above_chance():
 
 def test_the_table_of_rules_names_a_source_for_each_threshold():
     """One table: every label but mixed and none, each threshold with a paper or the word ours."""
-    rows = table_of_rules()
-    assert [row[0] for row in rows] == list(LABELS[:-2])
-    assert all("et al." in row[3] or row[3].startswith("ours") for row in rows)
+    assert [rule.label for rule in RULES] == list(LABELS[:-2])
+    assert all("et al." in rule.source or rule.source.startswith("ours") for rule in RULES)
     assert len({rule.label for rule in RULES}) == len(RULES)
     assert 0 < LEAST_LIFT < 1
 

@@ -1,6 +1,7 @@
 """Measures: each equals its dense oracle, made-up heads get exactly their scores, and memory stays O(N)."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from regard.attention.linear import feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.softmax import attend, weights
 from regard.attention.visibility import Visibility
-from regard.heads import frames, measures
+from regard.heads import frames
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.measures import WHAT, measure
 from regard.heads.tokens import copies, is_punctuation, token_facts
@@ -123,22 +124,6 @@ def test_chance_is_the_score_of_a_head_that_looks_everywhere_alike():
     assert math.isnan(float(found.chance["next"][0]))
 
 
-@pytest.mark.parametrize("name", ["causal", "everything"])
-def test_chance_by_position_equals_chance_by_block(name, monkeypatch):
-    """Counted from positions or read from blocks of weights 1/n, the chance level is the same."""
-    trace, _ = traced(RULES[name])
-    counted = measure(trace)
-    for where in (frames, measures):
-        monkeypatch.setattr(where, "hides_future_only", lambda visible: False)
-    read = measure(trace)
-    any_order = N * torch.finfo(torch.float32).eps  # one rounding for each of a row's terms
-    for each in ROW_MEASURES:
-        assert torch.equal(counted.n_query[each], read.n_query[each]), each
-        torch.testing.assert_close(
-            counted.chance[each], read.chance[each], rtol=any_order, atol=0.0, equal_nan=True, msg=each
-        )
-
-
 def test_the_cells_of_a_text_of_one_word_are_not_all_kept(monkeypatch):
     """Where copies are as many as cells, their places are made anew for each layer, to the same numbers."""
     n_token = 61
@@ -245,6 +230,20 @@ def test_copies_are_listed_once_and_special_tokens_have_none():
     assert list(zip(rows.tolist(), keys.tolist(), strict=True)) == [(2, 1), (4, 1), (4, 2)]
     rows, keys = copies(facts, 1).pairs(slice(0, 6))
     assert list(zip(rows.tolist(), keys.tolist(), strict=True)) == [(4, 2), (4, 3)]
+
+
+def test_measures_print_as_one_short_table():
+    """A line for each measure with its mean, chance and strongest head, however many heads there are."""
+    trace, _ = traced(RULES["causal"])
+    layers = tuple(replace(trace.layers[0], name=f"layer {index}") for index in range(30))
+    measures = measure(Trace(layers, trace.tokens, ids=trace.ids))
+    lines = repr(measures).splitlines()
+    assert lines[0] == "Measures of 180 heads in 30 layers"
+    assert [line.split()[0] for line in lines[2:]] == list(WHAT)
+    assert max(map(len, lines)) <= 79
+    previous = next(line for line in lines if line.startswith("previous"))
+    assert f"{measures['previous'].max():.2f}" in previous
+    assert f"{measures.chance['previous'][0]:.3f}" in previous
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,9 @@ from regard.decoding.loop import generate
 from regard.errors import UnsupportedError
 from regard.files.loading import Loaded, ModelFacts, load, save
 from regard.files.tokenizer import byte_tokenizer
-from regard.heads.flow import attention_of
-from regard.heads.importance import mean_loss
-from regard.heads.measures import measure
-from regard.heads.pruning import (
-    gate_without,
-    kept_heads,
-    prune,
-    pruning_curve,
-    ranked_heads,
-    save_pruned,
-)
+from regard.heads import mean_loss, measure, prune, pruning_curve, ranked_heads, save_pruned
+from regard.heads.model import attention_of, kept_heads
+from regard.heads.pruning import gate_without
 from regard.layers.block import BlockConfig
 from regard.models.families import FAMILIES
 from regard.models.pruned import PrunedAttention

@@ -1,18 +1,14 @@
 """What heads of trained models do, and that random weights of the same shape do none of it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from regard.files.loading import load
-from regard.heads.importance import importance, next_token_loss
-from regard.heads.labels import LABELS, share_labelled
-from regard.heads.measures import measure
-from regard.heads.pruning import pruning_curve
+from regard.heads import LABELS, importance, measure, pruning_curve, repeated_tokens, survey
+from regard.heads.effects import next_token_loss
+from regard.heads.labels import share_labelled
+from regard.heads.model import untrained
 from regard.heads.relations import word_attention
-from regard.heads.survey import repeated_tokens, survey
-from regard.models.transformer import Transformer, initialise
 from regard.tracing.take import trace
 
 # None of these was looked at when thresholds were chosen.
@@ -32,11 +28,6 @@ def smollm2():
 @pytest.fixture(scope="module")
 def minilm():
     return load("minilm")
-
-
-def untrained(loaded):
-    """The same shape and tokenizer with random weights."""
-    return replace(loaded, model=initialise(Transformer(loaded.model.config), 0).eval())
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,8 @@ import torch
 
 from regard.errors import LoadError
 from regard.files.loading import load
-from regard.heads import survey as survey_module
+from regard.heads import measure, repeated_tokens, survey, surveys
 from regard.heads.frames import ROW_MEASURES
-from regard.heads.measures import measure
-from regard.heads.survey import repeated_tokens, survey
 from regard.heads.tokens import counts_of
 from regard.tracing.take import trace
 
@@ -66,7 +64,7 @@ def test_a_survey_goes_on_where_it_was_interrupted(loaded, tmp_path, monkeypatch
     state = tmp_path / "state.safetensors"
     options = {"n_repeat": 1, "n_token": 5, "progress": False}
     whole = survey(loaded, TEXTS, **options)
-    monkeypatch.setattr(survey_module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(surveys, "SAVE_SECONDS", 0.0)
     calls = []
 
     def failing(*args, **kwargs):
@@ -75,7 +73,7 @@ def test_a_survey_goes_on_where_it_was_interrupted(loaded, tmp_path, monkeypatch
             raise Interrupted
         return trace(*args, **kwargs)
 
-    monkeypatch.setattr(survey_module, "trace", failing)
+    monkeypatch.setattr(surveys, "trace", failing)
     with pytest.raises(Interrupted):
         survey(loaded, TEXTS, state=state, **options)
     resumed = survey(loaded, TEXTS, state=state, **options)
@@ -102,7 +100,7 @@ def test_the_state_of_another_survey_is_refused(loaded, tmp_path):
 
 SCRIPT = """
 import sys, torch
-from regard.heads.survey import survey
+from regard.heads import survey
 from regard.files.loading import load
 torch.set_num_threads(1)
 found = survey(load("minilm", random=True), {texts!r}, n_repeat=2, n_token=7, progress=False,

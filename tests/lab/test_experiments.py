@@ -11,7 +11,7 @@ from regard.attention.feature_maps import Quadratic
 from regard.attention.scores import ScoreRule
 from regard.attention.softmax import Attended, attend, attend_hard
 from regard.attention.visibility import Visibility
-from regard.heads.importance import importance
+from regard.heads import importance
 from regard.lab.catalogue import EXPERIMENTS, find
 from regard.lab.spec import perform
 from regard.layers.attention import merge_heads, split_heads

@@ -9,8 +9,8 @@ import torch
 from matplotlib.image import imread
 
 from regard.files.loading import load
-from regard.heads.measures import WHAT, measure
-from regard.heads.survey import survey
+from regard.heads import measure, survey
+from regard.heads.measures import WHAT
 from regard.tracing import traces as tracing
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace, _small

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,7 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.files.loading import Loaded
-    from regard.heads.labels import HeadLabel
-    from regard.heads.survey import Survey
+    from regard.heads import HeadLabel, Survey
 
 TEXTS = (
     "When the storm had passed, the old lighthouse keeper climbed the stairs again. The lamp was out, and "
@@ -96,40 +95,41 @@ def heads(
     A label needs a score that reaches its threshold and lies above what looking everywhere alike
     would give on the same text. Most heads get none. Without TEXT a few built-in ones are read.
     """
-    found = _texts(text, texts)
+    lines = _texts(text, texts)
     piped = csv_path is not None and str(csv_path) == "-"
     if piped and as_json:
         raise ArgumentError("--csv - and --json both print: give one of them.")
     loaded = load_model(model, random, seed, device)
-    from regard.heads.labels import share_labelled, table_of_rules
-    from regard.heads.survey import survey
+    from regard.heads import RULES, survey
+    from regard.heads.labels import share_labelled
+    from regard.heads.model import untrained
 
-    surveys = {loaded.facts.name: survey(loaded, found, state=state, progress=not as_json)}
+    surveys = {loaded.facts.name: survey(loaded, lines, state=state, progress=not as_json)}
     if against is not None:
-        surveys["random weights"] = survey(_untrained(loaded, seed), found, progress=not as_json)
-    labels = {name: each.labels() for name, each in surveys.items()}
+        surveys["random weights"] = survey(untrained(loaded, seed), lines, progress=not as_json)
+    labels = {name: of_model.labels() for name, of_model in surveys.items()}
     missing_glyphs = _saved(_grids(surveys, labels), out)
     rows = _rows(surveys[loaded.facts.name], labels[loaded.facts.name])
     if csv_path is not None:
         _write_csv(csv_path, rows)
     if piped:
         return
-    shares = {name: share_labelled(each) for name, each in labels.items()}
+    shares = {name: share_labelled(of_model) for name, of_model in labels.items()}
     if as_json:
         said = {
             "model": loaded.facts.name,
-            "n_text": len(found),
+            "n_text": len(lines),
             "heads": _plain(rows),
             "shares": shares,
             "rules": [
-                dict(zip(("label", "measure", "threshold", "source"), each, strict=True))
-                for each in table_of_rules()
+                {"label": r.label, "measure": r.measure, "threshold": str(r.threshold), "source": r.source}
+                for r in RULES
             ],
             "png": str(out),
         }
         click.echo(json.dumps(said))
         return
-    _print_heads(rows, sort, top, shares, len(found))
+    _print_heads(rows, sort, top, shares, len(lines))
     n_row = int(surveys[loaded.facts.name].measures.n_query["entropy"].max())
     if n_row < FEW_ROWS:
         click.echo(f"Only {n_row} tokens had a choice where to look: a longer text says more.")
@@ -168,8 +168,8 @@ def prune(
     Importance is the gradient's (Michel et al. 2019), from half of the texts; the loss is that of
     the other half. Beside it stand a random order and the most important first.
     """
-    found = _texts(None, texts)
-    if len(found) < 2:
+    lines = _texts(None, texts)
+    if len(lines) < 2:
         raise ArgumentError("two texts at least: one half finds importance, the other the loss.")
     try:
         wanted = [float(share) for share in shares.split(",")]
@@ -177,30 +177,28 @@ def prune(
         raise ArgumentError(f"--shares must be numbers with commas between. Got {shares!r}.") from error
     loaded = load_model(model, random, seed, device)
     from regard.drawing.figures import curves
-    from regard.heads.importance import importance
-    from regard.heads.pruning import prune as prune_heads
-    from regard.heads.pruning import pruning_curve, ranked_heads, save_pruned
+    from regard.heads import importance, prune, pruning_curve, ranked_heads, save_pruned
+    from regard.heads.surveys import with_bar
 
-    importances = importance(loaded, found[0::2])
+    importances = importance(loaded, lines[0::2])
     orders = ("least first", "random", "most first")
     drawn = [
-        pruning_curve(loaded, found[1::2], importances, order=order, shares=wanted, seed=seed)
-        for order in _shown(orders, not as_json)
+        pruning_curve(loaded, lines[1::2], importances, order=order, shares=wanted, seed=seed)
+        for order in (orders if as_json else with_bar(orders, "pruning"))
     ]
-    lines = {
-        f"{each.order.replace('least', 'least important').replace('most', 'most important')}": (
-            [100 * share for share in each.share_removed],
-            each.metric,
+    drawings = {
+        curve.order.replace("first", "important first"): (
+            [100 * share for share in curve.share_removed],
+            curve.metric,
         )
-        for each in drawn
+        for curve in drawn
     }
     title = f"{loaded.facts.name}: heads removed"
-    figure = curves(lines, x_label="heads removed, %", y_label="loss (nats a token)", title=title)
+    figure = curves(drawings, x_label="heads removed, %", y_label="loss (nats a token)", title=title)
     _saved(figure, out)
     if folder is not None:
         ranked = ranked_heads(loaded.model, importances)
-        smaller = prune_heads(loaded, ranked[: round(remove * len(ranked))])
-        save_pruned(smaller, folder)
+        save_pruned(prune(loaded, ranked[: round(remove * len(ranked))]), folder)
     if as_json:
         said: dict[str, Any] = {
             "model": loaded.facts.name,
@@ -215,10 +213,10 @@ def prune(
 
     table = Table(title=title, caption="loss in nats a token; lower is better")
     table.add_column("heads removed", justify="right")
-    for each in drawn:
-        table.add_column(each.order, justify="right")
+    for curve in drawn:
+        table.add_column(curve.order, justify="right")
     for index, share in enumerate(wanted):
-        table.add_row(f"{100 * share:.0f} %", *(f"{each.metric[index]:.3f}" for each in drawn))
+        table.add_row(f"{100 * share:.0f} %", *(f"{curve.metric[index]:.3f}" for curve in drawn))
     Console().print(table)
     click.echo(f"The picture is in {out}")
     if folder is not None:
@@ -239,45 +237,24 @@ def _texts(text: str | None, path: Path | None) -> list[str]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except UnicodeDecodeError as error:
         raise ArgumentError(f"{path} is not UTF-8 text.") from error
-    found = [line for line in lines if line]
-    if not found:
+    lines = [line for line in lines if line]
+    if not lines:
         raise ArgumentError(f"{path} has no text: it needs one a line.")
-    return found
+    return lines
 
 
-def _untrained(loaded: Loaded, seed: int) -> Loaded:
-    """The same shape and tokenizer with random weights."""
-    from dataclasses import replace
-
-    from regard.models.transformer import Transformer, initialise
-
-    model = initialise(Transformer(loaded.model.config), seed)
-    model = model.to(next(loaded.model.parameters())).eval()
-    facts = replace(loaded.facts, name="random weights", trained=False)
-    return replace(loaded, model=model, facts=facts)
-
-
-def _rows(found: Survey, labels: list[HeadLabel]) -> list[dict[str, Any]]:
+def _rows(measured: Survey, labels: list[HeadLabel]) -> list[dict[str, Any]]:
     """One row for each head: its label and why, then every measure."""
-    measures = found.measures
-    place = {name: index for index, name in enumerate(measures.layers)}
-    names = [name for name in measures.values if not name.startswith("argmax")]
+    measures = measured.measures
+    names = [*(name for name in measures.values if not name.startswith("argmax")), "positional"]
     rows = []
-    for each in labels:
-        at = place[each.layer], each.head
+    for label in labels:
+        at = measures.layers.index(label.layer), label.head
         rows.append(
             {
-                "layer": each.layer,
-                "head": each.head,
-                "label": each.label,
-                "score": each.score,
-                "chance": each.chance,
-                "low": each.low,
-                "high": each.high,
-                "rule": each.rule,
-                "also": " ".join(each.also),
+                **asdict(label),
+                "also": " ".join(label.also),
                 **{name: float(measures[name][at]) for name in names},
-                "positional": float(measures["positional"][at]),
                 "offset": int(measures.offset[at]),
             }
         )
@@ -335,7 +312,7 @@ def _saved(figure: Figure, out: Path) -> bool:
             figure.savefig(out, format="png")
         except OSError as error:
             raise ArgumentError(f"cannot write the picture {str(out)!r}: {error.strerror}.") from error
-    return any("missing from font" in str(found.message) for found in caught)
+    return any("missing from font" in str(warning.message) for warning in caught)
 
 
 def _print_heads(
@@ -374,8 +351,8 @@ def _print_heads(
     for name in shares:
         summary.add_column(name, justify="right")
     for label in next(iter(shares.values())):
-        if any(each[label] for each in shares.values()):
-            summary.add_row(label, *(f"{100 * each[label]:.0f} %" for each in shares.values()))
+        if any(share[label] for share in shares.values()):
+            summary.add_row(label, *(f"{100 * share[label]:.0f} %" for share in shares.values()))
     console.print(summary)
 
 
@@ -392,13 +369,3 @@ def _number(value: float) -> str:
 
 def _range(low: float, high: float) -> str:
     return "-" if math.isnan(low) else f"{low:.2f}-{high:.2f}"
-
-
-def _shown(items: tuple[str, ...], progress: bool) -> Any:
-    """The items, with a bar where a person waits."""
-    if not progress:
-        return items
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(items, "pruning", console=Console(stderr=True), transient=True)

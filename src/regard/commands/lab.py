@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from regard.commands.options import json_option
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.costs.cost import Cost
+    from regard.costs.cost import Cost, Latent, Phase
     from regard.costs.roofline import Machine
     from regard.lab.spec import Done
     from regard.models.transformer import TransformerConfig
@@ -65,25 +66,19 @@ def cost(
     from regard.files.loading import checked_device
 
     machine = roofline.measure_machine(number, checked_device(device), seconds=seconds)
-    phases = ["train", "prefill"] + (["decode"] if config.n_decoder_layer else [])
-    costs = {
-        phase: cost_of(
-            config,
-            phase,  # type: ignore[arg-type]
-            batch=batch,
-            length=context - 1 if phase == "decode" else context,
-            dtype=number,
-            fused=fused,
-        )
-        for phase in phases
-    }
+    phases: list[Phase] = ["train", "prefill"]
+    if config.n_decoder_layer:
+        phases.append("decode")
+
+    def costed(config: TransformerConfig, phase: Phase, *, latent: Latent | None = None) -> Cost:
+        length = context - 1 if phase == "decode" else context
+        return cost_of(config, phase, batch=batch, length=length, dtype=number, latent=latent, fused=fused)
+
+    costs = {phase: costed(config, phase) for phase in phases}
     others = {}
     if config.kind == "decoder":
         for name, (changed, latent) in what_if(config).items():
-            length = context - 1
-            others[name] = cost_of(
-                changed, "decode", batch=batch, length=length, dtype=number, latent=latent, fused=fused
-            )
+            others[name] = costed(changed, "decode", latent=latent)
     drawn = [costs[phase] for phase in ("decode", "prefill") if phase in costs]
     title = f"{model}: batch {batch}, context {context}, {dtype}, {_threads(machine)}"
     figure = roofline.roofline_figure(drawn, machine, title=title)
@@ -115,20 +110,35 @@ def _config(model: str) -> TransformerConfig:
 
 
 def _cost_json(
-    model: str, costs: dict[str, Cost], others: dict[str, Cost], machine: Machine, out: Path
+    model: str, costs: dict[Phase, Cost], others: dict[str, Cost], machine: Machine, out: Path
 ) -> dict[str, Any]:
     from regard.costs.roofline import placed
 
-    def totals(found: Cost) -> dict[str, Any]:
+    def totals(whole: Cost) -> dict[str, Any]:
         return {
-            "operations": found.operations,
-            "bytes": found.bytes,
-            "intensity": found.intensity,
-            "cache_bytes": found.cache_bytes,
-            "weight_bytes": found.weight_bytes,
-            "parameters": found.n_parameter,
-            "seconds_at_least": sum(each.seconds for each in placed(found, machine)),
+            "operations": whole.operations,
+            "bytes": whole.bytes,
+            "intensity": whole.intensity,
+            "cache_bytes": whole.cache_bytes,
+            "weight_bytes": whole.weight_bytes,
+            "parameters": whole.n_parameter,
+            "seconds_at_least": sum(operation.seconds for operation in placed(whole, machine)),
         }
+
+    def rows(whole: Cost) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": operation.row.name,
+                "operations": operation.row.n_operation,
+                "operations_formula": str(operation.row.operations),
+                "bytes": operation.row.n_byte,
+                "numbers_formula": str(operation.row.moved),
+                "intensity": operation.row.intensity,
+                "seconds_at_least": operation.seconds,
+                "waits_for": operation.waits_for,
+            }
+            for operation in placed(whole, machine)
+        ]
 
     return {
         "model": model,
@@ -139,26 +149,8 @@ def _cost_json(
             "dtype": machine.dtype,
             "device": machine.device,
         },
-        "phases": {
-            phase: {
-                **totals(found),
-                "rows": [
-                    {
-                        "name": each.row.name,
-                        "operations": each.row.n_operation,
-                        "operations_formula": str(each.row.operations),
-                        "bytes": each.row.n_byte,
-                        "numbers_formula": str(each.row.moved),
-                        "intensity": each.row.intensity,
-                        "seconds_at_least": each.seconds,
-                        "waits_for": each.waits_for,
-                    }
-                    for each in placed(found, machine)
-                ],
-            }
-            for phase, found in costs.items()
-        },
-        "what_if": {name: totals(found) for name, found in others.items()},
+        "phases": {phase: {**totals(whole), "rows": rows(whole)} for phase, whole in costs.items()},
+        "what_if": {name: totals(whole) for name, whole in others.items()},
         "png": str(out),
     }
 
@@ -167,7 +159,7 @@ def _print_costs(
     model: str,
     batch: int,
     context: int,
-    costs: dict[str, Cost],
+    costs: dict[Phase, Cost],
     others: dict[str, Cost],
     machine: Machine,
     formulas: bool,
@@ -189,61 +181,49 @@ def _print_costs(
         f"read, {_threads(machine)}; below {machine.ridge:.1f} operations a byte an operation waits "
         "for memory."
     )
-    for phase, found in costs.items():
-        at = {
-            "decode": "one token at the end of the context",
-            "prefill": "the whole context",
-            "train": "a step",
-        }
+    at = {
+        "decode": "one token at the end of the context",
+        "prefill": "the whole context",
+        "train": "a step",
+    }
+    for phase, whole in costs.items():
         table = Table(title=f"{phase}: {at[phase]}", title_justify="left")
         for column in ("operation", "operations", "bytes", "ops/byte", "time ≥", "waits for"):
             table.add_column(column, justify="left" if column in ("operation", "waits for") else "right")
-        rows = placed(found, machine)
-        whole = sum(each.seconds for each in rows)
-        for each in rows:
-            table.add_row(
-                each.row.name,
-                short_number(each.row.n_operation),
-                short_number(each.row.n_byte),
-                f"{each.row.intensity:.3g}",
-                _time(each.seconds),
-                each.waits_for,
-            )
+        operations = placed(whole, machine)
+        for part in operations:
+            row = part.row
+            table.add_row(row.name, short_number(row.n_operation), short_number(row.n_byte),
+                          f"{row.intensity:.3g}", _time(part.seconds), part.waits_for)  # fmt: skip
         table.add_section()
-        slowest = max(rows, key=lambda each: each.seconds)
-        table.add_row(
-            "all",
-            short_number(found.operations),
-            short_number(found.bytes),
-            f"{found.intensity:.3g}",
-            _time(whole),
-            f"most: {slowest.row.name}",
-        )
+        slowest = max(operations, key=lambda part: part.seconds)
+        table.add_row("all", short_number(whole.operations), short_number(whole.bytes),
+                      f"{whole.intensity:.3g}", _time(sum(part.seconds for part in operations)),
+                      f"most: {slowest.row.name}")  # fmt: skip
         console.print(table)
-        if formulas:
-            for row in found.rows:
-                console.print(
-                    f"  [bold]{row.name}[/bold]: operations {row.operations}; numbers moved {row.moved}"
-                )
+        for row in whole.rows if formulas else ():
+            console.print(
+                f"  [bold]{row.name}[/bold]: operations {row.operations}; numbers moved {row.moved}"
+            )
     if others:
         table = Table(title="What if: one decoding step with other attention", title_justify="left")
         table.add_column("")
         for name in others:
             table.add_column(name, justify="right")
-        table.add_row("cache", *(short_number(each.cache_bytes, "B") for each in others.values()))
-        table.add_row("bytes of a step", *(short_number(each.bytes, "B") for each in others.values()))
-        table.add_row("operations", *(short_number(each.operations) for each in others.values()))
-        table.add_row("ops/byte", *(f"{each.intensity:.3g}" for each in others.values()))
-        table.add_row("parameters", *(short_number(each.n_parameter) for each in others.values()))
-        table.add_row(
-            "time ≥", *(_time(sum(p.seconds for p in placed(each, machine))) for each in others.values())
-        )
+        lines: dict[str, Callable[[Cost], str]] = {
+            "cache": lambda step: short_number(step.cache_bytes, "B"),
+            "bytes of a step": lambda step: short_number(step.bytes, "B"),
+            "operations": lambda step: short_number(step.operations),
+            "ops/byte": lambda step: f"{step.intensity:.3g}",
+            "parameters": lambda step: short_number(step.n_parameter),
+            "time ≥": lambda step: _time(sum(part.seconds for part in placed(step, machine))),
+        }
+        for what, shown in lines.items():
+            table.add_row(what, *map(shown, others.values()))
         console.print(table)
         for kind in ("multi-head", "grouped", "multi-query"):
-            operations, moved = leading(kind, "operations"), leading(kind, "bytes")
-            console.print(
-                f"{kind}: O({operations}) operations, O({moved}) numbers moved by an attention layer"
-            )
+            work, moved = leading(kind, "operations"), leading(kind, "bytes")
+            console.print(f"{kind}: O({work}) operations, O({moved}) numbers moved by an attention layer")
         console.print("b batch, n cached tokens, d model_dim, h heads, g key heads; b n h are the scores.")
 
 

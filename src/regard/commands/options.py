@@ -31,23 +31,13 @@ def model_options(default: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         for option in (
             device_option,
-            click.option(
-                "--seed",
-                type=click.IntRange(0, 2**63 - 1),
-                default=0,
-                show_default=True,
-                help="Of the random weights.",
-            ),
-            click.option(
-                "--random", is_flag=True, help="The model's shape with random weights: no download."
-            ),
-            click.option(
-                "--model",
-                default=default,
-                show_default=True,
-                help="A name that `regard models` lists, a folder or a file.",
-            ),
-        ):
+            click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True,
+                         help="Of the random weights."),
+            click.option("--random", is_flag=True,
+                         help="The model's shape with random weights: no download."),
+            click.option("--model", default=default, show_default=True,
+                         help="A name that `regard models` lists, a folder or a file."),
+        ):  # fmt: skip
             command = option(command)
         return command
 

@@ -1,1 +1,55 @@
-"""What each head does: measures, labels, importance, pruning."""
+"""What each head does, against chance, and what a model is without it.
+
+    Measures    measure survey Survey                     numbers of every head, on one text or many
+    Labels      label HeadLabel LABELS RULES              the names people give to heads, by stated rules
+    Relations   score_relations score_pairs read_conllu   heads that follow grammar, or any pairs of words
+    Flow        rollout value_weighted logit_attribution  where an output's information came from
+    Importance  importance ablation ablated               what the loss would be without a head
+    Pruning     prune save_pruned pruning_curve ranked_heads
+
+>>> from regard import trace, load
+>>> from regard.heads import label, measure
+>>> labels = label(measure(trace(load("pocket"), "the cat sat on the mat")))
+"""
+
+from regard.heads.conllu import Sentence, Word, read_conllu
+from regard.heads.effects import ablated, ablation, head_means, importance, mean_loss
+from regard.heads.flow import Attribution, logit_attribution, rollout, value_weighted
+from regard.heads.labels import LABELS, RULES, HeadLabel, Rule, label
+from regard.heads.measures import Measures, measure
+from regard.heads.pruning import Curve, prune, pruning_curve, ranked_heads, save_pruned
+from regard.heads.relations import RelationScore, score_pairs, score_relations
+from regard.heads.surveys import Survey, repeated_tokens, survey
+
+__all__ = [
+    "LABELS",
+    "RULES",
+    "Attribution",
+    "Curve",
+    "HeadLabel",
+    "Measures",
+    "RelationScore",
+    "Rule",
+    "Sentence",
+    "Survey",
+    "Word",
+    "ablated",
+    "ablation",
+    "head_means",
+    "importance",
+    "label",
+    "logit_attribution",
+    "mean_loss",
+    "measure",
+    "prune",
+    "pruning_curve",
+    "ranked_heads",
+    "read_conllu",
+    "repeated_tokens",
+    "rollout",
+    "save_pruned",
+    "score_pairs",
+    "score_relations",
+    "survey",
+    "value_weighted",
+]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 
 from regard.errors import LoadError
@@ -36,12 +37,12 @@ class Sentence:
 
         A relation without a subtype takes in all of them: nsubj also nsubj:pass.
         """
-        found = [
+        pairs = [
             (index, word.head)
             for index, word in enumerate(self.words)
             if word.head >= 0 and (word.relation == relation or word.relation.split(":")[0] == relation)
         ]
-        return [(head, dependent) for dependent, head in found] if from_head else found
+        return [(head, dependent) for dependent, head in pairs] if from_head else pairs
 
 
 def read_conllu(path: str | Path, most: int | None = None) -> list[Sentence]:
@@ -53,14 +54,13 @@ def read_conllu(path: str | Path, most: int | None = None) -> list[Sentence]:
         raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise LoadError(f"{path} is not UTF-8 text: byte {error.start} is no part of any.") from error
-    found: list[Sentence] = []
-    for number, part in _sentences(lines):
-        if most is not None and len(found) >= most:
-            break
-        found.append(_sentence(part, f"{path}, the sentence from line {number} on"))
-    if not found:
+    sentences = [
+        _sentence(part, f"{path}, the sentence from line {number} on")
+        for number, part in islice(_sentences(lines), most)
+    ]
+    if not sentences:
         raise LoadError(f"{path} has no sentence: CoNLL-U has one word a line, ten columns, tabs between.")
-    return found
+    return sentences
 
 
 def _sentences(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
@@ -109,20 +109,20 @@ def _sentence(lines: list[str], where: str) -> Sentence:
 
 def _surface(rows: list[list[str]], where: str) -> list[tuple[str, str, list[int]]]:
     """What is written: (form, the space after it, the words it stands for)."""
-    found: list[tuple[str, str, list[int]]] = []
+    forms: list[tuple[str, str, list[int]]] = []
     covered = 0
     for row in rows:
         space = "" if "SpaceAfter=No" in row[9].split("|") else " "
         first, dash, last = row[0].partition("-")
         if dash and first.isdigit() and last.isdigit():
-            found.append((row[1], space, list(range(int(first), int(last) + 1))))
+            forms.append((row[1], space, list(range(int(first), int(last) + 1))))
             covered = int(last)
         elif row[0].isdigit():
             if int(row[0]) > covered:
-                found.append((row[1], space, [int(row[0])]))
+                forms.append((row[1], space, [int(row[0])]))
         elif not all(part.isdigit() for part in row[0].split(".")):  # 8.1: a word that is not written
             raise LoadError(f"{where}: {row[0]!r} is no number of a word.")
-    return found
+    return forms
 
 
 def _split(form: str, start: int, ids: list[int], rows: list[list[str]]) -> dict[int, tuple[int, int]]:
@@ -130,8 +130,5 @@ def _split(form: str, start: int, ids: list[int], rows: list[list[str]]) -> dict
     forms = [row[1] for row in rows if row[0].isdigit() and int(row[0]) in ids]
     if "".join(forms) != form:
         return dict.fromkeys(ids, (start, start + len(form)))
-    found, at = {}, start
-    for index, part in zip(ids, forms, strict=True):
-        found[index] = (at, at + len(part))
-        at += len(part)
-    return found
+    ends = list(accumulate(map(len, forms), initial=start))
+    return dict(zip(ids, pairwise(ends), strict=True))

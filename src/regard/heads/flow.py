@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,10 +13,11 @@ from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.frames import row_blocks, visibility_of
+from regard.heads.model import attention_of
 from regard.layers.attention import MultiHeadAttention
-from regard.models.transformer import Stack, Transformer
+from regard.models.transformer import Transformer
+from regard.tracing import take
 from regard.tracing.layers import AnyLayer, Kind, LayerTrace, whole_index
-from regard.tracing.take import trace as take_trace
 from regard.tracing.traces import Trace
 
 
@@ -33,10 +33,10 @@ def rollout(
     >>> rollout(trace, 1)
     tensor([0.5000, 0.5000])
     """
-    chosen = list(trace.layers) if layers is None else [trace.layer(each) for each in layers]
-    if layers is None:  # of an encoder-decoder, the decoder's own
-        own = [layer for layer in chosen if layer.kind == "self" and not trace._in_encoder(layer)]
-        chosen = own or chosen
+    chosen = list(trace.layers) if layers is None else [trace.layer(layer) for layer in layers]
+    if layers is None:  # of an encoder-decoder, the decoder's self-attention
+        of_decoder = [layer for layer in chosen if layer.kind == "self" and not trace._in_encoder(layer)]
+        chosen = of_decoder or chosen
     wrong = [layer.name for layer in chosen if layer.kind != "self" or layer.n_query != layer.n_key]
     if wrong or not chosen:
         raise ArgumentError(
@@ -132,39 +132,16 @@ def value_weighted(trace: Trace, model: Loaded | Transformer | None = None) -> T
 
     With the `model` sizes are after the output projection, as in the paper; without, of the values.
     """
-    found = model.model if isinstance(model, Loaded) else model
+    transformer = model.model if isinstance(model, Loaded) else model
     layers = []
     for layer in trace.layers:
         if not isinstance(layer, LayerTrace):
             raise UnsupportedError(f"{layer.name} is no softmax attention with values of its own.")
-        layers.append(
-            ValueWeightedLayer.of(layer, None if found is None else attention_of(found, layer.name))
-        )
+        attention = None if transformer is None else attention_of(transformer, layer.name)
+        layers.append(ValueWeightedLayer.of(layer, attention))
     return Trace(
         tuple(layers), trace.tokens, trace.source_tokens, trace.ids, trace.real, trace.text, trace.facts
     )
-
-
-def transformer_of(loaded: Loaded) -> Transformer:
-    """The model, whose heads can be measured and switched off; a recurrent one has none."""
-    if not isinstance(loaded.model, Transformer):
-        raise ArgumentError(
-            f"{loaded.facts.name} must be a Transformer: a recurrent model has one alignment and no heads. "
-            f"Got a {type(loaded.model).__name__}. `regard look` shows its alignment."
-        )
-    return loaded.model
-
-
-def attention_of(model: Transformer, name: str) -> MultiHeadAttention:
-    """The attention layer of that name, one of `attention_names`."""
-    side, _, rest = name.partition(".")
-    index, _, kind = rest.partition(".")
-    stack = model.decoder if side == "decoder" else model.encoder
-    if name not in model.attention_names or stack is None:
-        raise ArgumentError(f"there is no attention {name!r}: there are {', '.join(model.attention_names)}.")
-    block = stack.blocks[int(index)]
-    found: MultiHeadAttention = block.attention if kind == "self" else block.cross  # type: ignore[assignment]
-    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,7 +157,7 @@ class Attribution:
 @torch.no_grad()
 def logit_attribution(
     model: Loaded | Transformer,
-    text_or_tokens: Any,
+    text_or_tokens: str | Sequence[int] | Sequence[Sequence[int]] | Tensor,
     token: int,
     *,
     against: int | None = None,
@@ -191,8 +168,8 @@ def logit_attribution(
     The last norm is held at the scale it had, so that the parts add up to the score exactly. With `against`
     it is the score of `token` minus that one's (Elhage et al. 2021; Wang et al. 2022).
     """
-    found = model.model if isinstance(model, Loaded) else model
-    config = found.config
+    transformer: Transformer = model.model if isinstance(model, Loaded) else model
+    config = transformer.config
     if config.head != "language" or config.kind != "decoder" or not config.block.norm_first:
         raise UnsupportedError(
             "logit attribution needs a decoder with a language head and norms before its layers: what a head "
@@ -202,24 +179,24 @@ def logit_attribution(
     for name, index in (("token", token), ("against", against)):
         if index is not None and not 0 <= index < config.vocab:
             raise ArgumentError(f"{name} must lie between 0 and {config.vocab - 1}. Got {index}.")
-    traced = take_trace(model, text_or_tokens, keep_v=True)
+    traced = take.trace(model, text_or_tokens, keep_v=True)
     if traced.n_batch != 1 or traced.ids is None:
         raise ArgumentError(f"logit attribution is of one sequence. Got {traced.n_batch}.")
     position = whole_index("position", position, traced.ids.shape[1])
-    stack = found.decoder
+    stack = transformer.decoder
     assert stack is not None  # the config said decoder
     before_norm: list[Tensor] = []
-    handle = None
-    if stack.norm is not None:
-        handle = stack.norm.register_forward_pre_hook(lambda module, args: before_norm.append(args[0]))
+    norm = nn.Identity() if stack.norm is None else stack.norm
+    handle = norm.register_forward_pre_hook(lambda module, args: before_norm.append(args[0]))
     try:
-        logits = found(traced.ids).logits[0, position].double()
+        logits = transformer(traced.ids).logits[0, position].double()
     finally:
-        if handle is not None:
-            handle.remove()
-    unembed = (found.token if found.unembed is None else found.unembed).weight.double()
+        handle.remove()
+    unembed = (transformer.token if transformer.unembed is None else transformer.unembed).weight.double()
     direction = unembed[token] if against is None else unembed[token] - unembed[against]
-    direction = _through_norm(stack, before_norm, position, direction * config.head_scale)
+    direction = direction * config.head_scale
+    if stack.norm is not None:
+        direction = _through_norm(stack.norm, before_norm[-1][0, position].double(), direction)
     widest = max(layer.n_head for layer in traced.layers)
     heads = torch.full((traced.n_layer, widest), torch.nan, dtype=torch.float64)
     for index, layer in enumerate(traced.layers):
@@ -228,22 +205,18 @@ def logit_attribution(
         row = layer.block(slice(position, position + 1), slice(0, layer.n_key), 0)[0].double()
         v = layer.v[0].repeat_interleave(layer.n_head // layer.v.shape[1], dim=0).double()
         out = (row @ v)[:, 0]  # (head, v_dim)
-        projection = attention_of(found, layer.name).out.weight.double().unflatten(1, (layer.n_head, -1))
+        projection = attention_of(transformer, layer.name).out.weight
+        projection = projection.double().unflatten(1, (layer.n_head, -1))
         heads[index, : layer.n_head] = torch.einsum("hv,mhv,m->h", out, projection, direction).cpu()
     score = float(logits[token] if against is None else logits[token] - logits[against])
     return Attribution(traced.names, heads, score, score - float(heads.nansum()))
 
 
-def _through_norm(stack: Stack, seen: list[Tensor], position: int, direction: Tensor) -> Tensor:
-    """The direction before the last norm that becomes `direction` behind it, at the scale of `position`."""
-    norm = stack.norm
-    if norm is None:
-        return direction
-    x = seen[-1][0, position].double()
+def _through_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> Tensor:
+    """The direction before the norm that becomes `direction` behind it, at the scale that `x` has."""
     assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
     scaled = direction * norm.weight.double()
     if isinstance(norm, nn.LayerNorm):
-        deviation = (x.var(unbiased=False) + norm.eps).sqrt()
-        return (scaled - scaled.mean()) / deviation
+        return (scaled - scaled.mean()) / (x.var(unbiased=False) + norm.eps).sqrt()
     eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
     return scaled / (x.square().mean() + eps).sqrt()

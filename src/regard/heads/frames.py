@@ -1,7 +1,6 @@
 """Which rows of a layer count for which measure, where they look, and what chance alone would score.
 
-Layers that see alike share one `Frame`. Where nothing but the future is hidden, all of it follows from
-positions; any other visibility is read block by block.
+Layers that see alike share one `Frame`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from regard.attention.visibility import Visibility
 from regard.heads.tokens import Copies, TokenFacts, copies
-from regard.tracing.layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
+from regard.tracing.layers import AnyLayer, DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace
 
 OFFSETS = tuple(range(-4, 5))  # key position minus query position, of which the argmax is counted
 NEAR = len(OFFSETS) + 1  # cells read of every row: at the offsets, and the first key
@@ -44,17 +43,18 @@ ROW_MEASURES = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UniformLayer(AnyLayer):
-    """A head that looks at everything it may see alike: the chance level of a text."""
+    """One head that looks at everything it may see alike: the chance level of a text."""
 
     visibility: Visibility
-    sizes: tuple[int, int, int, int]
+    sizes: tuple[int, int, int]  # batch, query, key
     device: torch.device
     name: str = "uniform"
-    kind: str = "self"  # type: ignore[assignment]
+    kind: Kind = "self"
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return self.sizes
+        batch, query, key = self.sizes
+        return batch, 1, query, key
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -66,8 +66,7 @@ class UniformLayer(AnyLayer):
     def block(
         self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None
     ) -> Float[Tensor, "_batch _head rows cols"]:
-        seen = self.visibility.tile(rows, cols, self.device)
-        seen = seen[(0 if batch is None or seen.shape[0] == 1 else batch), :1][None].float()
+        seen = self.visible_block(rows, cols, batch or 0, 0)[None, None].float()
         return seen / seen.sum(-1, keepdim=True).clamp(min=1.0)
 
     def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
@@ -108,90 +107,40 @@ def visibility_of(layer: AnyLayer) -> Visibility:
 
 
 def make_frame(
-    layer: AnyLayer, visible: Visibility, facts: TokenFacts, batch: int, real_queries: Tensor | None
+    layer: UniformLayer, facts: TokenFacts, batch: int, real_queries: Bool[Tensor, "query"] | None
 ) -> Frame:
     """The rows that count for each measure: those that have a choice, and the place that is asked for."""
-    n_query, n_key, device = layer.n_query, layer.n_key, facts.special.device
-    start = visible.start if layer.kind == "self" and n_key >= n_query else None
-    look = _by_position if hides_future_only(visible) else _by_block
-    n_visible, first_seen, at_offset = look(UniformLayer(visible, layer.shape, device), start, batch)
-    choice = n_visible >= 2
-    if real_queries is not None:
-        choice = choice & real_queries
-    found = copies(facts, 0) if facts.ids is not None and start == 0 and n_query == n_key else None
-    followed = copies(facts, 1) if found is not None else None
-    none = torch.zeros_like(choice)
-    rule = {
-        "first": choice & first_seen & (torch.arange(n_query, device=device) + (start or 0) > 0),
-        "previous": choice & at_offset[-1],
-        "next": choice & at_offset[1],
-        "same": choice & at_offset[0],
-        "distance": choice if start is not None else none,
-        "duplicate": none if found is None else choice & (found.count > 0),
-        "induction": none if followed is None else choice & (followed.count > 0),
-        **{f"argmax{offset:+d}": choice & at_offset[offset] for offset in OFFSETS},
-    }
-    counted = torch.stack([rule.get(name, choice) for name in ROW_MEASURES])
-    return Frame(n_visible, counted, found, followed, facts.columns, start)
-
-
-_Looked = tuple[Tensor, Tensor, dict[int, Tensor]]  # how many keys, whether the first, whether at each offset
-
-
-def _by_position(layer: UniformLayer, start: int | None, batch: int) -> _Looked:
-    """What each row sees where only the future can be hidden."""
-    visible, n_key = layer.visibility, layer.n_key
-    position = torch.arange(layer.n_query, device=layer.device) + visible.start
-    n_visible = (position + 1).clamp(max=n_key) if visible.causal else torch.full_like(position, n_key)
-    nowhere = torch.zeros_like(n_visible, dtype=torch.bool)
-    at_offset = dict.fromkeys(OFFSETS, nowhere)
-    if start is not None:
-        for offset in OFFSETS:
-            at_offset[offset] = (position + offset >= 0) & (position + offset < n_visible)
-    return n_visible, n_visible > 0, at_offset
-
-
-def _by_block(layer: UniformLayer, start: int | None, batch: int) -> _Looked:
-    """What each row sees, read from the visibility itself."""
-    n_visible = torch.zeros(layer.n_query, dtype=torch.long, device=layer.device)
+    n_query, n_key = layer.n_query, layer.n_key
+    start = layer.visibility.start if layer.kind == "self" and n_key >= n_query else None
+    n_visible = torch.zeros(n_query, dtype=torch.long, device=layer.device)
     first_seen = torch.zeros_like(n_visible, dtype=torch.bool)
     at_offset = {offset: torch.zeros_like(first_seen) for offset in OFFSETS}
     for rows, cols in row_blocks(layer, 1):
         seen = layer.visible_block(rows, cols, batch, 0)
         n_visible[rows] = seen.sum(-1)
-        if cols.start == 0 and seen.shape[1]:
+        if cols.start == 0 and n_key:
             first_seen[rows] = seen[:, 0]
-        if start is not None:
-            for offset in OFFSETS:
-                part, where = diagonal(seen[None], rows, cols, start + offset)
-                at_offset[offset][rows.start + where.start : rows.start + where.stop] = part[0]
-    return n_visible, first_seen, at_offset
-
-
-def chance_by_position(frame: Frame) -> Float[Tensor, "measure"]:
-    """The sums over counted rows of a head that looks everywhere alike, where only the future can be hidden.
-
-    Row i puts 1 / n on each of the first n keys: every measure is a count of keys, over n.
-    """
-    n = frame.n_visible.double()
-    some = n.clamp(min=1)
-    values = (1 / some).repeat(len(ROW_MEASURES), 1)  # single cells, and the largest weight
-    at = dict(zip(ROW_MEASURES, values, strict=True))
-    at["entropy"].copy_(some.log())
-    at["uniformity"].fill_(1.0)
-    before = torch.nn.functional.pad(frame.columns.double().cumsum(0), (0, 0, 1, 0))
-    for name, column in zip(("special", "punctuation", "rare"), before.T, strict=True):
-        at[name].copy_(column[frame.n_visible] / some)
-    if frame.start is not None:
-        position = torch.arange(n.shape[0], device=n.device, dtype=n.dtype) + frame.start
-        left = torch.minimum(position + 1, n)  # keys up to oneself; those to the right are n - left
-        to_left = left * position - left * (left - 1) / 2
-        to_right = (n * (n - 1) - left * (left - 1)) / 2 - (n - left) * position
-        at["distance"].copy_((to_left + to_right) / some)
-    for name, found in (("duplicate", frame.duplicates), ("induction", frame.followed)):
-        if found is not None:
-            at[name].copy_(found.count / some)
-    return (values * frame.counted).sum(-1)
+        for offset in OFFSETS if start is not None else ():
+            part, where = diagonal(seen[None], rows, cols, (start or 0) + offset)
+            at_offset[offset][rows.start + where.start : rows.start + where.stop] = part[0]
+    choice = n_visible >= 2
+    if real_queries is not None:
+        choice = choice & real_queries
+    has_copies = facts.ids is not None and start == 0 and n_query == n_key
+    duplicates, followed = (copies(facts, shift) if has_copies else None for shift in (0, 1))
+    none = torch.zeros_like(choice)
+    rule = {
+        "first": choice & first_seen & (torch.arange(n_query, device=layer.device) + (start or 0) > 0),
+        "previous": choice & at_offset[-1],
+        "next": choice & at_offset[1],
+        "same": choice & at_offset[0],
+        "distance": choice if start is not None else none,
+        "duplicate": none if duplicates is None else choice & (duplicates.count > 0),
+        "induction": none if followed is None else choice & (followed.count > 0),
+        **{f"argmax{offset:+d}": choice & at_offset[offset] for offset in OFFSETS},
+    }
+    counted = torch.stack([rule.get(name, choice) for name in ROW_MEASURES])
+    return Frame(n_visible, counted, duplicates, followed, facts.columns, start)
 
 
 def row_blocks(layer: AnyLayer, n_head: int) -> Iterator[tuple[slice, slice]]:
@@ -250,11 +199,11 @@ class Cells:
         at = torch.cat([at, torch.zeros_like(at[:, :1])], dim=-1)
         near = (row[:, None] * n_col + at).flatten()
         parts = [near]
-        for found, name in ((frame.duplicates, "duplicate"), (frame.followed, "induction")):
-            if found is None:
+        for copied, name in ((frame.duplicates, "duplicate"), (frame.followed, "induction")):
+            if copied is None:
                 parts.append(near[:0])
                 continue
-            of_row, key = found.pairs(rows)
+            of_row, key = copied.pairs(rows)
             place = key - cols.start
             wanted = frame.counted[ROW_MEASURES.index(name)][rows][of_row] & (place >= 0) & (place < n_col)
             parts.append((of_row * n_col + place)[wanted])

@@ -7,8 +7,9 @@ looks everywhere alike would score on the same text. Most heads get none, and "n
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 
 from jaxtyping import Float
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from regard.drawing.html import picture, tag
 from regard.errors import ArgumentError
-from regard.heads.frames import OFFSETS
 from regard.heads.measures import Measures, shown
 
 
@@ -88,75 +88,57 @@ def label(
     """
     if (low is None) != (high is None):
         raise ArgumentError("low and high are the ends of one interval: give both or neither.")
+    ends, offsets = (low or {}, high or {}), measures.offset
     return [
-        _label_one(measures, index, layer, head, low, high, rules)
-        for index, layer in enumerate(measures.layers)
-        for head in range(measures.n_heads[index])
+        _label(measures, index, head, f"argmax{int(offsets[index, head]):+d}", ends, rules)
+        for index, n_head in enumerate(measures.n_heads)
+        for head in range(n_head)
     ]
 
 
-def _label_one(
+def _label(
     measures: Measures,
-    index: int,
-    layer: str,
+    layer: int,
     head: int,
-    low: Mapping[str, Tensor] | None,
-    high: Mapping[str, Tensor] | None,
+    positional: str,  # the share of argmaxes at this head's best offset
+    ends: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
     rules: Sequence[Rule],
 ) -> HeadLabel:
-    met: list[tuple[float, Rule, float, float, float, float]] = []
+    name = measures.layers[layer]
+    met: list[tuple[tuple[int, float], HeadLabel]] = []
     near = []
     for rule in rules:
-        name = _column(measures, rule, index, head)
-        score = float(measures[name][index, head])
-        chance = 0.0 if rule.measure == "uniformity" else float(measures.chance[name][index])
-        if math.isnan(score) or math.isnan(chance):
-            continue
-        first, last = math.nan, math.nan
-        if low is not None and high is not None:
-            first, last = (float(end[name][index, head]) for end in (low, high))
+        measure = positional if rule.measure == "positional" else rule.measure
+        score = float(measures[measure][layer, head])
+        chance = 0.0 if measure == "uniformity" else float(measures.chance[measure][layer])
+        low, high = (float(end[measure][layer, head]) if end else math.nan for end in ends)
         lift = (score - chance) / max(1e-9, 1 - chance)
-        surely = math.isnan(first) or first > chance
-        if score >= rule.threshold and lift >= LEAST_LIFT and surely:
-            met.append((lift, rule, score, chance, first, last))
-        elif rule.measure != "uniformity" and score - chance >= MIXED_SHARE * (rule.threshold - chance) > 0:
+        # Of NaN, where a layer has no such place, neither holds; a low end of NaN is that of one text.
+        if score >= rule.threshold and lift >= LEAST_LIFT and not low <= chance:
+            because = f"{rule.measure} {score:.2f} >= {rule.threshold} and above chance {chance:.2f}"
+            met.append(
+                ((rule.tier, -lift), HeadLabel(name, head, rule.label, score, chance, low, high, because))
+            )
+        elif measure != "uniformity" and score - chance >= MIXED_SHARE * (rule.threshold - chance) > 0:
             near.append(f"{rule.label} {score:.2f}")
     if met:
-        met.sort(key=lambda each: (each[1].tier, -each[0]))
-        _, rule, score, chance, first, last = met[0]
-        because = f"{rule.measure} {score:.2f} >= {rule.threshold} and above chance {chance:.2f}"
-        also = tuple(each[1].label for each in met[1:])
-        return HeadLabel(layer, head, rule.label, score, chance, first, last, because, also)
+        (_, best), *others = sorted(met, key=lambda labelled: labelled[0])
+        return replace(best, also=tuple(other.label for _, other in others))
     nothing = (math.nan,) * 4
     if len(near) >= 2:
-        return HeadLabel(layer, head, "mixed", *nothing, f"near several: {', '.join(near)}")
-    return HeadLabel(layer, head, "none", *nothing, "no rule is met")
-
-
-def _column(measures: Measures, rule: Rule, index: int, head: int) -> str:
-    """The measure a rule looks at; for positional, the argmax share of this head's best offset."""
-    if rule.measure != "positional":
-        return rule.measure
-    shares = {f"argmax{offset:+d}": 0.0 for offset in OFFSETS}
-    for name in shares:
-        share = float(measures.values[name][index, head])
-        shares[name] = -1.0 if math.isnan(share) else share
-    return max(shares, key=lambda name: shares[name])
+        return HeadLabel(name, head, "mixed", *nothing, f"near several: {', '.join(near)}")
+    return HeadLabel(name, head, "none", *nothing, "no rule is met")
 
 
 def share_labelled(labels: Sequence[HeadLabel]) -> dict[str, float]:
     """The share of heads that have each label."""
-    return {name: sum(each.label == name for each in labels) / max(1, len(labels)) for name in LABELS}
-
-
-def table_of_rules() -> list[tuple[str, str, str, str]]:
-    """Label, measure, threshold and source of every rule, for people."""
-    return [(rule.label, rule.measure, f"{rule.threshold}", rule.source) for rule in RULES]
+    times = Counter(head.label for head in labels)
+    return {name: times[name] / max(1, len(labels)) for name in LABELS}
 
 
 def grid(labels: Sequence[HeadLabel], layers: Sequence[str]) -> list[list[str]]:
     """Labels as rows of layers, for a picture."""
-    return [[each.label for each in labels if each.layer == layer] for layer in layers]
+    return [[head.label for head in labels if head.layer == layer] for layer in layers]
 
 
 def heads_html(labels: Sequence[HeadLabel], layers: Sequence[str], of: str) -> str:
@@ -165,14 +147,10 @@ def heads_html(labels: Sequence[HeadLabel], layers: Sequence[str], of: str) -> s
 
     drawn, title = BytesIO(), f"labels of heads, {of}"
     head_grid(grid(labels, layers), LABELS, title=title).savefig(drawn, format="png", dpi=90)
-    named = [each for each in labels if each.label != "none"]
-    head = tag("tr", *(tag("th", word) for word in ("layer", "head", "label", "score", "chance", "rule")))
-    rows = [
-        tag("tr", *(tag("td", cell) for cell in (
-            each.layer, each.head, each.label, shown(each.score), shown(each.chance), each.rule
-        )))
-        for each in named
-    ]  # fmt: skip
+    named = [head for head in labels if head.label != "none"]
+    words = ("layer", "head", "label", "score", "chance", "rule")
+    cells = [(h.layer, h.head, h.label, shown(h.score), shown(h.chance), h.rule) for h in named]
+    rows = [tag("tr", *(tag("td", cell) for cell in row)) for row in cells]
     summary = tag("summary", f"{len(named)} of {len(labels)} heads have a label")
-    table = tag("details", summary, tag("table", head, *rows))
-    return (picture(drawn.getvalue(), title) + table).text
+    table = tag("table", tag("tr", *(tag("th", word) for word in words)), *rows)
+    return (picture(drawn.getvalue(), title) + tag("details", summary, table)).text

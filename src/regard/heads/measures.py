@@ -1,8 +1,8 @@
 """Numbers that say what each head looks at, from one pass over its weights, never query x key.
 
-    found = measure(trace)                       # of a trace
-    found["previous"]                            # (layer, head): mean weight on the previous token
-    found.chance["previous"]                     # (layer,): that of a head that looks everywhere alike
+    measures = measure(trace)                    # of a trace
+    measures["previous"]                         # (layer, head): mean weight on the previous token
+    measures.chance["previous"]                  # (layer,): that of a head that looks everywhere alike
 
 A mean is over the queries that have a choice (two visible keys at least) and the place in question.
 """
@@ -10,8 +10,8 @@ A mean is over the queries that have a choice (two visible keys at least) and th
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -19,19 +19,16 @@ from torch import Tensor
 
 from regard.attention.visibility import Visibility
 from regard.drawing.html import tag
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError
 from regard.heads.frames import (
     OFFSETS,
     ROW_MEASURES,
     Cells,
-    Frame,
     UniformLayer,
-    chance_by_position,
-    hides_future_only,
     make_frame,
     visibility_of,
 )
-from regard.heads.streaming import Scratch, layer_sums
+from regard.heads.streaming import layer_sums
 from regard.heads.tokens import TokenFacts, token_facts
 from regard.tracing.layers import AnyLayer
 from regard.tracing.rule_parts import visibility_tensors
@@ -83,36 +80,26 @@ class Measures:
         table = self[name]
         order = table.nan_to_num(-torch.inf).flatten().argsort(descending=True, stable=True)
         places = [divmod(int(index), table.shape[1]) for index in order[:n]]
-        found = [(layer, head, float(table[layer, head])) for layer, head in places]
-        return [each for each in found if each[2] == each[2]]  # NaN: there is no such head
+        heads = [(layer, head, float(table[layer, head])) for layer, head in places]
+        return [head for head in heads if not math.isnan(head[2])]  # NaN: there is no such head
+
+    def _rows(self) -> Iterator[tuple[str, str, str, str, str]]:
+        """Every measure with what it is, its mean, its chance level and its strongest heads."""
+        for name, what in WHAT.items():
+            level = shown(self.chance[name].nanmean()) if name in self.chance else ""
+            heads = ", ".join(f"{layer}.{head}: {value:.2f}" for layer, head, value in self.strongest(name))
+            yield name, what, shown(self[name].nanmean()), level, heads
+
+    def __repr__(self) -> str:
+        lines = [f"{name:<11} {mean:>7} {level:>7}  {heads}" for name, _, mean, level, heads in self._rows()]
+        title = f"Measures of {sum(self.n_heads)} heads in {len(self.layers)} layers"
+        return "\n".join([title, "measure        mean  chance  strongest heads (layer.head)", *lines])
 
     def _repr_html_(self) -> str:
-        """The measures as a notebook shows them: each with its mean, chance and strongest heads."""
+        """The measures as a notebook shows them."""
         words = ("measure", "what it is", "mean", "chance", "strongest heads (layer.head)")
-        rows = []
-        for name, what in WHAT.items():
-            level = self.chance[name].nanmean() if name in self.chance else torch.tensor(torch.nan)
-            heads = ", ".join(f"{layer}.{head}: {value:.2f}" for layer, head, value in self.strongest(name))
-            cells = (name, what, shown(self[name].nanmean()), shown(level), heads)
-            rows.append(tag("tr", *(tag("td", cell) for cell in cells)))
+        rows = [tag("tr", *(tag("td", cell) for cell in row)) for row in self._rows()]
         return tag("table", tag("tr", *(tag("th", word) for word in words)), *rows).text
-
-    def with_parts_of(self, other: Measures, names: Collection[str]) -> Measures:
-        """These measures, with `names` taken from others of the same heads."""
-        if other.layers != self.layers or other.n_heads != self.n_heads:
-            raise ShapeError(
-                f"measures of other heads cannot be put together: {len(self.layers)} layers with "
-                f"{self.n_heads} heads, and {len(other.layers)} with {other.n_heads}."
-            )
-        parts = [
-            {name: (theirs if name in names else ours)[name] for name in ours}
-            for ours, theirs in (
-                (self.values, other.values),
-                (self.chance, other.chance),
-                (self.n_query, other.n_query),
-            )
-        ]
-        return replace(self, values=parts[0], chance=parts[1], n_query=parts[2])
 
 
 def shown(value: float | Tensor) -> str:
@@ -142,8 +129,8 @@ def measure(
     None takes all together. `counts` (one number for each id) says what is rare, `special_ids` what
     is special beside what is spelled like [CLS] or <s>. Position measures are NaN in cross-attention.
 
-    >>> found = measure(Trace.from_weights([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
-    >>> found["previous"], found["same"]
+    >>> measures = measure(Trace.from_weights([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+    >>> measures["previous"], measures["same"]
     (tensor([[1.]], dtype=torch.float64), tensor([[0.1667]], dtype=torch.float64))
     """
     if not trace.layers:
@@ -152,22 +139,22 @@ def measure(
     n_layer = len(trace.layers)
     sums = torch.zeros(len(ROW_MEASURES), n_layer, widest, dtype=torch.float64)
     chance, counted = torch.zeros(2, len(ROW_MEASURES), n_layer, dtype=torch.float64)
-    scratch = Scratch()
     known: dict[object, tuple[Cells, Tensor, Tensor]] = {}
-    kept: list[Visibility] = []  # so that the addresses of their tensors, by which frames are found, stay
+    kept: list[Visibility] = []  # so that the addresses of their tensors, by which frames are looked up, stay
     for index, layer in enumerate(trace.layers):
         visible = visibility_of(layer)
         kept.append(visible)
-        for each in range(layer.n_batch) if batch is None else [batch % layer.n_batch]:
-            key = (*_signature(layer, visible), each)
+        for sequence in range(layer.n_batch) if batch is None else [batch % layer.n_batch]:
+            key = (*_signature(layer, visible), sequence)
             if key not in known:
-                facts, real = _facts(trace, layer, each, counts, special_ids)
-                frame = make_frame(layer, visible, facts, each, real)
-                level = _chance(layer, visible, frame, each, scratch)
-                known[key] = (Cells(frame), level.cpu(), frame.counted.sum(-1).cpu())
+                facts, real = _facts(trace, layer, sequence, counts, special_ids)
+                sizes, device = (layer.n_batch, layer.n_query, layer.n_key), facts.special.device
+                uniform = UniformLayer(visible, sizes, device, kind=layer.kind)
+                cells = Cells(make_frame(uniform, facts, sequence, real))
+                level = layer_sums(uniform, cells, sequence, share_ties=True)[:, 0]
+                known[key] = (cells, level.cpu(), cells.frame.counted.sum(-1).cpu())
             cells, level, n_row = known[key]
-            found = layer_sums(layer, cells.frame, each, scratch=scratch, cells=cells)
-            sums[:, index, : layer.n_head] += found.cpu()
+            sums[:, index, : layer.n_head] += layer_sums(layer, cells, sequence).cpu()
             chance[:, index] += level
             counted[:, index] += n_row
     n_heads = tuple(layer.n_head for layer in trace.layers)
@@ -183,14 +170,6 @@ def measure(
     )
 
 
-def _chance(layer: AnyLayer, visible: Visibility, frame: Frame, batch: int, scratch: Scratch) -> Tensor:
-    """The sums of a head that looks everywhere alike."""
-    if hides_future_only(visible):
-        return chance_by_position(frame)
-    uniform = UniformLayer(visible, layer.shape, frame.columns.device, kind=layer.kind)
-    return layer_sums(uniform, frame, batch, scratch=scratch)[:, 0]
-
-
 def _signature(layer: AnyLayer, visible: Visibility) -> tuple[object, ...]:
     """What two layers that see alike have in common."""
     tensors = tuple((name, t.data_ptr(), t.shape) for name, t in visibility_tensors(visible).items())
@@ -203,13 +182,13 @@ def _facts(
     """Facts of a layer's keys, and which of its queries are real."""
     tokens = trace.key_tokens(layer.name, batch)
     device = layer.tensors[0].device
-    own = layer.kind == "self" and trace.ids is not None and trace.ids.shape[1] == layer.n_key
+    has_ids = layer.kind == "self" and trace.ids is not None and trace.ids.shape[1] == layer.n_key
     real = None if trace.real is None else trace.real[batch].to(device)
-    if own and not trace._in_encoder(layer):
+    if has_ids and not trace._in_encoder(layer):
         assert trace.ids is not None
         ids = trace.ids[batch].to(device)
         return token_facts(tokens, ids, real=real, counts=counts, special_ids=special_ids), real
-    # Copies of a source's tokens are told by their spelling: its ids are not kept.
+    # Copies of a source's tokens are known by their spelling: its ids are not kept.
     names = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
     ids = torch.tensor([names[token] for token in tokens], device=device)
     queries = real if real is not None and real.shape[0] == layer.n_query and layer.kind == "cross" else None

@@ -16,28 +16,18 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.files.loading import Loaded, write_folder
-from regard.heads.flow import attention_of, transformer_of
-from regard.heads.importance import Texts, mean_loss
+from regard.heads.effects import Texts, mean_loss
+from regard.heads.model import Head, attention_of, checked_heads, kept_heads, transformer_of
 from regard.layers.attention import MultiHeadAttention
 from regard.models.pruned import MODEL_TYPE, PrunedAttention
 from regard.models.published import published_config
 from regard.models.transformer import Transformer
 
-Head = tuple[int | str, int]  # a layer, by index or name, and a head by its number before any pruning
-
-
-def kept_heads(model: Transformer) -> tuple[tuple[int, ...], ...]:
-    """The heads a model has, for each of `attention_names`, by their numbers before any pruning."""
-    if model.config.kept_heads is not None:
-        return model.config.kept_heads
-    every = tuple(range(model.config.block.n_head))
-    return tuple(every for _ in model.attention_names)
-
 
 def gate_without(model: Transformer, heads: Iterable[Head]) -> Float[Tensor, "layer head"]:
     """The `head_gate` that silences these heads: what `prune` must equal."""
     gate = torch.ones(len(model.attention_names), model.config.block.n_head)
-    for layer, head in _checked(model, heads):
+    for layer, head in checked_heads(model, heads):
         gate[layer, head] = 0.0
     return gate.to(next(model.parameters()))
 
@@ -50,7 +40,7 @@ def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
     number when others go. What is not pruned is shared with the model given, not copied.
     """
     model = transformer_of(loaded)
-    gone = set(_checked(model, heads))
+    gone = set(checked_heads(model, heads))
     kept = tuple(
         tuple(head for head in left if (index, head) not in gone)
         for index, left in enumerate(kept_heads(model))
@@ -72,32 +62,11 @@ def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
     smaller.train(model.training)
     n_left, n_all = sum(map(len, kept)), len(kept) * config.block.n_head
     note = f"Pruned: {n_left} of {n_all} heads are left."
-    notes = tuple(each for each in loaded.facts.notes if not each.startswith("Pruned:"))
+    notes = [earlier for earlier in loaded.facts.notes if not earlier.startswith("Pruned:")]
     facts = replace(
         loaded.facts, n_parameter=sum(p.numel() for p in smaller.parameters()), notes=(*notes, note)
     )
     return replace(loaded, model=smaller, facts=facts)
-
-
-def _checked(model: Transformer, heads: Iterable[Head]) -> list[tuple[int, int]]:
-    """Heads as (index of layer, number), each of them there."""
-    names, left = model.attention_names, kept_heads(model)
-    found = []
-    for each in heads:
-        if not isinstance(each, Sequence) or len(each) != 2:
-            raise ArgumentError(f"heads are pairs (layer, head). Got {each!r}.")
-        layer, head = each
-        index = names.index(layer) if layer in names else layer
-        if not isinstance(index, int) or not 0 <= index < len(names):
-            raise ArgumentError(
-                f"there is no layer {layer!r}: layers are 0 to {len(names) - 1} or {', '.join(names)}."
-            )
-        if head not in left[index]:
-            raise ArgumentError(
-                f"layer {layer} has no head {head}: it has {', '.join(map(str, left[index]))}."
-            )
-        found.append((index, int(head)))
-    return found
 
 
 def _selected(
@@ -108,7 +77,7 @@ def _selected(
     if isinstance(old, PrunedAttention):  # where those heads are now
         heads = [old.kept.index(head) for head in heads]
         kv_heads = [old.kept_kv.index(head) for head in kv_heads]
-    found = {}
+    selected = {}
     for name, chosen, dim in (
         ("query", heads, old.qk_dim),
         ("key", kv_heads, old.qk_dim),
@@ -117,10 +86,10 @@ def _selected(
         for kind in ("weight", "bias"):
             key = f"{prefix}.{name}.{kind}"
             if key in state:
-                found[key] = state[key].unflatten(0, (-1, dim))[chosen].flatten(0, 1).clone()
+                selected[key] = state[key].unflatten(0, (-1, dim))[chosen].flatten(0, 1).clone()
     weight = state[f"{prefix}.out.weight"]
-    found[f"{prefix}.out.weight"] = weight.unflatten(1, (-1, old.v_dim))[:, heads].flatten(1, 2).clone()
-    return found
+    selected[f"{prefix}.out.weight"] = weight.unflatten(1, (-1, old.v_dim))[:, heads].flatten(1, 2).clone()
+    return selected
 
 
 def save_pruned(loaded: Loaded, folder: str | Path) -> None:

@@ -44,12 +44,21 @@ class RelationScore:
         """Layer and head of the highest accuracy."""
         if not self.n_pair:
             raise ArgumentError(f"there is no pair of {self.relation!r} to score.")
-        index = int(self.accuracy.nan_to_num(nan=-1.0).argmax())
-        return index // self.accuracy.shape[1], index % self.accuracy.shape[1]
+        layer, head = divmod(int(self.accuracy.nan_to_num(nan=-1.0).argmax()), self.accuracy.shape[1])
+        return layer, head
 
     @property
     def best_accuracy(self) -> float:
         return float(self.accuracy[self.best])
+
+    def __repr__(self) -> str:
+        if not self.n_pair:
+            return f"RelationScore of {self.relation}: no pairs"
+        layer, head = self.best
+        return (
+            f"RelationScore of {self.relation}, {self.n_pair} pairs: head {layer}.{head} "
+            f"{self.best_accuracy:.2f}; always {self.offset:+d} words {self.baseline:.2f}"
+        )
 
 
 def word_attention(
@@ -61,14 +70,13 @@ def word_attention(
     """
     device = layer.tensors[0].device
     belongs = torch.zeros(layer.n_key, len(pieces), device=device)
-    for word, own in enumerate(pieces):
-        belongs[list(own), word] = 1.0
+    for word, tokens in enumerate(pieces):
+        belongs[list(tokens), word] = 1.0
     n_piece = belongs.sum(0).clamp(min=1.0)
-    found = torch.zeros(layer.n_head, len(pieces), len(pieces), device=device)
+    between = torch.zeros(layer.n_head, len(pieces), len(pieces), device=device)
     for rows, weights in layer.strips(batch):
-        to_words = weights.float() @ belongs
-        found += (belongs[rows] / n_piece).mT @ to_words
-    return found
+        between += (belongs[rows] / n_piece).mT @ (weights.float() @ belongs)
+    return between
 
 
 def pieces_of_words(
@@ -79,14 +87,14 @@ def pieces_of_words(
     >>> pieces_of_words([(0, 3), (4, 11)], [(0, 3), (3, 8), (8, 11)])
     [[0], [1, 2]]
     """
-    found: list[list[int]] = [[] for _ in spans]
+    pieces: list[list[int]] = [[] for _ in spans]
     for token, (start, end) in enumerate(offsets):
         if start == end or (special is not None and special[token]):
             continue
         for word, (first, last) in enumerate(spans):
             if start < last and first < end:
-                found[word].append(token)
-    return found
+                pieces[word].append(token)
+    return pieces
 
 
 def score_relations(
@@ -180,17 +188,17 @@ def _count(
         seen = word_attention(layer, pieces)
         seen.diagonal(dim1=-2, dim2=-1).fill_(-1.0)  # a word is not related to itself
         predicted.append(seen[:, rows].argmax(-1).cpu())
-    widest = max(each.shape[0] for each in predicted)
+    widest = max(of_heads.shape[0] for of_heads in predicted)
     for relation, pairs in usable.items():
         tally = tallies[relation]
         if tally.right is None:
             tally.right = torch.full((len(predicted), widest), torch.nan)
-            for index, each in enumerate(predicted):
-                tally.right[index, : each.shape[0]] = 0.0
+            for index, of_heads in enumerate(predicted):
+                tally.right[index, : of_heads.shape[0]] = 0.0
         for i, j in pairs:
             tally.offsets[j - i] += 1
-            for index, each in enumerate(predicted):
-                tally.right[index, : each.shape[0]] += (each[:, place[i]] == j).float()
+            for index, of_heads in enumerate(predicted):
+                tally.right[index, : of_heads.shape[0]] += (of_heads[:, place[i]] == j).float()
 
 
 def _looks_back_only(traced: Trace) -> bool:

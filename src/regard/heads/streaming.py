@@ -2,7 +2,7 @@
 
 A block's weights are exp(z) with z = score - lse. One product gives z (queries carry -lse as one more
 dimension, against a 1 of the keys), and a second, narrow one sums the weights over kinds of keys. What looks
-at fixed distances, at copies or at the first key reads single cells. Buffers are made once for all layers.
+at fixed distances, at copies or at the first key reads single cells.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from regard.heads.frames import (
     ROW_MEASURES,
     Cells,
     Frame,
-    UniformLayer,
     hides_future_only,
     row_blocks,
     visibility_of,
@@ -39,40 +38,21 @@ _BEFORE = _ARGMAX + OFFSETS.index(-1)
 _Fill = Callable[[slice, slice, slice, Tensor, Tensor], None]
 
 
-class Scratch:
-    """Buffers that all layers share: fresh ones would have to be mapped anew for each."""
-
-    def __init__(self) -> None:
-        self.held: tuple[Tensor, Tensor] | None = None
-
-    def buffers(self, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Two of that size, the same as before where they fit; what is never touched costs nothing."""
-        held = self.held
-        if held is None or held[0].shape[0] < size or held[0].dtype != dtype or held[0].device != device:
-            held = (
-                torch.empty(size, dtype=dtype, device=device),
-                torch.empty(size, dtype=dtype, device=device),
-            )
-            self.held = held
-        return held
-
-
 @torch.no_grad()
 def layer_sums(
-    layer: AnyLayer, frame: Frame, batch: int, *, scratch: Scratch | None = None, cells: Cells | None = None
+    layer: AnyLayer, cells: Cells, batch: int, *, share_ties: bool = False
 ) -> Float[Tensor, "measure head"]:
     """The sum over counted rows of each measure of each head; O(N) memory, each weight made once.
 
-    Of a `UniformLayer`, which is the chance level, an argmax among equals falls on each alike.
+    A row of equal weights has no argmax; with `share_ties`, which is for the chance level, it falls on all
+    of them alike.
     """
-    uniform = isinstance(layer, UniformLayer)
-    n_head, n_query, device = (1 if uniform else layer.n_head), layer.n_query, frame.columns.device
-    cells = Cells(frame) if cells is None else cells
+    frame, n_head, n_query, device = cells.frame, layer.n_head, layer.n_query, layer.tensors[0].device
     dtype = torch.promote_types(layer.tensors[0].dtype, torch.float32)
-    fill, n_together = _filler(layer, batch, n_head)
+    fill, n_together = _filler(layer, batch)
     blocks = list(row_blocks(layer, n_together))
     size = max((n_together * (r.stop - r.start) * (c.stop - c.start) for r, c in blocks), default=0)
-    buffers = (scratch or Scratch()).buffers(size, dtype, device)
+    buffers = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
     n_kind, causal = frame.columns.shape[1], visibility_of(layer).causal
     columns = torch.zeros(n_kind + 2, layer.n_key, dtype=dtype, device=device)
     columns[:n_kind] = frame.columns.T
@@ -113,49 +93,36 @@ def layer_sums(
     if frame.start is not None:
         values[_ARGMAX:] = near[..., :-1].movedim(-1, 0)
         values[_DISTANCE] = summed[n_kind] * within + summed[n_kind + 1] + beside
-    totals = _summed(values, frame, uniform=uniform)
+    totals = _summed(values, frame, share_ties=share_ties)
     for index in range(2):
-        parts = [torch.stack(each[index]).double().sum(0) for each in copied if each[index]]
+        parts = [torch.stack(sums[index]).double().sum(0) for sums in copied if sums[index]]
         totals[_DUPLICATE + index] = torch.cat(parts) if parts else 0.0
     return totals
 
 
-def _summed(values: Tensor, frame: Frame, *, uniform: bool) -> Tensor:
+def _summed(values: Tensor, frame: Frame, *, share_ties: bool) -> Tensor:
     """The sums over counted rows, from what each row gave."""
     n_visible = frame.n_visible.to(values.dtype)
     torch.div(values[_ENTROPY], n_visible.clamp(min=2).log(), out=values[_UNIFORMITY])
     values[_PREVIOUS : _PREVIOUS + 3] = values[_BEFORE : _BEFORE + 3]
-    if not uniform and frame.start is not None:
+    if not share_ties and frame.start is not None:
         # A row of equal weights has no largest: rounding alone would choose it.
         peaked = values[_LARGEST] * n_visible > 1.001
         values[_ARGMAX:] = (values[_ARGMAX:] >= values[_LARGEST]) & peaked
     counted = frame.counted.double()
-    return torch.stack([each.double() @ rows for each, rows in zip(values, counted, strict=True)])
+    return torch.stack([of_rows.double() @ rows for of_rows, rows in zip(values, counted, strict=True)])
 
 
-def _filler(layer: AnyLayer, batch: int, n_head: int) -> tuple[_Fill, int]:
+def _filler(layer: AnyLayer, batch: int) -> tuple[_Fill, int]:
     """A function that fills two buffers with a block, and how many heads it best fills at once."""
     if isinstance(layer, LayerTrace) and _is_plain(layer):
         return _product_filler(layer, batch)
-    if isinstance(layer, UniformLayer) and hides_future_only(layer.visibility):
-        visible = layer.visibility
-
-        def uniform(heads: slice, rows: slice, cols: slice, z: Tensor, w: Tensor) -> None:
-            stop = torch.arange(rows.start, rows.stop, device=z.device) + visible.start + 1
-            n_seen = stop.clamp(max=layer.n_key) if visible.causal else torch.full_like(stop, layer.n_key)
-            z.copy_(-n_seen.to(z.dtype).log()[:, None].expand_as(z))
-            torch.exp(z, out=w)
-            if visible.causal:
-                future = torch.arange(cols.start, cols.stop, device=z.device) >= stop[:, None]
-                w.masked_fill_(future, 0.0)
-
-        return uniform, 1
 
     def general(heads: slice, rows: slice, cols: slice, z: Tensor, w: Tensor) -> None:
-        w.copy_(layer.block(rows, cols, batch)[0, :n_head])
+        w.copy_(layer.block(rows, cols, batch)[0])
         torch.clamp(w, min=math.exp(_HIDDEN), out=z).log_()
 
-    return general, n_head
+    return general, layer.n_head
 
 
 def _product_filler(layer: LayerTrace, batch: int) -> tuple[_Fill, int]:

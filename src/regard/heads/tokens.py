@@ -159,18 +159,17 @@ def copies(facts: TokenFacts, shift: int) -> Copies:
     n_key = ids.shape[0]
     places = torch.arange(n_key, device=ids.device)
     left_out = facts.special if facts.real is None else facts.special | ~facts.real
-    # What is left out gets an id of its own, so that nothing is its copy.
-    own = torch.where(left_out, -1 - places, ids)
-    order = torch.argsort(own, stable=True)
-    sorted_own = own[order]
-    starts = torch.searchsorted(sorted_own, own)
+    # What is left out gets an id that no other has, so that nothing is its copy.
+    ids = torch.where(left_out, -1 - places, ids)
+    order = torch.argsort(ids, stable=True)
+    starts = torch.searchsorted(ids[order], ids)
     rank = torch.empty_like(places)
     rank[order] = places
     count = rank - starts  # copies before this one
     if shift:
         # The copy right before a token is followed by that token itself, which is no earlier place.
         follows_itself = torch.zeros_like(count)
-        follows_itself[1:] = (own[1:] == own[:-1]).long()
+        follows_itself[1:] = (ids[1:] == ids[:-1]).long()
         count = count - follows_itself  # the copy right before is the last of the list
     return Copies(order, starts, count, shift)
 

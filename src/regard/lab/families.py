@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.attention.scores import ScoreRule
 from regard.files.loading import load
-from regard.heads.measures import measure
+from regard.heads import measure
 from regard.lab.drawing import COLOURS, bars, finish, grouped_bars, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
 from regard.lab.texts import TEXTS

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from regard.files.loading import Loaded, load
-from regard.heads.importance import importance, mean_loss
-from regard.heads.pruning import prune, ranked_heads
+from regard.heads import importance, mean_loss, prune, ranked_heads
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below
 from regard.lab.texts import TEXTS

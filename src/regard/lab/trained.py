@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from regard.drawing.figures import heat_map
 from regard.files.loading import Loaded, load
-from regard.heads.survey import survey
-from regard.lab.drawing import bars, finish, panels
+from regard.heads import survey
+from regard.heads.model import untrained
+from regard.lab.drawing import COLOURS, GREY, bars, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
 from regard.lab.texts import TEXTS
-from regard.models.transformer import Transformer, initialise
 from regard.tracing.take import trace
 
 VAGUE = ("broadcast", "mixed", "none")  # labels that name nothing a head looks at
 
 
-def untrained(loaded: Loaded, seed: int) -> Loaded:
-    """The same shape and tokenizer with the weights a training starts from."""
-    model = initialise(Transformer(loaded.model.config), seed).eval()
-    return replace(loaded, model=model, facts=replace(loaded.facts, name="random weights", trained=False))
-
-
 def _heads(loaded: Loaded, quick: bool, seed: int, name: str) -> tuple[Measurement, Measurement, list[float]]:
     """Mean uniformity over heads, the share that look at something that has a name, and every uniformity."""
-    found = survey(loaded, TEXTS[: 2 if quick else 8], n_repeat=1, seed=seed, progress=False)
-    values = found.measures["uniformity"].flatten()
-    each = values[~values.isnan()].tolist()
-    labels = [head.label for head in found.labels()]
-    named = sum(label not in VAGUE for label in labels)
+    measured = survey(loaded, TEXTS[: 2 if quick else 8], n_repeat=1, seed=seed, progress=False)
+    table = measured.measures["uniformity"]
+    uniformities = table[~table.isnan()].tolist()
+    labels = [head.label for head in measured.labels()]
     return (
-        Measurement.mean(f"uniformity of heads, {name}", each),
-        Measurement.share(f"heads with a label, {name}", named, len(labels)),
-        each,
+        Measurement.mean(f"uniformity of heads, {name}", uniformities),
+        Measurement.share(f"heads with a label, {name}", sum(x not in VAGUE for x in labels), len(labels)),
+        uniformities,
     )
 
 
@@ -60,7 +51,7 @@ def run(quick: bool, seed: int) -> Result:
     compared = ("minilm",) if quick else ("minilm", "smollm2")
     shown: dict[str, Measurement] = {}
     for name in compared:
-        uniform, named, each = _heads(models[name], quick, seed, name)
+        uniform, named, spread = _heads(models[name], quick, seed, name)
         flat, lost, others = _heads(untrained(models[name], seed), quick, seed, f"{name} random")
         measured += [uniform, flat, named, lost]
         shown |= {f"{name}\ntrained": named, f"{name}\nrandom": lost}
@@ -69,7 +60,7 @@ def run(quick: bool, seed: int) -> Result:
             above(f"{name}: more of them have a label", named, lost),
         ]
         line = "-" if name == "minilm" else "--"
-        for values, colour, kind in ((each, "#0072b2", "trained"), (others, "#8c8c8c", "random")):
+        for values, colour, kind in ((spread, COLOURS[0], "trained"), (others, GREY, "random")):
             ordered = sorted(values)
             share = [(i + 1) / len(ordered) for i in range(len(ordered))]
             spread_ax.plot(ordered, share, line, color=colour, label=f"{name}, {kind}")

@@ -1,6 +1,6 @@
 """Measures over many texts: means with confidence intervals, resumable, on one process or several.
 
-    regard.heads.survey.survey(load("smollm2"), texts, state="survey.safetensors")
+    regard.heads.surveys(load("smollm2"), texts, state="survey.safetensors")
     torchrun --nproc-per-node 2 my_survey.py      # the same call: each process takes its share
 
 Every text is one sample. What each text gave is kept until the end and put together in the order of
@@ -14,10 +14,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -27,18 +27,17 @@ from torch import Tensor, distributed
 from regard.errors import ArgumentError, LoadError
 from regard.files.loading import Loaded
 from regard.files.tensors import write_safetensors
-from regard.heads.flow import transformer_of
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import Measures, measure
+from regard.heads.model import kept_heads, transformer_of
 from regard.heads.tokens import counts_of
 from regard.tracing.take import trace
 
-FROM_REPEATS = (
-    "duplicate",
-    "induction",
-)  # measured on repeated random tokens, where nothing else explains them
+# Measured on repeated random tokens, where nothing else explains them.
+FROM_REPEATS = ("duplicate", "induction")
 UNBOUNDED = ("entropy", "distance")  # every other measure is a share
+Item = TypeVar("Item")
 SAVE_SECONDS = 10.0  # what an interruption can cost
 # Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal's is close enough.
 _T95 = (
@@ -60,6 +59,9 @@ class Survey:
     def labels(self) -> list[HeadLabel]:
         """A label for every head, its score surely above chance where there is more than one text."""
         return label(self.measures, low=self.low, high=self.high)
+
+    def __repr__(self) -> str:
+        return f"Survey of {self.n_text} texts and {self.n_repeat} repeated ones. {self.measures!r}"
 
     def _repr_html_(self) -> str:
         """The heads as a notebook shows them: a picture of the labels, and each label with its rule."""
@@ -123,7 +125,7 @@ def survey(
     model = transformer_of(loaded)
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: a survey reads texts.")
-    inputs: list[Any] = [loaded.tokenizer.encode(text)[:longest] for text in texts]
+    inputs: list[list[int]] = [loaded.tokenizer.encode(text)[:longest] for text in texts]
     empty = [index for index, ids in enumerate(inputs) if len(ids) < 2]
     if empty:
         raise ArgumentError(f"texts {empty[:5]} have fewer than 2 tokens: nothing can be looked at.")
@@ -132,8 +134,7 @@ def survey(
         n_token = min(n_token, (limit - sum(map(len, _around(loaded)))) // 2)
     inputs += [repeated_tokens(loaded, n_token, seed + index).tolist() for index in range(n_repeat)]
     counts = counts_of(texts, loaded.tokenizer)
-    if counts.shape[0] < loaded.model.config.vocab:
-        counts = torch.nn.functional.pad(counts, (0, loaded.model.config.vocab - counts.shape[0]))
+    counts = torch.nn.functional.pad(counts, (0, max(0, model.config.vocab - counts.shape[0])))
     store = _Store(None if state is None else Path(state), _fingerprint(loaded, inputs))
     done = store.read()
     rank, n_process = _place()
@@ -141,7 +142,8 @@ def survey(
     mine = todo[rank::n_process]
     fresh: dict[int, Tensor] = {}
     saved = time.monotonic()
-    for index in _shown(mine, progress and rank == 0):
+    shown = with_bar(mine, "measuring heads") if progress and rank == 0 and len(mine) > 1 else mine
+    for index in shown:
         traced = trace(loaded, torch.tensor(inputs[index]))
         fresh[index] = _packed(measure(traced, counts=counts, special_ids=loaded.tokenizer.special.all()))
         if time.monotonic() - saved > SAVE_SECONDS:
@@ -154,30 +156,18 @@ def survey(
         distributed.all_gather_object(parts, fresh)
         for part in parts:
             done |= part or {}
-    layers = tuple(_names(loaded))
-    n_heads = tuple(_n_heads(loaded))
-    return _combined([done[index] for index in range(len(inputs))], len(texts), layers, n_heads)
+    # A layer whose heads were all pruned has no trace.
+    heads = {
+        name: len(left) for name, left in zip(model.attention_names, kept_heads(model), strict=True) if left
+    }
+    packed = [done[index] for index in range(len(inputs))]
+    return _combined(packed, len(texts), tuple(heads), tuple(heads.values()))
 
 
-def _names(loaded: Loaded) -> list[str]:
-    """The layers that have heads: one pruned empty is never heard of."""
-    kept = loaded.model.config.kept_heads
-    names = loaded.model.attention_names
-    return names if kept is None else [name for name, heads in zip(names, kept, strict=True) if heads]
-
-
-def _n_heads(loaded: Loaded) -> list[int]:
-    kept = loaded.model.config.kept_heads
-    if kept is None:
-        return [loaded.model.config.block.n_head] * len(loaded.model.attention_names)
-    return [len(heads) for heads in kept if heads]
-
-
-def _packed(found: Measures) -> Float[Tensor, "part measure layer"]:
-    """Measures as one tensor: heads' values, then chance, then counts along the last axis of heads."""
-    values = torch.stack([found.values[name] for name in ROW_MEASURES])
-    chance = torch.stack([found.chance[name] for name in ROW_MEASURES])
-    n_row = torch.stack([found.n_query[name] for name in ROW_MEASURES]).double()
+def _packed(measures: Measures) -> Float[Tensor, "measure layer part"]:
+    """Measures as one tensor: along its last axis the heads' values, then chance, then counts."""
+    parts = (measures.values, measures.chance, measures.n_query)
+    values, chance, n_row = (torch.stack([part[name].double() for name in ROW_MEASURES]) for part in parts)
     return torch.cat([values, chance[..., None], n_row[..., None]], dim=-1)
 
 
@@ -196,9 +186,7 @@ def _combined(packed: list[Tensor], n_text: int, layers: tuple[str, ...], n_head
         spread = ((heads - mean) * counted[..., None]).square().sum(0)
         deviation = (spread / (n[:, None] - 1)).sqrt()  # 0 / 0 where there is one text: NaN, no interval
         half = _t95(n)[:, None] * deviation / n[:, None].sqrt()
-        most = (
-            math.inf if name in UNBOUNDED else 1.0
-        )  # a share lies between 0 and 1, and so does its interval
+        most = math.inf if name in UNBOUNDED else 1.0  # a share lies between 0 and 1: so does its interval
         values[name] = mean
         low[name], high[name] = (mean - half).clamp(min=0.0), (mean + half).clamp(max=most)
         chance[name] = samples[..., -2].masked_fill(~counted, 0.0).sum(0) / n
@@ -223,14 +211,12 @@ def _place() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def _shown(indices: list[int], progress: bool) -> Any:
-    """The indices, with a bar where a person waits."""
-    if not progress or len(indices) < 2:
-        return indices
+def with_bar(items: Sequence[Item], words: str) -> Iterable[Item]:
+    """The items, with a bar while a person waits for them."""
     from rich.console import Console
     from rich.progress import track
 
-    return track(indices, "measuring heads", console=Console(stderr=True), transient=True)
+    return track(items, words, console=Console(stderr=True), transient=True)
 
 
 def _fingerprint(loaded: Loaded, inputs: list[list[int]]) -> str:
@@ -243,11 +229,11 @@ def _fingerprint(loaded: Loaded, inputs: list[list[int]]) -> str:
 
 
 class _Store:
-    """What is done, in one file for each process, each replaced at once."""
+    """What is done, in one file for each process, replaced whole."""
 
     def __init__(self, path: Path | None, fingerprint: str) -> None:
         self.path, self.fingerprint = path, fingerprint
-        self.found: dict[int, Tensor] = {}
+        self.before: dict[int, Tensor] = {}
 
     def read(self) -> dict[int, Tensor]:
         """All that any process has done before."""
@@ -258,8 +244,7 @@ class _Store:
                 continue
             try:
                 with safe_open(file, framework="pt") as held:
-                    said = (held.metadata() or {}).get("survey")
-                    if said != self.fingerprint:
+                    if (held.metadata() or {}).get("survey") != self.fingerprint:
                         raise LoadError(
                             f"{file} is the state of another survey: its model or its texts differ. "
                             "Give another file, or remove this one."
@@ -268,15 +253,15 @@ class _Store:
                     values = held.get_tensor("values")
             except (SafetensorError, OSError) as error:
                 raise LoadError(f"{file} is no state of a survey: {error}.") from error
-            self.found |= dict(zip(index, values, strict=True))
-        return dict(self.found)
+            self.before |= dict(zip(index, values, strict=True))
+        return dict(self.before)
 
     def write(self, rank: int, n_process: int, fresh: dict[int, Tensor]) -> None:
-        """What this process has done, with what it found, under a name of its own where there are several."""
+        """What this process has done, with what was done before; one file a process if there are several."""
         if self.path is None or not fresh:
             return
         name = self.path.name if n_process == 1 else f"{self.path.name}.{rank}"
-        done = {**self.found, **fresh}
+        done = {**self.before, **fresh}
         tensors = {"index": torch.tensor(list(done)), "values": torch.stack(list(done.values()))}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f"{name}.part")

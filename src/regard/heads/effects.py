@@ -7,9 +7,10 @@ ablated(model, heads, "mean")     a block in which heads give zero, or their mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -17,8 +18,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.heads.flow import attention_of, transformer_of
-from regard.models.pruned import PrunedAttention
+from regard.heads.model import Head, attention_of, checked_heads, kept_heads, transformer_of, watched_heads
 from regard.models.transformer import Transformer
 
 Texts = Sequence[str] | Sequence[Sequence[int]]
@@ -42,7 +42,7 @@ def importance(
     total = torch.zeros(gates, dtype=torch.float64)
     examples = encoded(loaded, texts)
     for ids in examples:
-        gate = torch.ones(gates, device=ids.device, dtype=_dtype(model), requires_grad=True)
+        gate = torch.ones(gates, device=ids.device, dtype=next(model.parameters()).dtype, requires_grad=True)
         value = find_loss(model, ids, gate)
         (gradient,) = torch.autograd.grad(value, gate)
         total += gradient.detach().abs().double().cpu()
@@ -76,15 +76,14 @@ def ablation(
     layers: Sequence[int] | None = None,
 ) -> Float[Tensor, "layer head"]:
     """By how much the mean loss rises without each head; NaN for layers not asked for."""
-    model = loaded.model
-    names, n_head = model.attention_names, model.config.block.n_head
+    model, left = transformer_of(loaded), kept_heads(loaded.model)
     means = head_means(loaded, texts) if how == "mean" else None
     before = mean_loss(loaded, texts, loss=loss)
-    rise = torch.full((len(names), n_head), torch.nan, dtype=torch.float64)
-    for layer in range(len(names)) if layers is None else layers:
-        if not 0 <= layer < len(names):
-            raise ArgumentError(f"there is no layer {layer}: there are {len(names)}, counted from 0.")
-        for head in _heads_of(model, names[layer]):
+    rise = torch.full((len(left), model.config.block.n_head), torch.nan, dtype=torch.float64)
+    for layer in range(len(left)) if layers is None else layers:
+        if not 0 <= layer < len(left):
+            raise ArgumentError(f"there is no layer {layer}: there are {len(left)}, counted from 0.")
+        for head in left[layer]:
             with ablated(model, [(layer, head)], how, means):
                 rise[layer, head] = mean_loss(loaded, texts, loss=loss) - before
     return rise
@@ -93,79 +92,47 @@ def ablation(
 @torch.no_grad()
 def head_means(loaded: Loaded, texts: Texts) -> Float[Tensor, "layer head v_dim"]:
     """The mean output of each head, before the output projection, over all positions of all texts."""
-    model = loaded.model
-    names, n_head = model.attention_names, model.config.block.n_head
-    v_dim = attention_of(model, names[0]).v_dim
-    sums = torch.zeros(len(names), n_head, v_dim, dtype=torch.float64)
-    n_position = [0] * len(names)
+    model, left = transformer_of(loaded), kept_heads(loaded.model)
+    v_dim = attention_of(model, model.attention_names[0]).v_dim
+    sums = torch.zeros(len(left), model.config.block.n_head, v_dim, dtype=torch.float64)
+    n_position = torch.zeros(len(left), dtype=torch.long)
 
-    def watch(layer: int, heads: list[int]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def take(module: nn.Module, args: tuple[Any, ...]) -> None:
-            merged: Tensor = args[0]
-            n_position[layer] += merged.shape[0] * merged.shape[1]
-            sums[layer, heads] += merged.double().sum((0, 1)).unflatten(0, (len(heads), v_dim)).cpu()
+    def add(layer: int, outputs: Tensor) -> None:
+        n_position[layer] += outputs.shape[0] * outputs.shape[1]
+        sums[layer, list(left[layer])] += outputs.double().sum((0, 1)).cpu()
 
-        return take
-
-    handles = []
-    for layer, name in enumerate(names):
-        heads = _heads_of(model, name)
-        if heads:
-            out = attention_of(model, name).out
-            handles.append(out.register_forward_pre_hook(watch(layer, heads)))
-    try:
+    with watched_heads(model, {layer: partial(add, layer) for layer, heads in enumerate(left) if heads}):
         for ids in encoded(loaded, texts):
             model(ids, logits="none")
-    finally:
-        for handle in handles:
-            handle.remove()
-    return sums / torch.tensor(n_position).clamp(min=1)[:, None, None]
+    return sums / n_position.clamp(min=1)[:, None, None]
 
 
-@contextmanager
 def ablated(
     model: Transformer,
-    heads: Iterable[tuple[int, int]],
+    heads: Iterable[Head],
     how: Literal["zero", "mean"] = "zero",
     means: Float[Tensor, "layer head v_dim"] | None = None,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """A block in which these heads, (layer, head), give zero or their mean output (`head_means`)."""
     if how not in ("zero", "mean"):
         raise ArgumentError(f"how must be 'zero' or 'mean'. Got {how!r}.")
-    names, n_head = model.attention_names, model.config.block.n_head
-    if how == "mean" and (means is None or means.shape[:2] != (len(names), n_head)):
+    left, n_head = kept_heads(model), model.config.block.n_head
+    if how == "mean" and (means is None or means.shape[:2] != (len(left), n_head)):
         raise ShapeError(
-            f"means must be (layer, head, v_dim) = ({len(names)}, {n_head}, ...), as head_means gives them. "
+            f"means must be (layer, head, v_dim) = ({len(left)}, {n_head}, ...), as head_means gives them. "
             f"Got {None if means is None else tuple(means.shape)}."
         )
     by_layer: dict[int, list[int]] = {}
-    for layer, head in heads:
-        if not 0 <= layer < len(names) or head not in _heads_of(model, names[layer]):
-            raise ArgumentError(
-                f"there is no head {head} in layer {layer}: {len(names)} layers, {n_head} heads."
-            )
+    for layer, head in checked_heads(model, heads):
         by_layer.setdefault(layer, []).append(head)
 
-    def replace_heads(layer: int, gone: list[int]) -> Callable[..., tuple[Tensor, ...]]:
-        there = _heads_of(model, names[layer])
-        places = [there.index(head) for head in gone]
+    def replace_heads(layer: int, outputs: Tensor) -> Tensor:
+        gone, outputs = by_layer[layer], outputs.clone()
+        places = [left[layer].index(head) for head in gone]
+        outputs[..., places, :] = 0.0 if means is None or how == "zero" else means[layer, gone].to(outputs)
+        return outputs
 
-        def change(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-            split = args[0].unflatten(-1, (len(there), -1)).clone()
-            split[..., places, :] = 0.0 if means is None or how == "zero" else means[layer, gone].to(split)
-            return (split.flatten(-2),)
-
-        return change
-
-    handles = [
-        attention_of(model, names[layer]).out.register_forward_pre_hook(replace_heads(layer, gone))
-        for layer, gone in by_layer.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return watched_heads(model, {layer: partial(replace_heads, layer) for layer in by_layer})
 
 
 def loss_of(loaded: Loaded) -> Loss:
@@ -175,12 +142,7 @@ def loss_of(loaded: Loaded) -> Loss:
         return next_token_loss
     special = None if loaded.tokenizer is None else loaded.tokenizer.special
     if config.head == "masked" and special is not None and special.mask is not None:
-        mask = special.mask
-
-        def masked(model: Transformer, ids: Tensor, gate: Tensor | None) -> Tensor:
-            return masked_token_loss(model, ids, gate, mask)
-
-        return masked
+        return partial(masked_token_loss, mask=special.mask)
     raise UnsupportedError(
         f"{loaded.facts.name} ({config.kind}, head {config.head!r}) foretells no token, so it has no loss "
         "of its own: give `loss`, a function of (model, ids, head_gate)."
@@ -212,7 +174,7 @@ def encoded(loaded: Loaded, texts: Texts) -> list[Int[Tensor, "1 position"]]:
     """Texts, or lists of ids, as ids of at least three tokens."""
     if isinstance(texts, str) or not len(texts):
         raise ArgumentError(f"texts must be a list of one text at least. Got {texts!r}.")
-    found = []
+    examples = []
     for text in texts:
         if isinstance(text, str):
             if loaded.tokenizer is None:
@@ -221,15 +183,5 @@ def encoded(loaded: Loaded, texts: Texts) -> list[Int[Tensor, "1 position"]]:
         ids = torch.as_tensor(text, dtype=torch.long, device=loaded.device)
         if ids.dim() != 1 or ids.shape[0] < 3:
             raise ArgumentError(f"a text needs three tokens at least to have a loss. Got {tuple(ids.shape)}.")
-        found.append(ids[None])
-    return found
-
-
-def _heads_of(model: Transformer, name: str) -> list[int]:
-    """The numbers of a layer's heads."""
-    attention = attention_of(model, name)
-    return list(attention.kept if isinstance(attention, PrunedAttention) else range(attention.n_head))
-
-
-def _dtype(model: Transformer) -> torch.dtype:
-    return next(model.parameters()).dtype
+        examples.append(ids[None])
+    return examples

@@ -181,6 +181,24 @@ def test_no_public_name_is_a_modules_name():
     assert set(regard.__all__).isdisjoint(found.name for found in pkgutil.iter_modules([str(SOURCE)]))
 
 
+PACKAGES = {
+    "attention": """Attended Bias DenseBias DistanceBias EluPlusOne FeatureMap LinearAttended LinearState
+        Quadratic RandomFeatures Relu ScoreRule SlopeBias Visibility alibi_slopes attend attend_hard
+        attend_linear feature_map linear_step linear_weights masked_softmax weights""",
+    "tracing": """AnyLayer Checks DenseLayerTrace GrowingTrace LayerCheck LayerGradient LayerTrace
+        LinearLayerTrace Recorder ScoreGradients ScoreParts Trace score_gradients trace trace_generation""",
+}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_names_of_a_package_are_pinned(package):
+    """What a package gives by its own name is this list, and no name of it is also one of its modules."""
+    module = importlib.import_module(f"regard.{package}")
+    assert module.__all__ == PACKAGES[package].split()
+    assert all(hasattr(module, name) for name in module.__all__)
+    assert set(module.__all__).isdisjoint(LAYOUT[package])
+
+
 def test_type_checkers_see_the_public_names():
     """What `__init__` imports for type checkers is exactly what it serves at run time."""
     tree = ast.parse((SOURCE / "__init__.py").read_text())

@@ -6,11 +6,11 @@ import pytest
 import torch
 from heads.dense_heads import dense_measures
 
-from regard.attention.linear import feature_map
+from regard.attention import feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.softmax import attend, weights
 from regard.attention.visibility import Visibility
-from regard.heads import frames, measures
+from regard.heads import frames
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.measures import WHAT, measure
 from regard.heads.tokens import copies, is_punctuation, token_facts
@@ -128,8 +128,7 @@ def test_chance_by_position_equals_chance_by_block(name, monkeypatch):
     """Counted from positions or read from blocks of weights 1/n, the chance level is the same."""
     trace, _ = traced(RULES[name])
     counted = measure(trace)
-    for where in (frames, measures):
-        monkeypatch.setattr(where, "hides_future_only", lambda visible: False)
+    monkeypatch.setattr(Visibility, "future_only", False)
     read = measure(trace)
     for each in ROW_MEASURES:
         assert torch.equal(counted.n_query[each], read.n_query[each]), each

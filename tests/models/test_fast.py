@@ -297,9 +297,9 @@ def test_unusual_blocks_take_the_readable_path(change):
 
 def test_a_missing_operator_takes_the_readable_path(monkeypatch):
     """Another PyTorch may have none of that name: decoding goes on without it."""
-    monkeypatch.setattr(packing, "_PACK_MKL", packing._op("mkl", "_no_such_operator"))
+    monkeypatch.setattr(packing, "_PACK_MKL", packing.operator("mkl", "_no_such_operator"))
     assert fast.why_not(build("gpt2")) is None  # oneDNN's are left
-    monkeypatch.setattr(packing, "_LINEAR", packing._op("mkldnn", "_no_such_operator"))
+    monkeypatch.setattr(packing, "_LINEAR", packing.operator("mkldnn", "_no_such_operator"))
     assert "oneDNN" in fast.why_not(build("gpt2"))
 
 

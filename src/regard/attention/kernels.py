@@ -27,11 +27,11 @@ _LSE_BLOCK = 1 << 21
 DrawMask = Callable[[], Tensor]
 
 
-def _op(name: str) -> Any:
-    """An operator of PyTorch's, or None where this version has none of that name."""
+def operator(space: str, name: str, overload: str = "default") -> Any:
+    """An operator of PyTorch's, or None where this version or build has none of that name."""
     try:
-        return getattr(torch.ops.aten, name).default
-    except AttributeError:
+        return getattr(getattr(getattr(torch.ops, space), name), overload)
+    except (AttributeError, RuntimeError):
         return None
 
 
@@ -41,10 +41,10 @@ keep_freed_memory()
 for _function in (torch.exp, torch.log, torch.tanh):
     _function(torch.ones(8))
 
-_CPU_FORWARD = _op("_scaled_dot_product_flash_attention_for_cpu")
-_CPU_BACKWARD = _op("_scaled_dot_product_flash_attention_for_cpu_backward")
-_CUDA_FORWARD = _op("_scaled_dot_product_flash_attention")
-_CUDA_BACKWARD = _op("_scaled_dot_product_flash_attention_backward")
+_CPU_FORWARD = operator("aten", "_scaled_dot_product_flash_attention_for_cpu")
+_CPU_BACKWARD = operator("aten", "_scaled_dot_product_flash_attention_for_cpu_backward")
+_CUDA_FORWARD = operator("aten", "_scaled_dot_product_flash_attention")
+_CUDA_BACKWARD = operator("aten", "_scaled_dot_product_flash_attention_backward")
 
 
 def why_not(q: Tensor, k: Tensor, masked: bool) -> str | None:

@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from regard.attention.shapes import whole_index
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.frames import row_blocks, visibility_of
 from regard.layers.attention import MultiHeadAttention
 from regard.models.transformer import Stack, Transformer
-from regard.tracing.layers import AnyLayer, Kind, LayerTrace, whole_index
+from regard.tracing.layers import AnyLayer, Kind, LayerTrace
 from regard.tracing.take import trace as take_trace
 from regard.tracing.traces import Trace
 

@@ -27,14 +27,12 @@ from regard.heads.frames import (
     Frame,
     UniformLayer,
     chance_by_position,
-    hides_future_only,
     make_frame,
     visibility_of,
 )
 from regard.heads.streaming import Scratch, layer_sums
 from regard.heads.tokens import TokenFacts, token_facts
 from regard.tracing.layers import AnyLayer
-from regard.tracing.rule_parts import visibility_tensors
 from regard.tracing.traces import Trace
 
 WHAT = {
@@ -185,7 +183,7 @@ def measure(
 
 def _chance(layer: AnyLayer, visible: Visibility, frame: Frame, batch: int, scratch: Scratch) -> Tensor:
     """The sums of a head that looks everywhere alike."""
-    if hides_future_only(visible):
+    if visible.future_only:
         return chance_by_position(frame)
     uniform = UniformLayer(visible, layer.shape, frame.columns.device, kind=layer.kind)
     return layer_sums(uniform, frame, batch, scratch=scratch)[:, 0]
@@ -193,7 +191,7 @@ def _chance(layer: AnyLayer, visible: Visibility, frame: Frame, batch: int, scra
 
 def _signature(layer: AnyLayer, visible: Visibility) -> tuple[object, ...]:
     """What two layers that see alike have in common."""
-    tensors = tuple((name, t.data_ptr(), t.shape) for name, t in visibility_tensors(visible).items())
+    tensors = tuple((t.data_ptr(), t.shape, t.dtype) for t in visible.tensors)
     return (layer.kind, layer.n_query, layer.n_key, visible.causal, visible.start, visible.window, tensors)
 
 

@@ -22,27 +22,20 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
+from regard.attention.kernels import operator
 from regard.layers.attention import Block
 
 _FEW = 2  # rows: a plain product of so few reads the matrix once, as fast as memory gives it
 _N_CALIBRATE = 128  # random tokens that show which channels are large
 
 
-def _op(space: str, name: str, overload: str = "default") -> Any:
-    """An operator of PyTorch's, or None where this version or build has none of that name."""
-    try:
-        return getattr(getattr(getattr(torch.ops, space), name), overload)
-    except (AttributeError, RuntimeError):
-        return None
-
-
-_REORDER = _op("mkldnn", "_reorder_linear_weight")
-_LINEAR = _op("mkldnn", "_linear_pointwise")
-_LINEAR_ADD = _op("mkldnn", "_linear_pointwise", "binary")
-_PACK_MKL = _op("mkl", "_mkl_reorder_linear_weight")
-_LINEAR_MKL = _op("mkl", "_mkl_linear")
-_PREPACK_INT8 = _op("quantized", "linear_prepack")
-_LINEAR_INT8 = _op("quantized", "linear_dynamic")
+_REORDER = operator("mkldnn", "_reorder_linear_weight")
+_LINEAR = operator("mkldnn", "_linear_pointwise")
+_LINEAR_ADD = operator("mkldnn", "_linear_pointwise", "binary")
+_PACK_MKL = operator("mkl", "_mkl_reorder_linear_weight")
+_LINEAR_MKL = operator("mkl", "_mkl_linear")
+_PREPACK_INT8 = operator("quantized", "linear_prepack")
+_LINEAR_INT8 = operator("quantized", "linear_dynamic")
 _MAKE_INT8 = getattr(torch, "_make_per_channel_quantized_tensor", None)
 
 

@@ -36,7 +36,7 @@ from timing import (
 )
 from torch import Tensor
 
-from regard.attention.linear import FeatureMap, attend_linear, feature_map, linear_step
+from regard.attention import FeatureMap, attend_linear, feature_map, linear_step
 
 HEAD, QK_DIM = 8, 64
 KERNELS = ("elu1", "relu", "favor", "quadratic")

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.attention import linear_scan
-from regard.attention.feature_maps import FeatureMap
-from regard.attention.linear import (
+from regard.attention import (
     EluPlusOne,
+    FeatureMap,
     LinearState,
     Quadratic,
     RandomFeatures,
     Relu,
     attend_linear,
     feature_map,
+    linear_scan,
     linear_step,
     linear_weights,
 )

@@ -6,21 +6,25 @@ import os
 import re
 import struct
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch import Tensor
 
-from regard.attention.linear import feature_map
-from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
-from regard.attention.softmax import attend
+from regard.attention import feature_map
+from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
+from regard.attention.softmax import attend, weights
 from regard.attention.visibility import Visibility
-from regard.errors import TraceError
+from regard.errors import TraceError, UnsupportedError
 from regard.files.loading import load
+from regard.tracing.layers import DenseLayerTrace, LayerTrace, LinearLayerTrace
 from regard.tracing.take import trace
-from regard.tracing.traces import Checks, DenseLayerTrace, LayerCheck, LayerTrace, LinearLayerTrace, Trace
+from regard.tracing.traces import Checks, LayerCheck, Trace
 
 BATCH, N_HEAD, N_QUERY, N_KEY, QK_DIM = 2, 6, 11, 13, 5
 SEGMENT = torch.arange(N_KEY).div(4, rounding_mode="floor").expand(BATCH, -1).contiguous()
@@ -89,6 +93,77 @@ def test_a_saved_trace_comes_back_whole(tmp_path):
     assert torch.equal(after.ids, before.ids)
     assert torch.equal(after.real, before.real)
     assert torch.equal(after.layers[0].v, before.layers[0].v)
+
+
+def test_a_file_of_version_1_is_still_read():
+    """Written before version 2: beside every layer it holds that layer's weights as they were then."""
+    loaded = Trace.load(Path(__file__).parent / "version1.trace")
+    assert loaded.n_layer == 34
+    for layer, written in zip(loaded.layers[:17], loaded.layers[17:], strict=True):
+        assert written.name == f"{layer.name} weights"
+        assert torch.allclose(whole(layer), written.values, rtol=0, atol=1e-6), layer.name
+    assert [layer.word for layer in loaded.layers[10:17]] == ["softmax"] * 2 + ["linear"] * 4 + ["dense"]
+    assert loaded.layer("scale and softcap").rule.softcap == 3.0
+    assert torch.equal(loaded.layer("slopes").rule.bias.slopes, alibi_slopes(2))
+    assert loaded.layer("distance").rule.bias.zero == 2
+    assert loaded.layer("quadratic").kernel.c == 2.0
+    assert loaded.layer("favor").kernel.projection.shape == (3, 2)
+    assert loaded.layer("dense").visibility.start == 2
+    assert loaded.layer("sink").sink.tolist() == [1.0, 1.0]
+    assert loaded.tokens == (("a", "b", "é"), ("x", "", "z"))
+    assert loaded.ids.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert loaded.facts == {"name": "model", "n_layer": 3, "trained": False, "licence": None, "scale": 0.5}
+    assert loaded.checks.layers[1] == LayerCheck("x", None, 1.0, 0.0, 1.0, 0.0)
+
+
+@dataclass(frozen=True, repr=False)
+class Punished(Bias):
+    """A bias of somebody else's: one number for each key."""
+
+    by_key: Tensor
+    factor: float = 1.0
+
+    def tile(self, rows, cols, start):
+        return (self.by_key[cols] * self.factor).expand(1, 1, rows.stop - rows.start, -1)
+
+    def check(self, batch, n_head, n_query, n_key, start):
+        assert self.by_key.shape == (n_key,)
+
+
+class Parted(Punished):
+    """The same, fit to be traced."""
+
+    def part(self, batch, head):
+        return self
+
+
+def test_a_bias_of_somebody_elses_is_traced_and_saved(tmp_path):
+    """With the methods of a Bias it is recovered by tile and comes back from a file."""
+    q, k, v = (torch.randn(BATCH, n, size, QK_DIM) for n, size in ((N_HEAD, N_QUERY), (3, N_KEY), (3, N_KEY)))
+    rule = ScoreRule(bias=Parted(torch.randn(N_KEY), 0.5))
+    layer = LayerTrace("layer", q, k, attend(q, k, v, rule).lse, rule)
+    assert torch.allclose(layer.weights(1, 4), weights(q, k, rule)[1, 4], atol=1e-6)
+    Trace((layer,)).save(tmp_path / "a.trace")
+    again = Trace.load(tmp_path / "a.trace").layers[0]
+    assert isinstance(again.rule.bias, Parted)
+    assert torch.equal(again.weights(1, 4), layer.weights(1, 4))
+    assert repr(again.rule) == "ScoreRule(bias=Parted(by_key=float32[13], factor=0.5))"
+
+
+def test_a_bias_that_lacks_a_method_is_named_with_it(tmp_path):
+    """The error says which method a trace misses."""
+    q = torch.randn(1, 2, 3, 5)
+    layer = LayerTrace("layer", q, q, torch.zeros(1, 2, 3), ScoreRule(bias=Punished(torch.zeros(3))))
+    with pytest.raises(UnsupportedError, match=r"Punished has no `part\(batch, head\)`"):
+        layer.weights(0, 0)
+
+    class Nothing(Bias):
+        tile, check = Punished.tile, Punished.check
+        by_key, factor = torch.zeros(3), 1.0
+
+    layer = LayerTrace("layer", q, q, torch.zeros(1, 2, 3), ScoreRule(bias=Nothing()))
+    with pytest.raises(UnsupportedError, match="Nothing has no `as_dict`: it must be a dataclass"):
+        Trace((layer,)).save(tmp_path / "a.trace")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -229,18 +304,21 @@ def _set(path, value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set(("version",), 2), r"version 2.*reads version 1"),
-        (_set(("layers", 0, "q"), "nowhere"), "does not fit its tensors"),
-        (_set(("layers", 0, "q"), "layers.0.k"), "does not fit"),
+        (_set(("version",), 3), r"version 3.*reads versions 1 to 2"),
+        (_set(("layers", 0, "q"), {"regard-tensor": "nowhere"}), "does not fit its tensors"),
+        (_set(("layers", 0, "q"), {"regard-tensor": "layers.0.k"}), "does not fit"),
+        (_set(("layers", 0, "q"), "layers.0.q"), "q of LayerTrace must be"),
+        (_set(("layers", 0, "colour"), "red"), "has no 'colour'"),
         (_set(("layers", 0, "type"), "magic"), "of type 'magic'"),
-        (_set(("layers", 0, "kind"), "sideways"), "of kind 'sideways'"),
-        (_set(("layers", 0, "rule", "visible", "start"), "x"), "starts at 'x'"),
+        (_set(("layers", 0, "kind"), "sideways"), "kind of LayerTrace must be .*Got 'sideways'"),
+        (_set(("layers", 0, "rule", "visible", "start"), "x"), "start of Visibility must be int. Got 'x'"),
         (_set(("layers", 0, "rule", "visible", "window"), -3), "does not fit"),
         (_set(("layers", 0, "rule", "scale"), "big"), "does not fit"),
         (_set(("layers",), 5), "does not fit"),
-        (_set(("tokens",), [[1, 2]]), "not all text"),
-        (_set(("facts",), {"a": [1]}), "no plain values"),
-        (_set(("checks",), [{"name": "x"}]), "description does not fit"),
+        (_set(("tokens",), [[1, 2]]), "tokens of Trace must be str. Got 1"),
+        (_set(("facts",), {"a": [1]}), "facts of Trace must be"),
+        (_set(("checks",), [{"name": "x"}]), "a Checks is described by a mapping"),
+        (_set(("checks", "layers"), [{"name": "x"}]), "missing"),
         (
             lambda metadata, described, tensors: tensors.update({"layers.0.lse": torch.zeros(2, 6, 10)}),
             "does not fit",

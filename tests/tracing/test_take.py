@@ -12,9 +12,9 @@ from regard.attention.scores import ScoreRule
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import load
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from regard.tracing.layers import LinearLayerTrace
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import trace
-from regard.tracing.traces import LinearLayerTrace
 
 
 def weights_by_hand(loaded, found):

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.attention.linear import attend_linear, feature_map
+from regard.attention import attend_linear, feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError
-from regard.tracing.rule_parts import mapped_rule, rule_tensors
-from regard.tracing.traces import DenseLayerTrace, LayerTrace, LinearLayerTrace, Trace
+from regard.tracing.layers import DenseLayerTrace, LayerTrace, LinearLayerTrace
+from regard.tracing.traces import Trace
 
 BATCH, N_HEAD, N_QUERY, N_KEY, QK_DIM = 2, 6, 19, 23, 5
 EVERYTHING = slice(0, N_QUERY), slice(0, N_KEY)
@@ -48,6 +48,9 @@ def some_rules():
 
 
 RULES = list(some_rules())
+N_TENSOR = {"segments": 2} | dict.fromkeys(
+    ("padding", "lengths", "dense", "distance", "slopes", "table", "additive"), 1
+)
 
 
 def plain_weights(q, k, rule):
@@ -132,10 +135,10 @@ def test_pooling_is_the_maximum_or_mean_of_each_block(n_row, n_col, first, how, 
 
 @pytest.mark.parametrize("how", ["max", "mean"])
 def test_pooling_all_heads_is_pooling_each(how):
-    """`pooled_all` stacks what `pooled` gives head by head."""
+    """Without a head, `pooled` stacks what it gives head by head."""
     layer = layer_of(some_rules()["causal"])
     each = torch.stack([layer.pooled(1, head, 4, 7, how) for head in range(N_HEAD)])
-    assert torch.allclose(layer.pooled_all(1, 4, 7, how), each, atol=1e-6)
+    assert torch.allclose(layer.pooled(1, None, 4, 7, how), each, atol=1e-6)
 
 
 def test_pooling_never_forms_the_whole_matrix(monkeypatch):
@@ -210,7 +213,7 @@ def test_linear_attention_is_recovered_by_tile(kernel, causal):
     seen = layer.visible(*EVERYTHING, 1, 4)
     assert bool((table[1, 4][~seen] == 0).all())
     assert int(seen.sum()) == (sum(min(i + 5, 19) for i in range(N_QUERY)) if causal else N_QUERY * 19)
-    assert torch.allclose(layer.pooled(1, 4, 3, 4), layer.pooled_all(1, 3, 4)[4])
+    assert torch.allclose(layer.pooled(1, 4, 3, 4), layer.pooled(1, None, 3, 4)[4])
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 5])
@@ -256,12 +259,11 @@ def test_bytes_count_shared_tensors_once():
 def test_mapping_a_rule_reaches_every_tensor(kind):
     """A changed copy of a rule has the same numbers in tensors of its own."""
     rule = some_rules()[kind]
-    copy = mapped_rule(rule, torch.clone)
-    before, after = rule_tensors(rule), rule_tensors(copy)
-    assert before.keys() == after.keys()
-    for name, tensor in before.items():
-        assert torch.equal(tensor, after[name])
-        assert tensor.data_ptr() != after[name].data_ptr()
+    before, after = rule.tensors, rule.mapped(torch.clone).tensors
+    assert len(before) == N_TENSOR.get(kind, 0)
+    for tensor, copy in zip(before, after, strict=True):
+        assert torch.equal(tensor, copy)
+        assert tensor.data_ptr() != copy.data_ptr()
 
 
 def test_indices_outside_are_refused():

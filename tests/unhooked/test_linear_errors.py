@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.attention.linear import (
+from regard.attention import (
     EluPlusOne,
     LinearState,
     Quadratic,

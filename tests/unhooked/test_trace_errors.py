@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.attention.linear import feature_map
+from regard.attention import feature_map
 from regard.attention.scores import DistanceBias, ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
@@ -15,9 +15,10 @@ from regard.errors import ArgumentError, ShapeError, TraceError
 from regard.files.loading import load
 from regard.tracing.generation import GrowingTrace, trace_generation
 from regard.tracing.gradients import score_gradients
+from regard.tracing.layers import DenseLayerTrace, LayerTrace, LinearLayerTrace
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import trace
-from regard.tracing.traces import DenseLayerTrace, LayerTrace, LinearLayerTrace, Trace
+from regard.tracing.traces import Trace
 
 
 @pytest.fixture(scope="module")

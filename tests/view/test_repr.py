@@ -8,9 +8,12 @@ import numpy as np
 import torch
 from matplotlib.image import imread
 
+from regard.attention import DenseBias, attend, attend_linear, feature_map
 from regard.files.loading import load
 from regard.heads import measure, survey
 from regard.heads.measures import WHAT
+from regard.layers.cache import KVCache
+from regard.tracing import GrowingTrace, score_gradients
 from regard.tracing import traces as tracing
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace, _small
@@ -48,6 +51,44 @@ def test_a_long_trace_shows_its_first_layers_alone(monkeypatch):
     monkeypatch.setattr(tracing, "_SMALL_COST", 2 * 3 * 37 * 37)
     html = Trace.from_weights([torch.rand(1, 3, 37, 37)] * 5)._repr_html_()
     assert "the first 2 layers" in html
+
+
+def test_what_is_returned_prints_in_one_short_line():
+    """However many numbers it holds: what it is, and the shapes."""
+    loaded = load("gpt2", random=True)
+    traced = trace(loaded, "where does it look?", layers=[0, 1])
+    assert repr(traced) == (
+        "Trace(gpt2 (random): 19 tokens, layers 2 of 12 heads, 0.2 MB, Checks(2 layers, 0 failed))"
+    )
+    assert repr(traced.layers[1]) == (
+        "LayerTrace(name='decoder.1.self', q=float32[1, 12, 19, 64], k=float32[1, 12, 19, 64], "
+        "lse=float32[1, 12, 19], rule=ScoreRule(visible=Visibility(causal=True)))"
+    )
+    gradients = score_gradients(loaded, "where?", layers=[0])
+    growing, cache = GrowingTrace(), KVCache(2)
+    loaded.model.begin(torch.tensor([[5, 7, 11]]), record=growing)
+    cache[0].append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+    q = torch.randn(1, 2, 300, 5)
+    linear = attend_linear(q, q, q, feature_map("favor", qk_dim=5), return_state=True)
+    for said in (
+        traced.checks,
+        traced.layers[0].score_parts(0, 0, 3, 2),
+        gradients,
+        gradients.layer(0),
+        growing,
+        cache,
+        cache[0],
+        attend(q, q, q),
+        linear,
+        feature_map("favor", qk_dim=5),
+        DenseBias(q),
+        Trace.from_weights(torch.rand(300, 300)).layers[0],
+    ):
+        assert len(repr(said)) < 600, type(said)
+        assert "\n" not in repr(said), type(said)
+    assert repr(growing) == "GrowingTrace(12 layers, 3 tokens so far)"
+    assert repr(cache) == "KVCache(2 layers, 3 positions, 0.0 MB)"
+    assert repr(attend(q, q, q)) == "Attended(out=float32[1, 2, 300, 5], lse=float32[1, 2, 300])"
 
 
 def test_a_trace_without_layers_still_shows_itself():

@@ -19,11 +19,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.attention.data import Data
 from regard.errors import ArgumentError, ShapeError
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureMap(ABC):
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureMap(Data, ABC):
     """phi with sim(q, k) = phi(q) . phi(k). A map learns nothing: no gradient reaches its own tensors."""
 
     direct: ClassVar[bool] = False  # similarity costs less from q and k than from their features
@@ -59,13 +60,15 @@ def _differentiated(x: Tensor) -> bool:
     return torch.is_grad_enabled() and x.requires_grad
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class EluPlusOne(FeatureMap):
     """phi(x) = elu(x) + 1, always above 0 (Katharopoulos et al. 2020, equation 7).
 
     >>> EluPlusOne().phi(torch.tensor([[2.0, 0.0, -math.log(4)]]))
     tensor([[3.0000, 1.0000, 0.2500]])
     """
+
+    word: ClassVar[str] = "elu1"
 
     def phi(self, x: Float[Tensor, "*lead position qk_dim"]) -> Float[Tensor, "*lead position feature"]:
         # exp, and not expm1 + 1, which is 0 below -17 in float32.
@@ -76,9 +79,11 @@ class EluPlusOne(FeatureMap):
         return qk_dim
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Relu(FeatureMap):
     """phi(x) = max(x, 0): a row whose query meets no key on any axis has weights 0 and output 0."""
+
+    word: ClassVar[str] = "relu"
 
     def phi(self, x: Float[Tensor, "*lead position qk_dim"]) -> Float[Tensor, "*lead position feature"]:
         return x.relu()
@@ -87,7 +92,7 @@ class Relu(FeatureMap):
         return qk_dim
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Quadratic(FeatureMap):
     """phi with phi(q) . phi(k) = (q . k + c)^2 exactly, from 1 + D + D(D+1)/2 features.
 
@@ -98,6 +103,7 @@ class Quadratic(FeatureMap):
     tensor([[1.0000, 1.4142, 2.8284, 1.0000, 4.0000, 2.8284]])
     """
 
+    word: ClassVar[str] = "quadratic"
     c: float = 1.0
     direct: ClassVar[bool] = True
     chunk: ClassVar[int] = 512
@@ -146,7 +152,7 @@ class Quadratic(FeatureMap):
         return 4 * torch.finfo(z.dtype).eps * (q.square().sum(-1) + self.c) * keys[..., None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RandomFeatures(FeatureMap):
     """Positive random features whose product estimates exp(scale q . k) without bias (FAVOR+).
 
@@ -154,6 +160,7 @@ class RandomFeatures(FeatureMap):
     orthogonal in groups of qk_dim (Choromanski et al. 2021, lemma 1 and section 2.4). `draw` makes one.
     """
 
+    word: ClassVar[str] = "favor"
     projection: Float[Tensor, "feature qk_dim"]
     scale: float
 

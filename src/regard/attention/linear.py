@@ -24,45 +24,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.attention.feature_maps import (
-    KERNELS,
-    EluPlusOne,
-    FeatureMap,
-    Quadratic,
-    RandomFeatures,
-    Relu,
-    feature_map,
-)
+from regard.attention.data import Data
+from regard.attention.feature_maps import KERNELS, FeatureMap
 from regard.attention.linear_scan import (
     Causal,
     Collect,
     Read,
     least_normaliser,
-    no_autocast,
     row_scores,
     summing_dtype,
 )
+from regard.attention.scores import no_autocast
 from regard.attention.shapes import KEY_WORDS, QUERY_WORDS, check_attention, named
 from regard.errors import ArgumentError, ShapeError
 
-__all__ = [
-    "EluPlusOne",
-    "FeatureMap",
-    "LinearAttended",
-    "LinearRule",
-    "LinearState",
-    "Quadratic",
-    "RandomFeatures",
-    "Relu",
-    "attend_linear",
-    "feature_map",
-    "linear_step",
-    "linear_weights",
-]
 
-
-@dataclass(frozen=True, eq=False)
-class LinearState:
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearState(Data):
     """All that linear attention keeps of the keys and values it has seen; its size does not grow.
 
     float32 where the keys are float16 or bfloat16: the sums run over the whole sequence.
@@ -88,8 +66,8 @@ class LinearState:
         return LinearState(self.S[batch], self.z[batch])
 
 
-@dataclass(frozen=True, eq=False)
-class LinearAttended:
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearAttended(Data):
     """What linear attention gives: the output, each row's normaliser, and the state where asked for."""
 
     out: Float[Tensor, "batch head query v_dim"]
@@ -98,8 +76,8 @@ class LinearAttended:
     state: LinearState | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class LinearRule:
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearRule(Data):
     """What stands in the place of a `ScoreRule` where a layer is linear: all that `linear_weights` needs."""
 
     kernel: FeatureMap
@@ -125,6 +103,7 @@ def attend_linear(
     own. Every query also sees what `state` holds. `visible` hides padding, True = may look. `chunk` is the
     length inside which similarities are formed, the map's own unless given; it does not change the result.
 
+    >>> from regard.attention import EluPlusOne
     >>> q = k = torch.zeros(1, 1, 3, 2)
     >>> v = torch.tensor([[[[0.0], [3.0], [6.0]]]])
     >>> attend_linear(q, k, v, EluPlusOne(), causal=True).out.flatten()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.feature_maps import FeatureMap
+from regard.attention.scores import no_autocast
 from regard.errors import UnsupportedError
 
 # Numbers held at a time in the widest temporary: few enough to stay near a processor, enough to fill a GPU.
@@ -51,13 +51,6 @@ class Span(NamedTuple):
 def summing_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype sums over a sequence are kept in."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def no_autocast(device: torch.device) -> AbstractContextManager[None]:
-    """Autocast would take the running sums in half precision."""
-    if torch.amp.autocast_mode.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
 
 
 def least_normaliser(kernel: FeatureMap, q: Tensor, z: Tensor | None) -> Tensor | float:

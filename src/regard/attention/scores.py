@@ -7,35 +7,57 @@ additive      w . tanh(q_i + k_j), for q and k already projected (Bahdanau et al
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
+from regard.attention.data import Data
+from regard.attention.shapes import chosen, whole_slice
 from regard.attention.visibility import Visibility
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, UnsupportedError
 
 
-@runtime_checkable
-class Bias(Protocol):
-    """Something added to the scores that can draw any tile of itself."""
+class Bias(Data, ABC):
+    """Something added to the scores that can draw any tile of itself: a dataclass.
+
+    One of your own needs `tile` and `check`; `part` too where it is traced.
+    """
+
+    __slots__ = ()
 
     @property
     def learned(self) -> bool:
         """Whether a gradient must reach it."""
+        return any(tensor.requires_grad for tensor in self.tensors)
 
+    @abstractmethod
     def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
         """The bias of `rows` x `cols`, the first query of all standing at position `start`."""
 
+    @abstractmethod
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
         """Raise unless it fits attention of these sizes."""
 
+    def part(self, batch: int | None, head: int | Sequence[int] | None) -> Bias:
+        """The bias of one sequence (None: all), and of one head, some or all: a tile costs only theirs."""
+        raise UnsupportedError(
+            f"{type(self).__name__} has no `part(batch, head)`, without which it is not traced."
+        )
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DistanceBias:
+    def covering(self, n_key: int, start: int) -> Bias:
+        """The same for queries from position `start` on, where it was made for those of one decoding step."""
+        return self
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DistanceBias(Bias):
     """One number for each head and distance: T5's relative positions (Raffel et al. 2020, 2.1).
 
     `values[head, zero + distance]` with distance = key_pos - query_pos.
@@ -43,10 +65,7 @@ class DistanceBias:
 
     values: Float[Tensor, "head distance"]
     zero: int
-
-    @property
-    def learned(self) -> bool:
-        return self.values.requires_grad
+    word: ClassVar[str] = "distance"
 
     def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
         n_row, n_col = rows.stop - rows.start, cols.stop - cols.start
@@ -56,6 +75,14 @@ class DistanceBias:
         lowest = self.zero + cols.start - (start + rows.stop - 1)
         line = self.values[:, lowest : lowest + n_row + n_col - 1]
         return line.unfold(-1, n_col, 1).flip(1)[None]
+
+    def part(self, batch: int | None, head: int | Sequence[int] | None) -> DistanceBias:
+        return replace(self, values=chosen(self.values, 0, head))
+
+    def covering(self, n_key: int, start: int) -> DistanceBias:
+        # A step looks back only; distances ahead are hidden, and need numbers all the same.
+        missing = self.zero + n_key - start - self.values.shape[1]
+        return replace(self, values=F.pad(self.values.detach(), (0, max(0, missing))))
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
         _check_heads("the distance bias", self.values.shape[0], n_head)
@@ -67,15 +94,12 @@ class DistanceBias:
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SlopeBias:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SlopeBias(Bias):
     """A penalty that grows with distance, one slope for each head: ALiBi (Press et al. 2022)."""
 
     slopes: Float[Tensor, "head"]
-
-    @property
-    def learned(self) -> bool:
-        return self.slopes.requires_grad
+    word: ClassVar[str] = "slope"
 
     def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
         device = self.slopes.device
@@ -83,24 +107,27 @@ class SlopeBias:
         distance = (torch.arange(cols.start, cols.stop, device=device)[None] - query_pos).abs()
         return -(self.slopes[:, None, None] * distance)[None]
 
+    def part(self, batch: int | None, head: int | Sequence[int] | None) -> SlopeBias:
+        return SlopeBias(chosen(self.slopes, 0, head))
+
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
         _check_heads("the slopes", self.slopes.shape[0], n_head)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DenseBias:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DenseBias(Bias):
     """A whole table of numbers, for what nothing more compact can say; one row where all queries share it."""
 
     values: Float[Tensor, "_batch _head _query key"]
-
-    @property
-    def learned(self) -> bool:
-        return self.values.requires_grad
+    word: ClassVar[str] = "dense"
 
     def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
         n_row = rows.stop - rows.start
         shared = self.values.shape[2] == 1 and n_row
         return self.values[:, :, slice(0, 1) if shared else rows, cols].expand(-1, -1, n_row, -1)
+
+    def part(self, batch: int | None, head: int | Sequence[int] | None) -> DenseBias:
+        return DenseBias(chosen(chosen(self.values, 0, batch), 1, head))
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
         wanted = (batch, n_head, n_query, n_key)
@@ -135,8 +162,8 @@ def alibi_slopes(n_head: int) -> Float[Tensor, "head"]:
     return torch.tensor(slopes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScoreRule:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ScoreRule(Data):
     """How a query and a key make a score. The default is the scaled dot product, everything visible."""
 
     scale: float | None = None  # None: 1 / sqrt(qk_dim); T5 uses 1
@@ -152,6 +179,10 @@ class ScoreRule:
             raise ArgumentError(f"softcap must be above 0. Got {self.softcap}.")
         if self.additive is not None and self.scale is not None:
             raise ArgumentError("additive scores have no scale: give `additive` or `scale`, not both.")
+        if self.bias is not None and not isinstance(self.bias, Bias):
+            raise ArgumentError(
+                f"bias must be a Bias, which can draw any tile. Got {type(self.bias).__name__}."
+            )
 
     @property
     def learned(self) -> bool:
@@ -164,6 +195,16 @@ class ScoreRule:
     def scale_for(self, qk_dim: int) -> float:
         """The factor of the dot product."""
         return 1 / math.sqrt(qk_dim) if self.scale is None else self.scale
+
+    @property
+    def product_only(self) -> bool:
+        """Whether a score is a scaled product and nothing more, where visible."""
+        return self.bias is None and self.softcap is None and self.additive is None
+
+    def part(self, batch: int | None, head: int | Sequence[int] | None) -> ScoreRule:
+        """The rule of one sequence (None: all), and of one head, some or all."""
+        bias = None if self.bias is None else self.bias.part(batch, head)
+        return replace(self, visible=self.visible.part(batch, head), bias=bias)
 
     def with_visible(self, visible: Visibility) -> ScoreRule:
         """The same rule with another visibility."""
@@ -191,8 +232,8 @@ class ScoreRule:
         cols: slice | None = None,
     ) -> Float[Tensor, "batch head rows cols"]:
         """Scores of `rows` x `cols` (all by default), -inf where hidden; at least in float32."""
-        rows = _whole_slice("rows", rows, q.shape[2])
-        cols = _whole_slice("cols", cols, k.shape[2])
+        rows = whole_slice("rows", rows, q.shape[2])
+        cols = whole_slice("cols", cols, k.shape[2])
         scores = self.similarity(q[:, :, rows], k[:, :, cols])
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
@@ -232,11 +273,3 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
-
-
-def _whole_slice(name: str, part: slice | None, size: int) -> slice:
-    """The slice with its ends filled in."""
-    start, stop, step = (part or slice(None)).indices(size)
-    if step != 1:
-        raise ArgumentError(f"{name} must be a slice without a step. Got {part}.")
-    return slice(start, max(start, stop))

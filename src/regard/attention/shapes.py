@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.torch_ops import settle
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
 
 QUERY_WORDS = ("batch", "head", "query", "qk_dim")
 KEY_WORDS = ("batch", "kv_head", "key", "qk_dim")
@@ -97,3 +97,27 @@ def check_attention(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
         got = f"q {named(QUERY_WORDS, q.shape)}, k {named(KEY_WORDS, k.shape)}"
         got += "" if v is None else f", v {named(VALUE_WORDS, v.shape)}"
         raise ShapeError(f"{wrong} Got {got}.")
+
+
+def whole_index(name: str, index: int, size: int) -> int:
+    """The index counted from the front; raises where there is none."""
+    if not -size <= index < size:
+        raise ArgumentError(f"there is no {name} {index}: there are {size}, counted from 0.")
+    return index % size
+
+
+def whole_slice(name: str, part: slice | None, size: int) -> slice:
+    """The slice with its ends filled in; None is all."""
+    start, stop, step = (part or slice(None)).indices(size)
+    if step != 1:
+        raise ArgumentError(f"{name} must be a slice without a step. Got {part}.")
+    return slice(start, max(start, stop))
+
+
+def chosen(tensor: Tensor, axis: int, index: int | Sequence[int] | None) -> Tensor:
+    """One entry or some along `axis`, which stays an axis; all where it is None, or all share one."""
+    if index is None or tensor.shape[axis] == 1:
+        return tensor
+    if isinstance(index, int):
+        return tensor.narrow(axis, index, 1)
+    return tensor.index_select(axis, torch.tensor(index, dtype=torch.long, device=tensor.device))

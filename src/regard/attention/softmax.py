@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention import kernels
+from regard.attention.data import short
 from regard.attention.scores import ScoreRule, no_autocast
 from regard.attention.shapes import check_attention, check_rank, check_same_kind
 from regard.attention.visibility import Visibility
@@ -42,6 +43,9 @@ class Attended(NamedTuple):
 
     out: Float[Tensor, "batch head query v_dim"]
     lse: Float[Tensor, "batch head query"]  # natural log of the row's sum of exp(score); -inf: sees no key
+
+    def __repr__(self) -> str:
+        return f"Attended(out={short(self.out)}, lse={short(self.lse)})"
 
 
 def attend(

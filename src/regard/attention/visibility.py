@@ -10,20 +10,30 @@ query x key table can be drawn on its own and nothing of size query x key need e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.attention.data import Data
+from regard.attention.shapes import chosen
 from regard.errors import ArgumentError, ShapeError
 
+_WORDS = {
+    "lengths": ("batch", "query"),  # or for the whole sequence: ("batch",)
+    "keys": ("batch", "key"),
+    "query_segment": ("batch", "query"),
+    "key_segment": ("batch", "key"),
+    "dense": ("batch", "head", "query", "key"),
+}
 # An additive mask hides with -inf, or with a number so low that exp() of it is 0 in every dtype.
 _HIDDEN_AT = -1e9
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Visibility:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Visibility(Data):
     """Which keys each query may look at; every part given must allow it.
 
     Key `j` stands at absolute position `j`, query `i` at `start + i`: with a cache, `start` is the number
@@ -50,27 +60,29 @@ class Visibility:
             )
         if (self.query_segment is None) != (self.key_segment is None):
             raise ArgumentError("query_segment and key_segment go together: give both or neither.")
-        if self.lengths is not None and self.lengths.dim() not in (1, 2):
-            raise ShapeError(
-                f"lengths must be (batch,) or (batch, query). Got shape {tuple(self.lengths.shape)}."
-            )
-        for name in ("lengths", "query_segment", "key_segment"):
-            tensor = getattr(self, name)
-            if tensor is not None and (tensor.is_floating_point() or tensor.dtype == torch.bool):
-                raise ShapeError(f"{name} must be whole numbers. Got dtype {tensor.dtype}.")
-        for name, rank, words in (("keys", 2, "(batch, key)"), ("dense", 4, "(batch, head, query, key)")):
-            tensor = getattr(self, name)
+        for name, words in _WORDS.items():
+            tensor: Tensor | None = getattr(self, name)
             if tensor is None:
                 continue
-            if tensor.dtype != torch.bool:
-                raise ShapeError(f"{name} must be boolean, True = may look. Got dtype {tensor.dtype}.")
-            if tensor.dim() != rank:
-                raise ShapeError(f"{name} must be {words}. Got shape {tuple(tensor.shape)}.")
+            boolean = name in ("keys", "dense")
+            if tensor.is_floating_point() or (tensor.dtype == torch.bool) != boolean:
+                wanted = "boolean, True = may look" if boolean else "whole numbers"
+                raise ShapeError(f"{name} must be {wanted}. Got dtype {tensor.dtype}.")
+            if tensor.dim() != len(words) and not (name == "lengths" and tensor.dim() == 1):
+                either = "(batch,) or " if name == "lengths" else ""
+                raise ShapeError(
+                    f"{name} must be {either}({', '.join(words)}). Got shape {tuple(tensor.shape)}."
+                )
 
     @property
     def everything(self) -> bool:
         """Whether every query sees every key."""
-        return not (self.causal or self.window is not None or self.by_key or self.by_pair)
+        return self.future_only and not self.causal
+
+    @property
+    def future_only(self) -> bool:
+        """Whether nothing is hidden but, if causal, the future."""
+        return self.window is None and not self.by_key and not self.by_pair
 
     @property
     def by_key(self) -> bool:
@@ -131,6 +143,13 @@ class Visibility:
         if self.dense is not None:
             visible = visible & self.dense[:, :, rows, cols]
         return visible
+
+    def part(self, batch: int | None, head: int | Sequence[int] | None) -> Visibility:
+        """The visibility of one sequence (None: all), and of one head, some or all."""
+        if not (self.by_key or self.by_pair):
+            return self
+        part = self.mapped(lambda tensor: chosen(tensor, 0, batch))
+        return part if part.dense is None else replace(part, dense=chosen(part.dense, 1, head))
 
     @property
     def device(self) -> torch.device | None:
@@ -213,17 +232,11 @@ class Visibility:
     def check(self, batch: int, n_head: int, n_query: int, n_key: int) -> None:
         """Raise unless this fits attention of these sizes."""
         wanted = {"batch": batch, "head": n_head, "query": n_query, "key": n_key}
-        parts = {
-            "lengths": ("batch", "query")[: self.lengths.dim()] if self.lengths is not None else (),
-            "keys": ("batch", "key"),
-            "query_segment": ("batch", "query"),
-            "key_segment": ("batch", "key"),
-            "dense": ("batch", "head", "query", "key"),
-        }
-        for name, words in parts.items():
-            tensor = getattr(self, name)
+        for name, words in _WORDS.items():
+            tensor: Tensor | None = getattr(self, name)
             if tensor is None:
                 continue
+            words = words[: tensor.dim()]
             for axis, word in enumerate(words):
                 may_be_one = name in ("dense", "keys") and word in ("batch", "head")
                 if tensor.shape[axis] != wanted[word] and not (may_be_one and tensor.shape[axis] == 1):
@@ -278,7 +291,7 @@ class Visibility:
         if key_padding_mask is not None:
             hidden = key_padding_mask
             if hidden.dtype != torch.bool:
-                hidden = _hidden_by(key_padding_mask)
+                hidden = hidden_by(key_padding_mask)
                 key_bias = key_padding_mask.masked_fill(hidden, 0.0)[:, None, None]
                 if key_bias.any():
                     bias = key_bias if bias is None else bias + key_bias
@@ -294,7 +307,7 @@ class Visibility:
         -inf, and numbers as low as the dtype's minimum, hide; what remains is a bias, or None where it is 0.
         A row that such a mask hides wholly sees nothing here; softmax over equal low numbers sees all alike.
         """
-        hidden = _hidden_by(mask)
+        hidden = hidden_by(mask)
         visible = cls.from_dense(~hidden)
         bias = mask.masked_fill(hidden, 0.0)
         if not bias.any():
@@ -302,7 +315,7 @@ class Visibility:
         return visible, _four_dimensional(bias)
 
 
-def _hidden_by(mask: Tensor) -> Tensor:
+def hidden_by(mask: Tensor) -> Tensor:
     """Where a float mask that is added to the scores hides."""
     if not mask.is_floating_point():
         raise ShapeError(f"a mask must be boolean, or floating where it is added. Got dtype {mask.dtype}.")

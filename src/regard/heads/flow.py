@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from regard.attention.shapes import whole_index
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
@@ -17,7 +18,7 @@ from regard.heads.model import attention_of
 from regard.layers.attention import MultiHeadAttention
 from regard.models.transformer import Transformer
 from regard.tracing import take
-from regard.tracing.layers import AnyLayer, Kind, LayerTrace, whole_index
+from regard.tracing.layers import AnyLayer, Kind, LayerTrace
 from regard.tracing.traces import Trace
 
 

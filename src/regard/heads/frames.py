@@ -6,7 +6,7 @@ Layers that see alike share one `Frame`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.attention.visibility import Visibility
 from regard.heads.tokens import Copies, TokenFacts, copies
-from regard.tracing.layers import AnyLayer, DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace
+from regard.tracing.layers import AnyLayer, Kind
 
 OFFSETS = tuple(range(-4, 5))  # key position minus query position, of which the argmax is counted
 NEAR = len(OFFSETS) + 1  # cells read of every row: at the offsets, and the first key
@@ -45,7 +45,7 @@ ROW_MEASURES = (
 class UniformLayer(AnyLayer):
     """One head that looks at everything it may see alike: the chance level of a text."""
 
-    visibility: Visibility
+    visibility: Visibility = field()  # not the property of the base
     sizes: tuple[int, int, int]  # batch, query, key
     device: torch.device
     name: str = "uniform"
@@ -60,18 +60,11 @@ class UniformLayer(AnyLayer):
     def tensors(self) -> tuple[Tensor, ...]:
         return (torch.empty(0, device=self.device),)
 
-    def key_range(self, rows: slice) -> slice:
-        return self.visibility.key_range(rows, self.n_key)
-
     def block(
         self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None
     ) -> Float[Tensor, "_batch _head rows cols"]:
         seen = self.visible_block(rows, cols, batch or 0, 0)[None, None].float()
         return seen / seen.sum(-1, keepdim=True).clamp(min=1.0)
-
-    def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
-        seen = self.visibility.tile(rows, cols, self.device)
-        return seen[0 if seen.shape[0] == 1 else batch, 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,24 +79,12 @@ class Frame:
     start: int | None  # the position of the first query; None: queries and keys have no common positions
 
 
-def hides_future_only(visible: Visibility) -> bool:
-    """Whether each row sees all keys up to itself, or all there are."""
-    return visible.window is None and not visible.by_key and not visible.by_pair
-
-
 def visibility_of(layer: AnyLayer) -> Visibility:
     """Who may look at whom in a layer. Weights given without it are causal if none is on the future."""
-    if isinstance(layer, LayerTrace):
-        return layer.rule.visible
-    if isinstance(layer, LinearLayerTrace):
-        return Visibility(
-            causal=layer.causal, start=layer.n_key - layer.n_query if layer.causal else 0, keys=layer.keys
-        )
-    if isinstance(layer, DenseLayerTrace) and layer.visibility is None:
-        causal = layer.n_query == layer.n_key and not bool(layer.values.triu(1).any())
-        return Visibility(causal=causal)
-    inner = getattr(layer, "visibility", None)
-    return Visibility() if inner is None else inner
+    if layer.visibility is not None:
+        return layer.visibility
+    values = layer.tensors[0]
+    return Visibility(causal=layer.n_query == layer.n_key and not bool(values.triu(1).any()))
 
 
 def make_frame(

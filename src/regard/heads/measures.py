@@ -31,7 +31,6 @@ from regard.heads.frames import (
 from regard.heads.streaming import layer_sums
 from regard.heads.tokens import TokenFacts, token_facts
 from regard.tracing.layers import AnyLayer
-from regard.tracing.rule_parts import visibility_tensors
 from regard.tracing.traces import Trace
 
 WHAT = {
@@ -172,7 +171,7 @@ def measure(
 
 def _signature(layer: AnyLayer, visible: Visibility) -> tuple[object, ...]:
     """What two layers that see alike have in common."""
-    tensors = tuple((name, t.data_ptr(), t.shape) for name, t in visibility_tensors(visible).items())
+    tensors = tuple((t.data_ptr(), t.shape, t.dtype) for t in visible.tensors)
     return (layer.kind, layer.n_query, layer.n_key, visible.causal, visible.start, visible.window, tensors)
 
 

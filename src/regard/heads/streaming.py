@@ -1,8 +1,8 @@
 """One attention layer read once, in blocks of rows of some heads: what `measures.py` is made of.
 
-A block's weights are exp(z) with z = score - lse. One product gives z (queries carry -lse as one more
-dimension, against a 1 of the keys), and a second, narrow one sums the weights over kinds of keys. What looks
-at fixed distances, at copies or at the first key reads single cells.
+A block's weights are exp(z) with z = score - lse. One product gives z (`log_product` of the layer), and a
+second, narrow one sums the weights over kinds of keys. What looks at fixed distances, at copies or at the
+first key reads single cells.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.scores import no_autocast
+from regard.attention.visibility import Visibility
 from regard.heads import frames
 from regard.heads.frames import (
     NEAR,
@@ -22,11 +23,10 @@ from regard.heads.frames import (
     ROW_MEASURES,
     Cells,
     Frame,
-    hides_future_only,
     row_blocks,
     visibility_of,
 )
-from regard.tracing.layers import AnyLayer, LayerTrace
+from regard.tracing.layers import AnyLayer
 
 _HIDDEN = -87.0  # exp of it is the smallest float32 with all its digits: 0 to every sum, and no NaN times it
 _ENTROPY, _UNIFORMITY, _LARGEST, _FIRST, _SPECIAL = range(5)
@@ -115,8 +115,10 @@ def _summed(values: Tensor, frame: Frame, *, share_ties: bool) -> Tensor:
 
 def _filler(layer: AnyLayer, batch: int) -> tuple[_Fill, int]:
     """A function that fills two buffers with a block, and how many heads it best fills at once."""
-    if isinstance(layer, LayerTrace) and _is_plain(layer):
-        return _product_filler(layer, batch)
+    visible = visibility_of(layer)
+    product = layer.log_product(batch) if visible.future_only else None
+    if product is not None:
+        return _product_filler(*product, visible)
 
     def general(heads: slice, rows: slice, cols: slice, z: Tensor, w: Tensor) -> None:
         w.copy_(layer.block(rows, cols, batch)[0])
@@ -125,16 +127,12 @@ def _filler(layer: AnyLayer, batch: int) -> tuple[_Fill, int]:
     return general, layer.n_head
 
 
-def _product_filler(layer: LayerTrace, batch: int) -> tuple[_Fill, int]:
-    """Blocks of exp(q.k - lse), heads that share a key head in one product."""
-    q, k = layer.q[batch], layer.k[batch]
+def _product_filler(q: Tensor, k: Tensor, visible: Visibility) -> tuple[_Fill, int]:
+    """Blocks of exp(q.k), heads that share a key head in one product."""
     n_kv_head, n_query, n_key = k.shape[0], q.shape[1], k.shape[1]
     n_group = q.shape[0] // n_kv_head
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    lse = layer.lse[batch].to(dtype)
-    q = torch.cat([q.to(dtype) * layer.rule.scale_for(q.shape[2]), -lse[..., None]], dim=-1)
-    k = torch.cat([k.to(dtype), k.new_ones(*k.shape[:2], 1, dtype=dtype)], dim=-1).mT
-    causal, start = layer.rule.visible.causal, layer.rule.visible.start
+    k = k.mT
+    causal, start = visible.causal, visible.start
     masks: dict[tuple[int, int, int], Tensor] = {}  # blocks are alike: a few masks serve all
 
     def product(heads: slice, rows: slice, cols: slice, z: Tensor, w: Tensor) -> None:
@@ -154,13 +152,6 @@ def _product_filler(layer: LayerTrace, batch: int) -> tuple[_Fill, int]:
 
     block = n_group * min(frames.MOST_ROWS, n_query) * n_key
     return product, n_group * max(1, min(n_kv_head, frames.BLOCK // max(1, block)))
-
-
-def _is_plain(layer: LayerTrace) -> bool:
-    """Whether scores are products alone, with nothing hidden but the future."""
-    rule = layer.rule
-    products = rule.bias is None and rule.softcap is None and rule.additive is None
-    return products and hides_future_only(rule.visible)
 
 
 def _distance_columns(columns: Tensor, key_pos: Tensor, rows: slice, start: int, *, causal: bool) -> None:

@@ -34,6 +34,9 @@ class LayerCache:
         self._v: Tensor | None = None
         self.state: LinearState | None = None  # in place of keys and values, where the layer is linear
 
+    def __repr__(self) -> str:
+        return f"LayerCache({self.length} positions, {self.bytes / 1e6:.1f} MB)"
+
     def keep(self, state: LinearState, n_new: int) -> None:
         """Replace a linear layer's state by one that has seen `n_new` positions more."""
         self.state, self.length = state, self.length + n_new
@@ -179,6 +182,9 @@ class KVCache:
             raise ArgumentError(f"n_layer must not be negative. Got {n_layer}.")
         self.layers = [LayerCache(block) for _ in range(n_layer)]
         self.cross = [LayerCache(block=1) for _ in range(n_layer)]  # filled once, from the memory
+
+    def __repr__(self) -> str:
+        return f"KVCache({len(self)} layers, {self.length} positions, {self.bytes / 1e6:.1f} MB)"
 
     def __getitem__(self, layer: int) -> LayerCache:
         return self.layers[layer]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.attention import softmax as attention
 from regard.attention.feature_maps import feature_map
-from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias
+from regard.attention.scores import Bias, ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError
@@ -91,7 +91,7 @@ class PrunedAttention(MultiHeadAttention):
                 )
             head_gate = head_gate[list(self.kept)]
         if bias is not None:
-            bias = _bias_of(bias, self.kept)
+            bias = bias.part(None, self.kept)
         if not self.kept:
             return self._nothing(
                 x, x if memory is None else memory, cache, memory is not None, return_weights
@@ -144,7 +144,7 @@ class PrunedAttention(MultiHeadAttention):
         outs, lses, order = [], [], []
         for heads, kv_heads in self.groups:
             at, kv_at = torch.tensor(heads, device=device), torch.tensor(kv_heads, device=device)
-            part = rule if rule.bias is None else replace(rule, bias=_bias_of(rule.bias, heads))
+            part = rule if rule.bias is None else replace(rule, bias=rule.bias.part(None, heads))
             attended = attend(
                 q.index_select(1, at),
                 k.index_select(1, kv_at),
@@ -195,17 +195,6 @@ def _linear(n_in: int, n_out: int, bias: bool) -> nn.Linear:
     if bias:
         layer.bias = nn.Parameter(torch.zeros(n_out))
     return layer
-
-
-def _bias_of(bias: Bias, heads: Sequence[int]) -> Bias:
-    """The bias of some heads."""
-    if isinstance(bias, DistanceBias) and bias.values.shape[0] > 1:
-        return DistanceBias(bias.values[list(heads)], bias.zero)
-    if isinstance(bias, SlopeBias) and bias.slopes.shape[0] > 1:
-        return SlopeBias(bias.slopes[list(heads)])
-    if isinstance(bias, DenseBias) and bias.values.shape[1] > 1:
-        return DenseBias(bias.values[:, list(heads)])
-    return bias
 
 
 def check_kept_heads(kept: Sequence[Sequence[int]], n_attention: int, n_head: int) -> None:

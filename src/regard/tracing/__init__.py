@@ -1,1 +1,26 @@
 """Traces: every attention weight of a forward pass, in memory that grows with length alone."""
+
+from regard.tracing.generation import GrowingTrace, trace_generation
+from regard.tracing.gradients import LayerGradient, ScoreGradients, score_gradients
+from regard.tracing.layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace, ScoreParts
+from regard.tracing.recorder import Recorder
+from regard.tracing.take import trace
+from regard.tracing.traces import Checks, LayerCheck, Trace
+
+__all__ = [
+    "AnyLayer",
+    "Checks",
+    "DenseLayerTrace",
+    "GrowingTrace",
+    "LayerCheck",
+    "LayerGradient",
+    "LayerTrace",
+    "LinearLayerTrace",
+    "Recorder",
+    "ScoreGradients",
+    "ScoreParts",
+    "Trace",
+    "score_gradients",
+    "trace",
+    "trace_generation",
+]

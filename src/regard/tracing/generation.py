@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from regard.attention.linear import LinearRule
-from regard.attention.scores import DistanceBias, ScoreRule
+from regard.attention.scores import ScoreRule
 from regard.attention.visibility import Visibility
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, TraceError
@@ -92,6 +91,10 @@ class GrowingTrace:
         rows.lses.append(lse.detach().clone())
         rows.rule = rule
 
+    def __repr__(self) -> str:
+        longest = max((rows.n_query for rows in self._layers.values()), default=0)
+        return f"GrowingTrace({len(self._layers)} layers, {longest} tokens so far)"
+
     @property
     def names(self) -> tuple[str, ...]:
         """The layers seen so far."""
@@ -103,19 +106,20 @@ class GrowingTrace:
 
     def layer(self, name: str) -> Recorded:
         """One layer as it is now."""
+        if name not in self._layers:
+            raise ArgumentError(f"no layer {name!r} was seen: there are {', '.join(self._layers)}.")
         return self._recorded([name]).layers[0]
 
     def _recorded(self, names: Sequence[str], visible: Callable[..., Visibility] | None = None) -> Recorder:
         recorder = Recorder(keep_v=self.keep_v, dtype=self.dtype, expect=visible)
         for name in names:
-            if name not in self._layers:
-                raise ArgumentError(f"no layer {name!r} was seen: there are {', '.join(self._layers)}.")
             rows = self._layers[name]
             assert rows.rule is not None  # a step was taken
             k, v = torch.cat(rows.keys, 2), torch.cat(rows.values, 2)
             rule = rows.rule
             if isinstance(rule, ScoreRule):
-                rule = _whole_rule(rule, rows.start, k.shape[2])
+                bias = None if rule.bias is None else rule.bias.covering(k.shape[2], rows.start)
+                rule = replace(rule, visible=replace(rule.visible, start=rows.start), bias=bias)
             kind: Kind = "cross" if name.endswith("cross") else "self"
             q, lse = torch.cat(rows.queries, 2), torch.cat(rows.lses, 2)
             recorder.add(name, q, k, v, lse, rule, kind=kind)
@@ -202,13 +206,3 @@ class _Watched:
 
     def reorder(self, sequences: Tensor) -> None:
         raise TraceError("beam search changes what it has written: trace its result with `trace`.")
-
-
-def _whole_rule(rule: ScoreRule, start: int, n_key: int) -> ScoreRule:
-    """The rule of the last step, for all queries from `start` on."""
-    bias = rule.bias
-    if isinstance(bias, DistanceBias):
-        # A step looks back only; distances ahead are hidden, and need numbers all the same.
-        missing = bias.zero + n_key - start - bias.values.shape[1]
-        bias = DistanceBias(F.pad(bias.values.detach(), (0, max(0, missing))), bias.zero)
-    return replace(rule, visible=replace(rule.visible, start=start), bias=bias)

@@ -17,11 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.attention.data import Data
+from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
-from regard.tracing.layers import LayerTrace, whole_index, whole_slice
+from regard.tracing.layers import LayerTrace
 from regard.tracing.ours import attention_layers
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import (
@@ -39,8 +41,8 @@ from regard.tracing.watch import watching
 Objective = Callable[[Any], Tensor]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerGradient:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LayerGradient(Data):
     """One layer's weights, and the gradient of its output."""
 
     layer: LayerTrace  # with its values
@@ -51,23 +53,22 @@ class LayerGradient:
         """The gradient with respect to the scores of `rows` x `cols`: costs its own area only."""
         layer = self.layer
         assert layer.v is not None  # kept for this
-        batch, head = whole_index("batch", batch, layer.n_batch), whole_index("head", head, layer.n_head)
-        rows, cols = whole_slice("rows", rows, layer.n_query), whole_slice("cols", cols, layer.n_key)
-        weights = layer.block(rows, cols, batch, head)[0, 0]
-        kv_head = head * layer.v.shape[1] // layer.n_head
-        to_weights = (
-            self.grad_out[batch, head, rows] @ layer.v[batch, kv_head, cols].to(self.grad_out.dtype).mT
-        )
+        weights = layer.tile(batch, head, rows, cols)
+        v = layer.of_head(layer.v, batch, head)[0, 0, cols].to(self.grad_out.dtype)
+        to_weights = self.grad_out[batch, head, rows] @ v.mT
         return weights * (to_weights - self.row_sum[batch, head, rows, None])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScoreGradients:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ScoreGradients(Data):
     """The gradient of one prediction with respect to every attention score of a forward pass."""
 
     trace: Trace
     layers: tuple[LayerGradient, ...]
     value: float  # what was predicted: a log-probability, or what the objective gave
+
+    def __repr__(self) -> str:
+        return f"ScoreGradients(value={self.value:.4g}, trace={self.trace})"
 
     def tile(
         self, layer: int | str, head: int, rows: slice, cols: slice, batch: int = 0
@@ -78,7 +79,7 @@ class ScoreGradients:
     def layer(self, index_or_name: int | str) -> LayerGradient:
         """The layer of that index or name."""
         wanted = self.trace.layer(index_or_name)
-        return next(each for each in self.layers if each.layer is wanted)
+        return next(gradient for gradient in self.layers if gradient.layer is wanted)
 
 
 def score_gradients(

@@ -12,31 +12,34 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional as F
 
-from regard.attention.linear import FeatureMap, attend_linear, linear_weights
+from regard.attention.data import Data
+from regard.attention.feature_maps import FeatureMap
+from regard.attention.linear import attend_linear, linear_weights
 from regard.attention.scores import ScoreRule
-from regard.attention.shapes import check_attention
+from regard.attention.shapes import check_attention, chosen, whole_index, whole_slice
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError
-from regard.tracing.rule_parts import one_of, rule_part, rule_tensors, visibility_tensors, visible_part
+from regard.tracing.pooling import Pooling, block_ends, pooled
 
 Kind = Literal["self", "cross"]
-Pooling = Literal["max", "mean"]
+Block = Float[Tensor, "_batch _head rows cols"]
+LogProduct = tuple[Float[Tensor, "_head query wider"], Float[Tensor, "_kv_head key wider"]]
 
 LARGE = 1 << 26  # weights: a whole matrix above this is worth a warning (256 MiB in float32)
 _BLOCK = 1 << 20  # weights worked on at once
 
 
-class AnyLayer(ABC):
-    """What every traced layer can do, whatever its mechanism: a subclass gives `block`, `visible_block`."""
+class AnyLayer(Data, ABC):
+    """What every traced layer can do, whatever its mechanism: a subclass gives `block` and `visibility`."""
 
     __slots__ = ()
     name: str
@@ -49,22 +52,25 @@ class AnyLayer(ABC):
 
     @property
     @abstractmethod
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors held, for counting bytes."""
+    def visibility(self) -> Visibility | None:
+        """Who may look at whom; None where it is unknown, and drawn as all visible."""
 
     @abstractmethod
-    def block(
-        self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None
-    ) -> Float[Tensor, "_batch _head rows cols"]:
+    def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
         """Weights of `rows` x `cols`, of one sequence or all (None), of one head or all (None)."""
 
-    @abstractmethod
     def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
         """Which of `rows` x `cols` may be looked at."""
+        visible = self.visibility or Visibility()
+        return visible.part(batch, head).tile(rows, cols, self.tensors[0].device)[0, 0]
 
     def key_range(self, rows: slice) -> slice:
         """The keys that some query of `rows` may see: weights outside are 0."""
-        return slice(0, self.n_key)
+        return (self.visibility or Visibility()).key_range(rows, self.n_key)
+
+    def log_product(self, batch: int, head: int | None = None) -> LogProduct | None:
+        """Queries and keys whose product is score - lse, a weight's logarithm, where there are such."""
+        return None
 
     @property
     def n_batch(self) -> int:
@@ -85,8 +91,7 @@ class AnyLayer(ABC):
     def tile(self, batch: int, head: int, rows: slice, cols: slice) -> Float[Tensor, "rows cols"]:
         """Weights of `rows` x `cols` of one head: costs its own area only."""
         batch, head = self._at(batch, head)
-        rows, cols = whole_slice("rows", rows, self.n_query), whole_slice("cols", cols, self.n_key)
-        return self.block(rows, cols, batch, head)[0, 0]
+        return self.block(*self._span(rows, cols), batch, head)[0, 0]
 
     def row(self, batch: int, head: int, query: int) -> Float[Tensor, "key"]:
         """Where one query looks."""
@@ -112,8 +117,7 @@ class AnyLayer(ABC):
     def visible(self, rows: slice, cols: slice, batch: int = 0, head: int = 0) -> Bool[Tensor, "rows cols"]:
         """Which cells of a tile may be looked at: a hidden one is drawn differently from a weight of 0."""
         batch, head = self._at(batch, head)
-        rows, cols = whole_slice("rows", rows, self.n_query), whole_slice("cols", cols, self.n_key)
-        return self.visible_block(rows, cols, batch, head)
+        return self.visible_block(*self._span(rows, cols), batch, head)
 
     def strips(
         self, batch: int, head: int | None = None, n_weight: int = _BLOCK
@@ -129,68 +133,42 @@ class AnyLayer(ABC):
     def pooled(
         self,
         batch: int,
-        head: int,
+        head: int | None,
         n_row: int,
         n_col: int,
         how: Pooling = "max",
         rows: slice = slice(None),
         cols: slice = slice(None),
-    ) -> Float[Tensor, "n_row n_col"]:
+    ) -> Float[Tensor, "*head n_row n_col"]:
         """An overview: the largest or mean weight of each of `n_row` x `n_col` blocks, never query x key.
 
         Blocks differ by at most one row or column in size. There are no more of them than rows or columns.
+        Without a head (None) those of all, head by head.
         """
-        batch, head = self._at(batch, head)
-        return self._pooled(batch, head, n_row, n_col, how, rows, cols)[0]
-
-    def pooled_all(
-        self,
-        batch: int,
-        n_row: int,
-        n_col: int,
-        how: Pooling = "max",
-        rows: slice = slice(None),
-        cols: slice = slice(None),
-    ) -> Float[Tensor, "head n_row n_col"]:
-        """`pooled` of every head."""
-        batch, _ = self._at(batch, 0)
-        return self._pooled(batch, None, n_row, n_col, how, rows, cols)
-
-    def _pooled(
-        self, batch: int, head: int | None, n_row: int, n_col: int, how: str, rows: slice, cols: slice
-    ) -> Tensor:
         if how not in ("max", "mean"):
             raise ArgumentError(f"how must be 'max' or 'mean'. Got {how!r}.")
         if n_row < 1 or n_col < 1:
             raise ArgumentError(f"n_row and n_col count blocks: at least 1. Got {n_row} and {n_col}.")
-        rows, cols = whole_slice("rows", rows, self.n_query), whole_slice("cols", cols, self.n_key)
-        row_ends, col_ends = _block_ends(rows, n_row), _block_ends(cols, n_col)
-        n_head = self.n_head if head is None else 1
-        n_row, n_col = len(row_ends) - 1, len(col_ends) - 1
-        out = self.tensors[0].new_zeros(n_head, n_row, n_col, dtype=torch.float32)
-        tallest = max((b - a for a, b in pairwise(row_ends)), default=1)
-        at_once = max(1, _BLOCK // max(1, n_head * (cols.stop - cols.start) * tallest))
-        for first in range(0, n_row, at_once):
-            last = min(n_row, first + at_once)
-            strip = slice(row_ends[first], row_ends[last])
-            reach = self.key_range(strip)
-            # Blocks of columns wholly outside what these rows can see stay 0 and are not computed.
-            begin = next((i for i in range(n_col) if col_ends[i + 1] > reach.start), n_col)
-            end = next((i for i in range(n_col, 0, -1) if col_ends[i - 1] < reach.stop), 0)
-            if begin >= end:
-                continue
-            part = self.block(strip, slice(col_ends[begin], col_ends[end]), batch, head)[0].float()
-            part = _reduced(part, col_ends[begin : end + 1], how)
-            part = _reduced(part.mT, row_ends[first : last + 1], how).mT
-            out[:, first:last, begin:end] = part
-        return out
+        batch, one = self._at(batch, 0 if head is None else head)
+        rows, cols = self._span(rows, cols)
+        row_ends, col_ends = block_ends(rows, n_row), block_ends(cols, n_col)
+        tables = pooled(self, batch, None if head is None else one, row_ends, col_ends, how)
+        return tables if head is None else tables[0]
 
     def _at(self, batch: int, head: int) -> tuple[int, int]:
         return whole_index("batch", batch, self.n_batch), whole_index("head", head, self.n_head)
 
+    def _span(self, rows: slice, cols: slice) -> tuple[slice, slice]:
+        return whole_slice("rows", rows, self.n_query), whole_slice("cols", cols, self.n_key)
 
-@dataclass(frozen=True, slots=True)
-class ScoreParts:
+    def of_head(self, tensor: Tensor, batch: int | None, head: int | None) -> Tensor:
+        """What one sequence and head use of a tensor (batch, head or kv_head, ...), or of all (None)."""
+        shared = None if head is None else head * tensor.shape[1] // self.n_head
+        return chosen(chosen(tensor, 0, batch), 1, shared)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ScoreParts(Data):
     """The numbers behind one weight: weight = exp(score - lse)."""
 
     q: tuple[float, ...]
@@ -206,7 +184,7 @@ class ScoreParts:
     weight: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LayerTrace(AnyLayer):
     """Enough of one softmax-attention layer to recover any weight it used."""
 
@@ -218,18 +196,12 @@ class LayerTrace(AnyLayer):
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
     sink: Float[Tensor, "head"] | None = None  # a score beside those of the keys: rows sum to less than 1
+    word: ClassVar[str] = "softmax"
 
     def __post_init__(self) -> None:
         check_attention(self.q, self.k, self.v)
-        if self.lse.shape != self.q.shape[:3]:
-            raise ShapeError(
-                f"lse must have one number for each query, {tuple(self.q.shape[:3])}. "
-                f"Got shape {tuple(self.lse.shape)}."
-            )
-        if self.sink is not None and self.sink.shape != self.q.shape[1:2]:
-            raise ShapeError(
-                f"sink must be (head,) = ({self.q.shape[1]},). Got shape {tuple(self.sink.shape)}."
-            )
+        _check_shape("lse must have one number for each query,", self.lse, self.q.shape[:3])
+        _check_shape("sink must be (head,) =", self.sink, self.q.shape[1:2])
         self.rule.check(self.q, self.k)
 
     @property
@@ -237,19 +209,13 @@ class LayerTrace(AnyLayer):
         return (*self.q.shape[:3], self.k.shape[2])
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        held = (self.q, self.k, self.lse, self.v, self.sink, *rule_tensors(self.rule).values())
-        return tuple(tensor for tensor in held if tensor is not None)
+    def visibility(self) -> Visibility:
+        return self.rule.visible
 
-    def key_range(self, rows: slice) -> slice:
-        return self.rule.visible.key_range(rows, self.n_key)
-
-    def block(
-        self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None
-    ) -> Float[Tensor, "_batch _head rows cols"]:
-        q, k, rule = self._part(batch, head)
+    def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
+        q, k, lse, rule = self._part(batch, head)
         scores = all_scores(q, k, rule, rows, cols, widen=head is not None)
-        lse = one_of(one_of(self.lse, 0, batch), 1, head)[:, :, rows, None]
+        lse = lse[:, :, rows, None]
         # Hidden last: exp takes ten times as long where it is given -inf. A row may see nothing: its
         # log-sum-exp is -inf, and made finite so that a score of -inf stays one.
         weights = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min))
@@ -257,29 +223,54 @@ class LayerTrace(AnyLayer):
             return weights
         return torch.where(rule.visible.tile(rows, cols, weights.device), weights, 0.0)
 
-    def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
-        _, _, rule = self._part(batch, head)
-        return rule.visible.tile(rows, cols, self.q.device)[0, 0]
+    def log_product(self, batch: int, head: int | None = None) -> LogProduct | None:
+        if not self.rule.product_only:
+            return None
+        dtype = torch.promote_types(self.q.dtype, torch.float32)
+        q, k, lse = (self.of_head(tensor, batch, head).to(dtype) for tensor in (self.q, self.k, self.lse))
+        # A row that sees nothing is hidden everywhere: any finite number serves in the place of its -inf.
+        lse = lse.masked_fill(lse == -math.inf, 0.0)[..., None]
+        wider_q = torch.cat([q * self.rule.scale_for(q.shape[3]), -lse], -1)
+        return wider_q[0], F.pad(k, (0, 1), value=1.0)[0]
+
+    def row_sums(self, rows: slice) -> Float[Tensor, "batch head rows"]:
+        """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""
+        lse = self.lse[:, :, rows]
+        wanted = (lse > -math.inf).to(lse.dtype)
+        return wanted if self.sink is None else wanted - torch.exp(self.sink[:, None] - lse)
+
+    def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
+        """How many roundings, of what size, a weight may be off by, relative to itself.
+
+        A score is off by some roundings of sum |q||k|, which is at most |q| |k|, and its weight by as much of
+        itself.
+        """
+        rule, qk_dim = self.rule, self.q.shape[3]
+        if rule.additive is not None:
+            size = float(rule.additive.abs().sum())
+        else:
+            # Hidden keys may be anything.
+            lengths = torch.linalg.vector_norm(self.k[:, :, cols].float(), dim=-1).nan_to_num(0.0, posinf=0.0)
+            longest_q = largest(torch.linalg.vector_norm(self.q[:, :, rows].float(), dim=-1))
+            size = abs(rule.scale_for(qk_dim)) * longest_q * largest(lengths)
+        bias = rule.bias_tile(rows, cols)
+        return 2 + math.sqrt(qk_dim), size + (0.0 if bias is None else largest(bias.abs()))
 
     def score_parts(self, batch: int, head: int, query: int, key: int) -> ScoreParts:
         """How one weight came about: the vectors, their products, scale, bias, softcap, score and lse."""
         batch, head = self._at(batch, head)
         query, key = whole_index("query", query, self.n_query), whole_index("key", key, self.n_key)
-        q, k, rule = self._part(batch, head)
+        q, k, _, rule = self._part(batch, head)
         rows, cols = slice(query, query + 1), slice(key, key + 1)
-        one_q, one_k = q[0, 0, query].float(), k[0, 0, key].float()
-        scale = None if rule.additive is not None else rule.scale_for(q.shape[3])
-        if rule.additive is not None:
-            products = rule.additive.float() * torch.tanh(one_q + one_k)
-        else:
-            products = one_q * one_k
+        one_q, one_k, w = q[0, 0, query].float(), k[0, 0, key].float(), rule.additive
+        products = one_q * one_k if w is None else w.float() * torch.tanh(one_q + one_k)
         bias = rule.bias_tile(rows, cols)
         visible = bool(rule.visible.tile(rows, cols, q.device))
         return ScoreParts(
             q=tuple(one_q.tolist()),
             k=tuple(one_k.tolist()),
             products=tuple(products.tolist()),
-            scale=scale,
+            scale=rule.scale_for(q.shape[3]) if w is None else None,
             similarity=float(rule.similarity(q[:, :, rows], k[:, :, cols])),
             softcap=rule.softcap,
             bias=0.0 if bias is None else float(bias),
@@ -289,18 +280,17 @@ class LayerTrace(AnyLayer):
             weight=float(self.block(rows, cols, batch, head)),
         )
 
-    def _part(self, batch: int | None, head: int | None) -> tuple[Tensor, Tensor, ScoreRule]:
-        """q, k and rule of one sequence and head, or of all."""
-        kv_head = None if head is None else head * self.k.shape[1] // self.n_head
-        q, k = one_of(one_of(self.q, 0, batch), 1, head), one_of(one_of(self.k, 0, batch), 1, kv_head)
-        return q, k, rule_part(self.rule, batch, head)
+    def _part(self, batch: int | None, head: int | None) -> tuple[Tensor, Tensor, Tensor, ScoreRule]:
+        """q, k, lse and rule of one sequence and head, or of all."""
+        q, k, lse = (self.of_head(tensor, batch, head) for tensor in (self.q, self.k, self.lse))
+        return q, k, lse, self.rule.part(batch, head)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LinearLayerTrace(AnyLayer):
     """Enough of one kernelised attention layer to recover any weight it never formed.
 
-    >>> from regard.attention.linear import feature_map
+    >>> from regard.attention import feature_map
     >>> q = k = v = torch.zeros(1, 1, 3, 2)
     >>> layer = LinearLayerTrace.of("linear", q, k, v, feature_map("elu1"), causal=True)
     >>> layer.weights(0, 0)[1]
@@ -316,24 +306,17 @@ class LinearLayerTrace(AnyLayer):
     keys: Bool[Tensor, "batch key"] | None = None  # False: padding
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
+    word: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         check_attention(self.q, self.k, self.v)
-        if self.normaliser.shape != self.q.shape[:3]:
-            raise ShapeError(
-                f"the normaliser must have one number for each query, {tuple(self.q.shape[:3])}. "
-                f"Got shape {tuple(self.normaliser.shape)}."
-            )
+        _check_shape("the normaliser must have one number for each query,", self.normaliser, self.q.shape[:3])
         if self.causal and self.q.shape[2] > self.k.shape[2]:
             raise ShapeError(
                 "with causal, queries stand at the last positions of the keys: there are at most as many. "
                 f"Got {self.q.shape[2]} queries and {self.k.shape[2]} keys."
             )
-        if self.keys is not None and self.keys.shape != (self.k.shape[0], self.k.shape[2]):
-            raise ShapeError(
-                f"keys must be (batch, key) = {(self.k.shape[0], self.k.shape[2])}. "
-                f"Got shape {tuple(self.keys.shape)}."
-            )
+        _check_shape("keys must be (batch, key) =", self.keys, (self.k.shape[0], self.k.shape[2]))
         self.kernel.dim(self.q.shape[3])  # raises where the map was drawn for another
 
     @classmethod
@@ -359,45 +342,33 @@ class LinearLayerTrace(AnyLayer):
         return (*self.q.shape[:3], self.k.shape[2])
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        held = (self.q, self.k, self.normaliser, self.keys, self.v)
-        return tuple(tensor for tensor in held if tensor is not None)
-
-    def key_range(self, rows: slice) -> slice:
-        return self._visibility.key_range(rows, self.n_key)
-
-    def block(
-        self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None
-    ) -> Float[Tensor, "_batch _head rows cols"]:
-        kv_head = None if head is None else head * self.k.shape[1] // self.n_head
-        return linear_weights(
-            one_of(one_of(self.q, 0, batch), 1, head),
-            one_of(one_of(self.k, 0, batch), 1, kv_head),
-            one_of(one_of(self.normaliser, 0, batch), 1, head),
-            self.kernel,
-            rows,
-            cols,
-            causal=self.causal,
-            visible=None if self.keys is None else one_of(self.keys, 0, batch),
-        )
-
-    def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
-        return visible_part(self._visibility, batch, head).tile(rows, cols, self.q.device)[0, 0]
-
-    @property
-    def _visibility(self) -> Visibility:
+    def visibility(self) -> Visibility:
         start = self.n_key - self.n_query if self.causal else 0
         return Visibility(causal=self.causal, start=start, keys=self.keys)
 
+    def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
+        q, k, normaliser = (self.of_head(tensor, batch, head) for tensor in (self.q, self.k, self.normaliser))
+        keys = None if self.keys is None else chosen(self.keys, 0, batch)
+        return linear_weights(q, k, normaliser, self.kernel, rows, cols, causal=self.causal, visible=keys)
 
-@dataclass(frozen=True, slots=True, eq=False)
+    def row_sums(self, rows: slice) -> Float[Tensor, "batch head rows"]:
+        """What each row must sum to: 1, or 0 where it sees nothing."""
+        return (self.normaliser[:, :, rows] > 0).float()
+
+    def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
+        """How many roundings, of what size, a weight may be off by: of a sum of n positive terms, sqrt(n)."""
+        return 4 * math.sqrt(self.n_key + self.kernel.dim(self.q.shape[3])), 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DenseLayerTrace(AnyLayer):
     """Weights that somebody already has, as they are."""
 
     name: str
     values: Float[Tensor, "batch head query key"]
     kind: Kind = "self"
-    visibility: Visibility | None = None  # None: unknown, and drawn as all visible
+    visibility: Visibility | None = None
+    word: ClassVar[str] = "dense"
 
     def __post_init__(self) -> None:
         if self.values.dim() != 4:
@@ -412,19 +383,11 @@ class DenseLayerTrace(AnyLayer):
         batch, head, query, key = self.values.shape
         return batch, head, query, key
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        hidden = () if self.visibility is None else visibility_tensors(self.visibility).values()
-        return (self.values, *hidden)
+    def key_range(self, rows: slice) -> slice:
+        return slice(0, self.n_key)  # weights that are given may be anywhere
 
-    def block(
-        self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None
-    ) -> Float[Tensor, "_batch _head rows cols"]:
-        return one_of(one_of(self.values, 0, batch), 1, head)[:, :, rows, cols]
-
-    def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
-        visibility = Visibility() if self.visibility is None else self.visibility
-        return visible_part(visibility, batch, head).tile(rows, cols, self.values.device)[0, 0]
+    def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
+        return self.of_head(self.values, batch, head)[:, :, rows, cols]
 
 
 def all_scores(q: Tensor, k: Tensor, rule: ScoreRule, rows: slice, cols: slice, widen: bool = True) -> Tensor:
@@ -439,17 +402,16 @@ def all_scores(q: Tensor, k: Tensor, rule: ScoreRule, rows: slice, cols: slice, 
     if widen:
         wide_rows, wide_cols = _widened(rows, q.shape[2]), _widened(cols, k.shape[2])
     products = replace(rule, scale=1.0).similarity(q[:, :, wide_rows], k[:, :, wide_cols])
-    products = products[
-        :,
-        :,
-        rows.start - wide_rows.start : rows.stop - wide_rows.start,
-        cols.start - wide_cols.start : cols.stop - wide_cols.start,
-    ]
+    products = products[..., _within(rows, wide_rows), _within(cols, wide_cols)]
     scores = products * rule.scale_for(q.shape[3])
     bias = rule.bias_tile(rows, cols)
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
     return scores
+
+
+def _within(part: slice, whole: slice) -> slice:
+    return slice(part.start - whole.start, part.stop - whole.start)
 
 
 def _widened(part: slice, size: int) -> slice:
@@ -459,40 +421,11 @@ def _widened(part: slice, size: int) -> slice:
     return slice(start, max(part.stop, min(size, start + 16)) if missing else part.stop)
 
 
-def whole_index(name: str, index: int, size: int) -> int:
-    """The index counted from the front; raises where there is none."""
-    if not -size <= index < size:
-        raise ArgumentError(f"there is no {name} {index}: there are {size}, counted from 0.")
-    return index % size
+def _check_shape(rule: str, tensor: Tensor | None, wanted: Sequence[int]) -> None:
+    if tensor is not None and tuple(tensor.shape) != tuple(wanted):
+        raise ShapeError(f"{rule} {tuple(wanted)}. Got shape {tuple(tensor.shape)}.")
 
 
-def whole_slice(name: str, part: slice, size: int) -> slice:
-    """The slice with its ends filled in."""
-    start, stop, step = part.indices(size)
-    if step != 1:
-        raise ArgumentError(f"{name} must be a slice without a step. Got {part}.")
-    return slice(start, max(start, stop))
-
-
-def _block_ends(part: slice, n_block: int) -> list[int]:
-    """Where blocks of nearly equal size begin and end: one more number than there are blocks."""
-    size = part.stop - part.start
-    n_block = min(n_block, size)
-    return [part.start + size * index // n_block for index in range(n_block + 1)] if n_block else [part.start]
-
-
-def _reduced(table: Tensor, ends: list[int], how: str) -> Tensor:
-    """The last axis pooled over the blocks between `ends`."""
-    sizes = [b - a for a, b in pairwise(ends)]
-    if min(sizes) == max(sizes):
-        blocks: Tensor = table.unflatten(-1, (len(sizes), sizes[0]))
-        return blocks.amax(-1) if how == "max" else blocks.mean(-1)
-    # Sizes differ by one: a shorter block repeats its last column, which no maximum notices.
-    first = torch.tensor(ends[:-1], device=table.device) - ends[0]
-    size = torch.tensor(sizes, device=table.device)
-    offset = torch.arange(max(sizes), device=table.device)
-    blocks = table[..., first[:, None] + torch.minimum(offset, size[:, None] - 1)]
-    if how == "max":
-        return blocks.amax(-1)
-    total: Tensor = (blocks * (offset < size[:, None])).sum(-1) / size
-    return total
+def largest(values: Tensor) -> float:
+    """The largest, NaN where one is NaN; 0 of none."""
+    return float(values.amax()) if values.numel() else 0.0

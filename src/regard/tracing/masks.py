@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule
-from regard.attention.visibility import Visibility
+from regard.attention.visibility import Visibility, hidden_by
 from regard.errors import ShapeError
-from regard.tracing.rule_parts import rule_tensors
 
 _BLOCK = 1 << 21
 
@@ -47,20 +46,18 @@ class MaskReader:
         known = self._read.get(key)
         if known is not None and known[0]() is base:
             return known[1]
-        found = read_mask(mask, shape)
+        read = read_mask(mask, shape)
         self._read = {key: entry for key, entry in self._read.items() if entry[0]() is not None}
-        self._read[key] = (weakref.ref(base), found)
-        return found
+        self._read[key] = (weakref.ref(base), read)
+        return read
 
 
 def read_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> ReadMask:
     """A mask as `scaled_dot_product_attention` takes it: boolean (True = may look) or added to scores."""
-    table = _four_dimensional(mask.detach(), shape)
+    table = _unrepeated(mask.detach(), shape)
     if table.dtype == torch.bool:
         return ReadMask(_visibility(table, shape), None)
-    if not table.is_floating_point():
-        raise ShapeError(f"a mask must be boolean, or floating where it is added. Got dtype {table.dtype}.")
-    hides = table <= max(-1e9, torch.finfo(table.dtype).min / 2)
+    hides = hidden_by(table)
     visible = _visibility(~hides, shape)
     blind = hides.all(-1, keepdim=True)
     softly_blind = bool((blind & table.isfinite().any(-1, keepdim=True)).any())
@@ -77,17 +74,15 @@ def compact_bias(bias: Tensor, hides: Tensor, start: int = 0) -> Bias:
 
 def dense_bytes(rule: ScoreRule, n_query: int) -> int:
     """Bytes of the tables of query x key that a rule holds; 0 where it is compact."""
-    tables = [t for t in rule_tensors(rule).values() if t.dim() == 4 and t.shape[2] == n_query > 1]
+    tables = [t for t in rule.tensors if t.dim() == 4 and t.shape[2] == n_query > 1]
     return sum(t.numel() * t.element_size() for t in tables)
 
 
-def _four_dimensional(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+def _unrepeated(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     """The mask as (batch or 1, head or 1, query or 1, key), without what is only repeated."""
     if mask.dim() > 4:
         raise ShapeError(f"a mask has at most 4 dimensions here. Got shape {tuple(mask.shape)}.")
-    table = mask
-    while table.dim() < 4:
-        table = table[None]
+    table = mask[(None,) * (4 - mask.dim())]
     for axis in (0, 1, 2):
         if table.stride(axis) == 0 and table.shape[axis] > 1:
             table = table.narrow(axis, 0, 1)
@@ -105,9 +100,8 @@ def _visibility(visible: Tensor, shape: tuple[int, int, int, int]) -> Visibility
     if visible.shape[1:3] == (1, 1):
         return Visibility(keys=visible[:, 0, 0].clone())
     table = visible.expand(-1, -1, shape[2], -1)
-    found = Visibility.from_dense(table)
     # The model may write into its mask again, so what is kept of it must be ours.
-    return Visibility(dense=found.dense.clone()) if found.dense is not None else found
+    return Visibility.from_dense(table).mapped(torch.clone)
 
 
 def _by_distance(bias: Tensor, hides: Tensor, start: int) -> DistanceBias | None:
@@ -121,11 +115,11 @@ def _by_distance(bias: Tensor, hides: Tensor, start: int) -> DistanceBias | None
     before = torch.cat([shown[:, 1:, 0].flip(-1), shown[:, 0, :]], dim=-1)  # where each diagonal begins
     after = torch.cat([shown[:, -1, :], shown[:, :-1, -1].flip(-1)], dim=-1)  # and where it ends
     values = torch.where(before > lowest, before, after)
-    found = DistanceBias(values.masked_fill(values == lowest, 0.0), n_query - 1 + start)
+    line = DistanceBias(values.masked_fill(values == lowest, 0.0), n_query - 1 + start)
     step = max(1, _BLOCK // max(1, bias.shape[0] * bias.shape[1] * n_key))
     for first in range(0, n_query, step):
         rows = slice(first, min(n_query, first + step))
-        drawn = found.tile(rows, slice(0, n_key), start)
+        drawn = line.tile(rows, slice(0, n_key), start)
         if not bool(((drawn == bias[:, :, rows]) | hides[:, :, rows]).all()):
             return None
-    return found
+    return line

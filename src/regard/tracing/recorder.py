@@ -13,8 +13,7 @@ from regard.attention.linear import LinearRule
 from regard.attention.scores import ScoreRule
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
-from regard.tracing.layers import Kind, LayerTrace, LinearLayerTrace
-from regard.tracing.rule_parts import mapped_rule
+from regard.tracing.layers import Kind, LayerTrace, LinearLayerTrace, largest
 from regard.tracing.traces import LayerCheck
 
 # What must be visible of a layer by what is known of model and input; None where nothing is known.
@@ -97,7 +96,7 @@ class Recorder:
             keys = None if rule.keys is None else self._shared(rule.keys)
             layer = LinearLayerTrace(name, kept_q, kept_k, sums, rule.kernel, rule.causal, keys, kept_v, kind)
         else:
-            kept_rule = rule if owned else mapped_rule(rule, self._shared)
+            kept_rule = rule if owned else rule.mapped(self._shared)
             kept_sink = None if sink is None else _copied(sink, lse.dtype)
             layer = LayerTrace(name, kept_q, kept_k, sums, kept_rule, kept_v, kind, kept_sink)
         self.layers.append(layer)
@@ -129,10 +128,10 @@ class Recorder:
     def _kept(self, tensor: Tensor) -> Tensor:
         kept = _copied(tensor, self.dtype)
         if self.dtype == torch.float16 and tensor.dtype != torch.float16 and not bool(kept.isfinite().all()):
-            largest = float(tensor.abs().max())
-            if math.isfinite(largest):
+            reach = float(tensor.abs().max())
+            if math.isfinite(reach):
                 raise TraceError(
-                    f"queries or keys reach {largest:.3g}, and float16 ends at 65504: keep them as float32."
+                    f"queries or keys reach {reach:.3g}, and float16 ends at 65504: keep them as float32."
                 )
         return kept
 
@@ -201,67 +200,31 @@ def _judged(sample: _Sample, expect: Expect | None) -> LayerCheck:
     if expected is not None and not _hides_by_rule(layer, expected):
         may_look = expected.tile(rows, cols, weights.device)
         # A row of padding may look anywhere: nobody looks at it.
-        hidden = _largest(weights.masked_fill(may_look | ~may_look.any(-1, keepdim=True), 0.0).sum(-1))
+        hidden = largest(weights.masked_fill(may_look | ~may_look.any(-1, keepdim=True), 0.0).sum(-1))
     exact = torch.finfo(torch.promote_types(layer.q.dtype, torch.float32)).eps
     stored = torch.finfo(layer.q.dtype).eps
     given = stored if sample.output_eps is None else sample.output_eps
-    n_rounding, size = _roundings(layer, rows, cols)
+    n_rounding, size = layer.rounding(rows, cols)
     allowed = exact * (8 + n_rounding * size)
     if stored > given:  # kept with fewer digits than the model computed with
         allowed += stored * size
     return LayerCheck(
         layer.name,
-        output=None if sample.difference is None else _largest(sample.difference.abs()),
+        output=None if sample.difference is None else largest(sample.difference.abs()),
         output_allowed=(allowed + 4 * given) * sample.value_size,
-        row_sum=_largest((weights.sum(-1) - _wanted_sums(layer, rows)).abs()),
+        row_sum=largest((weights.sum(-1) - layer.row_sums(rows)).abs()),
         row_sum_allowed=allowed,
         hidden=hidden,
     )
 
 
 def _hides_by_rule(layer: Recorded, expected: Visibility) -> bool:
-    """Whether the layer's own rule hides all that `expected` hides: those weights are then exp(-inf)."""
-    if isinstance(layer, LinearLayerTrace):
-        causal, keys, start = layer.causal, layer.keys, layer.n_key - layer.n_query
-    else:
-        own = layer.rule.visible
-        causal, keys, start = own.causal, own.keys, own.start
-    if expected.causal and not (causal and start == expected.start):
+    """Whether the layer's rule hides all that `expected` hides: those weights are then exp(-inf)."""
+    ruled = layer.visibility
+    if expected.causal and not (ruled.causal and ruled.start == expected.start):
         return False
-    same_keys = expected.keys is None or (keys is not None and torch.equal(keys, expected.keys))
+    same_keys = expected.keys is None or (ruled.keys is not None and torch.equal(ruled.keys, expected.keys))
     return same_keys and not expected.by_pair and expected.window is None and expected.lengths is None
-
-
-def _wanted_sums(layer: Recorded, rows: slice) -> Tensor:
-    """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""
-    if isinstance(layer, LinearLayerTrace):
-        return (layer.normaliser[:, :, rows] > 0).float()
-    lse = layer.lse[:, :, rows]
-    wanted = (lse > -math.inf).to(lse.dtype)
-    return wanted if layer.sink is None else wanted - torch.exp(layer.sink[:, None] - lse)
-
-
-def _roundings(layer: Recorded, rows: slice, cols: slice) -> tuple[float, float]:
-    """How many roundings, of what size, a weight may be off by, relative to itself: what bounds differences.
-
-    A score is off by some roundings of sum |q||k|, which is at most |q| |k|, and its weight by as much of
-    itself. Sums of n positive terms, as linear attention has, are off by sqrt(n) roundings or so.
-    """
-    if isinstance(layer, LinearLayerTrace):
-        return 4 * math.sqrt(layer.n_key + layer.kernel.dim(layer.q.shape[3])), 1.0
-    rule, qk_dim = layer.rule, layer.q.shape[3]
-    if rule.additive is not None:
-        size = float(rule.additive.abs().sum())
-    else:
-        longest_q = _largest(torch.linalg.vector_norm(layer.q[:, :, rows].float(), dim=-1))
-        # Hidden keys may be anything.
-        lengths = torch.linalg.vector_norm(layer.k[:, :, cols].float(), dim=-1)
-        longest_k = _largest(lengths.nan_to_num(0.0, posinf=0.0))
-        size = abs(rule.scale_for(qk_dim)) * longest_q * longest_k
-    bias = rule.bias_tile(rows, cols)
-    if bias is not None and bias.numel():
-        size += float(bias.abs().amax())
-    return 2 + math.sqrt(qk_dim), size
 
 
 def _size(tensor: Tensor) -> float:
@@ -270,8 +233,3 @@ def _size(tensor: Tensor) -> float:
         return 0.0
     low, high = map(float, tensor.aminmax())
     return max(-low, high) if low == low else low  # NaN is in both
-
-
-def _largest(values: Tensor) -> float:
-    """The largest, NaN where one is NaN."""
-    return float(values.amax()) if values.numel() else 0.0

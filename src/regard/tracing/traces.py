@@ -10,8 +10,9 @@ trace.save("some.trace"); Trace.load("some.trace")   # memory-mapped
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +21,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.attention.data import Data
+from regard.attention.shapes import whole_index
 from regard.drawing.html import picture, tag
-from regard.errors import ArgumentError, ShapeError, TraceError
-from regard.tracing import store as trace_files
-from regard.tracing.layers import (
-    AnyLayer,
-    DenseLayerTrace,
-    LayerTrace,
-    LinearLayerTrace,
-    Pooling,
-    ScoreParts,
-    whole_index,
-)
-
-__all__ = [
-    "AnyLayer",
-    "Checks",
-    "DenseLayerTrace",
-    "LayerCheck",
-    "LayerTrace",
-    "LinearLayerTrace",
-    "ScoreParts",
-    "Trace",
-]
+from regard.errors import ArgumentError, ShapeError
+from regard.tracing import store
+from regard.tracing.layers import AnyLayer, DenseLayerTrace
+from regard.tracing.pooling import Pooling, block_ends
 
 Plain = str | int | float | bool | None
 
@@ -50,8 +35,8 @@ _SMALL = 40  # blocks of a small picture
 _SMALL_COST = 1 << 28  # weights read for them: about a second's work
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCheck:
+@dataclass(frozen=True, slots=True, repr=False)
+class LayerCheck(Data):
     """What a captured layer was found to be, on a few of its rows."""
 
     name: str
@@ -68,8 +53,8 @@ class LayerCheck:
         return output_right and self.row_sum <= self.row_sum_allowed and self.hidden <= self.row_sum_allowed
 
 
-@dataclass(frozen=True, slots=True)
-class Checks:
+@dataclass(frozen=True, slots=True, repr=False)
+class Checks(Data):
     """What every layer's self-check found."""
 
     layers: tuple[LayerCheck, ...] = ()
@@ -94,6 +79,10 @@ class Checks:
         """Whether every layer passed."""
         return all(layer.passed for layer in self.layers)
 
+    def __repr__(self) -> str:
+        n_failed = sum(not layer.passed for layer in self.layers)
+        return f"Checks({len(self.layers)} layers, {n_failed} failed)"
+
     def __str__(self) -> str:
         if not self.layers:
             return "not checked"
@@ -111,8 +100,8 @@ def _largest(values: Sequence[float]) -> float | None:
     return float(torch.tensor(values, dtype=torch.float64).max()) if values else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Trace(Data):
     """Tokens and every attention layer of one forward pass, any weight of which can be asked for.
 
     `layer` is an index or a name. Indices count from 0, and from the end where negative.
@@ -152,10 +141,7 @@ class Trace:
     @property
     def bytes(self) -> int:
         """Bytes of all tensors held, each counted once."""
-        held = [tensor for layer in self.layers for tensor in layer.tensors]
-        held += [tensor for tensor in (self.ids, self.real) if tensor is not None]
-        sizes = {(t.data_ptr(), t.dtype): t.numel() * t.element_size() for t in held}
-        return sum(sizes.values())
+        return sum({(t.data_ptr(), t.dtype): t.numel() * t.element_size() for t in self.tensors}.values())
 
     def layer(self, index_or_name: int | str) -> AnyLayer:
         """The layer of that index or name."""
@@ -187,46 +173,57 @@ class Trace:
     def pooled(
         self,
         layer: int | str,
-        head: int,
+        head: int | None,
         n_row: int,
         n_col: int,
         how: Pooling = "max",
         rows: slice = slice(None),
         cols: slice = slice(None),
         batch: int = 0,
-    ) -> Float[Tensor, "n_row n_col"]:
-        """An overview of one head: the largest or mean weight of each of `n_row` x `n_col` blocks."""
+    ) -> Float[Tensor, "*head n_row n_col"]:
+        """An overview of one head or all (None): the largest or mean weight of `n_row` x `n_col` blocks."""
         return self.layer(layer).pooled(batch, head, n_row, n_col, how, rows, cols)
 
     def query_tokens(self, layer: int | str, batch: int = 0) -> tuple[str, ...]:
         """What labels the rows of a layer's weights: tokens, or positions where their number does not fit."""
-        found = self.layer(layer)
-        side = self.source_tokens if self._in_encoder(found) else self.tokens
-        return _labels(side, batch, found.n_query)
+        traced = self.layer(layer)
+        side = self.source_tokens if self._in_encoder(traced) else self.tokens
+        return _labels(side, batch, traced.n_query)
 
     def key_tokens(self, layer: int | str, batch: int = 0) -> tuple[str, ...]:
         """What labels the columns: in cross-attention the source, else the tokens themselves."""
-        found = self.layer(layer)
-        looks_at_source = self.source_tokens and (found.kind == "cross" or self._in_encoder(found))
-        return _labels(self.source_tokens if looks_at_source else self.tokens, batch, found.n_key)
+        traced = self.layer(layer)
+        looks_at_source = self.source_tokens and (traced.kind == "cross" or self._in_encoder(traced))
+        return _labels(self.source_tokens if looks_at_source else self.tokens, batch, traced.n_key)
 
     def _in_encoder(self, layer: AnyLayer) -> bool:
         """Whether a layer belongs to the encoder of an encoder-decoder."""
         return bool(self.source_tokens) and "decoder" not in layer.name and layer.kind == "self"
 
-    def _repr_html_(self) -> str:
-        """The trace as a notebook shows it: what it is of, and a small picture of every head."""
+    def _about(self) -> dict[str, str]:
+        """What it is of, in a few words each."""
         known = {name: value for name, value in self.facts.items() if value is not None}
         longest = max((layer.n_query for layer in self.layers), default=0)
-        lines = [
-            ("trace of", known.get("name", known.get("source", "a model"))),
-            ("text", " ".join(self.text)[:200] if self.text else None),
-            ("tokens", f"{longest}" + (f", {self.n_batch} sequences" if self.n_batch > 1 else "")),
-            ("layers", f"{self.n_layer} of {max((layer.n_head for layer in self.layers), default=0)} heads"),
-            ("holds", f"{self.bytes / 1e6:.1f} MB"),
-            ("check", self.checks),
-        ]
-        table = tag("table", *(tag("tr", tag("th", a), tag("td", b)) for a, b in lines if b is not None))
+        about = {
+            "trace of": str(known.get("name", known.get("source", "a model"))),
+            "text": " ".join(self.text)[:200] if self.text else "",
+            "tokens": f"{longest}" + (f", {self.n_batch} sequences" if self.n_batch > 1 else ""),
+            "layers": f"{self.n_layer} of {max((layer.n_head for layer in self.layers), default=0)} heads",
+            "holds": f"{self.bytes / 1e6:.1f} MB",
+            "check": str(self.checks),
+        }
+        return {word: said for word, said in about.items() if said}
+
+    def __repr__(self) -> str:
+        said = self._about()
+        sizes = f"{said['tokens']} tokens, layers {said['layers']}, {said['holds']}"
+        return f"Trace({said['trace of'][:60]}: {sizes}, {self.checks!r})"
+
+    def _repr_html_(self) -> str:
+        """The trace as a notebook shows it: what it is of, and a small picture of every head."""
+        table = tag(
+            "table", *(tag("tr", tag("th", word), tag("td", said)) for word, said in self._about().items())
+        )
         shown, left = [], _SMALL_COST
         for layer in self.layers:
             left -= layer.n_head * layer.n_query * layer.n_key
@@ -236,9 +233,7 @@ class Trace:
         if not shown:
             return table.text
         title = "where each head looks" if len(shown) == self.n_layer else f"the first {len(shown)} layers"
-        from regard.drawing.figures import (
-            head_pictures,  # matplotlib is slow to import, and a trace is seldom shown
-        )
+        from regard.drawing.figures import head_pictures  # matplotlib is slow to import
 
         drawn = BytesIO()
         head_pictures(shown, title=title).savefig(drawn, format="png", dpi=90)
@@ -246,33 +241,12 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, all of it or nothing."""
-        named = {
-            "tokens": self.tokens,
-            "source_tokens": self.source_tokens,
-            "text": self.text,
-            "facts": dict(self.facts),
-            "checks": [asdict(check) for check in self.checks.layers],
-        }
-        trace_files.write(Path(path), self.layers, named, {"ids": self.ids, "real": self.real})
+        store.write(Path(path), self.as_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
         """The trace in a file that `save` wrote; its tensors stay in the file until they are looked at."""
-        path = Path(path)
-        layers, named, tensors = trace_files.read(path)
-        try:
-            return cls(
-                layers=layers,
-                tokens=_lines(named["tokens"]),
-                source_tokens=_lines(named["source_tokens"]),
-                ids=tensors.get("ids"),
-                real=tensors.get("real"),
-                text=None if named["text"] is None else tuple(_strings(named["text"])),
-                facts=_facts(named["facts"]),
-                checks=Checks(tuple(LayerCheck(**check) for check in named["checks"])),
-            )
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise TraceError(f"{path} is damaged: its description does not fit ({error}).") from error
+        return store.read(Path(path), cls.from_dict)
 
     @classmethod
     def from_weights(
@@ -296,9 +270,9 @@ class Trace:
         per_layer = _layers_of(weights)
         layers: list[AnyLayer] = []
         for index, values in enumerate(per_layer):
-            own = name if len(per_layer) == 1 else f"{name}.{index}"
+            called = name if len(per_layer) == 1 else f"{name}.{index}"
             square = values.shape[2] == values.shape[3] and (cols is None or list(cols) == list(rows or ()))
-            layers.append(DenseLayerTrace(own, values, kind="self" if square else "cross"))
+            layers.append(DenseLayerTrace(called, values, kind="self" if square else "cross"))
         first = layers[0]
         if cols is None and rows is not None and first.n_query != first.n_key:
             raise ShapeError(
@@ -316,13 +290,12 @@ class Trace:
 def _small(layer: AnyLayer, head: int) -> np.ndarray:
     """A head of the first sequence: the largest weight of each block, NaN where a block is out of reach."""
     n_row, n_col = min(_SMALL, layer.n_query), min(_SMALL, layer.n_key)
-    found = layer.pooled(0, head, n_row, n_col).float().cpu().numpy().copy()
-    for row in range(n_row):
-        rows = slice(layer.n_query * row // n_row, layer.n_query * (row + 1) // n_row)
-        reach = layer.key_range(rows)
-        ends = layer.n_key * np.arange(n_col + 1) // n_col
-        found[row, (ends[1:] <= reach.start) | (ends[:-1] >= reach.stop)] = np.nan
-    return found
+    small = layer.pooled(0, head, n_row, n_col).cpu().numpy().copy()
+    ends = np.array(block_ends(slice(0, layer.n_key), n_col))
+    for row, rows in enumerate(pairwise(block_ends(slice(0, layer.n_query), n_row))):
+        reach = layer.key_range(slice(*rows))
+        small[row, (ends[1:] <= reach.start) | (ends[:-1] >= reach.stop)] = np.nan
+    return small
 
 
 def _labels(lines: tuple[tuple[str, ...], ...], batch: int, size: int) -> tuple[str, ...]:
@@ -332,9 +305,8 @@ def _labels(lines: tuple[tuple[str, ...], ...], batch: int, size: int) -> tuple[
 
 def _layers_of(weights: Any) -> list[Tensor]:
     """Weights of 1 to 5 dimensions, or several layers of them, as (batch, head, query, key) each."""
-    several = isinstance(weights, list | tuple) and weights and getattr(weights[0], "ndim", 0) >= 2
-    if several:
-        return [layer for each in weights for layer in _layers_of(each)]
+    if isinstance(weights, list | tuple) and weights and getattr(weights[0], "ndim", 0) >= 2:
+        return [layer for some in weights for layer in _layers_of(some)]
     try:
         table = torch.as_tensor(weights)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -346,27 +318,5 @@ def _layers_of(weights: Any) -> list[Tensor]:
         )
     if table.dtype.is_complex or table.dtype == torch.bool:
         raise ShapeError(f"weights must be real numbers. Got dtype {table.dtype}.")
-    table = table.detach()
-    if not table.is_floating_point():
-        table = table.float()
-    while table.dim() < 5:
-        table = table[None]
-    return list(table.unbind(0))
-
-
-def _lines(value: object) -> tuple[tuple[str, ...], ...]:
-    if not isinstance(value, list):
-        raise TypeError("tokens are no list")
-    return tuple(tuple(_strings(line)) for line in value)
-
-
-def _strings(value: object) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise TypeError("tokens are not all text")
-    return value
-
-
-def _facts(value: object) -> dict[str, Plain]:
-    if not isinstance(value, dict) or not all(isinstance(v, Plain | None) for v in value.values()):
-        raise TypeError("facts are no plain values")
-    return value
+    table = table.detach() if table.is_floating_point() else table.float()
+    return list(table[(None,) * (5 - table.dim())].unbind(0))

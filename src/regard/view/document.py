@@ -13,9 +13,9 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.tracing.layers import AnyLayer, LayerTrace, LinearLayerTrace
+from regard.tracing.pooling import block_ends, pooled_max
 from regard.tracing.traces import Trace
 from regard.view.labels import head_facts
-from regard.view.pooling import pooled_max
 
 Json = dict[str, Any]
 ModelKind = Literal["encoder", "decoder", "encoder-decoder", "unknown"]
@@ -77,7 +77,7 @@ class Document:
         return {
             "name": layer.name,
             "kind": layer.kind,
-            "mechanism": mechanism(layer),
+            "mechanism": layer.word,
             "heads": layer.n_head,
             "queries": layer.n_query,
             "keys": layer.n_key,
@@ -106,7 +106,7 @@ class Document:
         left, right = checked_range("cols", cols, found.n_key)
         if min(n_row, n_col) < 1 or min(n_row, last - first) * min(n_col, right - left) > _MOST_TEXELS:
             raise ArgumentError(f"a tile has 1 to {_MOST_TEXELS} numbers. Got {n_row} x {n_col}.")
-        row_ends, col_ends = _ends(first, last, n_row), _ends(left, right, n_col)
+        row_ends, col_ends = block_ends(slice(first, last), n_row), block_ends(slice(left, right), n_col)
         lengths = self._value_lengths(found, head) if valued else None
         return pooled_max(found, self.batch, head, row_ends, col_ends, lengths)
 
@@ -120,7 +120,7 @@ class Document:
         visible = bool(found.visible_block(rows, cols, self.batch, head))
         values = values_of(found)
         base: Json = {
-            "mechanism": mechanism(found),
+            "mechanism": found.word,
             "visible": visible,
             "weight": weight if visible else 0.0,
             "v": None if values is None else _kv(values, self.batch, head, found.n_head)[key].tolist(),
@@ -200,16 +200,9 @@ def documents_of(trace: Trace, **about: Any) -> list[Document]:
     ]
 
 
-def mechanism(layer: AnyLayer) -> str:
-    """How the weights of a layer come about."""
-    if isinstance(layer, LayerTrace):
-        return "softmax"
-    return "linear" if isinstance(layer, LinearLayerTrace) else "dense"
-
-
 def values_of(layer: AnyLayer) -> Tensor | None:
     """The value vectors of a layer, where they were kept."""
-    return layer.v if isinstance(layer, LayerTrace | LinearLayerTrace) else None
+    return getattr(layer, "v", None)
 
 
 def checked_range(name: str, part: slice, size: int) -> tuple[int, int]:
@@ -217,11 +210,6 @@ def checked_range(name: str, part: slice, size: int) -> tuple[int, int]:
     if not 0 <= part.start < part.stop <= size:
         raise ArgumentError(f"{name} must lie in 0 to {size}. Got {part.start} to {part.stop}.")
     return part.start, part.stop
-
-
-def _ends(first: int, last: int, n_block: int) -> list[int]:
-    n_block = min(n_block, last - first)
-    return [first + (last - first) * index // n_block for index in range(n_block + 1)]
 
 
 def _kv(tensor: Tensor, batch: int, head: int, n_head: int) -> Tensor:

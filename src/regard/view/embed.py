@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.attention.scores import DenseBias, DistanceBias, SlopeBias
+from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
 from regard.tracing.layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
 from regard.view.document import Document, Json, plain
@@ -97,36 +97,36 @@ def _layer(layer: AnyLayer, batch: int, packer: _Packer, precision: str, keep_v:
         about["softcap"] = rule.softcap
         if rule.additive is not None:
             tensors["additive"] = packer.add(rule.additive, "float32")
-        _bias(rule.bias, batch, about, packer)
-        visible = rule.visible
+        if rule.bias is not None:
+            _bias(rule, layer.shape, batch, about, packer)
     elif isinstance(layer, LinearLayerTrace):
         q, k = layer.q[batch].float(), layer.k[batch].float()
         tensors["q"] = packer.add(layer.kernel.phi_query(q), precision)
         tensors["k"] = packer.add(layer.kernel.phi(k), precision)
         tensors["normaliser"] = packer.add(layer.normaliser[batch], "float32")
-        start = layer.n_key - layer.n_query if layer.causal else 0
-        visible = Visibility(causal=layer.causal, start=start, keys=layer.keys)
     else:
         assert isinstance(layer, DenseLayerTrace)
         tensors["values"] = packer.add(layer.values[batch], precision)
-        visible = layer.visibility or Visibility()
     values = getattr(layer, "v", None)
     if keep_v and values is not None:
         tensors["v"] = packer.add(values[batch], "float16")
-    _visible(visible, layer.n_key, batch, about, packer)
+    _visible(layer.visibility or Visibility(), layer.n_key, batch, about, packer)
     return about
 
 
-def _bias(bias: Any, batch: int, about: dict[str, Any], packer: _Packer) -> None:
-    if isinstance(bias, DistanceBias):
-        about["biasKind"], about["biasZero"] = "distance", bias.zero
-        about["tensors"]["bias"] = packer.add(bias.values, "float32")
-    elif isinstance(bias, SlopeBias):
-        about["biasKind"] = "slope"
-        about["tensors"]["bias"] = packer.add(bias.slopes, "float32")
-    elif isinstance(bias, DenseBias):
-        about["biasKind"] = "dense"
-        about["tensors"]["bias"] = packer.add(bias.values[min(batch, bias.values.shape[0] - 1)], "float32")
+def _bias(
+    rule: ScoreRule, shape: tuple[int, int, int, int], batch: int, about: dict[str, Any], packer: _Packer
+) -> None:
+    bias = rule.bias
+    if not isinstance(
+        bias, DistanceBias | SlopeBias | DenseBias
+    ):  # the page draws these: of another, the table
+        table = rule.bias_tile(slice(0, shape[2]), slice(0, shape[3]))
+        assert table is not None  # who calls made sure
+        bias = DenseBias(table)
+    about["biasKind"], about["biasZero"] = bias.word, getattr(bias, "zero", 0)
+    (values,) = bias.part(batch, None).tensors
+    about["tensors"]["bias"] = packer.add(values[0] if bias.word == "dense" else values, "float32")
 
 
 def _visible(visible: Visibility, n_key: int, batch: int, about: dict[str, Any], packer: _Packer) -> None:

@@ -149,6 +149,7 @@ def test_the_public_names_are_pinned():
         "generate",
         "gru_forward",
         "gru_step",
+        "keep_freed_memory",
         "load",
         "lstm_forward",
         "lstm_step",

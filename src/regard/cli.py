@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from regard import __version__
+from regard.attention.allocation import keep_freed_memory
 from regard.errors import RegardError
 
 # command -> (file of commands/, one line for the list)
@@ -74,3 +75,4 @@ Completion, for bash (for zsh and fish, replace bash by that name):
 @click.version_option(__version__, prog_name="regard")
 def main() -> None:
     """A workbench for attention: build it, see it, check it, measure it."""
+    keep_freed_memory()

@@ -129,7 +129,7 @@ def without_encoding(source):
         elif name in ("open", "fdopen", "open_file"):
             text = ast.unparse(node.func) not in ("os.open", "webbrowser.open", "archive.open") and not binary
         else:
-            text = name in ("run", "Popen", "check_output") and "text" in said
+            text = ast.unparse(node.func).startswith("subprocess.") and "text" in said
         if text and "encoding" not in said:
             found.append(node.lineno)
     return found

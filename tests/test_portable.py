@@ -130,7 +130,7 @@ def without_encoding(source):
             text = ast.unparse(node.func) not in ("os.open", "webbrowser.open", "archive.open") and not binary
         else:
             text = ast.unparse(node.func).startswith("subprocess.") and "text" in said
-        if text and "encoding" not in said:
+        if text and "encoding" not in said and "utf-8" not in constants:
             found.append(node.lineno)
     return found
 

@@ -5,6 +5,7 @@ torch takes a second to import, so it is imported inside commands only, and `reg
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +13,7 @@ import click
 
 from regard import __version__
 from regard.attention.allocation import keep_freed_memory
+from regard.commands.printing import prepare_streams
 from regard.errors import RegardError
 
 # command -> (file of commands/, one line for the list)
@@ -56,6 +58,12 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.items())])
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        prepare_streams()
+        # That a home cannot be written to is no news to who uses us.
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        return super().main(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

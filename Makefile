@@ -8,13 +8,23 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: help look test test-all lint tests bench web clean
+# What touches PyTorch's kernels, and what their last bits could turn: labels of heads and verdicts of the lab.
+# Files, pages, commands and training reach kernels through these alone.
+KERNEL_TESTS := $(addprefix tests/,attention recurrent layers models heads/test_measures.py \
+	heads/test_real_heads.py lab/test_experiments.py oracle/test_torch_attention.py oracle/test_torch_layers.py)
+# Machines to play: any processor at all, and a laptop of the last ten years.
+OLD := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
+LAPTOP := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+
+.PHONY: help look test test-all test-cpus lint tests dist bench web clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make look      set up and open the page; without a terminal, write it as out/look.html and out/look.png"
 	@echo "make test      set up and run lint, types and tests"
 	@echo "make test-all  the same, with the slow tests"
+	@echo "make test-cpus the tests that touch kernels, as older processors and one or two threads would see them"
+	@echo "make dist      build the wheel and the source archive into dist/"
 	@echo "make web       build the page's module from web/ (needs Node)"
 	@echo "make bench     run every comparison of bench/"
 	@echo "make clean     remove the environment and everything generated"
@@ -42,6 +52,17 @@ tests: $(VENV)/.dev lint
 	@REGARD_SHAPE_CHECKS=0 $(BIN)/pytest tests/unhooked -n $(WORKERS) $(PYTEST_MARKS)
 	@echo "==> tests with shape checks"
 	@REGARD_SHAPE_CHECKS=1 $(BIN)/pytest tests --ignore=tests/unhooked -n $(WORKERS) $(PYTEST_MARKS)
+
+# Two threads leave no core for a second worker, and matter to kernels alone.
+test-cpus: $(VENV)/.dev
+	$(OLD) $(BIN)/pytest $(KERNEL_TESTS) -n $(WORKERS)
+	$(LAPTOP) $(BIN)/pytest $(KERNEL_TESTS) -n $(WORKERS)
+	REGARD_TEST_THREADS=2 $(OLD) $(BIN)/pytest tests/attention tests/recurrent -n 0
+	REGARD_TEST_THREADS=2 $(LAPTOP) $(BIN)/pytest tests/attention tests/recurrent -n 0
+
+dist: $(VENV)/.runtime
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build -d dist
 
 bench: $(VENV)/.dev
 	@set -e; for script in bench/*.py; do echo "==> $$script"; $(BIN)/python "$$script"; done

@@ -34,6 +34,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from regard.attention.allocation import keep_freed_memory
+
+keep_freed_memory()  # as our command line and trainer do
+
 RESULTS = Path(__file__).with_name("results.md")
 THREADS = 2
 QUICK_ROUNDS = 3

@@ -1,5 +1,7 @@
 """Before any test imports regard: one torch thread, and every jaxtyping shape checked by beartype.
 
+`REGARD_TEST_THREADS=2` is for `make test-cpus`.
+
 `REGARD_SHAPE_CHECKS=0` leaves the check off. It replaces our error messages by its own and breaks
 torch.compile, so the tests of those live in tests/unhooked and run in a process of their own.
 """
@@ -8,8 +10,9 @@ import os
 import sys
 
 # Workers share few cores: threads that wait for one another were a thousand times slower than one.
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ.get("REGARD_TEST_THREADS", "1")
 
+CPU_LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 SHAPE_CHECKS = os.environ.get("REGARD_SHAPE_CHECKS", "1") != "0"
 
 early = [name for name in sys.modules if name == "regard" or name.startswith("regard.")]
@@ -26,11 +29,18 @@ import hypothesis  # noqa: E402  # the hook comes first
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # No timing is asserted in a test, so an example may take as long as the machine needs.
 hypothesis.settings.register_profile("regard", deadline=None)
 hypothesis.settings.load_profile("regard")
+
+
+def pytest_report_header() -> str:
+    """What this machine is, or is made to look like."""
+    limits = [f"{name}={os.environ[name]}" for name in CPU_LIMITS if name in os.environ]
+    kind = torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__} on {kind}, threads: {torch.get_num_threads()}. {' '.join(limits)}"
 
 
 @pytest.hookimpl(tryfirst=True)

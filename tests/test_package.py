@@ -2,13 +2,17 @@
 
 import ast
 import doctest
+import email
 import importlib
+import json
 import os
 import pkgutil
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -149,6 +153,7 @@ def test_the_public_names_are_pinned():
         "generate",
         "gru_forward",
         "gru_step",
+        "keep_freed_memory",
         "load",
         "lstm_forward",
         "lstm_step",
@@ -241,29 +246,128 @@ def test_the_examples_in_docstrings_run(module):
     assert result.failed == 0
 
 
-def test_the_wheel_runs_in_an_empty_folder(tmp_path):
-    """The built wheel holds every file: `regard` runs from it where the source tree is not in reach."""
-    tree, wheels, target, empty = (tmp_path / name for name in ("tree", "wheels", "target", "empty"))
-    tree.mkdir()
-    empty.mkdir()
-    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", wheels, cwd=tree)
-    (wheel,) = wheels.glob("regard-*.whl")
-    shipped = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
-    ours = {path.relative_to(tree / "src") for path in (tree / "src").rglob("*") if path.is_file()}
-    assert ours <= shipped
+RIGHT = """import torch
 
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
-    run(*pip, "--target", target, wheel)
-    shutil.rmtree(tree)
-    environment = {**os.environ, "PYTHONPATH": str(target), "COLUMNS": "80"}
-    where = run(sys.executable, "-c", "import regard; print(regard.__file__)", cwd=empty, env=environment)
-    assert Path(where.stdout.strip()).is_relative_to(target)
-    version = run(sys.executable, "-m", "regard", "--version", cwd=empty, env=environment)
-    assert version.stdout == f"regard, version {regard.__version__}\n"
-    assert "look" in run(target / "bin" / "regard", "--help", cwd=empty, env=environment).stdout
-    drawn = run(target / "bin" / "regard", "look", "what runs here", cwd=empty, env=environment).stdout
-    assert "what" in drawn
+def masked_softmax(X, valid_lens=None):
+    if valid_lens is None:
+        return torch.softmax(X, -1)
+    lengths = valid_lens if valid_lens.dim() == 2 else valid_lens[:, None]
+    hidden = torch.arange(X.shape[-1], device=X.device) >= lengths[..., None]
+    return torch.softmax(X.masked_fill(hidden, float("-inf")), -1).masked_fill(hidden, 0.0)
+"""
+WRONG = RIGHT.replace('float("-inf")', "0.0")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built as `make dist` does from what the source archive holds."""
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "-d", folder, "-t"]
+    run(*build, "sdist", cwd=ROOT)
+    (archive,) = folder.glob("regard-*.tar.gz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    run(*build, "wheel", cwd=folder / archive.name.removesuffix(".tar.gz"))
+    (built,) = folder.glob("regard-*.whl")
+    return built
+
+
+def test_the_wheel_holds_every_file_and_says_what_it_is(wheel):
+    """All of src/ and nothing of tests, below 10 MB; licence, types and metadata, no made-up address."""
+    held = zipfile.ZipFile(wheel)
+    ours = {
+        path.relative_to(SOURCE.parent).as_posix()
+        for path in SOURCE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    (information,) = {name.partition("/")[0] for name in held.namelist()} - {"regard"}
+    assert {name for name in held.namelist() if name.startswith("regard/")} == ours
+    assert {"regard/py.typed", f"{information}/licenses/LICENSE"} <= set(held.namelist())
+    assert wheel.stat().st_size < 10e6
+    said = email.message_from_bytes(held.read(f"{information}/METADATA"))
+    assert (said["Name"], said["Version"]) == ("regard", regard.__version__)
+    assert said["License-Expression"] == "Apache-2.0"
+    assert said["Requires-Python"] == ">=3.11"
+    assert {"notebook", "hf", "train"} <= set(said.get_all("Provides-Extra"))
+    assert "Typing :: Typed" in said.get_all("Classifier")
+    assert said["Keywords"]
+    assert said["Summary"]
+    assert said.get_payload().startswith("# Regard")
+    assert "example.com" not in str(said)
+
+
+def test_the_oldest_torch_allowed_is_one_that_was_run():
+    """The lower bound is the version that constraints.txt names, which every run of the tests has."""
+    (bound,) = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (exact,) = re.findall(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    assert exact.startswith(f"{bound}.")
+
+
+def test_what_is_imported_is_declared():
+    """Every package that src/ imports is a dependency, or belongs to an extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [
+        name for key, names in project["optional-dependencies"].items() if key != "dev" for name in names
+    ]
+    declared = {re.match(r"[\w-]+", name)[0] for name in project["dependencies"] + extras}
+    imported = {
+        name.partition(".")[0]
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom) and node.level == 0
+            else []
+        )
+    }
+    assert imported - set(sys.stdlib_module_names) - {"regard"} <= declared
+
+
+def test_an_installed_regard_works_in_an_empty_folder(wheel, tmp_path):
+    """In a new environment, far from the repository: look, check, generate, an experiment, training."""
+    environment, empty = tmp_path / "environment", tmp_path / "empty"
+    empty.mkdir()
+    venv.create(environment, with_pip=False, symlinks=True)
+    bin = environment / "bin"
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        bin / "python",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    )
+    # What Regard needs is borrowed from here; a line of a .pth file comes after what is installed there.
+    (packages,) = (environment / "lib").glob("python*/site-packages")
+    here = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "borrowed.pth").write_text("\n".join(here), encoding="utf-8")
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    clean |= {"HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+
+    def call(*arguments):
+        return run(bin / "regard", *arguments, cwd=empty, env=clean).stdout
+
+    where = run(bin / "python", "-c", "import regard; print(regard.__file__)", cwd=empty, env=clean)
+    assert Path(where.stdout.strip()).is_relative_to(environment)
+    assert call("--version") == f"regard, version {regard.__version__}\n"
+    call("look", "what runs here", "--model", "pocket-gpt", "--out", "look.png")
     assert (empty / "look.png").read_bytes().startswith(b"\x89PNG")
+    assert (empty / "look.html").is_file()
+    assert call("generate", "A hacker is", "--model", "pocket-gpt", "--max-new", "5").startswith(
+        "A hacker is"
+    )
+    assert "Confirmed" in call("lab", "variance", "--quick")
+    call("train", "dates", "--steps", "5", "--quiet", "--out", "run")
+    assert (empty / "run" / "best" / "config.json").is_file()
+    (empty / "right.py").write_text(RIGHT, encoding="utf-8")
+    (empty / "wrong.py").write_text(WRONG, encoding="utf-8")
+    checked = subprocess.run(
+        [bin / "regard", "check", "right.py", "wrong.py", "--json"], cwd=empty, env=clean, capture_output=True
+    )
+    assert [result["passed"] for result in json.loads(checked.stdout)] == [True, False]
+    assert {path.name for path in empty.iterdir()} == {"look.png", "look.html", "run", "right.py", "wrong.py"}

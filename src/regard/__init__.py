@@ -26,6 +26,7 @@ _HOME = {
     "generate": "decoding.loop",
     "gru_forward": "recurrent.cells",
     "gru_step": "recurrent.cells",
+    "keep_freed_memory": "attention.allocation",
     "load": "files.loading",
     "lstm_forward": "recurrent.cells",
     "lstm_step": "recurrent.cells",
@@ -55,6 +56,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from regard.attention.allocation import keep_freed_memory
     from regard.attention.linear import attend_linear
     from regard.attention.scores import ScoreRule
     from regard.attention.softmax import Attended, attend, attend_hard, masked_softmax, weights

@@ -5,12 +5,15 @@ torch takes a second to import, so it is imported inside commands only, and `reg
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import Any
 
 import click
 
 from regard import __version__
+from regard.attention.allocation import keep_freed_memory
+from regard.commands.printing import prepare_streams
 from regard.errors import RegardError
 
 # command -> (file of commands/, one line for the list)
@@ -56,6 +59,12 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.items())])
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        prepare_streams()
+        # That a home cannot be written to is no news to who uses us.
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        return super().main(*args, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -74,3 +83,4 @@ Completion, for bash (for zsh and fish, replace bash by that name):
 @click.version_option(__version__, prog_name="regard")
 def main() -> None:
     """A workbench for attention: build it, see it, check it, measure it."""
+    keep_freed_memory()

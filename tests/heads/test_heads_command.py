@@ -27,17 +27,18 @@ def call(tmp_path, monkeypatch):
 
 def test_heads_prints_a_table_and_writes_a_picture(call, tmp_path):
     """Labels with their scores, the share of each label, and where the picture is."""
-    result = call("heads", TEXT, "--sort", "previous", "--top", "3")
+    result = call("heads", TEXT, "--sort", "previous", "--top", "3", "--out", "heads.png")
     assert result.exit_code == 0, result.output
     first = next(line for line in result.output.splitlines() if "│" in line)
     assert [cell.strip() for cell in first.split("│")][1:4] == ["0", "2", "previous-token"]
     assert "69 more heads" in result.output
     assert "Share of heads" in result.output
+    assert "The picture is in heads.png" in result.output
     assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_heads_as_json_has_every_head_and_its_measures(call):
-    """One entry for each head, numbers or null, and the table of rules."""
+def test_heads_as_json_has_every_head_and_its_measures(call, tmp_path):
+    """One entry for each head, numbers or null, and the table of rules; no file that nobody asked for."""
     result = call("heads", TEXT, "--json")
     said = json.loads(result.stdout)
     assert len(said["heads"]) == 72
@@ -47,6 +48,8 @@ def test_heads_as_json_has_every_head_and_its_measures(call):
     assert one["low"] is None  # one text has no interval
     assert set(said["shares"]["minilm"]) == set(LABELS)
     assert len(said["rules"]) == len(LABELS) - 2
+    assert said["png"] is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_heads_as_csv_reads_back(call, tmp_path):
@@ -95,7 +98,7 @@ def test_prune_draws_the_curve_and_saves_a_smaller_model(call, tmp_path):
     (tmp_path / "texts.txt").write_text("abcabcabc\nxyzzyxyz\n")
     result = call(
         "prune", "--model", "gpt2", "--random", "--texts", "texts.txt", "--shares", "0,0.5", "--json",
-        "--save", "smaller", "--remove", "0.25",
+        "--save", "smaller", "--remove", "0.25", "--out", "prune.png",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regard.commands.options import Command, json_option
+from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ def exercises(folder: Path | None, as_json: bool) -> None:
         ]
         click.echo(json.dumps(rows))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None)
@@ -75,9 +75,8 @@ def exercises(folder: Path | None, as_json: bool) -> None:
         table.add_column(title)
     for each in found.values():
         table.add_row(each.id, ", ".join(each.names), each.title, progress.status(each.id))
-    console = Console()
-    console.print(table)
-    console.print("\nBegin with: regard start masked-softmax", style="dim", highlight=False)
+    print_table(table)
+    click.echo("\nBegin with: regard start masked-softmax")
 
 
 @click.command()
@@ -246,7 +245,10 @@ def hint(id: str, folder: Path | None, as_json: bool) -> None:
     exercise = pick(catalogue(folder), id)
     progress = Progress()
     grade, text, mistake = progress.next_hint(exercise)
-    progress.save()
+    try:
+        progress.save()
+    except ArgumentError as error:  # the hint is shown all the same
+        click.echo(f"The next hint will be this one again: {error}", err=True)
     if as_json:
         click.echo(json.dumps({"exercise": id, "mistake": mistake, "grade": grade, "hint": text}))
         return
@@ -338,7 +340,11 @@ def quiz(id: str | None, answer: str | None, as_list: bool, as_json: bool) -> No
     n_right = n_marked = 0
     for each in asked:
         click.echo(f"\n{each.id}: {each.text}" + (f"\n    {each.code}" if each.code else ""))
-        given = click.prompt("", default="", show_default=False, prompt_suffix="> ")
+        try:
+            given = click.prompt("", default="", show_default=False, prompt_suffix="> ")
+        except click.Abort:  # nobody is there, or has had enough
+            click.echo()
+            break
         if not given.strip():
             continue
         try:
@@ -363,7 +369,6 @@ def _list_questions(questions: Any, as_json: bool) -> None:
             json.dumps([{"question": each.id, "kind": each.kind, "text": each.text} for each in questions])
         )
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None)
@@ -371,7 +376,7 @@ def _list_questions(questions: Any, as_json: bool) -> None:
         table.add_column(title)
     for each in questions:
         table.add_row(each.id, each.kind, each.text)
-    Console().print(table)
+    print_table(table)
 
 
 def _marked(asked: Any, given: str) -> Any:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import json_option, load_model, model_options
+from regard.commands.options import json_option, load_model, model_options, picture_option
+from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -64,8 +65,7 @@ def _sorting() -> click.Choice[str]:
     "--sort", type=_sorting(), default="layer", show_default=True, help="What the table is sorted by."
 )
 @click.option("--top", type=click.IntRange(0), default=24, show_default=True, help="Rows printed; 0: all.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("heads.png"),
-              show_default=True, help="Where to write the picture.")  # fmt: skip
+@picture_option
 @click.option(
     "--csv",
     "csv_path",
@@ -85,7 +85,7 @@ def heads(
     against: str | None,
     sort: str,
     top: int,
-    out: Path,
+    out: Path | None,
     csv_path: Path | None,
     state: Path | None,
     as_json: bool,
@@ -108,7 +108,7 @@ def heads(
     if against is not None:
         surveys["random weights"] = survey(untrained(loaded, seed), lines, progress=not as_json)
     labels = {name: of_model.labels() for name, of_model in surveys.items()}
-    missing_glyphs = _saved(_grids(surveys, labels), out)
+    missing_glyphs = out is not None and _saved(_grids(surveys, labels), out)
     rows = _rows(surveys[loaded.facts.name], labels[loaded.facts.name])
     if csv_path is not None:
         _write_csv(csv_path, rows)
@@ -125,7 +125,7 @@ def heads(
                 {"label": r.label, "measure": r.measure, "threshold": str(r.threshold), "source": r.source}
                 for r in RULES
             ],
-            "png": str(out),
+            "png": None if out is None else str(out),
         }
         click.echo(json.dumps(said))
         return
@@ -135,7 +135,9 @@ def heads(
         click.echo(f"Only {n_row} tokens had a choice where to look: a longer text says more.")
     if missing_glyphs:
         click.echo("The picture's font lacks some characters: they are drawn as boxes.")
-    click.echo(f"The picture is in {out}" + ("" if csv_path is None else f", all numbers in {csv_path}"))
+    for what, path in (("The picture is", out), ("All numbers are", csv_path)):
+        if path is not None:
+            click.echo(f"{what} in {path}")
 
 
 @click.command()
@@ -144,8 +146,7 @@ def heads(
 @click.option(
     "--shares", default="0,0.1,0.2,0.3,0.4,0.5", show_default=True, help="Shares of heads to remove."
 )
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("prune.png"),
-              show_default=True, help="Where to write the picture.")  # fmt: skip
+@picture_option
 @click.option("--save", "folder", type=click.Path(file_okay=False, path_type=Path),
               help="Write a pruned model into this folder, for --model.")  # fmt: skip
 @click.option("--remove", type=click.FloatRange(0, 1), default=0.1, show_default=True,
@@ -158,7 +159,7 @@ def prune(
     device: str,
     texts: Path | None,
     shares: str,
-    out: Path,
+    out: Path | None,
     folder: Path | None,
     remove: float,
     as_json: bool,
@@ -194,8 +195,9 @@ def prune(
         for curve in drawn
     }
     title = f"{loaded.facts.name}: heads removed"
-    figure = curves(drawings, x_label="heads removed, %", y_label="loss (nats a token)", title=title)
-    _saved(figure, out)
+    if out is not None:
+        labels = {"x_label": "heads removed, %", "y_label": "loss (nats a token)"}
+        _saved(curves(drawings, title=title, **labels), out)
     if folder is not None:
         ranked = ranked_heads(loaded.model, importances)
         save_pruned(prune(loaded, ranked[: round(remove * len(ranked))]), folder)
@@ -204,11 +206,10 @@ def prune(
             "model": loaded.facts.name,
             "curves": [{"order": c.order, "share_removed": c.share_removed, "loss": c.metric} for c in drawn],
             "importance": importances.tolist(),
-            "png": str(out),
+            "png": None if out is None else str(out),
         }
         click.echo(json.dumps(said))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, caption="loss in nats a token; lower is better")
@@ -217,8 +218,9 @@ def prune(
         table.add_column(curve.order, justify="right")
     for index, share in enumerate(wanted):
         table.add_row(f"{100 * share:.0f} %", *(f"{curve.metric[index]:.3f}" for curve in drawn))
-    Console().print(table)
-    click.echo(f"The picture is in {out}")
+    print_table(table)
+    if out is not None:
+        click.echo(f"The picture is in {out}")
     if folder is not None:
         click.echo(f"A model without {100 * remove:.0f} % of its heads is in {folder}")
 
@@ -343,7 +345,7 @@ def _print_heads(
         numbers = [_number(row[column]) for column in columns]
         table.add_row(names[row["layer"]], str(row["head"]), row["label"], _number(row["score"]),
                       _number(row["chance"]), *interval, *numbers, style=style)  # fmt: skip
-    console.print(table)
+    print_table(table, console)
     if len(shown) < len(rows):
         console.print(f"{len(rows) - len(shown)} more heads: --top 0 prints all, --sort chooses the first.")
     summary = Table(title="Share of heads")
@@ -353,7 +355,7 @@ def _print_heads(
     for label in next(iter(shares.values())):
         if any(share[label] for share in shares.values()):
             summary.add_row(label, *(f"{100 * share[label]:.0f} %" for share in shares.values()))
-    console.print(summary)
+    print_table(summary, console)
 
 
 def _layer_name(name: str, rows: list[dict[str, Any]]) -> str:

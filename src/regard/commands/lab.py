@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import json_option
+from regard.commands.options import json_option, picture_option
+from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option("--fused", is_flag=True, help="Scores stay in the kernel, as flash attention has it.")
 @click.option("--formulas", is_flag=True, help="Print each operation's formulas.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("cost.png"),
-              show_default=True, help="Where to write the roofline.")  # fmt: skip
+@picture_option
 @click.option("--seconds", type=click.FloatRange(0.01), default=1.0, show_default=True,
               help="For each of the two measurements of this machine.")  # fmt: skip
 @click.option("--device", default="cpu", show_default=True, help="The device that is measured.")
@@ -43,7 +43,7 @@ def cost(
     dtype: str,
     fused: bool,
     formulas: bool,
-    out: Path,
+    out: Path | None,
     seconds: float,
     device: str,
     as_json: bool,
@@ -61,7 +61,7 @@ def cost(
     from regard.costs.cost import what_if
 
     number = getattr(torch, dtype)
-    if not out.parent.is_dir():
+    if out is not None and not out.parent.is_dir():
         raise ArgumentError(f"cannot write the picture {str(out)!r}: there is no folder {str(out.parent)!r}.")
     from regard.files.loading import checked_device
 
@@ -79,18 +79,20 @@ def cost(
     if config.kind == "decoder":
         for name, (changed, latent) in what_if(config).items():
             others[name] = costed(changed, "decode", latent=latent)
-    drawn = [costs[phase] for phase in ("decode", "prefill") if phase in costs]
-    title = f"{model}: batch {batch}, context {context}, {dtype}, {_threads(machine)}"
-    figure = roofline.roofline_figure(drawn, machine, title=title)
-    try:
-        figure.savefig(out, format="png")
-    except OSError as error:
-        raise ArgumentError(f"cannot write the picture {str(out)!r}: {error.strerror}.") from error
+    if out is not None:
+        drawn = [costs[phase] for phase in ("decode", "prefill") if phase in costs]
+        title = f"{model}: batch {batch}, context {context}, {dtype}, {_threads(machine)}"
+        figure = roofline.roofline_figure(drawn, machine, title=title)
+        try:
+            figure.savefig(out, format="png")
+        except OSError as error:
+            raise ArgumentError(f"cannot write the picture {str(out)!r}: {error.strerror}.") from error
     if as_json:
         click.echo(json.dumps(_cost_json(model, costs, others, machine, out)))
         return
     _print_costs(model, batch, context, costs, others, machine, formulas)
-    click.echo(f"The picture is in {out}")
+    if out is not None:
+        click.echo(f"The picture is in {out}")
 
 
 def _config(model: str) -> TransformerConfig:
@@ -110,7 +112,7 @@ def _config(model: str) -> TransformerConfig:
 
 
 def _cost_json(
-    model: str, costs: dict[Phase, Cost], others: dict[str, Cost], machine: Machine, out: Path
+    model: str, costs: dict[Phase, Cost], others: dict[str, Cost], machine: Machine, out: Path | None
 ) -> dict[str, Any]:
     from regard.costs.roofline import placed
 
@@ -151,7 +153,7 @@ def _cost_json(
         },
         "phases": {phase: {**totals(whole), "rows": rows(whole)} for phase, whole in costs.items()},
         "what_if": {name: totals(whole) for name, whole in others.items()},
-        "png": str(out),
+        "png": None if out is None else str(out),
     }
 
 
@@ -200,7 +202,7 @@ def _print_costs(
         table.add_row("all", short_number(whole.operations), short_number(whole.bytes),
                       f"{whole.intensity:.3g}", _time(sum(part.seconds for part in operations)),
                       f"most: {slowest.row.name}")  # fmt: skip
-        console.print(table)
+        print_table(table, console)
         for row in whole.rows if formulas else ():
             console.print(
                 f"  [bold]{row.name}[/bold]: operations {row.operations}; numbers moved {row.moved}"
@@ -220,7 +222,7 @@ def _print_costs(
         }
         for what, shown in lines.items():
             table.add_row(what, *map(shown, others.values()))
-        console.print(table)
+        print_table(table, console)
         for kind in ("multi-head", "grouped", "multi-query"):
             work, moved = leading(kind, "operations"), leading(kind, "bytes")
             console.print(f"{kind}: O({work}) operations, O({moved}) numbers moved by an attention layer")
@@ -243,10 +245,10 @@ def _time(seconds: float) -> str:
 @click.option("--all", "every", is_flag=True, help="Run every experiment, and make one report.")
 @click.option("--quick", is_flag=True, help="A smaller run, of seconds.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("lab"),
-              show_default=True, help="The folder for the page and the JSON.")  # fmt: skip
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path),
+              help="Write the page, with its figure, and the JSON into this folder.")  # fmt: skip
 @json_option
-def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path, as_json: bool) -> None:
+def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None, as_json: bool) -> None:
     """Run the experiment NAME: prediction, measurement, figure and verdict. Without NAME, list them."""
     from regard.lab.catalogue import EXPERIMENTS, find
 
@@ -256,21 +258,27 @@ def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path, as_jso
         _list(EXPERIMENTS, as_json)
         return
     chosen = list(EXPERIMENTS) if name is None else [find(name).id]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError(f"cannot make the folder {str(out)!r}: {error.strerror}.") from error
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArgumentError(f"cannot make the folder {str(out)!r}: {error.strerror}.") from error
     done = [_done(one, quick, seed, progress=not as_json) for one in chosen]
-    _write(done, out, "report" if every else chosen[0].replace(" ", "-"), as_json)
+    _tell(done, out, "report" if every else chosen[0].replace(" ", "-"), as_json)
 
 
 def _list(experiments: dict[str, str], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(experiments))
         return
-    width = max(map(len, experiments))
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in ("", "experiment", "claim"):
+        table.add_column(column, no_wrap=column != "claim")
     for number, (name, claim) in enumerate(experiments.items(), 1):
-        click.echo(f"{number:3}  {name:<{width}}  {claim}")
+        table.add_row(str(number), name, claim)
+    print_table(table)
     click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
 
 
@@ -289,19 +297,21 @@ def _done(name: str, quick: bool, seed: int, *, progress: bool) -> Done:
     return done
 
 
-def _write(done: list[Done], out: Path, name: str, as_json: bool) -> None:
+def _tell(done: list[Done], out: Path | None, name: str, as_json: bool) -> None:
+    """Print what came out, and write it into the folder where there is one."""
     from regard.lab.pages import report
 
-    page, numbers = out / f"{name}.html", out / f"{name}.json"
     results = [run.as_json() for run in done]
     whole = results[0] if len(results) == 1 else {"experiments": results}
-    try:
-        page.write_text(report(done), encoding="utf-8")
-        numbers.write_text(json.dumps(whole, indent=2), encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(f"cannot write into {str(out)!r}: {error.strerror}.") from error
+    files = {} if out is None else {kind: out / f"{name}.{kind}" for kind in ("html", "json")}
+    if out is not None:
+        try:
+            files["html"].write_text(report(done), encoding="utf-8")
+            files["json"].write_text(json.dumps(whole, indent=2), encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(f"cannot write into {str(out)!r}: {error.strerror}.") from error
     if as_json:
-        click.echo(json.dumps({**whole, "html": str(page), "json": str(numbers)}))
+        click.echo(json.dumps({**whole, **{kind: str(path) for kind, path in files.items()}}))
         return
     if len(done) > 1:
         n_confirmed = sum(run.result.verdict == "confirmed" for run in done)
@@ -309,4 +319,7 @@ def _write(done: list[Done], out: Path, name: str, as_json: bool) -> None:
     else:
         for check in done[0].result.checks:
             click.echo(f"  {'✓' if check.holds else '✗'} {check.what}: {check.measured} ({check.rule})")
-    click.echo(f"The report is in {page}, its numbers in {numbers}")
+    if out is None:
+        click.echo("--out FOLDER writes the report, with its figures.")
+    else:
+        click.echo(f"The report is in {files['html']}, its numbers in {files['json']}")

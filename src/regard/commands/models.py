@@ -8,6 +8,7 @@ import time
 import click
 
 from regard.commands.options import json_option, load_model, model_options
+from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
 
@@ -21,7 +22,6 @@ def families(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dict(rows), indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(
@@ -33,7 +33,7 @@ def families(as_json: bool) -> None:
         table.add_column(family)
     for name, values in rows:
         table.add_row(name, *values.values())
-    Console().print(table)
+    print_table(table)
 
 
 @click.group(invoke_without_command=True)
@@ -59,7 +59,6 @@ def models(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table()
@@ -69,7 +68,7 @@ def models(ctx: click.Context, as_json: bool) -> None:
         here = "yes" if row["path"] else f"no: regard models get {row['name']}"
         here = "shipped" if row["shipped"] else here
         table.add_row(*(str(row[key]) for key in ("name", "what", "megabytes", "licence")), here)
-    Console().print(table)
+    print_table(table)
     click.echo(
         "Any folder with config.json and model.safetensors, and any GGUF file of these families, loads too."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,6 +18,13 @@ def device_option(command: Command) -> Command:
     """`--device`."""
     return click.option(
         "--device", default="cpu", show_default=True, help="Where to compute: cpu, cuda, cuda:1, mps."
+    )(command)
+
+
+def picture_option(command: Command) -> Command:
+    """`--out`, without which no picture is written."""
+    return click.option(
+        "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the picture there, as PNG."
     )(command)
 
 

@@ -25,7 +25,7 @@ class Progress:
         self.path = path or state_file()
         self.entries: dict[str, dict[str, Any]] = {}
         try:
-            found = json.loads(self.path.read_text())
+            found = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return
         if isinstance(found, dict):
@@ -69,7 +69,7 @@ class Progress:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(f".{os.getpid()}.part")
-            partial.write_text(json.dumps(self.entries, indent=1))
+            partial.write_text(json.dumps(self.entries, indent=1), encoding="utf-8")
             partial.replace(self.path)
         except OSError as error:
             raise ArgumentError(f"cannot keep progress in {self.path}: {error.strerror}.") from error

@@ -12,7 +12,6 @@ import ctypes
 import importlib.util
 import json
 import os
-import resource
 import select
 import shutil
 import signal
@@ -62,7 +61,7 @@ def descendants(root: int) -> list[int]:
         for entry in os.listdir("/proc"):
             if entry.isdigit():
                 with contextlib.suppress(OSError, ValueError, IndexError):
-                    with open(f"/proc/{entry}/stat") as file:
+                    with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as file:
                         parent = int(file.read().rpartition(")")[2].split()[1])
                     parents.setdefault(parent, []).append(int(entry))
     found, queue = [], [root]
@@ -76,7 +75,7 @@ def descendants(root: int) -> list[int]:
 def is_running(pid: int) -> bool:
     """Whether there is such a process and it has not ended (one that nobody waited for has)."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except (OSError, IndexError):
         return False
@@ -121,9 +120,11 @@ def kill_tree(child: int) -> None:
 
 def _limit(memory: int, cpu_seconds: int) -> None:
     """Cap what this process may take beyond what torch already did."""
+    import resource  # here: only Unix has it
+
     used = 0
     with contextlib.suppress(OSError, ValueError):
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     wanted = (
         ("RLIMIT_AS", used + memory),
         ("RLIMIT_CPU", cpu_seconds),

@@ -123,7 +123,9 @@ def _crc(path: Path) -> int:
 
 def _flush(path: Path) -> None:
     """Wait until a file, or a folder's list of files, is on the disk itself."""
-    handle = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folder
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from regard.attention.allocation import keep_freed_memory
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, LoadError, TrainError
 from regard.files.loading import Loaded, save
@@ -123,6 +124,7 @@ def _begin(settings: Settings, folder: Path) -> None:
 
 def _run(settings: Settings, folder: Path, world: World, quiet: bool) -> Run:
     settings = replace(Settings.read(folder / "config.toml"), out=str(folder))
+    keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     try:

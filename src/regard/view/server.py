@@ -26,6 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from regard import __version__
+from regard.attention.allocation import keep_freed_memory
 from regard.errors import RegardError
 from regard.files import hub
 from regard.view.page import bundle, html, policy
@@ -192,6 +193,7 @@ class _Server(uvicorn.Server):
 
 def serve(session: Session, token: str, bound: socket.socket, start: dict[str, Any] | None = None) -> None:
     """Answer until the process is ended with Ctrl-C."""
+    keep_freed_memory()
     port = int(bound.getsockname()[1])
     config = uvicorn.Config(
         app(session, token, port, start), log_level="warning", access_log=False, lifespan="off"

@@ -12,7 +12,8 @@ from regard.heads.measures import measure
 from regard.heads.pruning import pruning_curve
 from regard.heads.relations import word_attention
 from regard.heads.survey import repeated_tokens, survey
-from regard.models.transformer import Transformer, initialise
+from regard.models.families import initialise
+from regard.models.transformer import Transformer
 from regard.tracing.take import trace
 
 # None of these was looked at when thresholds were chosen.

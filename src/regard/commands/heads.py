@@ -16,7 +16,6 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.files.loading import Loaded
     from regard.heads.labels import HeadLabel
     from regard.heads.survey import Survey
 
@@ -101,12 +100,13 @@ def heads(
     if piped and as_json:
         raise ArgumentError("--csv - and --json both print: give one of them.")
     loaded = load_model(model, random, seed, device)
+    from regard.files.loading import untrained
     from regard.heads.labels import share_labelled, table_of_rules
     from regard.heads.survey import survey
 
     surveys = {loaded.facts.name: survey(loaded, found, state=state, progress=not as_json)}
     if against is not None:
-        surveys["random weights"] = survey(_untrained(loaded, seed), found, progress=not as_json)
+        surveys["random weights"] = survey(untrained(loaded, seed), found, progress=not as_json)
     labels = {name: each.labels() for name, each in surveys.items()}
     missing_glyphs = _saved(_grids(surveys, labels), out)
     rows = _rows(surveys[loaded.facts.name], labels[loaded.facts.name])
@@ -198,7 +198,7 @@ def prune(
     figure = curves(lines, x_label="heads removed, %", y_label="loss (nats a token)", title=title)
     _saved(figure, out)
     if folder is not None:
-        ranked = ranked_heads(loaded.model, importances)
+        ranked = ranked_heads(loaded.transformer, importances)
         smaller = prune_heads(loaded, ranked[: round(remove * len(ranked))])
         save_pruned(smaller, folder)
     if as_json:
@@ -243,18 +243,6 @@ def _texts(text: str | None, path: Path | None) -> list[str]:
     if not found:
         raise ArgumentError(f"{path} has no text: it needs one a line.")
     return found
-
-
-def _untrained(loaded: Loaded, seed: int) -> Loaded:
-    """The same shape and tokenizer with random weights."""
-    from dataclasses import replace
-
-    from regard.models.transformer import Transformer, initialise
-
-    model = initialise(Transformer(loaded.model.config), seed)
-    model = model.to(next(loaded.model.parameters())).eval()
-    facts = replace(loaded.facts, name="random weights", trained=False)
-    return replace(loaded, model=model, facts=facts)
 
 
 def _rows(found: Survey, labels: list[HeadLabel]) -> list[dict[str, Any]]:

@@ -185,9 +185,9 @@ def fill_mask(model: Loaded, text: str, *, top: int = 5) -> list[FilledMask]:
     """The likeliest words for each mask in `text`, which is written as the tokenizer's mask token."""
     if model.tokenizer is None or model.tokenizer.special.mask is None:
         raise UnsupportedError("this model's tokenizer has no mask token.")
-    if model.model.config.head != "masked":
+    if model.model.head != "masked":
         raise UnsupportedError(
-            f"{model.facts.name} has head {model.model.config.head!r}: only a masked language head does."
+            f"{model.facts.name} has head {model.model.head!r}: only a masked language head does."
         )
     mask = model.tokenizer.special.mask
     ids = _encode_with_mask(model, text, mask)

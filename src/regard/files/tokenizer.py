@@ -218,9 +218,7 @@ def usual_special_ids(backend: Tokenizer) -> SpecialIds:
     return SpecialIds(**found)
 
 
-def byte_tokenizer(
-    vocab_size: int = 263, *, first: str | None = None, last: str | None = None
-) -> TextTokenizer:
+def byte_tokenizer(vocab_size: int = 263, first: str | None = None, last: str | None = None) -> TextTokenizer:
     """A tokenizer with one token per byte, for untrained models: any text goes in and comes back.
 
     Ids 0 to 255 are the bytes; then, as far as `vocab_size` allows, pad, bos, eos, cls, sep, mask, unk; the
@@ -272,15 +270,15 @@ _LLAMA3_PATTERN = (
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 
 
-def gguf_tokenizer(metadata: Mapping[str, Any], source: str = "the GGUF file") -> TextTokenizer:
-    """The byte-level BPE tokenizer that a GGUF file's metadata describes.
+def gguf_tokenizer(
+    metadata: Mapping[str, Any], source: str = "the GGUF file", *, usual_cut: str | None = None
+) -> TextTokenizer:
+    """The byte-level BPE tokenizer that a GGUF file's metadata describes; `usual_cut` where they do not say.
 
     `UnsupportedError` for another kind of tokenizer or an unknown way of cutting text; `LoadError` for
     metadata that contradict themselves.
     """
-    model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    if cut is None and metadata.get("general.architecture") == "gpt2":
-        cut = "gpt-2"  # files older than that key do not say, and this model has but one tokenizer
+    model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", usual_cut)
     if model != "gpt2":
         raise UnsupportedError(
             f"{source} has tokenizer {model!r}: of GGUF tokenizers, byte-level BPE ('gpt2') can be rebuilt."

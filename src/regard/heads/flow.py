@@ -132,7 +132,7 @@ def value_weighted(trace: Trace, model: Loaded | Transformer | None = None) -> T
 
     With the `model` sizes are after the output projection, as in the paper; without, of the values.
     """
-    found = model.model if isinstance(model, Loaded) else model
+    found = model.transformer if isinstance(model, Loaded) else model
     layers = []
     for layer in trace.layers:
         if not isinstance(layer, LayerTrace):
@@ -143,16 +143,6 @@ def value_weighted(trace: Trace, model: Loaded | Transformer | None = None) -> T
     return Trace(
         tuple(layers), trace.tokens, trace.source_tokens, trace.ids, trace.real, trace.text, trace.facts
     )
-
-
-def transformer_of(loaded: Loaded) -> Transformer:
-    """The model, whose heads can be measured and switched off; a recurrent one has none."""
-    if not isinstance(loaded.model, Transformer):
-        raise ArgumentError(
-            f"{loaded.facts.name} must be a Transformer: a recurrent model has one alignment and no heads. "
-            f"Got a {type(loaded.model).__name__}. `regard look` shows its alignment."
-        )
-    return loaded.model
 
 
 def attention_of(model: Transformer, name: str) -> MultiHeadAttention:
@@ -191,7 +181,7 @@ def logit_attribution(
     The last norm is held at the scale it had, so that the parts add up to the score exactly. With `against`
     it is the score of `token` minus that one's (Elhage et al. 2021; Wang et al. 2022).
     """
-    found = model.model if isinstance(model, Loaded) else model
+    found = model.transformer if isinstance(model, Loaded) else model
     config = found.config
     if config.head != "language" or config.kind != "decoder" or not config.block.norm_first:
         raise UnsupportedError(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.heads.flow import attention_of, transformer_of
+from regard.heads.flow import attention_of
 from regard.models.pruned import PrunedAttention
 from regard.models.transformer import Transformer
 
@@ -37,7 +37,7 @@ def importance(
     would do. The absolute value is taken for each text, lest effects of opposite sign cancel. `loss` is
     the model's own by default: of the next token, or of hidden tokens.
     """
-    model, find_loss = transformer_of(loaded), loss or loss_of(loaded)
+    model, find_loss = loaded.transformer, loss or loss_of(loaded)
     gates = len(model.attention_names), model.config.block.n_head
     total = torch.zeros(gates, dtype=torch.float64)
     examples = encoded(loaded, texts)
@@ -62,7 +62,7 @@ def mean_loss(
 ) -> float:
     """The mean loss over texts."""
     find_loss = loss or loss_of(loaded)
-    values = [float(find_loss(loaded.model, ids, head_gate)) for ids in encoded(loaded, texts)]
+    values = [float(find_loss(loaded.transformer, ids, head_gate)) for ids in encoded(loaded, texts)]
     return sum(values) / len(values)
 
 
@@ -76,7 +76,7 @@ def ablation(
     layers: Sequence[int] | None = None,
 ) -> Float[Tensor, "layer head"]:
     """By how much the mean loss rises without each head; NaN for layers not asked for."""
-    model = loaded.model
+    model = loaded.transformer
     names, n_head = model.attention_names, model.config.block.n_head
     means = head_means(loaded, texts) if how == "mean" else None
     before = mean_loss(loaded, texts, loss=loss)
@@ -93,7 +93,7 @@ def ablation(
 @torch.no_grad()
 def head_means(loaded: Loaded, texts: Texts) -> Float[Tensor, "layer head v_dim"]:
     """The mean output of each head, before the output projection, over all positions of all texts."""
-    model = loaded.model
+    model = loaded.transformer
     names, n_head = model.attention_names, model.config.block.n_head
     v_dim = attention_of(model, names[0]).v_dim
     sums = torch.zeros(len(names), n_head, v_dim, dtype=torch.float64)
@@ -170,7 +170,7 @@ def ablated(
 
 def loss_of(loaded: Loaded) -> Loss:
     """The loss a model was trained with: of each next token, or of hidden tokens."""
-    config = loaded.model.config
+    config = loaded.transformer.config
     if config.head == "language" and config.kind == "decoder":
         return next_token_loss
     special = None if loaded.tokenizer is None else loaded.tokenizer.special

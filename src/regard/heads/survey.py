@@ -26,8 +26,7 @@ from torch import Tensor, distributed
 
 from regard.errors import ArgumentError, LoadError
 from regard.files.loading import Loaded
-from regard.files.tensors import write_safetensors
-from regard.heads.flow import transformer_of
+from regard.files.safetensors import write_safetensors
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import Measures, measure
@@ -73,7 +72,7 @@ def repeated_tokens(
 
     The second half can be foretold by nothing but looking back at the first.
     """
-    vocab = loaded.model.config.vocab
+    vocab = loaded.transformer.config.vocab
     special = set() if loaded.tokenizer is None else set(loaded.tokenizer.special.all())
     allowed = torch.tensor([index for index in range(vocab) if index not in special])
     if not 1 <= n_token <= len(allowed):
@@ -120,7 +119,7 @@ def survey(
         raise ArgumentError(
             f"n_repeat must not be negative and longest at least 2. Got {n_repeat} and {longest}."
         )
-    model = transformer_of(loaded)
+    model = loaded.transformer
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: a survey reads texts.")
     inputs: list[Any] = [loaded.tokenizer.encode(text)[:longest] for text in texts]
@@ -132,8 +131,8 @@ def survey(
         n_token = min(n_token, (limit - sum(map(len, _around(loaded)))) // 2)
     inputs += [repeated_tokens(loaded, n_token, seed + index).tolist() for index in range(n_repeat)]
     counts = counts_of(texts, loaded.tokenizer)
-    if counts.shape[0] < loaded.model.config.vocab:
-        counts = torch.nn.functional.pad(counts, (0, loaded.model.config.vocab - counts.shape[0]))
+    if counts.shape[0] < loaded.transformer.config.vocab:
+        counts = torch.nn.functional.pad(counts, (0, loaded.transformer.config.vocab - counts.shape[0]))
     store = _Store(None if state is None else Path(state), _fingerprint(loaded, inputs))
     done = store.read()
     rank, n_process = _place()
@@ -161,15 +160,15 @@ def survey(
 
 def _names(loaded: Loaded) -> list[str]:
     """The layers that have heads: one pruned empty is never heard of."""
-    kept = loaded.model.config.kept_heads
+    kept = loaded.transformer.config.kept_heads
     names = loaded.model.attention_names
     return names if kept is None else [name for name, heads in zip(names, kept, strict=True) if heads]
 
 
 def _n_heads(loaded: Loaded) -> list[int]:
-    kept = loaded.model.config.kept_heads
+    kept = loaded.transformer.config.kept_heads
     if kept is None:
-        return [loaded.model.config.block.n_head] * len(loaded.model.attention_names)
+        return [loaded.transformer.config.block.n_head] * len(loaded.model.attention_names)
     return [len(heads) for heads in kept if heads]
 
 
@@ -236,7 +235,7 @@ def _shown(indices: list[int], progress: bool) -> Any:
 def _fingerprint(loaded: Loaded, inputs: list[list[int]]) -> str:
     """What makes two surveys the same: the model's weights (in sum), its shape and every input."""
     digest = hashlib.sha256(json.dumps(inputs).encode())
-    digest.update(repr(loaded.model.config).encode())
+    digest.update(repr(loaded.transformer.config).encode())
     for parameter in loaded.model.parameters():
         digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
     return digest.hexdigest()

@@ -14,8 +14,8 @@ from regard.heads import measures
 from regard.lab.drawing import finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
 from regard.lab.texts import TEXTS
-from regard.models.families import FAMILIES
-from regard.models.transformer import Transformer, initialise
+from regard.models.families import FAMILIES, initialise
+from regard.models.transformer import Transformer
 from regard.tracing import take as capture
 from regard.tracing.layers import LayerTrace
 

@@ -31,7 +31,7 @@ def run(quick: bool, seed: int) -> Result:
         for share in shares:
             draws = []
             for number in range(n_draw if order == "random" else 1):
-                ranked = pruned.ranked_heads(loaded.model, important, order, seed + number)
+                ranked = pruned.ranked_heads(loaded.transformer, important, order, seed + number)
                 smaller = pruned.prune(loaded, ranked[: round(share * len(ranked))])
                 draws.append(_losses(smaller, tested))
             after = [sum(each) / len(each) for each in zip(*draws, strict=True)]

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from regard.drawing.figures import heat_map
-from regard.files.loading import Loaded, load
+from regard.files.loading import Loaded, load, untrained
 from regard.heads import survey as surveys
 from regard.lab.drawing import bars, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
 from regard.lab.texts import TEXTS
-from regard.models.transformer import Transformer, initialise
 from regard.tracing import take as capture
 
 VAGUE = ("broadcast", "mixed", "none")  # labels that name nothing a head looks at
-
-
-def untrained(loaded: Loaded, seed: int) -> Loaded:
-    """The same shape and tokenizer with the weights a training starts from."""
-    model = initialise(Transformer(loaded.model.config), seed).eval()
-    return replace(loaded, model=model, facts=replace(loaded.facts, name="random weights", trained=False))
 
 
 def _heads(loaded: Loaded, quick: bool, seed: int, name: str) -> tuple[Measurement, Measurement, list[float]]:

@@ -72,7 +72,7 @@ class Engine:
 
     def __init__(self, model: Transformer) -> None:
         assert model.decoder is not None  # why_not made sure
-        pack = pack_int8 if model.decode_weights == "int8" else pack_float
+        pack = pack_int8 if model.packed == "int8" else pack_float
         config, block = model.config, model.config.block
         blocks = cast(list[Block], list(model.decoder.blocks))
         attention = blocks[0].attention
@@ -83,11 +83,11 @@ class Engine:
         self.token = model.token.weight.detach()
         self.place = None if model.position is None else cast(Tensor, model.position.weight).detach()
         self.embed_norm = None if model.embed_norm is None else _norm(model.embed_norm)
-        smooth = calibrated(model, blocks) if model.decode_weights == "int8" else [Smooth()] * len(blocks)
+        smooth = calibrated(model, blocks) if model.packed == "int8" else [Smooth()] * len(blocks)
         self.layers = [_pack_layer(each, pack, factors) for each, factors in zip(blocks, smooth, strict=True)]
         head = (model.token if model.unembed is None else model.unembed).weight.detach() * config.head_scale
         norm = model.decoder.norm
-        even = evened(head) if model.decode_weights == "int8" and norm is not None else None
+        even = evened(head) if model.packed == "int8" and norm is not None else None
         self.norm = None if norm is None else _norm(norm, even)
         self.unembed = pack(head if even is None else head * even, None, two_digits=True)
         self.relative = model.decoder.relative
@@ -253,7 +253,7 @@ def _joined(
 def why_not(model: Transformer) -> str | None:
     """The reason why this model takes the readable path, or None."""
     config, decoder = model.config, model.decoder
-    if (reason := why_not_int8() if model.decode_weights == "int8" else why_not_float()) is not None:
+    if (reason := why_not_int8() if model.packed == "int8" else why_not_float()) is not None:
         return reason
     if model.training:
         return "the model is in training mode"
@@ -298,7 +298,7 @@ def engine(model: Transformer) -> Engine | None:
     """
     if why_not(model) is not None:
         return None
-    state = (model.decode_weights, tuple((each.data_ptr(), each._version) for each in model.parameters()))
+    state = (model.packed, tuple((each.data_ptr(), each._version) for each in model.parameters()))
     kept = _ENGINES.get(model)
     if kept is None or kept[0] != state:
         with torch.no_grad():

@@ -21,7 +21,7 @@ from regard.attention.linear import EluPlusOne, FeatureMap, Quadratic, RandomFea
 from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
 from regard.errors import RegardError, TraceError, UnsupportedError
-from regard.files.tensors import write_safetensors
+from regard.files.safetensors import write_safetensors
 from regard.tracing.layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
 from regard.tracing.rule_parts import visibility_tensors
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
-from regard.models.seq2seq import Seq2Seq
+from regard.models.model import Model
 from regard.models.transformer import Transformer
 from regard.tracing.hf_registry import implementation_of
 from regard.tracing.layers import Kind, LayerTrace
@@ -75,7 +75,7 @@ def trace(
         tokenizer = model.tokenizer
     if not isinstance(found, nn.Module):
         raise ArgumentError(f"model must be a Loaded model or a torch.nn.Module. Got {type(found).__name__}.")
-    if isinstance(found, Transformer | Seq2Seq):
+    if isinstance(found, Model):
         start = model.start_token if isinstance(model, Loaded) else None
         fed = feed_ours(found, text_or_tokens, target, tokenizer, start)
         recorder = run_ours(
@@ -136,9 +136,7 @@ def labels(ids: Tensor | None, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(tokenizer.tokens(row)) for row in ids.tolist())
 
 
-def feed_ours(
-    model: Transformer | Seq2Seq, given: Any, target: Any, tokenizer: Any, start_token: int | None
-) -> Fed:
+def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token: int | None) -> Fed:
     """What one of our models is given."""
     if isinstance(given, Mapping | tuple):
         raise ArgumentError(
@@ -147,8 +145,7 @@ def feed_ours(
         )
     device = next(model.parameters()).device
     ids, real, text = encoded(given, tokenizer, device)
-    both = isinstance(model, Seq2Seq) or model.config.kind == "encoder-decoder"
-    if not both:
+    if model.kind != "encoder-decoder":
         if target is not None:
             raise ArgumentError("only an encoder-decoder has a target: give the whole text as one.")
         return Fed((ids,), {"visible": real}, ids, real=real, text=text)
@@ -163,22 +160,14 @@ def feed_ours(
         target_ids = torch.cat([first, target_ids], dim=1)
         if target_real is not None:
             target_real = torch.cat([torch.ones_like(first, dtype=torch.bool), target_real], dim=1)
-    if isinstance(model, Seq2Seq):
-        kwargs = {"source_visible": real}
-    else:
-        kwargs = {"visible": real, "target_visible": target_real}
+    kwargs = {"visible": real, "target_visible": target_real}
     return Fed((ids, target_ids), kwargs, target_ids, ids, target_real, real, text)
 
 
-def run_ours(
-    model: Transformer | Seq2Seq, fed: Fed, recorder: Recorder, head_gate: Tensor | None = None
-) -> Recorder:
+def run_ours(model: Model, fed: Fed, recorder: Recorder, head_gate: Tensor | None = None) -> Recorder:
     """Run a model of ours with a recorder, without its logits: nothing looks at them."""
-    kwargs = dict(fed.kwargs)
-    if isinstance(model, Transformer):
-        kwargs["logits"] = "none"
     with torch.no_grad(), reporting(model, recorder):
-        model(*fed.args, **kwargs, record=recorder, head_gate=head_gate)
+        model(*fed.args, **fed.kwargs, logits="none", record=recorder, head_gate=head_gate)
     return recorder
 
 
@@ -219,7 +208,7 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
 
 
 def recorder_options(
-    model: Transformer | Seq2Seq,
+    model: Model,
     fed: Fed,
     layers: Sequence[int | str] | None,
     keep_v: bool,

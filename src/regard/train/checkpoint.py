@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.errors import TrainError
-from regard.files.tensors import write_safetensors
+from regard.files.safetensors import write_safetensors
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 KEPT = 2  # the newest, and the one before it

@@ -13,11 +13,11 @@ from pathlib import Path
 from regard.errors import ArgumentError, LoadError
 from regard.files.tokenizer import TextTokenizer
 from regard.train.batches import BlockExamples, Examples, GeneratedExamples, PairExamples
-from regard.train.build import start_token
+from regard.train.build import start_token, transformer_config
 from regard.train.data import BadLines, TokenFile, TokenWriter, read_lines, read_pairs
 from regard.train.settings import GENERATED, Settings
 from regard.train.tasks import GeneratedTask, generated_task
-from regard.train.vocabulary import SPECIAL, Around, train_tokenizer
+from regard.train.vocabulary import SPECIAL, train_tokenizer
 
 Pairs = tuple[tuple[str, str], ...]
 FINAL_SIZE = 2000  # held-out examples of a generated task on which the finished model is scored
@@ -77,8 +77,7 @@ def _tokenizer(settings: Settings, folder: Path) -> TextTokenizer:
         texts = (side for _, *pair in read_pairs(settings.pairs, BadLines()) for side in pair)
     else:
         texts = read_lines(settings.text, BadLines())
-    around: Around = "none" if settings.task == "lm" else "end"
-    tokenizer = train_tokenizer(settings.tokenizer, texts, vocab=settings.vocab, around=around)
+    tokenizer = train_tokenizer(settings.tokenizer, texts, vocab=settings.vocab, end=settings.task != "lm")
     tokenizer.save(folder)
     return tokenizer
 
@@ -182,7 +181,8 @@ def _open_pairs(settings: Settings, tokenizer: TextTokenizer, data: Path) -> Cor
 
 def _open_text(settings: Settings, tokenizer: TextTokenizer, data: Path) -> Corpus:
     rows = TokenFile(data / "train")
-    mask = tokenizer.special.mask if settings.model == "bert" else None
+    masked = transformer_config(settings, tokenizer).head == "masked"
+    mask = tokenizer.special.mask if masked else None
 
     def blocks(file: TokenFile, first: int, last: int, *, moving: bool) -> BlockExamples:
         """The rows from `first` up to `last`."""

@@ -14,7 +14,6 @@ import torch
 
 from regard.drawing.figures import curves, heat_map
 from regard.files.loading import Loaded
-from regard.models.seq2seq import Seq2Seq
 from regard.tracing.take import trace
 from regard.train.settings import Settings
 
@@ -152,7 +151,7 @@ def alignment_maps(loaded: Loaded, pairs: Sequence[tuple[str, str]], folder: Pat
     for index, (source, answer) in enumerate(pairs, 1):
         found = trace(loaded, source, target=answer)
         cross = [layer for layer, name in enumerate(loaded.model.attention_names) if name.endswith("cross")]
-        n_head = 1 if isinstance(loaded.model, Seq2Seq) else loaded.model.config.block.n_head
+        n_head = loaded.model.sizes.n_head
         weights = torch.stack([found.weights(cross[-1], head) for head in range(n_head)]).mean(0)
         # A row's query has read the word before; it is named by the word that is written from it.
         title = source if n_head == 1 else f"{source} (last layer, mean of {n_head} heads)"

@@ -30,7 +30,7 @@ from torch import Tensor
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, LoadError, TrainError
 from regard.files.loading import Loaded, save
-from regard.files.tensors import write_safetensors
+from regard.files.safetensors import write_safetensors
 from regard.train import checkpoint
 from regard.train.batches import Batches
 from regard.train.build import Objective, build_model, finished
@@ -220,9 +220,9 @@ class _Running:
 
     def _loaded(self, weights: Mapping[str, Tensor]) -> Loaded:
         """A model for use with these weights."""
-        model = build_model(self.settings, self.corpus.tokenizer)
-        model.load_state_dict(dict(weights), strict=False)  # buffers follow from the config
-        return finished(model.to(self.device), self.settings, self.corpus.tokenizer, str(self.folder))
+        loaded = finished(self.settings, self.corpus.tokenizer, weights, str(self.folder))
+        loaded.model.to(self.device)
+        return loaded
 
     def _evaluate(self) -> list[float]:
         weights = self.training.weights()
@@ -250,7 +250,7 @@ class _Running:
         loss, _ = mean_loss(objective, held_out.examples, max(settings.batch_tokens, 2048), self.pad, limit)
         values: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
         if settings.task == "lm":
-            if settings.model == "bert":  # a masked word's loss says nothing of a whole text's size
+            if loaded.model.head == "masked":  # a masked word's loss says nothing of a whole text's size
                 return values, []
             values["bits_per_byte"] = bits_per_byte(loss, 1, 1) / held_out.bytes_per_token
             prompt = torch.as_tensor(held_out.examples.get(0, 0).inputs[: settings.context // 2 or 1])

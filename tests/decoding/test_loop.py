@@ -6,7 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from regard.decoding.loop import Choice, fill_mask, generate, stream
+from regard.decoding.loop import generate, stream
+from regard.decoding.masked import fill_mask
+from regard.decoding.sampling import Choice
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import load
 

@@ -148,7 +148,7 @@ class _Cursor:
 
     def texts(self, count: int, what: str) -> list[str]:
         """`count` strings: as `text` each, in one loop, since vocabularies have a hundred thousand."""
-        found = []
+        strings = []
         read, at, length = self.file.read, self.at, struct.Struct("<Q")
         for index in range(count):
             if at + 8 > self.limit:
@@ -160,11 +160,11 @@ class _Cursor:
             if at > self.limit:
                 raise self.fail(f"item {index} of {what} would take {n_bytes} bytes, which goes past the end")
             try:
-                found.append(read(n_bytes).decode("utf-8"))
+                strings.append(read(n_bytes).decode("utf-8"))
             except UnicodeDecodeError as error:
                 raise self.fail(f"item {index} of {what} is not UTF-8") from error
         self.at = at
-        return found
+        return strings
 
     def number(self, kind: int, what: str) -> int | float | bool:
         dtype = _NUMBERS[kind]

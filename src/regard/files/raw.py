@@ -239,10 +239,10 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    found = read_json(index).get("weight_map")
-    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
         raise LoadError(f"{index} has no weight_map: it must map each tensor's name to a file's.")
-    return found
+    return named
 
 
 def _check_index(folder: Path, tensors: Mapping[str, LazyTensor]) -> None:

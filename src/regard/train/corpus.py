@@ -120,7 +120,8 @@ def _write_pairs(
         lines = read_pairs(paths, bad)
         while chunk := list(islice(lines, _CHUNK)):
             ids = [
-                each.ids for each in tokenizer.backend.encode_batch([t for _, *pair in chunk for t in pair])
+                encoding.ids
+                for encoding in tokenizer.backend.encode_batch([t for _, *pair in chunk for t in pair])
             ]
             for index, (line, source, target) in enumerate(chunk):
                 rows = ids[2 * index : 2 * index + 2]
@@ -145,8 +146,8 @@ def _write_text(
     with _writer(data / name, tokenizer) as writer:
         lines = read_lines(paths, bad)
         while chunk := list(islice(lines, _CHUNK)):
-            for text, each in zip(chunk, tokenizer.backend.encode_batch(chunk), strict=True):
-                writer.add(each.ids, len(text.encode()))
+            for text, encoding in zip(chunk, tokenizer.backend.encode_batch(chunk), strict=True):
+                writer.add(encoding.ids, len(text.encode()))
         _refuse(bad, settings, paths)
         writer.finish(bad)
 
@@ -199,8 +200,8 @@ def _open_text(settings: Settings, tokenizer: TextTokenizer, data: Path) -> Corp
         )
 
     def held_out(file: TokenFile, first: int) -> HeldOut:
-        found = blocks(file, first, len(file), moving=False)
-        return HeldOut(found, bytes_per_token=file.n_byte(first, len(file)) / len(found.tokens))
+        examples = blocks(file, first, len(file), moving=False)
+        return HeldOut(examples, bytes_per_token=file.n_byte(first, len(file)) / len(examples.tokens))
 
     last = len(rows)
     if settings.valid:
@@ -220,8 +221,10 @@ def _notes(rows: TokenFile) -> tuple[str, ...]:
     bad = dict(rows.bad)
     total = bad.pop("total", 0)
     if total:
-        told = "; ".join(f"{count} {reason} ({', '.join(where)})" for reason, (count, where) in bad.items())
-        notes.append(f"{total} bad lines were skipped: {told}")
+        reasons = "; ".join(
+            f"{count} {reason} ({', '.join(where)})" for reason, (count, where) in bad.items()
+        )
+        notes.append(f"{total} bad lines were skipped: {reasons}")
     if rows.unknown:
         part = rows.unknown / len(rows.tokens)
         notes.append(f"{part:.2%} of the training tokens are unknown words: a larger vocab knows more.")

@@ -43,7 +43,8 @@ from regard.attention.softmax import attend
 from regard.decoding.loop import generate
 from regard.files import hub
 from regard.files.loading import Loaded, load, save
-from regard.models.transformer import Transformer, initialise
+from regard.models.families import initialise
+from regard.models.transformer import Transformer
 
 N_NEW = 8  # tokens decoded in one call
 REST = 0.5  # seconds: OpenMP's threads wait for work, at full speed, for 0.2 s
@@ -85,8 +86,8 @@ class Continued(nn.Module):
 def ours(
     folder: Path, weights: Literal["float32", "int8"], n_cached: int, batch: int, n_new: int
 ) -> Callable[[], object]:
-    model = load(folder).model
-    model.decode_weights = weights
+    model = load(folder).transformer
+    model.packed = weights
     continued = Continued(model, n_cached, batch)
     prompt = continued.tokens[:, None]
     return lambda: generate(continued, prompt, max_new=n_new, stop=())
@@ -205,7 +206,7 @@ class Setting:
 
     def bytes_read(self, int8: bool) -> int:
         """Bytes of weights and of cached keys and values that one step must read."""
-        model: Transformer = self.loaded.model
+        model = self.loaded.transformer
         assert model.decoder is not None
         matrices = sum(each.numel() for each in model.decoder.parameters() if each.dim() == 2)
         head = model.token.weight if model.unembed is None else model.unembed.weight
@@ -214,7 +215,7 @@ class Setting:
     @property
     def cached_bytes(self) -> int:
         """Bytes of all keys and values."""
-        config = self.loaded.model.config
+        config = self.loaded.transformer.config
         block = config.block
         dim = block.qk_dim or block.model_dim // block.n_head
         heads = 2 * self.batch * (block.n_kv_head or block.n_head)
@@ -294,7 +295,7 @@ def perplexity(loaded: Loaded, n_token: int, weights: str) -> float:
     """exp of the mean surprise at each token of a fixed text, decoded one by one."""
     assert loaded.tokenizer is not None
     ids = torch.tensor(loaded.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:n_token])
-    loaded.model.decode_weights = "int8" if weights == "int8" else "float32"
+    loaded.transformer.packed = "int8" if weights == "int8" else "float32"
     scores, decoding = loaded.model.begin(ids[None, :1])
     surprise = 0.0
     for token in ids[1:]:
@@ -314,10 +315,10 @@ def perplexities(name: str, loaded: Loaded, n_token: int) -> PlainTable:
     )
 
 
-def of_shape(name: str, **changes: int) -> Loaded:
+def of_shape(name: str, **changes: Any) -> Loaded:
     """A published shape with random weights, and a few changes: more positions, or fewer layers."""
     loaded = load(name, random=True)
-    config = replace(loaded.model.config, **changes)
+    config = replace(loaded.transformer.config, **changes)
     return replace(loaded, model=initialise(Transformer(config), seed=0).eval())
 
 

@@ -43,7 +43,8 @@ from regard.heads.measures import measure
 from regard.heads.pruning import prune, pruning_curve, ranked_heads
 from regard.heads.relations import RelationScore, score_relations
 from regard.heads.surveys import survey
-from regard.models.transformer import Transformer, initialise
+from regard.models.families import initialise
+from regard.models.transformer import Transformer
 from regard.tracing.layers import LayerTrace
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
@@ -221,7 +222,7 @@ def label_table(options: Options) -> PlainTable:
         loaded = model_of(name)
         columns[name] = share_labelled(survey(loaded, texts, progress=False).labels())
         random = Loaded(
-            initialise(Transformer(loaded.model.config), 0).eval(), loaded.tokenizer, loaded.facts
+            initialise(Transformer(loaded.transformer.config), 0).eval(), loaded.tokenizer, loaded.facts
         )
         columns[f"{name}, random"] = share_labelled(survey(random, texts, progress=False).labels())
     lines = [["label", *columns]]
@@ -253,10 +254,10 @@ def pruning_tables(options: Options) -> list[RatioTable | PlainTable]:
     )
     n_token = 128 if options.quick else 1024
     ids = torch.randint(0, 40_000, (1, n_token), generator=torch.Generator().manual_seed(0))
-    ranked = ranked_heads(loaded.model, scores)
+    ranked = ranked_heads(loaded.transformer, scores)
     cases: dict[str, Case] = {}
     for share in (0.0, 0.3, 0.6):
-        model = prune(loaded, ranked[: round(share * len(ranked))]).model
+        model = prune(loaded, ranked[: round(share * len(ranked))]).transformer
 
         def forward(model: Transformer = model) -> object:
             with torch.no_grad():

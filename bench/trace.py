@@ -29,8 +29,8 @@ from timing import (
 )
 
 from regard.files.loading import load
-from regard.models.families import FAMILIES
-from regard.models.transformer import Transformer, initialise
+from regard.models.families import FAMILIES, initialise
+from regard.models.transformer import Transformer
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
 
@@ -46,8 +46,7 @@ LONG = 4096  # from here on a forward takes many seconds, and fewer rounds do
 def model_of(name: str, quick: bool) -> Transformer:
     """SmolLM2 as published, or GPT-2 small with random weights and room for every length."""
     if name == "SmolLM2":
-        real: Transformer = load("smollm2", random=quick).model
-        return real
+        return load("smollm2", random=quick).transformer
     config = FAMILIES["gpt2"].config(FAMILIES["gpt2"].sizes["gpt2"])
     config = replace(config, n_position=max(LENGTHS))
     return initialise(Transformer(config), seed=0).eval()

@@ -26,11 +26,12 @@ from regard.drawing.figures import heat_map
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "regard"
 
-# The layout of docs/ARCHITECTURE.md: packages lowest first, and the files of each lowest first.
+# The layout of docs/ARCHITECTURE.md: packages lowest first, and the files of each lowest first. A package
+# inside another is one entry of it, and has a row for its own files.
 LAYOUT = {
-    package: re.findall(r"`(\w+)`", files)
+    package.replace("/", "."): re.findall(r"`(\w+)`", files)
     for package, files in re.findall(
-        r"^\| `(\w+)(?:/|\.py)` \| ([^|]*)\|",
+        r"^\| `([\w/]+?)(?:/|\.py)` \| ([^|]*)\|",
         (ROOT / "docs" / "ARCHITECTURE.md").read_text(),
         flags=re.MULTILINE,
     )
@@ -82,12 +83,16 @@ def imported_modules(source, inside):
 
 
 def place(module):
-    """Where a module stands in the layout: the number of its package, and its own number there."""
-    package, _, file = module.partition(".")
+    """Where a module stands in the layout: the number of its package, its own there, and below that."""
+    package, *names = module.split(".")
     if package not in ORDER:
         return None
-    files, file = LAYOUT[package], file.partition(".")[0]
-    return ORDER.index(package), files.index(file) if file in files else len(files)
+    numbers, parts = [ORDER.index(package)], [package]
+    for name in names:
+        files = LAYOUT.get(".".join(parts), [])
+        numbers.append(files.index(name) if name in files else len(files))
+        parts.append(name)
+    return numbers[: 1 + sum(".".join(parts[:depth]) in LAYOUT for depth in range(1, len(parts)))]
 
 
 def wrong_way(source, inside):
@@ -96,7 +101,7 @@ def wrong_way(source, inside):
     return [
         module
         for module in imported_modules(source, inside)
-        if (there := place(module)) is None or there > here or (there[0] > here[0])
+        if (there := place(module)) is None or there > here
     ]
 
 
@@ -112,7 +117,7 @@ def test_the_architecture_page_lists_every_file_once():
     there = {module for module in MODULES if not module.endswith(".__init__")}
     listed = {f"{package}.{file}" for package, files in LAYOUT.items() for file in files}
     alone = {package for package, files in LAYOUT.items() if not files}
-    assert listed | alone <= there | BESIDE
+    assert listed | alone <= there | BESIDE | set(LAYOUT)
     assert {module for module in there - listed - alone if module.partition(".")[0] not in BESIDE} == set()
     assert all(len(files) == len(set(files)) for files in LAYOUT.values())
 
@@ -133,6 +138,14 @@ def test_the_architecture_page_lists_every_file_once():
 def test_the_import_check_finds_each_way_of_importing(source, found):
     """The check above fails on every form a wrong import can take, and on no right one."""
     assert wrong_way(source, "attention.softmax") == found
+
+
+def test_the_order_inside_a_package_of_a_package_is_checked():
+    """A family imports what all families share, and neither another family nor the list of them."""
+    wrong = ["models.families.t5.T5", "models.families.FAMILIES"]
+    source = "from regard.models.families import FAMILIES\nfrom regard.models.families.t5 import T5"
+    assert sorted(wrong_way(source, "models.families.gpt2")) == sorted(wrong)
+    assert wrong_way("from regard.models.families.family import Family", "models.families.gpt2") == []
 
 
 def test_the_public_names_are_pinned():

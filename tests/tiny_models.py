@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from regard.files.loading import Loaded, ModelFacts
 from regard.files.tokenizer import byte_tokenizer
 from regard.layers.block import BlockConfig
-from regard.models.transformer import Transformer, TransformerConfig, initialise
+from regard.models.families import initialise
+from regard.models.transformer import Transformer, TransformerConfig
 
 TEXT = "the cat sat on the mat because it was tired"
 FAMILIES = {

@@ -22,7 +22,7 @@ _HOME = {
     "attend": "attention.softmax",
     "attend_hard": "attention.softmax",
     "attend_linear": "attention.linear",
-    "fill_mask": "decoding.loop",
+    "fill_mask": "decoding.masked",
     "generate": "decoding.loop",
     "gru_forward": "recurrent.cells",
     "gru_step": "recurrent.cells",
@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from regard.attention.scores import ScoreRule
     from regard.attention.softmax import Attended, attend, attend_hard, masked_softmax, weights
     from regard.attention.visibility import Visibility
-    from regard.decoding.loop import fill_mask, generate
+    from regard.decoding.loop import generate
+    from regard.decoding.masked import fill_mask
     from regard.errors import RegardError
     from regard.files.loading import load
     from regard.layers.attention import AdditiveAttention, MultiHeadAttention

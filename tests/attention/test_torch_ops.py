@@ -13,9 +13,10 @@ from regard.attention import torch_ops
 from regard.attention.scores import ScoreRule
 from regard.attention.torch_ops import _operator
 from regard.layers.block import BlockConfig
+from regard.models.families import initialise
 from regard.models.packing import why_not_int8
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from regard.models.transformer import Transformer, TransformerConfig, initialise
+from regard.models.transformer import Transformer, TransformerConfig
 
 SOURCE = Path(regard.__file__).parent
 OPERATIONS = sorted(name for name in vars(torch_ops) if name.isupper() and name != "SEQUENCE")
@@ -79,7 +80,7 @@ def recurrences():
         )
         model = Seq2Seq(config).eval()
         source, target = torch.randint(31, (3, 7)), torch.randint(13, (3, 5))
-        logits = model(source, target, source_visible=visible).logits
+        logits = model(source, target, visible=visible).logits
         found += [logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))]
     return found
 

@@ -6,7 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from regard.decoding.loop import Choice, fill_mask, generate, stream
+from regard.decoding.loop import generate, stream
+from regard.decoding.masked import fill_mask
+from regard.decoding.sampling import Choice
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import load
 
@@ -168,8 +170,8 @@ def test_generating_is_taking_the_best_of_whole_forwards(small, name):
 @pytest.fixture(scope="module")
 def small():
     """A small Transformer of a family with weights large enough that its choices are clear."""
-    from regard.models.families import FAMILIES
-    from regard.models.transformer import Transformer, initialise
+    from regard.models.families import FAMILIES, initialise
+    from regard.models.transformer import Transformer
 
     sizes = {
         "gpt2": {"vocab_size": 263, "n_positions": 61, "n_embd": 24, "n_layer": 2, "n_head": 3},

@@ -12,7 +12,6 @@ from tiny_gguf import HEAD_DIM, MODEL_DIM, damaged, llama_weights, write_llama
 from regard.errors import LoadError
 from regard.files import gguf as gguf_header
 from regard.files import raw as files
-from regard.files import tensors as tensor_files
 
 
 def test_a_gguf_file_gives_the_checkpoint_it_was_made_from(tmp_path):
@@ -64,7 +63,7 @@ def test_q4_1_is_scale_times_nibble_plus_minimum(tmp_path):
     path = tmp_path / "block"
     path.write_bytes(b"skip" + block)
     info = gguf_header.TensorInfo("x", (1, 32), int(Kind.Q4_1), "Q4_1", 4, len(block))
-    got = tensor_files.gguf_tensor(path, info).read()
+    got = gguf_header.gguf_tensor(path, info).read()
     assert got.tolist() == [[i * 0.5 - 2 for i in range(16)] + [(15 - i) * 0.5 - 2 for i in range(16)]]
 
 
@@ -73,7 +72,7 @@ def test_reading_in_chunks_changes_nothing(tmp_path, monkeypatch):
     path = write_llama(tmp_path / "tiny.gguf", Kind.Q4_1)
     name = "model.layers.0.mlp.up_proj.weight"
     whole = files.read(path).tensors[name].read()
-    monkeypatch.setattr(tensor_files, "CHUNK_ELEMENTS", 7 * MODEL_DIM)
+    monkeypatch.setattr(gguf_header, "CHUNK_ELEMENTS", 7 * MODEL_DIM)
     assert files.read(path).tensors[name].read().equal(whole)
 
 

@@ -8,9 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from regard.errors import ArgumentError, LoadError, UnsupportedError
 from regard.files.loading import load, save
-from regard.models.families import FAMILIES
-from regard.models.published import differences, published_config
-from regard.models.transformer import Transformer, initialise
+from regard.models.families import FAMILIES, differences, initialise, published_config
+from regard.models.transformer import Transformer
 
 TINY = {
     "gpt2": {"vocab_size": 263, "n_positions": 29, "n_embd": 12, "n_layer": 2, "n_head": 3},
@@ -40,18 +39,11 @@ def folder(tmp_path, monkeypatch):
     """Writes a tiny model of a family and gives its folder."""
 
     def write(family):
-        sizes = {"tiny": TINY[family]}
-        monkeypatch.setitem(FAMILIES, family, _with_sizes(FAMILIES[family], sizes))
+        monkeypatch.setattr(FAMILIES[family], "sizes", {"tiny": TINY[family]}, raising=False)
         save(load("tiny", random=True, seed=5), tmp_path / family)
         return tmp_path / family
 
     return write
-
-
-def _with_sizes(family, sizes):
-    from dataclasses import replace
-
-    return replace(family, sizes=sizes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

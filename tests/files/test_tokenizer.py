@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -89,36 +88,6 @@ def test_half_a_character_is_no_text():
         BYTES.encode("ab\ud800")
 
 
-# --- batches
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_batch_hides_exactly_its_padding(side):
-    """Where visible, each row is its text's ids; elsewhere it is padding, on the side asked for."""
-    texts = ["hello", "", "hi", "épée"]
-    batch = BYTES.batch(texts, side=side)
-    assert batch.ids.shape == batch.visible.shape == (4, 6)
-    assert batch.ids.dtype == torch.long
-    for row, visible, text in zip(batch.ids, batch.visible, texts, strict=True):
-        assert row[visible].tolist() == list(text.encode())
-        assert (row[~visible] == BYTES.special.pad).all()
-        n = int(visible.sum())
-        assert (visible[-n:] if side == "left" else visible[:n]).all() or n == 0
-
-
-def test_padding_needs_no_id_of_its_own():
-    """A vocabulary without a padding token pads with its end token."""
-    tokenizer = TextTokenizer(BYTES.backend, SpecialIds(eos=5))
-    assert tokenizer.batch(["abc", "a"]).ids.tolist() == [[97, 98, 99], [97, 5, 5]]
-
-
-@pytest.mark.parametrize(("texts", "side"), [([], "left"), ("one text", "left"), (["a"], "both")])
-def test_a_batch_of_nothing_or_to_no_side_is_refused(texts, side):
-    """One text is no list of texts."""
-    with pytest.raises(Exception, match=r"texts is|side"):
-        BYTES.batch(texts, side=side)
-
-
 # --- MiniLM
 
 
@@ -135,13 +104,6 @@ def test_offsets_point_into_the_text(minilm):
     ids, offsets = minilm.encode(text), minilm.offsets(text)
     assert [text[start:end] for start, end in offsets] == ["", "Unbelievable", ",", "Zoë", "!", ""]
     assert minilm.tokens(ids) == ["[CLS]", "unbelievable", ",", "zoe", "!", "[SEP]"]
-
-
-def test_a_padded_batch_of_minilm_has_its_pad_id(minilm):
-    """[PAD] is id 0 and hidden."""
-    batch = minilm.batch(["a cat", "cat"])
-    assert batch.ids.tolist() == [[101, 1037, 4937, 102], [101, 4937, 102, 0]]
-    assert batch.visible.tolist() == [[True] * 4, [True, True, True, False]]
 
 
 def test_a_model_without_a_chat_format_says_so(minilm):

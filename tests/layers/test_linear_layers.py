@@ -9,8 +9,8 @@ from regard.attention.visibility import Visibility
 from regard.decoding.loop import generate
 from regard.errors import UnsupportedError
 from regard.layers.attention import MultiHeadAttention
-from regard.models.families import FAMILIES
-from regard.models.transformer import Transformer, initialise
+from regard.models.families import FAMILIES, initialise
+from regard.models.transformer import Transformer
 
 KERNELS = ["elu1", "relu", "quadratic", "favor"]
 

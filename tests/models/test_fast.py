@@ -12,7 +12,8 @@ from regard.errors import ArgumentError
 from regard.files.loading import load
 from regard.layers.block import BlockConfig
 from regard.models import fast, packing
-from regard.models.transformer import Transformer, TransformerConfig, initialise
+from regard.models.families import initialise
+from regard.models.transformer import Transformer, TransformerConfig
 
 VOCAB, BATCH, PROMPT, STEPS = 37, 3, 5, 7
 # float32, a few layers: sums of some dozen products, in another order than the readable path.
@@ -383,7 +384,7 @@ def test_two_digits_leave_the_rounding_of_the_weights_alone(monkeypatch, vnni):
 def test_8_bit_decoding_stays_near_float32(name):
     """Scores differ by a few per cent of their spread; a factor folded wrongly would leave no likeness."""
     model, prompt = build(name), tokens(BATCH, PROMPT)
-    model.decode_weights = "int8"
+    model.packed = "int8"
     decoding, fed = begin(model, prompt, padded())
     for _ in range(3):
         new = tokens(BATCH)
@@ -396,17 +397,17 @@ def test_8_bit_decoding_stays_near_float32(name):
 
 def test_load_offers_8_bit_weights_and_its_facts_say_so():
     """The model itself is the same; only what decoding reads differs."""
-    plain, rounded = load("smollm2", random=True), load("smollm2", random=True, weights="int8")
-    assert (plain.facts.weights, rounded.facts.weights) == ("float32", "int8")
+    plain, rounded = load("smollm2", random=True), load("smollm2", random=True, packed="int8")
+    assert (plain.facts.packed, rounded.facts.packed) == ("float32", "int8")
     assert any("8 bits" in note for note in rounded.facts.notes)
-    assert rounded.model.decode_weights == "int8"
+    assert rounded.model.packed == "int8"
     assert torch.equal(plain.model.token.weight, rounded.model.token.weight)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"weights": "int4"}, {"weights": "int8", "dtype": torch.bfloat16}], ids=["int4", "bfloat16"]
+    "wrong", [{"packed": "int4"}, {"packed": "int8", "dtype": torch.bfloat16}], ids=["int4", "bfloat16"]
 )
-def test_load_refuses_weights_it_cannot_pack(wrong):
+def test_load_refuses_what_it_cannot_pack(wrong):
     """A clear error, before any file is read."""
     with pytest.raises(ArgumentError, match="int8"):
         load("gpt2", random=True, **wrong)

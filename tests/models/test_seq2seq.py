@@ -170,7 +170,7 @@ def test_logits_and_gradients_equal_the_step_loop(fields):
     model = build(**fields)
     source, visible, target = batch_of_sentences()
     wanted = torch.stack([logits for logits, _ in reference_batch(model, source, visible, target)])
-    got = model(source, target, source_visible=visible).logits
+    got = model(source, target, visible=visible).logits
     torch.testing.assert_close(got, wanted, **CLOSE)
     direction = torch.randn_like(wanted)
     parameters = dict(model.named_parameters())
@@ -188,10 +188,10 @@ def test_every_kind_trains_under_autocast(fields):
     """On any processor: oneDNN's LSTM in half precision, which few have, is not what runs."""
     model = build(**fields).float()
     source, visible, target = batch_of_sentences()
-    wanted = model(source, target, source_visible=visible).logits
+    wanted = model(source, target, visible=visible).logits
     for given in (visible, torch.ones_like(visible), None):
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model(source, target, source_visible=given).logits
+            logits = model(source, target, visible=given).logits
         if given is visible:  # some twenty roundings to 8 bits lie between tokens and logits
             assert (logits - wanted).norm() <= 20 * 2**-9 * wanted.norm()
         logits.float().sum().backward()
@@ -203,7 +203,7 @@ def test_any_number_of_layers_equals_the_step_loop(n_layer):
     model = build(n_layer=n_layer, cell="lstm", bidirectional=True)
     source, visible, target = batch_of_sentences()
     wanted = torch.stack([logits for logits, _ in reference_batch(model, source, visible, target)])
-    torch.testing.assert_close(model(source, target, source_visible=visible).logits, wanted, **CLOSE)
+    torch.testing.assert_close(model(source, target, visible=visible).logits, wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("side", ["left", "between"])
@@ -214,7 +214,7 @@ def test_padding_may_stand_anywhere(side, both, score):
     model = build(bidirectional=both, score=score)
     source, visible, target = batch_of_sentences(side)
     wanted = torch.stack([logits for logits, _ in reference_batch(model, source, visible, target)])
-    torch.testing.assert_close(model(source, target, source_visible=visible).logits, wanted, **CLOSE)
+    torch.testing.assert_close(model(source, target, visible=visible).logits, wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("fields", KINDS)
@@ -222,11 +222,11 @@ def test_padding_changes_nothing(fields):
     """More padding, and other tokens in it, leave every logit as it was."""
     model = build(**fields)
     source, visible, target = batch_of_sentences()
-    logits = model(source, target, source_visible=visible).logits
+    logits = model(source, target, visible=visible).logits
     other = torch.where(visible, source, (source + 1) % CONFIG.source_vocab)
     longer = torch.cat([other, torch.randint(CONFIG.source_vocab, (3, 4))], 1)
     longer_visible = torch.cat([visible, torch.zeros(3, 4, dtype=torch.bool)], 1)
-    torch.testing.assert_close(model(longer, target, source_visible=longer_visible).logits, logits, **CLOSE)
+    torch.testing.assert_close(model(longer, target, visible=longer_visible).logits, logits, **CLOSE)
 
 
 def test_padding_is_never_read():
@@ -236,7 +236,7 @@ def test_padding_is_never_read():
     source = torch.where(visible, source.clamp(min=1), 0)
     with torch.no_grad():
         model.encoder.embedding.weight[0] = math.nan
-    logits = model(source, target, source_visible=visible).logits
+    logits = model(source, target, visible=visible).logits
     assert torch.isfinite(logits).all()
     logits.sum().backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
@@ -246,7 +246,7 @@ def test_all_visible_is_the_same_as_not_saying_so():
     """The packed and the plain way of running the encoder agree where there is no padding."""
     model = build(bidirectional=True, cell="lstm")
     source, _, target = batch_of_sentences()
-    said = model(source, target, source_visible=torch.ones(3, 7, dtype=torch.bool)).logits
+    said = model(source, target, visible=torch.ones(3, 7, dtype=torch.bool)).logits
     torch.testing.assert_close(said, model(source, target).logits, **CLOSE)
 
 
@@ -256,7 +256,7 @@ def test_recorded_alignment_is_every_steps_softmax(fields):
     model = build(**fields)
     source, visible, target = batch_of_sentences("between")
     calls, record = recorder()
-    model(source, target, source_visible=visible, record=record)
+    model(source, target, visible=visible, record=record)
     names, queries, all_k, all_v, outs, lses, rules = zip(*calls, strict=True)
     assert names == ("decoder.cross",) * 5
     assert model.attention_names == ["decoder.cross"]
@@ -308,7 +308,7 @@ def test_a_gate_scales_what_attention_brings():
     gate = torch.tensor([[0.25]], dtype=torch.float64)
     reference_logits = reference_batch(model, source, visible, target, gate=0.25)
     wanted = torch.stack([logits for logits, _ in reference_logits])
-    got = model(source, target, source_visible=visible, head_gate=gate).logits
+    got = model(source, target, visible=visible, head_gate=gate).logits
     torch.testing.assert_close(got, wanted, **CLOSE)
     first, decoding = model.begin(source, visible, start_token=int(target[0, 0]), head_gate=gate)
     torch.testing.assert_close(first[0], wanted[0, 0], **CLOSE)
@@ -322,7 +322,7 @@ def test_decoding_word_by_word_equals_teacher_forcing(fields):
     source, visible, target = batch_of_sentences()
     target[:, 0] = CONFIG.bos
     whole, record_whole = recorder()
-    wanted = model(source, target, source_visible=visible, record=record_whole).logits
+    wanted = model(source, target, visible=visible, record=record_whole).logits
     steps, record_step = recorder()
     logits, decoding = model.begin(source, visible, record=record_step)
     got = [logits, *(decoding.next(tokens) for tokens in target[:, 1:].unbind(1))]
@@ -347,7 +347,7 @@ def test_reordered_sequences_go_on_as_themselves(fields):
     decoding.reorder(kept)
     got = decoding.next(new_word)
     words = torch.cat([target[kept, :2], new_word[:, None]], 1)
-    wanted = model(source[kept], words, source_visible=visible[kept]).logits[:, -1]
+    wanted = model(source[kept], words, visible=visible[kept]).logits[:, -1]
     torch.testing.assert_close(got, wanted, **CLOSE)
 
 
@@ -380,7 +380,7 @@ def test_config_and_weights_make_the_same_model_again():
     assert again.config == model.config
     again.load_state_dict(model.state_dict())
     source, visible, target = batch_of_sentences()
-    first, second = (m(source, target, source_visible=visible).logits for m in (model, again))
+    first, second = (m(source, target, visible=visible).logits for m in (model, again))
     assert torch.equal(first, second)
 
 
@@ -401,7 +401,7 @@ def test_it_learns_to_reverse(score):
     counts = torch.arange(6) <= lengths[:, None]
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(100):
-        logits = model(source, target, source_visible=visible).logits
+        logits = model(source, target, visible=visible).logits
         loss = torch.nn.functional.cross_entropy(logits[counts], answer[counts])
         optimiser.zero_grad()
         loss.backward()

@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, BertModel
 
 from regard.decoding.loop import generate
+from regard.decoding.prompts import encoded
 from regard.files import hub
 from regard.files.loading import load
 
@@ -20,7 +21,7 @@ def test_minilm_gives_the_embeddings_of_transformers():
     """Every token's vector, the pooled vector and the mean that makes a sentence vector."""
     ours = load("minilm")
     theirs = BertModel.from_pretrained(hub.get("minilm")).eval()
-    batch = ours.tokenizer.batch(TEXTS)
+    batch = encoded(TEXTS, ours.tokenizer)
     expected = theirs(input_ids=batch.ids, attention_mask=batch.visible.long())
     got = ours.model(batch.ids, visible=batch.visible)
     real = batch.visible

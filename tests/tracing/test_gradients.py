@@ -6,7 +6,8 @@ from tiny_models import TEXT, NanoGPT, target_of, tiny
 
 from regard.errors import ArgumentError
 from regard.layers.block import BlockConfig
-from regard.models.transformer import Transformer, TransformerConfig, initialise
+from regard.models.families import initialise
+from regard.models.transformer import Transformer, TransformerConfig
 from regard.tracing.gradients import score_gradients
 
 

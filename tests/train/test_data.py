@@ -87,7 +87,7 @@ def test_a_token_file_holds_what_was_written(tmp_path):
 def test_a_tokenizer_gives_the_text_back(kind):
     """Encoding and decoding is the identity on texts of the words it knows."""
     texts = ["Ein Hund, zwei Katzen!", "zwei Hund(e)", "¿café — naïve?"]
-    tokenizer = train_tokenizer(kind, texts, vocab=499, around="end")
+    tokenizer = train_tokenizer(kind, texts, vocab=499, end=True)
     for text in texts:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 

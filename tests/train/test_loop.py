@@ -30,7 +30,7 @@ class Fixed:
 
 def training_of(**given):
     settings = Settings.of("reverse", {"hidden_dim": 13, "embed_dim": 11, "dropout": 0.0, **given})
-    tokenizer = train_tokenizer("word", TEXTS, around="end")
+    tokenizer = train_tokenizer("word", TEXTS, end=True)
     objective = Objective(build_model(settings, tokenizer), settings.label_smoothing)
     batches = Batches(Fixed(), settings.batch_tokens, settings.seed, pad=0)
     return Training(objective, batches, settings, World(), torch.device("cpu"))
@@ -40,7 +40,7 @@ def training_of(**given):
 def test_the_loss_is_the_mean_over_real_tokens(model):
     """Against log-softmax summed by hand over the labels of each row alone, without padding."""
     settings = Settings.of("reverse", {"model": model, "model_dim": 12, "n_head": 3, "hidden_dim": 13})
-    tokenizer = train_tokenizer("word", TEXTS, around="end")
+    tokenizer = train_tokenizer("word", TEXTS, end=True)
     objective = Objective(build_model(settings, tokenizer)).eval()
     examples = [Fixed().get(0, index) for index in range(7)]
     batch = padded(examples, 0)
@@ -122,7 +122,7 @@ def test_label_smoothing_mixes_in_every_word():
     """The smoothed loss is (1 - s) of the plain one and s of the mean over the vocabulary."""
     training = training_of(label_smoothing=0.3)
     batch, _ = training.batches.at(Place())
-    logits = training.objective.model(batch.source, batch.inputs, source_visible=batch.visible).logits
+    logits = training.objective.model(batch.source, batch.inputs, visible=batch.visible).logits
     chances = logits.log_softmax(-1)[batch.labels != IGNORED]
     labels = batch.labels[batch.labels != IGNORED]
     wanted = -0.7 * chances.gather(1, labels[:, None]).sum() - 0.3 * chances.mean(-1).sum()

@@ -13,7 +13,8 @@ import torch
 from click.testing import CliRunner
 
 from regard.cli import main
-from regard.decoding.loop import fill_mask, generate
+from regard.decoding.loop import generate
+from regard.decoding.masked import fill_mask
 from regard.errors import ArgumentError, LoadError, TrainError
 from regard.files.loading import load
 from regard.tracing.take import trace

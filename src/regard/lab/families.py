@@ -13,8 +13,8 @@ from regard.heads import measure
 from regard.lab.drawing import COLOURS, bars, finish, grouped_bars, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
 from regard.lab.texts import TEXTS
-from regard.models.families import FAMILIES
-from regard.models.transformer import Transformer, initialise
+from regard.models.families import FAMILIES, initialise
+from regard.models.transformer import Transformer
 from regard.tracing.layers import LayerTrace
 from regard.tracing.take import trace
 

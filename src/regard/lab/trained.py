@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from regard.drawing.figures import heat_map
-from regard.files.loading import Loaded, load
+from regard.files.loading import Loaded, load, untrained
 from regard.heads import survey
-from regard.heads.model import untrained
 from regard.lab.drawing import COLOURS, GREY, bars, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
 from regard.lab.texts import TEXTS

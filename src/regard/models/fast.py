@@ -72,7 +72,7 @@ class Engine:
 
     def __init__(self, model: Transformer) -> None:
         assert model.decoder is not None  # why_not made sure
-        pack = pack_int8 if model.decode_weights == "int8" else pack_float
+        pack = pack_int8 if model.packed == "int8" else pack_float
         config, block = model.config, model.config.block
         blocks = cast(list[Block], list(model.decoder.blocks))
         attention = blocks[0].attention
@@ -83,11 +83,13 @@ class Engine:
         self.token = model.token.weight.detach()
         self.place = None if model.position is None else cast(Tensor, model.position.weight).detach()
         self.embed_norm = None if model.embed_norm is None else _norm(model.embed_norm)
-        smooth = calibrated(model, blocks) if model.decode_weights == "int8" else [Smooth()] * len(blocks)
-        self.layers = [_pack_layer(each, pack, factors) for each, factors in zip(blocks, smooth, strict=True)]
+        smooth = calibrated(model, blocks) if model.packed == "int8" else [Smooth()] * len(blocks)
+        self.layers = [
+            _pack_layer(block, pack, factors) for block, factors in zip(blocks, smooth, strict=True)
+        ]
         head = (model.token if model.unembed is None else model.unembed).weight.detach() * config.head_scale
         norm = model.decoder.norm
-        even = evened(head) if model.decode_weights == "int8" and norm is not None else None
+        even = evened(head) if model.packed == "int8" and norm is not None else None
         self.norm = None if norm is None else _norm(norm, even)
         self.unembed = pack(head if even is None else head * even, None, two_digits=True)
         self.relative = model.decoder.relative
@@ -150,13 +152,13 @@ class Engine:
         n_head, n_kv_head, dim, scale = self.n_head, self.n_kv_head, self.dim, self.scale
         split, width = n_head + n_kv_head, n_head * dim
         first, activation, ff_dim = self.norm_first, self.activation, self.ff_dim
-        for layer, own, across in zip(self.layers, cache.layers, cache.cross, strict=True):
+        for layer, past, across in zip(self.layers, cache.layers, cache.cross, strict=True):
             look = layer.attention
             qkv = look.project.call(look.norm(x) if first else x).view(batch, split + n_kv_head, 1, dim)
             qk = qkv[:, :split]
             if turn is not None:
                 qk = (qk.view(batch, split, dim) @ turn).unsqueeze(2)
-            k, v = own.push(qk[:, n_head:], qkv[:, split:])
+            k, v = past.push(qk[:, n_head:], qkv[:, split:])
             heads = attend_one(qk[:, :n_head], k, v, added, scale)
             x = look.out.add(heads.view(batch, width), x)
             if not first:
@@ -209,7 +211,7 @@ def _norm(norm: nn.Module, smooth: Tensor | None = None) -> Callable[[Tensor], T
 
 
 def _pack_layer(block: Block, pack: Callable[..., Linear], smooth: Smooth) -> _Layer:
-    own, across, ff = block.attention, block.cross, block.ff
+    look, across, ff = block.attention, block.cross, block.ff
     cross = None
     if across is not None and block.cross_norm is not None:
         cross = _Attention(
@@ -220,8 +222,8 @@ def _pack_layer(block: Block, pack: Callable[..., Linear], smooth: Smooth) -> _L
     return _Layer(
         _Attention(
             _norm(block.attention_norm, smooth.project),
-            _joined(pack, [own.query, own.key, own.value], smooth.project),
-            _joined(pack, [own.out], two_digits=True),
+            _joined(pack, [look.query, look.key, look.value], smooth.project),
+            _joined(pack, [look.out], two_digits=True),
         ),
         cross,
         _norm(block.ff_norm, smooth.up),
@@ -239,8 +241,8 @@ def _joined(
     **options: bool,
 ) -> Linear:
     """Matrices of the same input, as one: columns times `smooth`, the last's outputs over `divide_last`."""
-    weights = [each.weight.detach() for each in linears]
-    biases = [each.bias.detach() for each in linears if each.bias is not None]
+    weights = [linear.weight.detach() for linear in linears]
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     if divide_last is not None:
         weights[-1] = weights[-1] / divide_last[:, None]
         biases[-1:] = [bias / divide_last for bias in biases[-1:]]
@@ -253,7 +255,7 @@ def _joined(
 def why_not(model: Transformer) -> str | None:
     """The reason why this model takes the readable path, or None."""
     config, decoder = model.config, model.decoder
-    if model.decode_weights == "int8" and (reason := why_not_int8()) is not None:
+    if model.packed == "int8" and (reason := why_not_int8()) is not None:
         return reason
     if model.training:
         return "the model is in training mode"
@@ -270,9 +272,9 @@ def why_not(model: Transformer) -> str | None:
     if looks[0].v_dim != looks[0].qk_dim:
         return "the attention kernel needs v_dim = qk_dim"
     weights = list(model.parameters())
-    if any(each.device.type != "cpu" or each.dtype != torch.float32 for each in weights):
+    if any(weight.device.type != "cpu" or weight.dtype != torch.float32 for weight in weights):
         return "packed weights are for float32 on the CPU"
-    if any(each.is_inference() for each in weights):
+    if any(weight.is_inference() for weight in weights):
         return "weights made in inference mode do not tell when they change"
     if (reason := kernels.why_not(weights[0][None, None], weights[0][None, None], masked=True)) is not None:
         return reason
@@ -298,7 +300,7 @@ def engine(model: Transformer) -> Engine | None:
     """
     if why_not(model) is not None:
         return None
-    state = (model.decode_weights, tuple((each.data_ptr(), each._version) for each in model.parameters()))
+    state = (model.packed, tuple((weight.data_ptr(), weight._version) for weight in model.parameters()))
     kept = _ENGINES.get(model)
     if kept is None or kept[0] != state:
         with torch.no_grad():
@@ -324,7 +326,7 @@ class FastSteps:
         if not self._looked:
             self._looked = True
             # What is hidden may hold NaN or inf, which only the readable path keeps apart.
-            if visible is None or all(_finite(each) for each in (*cache.layers, *cache.cross)):
+            if visible is None or all(_finite(layer) for layer in (*cache.layers, *cache.cross)):
                 self.engine = engine(self.model)
         return None if self.engine is None else self.engine.step(tokens, cache, visible, memory=memory)
 

@@ -222,14 +222,14 @@ def calibrated(model: Any, blocks: Sequence[Block]) -> list[Smooth]:
             handle.remove()
 
     def factor(seen: Tensor, *linears: nn.Linear | None) -> Tensor:
-        weight = _typical(torch.cat([each.weight for each in linears if each is not None]))
+        weight = _typical(torch.cat([linear.weight for linear in linears if linear is not None]))
         return _around_one(seen**0.25 / weight.sqrt())
 
     return [
         Smooth(
-            factor(size[own.query], own.query, own.key, own.value),
+            factor(size[look.query], look.query, look.key, look.value),
             factor(size[ff.up], ff.up, ff.gate),
             None if ff.gate is None else factor(size[ff.down], ff.down),
         )
-        for own, ff in ((block.attention, block.ff) for block in blocks)
+        for look, ff in ((block.attention, block.ff) for block in blocks)
     ]

@@ -160,8 +160,8 @@ class PrunedAttention(MultiHeadAttention):
         if record is None and not return_weights:
             return out, None
         # Whoever looks at single heads wants even groups: here each has a key head of its own.
-        own = torch.tensor(self.kv_head_of, device=device)
-        k, v = k.index_select(1, own), v.index_select(1, own)
+        shared = torch.tensor(self.kv_head_of, device=device)
+        k, v = k.index_select(1, shared), v.index_select(1, shared)
         if record is not None:
             record(name, q, k, v, out, lse, rule)
         return out, attention.weights(q, k, rule) if return_weights else None

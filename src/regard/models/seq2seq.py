@@ -23,8 +23,8 @@ from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError
 from regard.layers.attention import AdditiveAttention, Record
+from regard.models.model import Model, Output, Sizes
 from regard.models.recurrent_layers import State, Steps, read, run
-from regard.models.transformer import Output
 
 Cell = Literal["gru", "lstm", "rnn"]
 Score = Literal["additive", "dot", "general", "none"]
@@ -251,12 +251,12 @@ class Decoder(nn.Module):
         return torch.stack(hidden, dim=1), steps.state
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(Model):
     """An encoder and a decoder over tokens: `model(source, target)` gives the logits of each next word.
 
-    `source_visible` says which source tokens are real (True) and which padding; padding changes nothing. The
-    target starts with `bos` and needs no such flag: a word sees only those before it. `record` gets the
-    alignment of each step as a layer with one head, "decoder.cross".
+    `visible` says which source tokens are real (True) and which padding; padding changes nothing. A word of
+    the target sees only those before it, and padding stands after it: `target_visible` changes nothing.
+    `record` gets the alignment of each step as a layer with one head, "decoder.cross".
 
     >>> config = Seq2SeqConfig(source_vocab=11, target_vocab=13, embed_dim=4, hidden_dim=8)
     >>> output = Seq2Seq(config)(torch.tensor([[5, 7, 2]]), torch.tensor([[1, 3]]))
@@ -267,12 +267,19 @@ class Seq2Seq(nn.Module):
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         self.config = config
+        self.family, self.kind, self.head = "seq2seq", "encoder-decoder", "language"
+        self.start_token = config.bos
+        self.stop_tokens = () if config.eos is None else (config.eos,)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
 
     @property
+    def sizes(self) -> Sizes:
+        n_layer, n_head = 2 * self.config.n_layer, len(self.attention_names)  # of encoder and decoder
+        return Sizes(n_layer, n_head, n_head, self.config.hidden_dim, self.config.target_vocab, None)
+
+    @property
     def attention_names(self) -> list[str]:
-        """The attention layers: what `record` is given, and the rows of `head_gate`."""
         return [] if self.decoder.attention is None else [_NAME]
 
     def forward(
@@ -280,13 +287,15 @@ class Seq2Seq(nn.Module):
         source: Int[Tensor, "batch position"],
         target: Int[Tensor, "batch target_position"],
         *,
-        source_visible: Bool[Tensor, "batch position"] | None = None,
+        visible: Bool[Tensor, "batch position"] | None = None,
+        target_visible: Bool[Tensor, "batch target_position"] | None = None,
+        logits: Literal["all", "none"] = "all",
         record: Record | None = None,
         head_gate: Float[Tensor, "layer head"] | None = None,
     ) -> Output:
         """Logits after each target token, the true ones before it given (teacher forcing)."""
         gate = self._gate(head_gate)
-        seen, state = self.encode(source, source_visible)
+        seen, state = self.encode(source, visible)
         _check_tokens("target", target, self.config.target_vocab)
         if target.shape[0] != source.shape[0]:
             raise ShapeError(
@@ -294,7 +303,8 @@ class Seq2Seq(nn.Module):
                 f"Got source {tuple(source.shape)}, target {tuple(target.shape)} as (batch, position)."
             )
         hidden, _ = self.decoder(target, seen, state, record=record, gate=gate)
-        return Output(hidden=hidden, logits=self.decoder.out(hidden), memory=seen.values)
+        scores = None if logits == "none" else self.decoder.out(hidden)
+        return Output(hidden=hidden, logits=scores, memory=seen.values)
 
     def encode(
         self,

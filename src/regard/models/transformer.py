@@ -1,11 +1,10 @@
 """One Transformer. GPT-2, BERT, Llama and T5 are this file with four different configs.
 
-Read `TransformerConfig` for what can differ, `families.py` for who differs how.
+Read `TransformerConfig` for what can differ, `families/` for who differs how.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +20,7 @@ from regard.layers.block import ACTIVATIONS, Block, BlockConfig, make_norm
 from regard.layers.cache import KVCache
 from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, RotaryScaling, SinusoidalPositions
 from regard.models import fast
+from regard.models.model import Model, Output, Sizes
 from regard.models.pruned import check_kept_heads, fit_pruned
 
 
@@ -72,17 +72,6 @@ class TransformerConfig:
         if not self.n_decoder_layer:
             return "encoder"
         return "encoder-decoder" if self.n_encoder_layer else "decoder"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Output:
-    """What a forward pass returns; a part is None where the model has none or it was not asked for."""
-
-    hidden: Float[Tensor, "batch position model_dim"]  # after the last norm
-    logits: Float[Tensor, "batch _position vocab"] | None = None
-    pooled: Float[Tensor, "batch model_dim"] | None = None
-    memory: Float[Tensor, "batch memory_position model_dim"] | None = None  # the encoder's output, if both
-    layers: tuple[Float[Tensor, "batch position model_dim"], ...] | None = None  # embeddings, then each block
 
 
 class Stack(nn.Module):
@@ -159,7 +148,7 @@ class MaskedHead(nn.Module):
         return out
 
 
-class Transformer(nn.Module):
+class Transformer(Model):
     """An encoder, a decoder or both, over tokens.
 
     `model(tokens)` for an encoder or a decoder; `model(source, target)` for both. `visible` says which tokens
@@ -172,7 +161,8 @@ class Transformer(nn.Module):
         super().__init__()
         block = config.block
         self.config = config
-        self.decode_weights: Literal["float32", "int8"] = "float32"  # what decoding reads, see `fast`
+        self.family, self.kind, self.head = config.family, config.kind, config.head
+        self.packed: Literal["float32", "int8"] = "float32"  # the weights that decoding reads, see `fast`
         self.token = nn.Embedding(config.vocab, block.model_dim)
         self.position: nn.Module | None = None
         if config.positions in ("learned", "sinusoidal"):
@@ -200,8 +190,19 @@ class Transformer(nn.Module):
         fit_pruned(self)
 
     @property
+    def sizes(self) -> Sizes:
+        config, block = self.config, self.config.block
+        return Sizes(
+            n_layer=config.n_encoder_layer + config.n_decoder_layer,
+            n_head=block.n_head,
+            n_kv_head=block.n_kv_head or block.n_head,
+            model_dim=block.model_dim,
+            vocab=config.vocab,
+            n_position=config.n_position,
+        )
+
+    @property
     def attention_names(self) -> list[str]:
-        """The attention layers in the order they run: what `record` is given, and the rows of `head_gate`."""
         names = [f"encoder.{index}.self" for index in range(self.config.n_encoder_layer)]
         for index in range(self.config.n_decoder_layer):
             names.append(f"decoder.{index}.self")
@@ -469,33 +470,3 @@ class TransformerDecoding:
             self.visible = self.visible.index_select(0, sequences)
         if self.memory is not None:
             self.memory = self.memory.index_select(0, sequences)
-
-
-@torch.no_grad()
-def initialise(model: Transformer, seed: int) -> Transformer:
-    """Random weights as the family is initialised before training; the same seed gives the same weights."""
-    generator = torch.Generator().manual_seed(seed)
-    block = model.config.block
-    t5 = model.config.family == "t5"
-    for name, parameter in model.named_parameters():
-        std = 0.02
-        if name.endswith("bias"):
-            parameter.zero_()
-            continue
-        if "norm" in name:
-            parameter.fill_(1.0)
-            continue
-        if t5:  # attention without a scale needs smaller queries (Raffel et al. 2020, code)
-            qk_dim = block.qk_dim or block.model_dim // block.n_head
-            std = 1.0 if name == "token.weight" else block.model_dim**-0.5
-            if name.endswith("query.weight"):
-                std = (block.model_dim * qk_dim) ** -0.5
-            elif name.endswith("out.weight"):
-                std = (block.n_head * qk_dim) ** -0.5
-            elif name.endswith("down.weight"):
-                std = block.ff_dim**-0.5
-        elif model.config.family == "gpt2" and name.endswith(("out.weight", "down.weight")):
-            std = 0.02 / math.sqrt(2 * model.config.n_decoder_layer)  # Radford et al. 2019, 2.3
-        values = torch.empty(parameter.shape).normal_(std=std, generator=generator)
-        parameter.copy_(values)
-    return model

@@ -17,11 +17,12 @@ from regard.attention.linear import LinearRule
 from regard.attention.scores import ScoreRule
 from regard.attention.visibility import Visibility
 from regard.decoding.loop import generate
+from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
 from regard.tracing.layers import Kind
 from regard.tracing.recorder import Recorded, Recorder, Rule
-from regard.tracing.take import Fed, assemble, encoded, facts_of
+from regard.tracing.take import Fed, assemble, facts_of
 from regard.tracing.traces import Trace
 
 
@@ -154,15 +155,15 @@ def trace_generation(
     One sequence; `choice` is what `generate` takes (temperature, top_k, seed, stop, ...). `on_token` is
     called after every step with the trace as it grows.
     """
-    ids, real, _ = encoded(prompt, model.tokenizer, model.device)
-    if ids.shape[0] != 1 or real is not None:
+    ids = encoded(prompt, model.tokenizer, model.device).ids
+    if ids.shape[0] != 1:
         raise ArgumentError(f"one text is written at a time. Got {ids.shape[0]} prompts.")
     if choice.get("n_beam", 1) != 1:
         raise ArgumentError("beam search changes what it has written: trace its result with `trace`.")
     growing = GrowingTrace(keep_v=keep_v, dtype=dtype)
     watched = _Watched(model, growing, on_token)
-    both = model.model.encoder is not None
-    limit = getattr(model.model.config, "n_position", None)  # a recurrent model has none
+    both = model.model.kind == "encoder-decoder"
+    limit = model.model.sizes.n_position
     if limit is not None and not both:
         if ids.shape[1] >= limit:
             raise ArgumentError(

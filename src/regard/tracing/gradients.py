@@ -21,8 +21,7 @@ from regard.attention.data import Data
 from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
-from regard.models.seq2seq import Seq2Seq
-from regard.models.transformer import Transformer
+from regard.models.model import Model
 from regard.tracing.layers import LayerTrace
 from regard.tracing.ours import attention_layers
 from regard.tracing.recorder import Recorder
@@ -102,7 +101,7 @@ def score_gradients(
     if isinstance(model, Loaded) and tokenizer is None:
         tokenizer = model.tokenizer
     with torch.enable_grad():
-        if isinstance(found, Transformer | Seq2Seq):
+        if isinstance(found, Model):
             start = model.start_token if isinstance(model, Loaded) else None
             fed = feed_ours(found, text_or_tokens, target, tokenizer, start)
             recorder = Recorder(**recorder_options(found, fed, layers, True, None), keep_graph=True)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from regard.errors import RegardError, TraceError
-from regard.files.tensors import write_safetensors
+from regard.files.safetensors import write_safetensors
 
 KEY = "regard-trace"
 VERSION = 2

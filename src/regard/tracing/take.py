@@ -20,9 +20,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.visibility import Visibility
+from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
-from regard.models.seq2seq import Seq2Seq
+from regard.models.model import Model
 from regard.models.transformer import Transformer
 from regard.tracing.hf_registry import implementation_of
 from regard.tracing.layers import Kind, LayerTrace
@@ -76,7 +77,7 @@ def trace(
         tokenizer = model.tokenizer
     if not isinstance(found, nn.Module):
         raise ArgumentError(f"model must be a Loaded model or a torch.nn.Module. Got {type(found).__name__}.")
-    if isinstance(found, Transformer | Seq2Seq):
+    if isinstance(found, Model):
         start = model.start_token if isinstance(model, Loaded) else None
         fed = feed_ours(found, text_or_tokens, target, tokenizer, start)
         recorder = run_ours(
@@ -137,9 +138,7 @@ def labels(ids: Tensor | None, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(tokenizer.tokens(row)) for row in ids.tolist())
 
 
-def feed_ours(
-    model: Transformer | Seq2Seq, given: Any, target: Any, tokenizer: Any, start_token: int | None
-) -> Fed:
+def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token: int | None) -> Fed:
     """What one of our models is given."""
     if isinstance(given, Mapping | tuple):
         raise ArgumentError(
@@ -147,9 +146,9 @@ def feed_ours(
             f"Got a {type(given).__name__}; a target goes into `target`."
         )
     device = next(model.parameters()).device
-    ids, real, text = encoded(given, tokenizer, device)
-    both = isinstance(model, Seq2Seq) or model.config.kind == "encoder-decoder"
-    if not both:
+    read = encoded(given, tokenizer, device)
+    ids, real, text = read.ids, read.visible, read.texts
+    if model.kind != "encoder-decoder":
         if target is not None:
             raise ArgumentError("only an encoder-decoder has a target: give the whole text as one.")
         return Fed((ids,), {"visible": real}, ids, real=real, text=text)
@@ -158,29 +157,22 @@ def feed_ours(
             "an encoder-decoder answers: give `target`, the answer, or use trace_generation to have it "
             "written by the model."
         )
-    target_ids, target_real, _ = encoded(target, tokenizer, device)
+    answer = encoded(target, tokenizer, device)
+    target_ids, target_real = answer.ids, answer.visible
     if start_token is not None and not isinstance(target, Tensor):
         first = target_ids.new_full((target_ids.shape[0], 1), start_token)
         target_ids = torch.cat([first, target_ids], dim=1)
         if target_real is not None:
             target_real = torch.cat([torch.ones_like(first, dtype=torch.bool), target_real], dim=1)
-    if isinstance(model, Seq2Seq):
-        kwargs = {"source_visible": real}
-    else:
-        kwargs = {"visible": real, "target_visible": target_real}
+    kwargs = {"visible": real, "target_visible": target_real}
     return Fed((ids, target_ids), kwargs, target_ids, ids, target_real, real, text)
 
 
-def run_ours(
-    model: Transformer | Seq2Seq, fed: Fed, recorder: Recorder, head_gate: Tensor | None = None
-) -> Recorder:
+def run_ours(model: Model, fed: Fed, recorder: Recorder, head_gate: Tensor | None = None) -> Recorder:
     """Run a model of ours with a recorder, without its logits: nothing looks at them."""
-    kwargs = dict(fed.kwargs)
-    if isinstance(model, Transformer):
-        kwargs["logits"] = "none"
     attention_layers(model)  # raises where one drops weights
     with torch.no_grad():
-        model(*fed.args, **kwargs, record=recorder, head_gate=head_gate)
+        model(*fed.args, **fed.kwargs, logits="none", record=recorder, head_gate=head_gate)
     return recorder
 
 
@@ -194,13 +186,14 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
     ):
         if tokenizer is None:
             raise ArgumentError("a text needs a `tokenizer`, or give the model its own arguments.")
-        text = (given,) if isinstance(given, str) else tuple(given)
-        ids, real, _ = encoded(given, tokenizer, device)
-        given = {"input_ids": ids} if real is None else {"input_ids": ids, "attention_mask": real.long()}
+        read = encoded(given, tokenizer, device)
+        text, given = read.texts, {"input_ids": read.ids}
+        if read.visible is not None:
+            given["attention_mask"] = read.visible.long()
     if isinstance(given, Mapping):
         kwargs = dict(given)
         if target is not None:
-            kwargs["decoder_input_ids"] = encoded(target, tokenizer, device)[0]
+            kwargs["decoder_input_ids"] = encoded(target, tokenizer, device).ids
         source, answer = _token_ids(kwargs.get("input_ids")), _token_ids(kwargs.get("decoder_input_ids"))
         real, answer_real = _padding(kwargs, "attention_mask"), _padding(kwargs, "decoder_attention_mask")
         if answer is not None:
@@ -209,7 +202,7 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
     if isinstance(given, tuple):
         return Fed(given, {}, None)
     if isinstance(given, list):
-        given = encoded(given, None, device)[0]
+        given = encoded(given, None, device).ids
     if not isinstance(given, Tensor):
         raise ArgumentError(
             "give a foreign model a tensor, a mapping of its arguments, a tuple of them, or a text and a "
@@ -221,7 +214,7 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
 
 
 def recorder_options(
-    model: Transformer | Seq2Seq,
+    model: Model,
     fed: Fed,
     layers: Sequence[int | str] | None,
     keep_v: bool,
@@ -296,52 +289,6 @@ def check_seen(model: nn.Module, recorder: Recorder, layers: Sequence[int | str]
 def _unwrapped(model: Any) -> Any:
     """The model itself, where torch.compile has wrapped it: compiled code calls nothing that can be seen."""
     return getattr(model, "_orig_mod", model)
-
-
-def encoded(
-    given: Any, tokenizer: Any, device: torch.device
-) -> tuple[Tensor, Tensor | None, tuple[str, ...] | None]:
-    """Ids (batch, position), which of them are real (None: all), and the texts where there are any."""
-    if isinstance(given, Tensor):
-        ids = given[None] if given.dim() == 1 else given
-        if ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
-            raise ArgumentError(
-                "ids must be whole numbers, (position) or (batch, position), at least one. "
-                f"Got shape {tuple(given.shape)} and dtype {given.dtype}."
-            )
-        return ids.to(device), None, None
-    rows: list[Any] = [given] if isinstance(given, str) or _is_row(given) else list(given)
-    texts: list[str] = [row for row in rows if isinstance(row, str)]
-    if texts and tokenizer is None:
-        raise ArgumentError("a text needs a tokenizer: give token ids, or a `tokenizer`.")
-    lists = [list(_encode(tokenizer, row)) if isinstance(row, str) else [int(t) for t in row] for row in rows]
-    if not lists or not all(lists):
-        raise ArgumentError("the input is empty: at least one token is needed.")
-    longest = max(map(len, lists))
-    pad = getattr(getattr(tokenizer, "special", None), "pad", None) or getattr(
-        tokenizer, "pad_token_id", None
-    )
-    ids = torch.full((len(lists), longest), pad or 0, dtype=torch.long)
-    real = torch.zeros(len(lists), longest, dtype=torch.bool)
-    for index, row in enumerate(lists):
-        ids[index, : len(row)] = torch.tensor(row)
-        real[index, : len(row)] = True
-    whole = bool(real.all())
-    return (
-        ids.to(device),
-        None if whole else real.to(device),
-        tuple(texts) if len(texts) == len(rows) else None,
-    )
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text, whichever library the tokenizer is of."""
-    found = tokenizer.encode(text)
-    return list(getattr(found, "ids", found))
-
-
-def _is_row(given: Any) -> bool:
-    return isinstance(given, Sequence) and bool(given) and all(isinstance(each, int) for each in given)
 
 
 def _token_ids(value: Any) -> Tensor | None:

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from regard.decoding.prompts import rectangle
 from regard.errors import ArgumentError
 from regard.files.tokenizer import TextTokenizer
 from regard.train.data import TokenFile
@@ -223,7 +224,7 @@ class Batches:
 
 def bucketed(examples: Sequence[Example], batch_tokens: int) -> list[list[Example]]:
     """Examples of about the same length together, as many as fit `batch_tokens` with their padding."""
-    ordered = sorted(examples, key=lambda each: (_length(each), len(each.inputs)))
+    ordered = sorted(examples, key=lambda example: (_length(example), len(example.inputs)))
     groups: list[list[Example]] = []
     longest = 0
     for example in ordered:
@@ -246,23 +247,16 @@ def one_pass(examples: Examples, batch_tokens: int, pad: int, most: int | None =
 
 def padded(examples: Sequence[Example], pad: int) -> Batch:
     """Examples as one rectangle."""
-    inputs = _rectangle([each.inputs for each in examples], pad)
-    labels = _rectangle([each.labels for each in examples], IGNORED)
+    inputs = rectangle([example.inputs for example in examples], pad)
+    labels = rectangle([example.labels for example in examples], IGNORED)
     if examples[0].source is None:
         return Batch(None, None, inputs, labels)
-    sources = [each.source for each in examples if each.source is not None]
+    sources = [example.source for example in examples if example.source is not None]
     lengths = torch.tensor([len(source) for source in sources])
-    source = _rectangle(sources, pad)
+    source = rectangle(sources, pad)
     visible = torch.arange(source.shape[1])[None] < lengths[:, None]
     return Batch(source, None if bool(visible.all()) else visible, inputs, labels)
 
 
 def _length(example: Example) -> int:
     return max(0 if example.source is None else len(example.source), len(example.inputs))
-
-
-def _rectangle(rows: Sequence[Row], filler: int) -> Tensor:
-    filled = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
-    for index, row in enumerate(rows):
-        filled[index, : len(row)] = row
-    return torch.from_numpy(filled)

@@ -2,122 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.files.loading import Loaded, assembled
+from regard.files.loading import Loaded, described, random_seq2seq
 from regard.files.tokenizer import TextTokenizer
-from regard.layers.block import BlockConfig
-from regard.models.families import FAMILIES
-from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from regard.models.transformer import Transformer, TransformerConfig, initialise
+from regard.models.families import FAMILIES, initialise
+from regard.models.model import Model, Output
+from regard.models.seq2seq import Seq2SeqConfig
+from regard.models.transformer import Transformer, TransformerConfig
 from regard.train.batches import IGNORED
 from regard.train.settings import Settings
 
-Model = Transformer | Seq2Seq
 
-
-def model_config(settings: Settings, tokenizer: TextTokenizer) -> TransformerConfig | Seq2SeqConfig:
-    """The config of the model, its sizes from the settings and its vocabulary from the tokenizer."""
-    vocab, special = tokenizer.vocab_size, tokenizer.special
-    if settings.model == "seq2seq":
-        return Seq2SeqConfig(
-            source_vocab=vocab,
-            target_vocab=vocab,
-            embed_dim=settings.embed_dim,
-            hidden_dim=settings.hidden_dim,
-            n_layer=settings.n_layer,
-            cell=settings.cell,
-            bidirectional=settings.bidirectional,
-            score=settings.score,
-            dropout=settings.dropout,
-            bos=special.bos,
-            eos=special.eos,
-            pad=special.pad,
-        )
-    width, ff_dim = settings.model_dim, settings.ff_dim or 4 * settings.model_dim
-    n_layer, n_head = settings.n_layer, settings.n_head
-    # Said as each family's config.json says it, so that the result is of that family.
-    said: dict[str, dict[str, Any]] = {
-        "gpt2": {
-            "n_embd": width,
-            "n_inner": ff_dim,
-            "n_layer": n_layer,
-            "n_head": n_head,
-            "n_positions": settings.context,
-        },
-        "llama": {
-            "hidden_size": width,
-            "intermediate_size": ff_dim,
-            "num_hidden_layers": n_layer,
-            "num_attention_heads": n_head,
-            "max_position_embeddings": settings.context,
-            "head_dim": width // n_head,
-        },
-        "bert": {
-            "hidden_size": width,
-            "intermediate_size": ff_dim,
-            "num_hidden_layers": n_layer,
-            "num_attention_heads": n_head,
-            "max_position_embeddings": settings.context,
-            "architectures": ["BertForMaskedLM"],
-        },
-        "t5": {
-            "d_model": width,
-            "d_ff": ff_dim,
-            "d_kv": width // n_head,
-            "num_layers": n_layer,
-            "num_heads": n_head,
-        },
-    }
-    config = FAMILIES[settings.model].config({"vocab_size": vocab, **said[settings.model]})
-    return replace(config, block=_with_dropout(config.block, settings.dropout))
-
-
-def build_model(settings: Settings, tokenizer: TextTokenizer) -> Model:
+def build_model(settings: Settings, tokenizer: TextTokenizer, *, dropout: float | None = None) -> Model:
     """The model with its first weights, which depend on the seed alone."""
-    config = model_config(settings, tokenizer)
-    if isinstance(config, TransformerConfig):
+    dropout = settings.dropout if dropout is None else dropout
+    if settings.model != "seq2seq":
+        config = transformer_config(settings, tokenizer)
+        config = replace(config, block=replace(config.block, dropout=dropout))
         return initialise(Transformer(config), settings.seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        return Seq2Seq(config)
+    vocab, special = tokenizer.vocab_size, tokenizer.special
+    recurrent = Seq2SeqConfig(
+        source_vocab=vocab,
+        target_vocab=vocab,
+        embed_dim=settings.embed_dim,
+        hidden_dim=settings.hidden_dim,
+        n_layer=settings.n_layer,
+        cell=settings.cell,
+        bidirectional=settings.bidirectional,
+        score=settings.score,
+        dropout=dropout,
+        bos=special.bos,
+        eos=special.eos,
+        pad=special.pad,
+    )
+    return random_seq2seq(recurrent, settings.seed)
+
+
+def transformer_config(settings: Settings, tokenizer: TextTokenizer) -> TransformerConfig:
+    """The config of a Transformer: its family's, in the sizes of the settings."""
+    sizes = {
+        "vocab": tokenizer.vocab_size,
+        "n_encoder_layer": settings.n_layer,
+        "n_decoder_layer": settings.n_layer,
+        "n_position": settings.context,
+        "block.model_dim": settings.model_dim,
+        "block.n_head": settings.n_head,
+        "block.qk_dim": settings.model_dim // settings.n_head,
+        "block.ff_dim": settings.ff_dim or 4 * settings.model_dim,
+    }
+    return FAMILIES[settings.model].sized(sizes)
 
 
 def start_token(settings: Settings, tokenizer: TextTokenizer) -> int:
-    """What an answer begins with: T5 takes its padding."""
-    token = tokenizer.special.pad if settings.model == "t5" else tokenizer.special.bos
-    assert token is not None  # every vocabulary of ours has both
+    """What an answer begins with: as the family has it, or `bos`."""
+    family = FAMILIES.get(settings.model)
+    token = tokenizer.special.bos if family is None or family.start_token is None else family.start_token
+    assert token is not None  # every vocabulary of ours has one
     return token
 
 
-def finished(model: Model, settings: Settings, tokenizer: TextTokenizer, source: str) -> Loaded:
-    """A copy of the model for use: evaluation mode, no dropout in its config."""
-    config = model.config
-    if isinstance(config, TransformerConfig):
-        plain: Model = Transformer(replace(config, block=_with_dropout(config.block, 0.0)))
-    else:
-        plain = Seq2Seq(replace(config, dropout=0.0))
-    plain.load_state_dict(model.state_dict())
-    plain = plain.to(next(model.parameters()).device).eval()
-    answers = settings.task != "lm"
-    eos = tokenizer.special.eos
-    return assembled(
-        plain,
+def finished(
+    settings: Settings, tokenizer: TextTokenizer, weights: Mapping[str, Tensor], source: str
+) -> Loaded:
+    """A model with these weights for use: evaluation mode, no dropout in its config."""
+    model = build_model(settings, tokenizer, dropout=0.0).eval()
+    model.load_state_dict(dict(weights), strict=False)  # buffers follow from the config
+    answers, eos = settings.task != "lm", tokenizer.special.eos
+    return Loaded(
+        model,
         tokenizer,
-        f"{settings.task} ({settings.model})",
-        source,
+        described(model, f"{settings.task} ({settings.model})", source),
         start_token=start_token(settings, tokenizer) if answers else None,
         stop_tokens=(eos,) if answers and eos is not None else (),
     )
-
-
-def _with_dropout(block: BlockConfig, dropout: float) -> BlockConfig:
-    return replace(block, dropout=dropout)
 
 
 class Objective(nn.Module):
@@ -136,12 +98,9 @@ class Objective(nn.Module):
         labels: Int[Tensor, "batch target_position"],
     ) -> Float[Tensor, ""]:
         """Cross entropy summed over the labels that count, padding left out."""
-        if source is None:
-            output = self.model(inputs)
-        elif isinstance(self.model, Seq2Seq):
-            output = self.model(source, inputs, source_visible=visible)
-        else:
-            output = self.model(source, inputs, visible=visible)
+        given = (inputs,) if source is None else (source, inputs)
+        output: Output = self.model(*given, visible=visible)
+        assert output.logits is not None
         smoothing = self.label_smoothing if self.training else 0.0
         return nn.functional.cross_entropy(
             output.logits.flatten(0, 1).float(),

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.errors import TrainError
-from regard.files.tensors import write_safetensors
+from regard.files.safetensors import write_safetensors
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 KEPT = 2  # the newest, and the one before it
@@ -87,10 +87,10 @@ def latest(folder: str | Path) -> Checkpoint | None:
     folder = Path(folder)
     damaged: list[str] = []
     for name in reversed(names(folder)):
-        found = _read(folder / name)
-        if isinstance(found, dict):
-            return Checkpoint(folder / name, found, tuple(damaged))
-        damaged.append(f"{name}: {found}")
+        state = _read(folder / name)
+        if isinstance(state, dict):
+            return Checkpoint(folder / name, state, tuple(damaged))
+        damaged.append(f"{name}: {state}")
     if damaged:
         raise TrainError(f"no checkpoint in {folder} is whole: {'; '.join(damaged)}. Start the run anew.")
     return None

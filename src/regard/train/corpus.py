@@ -13,11 +13,11 @@ from pathlib import Path
 from regard.errors import ArgumentError, LoadError
 from regard.files.tokenizer import TextTokenizer
 from regard.train.batches import BlockExamples, Examples, GeneratedExamples, PairExamples
-from regard.train.build import start_token
+from regard.train.build import start_token, transformer_config
 from regard.train.data import BadLines, TokenFile, TokenWriter, read_lines, read_pairs
 from regard.train.settings import GENERATED, Settings
 from regard.train.tasks import GeneratedTask, generated_task
-from regard.train.vocabulary import SPECIAL, Around, train_tokenizer
+from regard.train.vocabulary import SPECIAL, train_tokenizer
 
 Pairs = tuple[tuple[str, str], ...]
 FINAL_SIZE = 2000  # held-out examples of a generated task on which the finished model is scored
@@ -77,8 +77,7 @@ def _tokenizer(settings: Settings, folder: Path) -> TextTokenizer:
         texts = (side for _, *pair in read_pairs(settings.pairs, BadLines()) for side in pair)
     else:
         texts = read_lines(settings.text, BadLines())
-    around: Around = "none" if settings.task == "lm" else "end"
-    tokenizer = train_tokenizer(settings.tokenizer, texts, vocab=settings.vocab, around=around)
+    tokenizer = train_tokenizer(settings.tokenizer, texts, vocab=settings.vocab, end=settings.task != "lm")
     tokenizer.save(folder)
     return tokenizer
 
@@ -121,7 +120,8 @@ def _write_pairs(
         lines = read_pairs(paths, bad)
         while chunk := list(islice(lines, _CHUNK)):
             ids = [
-                each.ids for each in tokenizer.backend.encode_batch([t for _, *pair in chunk for t in pair])
+                encoding.ids
+                for encoding in tokenizer.backend.encode_batch([t for _, *pair in chunk for t in pair])
             ]
             for index, (line, source, target) in enumerate(chunk):
                 rows = ids[2 * index : 2 * index + 2]
@@ -146,8 +146,8 @@ def _write_text(
     with _writer(data / name, tokenizer) as writer:
         lines = read_lines(paths, bad)
         while chunk := list(islice(lines, _CHUNK)):
-            for text, each in zip(chunk, tokenizer.backend.encode_batch(chunk), strict=True):
-                writer.add(each.ids, len(text.encode()))
+            for text, encoding in zip(chunk, tokenizer.backend.encode_batch(chunk), strict=True):
+                writer.add(encoding.ids, len(text.encode()))
         _refuse(bad, settings, paths)
         writer.finish(bad)
 
@@ -182,7 +182,8 @@ def _open_pairs(settings: Settings, tokenizer: TextTokenizer, data: Path) -> Cor
 
 def _open_text(settings: Settings, tokenizer: TextTokenizer, data: Path) -> Corpus:
     rows = TokenFile(data / "train")
-    mask = tokenizer.special.mask if settings.model == "bert" else None
+    masked = transformer_config(settings, tokenizer).head == "masked"
+    mask = tokenizer.special.mask if masked else None
 
     def blocks(file: TokenFile, first: int, last: int, *, moving: bool) -> BlockExamples:
         """The rows from `first` up to `last`."""
@@ -199,8 +200,8 @@ def _open_text(settings: Settings, tokenizer: TextTokenizer, data: Path) -> Corp
         )
 
     def held_out(file: TokenFile, first: int) -> HeldOut:
-        found = blocks(file, first, len(file), moving=False)
-        return HeldOut(found, bytes_per_token=file.n_byte(first, len(file)) / len(found.tokens))
+        examples = blocks(file, first, len(file), moving=False)
+        return HeldOut(examples, bytes_per_token=file.n_byte(first, len(file)) / len(examples.tokens))
 
     last = len(rows)
     if settings.valid:
@@ -220,8 +221,10 @@ def _notes(rows: TokenFile) -> tuple[str, ...]:
     bad = dict(rows.bad)
     total = bad.pop("total", 0)
     if total:
-        told = "; ".join(f"{count} {reason} ({', '.join(where)})" for reason, (count, where) in bad.items())
-        notes.append(f"{total} bad lines were skipped: {told}")
+        reasons = "; ".join(
+            f"{count} {reason} ({', '.join(where)})" for reason, (count, where) in bad.items()
+        )
+        notes.append(f"{total} bad lines were skipped: {reasons}")
     if rows.unknown:
         part = rows.unknown / len(rows.tokens)
         notes.append(f"{part:.2%} of the training tokens are unknown words: a larger vocab knows more.")

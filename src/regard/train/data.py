@@ -38,11 +38,11 @@ class BadLines:
             places.append(f"{Path(path).name}:{line}")
 
     def __str__(self) -> str:
-        told = []
+        reasons = []
         for reason, count in self.counts.items():
             more = ", ..." if count > len(self.where[reason]) else ""
-            told.append(f"{count} {reason} ({', '.join(self.where[reason])}{more})")
-        return f"{self.counts.total()} bad lines: {'; '.join(told)}" if told else "no bad lines"
+            reasons.append(f"{count} {reason} ({', '.join(self.where[reason])}{more})")
+        return f"{self.counts.total()} bad lines: {'; '.join(reasons)}" if reasons else "no bad lines"
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can hold."""
@@ -167,7 +167,7 @@ class TokenWriter:
         self.n_token, self.n_byte = self.n_token + len(row), self.n_byte + n_byte
         self.n_row, self.n_unknown = (
             self.n_row + 1,
-            self.n_unknown + sum(each == self.unknown for each in row),
+            self.n_unknown + sum(token == self.unknown for token in row),
         )
         self.crc = zlib.crc32(packed, self.crc)
         sizes = (np.int64(self.n_token).tobytes(), np.int64(self.n_byte).tobytes())

@@ -14,7 +14,6 @@ import torch
 
 from regard.drawing.figures import curves, heat_map
 from regard.files.loading import Loaded
-from regard.models.seq2seq import Seq2Seq
 from regard.tracing.take import trace
 from regard.train.settings import Settings
 
@@ -150,13 +149,13 @@ def alignment_maps(loaded: Loaded, pairs: Sequence[tuple[str, str]], folder: Pat
         return []
     paths = []
     for index, (source, answer) in enumerate(pairs, 1):
-        found = trace(loaded, source, target=answer)
+        alignment = trace(loaded, source, target=answer)
         cross = [layer for layer, name in enumerate(loaded.model.attention_names) if name.endswith("cross")]
-        n_head = 1 if isinstance(loaded.model, Seq2Seq) else loaded.model.config.block.n_head
-        weights = torch.stack([found.weights(cross[-1], head) for head in range(n_head)]).mean(0)
+        n_head = loaded.model.sizes.n_head
+        weights = torch.stack([alignment.weights(cross[-1], head) for head in range(n_head)]).mean(0)
         # A row's query has read the word before; it is named by the word that is written from it.
         title = source if n_head == 1 else f"{source} (last layer, mean of {n_head} heads)"
-        figure = heat_map(weights[:-1], found.tokens[0][1:], found.source_tokens[0], title=title)
+        figure = heat_map(weights[:-1], alignment.tokens[0][1:], alignment.source_tokens[0], title=title)
         paths.append(folder / f"alignment-{index}.png")
         with warnings.catch_warnings():
             # A letter that the font lacks is drawn as a box, which says enough.

@@ -141,15 +141,17 @@ class Training:
 
     def weights(self) -> dict[str, Tensor]:
         """The model's weights, whole; every process must ask."""
-        return {name: whole(each).cpu() for name, each in self.objective.model.named_parameters()}
+        return {name: whole(parameter).cpu() for name, parameter in self.objective.model.named_parameters()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and moments, whole, by name; every process must ask."""
-        found = {f"model.{name}": tensor for name, tensor in self.weights().items()}
+        tensors = {f"model.{name}": tensor for name, tensor in self.weights().items()}
         for name, parameter in self.objective.model.named_parameters():
             state = self.optimizer.state.get(parameter, {})
-            found |= {f"{moment}.{name}": whole(state[moment]).cpu() for moment in MOMENTS if moment in state}
-        return {name: tensor.contiguous() for name, tensor in found.items()}
+            tensors |= {
+                f"{moment}.{name}": whole(state[moment]).cpu() for moment in MOMENTS if moment in state
+            }
+        return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
@@ -165,7 +167,7 @@ class Training:
             if f"step.{name}" in tensors:
                 self.optimizer.state[parameter] = {
                     "step": tensors[f"step.{name}"].to(self.device if self.fused else "cpu"),
-                    **{each: as_held(tensors[f"{each}.{name}"], parameter) for each in MOMENTS[1:]},
+                    **{moment: as_held(tensors[f"{moment}.{name}"], parameter) for moment in MOMENTS[1:]},
                 }
         self.progress = Progress(**progress)
 
@@ -192,15 +194,15 @@ def stoppable() -> Iterator[Stopping]:
 
     before: dict[signal.Signals, Any] = {}
     try:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            before[each] = signal.signal(each, ask)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, ask)
     except ValueError:  # signals belong to the main thread
         pass
     try:
         yield stopping
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_loop(

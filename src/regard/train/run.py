@@ -31,7 +31,7 @@ from regard.attention.allocation import keep_freed_memory
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, LoadError, TrainError
 from regard.files.loading import Loaded, save
-from regard.files.tensors import write_safetensors
+from regard.files.safetensors import write_safetensors
 from regard.train import checkpoint
 from regard.train.batches import Batches
 from regard.train.build import Objective, build_model, finished
@@ -170,18 +170,18 @@ class _Running:
             self.notes += [self.metrics.note] if self.metrics.note else []
 
     def _restore(self) -> None:
-        found = checkpoint.latest(self.folder / "checkpoints")
-        if found is None:
+        newest = checkpoint.latest(self.folder / "checkpoints")
+        if newest is None:
             return
-        state = found.state
+        state = newest.state
         if state["crc"] != self.corpus.crc:
             raise TrainError(
                 f"{self.folder} was trained on other data than {self.folder / 'data'} now holds: "
                 "a run goes on with the data it began with. Start a new run."
             )
-        self.training.restore(found.tensors(), state["progress"])
-        self.notes.append(f"going on from {found.path.name}")
-        self.notes += [f"passed over a damaged checkpoint, {each}" for each in found.damaged]
+        self.training.restore(newest.tensors(), state["progress"])
+        self.notes.append(f"going on from {newest.path.name}")
+        self.notes += [f"passed over a damaged checkpoint, {reason}" for reason in newest.damaged]
         here = {"processes": self.world.size, "torch": torch.__version__, "device": self.device.type}
         differs = [
             f"{name} {state[name]} then, {now} now" for name, now in here.items() if state[name] != now
@@ -222,9 +222,9 @@ class _Running:
 
     def _loaded(self, weights: Mapping[str, Tensor]) -> Loaded:
         """A model for use with these weights."""
-        model = build_model(self.settings, self.corpus.tokenizer)
-        model.load_state_dict(dict(weights), strict=False)  # buffers follow from the config
-        return finished(model.to(self.device), self.settings, self.corpus.tokenizer, str(self.folder))
+        loaded = finished(self.settings, self.corpus.tokenizer, weights, str(self.folder))
+        loaded.model.to(self.device)
+        return loaded
 
     def _evaluate(self) -> list[float]:
         weights = self.training.weights()
@@ -252,7 +252,7 @@ class _Running:
         loss, _ = mean_loss(objective, held_out.examples, max(settings.batch_tokens, 2048), self.pad, limit)
         values: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
         if settings.task == "lm":
-            if settings.model == "bert":  # a masked word's loss says nothing of a whole text's size
+            if loaded.model.head == "masked":  # a masked word's loss says nothing of a whole text's size
                 return values, []
             values["bits_per_byte"] = bits_per_byte(loss, 1, 1) / held_out.bytes_per_token
             prompt = torch.as_tensor(held_out.examples.get(0, 0).inputs[: settings.context // 2 or 1])
@@ -263,22 +263,24 @@ class _Running:
         if settings.task in GENERATED:
             values["exact"] = answers.exact
         else:
-            found = translation_scores(answers.answers, answers.targets)
-            values |= {"bleu": found.bleu, "chrf": found.chrf}
-            values |= {"bleu_signature": found.bleu_signature, "chrf_signature": found.chrf_signature}
+            quality = translation_scores(answers.answers, answers.targets)
+            values |= {"bleu": quality.bleu, "chrf": quality.chrf}
+            values |= {"bleu_signature": quality.bleu_signature, "chrf_signature": quality.chrf_signature}
         return values, list(zip(answers.sources, answers.targets, answers.answers, strict=True))
 
     def _keep(self, score: list[float], step: int, weights: Mapping[str, Tensor]) -> None:
         """Keep a model that is among the best; what falls out is deleted after the next checkpoint."""
         progress = self.training.progress
         this = [*score, float(step)]
-        ranked = sorted([*progress.kept, this], key=lambda each: (each[:-1], -each[-1]), reverse=True)
+        ranked = sorted([*progress.kept, this], key=lambda model: (model[:-1], -model[-1]), reverse=True)
         kept = ranked[: self.settings.keep_best]
         if this in kept:
             path = self._kept_path(step)
             try:
                 path.parent.mkdir(exist_ok=True)
-                write_safetensors({name: each.contiguous() for name, each in weights.items()}, f"{path}.part")
+                write_safetensors(
+                    {name: weight.contiguous() for name, weight in weights.items()}, f"{path}.part"
+                )
                 os.replace(f"{path}.part", path)
             except (OSError, SafetensorError) as error:
                 raise TrainError(
@@ -319,7 +321,7 @@ class _Running:
         spoken = set()
         for name in checkpoint.names(self.folder / "checkpoints"):
             state = json.loads((self.folder / "checkpoints" / name / checkpoint.STATE).read_text("utf-8"))
-            spoken |= {self._kept_path(int(each[-1])) for each in state["progress"]["kept"]}
+            spoken |= {self._kept_path(int(model[-1])) for model in state["progress"]["kept"]}
         for path in (self.folder / "kept").glob("*"):
             if path not in spoken:
                 path.unlink(missing_ok=True)
@@ -329,10 +331,10 @@ class _Running:
         progress = self.training.progress
         result: dict[str, Any] = {}
         if self.world.first:
-            kept = [load_file(self._kept_path(int(each[-1]))) for each in progress.kept]
+            kept = [load_file(self._kept_path(int(model[-1]))) for model in progress.kept]
             weights = kept[0]
             if self.settings.average:
-                weights = {name: torch.stack([each[name] for each in kept]).mean(0) for name in weights}
+                weights = {name: torch.stack([model[name] for model in kept]).mean(0) for name in weights}
             loaded = self._loaded(weights)
             scores, samples = self._scores(loaded, self.corpus.test, most=None)
             part = self.folder / ".part-best"
@@ -347,7 +349,7 @@ class _Running:
                 # A model that has learned nothing may answer nothing: then the true answer is aligned.
                 pairs = [(source, answer or target) for source, target, answer in samples[:4]]
                 alignment_maps(loaded, pairs, self.folder)
-            steps = [int(each[-1]) for each in progress.kept]
+            steps = [int(model[-1]) for model in progress.kept]
             result = {
                 "step": progress.step,
                 "stopped": stopped,

@@ -220,7 +220,7 @@ def checked(name: str, value: Any) -> Any:
             raise ArgumentError(f"{name} must be one of {', '.join(get_args(kind))}. Got {value!r}.")
     elif get_origin(kind) is tuple:
         value = (value,) if isinstance(value, str) else value
-        if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
             raise ArgumentError(f"{name} must be a string or a list of strings. Got {value!r}.")
         value = tuple(value)
     elif kind is float and type(value) is int:
@@ -233,4 +233,4 @@ def checked(name: str, value: Any) -> Any:
 
 _TYPES: dict[str, Any] = get_type_hints(Settings)
 assert not any(get_origin(kind) in (Union, UnionType) for kind in _TYPES.values())
-HELP: dict[str, str] = {each.name: each.metadata["help"] for each in fields(Settings)}
+HELP: dict[str, str] = {setting.name: setting.metadata["help"] for setting in fields(Settings)}

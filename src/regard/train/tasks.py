@@ -101,7 +101,7 @@ def date_formats() -> tuple[tuple[Any, str], ...]:
         raise UnsupportedError(
             "the task dates needs Babel's locale data: pip install 'regard[train]', or pip install babel."
         ) from error
-    found: dict[tuple[str, str], tuple[Any, str]] = {}
+    formats: dict[tuple[str, str], tuple[Any, str]] = {}
     for name in LOCALES:
         locale = Locale.parse(name)
         patterns = [
@@ -119,8 +119,8 @@ def date_formats() -> tuple[tuple[Any, str], ...]:
                 continue
             order = "".join(dict.fromkeys(re.findall(r"[yMLd]", plain)))
             if named or order in ("dMy", "yMd"):
-                found[name, pattern] = (locale, pattern)
-    return tuple(found.values())
+                formats[name, pattern] = (locale, pattern)
+    return tuple(formats.values())
 
 
 def _date_alphabet() -> list[str]:

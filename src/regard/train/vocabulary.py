@@ -6,7 +6,6 @@ All three give back the text they were given, but for runs of spaces between wor
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -15,15 +14,14 @@ from regard.files.tokenizer import TextTokenizer, usual_special_ids
 
 # Padding is 0, which T5's format takes for granted.
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "<cls>", "<sep>", "<mask>"]
-Around = Literal["none", "end", "bert"]  # the special tokens put around each text
 
 
 def train_tokenizer(
-    kind: str, texts: Iterable[str], *, vocab: int = 8000, around: Around = "none"
+    kind: str, texts: Iterable[str], *, vocab: int = 8000, end: bool = False
 ) -> TextTokenizer:
-    """A tokenizer of that kind whose vocabulary is the commonest of `texts`.
+    """A tokenizer of that kind whose vocabulary is the commonest of `texts`; with `end`, `<eos>` after each.
 
-    >>> tokenizer = train_tokenizer("char", ["abba"], around="end")
+    >>> tokenizer = train_tokenizer("char", ["abba"], end=True)
     >>> tokenizer.tokens(tokenizer.encode("bab"))
     ['b', 'a', 'b', '<eos>']
     >>> tokenizer.decode(tokenizer.encode("bab"))
@@ -63,11 +61,8 @@ def train_tokenizer(
     backend.train_from_iterator(texts, trainer)
     if backend.get_vocab_size() == len(SPECIAL):
         raise ArgumentError("there is no text to make a vocabulary from: the data are empty.")
-    template = {"end": ["$A", "<eos>"], "bert": ["<cls>", "$A", "<sep>"]}.get(around)
-    if template is not None:
+    if end:
         backend.post_processor = processors.TemplateProcessing(
-            single=template,
-            pair=None,
-            special_tokens=[(token, SPECIAL.index(token)) for token in template if token != "$A"],
+            single=["$A", "<eos>"], pair=None, special_tokens=[("<eos>", SPECIAL.index("<eos>"))]
         )
     return TextTokenizer(backend, usual_special_ids(backend))

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, LoadError
 from regard.files import hub
-from regard.files.loading import Loaded, ModelFacts, load
+from regard.files.loading import Loaded, described, load, random_seq2seq, untrained
 from regard.files.tokenizer import TextTokenizer, byte_tokenizer
 from regard.layers.block import BlockConfig
-from regard.models.families import FAMILIES
-from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from regard.models.transformer import Transformer, TransformerConfig, initialise
+from regard.models.families import FAMILIES, initialise
+from regard.models.model import Model
+from regard.models.seq2seq import Seq2SeqConfig
+from regard.models.transformer import Transformer, TransformerConfig
 from regard.view.document import ModelKind, Predicts
 
 RANDOM = " (random)"
@@ -38,7 +39,7 @@ class Opened:
 
     key: str
     title: str
-    model: Transformer | Seq2Seq
+    model: Model
     tokenizer: TextTokenizer
     loaded: Loaded | None  # None: no Transformer
     start_token: int | None = None
@@ -46,22 +47,21 @@ class Opened:
 
     @property
     def kind(self) -> ModelKind:
-        return "encoder-decoder" if isinstance(self.model, Seq2Seq) else self.model.config.kind
+        return self.model.kind
 
     @property
     def predicts(self) -> Predicts:
-        if isinstance(self.model, Seq2Seq) or self.model.config.head == "language":
-            return "next"
-        return "masked" if self.model.config.head == "masked" else "vector"
+        kinds: dict[str, Predicts] = {"language": "next", "masked": "masked", "none": "vector"}
+        return kinds[self.model.head]
 
     @property
     def limit(self) -> int | None:
         """The longest text, in tokens."""
-        return None if isinstance(self.model, Seq2Seq) else self.model.config.n_position
+        return self.model.sizes.n_position
 
     @property
     def n_head(self) -> int:
-        return 1 if isinstance(self.model, Seq2Seq) else self.model.config.block.n_head
+        return self.model.sizes.n_head
 
     @property
     def traced(self) -> Any:
@@ -159,16 +159,8 @@ class Models:
         trained = self.get(key).loaded
         if trained is None:
             raise LoadError(f"{key} has no random counterpart.")
-        if isinstance(trained.model, Seq2Seq):
-            model: Transformer | Seq2Seq = _random_seq2seq(trained.model.config, self.seed)
-        else:
-            model = initialise(Transformer(trained.model.config).eval(), self.seed)
-        source = f"random weights, seed {self.seed}"
-        name = f"{trained.facts.name}{UNTRAINED}"
-        facts = replace(trained.facts, name=name, source=source, trained=False)
-        return Loaded(
-            model.to(self.device), trained.tokenizer, facts, trained.start_token, trained.stop_tokens
-        )
+        random = untrained(trained, self.seed)
+        return replace(random, facts=replace(random.facts, name=f"{trained.facts.name}{UNTRAINED}"))
 
     def _present(self, name: str) -> bool:
         return name in self._given or hub.present(name) is not None
@@ -204,35 +196,13 @@ def _choice(key: str, name: str, what: str, kind: ModelKind, present: bool = Tru
     }
 
 
-def _facts(model: Transformer, name: str, seed: int) -> ModelFacts:
-    config, block = model.config, model.config.block
-    return ModelFacts(
-        name=name,
-        family=config.family,
-        n_layer=config.n_encoder_layer + config.n_decoder_layer,
-        n_head=block.n_head,
-        n_kv_head=block.n_kv_head or block.n_head,
-        model_dim=block.model_dim,
-        vocab=config.vocab,
-        n_position=config.n_position,
-        n_parameter=sum(parameter.numel() for parameter in model.parameters()),
-        source=f"random weights, seed {seed}",
-        trained=False,
-    )
-
-
 def _linear(seed: int, device: str | torch.device) -> Loaded:
     """A small decoder whose attention is linear: elu(x) + 1 (Katharopoulos et al. 2020)."""
     block = BlockConfig(model_dim=64, n_head=4, ff_dim=256, kernel="elu1")
     config = TransformerConfig(vocab=263, block=block, n_decoder_layer=2, n_position=2048)
     model = initialise(Transformer(config).eval(), seed).to(device)
-    return Loaded(model, byte_tokenizer(263), _facts(model, f"linear attention{RANDOM}", seed))
-
-
-def _random_seq2seq(config: Seq2SeqConfig, seed: int) -> Seq2Seq:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Seq2Seq(config).eval()
+    facts = described(model, f"linear attention{RANDOM}", f"random weights, seed {seed}")
+    return Loaded(model, byte_tokenizer(263), replace(facts, trained=False))
 
 
 def _seq2seq(key: str, seed: int, device: str | torch.device) -> Opened:
@@ -240,6 +210,6 @@ def _seq2seq(key: str, seed: int, device: str | torch.device) -> Opened:
     tokenizer = byte_tokenizer(263)
     bos, eos, pad = tokenizer.special.bos, tokenizer.special.eos, tokenizer.special.pad
     config = Seq2SeqConfig(263, 263, 32, 64, bidirectional=True, bos=bos, eos=eos, pad=pad)
-    model = _random_seq2seq(config, seed).to(device)
+    model = random_seq2seq(config, seed).eval().to(device)
     stop = () if eos is None else (eos,)
     return Opened(key, f"seq2seq{RANDOM}", model, tokenizer, None, bos, stop)

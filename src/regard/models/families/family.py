@@ -1,0 +1,177 @@
+"""What a family of published models is. Each is a subclass of `Family` in a file of its own.
+
+A family says how its config.json is read and written, what its weights are called in Hugging Face's files and
+in GGUF's, how they start before training, and which special tokens its texts have. Nothing else in the
+package knows a family by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from regard.errors import UnsupportedError
+from regard.layers.block import BlockConfig
+from regard.models.transformer import Transformer, TransformerConfig
+
+Published = Mapping[str, Any]  # a Hugging Face config.json
+
+# The activation's name in config.json -> ours; the first of two with one meaning is the one written.
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Where a weight of ours is in published files; in a family's table "{}" is the layer."""
+
+    name: str  # in Hugging Face's files
+    gguf: str | None = None  # in GGUF's
+    transposed: bool = False  # Hugging Face's matrix is (in, out), not (out, in)
+    part: int | None = None  # query, key and value are in one matrix: 0, 1 or 2
+
+
+@runtime_checkable
+class GGUFValues(Protocol):
+    """What a GGUF file says of its model; keys are those below the name of its architecture."""
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive whole number."""
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+
+    def text(self, key: str, default: str) -> str:
+        """A string."""
+
+    def has(self, tensor: str) -> bool:
+        """Whether there is a tensor of that name."""
+
+
+class Family:
+    """One family. A subclass sets these and gives `config`; the other methods have usual answers."""
+
+    name: str
+    what: str  # one line for a person
+    architectures: Mapping[str, tuple[str, str]]  # model_type -> transformers' class with a head, and without
+    keys: Mapping[str, str]  # config.json's key -> our field, as "vocab" or "block.n_head"
+    weights: Mapping[str, Weight]  # module of ours -> where its weight and bias are
+    sizes: Mapping[str, Published]  # published sizes, for random weights
+    prefixes: tuple[str, ...] = ("",)  # a file may put one of these before its names, usually the first
+    ignored: tuple[str, ...] = ()  # endings of tensors that are buffers or copies
+    renamed: tuple[tuple[str, str], ...] = ()  # endings that older files spell otherwise: (old, new)
+    start_token: int | None = None  # what an answer begins with, where the family has a rule for it
+    around: tuple[str | None, str | None] = (None, None)  # special tokens before and after a text
+    gguf: str | None = None  # GGUF's general.architecture; None: its GGUF files are not read
+    gguf_cut: str | None = None  # how text is cut where a GGUF file does not say
+
+    def config(self, said: Published) -> TransformerConfig:
+        """Our config of what a config.json says; `KeyError` where it says too little."""
+        raise NotImplementedError
+
+    def model_type(self, config: TransformerConfig) -> str:
+        """The `model_type` of config.json."""
+        return next(iter(self.architectures))
+
+    def more(self, config: TransformerConfig) -> dict[str, Any]:
+        """What config.json says beyond `keys`."""
+        return {}
+
+    def names(self, model: Transformer) -> dict[str, Weight]:
+        """Where each parameter of the model is, by its name."""
+        names = {}
+        for parameter, _ in model.named_parameters():
+            module, _, kind = parameter.rpartition(".")
+            layer = re.search(r"\.(\d+)\.", module)
+            where = self.weights[re.sub(r"\.\d+\.", ".{}.", module)]
+            name = f"{where.name.format(layer[1]) if layer else where.name}.{kind}"
+            names[parameter] = replace(where, name=name, transposed=where.transposed and kind == "weight")
+        return names
+
+    def initial_std(self, name: str, config: TransformerConfig) -> float:
+        """The standard deviation of a matrix before training; biases start at 0 and norms at 1."""
+        return 0.02
+
+    def gguf_config(self, file: GGUFValues) -> dict[str, Any]:
+        """The config.json that a GGUF file amounts to, but for vocabulary and special tokens."""
+        raise NotImplementedError
+
+    def from_gguf(self, where: Weight, tensor: Tensor, said: Published) -> Tensor:
+        """A GGUF file's tensor as Hugging Face lays it out; a tensor without numbers shows the shape."""
+        return tensor.T if where.transposed and tensor.dim() == 2 else tensor
+
+    def filled(self, said: Published, values: dict[str, Any]) -> TransformerConfig:
+        """The config of `values`, by the names in `keys`, and over them what config.json says."""
+        values = {"family": self.name, **values}
+        for key, path in self.keys.items():
+            if said.get(key) is not None:
+                values[path] = said[key]
+            elif path not in values:
+                raise KeyError(key)
+        activation = values["block.activation"]
+        if activation not in _ACTIVATIONS:
+            raise UnsupportedError(
+                f"the activation {activation!r} is not known: one of {', '.join(_ACTIVATIONS)} is."
+            )
+        values["block.activation"] = _ACTIVATIONS[activation]
+        block = {path[6:]: value for path, value in values.items() if path.startswith("block.")}
+        outer = {path: value for path, value in values.items() if not path.startswith("block.")}
+        return TransformerConfig(block=BlockConfig(**block), **outer)
+
+    def published(self, config: TransformerConfig) -> dict[str, Any]:
+        """The config.json from which `config` reads the same again; an error where it cannot say it."""
+        kind = self.model_type(config)
+        said: dict[str, Any] = {
+            "model_type": kind,
+            "architectures": [self.architectures[kind][config.head == "none"]],
+        }
+        for key, path in self.keys.items():
+            value = attrgetter(path)(config)
+            if value is not None:  # left out, it means what None means to us
+                said[key] = published_activation(value) if path == "block.activation" else value
+        said |= self.more(config)
+        if self.config(said) != config:
+            raise UnsupportedError(f"the {self.name} format cannot say all of this config: {config}.")
+        return said
+
+    def sized(self, sizes: Mapping[str, int]) -> TransformerConfig:
+        """The family's model with its head in these sizes, given by the names in `keys`."""
+        kind, (with_head, _) = next(iter(self.architectures.items()))
+        said = {key: sizes[path] for key, path in self.keys.items() if path in sizes}
+        return self.config({"model_type": kind, "architectures": [with_head], **said})
+
+    def prefixed(self, name: str, prefix: str | None = None) -> str:
+        """A name of `weights` as a file has it: what a head has stands outside of the prefix."""
+        outside = name.startswith(("lm_head", "cls."))
+        return name if outside else (self.prefixes[0] if prefix is None else prefix) + name
+
+
+def published_activation(name: str) -> str:
+    """The name in config.json of an activation of ours."""
+    return next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == name)
+
+
+def refuse(said: Published, **unsupported: Any) -> None:
+    """Raise where a config asks for something that would give other numbers than its authors meant."""
+    for key, usual in unsupported.items():
+        if said.get(key, usual) not in (usual, None):
+            raise UnsupportedError(f"{key}={said[key]!r} in config.json is not supported, only {usual!r}.")
+
+
+def language_head(said: Published) -> str:
+    """The head of a decoder's file: a bare model, as `GPT2Model` and not `GPT2LMHeadModel`, has none."""
+    names = said.get("architectures") or ()
+    bare = any(name.endswith("Model") and "LMHead" not in name for name in names)
+    return "none" if bare else "language"

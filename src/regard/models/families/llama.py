@@ -1,0 +1,190 @@
+"""Llama: a decoder; RMS norms before; rotary positions; grouped heads; gated feed-forward; no bias.
+
+Touvron et al. 2023; Mistral (a window) and Qwen2 (biases of query, key and value) are of this type too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from regard.errors import LoadError, UnsupportedError
+from regard.layers.positions import RotaryScaling
+from regard.models.families.family import Family, GGUFValues, Published, Weight, language_head, refuse
+from regard.models.transformer import TransformerConfig
+
+_BLOCK, _LAYER = "decoder.blocks.{}", "layers.{}"
+_SMOLLM2 = {
+    "vocab_size": 49152,
+    "num_hidden_layers": 30,
+    "max_position_embeddings": 8192,
+    "hidden_size": 576,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1536,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100_000.0,
+    "tie_word_embeddings": True,
+}
+
+
+class Llama(Family):
+    """Llama, Mistral and Qwen2."""
+
+    name = "llama"
+    what = "decoder: predicts the next token"
+    architectures = {
+        "llama": ("LlamaForCausalLM", "LlamaModel"),
+        "mistral": ("MistralForCausalLM", "MistralModel"),
+        "qwen2": ("Qwen2ForCausalLM", "Qwen2Model"),
+    }
+    keys = {
+        "vocab_size": "vocab",
+        "num_hidden_layers": "n_decoder_layer",
+        "max_position_embeddings": "n_position",
+        "hidden_size": "block.model_dim",
+        "num_attention_heads": "block.n_head",
+        "num_key_value_heads": "block.n_kv_head",
+        "head_dim": "block.qk_dim",
+        "intermediate_size": "block.ff_dim",
+        "rms_norm_eps": "block.norm_eps",
+        "hidden_act": "block.activation",
+        "attention_bias": "block.attention_bias",
+        "mlp_bias": "block.ff_bias",
+        "sliding_window": "block.window",
+        "tie_word_embeddings": "tied",
+    }
+    weights = {
+        "token": Weight("embed_tokens", "token_embd"),
+        "decoder.norm": Weight("norm", "output_norm"),
+        "unembed": Weight("lm_head", "output"),
+        f"{_BLOCK}.attention_norm": Weight(f"{_LAYER}.input_layernorm", "blk.{}.attn_norm"),
+        f"{_BLOCK}.attention.query": Weight(f"{_LAYER}.self_attn.q_proj", "blk.{}.attn_q"),
+        f"{_BLOCK}.attention.key": Weight(f"{_LAYER}.self_attn.k_proj", "blk.{}.attn_k"),
+        f"{_BLOCK}.attention.value": Weight(f"{_LAYER}.self_attn.v_proj", "blk.{}.attn_v"),
+        f"{_BLOCK}.attention.out": Weight(f"{_LAYER}.self_attn.o_proj", "blk.{}.attn_output"),
+        f"{_BLOCK}.ff_norm": Weight(f"{_LAYER}.post_attention_layernorm", "blk.{}.ffn_norm"),
+        f"{_BLOCK}.ff.gate": Weight(f"{_LAYER}.mlp.gate_proj", "blk.{}.ffn_gate"),
+        f"{_BLOCK}.ff.up": Weight(f"{_LAYER}.mlp.up_proj", "blk.{}.ffn_up"),
+        f"{_BLOCK}.ff.down": Weight(f"{_LAYER}.mlp.down_proj", "blk.{}.ffn_down"),
+    }
+    prefixes = ("model.", "")
+    ignored = ("rotary_emb.inv_freq", "lm_head.weight")
+    sizes = {"llama": _SMOLLM2, "smollm2": _SMOLLM2}
+    gguf = "llama"
+
+    def config(self, said: Published) -> TransformerConfig:
+        refuse(said, partial_rotary_factor=1.0)
+        qwen = said.get("model_type") == "qwen2"
+        if qwen:
+            window = said.get("sliding_window") if said.get("use_sliding_window") else None
+            said = {**said, "attention_bias": True, "sliding_window": window}
+        rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
+        n_position = said.get("max_position_embeddings") or 2048
+        return self.filled(
+            said,
+            {
+                "positions": "rotary",
+                "n_position": n_position,
+                "rotary_base": float(rope.get("rope_theta") or said.get("rope_theta") or 10_000.0),
+                "rotary_scaling": _scaling(rope, n_position),
+                "head": language_head(said),
+                "tied": False,
+                "block.n_kv_head": said["num_attention_heads"],
+                "block.qk_dim": None,
+                "block.v_dim": said.get("head_dim"),
+                "block.norm": "rms",
+                "block.norm_first": True,
+                "block.norm_eps": 1e-6,
+                "block.activation": "silu",
+                "block.gated": True,
+                "block.attention_bias": False,
+                "block.out_bias": False if qwen else None,
+                "block.ff_bias": False,
+                "block.window": None,
+            },
+        )
+
+    def model_type(self, config: TransformerConfig) -> str:
+        if config.block.attention_bias and config.block.out_bias is False:
+            return "qwen2"
+        return "llama" if config.block.window is None else "mistral"
+
+    def more(self, config: TransformerConfig) -> dict[str, Any]:
+        scaling = config.rotary_scaling
+        rope: dict[str, Any] = {"rope_theta": config.rotary_base, "rope_type": "default"}
+        if scaling is not None:
+            rope |= {
+                "rope_type": scaling.kind,
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_positions,
+            }
+        return {
+            "rope_theta": config.rotary_base,
+            "rope_parameters": rope,
+            "use_sliding_window": config.block.window is not None,
+        }
+
+    def gguf_config(self, file: GGUFValues) -> dict[str, Any]:
+        n_head, model_dim = file.count("attention.head_count"), file.count("embedding_length")
+        head_dim = file.count("attention.key_length", model_dim // n_head)
+        rotary_dim = file.count("rope.dimension_count", head_dim)
+        if rotary_dim != head_dim:
+            raise LoadError(
+                f"it rotates {rotary_dim} of {head_dim} numbers of a head: Llama-type models rotate all."
+            )
+        scaling = file.text("rope.scaling.type", "none")
+        if scaling not in ("none", "linear"):
+            raise LoadError(
+                f"it scales rotary positions in the way {scaling!r}: 'none' and 'linear' are supported."
+            )
+        factor = (
+            {"rope_type": "linear", "factor": file.real("rope.scaling.factor")}
+            if scaling == "linear"
+            else None
+        )
+        return {
+            "hidden_size": model_dim,
+            "intermediate_size": file.count("feed_forward_length"),
+            "num_hidden_layers": file.count("block_count"),
+            "num_attention_heads": n_head,
+            "num_key_value_heads": file.count("attention.head_count_kv", n_head),
+            "head_dim": head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": file.count("context_length"),
+            "rms_norm_eps": file.real("attention.layer_norm_rms_epsilon"),
+            "rope_theta": file.real("rope.freq_base", 10_000.0),
+            "rope_scaling": factor,
+            "attention_bias": file.has("blk.0.attn_q.bias"),
+            "mlp_bias": file.has("blk.0.ffn_up.bias"),
+        }
+
+    def from_gguf(self, where: Weight, tensor: Tensor, said: Published) -> Tensor:
+        """A rotary pair is rows 2i and 2i + 1 of a head in a GGUF file, and rows i and i + d/2 in HF's."""
+        if where.gguf not in ("blk.{}.attn_q", "blk.{}.attn_k"):
+            return tensor
+        n_head = said["num_attention_heads" if where.gguf.endswith("q") else "num_key_value_heads"]
+        if tensor.shape[0] % (2 * n_head):
+            raise LoadError(
+                f"{where.gguf} has {tensor.shape[0]} rows, which do not split into pairs in {n_head} heads."
+            )
+        pairs = tensor.view(n_head, tensor.shape[0] // n_head // 2, 2, *tensor.shape[1:])
+        return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+def _scaling(rope: Published, n_position: int) -> RotaryScaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind not in ("linear", "llama3"):
+        raise UnsupportedError(f"rotary scaling {kind!r} is not supported, only 'linear' and 'llama3'.")
+    return RotaryScaling(
+        kind=kind,
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
+        original_positions=int(rope.get("original_max_position_embeddings", n_position)),
+    )

@@ -1,0 +1,88 @@
+"""What every model of ours answers: all that decoding, tracing, training and the page ask of one.
+
+A base class and no Protocol, because no Protocol can say "and it is a torch module".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.layers.attention import Record
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """What a forward pass returns; a part is None where the model has none or it was not asked for."""
+
+    hidden: Float[Tensor, "batch position model_dim"]  # after the last norm
+    logits: Float[Tensor, "batch _position vocab"] | None = None
+    pooled: Float[Tensor, "batch model_dim"] | None = None
+    memory: Float[Tensor, "batch memory_position model_dim"] | None = None  # the encoder's output, if both
+    layers: tuple[Float[Tensor, "batch position model_dim"], ...] | None = None  # embeddings, then each block
+
+    def __repr__(self) -> str:
+        shapes = ((name, getattr(self, name)) for name in ("hidden", "logits", "pooled", "memory"))
+        return f"Output({', '.join(f'{name}={tuple(t.shape)}' for name, t in shapes if t is not None)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large a model is."""
+
+    n_layer: int
+    n_head: int  # of an attention layer
+    n_kv_head: int
+    model_dim: int
+    vocab: int
+    n_position: int | None  # the longest input; None: no limit
+
+
+@runtime_checkable
+class Decoding(Protocol):
+    """One running decode."""
+
+    def next(self, tokens: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
+        """The scores of the token after these, one new token for each sequence."""
+
+    def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
+        """Go on with these sequences in this order, as beam search does; one may come several times."""
+
+
+class Model(nn.Module):
+    """A model over tokens: a `Transformer`, or the recurrent `Seq2Seq`.
+
+    `model(tokens)`, or `model(tokens, target)` with an encoder and a decoder, gives an `Output`. All take
+    `visible` and `target_visible` (True: a real token), `record` and `head_gate`, and `logits="none"`.
+    """
+
+    family: str  # of published models, or "seq2seq", or "custom"
+    kind: Literal["encoder", "decoder", "encoder-decoder"]
+    head: Literal["language", "masked", "none"]
+    start_token: int | None = None  # what an answer begins with, if the model itself knows
+    stop_tokens: tuple[int, ...] = ()  # what ends a text, if the model itself knows
+
+    @property
+    def sizes(self) -> Sizes:
+        """How large the model is."""
+        raise NotImplementedError
+
+    @property
+    def attention_names(self) -> list[str]:
+        """The attention layers in the order they run: what `record` is given, and the rows of `head_gate`."""
+        raise NotImplementedError
+
+    def begin(
+        self,
+        prompt: Int[Tensor, "batch position"],
+        visible: Bool[Tensor, "batch position"] | None = None,
+        *,
+        start_token: int | None = None,
+        record: Record | None = None,
+        head_gate: Float[Tensor, "layer head"] | None = None,
+    ) -> tuple[Float[Tensor, "batch vocab"], Decoding]:
+        """Read the prompt: the scores of the token after it, and what decodes the next ones."""
+        raise NotImplementedError

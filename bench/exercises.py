@@ -29,14 +29,15 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from mutations import Mutation, mutations
 from timing import write_section
 
-from regard.exercises.catalogue import ours, pick
-from regard.exercises.mutations import Mutation, mutations
-from regard.exercises.naming import Library, best_verdict, named, passing_runs, plain_answer
-from regard.exercises.plan import Plan
-from regard.exercises.runner import Runner
-from regard.exercises.spec import Exercise
+from regard.checking.catalogue import ours, pick
+from regard.checking.child.messages import Failure, Outcome
+from regard.checking.naming import Library, best_verdict, named, passing_runs, plain_answer
+from regard.checking.plan import Plan
+from regard.checking.runner import Runner
+from regard.checking.spec import Exercise
 
 MOST_MUTATIONS = 60  # of one right variant
 MOST_PAIRS_TRIED = 12
@@ -117,7 +118,7 @@ def _right(library: Library, runner: Runner, row: Row) -> None:
     job = plan.job([plain_answer(exercise, right.source) for right in exercise.right])
     for right, result in zip(exercise.right, runner.run(job, patient=True), strict=True):
         row.right += 1
-        _, verdict = best_verdict(plan, result["runs"])
+        _, verdict = best_verdict(plan, result.runs)
         if verdict.failed:
             row.refused += 1
             row.notes.append(f"refused: {right.name!r} ({', '.join(sorted(verdict.failed))})")
@@ -170,10 +171,10 @@ def _mutants(exercise: Exercise, runner: Runner, seed: int, row: Row) -> None:
         ]
         for mutant, result in zip(mutants, results, strict=True):
             row.mutants += 1
-            loaded = result["loaded"]
-            dead = loaded is None or "died" in loaded or bool(loaded.get("missing"))
-            nothing = {run.id: {"error": {"kind": "not run"}} for run in plan.runs}
-            if dead or best_verdict(plan, {**nothing, **result["runs"]})[1].failed:
+            loaded = result.loaded
+            dead = loaded is None or bool(loaded.died or loaded.missing)
+            nothing = {run.id: Outcome(error=Failure("not run")) for run in plan.runs}
+            if dead or best_verdict(plan, {**nothing, **result.runs})[1].failed:
                 row.killed += 1
             else:
                 row.survivors.append(f"{right.name}: {mutant.what}")

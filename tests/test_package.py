@@ -40,11 +40,16 @@ ORDER = list(LAYOUT)
 # Content: any file of such a package stands beside the others, after those that are named.
 BESIDE = {"lab", "exercises"}
 
+# Answers as students write them, and what is lent to them: they run where regard cannot be imported.
+BESIDE_ANSWERS = re.compile(r"exercises\.(lent\.|\w+\.(right\.|starter$|drive$))")
+
 MODULES = sorted(
-    ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    module
     for path in SOURCE.rglob("*.py")
     if path != SOURCE / "__init__.py"
+    and not BESIDE_ANSWERS.match(module := ".".join(path.relative_to(SOURCE).with_suffix("").parts))
 )
+CHILD = "checking.child."  # loaded under another name too, so its files import one another relatively
 
 
 def run(*command, **options):
@@ -70,8 +75,11 @@ def imported_modules(source, inside):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno} of {inside}: write imports in full, from regard"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            assert node.level == inside.startswith(CHILD) or not node.level, (
+                f"line {node.lineno} of {inside}: write imports in full, from regard"
+            )
+            module = f"regard.{CHILD}{node.module}" if node.level else node.module
+            names = [f"{module}.{alias.name}" for alias in node.names]
         else:
             continue
         for name in names:
@@ -112,10 +120,21 @@ def test_a_module_imports_only_from_those_below_it(module):
     assert wrong_way(path.read_text(), module) == []
 
 
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(CHILD)])
+def test_what_runs_beside_an_answer_needs_torch_and_the_standard_library_alone(module):
+    """No file of the child's folder names regard or any other package, not even inside a function."""
+    path = SOURCE.joinpath(*module.split(".")).with_suffix(".py")
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module]
+        assert {name.partition(".")[0] for name in names} <= {"torch", *sys.stdlib_module_names}
+
+
 def test_the_architecture_page_lists_every_file_once():
     """The table of docs/ARCHITECTURE.md is the layout as it is: each file once, none that is gone."""
     there = {module for module in MODULES if not module.endswith(".__init__")}
-    listed = {f"{package}.{file}" for package, files in LAYOUT.items() for file in files}
+    listed = {f"{package}.{file.replace('/', '.')}" for package, files in LAYOUT.items() for file in files}
     alone = {package for package, files in LAYOUT.items() if not files}
     assert listed | alone <= there | BESIDE | set(LAYOUT)
     assert {module for module in there - listed - alone if module.partition(".")[0] not in BESIDE} == set()
@@ -234,7 +253,11 @@ def test_type_checkers_see_the_public_names():
     assert seen == {name: f"regard.{home}" for name, home in regard._HOME.items()}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["look", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["look", "--help"], ["exercises", "--json"], ["quiz", "--list", "--json"]],
+    ids=" ".join,
+)
 def test_help_and_version_import_nothing_heavy(arguments):
     """The answers a person waits for come without torch, numpy or matplotlib being imported."""
     code = (
@@ -242,6 +265,19 @@ def test_help_and_version_import_nothing_heavy(arguments):
         "print(*{'torch', 'numpy', 'matplotlib', 'rich', 'jaxtyping'} & set(sys.modules), file=sys.stderr)"
     )
     assert run(sys.executable, "-c", code, *arguments).stderr.strip() == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["exercises"], ["hint", "beam"], ["start", "beam"], ["quiz", "--list"]], ids=" ".join
+)
+def test_a_listing_imports_no_torch(arguments, tmp_path):
+    """The catalogue is read from files: nothing of an exercise runs until an answer is checked."""
+    code = (
+        "import sys; from regard.cli import main; main(sys.argv[1:], standalone_mode=False);"
+        "print(*{'torch', 'numpy', 'matplotlib'} & set(sys.modules), file=sys.stderr)"
+    )
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    assert run(sys.executable, "-c", code, *arguments, env=environment, cwd=tmp_path).stderr.strip() == ""
 
 
 def test_shapes_are_checked_in_this_process():

@@ -1,44 +1,11 @@
-"""One worker with torch loaded for all tests of this folder, and no progress in anybody's home."""
+"""One worker with torch loaded for all tests of this folder."""
 
 import pytest
 
-from regard.exercises import masked_softmax, multi_head, multi_head_lengths, multi_head_mask, rnn_step
-from regard.exercises.check import Checker
-from regard.exercises.detect import found
-from regard.exercises.runner import Runner
-from regard.exercises.source import from_source
+from regard.checking.runner import Runner
 
 
 @pytest.fixture(scope="session")
 def runner():
     with Runner(1) as started:
         yield started
-
-
-@pytest.fixture(scope="session")
-def exercises():
-    """A few of the catalogue, so that tests of the engine do not wait for all of it."""
-    few = (masked_softmax, rnn_step, multi_head, multi_head_lengths, multi_head_mask)
-    return {module.EXERCISE.id: module.EXERCISE for module in few}
-
-
-@pytest.fixture(scope="session")
-def checker(exercises, runner):
-    return Checker(exercises, runner, seed=23)
-
-
-@pytest.fixture(scope="session")
-def check(checker):
-    """Checks the text of a script as an answer to one exercise."""
-
-    def check_text(text, id):
-        submission = from_source(text)
-        (answer,) = found(submission, checker.exercises, id)
-        return checker.check(submission, answer)
-
-    return check_text
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

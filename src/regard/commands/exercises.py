@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,8 +18,10 @@ from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.exercises.check import Result
-    from regard.exercises.runner import Runner
+    from regard.checking.check import Result
+    from regard.checking.quiz import Marked, Question
+    from regard.checking.runner import Runner
+    from regard.checking.spec import Exercise
 
 MOST_WORKERS = 4
 
@@ -30,7 +32,7 @@ def from_option(command: Command) -> Command:
         "--from",
         "folder",
         type=click.Path(file_okay=False, path_type=Path),
-        help="A folder with exercises of your own. Its files are run as programs.",
+        help="A folder with exercises of your own. Their trials.py are run as programs.",
     )(command)
 
 
@@ -46,7 +48,7 @@ def _runner(n_job: int) -> Runner:
 
     Two for a single job too: known mistakes are tried on both.
     """
-    from regard.exercises.runner import Runner
+    from regard.checking.runner import Runner
 
     return Runner(max(1, min(max(n_job, 2), os.cpu_count() or 1, MOST_WORKERS)))
 
@@ -56,15 +58,20 @@ def _runner(n_job: int) -> Runner:
 @json_option
 def exercises(folder: Path | None, as_json: bool) -> None:
     """List the exercises, and how far you are."""
-    from regard.exercises.catalogue import catalogue
-    from regard.exercises.progress import Progress
+    from regard.checking.catalogue import catalogue
+    from regard.checking.progress import Progress
 
     progress = Progress()
-    found = catalogue(folder)
+    listed = catalogue(folder)
     if as_json:
         rows = [
-            {"exercise": id, "title": each.title, "names": list(each.names), "progress": progress.status(id)}
-            for id, each in found.items()
+            {
+                "exercise": id,
+                "title": exercise.title,
+                "names": list(exercise.names),
+                "progress": progress.status(id),
+            }
+            for id, exercise in listed.items()
         ]
         click.echo(json.dumps(rows))
         return
@@ -73,8 +80,8 @@ def exercises(folder: Path | None, as_json: bool) -> None:
     table = Table(box=None)
     for title in ("exercise", "write", "about", "progress"):
         table.add_column(title)
-    for each in found.values():
-        table.add_row(each.id, ", ".join(each.names), each.title, progress.status(each.id))
+    for id, exercise in listed.items():
+        table.add_row(id, ", ".join(exercise.names), exercise.title, progress.status(id))
     print_table(table)
     click.echo("\nBegin with: regard start masked-softmax")
 
@@ -87,8 +94,8 @@ def exercises(folder: Path | None, as_json: bool) -> None:
 @from_option
 def start(id: str, notebook: bool, out: Path | None, force: bool, folder: Path | None) -> None:
     """Write the starter of exercise ID: its task and its signature."""
-    from regard.exercises import starters
-    from regard.exercises.catalogue import catalogue, pick
+    from regard.checking import starters
+    from regard.checking.catalogue import catalogue, pick
 
     exercise = pick(catalogue(folder), id)
     as_notebook = notebook or (out is not None and out.suffix == ".ipynb")
@@ -136,14 +143,14 @@ def check(
         raise ArgumentError(f"no such file: {', '.join(missing)}.")
     paths = [str(path) for path in files]
     with _runner(len(paths)) as runner:
-        from regard.exercises.catalogue import catalogue, pick
+        from regard.checking.catalogue import catalogue, pick
 
-        found = catalogue(folder)
+        known = catalogue(folder)
         if only is not None:
-            pick(found, only)
+            pick(known, only)
 
         def once() -> list[Result]:
-            results = _checked(runner, found, paths, only, seed, comments)
+            results = _checked(runner, known, paths, only, seed, comments)
             _report(results, html, junit, gradescope, points, as_json)
             return results
 
@@ -155,17 +162,22 @@ def check(
 
 
 def _checked(
-    runner: Runner, found: Any, paths: list[str], only: str | None, seed: int | None, comments: bool
+    runner: Runner,
+    exercises: dict[str, Exercise],
+    paths: list[str],
+    only: str | None,
+    seed: int | None,
+    comments: bool,
 ) -> list[Result]:
     import torch
 
-    from regard.exercises.check import Checker
-    from regard.exercises.progress import Progress
+    from regard.checking.check import Checker
+    from regard.checking.progress import Progress
 
     torch.set_num_threads(1)  # the work is small, and the workers need the cores
     # A seed nobody can know beforehand: results cannot be prepared for it.
     fresh = secrets.randbelow(2**31) if seed is None else seed
-    checker = Checker(found, runner, fresh, comments_count=comments)
+    checker = Checker(exercises, runner, fresh, comments_count=comments)
     results = checker.check_files(paths, only)
     progress = Progress()
     for result in results:
@@ -183,20 +195,21 @@ def _report(
     points: float,
     as_json: bool,
 ) -> None:
-    from regard.exercises import report_ci, report_html
+    from regard.checking.reports import ci
+    from regard.checking.reports import html as pages
 
     if html is not None:
-        _write(html, report_html.page(results), True)
+        _write(html, pages.page(results), True)
     if junit is not None:
-        _write(junit, report_ci.junit(results), True)
+        _write(junit, ci.junit(results), True)
     if gradescope is not None:
-        _write(gradescope, report_ci.gradescope(results, points), True)
+        _write(gradescope, ci.gradescope(results, points), True)
     if as_json:
         click.echo(json.dumps([result.as_json() for result in results]))
         return
     from rich.console import Console
 
-    from regard.exercises.report_text import print_result
+    from regard.checking.reports.terminal import print_result
 
     console = Console(highlight=False)
     told: dict[str, set[str]] = {}  # notes of each file, said once
@@ -239,8 +252,8 @@ def hint(id: str, folder: Path | None, as_json: bool) -> None:
 
     After a check that named your mistake, the hints are about it.
     """
-    from regard.exercises.catalogue import catalogue, pick
-    from regard.exercises.progress import Progress
+    from regard.checking.catalogue import catalogue, pick
+    from regard.checking.progress import Progress
 
     exercise = pick(catalogue(folder), id)
     progress = Progress()
@@ -263,15 +276,21 @@ def author() -> None:
 
 @author.command("new")
 @click.argument("id")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write it.")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
-def author_new(id: str, out: Path | None, force: bool) -> None:
-    """Write a small exercise called ID, to be replaced part by part."""
-    from regard.exercises import starters
+@click.option(
+    "--in", "parent", type=click.Path(file_okay=False, path_type=Path), default=".", help="Where to put it."
+)
+def author_new(id: str, parent: Path) -> None:
+    """Write a small exercise called ID into a folder of that name, to be replaced part by part."""
+    from regard.checking import starters
 
-    path = out or Path(f"{id.replace('-', '_')}.py")
-    _write(path, starters.new_exercise(id), force)
-    click.echo(f"{path} is a whole exercise. Change it, then: regard author check {id} --from {path.parent}")
+    folder = parent / id.replace("-", "_")
+    if folder.exists():
+        raise ArgumentError(f"{folder} is there already: give another ID, or another place with --in.")
+    try:
+        starters.new_exercise(id, folder)
+    except OSError as error:
+        raise ArgumentError(f"cannot write {folder}: {error.strerror}.") from error
+    click.echo(f"{folder}/ is a whole exercise. Change it, then: regard author check {id} --from {parent}")
 
 
 @author.command("check")
@@ -284,8 +303,8 @@ def author_check(id: str, seed: int | None, folder: Path | None, as_json: bool) 
     with _runner(1) as runner:
         import torch
 
-        from regard.exercises.author import prove
-        from regard.exercises.catalogue import catalogue, pick
+        from regard.checking.author import prove
+        from regard.checking.catalogue import catalogue, pick
 
         torch.set_num_threads(1)
         proof = prove(pick(catalogue(folder), id), runner, 0 if seed is None else seed)
@@ -295,7 +314,7 @@ def author_check(id: str, seed: int | None, folder: Path | None, as_json: bool) 
     else:
         from rich.console import Console
 
-        from regard.exercises.report_text import print_proof
+        from regard.checking.reports.terminal import print_proof
 
         print_proof(Console(highlight=False), proof)
     raise SystemExit(0 if proof.holds else 1)
@@ -321,15 +340,14 @@ def quiz(id: str | None, answer: str | None, as_list: bool, as_json: bool) -> No
 
     Without ID all of them come in turn; an empty answer skips one. Blanks are run, in a process of their own.
     """
-    from regard.exercises.questions import QUESTIONS
-    from regard.exercises.quiz import question
+    from regard.checking.quiz import question, questions
 
     if answer is not None and id is None:
         raise ArgumentError("--answer needs the ID of a question: regard quiz --list shows them.")
     if as_list or (as_json and answer is None):
-        _list_questions(QUESTIONS, as_json)
+        _list_questions(list(questions().values()), as_json)
         return
-    asked = QUESTIONS if id is None else (question(id, QUESTIONS),)
+    asked = list(questions().values()) if id is None else [question(id)]
     if answer is not None:
         marked = _marked(asked[0], answer)
         if as_json:
@@ -338,8 +356,9 @@ def quiz(id: str | None, answer: str | None, as_list: bool, as_json: bool) -> No
             click.echo(marked.message)
         raise SystemExit(1 if marked.right is False else 0)
     n_right = n_marked = 0
-    for each in asked:
-        click.echo(f"\n{each.id}: {each.text}" + (f"\n    {each.code}" if each.code else ""))
+    for question_asked in asked:
+        code = f"\n    {question_asked.code}" if question_asked.code else ""
+        click.echo(f"\n{question_asked.id}: {question_asked.text}{code}")
         try:
             given = click.prompt("", default="", show_default=False, prompt_suffix="> ")
         except click.Abort:  # nobody is there, or has had enough
@@ -348,39 +367,33 @@ def quiz(id: str | None, answer: str | None, as_list: bool, as_json: bool) -> No
         if not given.strip():
             continue
         try:
-            marked = _marked(each, given)
+            marked = _marked(question_asked, given)
         except ArgumentError as error:
             click.echo(str(error))
             continue
         n_marked += marked.right is not None
         n_right += bool(marked.right)
-        shows = (
-            f" The experiment that shows it: regard lab {each.lab}"
-            if each.lab and marked.right is False
-            else ""
-        )
-        click.echo(marked.message + shows)
+        shows = f" The experiment that shows it: regard lab {question_asked.lab}"
+        click.echo(marked.message + (shows if question_asked.lab and marked.right is False else ""))
     click.echo(f"\n{n_right} of {n_marked} right.")
 
 
-def _list_questions(questions: Any, as_json: bool) -> None:
+def _list_questions(questions: list[Question], as_json: bool) -> None:
     if as_json:
-        click.echo(
-            json.dumps([{"question": each.id, "kind": each.kind, "text": each.text} for each in questions])
-        )
+        click.echo(json.dumps([{"question": q.id, "kind": q.kind, "text": q.text} for q in questions]))
         return
     from rich.table import Table
 
     table = Table(box=None)
     for title in ("question", "kind", "text"):
         table.add_column(title)
-    for each in questions:
-        table.add_row(each.id, each.kind, each.text)
+    for question in questions:
+        table.add_row(question.id, question.kind, question.text)
     print_table(table)
 
 
-def _marked(asked: Any, given: str) -> Any:
-    from regard.exercises.quiz import mark
+def _marked(asked: Question, given: str) -> Marked:
+    from regard.checking.quiz import mark
 
     if asked.kind != "blank":
         return mark(asked, given)

@@ -1,0 +1,233 @@
+"""What the checker and the process that runs answers say to one another.
+
+The checker sends a `Job`. For each answer of it come back `Loading` before a statement that may not end,
+`Loaded`, an `Outcome` for each run, and `Printed`. No message to an answer holds an expected value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+Tree = Any  # nests of lists, tuples and dicts with tensors, numbers, texts, None, `Code`, `Foreign`, `Meta`
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A function given as an argument: an expression, evaluated where the answer runs, beside torch."""
+
+    source: str
+
+    def value(self) -> Any:
+        """The function itself."""
+        import torch
+
+        return eval(self.source, {"torch": torch})
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """In place of a result that is no data, in words: "a Linear"."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """In place of a tensor on the meta device."""
+
+    shape: list[int]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A piece of a file that parses on its own: a whole script, or a notebook's cell."""
+
+    label: str  # "" for a script, "cell 3, " for a notebook
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A name that is checked, and the number of the statement that defines it; -1 for the last one."""
+
+    name: str
+    number: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A name that the file uses without defining it, and source that defines it."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeNote:
+    """A shape comment: which lines it stands beside, and what it says of the shapes before and after."""
+
+    label: str
+    start: int
+    line: int
+    text: str
+    target: str
+    loads: list[str]
+    before: list[str] | None
+    after: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A file to execute, and what of it is called."""
+
+    cells: list[Cell]
+    subjects: list[Subject]
+    is_class: bool = False
+    drive: str = ""  # source of `drive(answer, *args, **kwargs)`, which makes the call
+    lent: list[Lent] = field(default_factory=list)
+    d2l: list[str] = field(default_factory=list)  # sources of the lent package of that name
+    withheld: list[str] = field(default_factory=list)  # names that it does not get
+    imported: list[str] = field(
+        default_factory=list
+    )  # modules that the file names, stubbed where they are missing
+    folders: list[str] = field(default_factory=list)  # where it may import from
+    notes: list[ShapeNote] = field(default_factory=list)
+    skip: list[int] = field(default_factory=list)  # statements that are left out
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an answer is called with."""
+
+    args: Tree = ()
+    kwargs: dict[str, Tree] = field(default_factory=dict)
+    method: str = ""  # of the module, or one of several functions; "" is the module or function itself
+    init: Tree = ()
+    init_kwargs: dict[str, Tree] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    train: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One run: which call, and how it is made."""
+
+    id: int
+    call: int
+    seed: int = 0
+    dtype: str = ""
+    strided: bool = False  # inputs that are not contiguous
+    twice: bool = False
+    device: str = ""
+    largest: bool = False  # note the largest tensor made on the way
+    factors: list[dict[str, Tensor]] | None = (
+        None  # gradients of sum(output x factor), for each form of output
+    )
+    watched: bool = False  # compare shape comments
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Runs to make with each of several answers."""
+
+    answers: list[Answer]
+    calls: list[Call]
+    orders: list[Order]
+    seconds: float = 1.5  # of work in one call
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run has no result: an exception, a limit, or the end of the process."""
+
+    kind: str  # "error", "construct", "gradient", "time", "missing", "died", "not run", "unsent"
+    type: str = ""
+    message: str = ""
+    where: str = ""  # the answer's own line
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Parameters without a counterpart, with their shapes; biases that were set to zero instead."""
+
+    ours: list[str]
+    yours: list[str]
+    zeroed: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The shapes before and after a commented line, in one call of the function around it."""
+
+    note: int
+    call: int
+    before: dict[str, list[int] | None]
+    after: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A statement that was left out, and why."""
+
+    where: str
+    reason: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A statement is about to be executed that may end the process."""
+
+    answer: int
+    number: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What executing the file gave."""
+
+    answer: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+    stubbed: list[str] = field(default_factory=list)
+    d2l: bool = False
+    missing: list[str] = field(default_factory=list)  # subjects that nothing defines
+    died: str = ""  # why it could not be executed at all
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one run."""
+
+    answer: int = 0
+    run: int = 0
+    value: Tree = None
+    again: Tree = None  # of a second call
+    grads: dict[str, Tensor | None] = field(default_factory=dict)
+    changed: list[int] = field(default_factory=list)  # inputs that are no longer what they were
+    largest: int = 0
+    unfit: Unfit | None = None
+    error: Failure | None = None
+    seen: list[Seen] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """All runs of an answer are made; the beginning of what it printed."""
+
+    answer: int
+    text: str
+
+
+CLASSES: dict[str, type] = {
+    message.__name__: message
+    for message in (
+        *(Code, Foreign, Meta, Cell, Subject, Lent, ShapeNote, Answer, Call, Order, Job),
+        *(Failure, Unfit, Seen, Skipped, Loading, Loaded, Outcome, Printed),
+    )
+}

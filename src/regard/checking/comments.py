@@ -1,0 +1,156 @@
+"""Shape comments such as `# [b, s, h] -> [b, h, s]`, compared with the shapes at run time.
+
+They are read from a source here; `child/watcher.py` records the shapes.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import operator
+import re
+import tokenize
+from collections.abc import Callable
+
+from regard.checking.child.messages import Seen, ShapeNote
+
+SHAPE = re.compile(r"[\[(]\s*([A-Za-z0-9_.*/+\- ]+(?:,[A-Za-z0-9_.*/+\- ]*)*)\s*[\])]")
+COMMENT = re.compile(
+    r"#\s*(?:shape\s*:?\s*)?([\[(][^\])]*[\])])(?:\s*(?:->|=>|→)\s*([\[(][^\])]*[\])]))?\s*$"
+)
+WORD = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]*$|^\d+$")
+
+
+def dims(text: str) -> list[str] | None:
+    """The dimensions of "[b, s, h]", or None when it is something else.
+
+    >>> dims("(batch, 2*d)")
+    ['batch', '2*d']
+    """
+    inside = SHAPE.fullmatch(text.strip())
+    if inside is None:
+        return None
+    parts = [part.strip() for part in inside[1].split(",") if part.strip()]
+    return parts if parts and all(re.fullmatch(r"[A-Za-z0-9_.*/+\- ]+", part) for part in parts) else None
+
+
+def shape_notes(source: str, label: str) -> list[ShapeNote]:
+    """Every shape comment that stands beside an assignment or a return."""
+    statements: dict[int, tuple[str, list[str], int]] = {}  # last line -> target, names used, first line
+    for node in ast.walk(ast.parse(source)):
+        if (
+            not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return)
+            or node.value is None
+        ):
+            continue
+        targets: list[ast.expr] = []
+        if not isinstance(node, ast.Return):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if len(targets) > 1 or (targets and not isinstance(targets[0], ast.Name | ast.Attribute)):
+            continue
+        loads = sorted({name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)})
+        target = ast.unparse(targets[0]) if targets else ""
+        statements[node.end_lineno or node.lineno] = (target, loads, node.lineno)
+    notes = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        match = COMMENT.match(token.string)
+        line = token.start[0]
+        if match is None or line not in statements:
+            continue
+        first, second = dims(match[1]), dims(match[2]) if match[2] else None
+        if first is None or (match[2] and second is None):
+            continue
+        target, loads, start = statements[line]
+        notes.append(
+            ShapeNote(
+                label,
+                start,
+                line,
+                token.string.lstrip("# "),
+                target,
+                loads,
+                before=first if second is not None else None,
+                after=second if second is not None else first,
+            )
+        )
+    return notes
+
+
+def disagreements(notes: list[ShapeNote], records: list[Seen]) -> dict[int, str]:
+    """A sentence on each comment that the shapes contradict; a symbol keeps its size within one call.
+
+    >>> note = ShapeNote("", 3, 3, "[b, s]", "x", [], before=None, after=["b", "s"])
+    >>> disagreements([note], [Seen(note=0, call=1, before={}, after=[2, 3, 5])])
+    {0: 'line 3 says [b, s], and the shape is [2, 3, 5].'}
+    """
+    sentences: dict[int, str] = {}
+    sizes: dict[int, dict[str, int]] = {}
+    for record in records:
+        note = notes[record.note]
+        known = sizes.setdefault(record.call, {})
+        where = f"{note.label}line {note.line}"
+        if note.before is not None:
+            candidates = [shape for shape in record.before.values() if shape is not None]
+            fits = [trial for shape in candidates if (trial := _bind(note.before, shape, known)) is not None]
+            if candidates and not fits:
+                shown = " or ".join(str(shape) for shape in candidates)
+                sentences.setdefault(record.note, f"{where} says {note.text}, and it starts from {shown}.")
+            elif fits:
+                known.update(fits[0])
+        if record.after is not None:
+            bound = _bind(note.after, record.after, known)
+            if bound is None:
+                sentences.setdefault(
+                    record.note, f"{where} says {note.text}, and the shape is {record.after}."
+                )
+            else:
+                known.update(bound)
+    return sentences
+
+
+def _bind(dimensions: list[str], shape: list[int], known: dict[str, int]) -> dict[str, int] | None:
+    """The sizes that make `dimensions` equal to `shape`, or None when nothing does."""
+    if len(dimensions) != len(shape):
+        return None
+    bound = dict(known)
+    later = []
+    for word, size in zip(dimensions, shape, strict=True):
+        if not WORD.match(word):
+            later.append((word, size))
+        elif word.isdigit():
+            if int(word) != size:
+                return None
+        elif bound.setdefault(word, size) != size:
+            return None
+    for expression, size in later:
+        names = set(re.findall(r"[A-Za-z_][A-Za-z0-9_.]*", expression))
+        if names <= set(bound):
+            value = _evaluate(expression, bound)
+            if value is None or value != size:
+                return None
+    return bound
+
+
+def _evaluate(expression: str, known: dict[str, int]) -> float | None:
+    """The value of sums, products and quotients of known sizes."""
+    operators: dict[type, Callable[[float, float], float]] = {
+        ast.Add: operator.add,
+        ast.Sub: operator.sub,
+        ast.Mult: operator.mul,
+        ast.Div: operator.truediv,
+        ast.FloorDiv: operator.floordiv,
+    }
+
+    def value(node: ast.AST) -> float:
+        if isinstance(node, ast.BinOp) and type(node.op) in operators:
+            return float(operators[type(node.op)](value(node.left), value(node.right)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return float(node.value)
+        return float(known[ast.unparse(node)])
+
+    try:
+        return value(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, KeyError, ZeroDivisionError, ValueError):
+        return None

@@ -1,0 +1,142 @@
+"""Reads `exercise.toml`: what an exercise says about itself, without running anything.
+
+title = "Masked softmax"
+names = ["masked_softmax"]       # what an answer defines
+shared = ["lengths"]             # ../shared/lengths.toml comes first: words, conventions, hints, mistakes
+needs = ["rnn-step"]             # exercises whose answers are lent to a file that leaves them out
+drive = "drive.py"               # where one call is not enough
+tolerance = 2.0                  # times the usual one
+
+[right]                          # files of right/, and what is special about each
+flat = "rows made flat"          # the first is what mistakes edit
+
+[words]                          # dimensions of the result; of one of several results by its number
+"" = ["batch", "query", "key"]
+
+[conventions.empty_row]          # a keyword of the reference: its choices, ours first
+zeros = "a row of length 0 is all zeros."
+
+[hints]                          # for an answer whose mistake has no name
+symptom = "..."                  # and place, cause, fix
+
+[mistake."the mask is upside down"]
+symptom = "The weight lies on the padding."
+place = "Look at the comparison of positions with lengths."
+cause = "True means hidden here, and the comparison is true for the valid keys."
+fix = "Hide the positions at or past the length."
+of = "flat"                      # the right variant that is edited, where it is not the first
+edits = [['>= lens', '< lens']]  # old text, which is there once, and new text
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from regard.checking.spec import GRADES, Convention, Exercise, Hints, Mistake
+from regard.errors import LoadError
+
+TABLES = ("words", "conventions", "hints", "mistake")  # what exercises may share
+KEYS = ("title", "names", "shared", "needs", "drive", "tolerance", "right", *TABLES)
+
+
+def load_folder(folder: Path) -> Exercise:
+    """The exercise of a folder that holds an exercise.toml."""
+    path = folder / "exercise.toml"
+    about = _read(path)
+    tables: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
+    for name in _texts(path, about, "shared"):
+        shared = folder.parent / "shared" / f"{name}.toml"
+        _join(shared, tables, _read(shared))
+    _join(path, tables, about)
+    unknown = sorted(set(about) - set(KEYS))
+    if unknown:
+        raise LoadError(f"{path}: {', '.join(unknown)}: no such keys. There are: {', '.join(KEYS)}.")
+    variants = _strings(path, "right", about.get("right"))
+    names = _texts(path, about, "names")
+    if not names or not variants:
+        raise LoadError(f"{path} must have names = [...] and, below [right], a file of right/.")
+    tolerance = about.get("tolerance", 1.0)
+    if not isinstance(tolerance, int | float):
+        raise LoadError(f"{path}: tolerance must be a number. Got {tolerance!r}.")
+    return Exercise(
+        folder=folder,
+        title=_text(path, "title", about.get("title")),
+        names=names,
+        variants=variants,
+        hints=_hints(path, "hints", tables["hints"]),
+        mistakes=tuple(_mistake(path, name, table, variants) for name, table in tables["mistake"].items()),
+        conventions=tuple(_convention(path, name, table) for name, table in tables["conventions"].items()),
+        words={word: _texts(path, tables["words"], word) for word in tables["words"]},
+        drive_file=_text(path, "drive", about.get("drive", "")),
+        tolerance=float(tolerance),
+        needs=_texts(path, about, "needs"),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"cannot read {path}: {error}.") from error
+
+
+def _join(path: Path, tables: dict[str, dict[str, Any]], about: Mapping[str, Any]) -> None:
+    """Add what a file says; what comes later replaces what has the same name."""
+    for name, table in tables.items():
+        more = about.get(name, {})
+        if not isinstance(more, dict):
+            raise LoadError(f"{path}: {name} must be a table. Got {more!r}.")
+        table.update(more)
+
+
+def _text(path: Path, key: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise LoadError(f"{path}: {key} must be a text. Got {value!r}.")
+    return value
+
+
+def _texts(path: Path, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = table.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise LoadError(f"{path}: {key} must be a list of texts. Got {value!r}.")
+    return tuple(value)
+
+
+def _strings(path: Path, key: str, value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise LoadError(f"{path}: {key} must be a table of texts. Got {value!r}.")
+    return value
+
+
+def _hints(path: Path, of: str, table: Mapping[str, Any]) -> Hints:
+    missing = [grade for grade in GRADES if not isinstance(table.get(grade), str)]
+    if missing:
+        raise LoadError(
+            f"{path}: {of} needs {', '.join(GRADES)}, a sentence each. Without: {', '.join(missing)}."
+        )
+    symptom, place, cause, fix = (table[grade] for grade in GRADES)
+    return symptom, place, cause, fix
+
+
+def _convention(path: Path, name: str, table: object) -> Convention:
+    choices = _strings(path, f"conventions.{name}", table)
+    if len(choices) < 2:
+        raise LoadError(f"{path}: convention {name!r} needs at least two choices. Got {list(choices)}.")
+    return Convention(name, choices)
+
+
+def _mistake(path: Path, name: str, table: object, variants: Mapping[str, str]) -> Mistake:
+    if not isinstance(table, dict):
+        raise LoadError(f"{path}: mistake {name!r} must be a table. Got {table!r}.")
+    hints = _hints(path, f"mistake {name!r}", table)
+    of = _text(path, f"mistake {name!r}: of", table.get("of", ""))
+    if of and of not in variants:
+        raise LoadError(f"{path}: mistake {name!r} edits {of!r}. Right variants are: {', '.join(variants)}.")
+    edits = table.get("edits")
+    pairs = isinstance(edits, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in edits)
+    if not pairs or not edits or not all(isinstance(text, str) for pair in edits for text in pair):
+        raise LoadError(f"{path}: mistake {name!r} needs edits = [['old', 'new'], ...]. Got {edits!r}.")
+    return Mistake(name, hints, tuple((old, new) for old, new in edits), of)

@@ -1,0 +1,362 @@
+"""Turns the outcomes of an answer's runs into checks that passed or failed, with a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from regard.attention.shapes import named
+from regard.checking.child.messages import Failure, Outcome, Tree
+from regard.checking.child.trees import leaves
+from regard.checking.compare import GRADIENT_TOLERANCE, Difference, difference, moved, tolerance_of
+from regard.checking.plan import VARIANTS, Expected, Plan, Run
+from regard.checking.spec import BIAS, Exercise, left_out
+from regard.checking.trials import Kind, Probe, Trial
+
+Outcomes = Mapping[int, Outcome]  # by the run's id
+DEVICE_WORDS = ("not on the expected device", "on the same device", "at least two devices", "device meta")
+# float16 ends at 65504: a larger constant cannot be converted, which a mask of -1e9 meets.
+NO_ROOM_IN_HALF = "without overflow"
+NOT_FOR_HALF = "not implemented for"
+# What torch says to code that turns tensors into arrays.
+IN_NUMPY = ("numpy() on Tensor that requires grad", "unsupported ScalarType BFloat16", "tensor to numpy")
+NUMPY_NOTE = "it computes in NumPy, which has no bfloat16 and stays on the CPU."
+NOT_TRIED = "not tried, because the ordinary calls fail."
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """One line of a report."""
+
+    name: str
+    passed: bool
+    message: str = ""
+    kind: Kind = "wrong"
+    hidden: bool = False
+    difference: Difference | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    raised: bool = False  # no result came back: what the check is about was not tried
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """All checks of an answer under one choice of conventions."""
+
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """The names of the checks that failed."""
+        return frozenset(check.name for check in self.checks if not check.passed)
+
+
+def judged(plan: Plan, outcomes: Outcomes, choices: Mapping[str, str]) -> Verdict:
+    """Every check of the plan, for one answer's outcomes."""
+    exercise = plan.exercise
+    expected = plan.expected(choices)
+    notes: list[str] = []
+    checks: list[Check] = []
+    values = [run for run in plan.runs if run.kind == "value"]
+    if exercise.is_class:
+        checks.append(_parameters(exercise, values, outcomes, choices, notes))
+    right: set[str] = set()  # trials whose ordinary call gives the right numbers
+    for run in values:
+        check = _value(plan, run, outcomes[run.id], expected[run.id], notes)
+        if check is not None:
+            checks.append(check)
+            right |= {check.name} if check.passed else set()
+    for probe in plan.checks.probes:
+        runs = [run for run in plan.runs if run.item is probe]
+        check = _probe(plan, probe, runs, outcomes, expected, notes)
+        if check is not None:
+            checks.append(check)
+    grouped = {kind: [run for run in plan.runs if run.kind == kind] for kind in ("gradients", *VARIANTS)}
+    for kind, runs in grouped.items():
+        if runs:
+            checks.append(_all(kind, plan, runs, right, outcomes, expected, notes))
+    checks.append(_unchanged(values, outcomes))
+    return Verdict(tuple(_explained(checks, plan)), tuple(dict.fromkeys(notes)))
+
+
+def _explained(checks: list[Check], plan: Plan) -> list[Check]:
+    """Failures with the sentence of their trial; one on fragility only where numbers are right."""
+    says = {item.name: item.says for item in plan.checks.items if item.says}
+    wrong = any(not check.passed and check.kind == "wrong" for check in checks)
+
+    def explained(check: Check) -> Check:
+        sentence = says.get(check.name, "")
+        if check.passed or check.raised or not sentence or (wrong and check.kind != "wrong"):
+            return check
+        return replace(check, message=f"{check.message} {sentence[0].upper()}{sentence[1:]}".strip())
+
+    return [explained(check) for check in checks]
+
+
+def error_message(error: Failure) -> str:
+    """What went wrong in a run, in a sentence."""
+    where = f" ({error.where}: {error.line})" if error.where else ""
+    if error.kind == "time":
+        at = f", at {error.where}" if error.where else ""
+        return f"it takes too long: an endless loop?{at}"
+    if error.kind == "died":
+        return f"it had to be stopped: {error.message}."
+    if error.kind == "not run":
+        return "not run, because calls before it took too long or ended the process."
+    if error.kind == "missing":
+        return f"there is no method or function called {error.message}."
+    if error.kind == "unsent":
+        return f"its result cannot be compared: {error.message}"
+    if error.type == "NotImplementedError":
+        return f"not written yet{where}."
+    text = f"{error.type}: {error.message}" if error.message else error.type
+    what = {"construct": "making it raises", "gradient": "its gradient raises"}.get(error.kind, "it raises")
+    return f"{what} {text}{where}"
+
+
+def _parameters(
+    exercise: Exercise, runs: list[Run], outcomes: Outcomes, choices: Mapping[str, str], notes: list[str]
+) -> Check:
+    """Whether the weights found their places.
+
+    Biases that nobody asked for are no fault unless there is an option for them, nor are missing ones where a
+    convention leaves them out.
+    """
+    for run in runs:
+        unfit = outcomes[run.id].unfit
+        if not unfit or (isinstance(run.item, Trial) and run.item.raises):
+            continue
+        without = left_out(choices.get(BIAS, "used"))
+        ours = [parameter for parameter in unfit.ours if parameter.partition(" ")[0] not in without]
+        yours = [*unfit.yours, *(unfit.zeroed if exercise.has_bias_option else [])]
+        if unfit.zeroed and not exercise.has_bias_option:
+            notes.append(f"biases that are not asked for were set to zero: {', '.join(unfit.zeroed)}.")
+        if ours or yours:
+            sides = ", ".join(ours) or "nothing", ", ".join(yours) or "nothing"
+            text = "the parameters do not fit. Expected, without a place: {}. Yours, left over: {}."
+            return Check("parameters", False, text.format(*sides))
+    return Check("parameters", True)
+
+
+def _value(plan: Plan, run: Run, outcome: Outcome, expected: Expected, notes: list[str]) -> Check | None:
+    """The check of a trial's result; None when it does not apply."""
+    trial = run.item
+    assert isinstance(trial, Trial)
+    check = Check(trial.name, True, kind=trial.kind, hidden=trial.hidden, sizes=trial.sizes)
+    error = outcome.error
+    if trial.raises:
+        wanted = " or ".join(trial.raises)
+        if error is None:
+            return replace(check, passed=False, message=f"it must raise {wanted}, and returns a result.")
+        if error.type in trial.raises:
+            return check
+        return replace(check, passed=False, message=f"it must raise {wanted}: {error_message(error)}")
+    if error is not None:
+        if trial.optional and error.kind == "missing":
+            notes.append(f"there is no {error.message}: its checks were left out.")
+            return None
+        return replace(check, passed=False, message=error_message(error), raised=True)
+    wrong = compared(plan, run, expected.value, outcome.value)
+    if wrong is not None:
+        return replace(check, passed=False, message=wrong.message, difference=wrong)
+    if trial.most_numbers is not None:
+        most = trial.most_numbers(trial.sizes)
+        if outcome.largest > most:
+            text = f"a tensor of {outcome.largest} numbers is made on the way; {most} are enough."
+            return replace(check, passed=False, message=text, kind="wasteful")
+    return check
+
+
+def compared(plan: Plan, run: Run, expected: Tree, got: Tree) -> Difference | None:
+    """How a result differs from the expected one, as the exercise views both."""
+    exercise = plan.exercise
+    case = plan.cases[run.case]
+    view = plan.checks.view
+    if view is not None:
+        expected = view(case, expected)
+        try:
+            got = view(case, got)
+        except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
+            return Difference(f"the result has not the form that was asked for ({error}).")
+    floating = any(
+        isinstance(leaf, Tensor) and leaf.is_floating_point()
+        for _, leaf in leaves([list(case.args), dict(case.kwargs), dict(case.weights)])
+    )
+    dtype = run.dtype if floating and view is None else None
+    return difference(expected, got, tolerance_of(run.dtype, exercise.tolerance), exercise.words, dtype)
+
+
+def _probe(
+    plan: Plan,
+    probe: Probe,
+    runs: list[Run],
+    outcomes: Outcomes,
+    expected: Mapping[int, Expected],
+    notes: list[str],
+) -> Check | None:
+    check = Check(probe.name, True, kind=probe.kind, hidden=probe.hidden, sizes=probe.sizes)
+    for run in runs:
+        error = outcomes[run.id].error
+        if error is not None:
+            if probe.optional and error.kind == "missing":
+                notes.append(f"there is no {error.message}: its checks were left out.")
+                return None
+            return replace(check, passed=False, message=error_message(error), raised=True)
+    results = [outcomes[run.id].value for run in runs]
+    if probe.judge is not None:
+        try:
+            text = probe.judge(results)
+        except Exception as error:  # the judge is the author's, the results anybody's
+            text = f"the result has not the form that was asked for ({error})."
+    else:
+        text = _leak(plan, [expected[run.id].value for run in runs], results)
+    if text is None:
+        return check
+    return replace(check, passed=False, message=text)
+
+
+def _leak(plan: Plan, expected: list[Tree], results: list[Tree]) -> str | None:
+    """Where the answer moves and the reference does not, or the other way round."""
+    tolerance = tolerance_of("float32", plan.exercise.tolerance)
+    for want, have in zip(expected[1:], results[1:], strict=True):
+        pairs = zip(leaves(expected[0]), leaves(want), leaves(results[0]), leaves(have), strict=False)
+        for (path, base), (_, changed), (_, mine), (_, my_changed) in pairs:
+            tensors = (base, changed, mine, my_changed)
+            if not all(isinstance(leaf, Tensor) for leaf in tensors):
+                continue
+            if len({leaf.shape for leaf in tensors}) > 1:
+                return f"the shape must be {tuple(base.shape)}, and yours is {tuple(mine.shape)}."
+            may = moved(base, changed, 1e-9)
+            does = moved(mine, my_changed, tolerance)
+            words = plan.exercise.words.get(path, ())
+            if bool((does & ~may).any()):
+                at = (does & ~may).nonzero()[0].tolist()
+                return f"yours changes at {named(words, at)} and must not."
+            # Only a change large enough to be seen in float32 has to show.
+            must = moved(base, changed, 50 * tolerance)
+            if bool((must & ~does).any()):
+                at = (must & ~does).nonzero()[0].tolist()
+                return f"yours does not change at {named(words, at)} and must."
+    return None
+
+
+def _all(
+    kind: str,
+    plan: Plan,
+    runs: list[Run],
+    right: set[str],
+    outcomes: Outcomes,
+    expected: Mapping[int, Expected],
+    notes: list[str],
+) -> Check:
+    """One check over the runs of a kind, gradients or a variant, of the trials whose numbers are right."""
+    family: Kind = "wrong" if kind == "gradients" else "fragile"
+    tried = [run for run in runs if run.item.name in right]
+    if not tried and any(isinstance(run.item, Trial) and not run.item.optional for run in runs):
+        return Check(kind, False, NOT_TRIED, family)
+    for run in tried:
+        outcome = outcomes[run.id]
+        if kind == "gradients":
+            text = _gradients(plan, outcome, expected[run.id])
+        elif kind == "device":
+            text = _device(outcome, notes)
+        else:
+            text = _variant(kind, plan, run, outcome, expected[run.id], notes)
+        if text:
+            return Check(kind, False, f"{run.item.name}: {text}", family, sizes=run.item.sizes)
+    return Check(kind, True, kind=family)
+
+
+def _gradients(plan: Plan, outcome: Outcome, expected: Expected) -> str:
+    error = outcome.error
+    if error is not None:
+        if _in_numpy(error):
+            where = f" ({error.where}: {error.line})" if error.where else ""
+            return (
+                f"it computes in NumPy{where}, and no gradient passes through that: use torch's operations."
+            )
+        return error_message(error)
+    tolerance = tolerance_of("float32", plan.exercise.tolerance) * GRADIENT_TOLERANCE
+    grads = outcome.grads
+    wanted = expected.grads or {}
+    unreached = [
+        _input_name(name)
+        for name, want in wanted.items()
+        if grads.get(name) is None and bool(moved(want, torch.zeros_like(want), tolerance).any())
+    ]
+    if unreached:
+        return f"no gradient reaches {', '.join(unreached)}: detach, .data, .item, NumPy or no_grad cut it."
+    for name, want in wanted.items():
+        have = grads.get(name)
+        if have is None:
+            continue
+        if have.shape != want.shape and have.dim() == 2 and have.T.shape == want.shape:
+            have = have.T
+        wrong = difference(want, have.double(), tolerance)
+        if wrong is not None and have.dim() == 2 and have.shape[0] == have.shape[1] and "input" not in name:
+            # A square parameter that is used as x @ W holds the transpose of ours, and so does its gradient.
+            wrong = difference(want, have.T.double(), tolerance)
+        if wrong is not None:
+            return f"the gradient of {_input_name(name)} is wrong: {wrong.message}"
+    return ""
+
+
+def _input_name(name: str) -> str:
+    number = name.removeprefix("input ")
+    return name if number == name else f"tensor {int(number) + 1} of the arguments"
+
+
+def _in_numpy(error: Failure) -> bool:
+    return any(words in error.message for words in IN_NUMPY)
+
+
+def _device(outcome: Outcome, notes: list[str]) -> str:
+    """A missing `device=` shows on the meta device, which has shapes but no numbers."""
+    error = outcome.error
+    if error is not None:
+        if any(word in error.message for word in DEVICE_WORDS):
+            where = f" ({error.where}: {error.line})" if error.where else ""
+            return f"a new tensor is made on the CPU, whatever the device of the inputs: pass device={where}."
+        if _in_numpy(error):
+            notes.append(NUMPY_NOTE)
+        return ""  # code that looks at numbers may fail on zeros, which is no fault
+    stray = [leaf for _, leaf in leaves(outcome.value) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    return "the result is on the CPU, whatever the device of the inputs." if stray else ""
+
+
+def _variant(kind: str, plan: Plan, run: Run, outcome: Outcome, expected: Expected, notes: list[str]) -> str:
+    error = outcome.error
+    if error is not None:
+        if run.dtype == "float16" and NO_ROOM_IN_HALF in error.message:
+            notes.append(
+                "a constant of yours does not fit float16, so half precision fails: hide with -inf, not "
+                "with a large negative number."
+            )
+            return ""
+        if run.dtype == "bfloat16" and _in_numpy(error):
+            notes.append(NUMPY_NOTE)
+            return ""
+        if run.dtype in ("float16", "bfloat16") and NOT_FOR_HALF in error.message:
+            return ""
+        return error_message(error)
+    wrong = compared(plan, run, expected.value, outcome.value)
+    if kind == "called twice":
+        if wrong is not None:
+            return f"wrong after a call with other inputs, of which something is kept: {wrong.message}"
+        wrong = compared(plan, run, expected.value, outcome.again)
+        if wrong is not None:
+            return f"right the first time, wrong the second: {wrong.message}"
+    return wrong.message if wrong is not None else ""
+
+
+def _unchanged(runs: list[Run], outcomes: Outcomes) -> Check:
+    for run in runs:
+        changed = outcomes[run.id].changed
+        if changed:
+            which = ", ".join(str(index + 1) for index in changed)
+            text = f"{run.item.name}: tensor {which} of the arguments is another after the call."
+            return Check("inputs unchanged", False, text, "fragile")
+    return Check("inputs unchanged", True, kind="fragile")

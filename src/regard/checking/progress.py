@@ -1,0 +1,77 @@
+"""What a student has passed so far, and which hint comes next: one small file in the user's state folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.checking.spec import GRADES, Exercise
+
+if TYPE_CHECKING:
+    from regard.checking.check import Result
+from regard.errors import ArgumentError
+
+
+def state_file() -> Path:
+    """Where progress is kept: below $XDG_STATE_HOME, or ~/.local/state."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "regard" / "exercises.json"
+
+
+class Progress:
+    """The state file, read once; a broken or missing one counts as no progress."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or state_file()
+        self.entries: dict[str, dict[str, Any]] = {}
+        try:
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return
+        if isinstance(kept, dict):
+            self.entries = {id: entry for id, entry in kept.items() if isinstance(entry, dict)}
+
+    def status(self, id: str) -> str:
+        """One word for the list of exercises."""
+        entry = self.entries.get(id)
+        if entry is None:
+            return ""
+        return "passed" if entry.get("passed") else f"{round(100 * float(entry.get('share', 0)))} %"
+
+    def note(self, result: Result) -> None:
+        """Remember a result; the hints start again when the mistake is another."""
+        if result.exercise is None:
+            return
+        old = self.entries.get(result.exercise, {})
+        mistake = result.mistakes[0].mistakes[0].name if result.mistakes else None
+        shown = old.get("shown", 0) if old.get("mistake") == mistake else 0
+        self.entries[result.exercise] = {
+            "passed": result.passed,
+            "share": round(result.share, 4),
+            "mistake": mistake,
+            "shown": shown,
+        }
+
+    def next_hint(self, exercise: Exercise) -> tuple[str, str, str | None]:
+        """The next grade, its hint, and the mistake it is about (None for the exercise in general)."""
+        entry = self.entries.setdefault(
+            exercise.id, {"passed": False, "share": 0.0, "mistake": None, "shown": 0}
+        )
+        by_name = {mistake.name: mistake for mistake in exercise.mistakes}
+        mistake = by_name.get(str(entry.get("mistake")))
+        hints = mistake.hints if mistake is not None else exercise.hints
+        shown = min(int(entry.get("shown", 0)), len(GRADES) - 1)
+        entry["shown"] = shown + 1
+        return GRADES[shown], hints[shown], mistake.name if mistake is not None else None
+
+    def save(self) -> None:
+        """Write the state file."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_suffix(f".{os.getpid()}.part")
+            partial.write_text(json.dumps(self.entries, indent=1), encoding="utf-8")
+            partial.replace(self.path)
+        except OSError as error:
+            raise ArgumentError(f"cannot keep progress in {self.path}: {error.strerror}.") from error

@@ -1,0 +1,1 @@
+"""A result as a person or a grader reads it."""

@@ -1,0 +1,167 @@
+"""What an exercise is: a folder with a task, right answers, known mistakes, and calls to tell them apart.
+
+    task.md         what is asked
+    starter.py      the signatures to fill in
+    exercise.toml   title, names, conventions, hints, mistakes: read by `regard.checking.folder`
+    trials.py       the reference, calls and probes: run when an answer is checked, and not before
+    right/*.py      correct ways to write it, which need nothing but torch
+    drive.py        `drive(answer, *args, **kwargs)`, where one call is not enough; runs beside the answer
+
+Only `trials.py` runs here, and may call our library. All else that is Python runs in a process where regard
+cannot be imported. Nothing here needs torch until `checks` is asked for.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regard.errors import ArgumentError, LoadError
+
+if TYPE_CHECKING:
+    from regard.checking.trials import Checks
+
+GRADES = ("symptom", "place", "cause", "fix")
+Hints = tuple[str, str, str, str]
+
+# The convention of this name says which layers may do without their biases: "used", or "without q k v".
+BIAS = "bias"
+
+
+def left_out(choice: str) -> frozenset[str]:
+    """The biases that a choice of the convention `bias` does without.
+
+    >>> sorted(left_out("without q v"))
+    ['q.bias', 'v.bias']
+    """
+    return frozenset(f"{layer}.bias" for layer in choice.removeprefix("without ").split() if choice != "used")
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A question the task leaves open. `name` is a keyword of the reference; the first choice is ours."""
+
+    name: str
+    choices: Mapping[str, str]  # choice -> the sentence a student reads whose answer chose it
+
+
+@dataclass(frozen=True)
+class Right:
+    """Another correct way to write it, as source text that needs nothing but torch."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A small wrong version: edits of a right variant. Of the four `hints` the first tells the least."""
+
+    name: str
+    hints: Hints
+    edits: tuple[tuple[str, str], ...]
+    of: str = ""  # the file of the right variant that is edited; the first unless it is named
+
+
+@dataclass(frozen=True, eq=False)
+class Exercise:
+    """One task and everything that checks it; files are read when they are asked for."""
+
+    folder: Path
+    title: str
+    names: tuple[str, ...]  # what an answer defines: one class, or one or more functions
+    variants: Mapping[str, str]  # file in right/ -> what is special about it
+    hints: Hints  # for an answer whose mistake has no name
+    mistakes: tuple[Mistake, ...]
+    conventions: tuple[Convention, ...] = ()
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # output -> its dimensions
+    drive_file: str = ""
+    tolerance: float = 1.0  # times the usual one, with a reason beside it
+    needs: tuple[str, ...] = ()  # ids of exercises an answer may call and a file may leave out
+
+    @property
+    def id(self) -> str:
+        """The folder's name as students write it."""
+        return self.folder.name.replace("_", "-")
+
+    def read(self, file: str) -> str:
+        """The text of a file of the folder."""
+        try:
+            return (self.folder / file).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise LoadError(f"{self.id}: cannot read {self.folder / file}: {error}.") from error
+
+    @cached_property
+    def task(self) -> str:
+        """What is asked, in Markdown."""
+        return self.read("task.md")
+
+    @cached_property
+    def starter(self) -> str:
+        """What a student begins with."""
+        return self.read("starter.py")
+
+    @cached_property
+    def drive(self) -> str:
+        """Source of `drive(answer, *args, **kwargs)`, or nothing."""
+        return self.read(self.drive_file) if self.drive_file else ""
+
+    @cached_property
+    def right(self) -> tuple[Right, ...]:
+        """The right variants, in the order of exercise.toml."""
+        return tuple(Right(name, self.read(f"right/{file}.py")) for file, name in self.variants.items())
+
+    @cached_property
+    def checks(self) -> Checks:
+        """The reference, trials and probes; this imports torch, and runs trials.py."""
+        from regard.checking.trials import load
+
+        return load(self.folder)
+
+    @cached_property
+    def definitions(self) -> dict[str, ast.FunctionDef | ast.ClassDef]:
+        """What the starter defines: the signatures that tell which exercise a file answers."""
+        defined = {
+            node.name: node
+            for node in ast.parse(self.starter).body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }
+        missing = [name for name in self.names if name not in defined]
+        if missing:
+            raise ArgumentError(f"{self.id}: the starter does not define {', '.join(missing)}.")
+        return defined
+
+    @property
+    def is_class(self) -> bool:
+        """Whether the answer is a class."""
+        return isinstance(self.definitions[self.names[0]], ast.ClassDef)
+
+    @cached_property
+    def has_bias_option(self) -> bool:
+        """Whether the constructor is told if there are biases: then one too many is a mistake."""
+        return any(
+            isinstance(part, ast.FunctionDef)
+            and part.name == "__init__"
+            and any(argument.arg == "bias" for argument in part.args.args)
+            for part in self.definitions[self.names[0]].body
+        )
+
+    def source_of(self, *mistakes: Mistake) -> str:
+        """The wrong version: all edits of the given mistakes, which must edit the same right variant."""
+        files = list(self.variants)
+        (number,) = {files.index(mistake.of) if mistake.of else 0 for mistake in mistakes}
+        right = self.right[number]
+        source = right.source
+        for mistake in mistakes:
+            for old, new in mistake.edits:
+                if source.count(old) != 1:
+                    raise ArgumentError(
+                        f"{self.id}: an edit of mistake {mistake.name!r} must match once in right variant "
+                        f"{right.name!r}. {old!r} is there {source.count(old)} times."
+                    )
+                source = source.replace(old, new)
+        return source

@@ -1,0 +1,65 @@
+"""The files that `regard start` and `regard author new` write."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from regard.checking.catalogue import TEMPLATE
+from regard.checking.spec import Exercise
+from regard.errors import ArgumentError
+
+
+def script(exercise: Exercise) -> str:
+    """The starter as a script, with the task above it as a comment."""
+    task = [
+        f"# {exercise.title}",
+        "#",
+        *(f"# {line}".rstrip() for line in exercise.task.strip().splitlines()),
+    ]
+    return "\n".join(
+        [*task, "#", f"# Check it with: regard check {file_name(exercise)}", "", exercise.starter]
+    )
+
+
+def notebook(exercise: Exercise) -> str:
+    """The starter as a notebook: the task, then a cell to fill in."""
+    cells = [
+        {
+            "cell_type": "markdown",
+            "id": "task",
+            "metadata": {},
+            "source": f"# {exercise.title}\n\n{exercise.task.strip()}\n\n"
+            f"Check it with: `regard check {file_name(exercise, '.ipynb')}`",
+        },
+        {
+            "cell_type": "code",
+            "id": "answer",
+            "metadata": {},
+            "execution_count": None,
+            "outputs": [],
+            "source": exercise.starter,
+        },
+    ]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return json.dumps(
+        {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}, indent=1
+    )
+
+
+def file_name(exercise: Exercise, suffix: str = ".py") -> str:
+    """The file that an answer is written to, unless told otherwise."""
+    return exercise.id.replace("-", "_") + suffix
+
+
+def new_exercise(id: str, folder: Path) -> None:
+    """Write a small exercise that passes its own proof into a new folder, to be replaced part by part."""
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", id):
+        raise ArgumentError(f"an id is lower-case words joined by '-', such as scaled-scores. Got {id!r}.")
+    for path in sorted(TEMPLATE.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            copied = folder / path.relative_to(TEMPLATE)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            text = path.read_text(encoding="utf-8").replace("double_it", id.replace("-", "_"))
+            copied.write_text(text, encoding="utf-8")

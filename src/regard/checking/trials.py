@@ -1,0 +1,177 @@
+"""What `trials.py` of an exercise is written in: cases drawn at random, trials, and probes.
+
+def numbers(draw):
+    return Case((draw.normal("batch", "position"),))
+
+TRIALS = (Trial("several sequences", numbers, {"batch": 2, "position": 3}),)
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from regard.checking.child.messages import Code
+from regard.errors import LoadError
+
+__all__ = ["ANYTHING", "Case", "Checks", "Code", "Draw", "Impossible", "Kind", "Probe", "Trial", "load"]
+
+Kind = Literal["wrong", "fragile", "train mode", "wasteful"]
+OURS = Path(__file__).parent.parent / "exercises"
+
+# Where a reference holds this number, any number of an answer is accepted.
+ANYTHING = float("inf")
+
+
+class Impossible(Exception):
+    """Raised by a trial's `make` for sizes it cannot be made of; shrinking then tries others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One call of the answer. Tensors may stand anywhere in `args` and `kwargs`, also in tuples and lists."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    call: str = ""  # a method of the module, or one of several functions; "" is the module or function itself
+    init: tuple[Any, ...] = ()  # the constructor's positional arguments, for a class
+    init_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Tensor] = field(default_factory=dict)  # as in the module's state_dict
+    train: bool = False  # module.train() in place of module.eval()
+
+    def with_args(self, *args: Any) -> Case:
+        """The same call with other arguments: what a perturbation is made of."""
+        return replace(self, args=args)
+
+
+class Draw:
+    """Random inputs of named sizes: `draw.normal("batch", "query", 3)`, `draw["batch"]`."""
+
+    def __init__(self, sizes: Mapping[str, int], seed: int) -> None:
+        self.sizes = dict(sizes)
+        self.generator = torch.Generator().manual_seed(seed % 2**63)
+
+    def __getitem__(self, word: str) -> int:
+        return self.sizes[word]
+
+    def shape(self, dims: Sequence[str | int]) -> tuple[int, ...]:
+        """The sizes of `dims`, where a word stands for its size."""
+        return tuple(self.sizes[dim] if isinstance(dim, str) else dim for dim in dims)
+
+    def normal(self, *dims: str | int, scale: float = 1.0, mean: float = 0.0) -> Tensor:
+        """Normal numbers."""
+        return torch.randn(self.shape(dims), generator=self.generator) * scale + mean
+
+    def weight(self, *dims: str | int) -> Tensor:
+        """Normal numbers over the square root of the last size: a linear layer's (out, in)."""
+        shape = self.shape(dims)
+        return torch.randn(shape, generator=self.generator).div(max(1, shape[-1]) ** 0.5)
+
+    def uniform(self, *dims: str | int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Numbers from `low` to `high`."""
+        return torch.rand(self.shape(dims), generator=self.generator) * (high - low) + low
+
+    def integers(self, low: int, high: int, *dims: str | int) -> Tensor:
+        """Whole numbers from `low` up to and including `high`."""
+        return torch.randint(low, high + 1, self.shape(dims), generator=self.generator)
+
+    def distinct(self, count: int, high: int) -> Tensor:
+        """`count` different whole numbers below `high`."""
+        return torch.randperm(high, generator=self.generator)[:count]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One named call whose result must be the reference's, in value and gradient."""
+
+    name: str
+    make: Callable[[Draw], Case]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    grad: bool = True  # compare gradients of every floating input and weight too
+    variants: bool = False  # repeat it in other dtypes, non-contiguous, twice, and on the meta device
+    optional: bool = False  # a method that an answer may do without
+    raises: tuple[str, ...] = ()  # it must raise one of these instead
+    most_numbers: Callable[[Mapping[str, int]], int] | None = None  # no tensor made on the way may hold more
+    hidden: bool = False  # results for students show only the name
+    kind: Kind = "wrong"  # what a failure of this trial means
+    says: str = ""  # one sentence shown when it fails
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Several calls judged together.
+
+    Without `judge` the first call is the base and each other changes one thing: where the reference does not
+    move, the answer must not either, and where it does, the answer must. `judge` gets the results in order
+    and returns None or what is wrong.
+    """
+
+    name: str
+    make: Callable[[Draw], tuple[Case, ...]]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    judge: Callable[[list[Any]], str | None] | None = None
+    optional: bool = False
+    hidden: bool = False
+    kind: Kind = "wrong"
+    says: str = ""  # what was changed and who must not notice, in one sentence
+
+
+@dataclass(frozen=True, eq=False)
+class Checks:
+    """What an exercise's `trials.py` defines: `reference`, `TRIALS` and, if it has them, `PROBES`, `view`."""
+
+    reference: Callable[..., Any]  # (case, **choices of the conventions) -> what the call must return
+    trials: tuple[Trial, ...]
+    probes: tuple[Probe, ...] = ()
+    view: Callable[[Case, Any], Any] | None = None  # what is compared, where answers may differ in form
+
+    @property
+    def items(self) -> list[Trial | Probe]:
+        """Trials, then probes."""
+        return [*self.trials, *self.probes]
+
+
+def load(folder: Path) -> Checks:
+    """What the folder's `trials.py` defines. It is run: it is trusted as any program is."""
+    path = folder / "trials.py"
+    try:
+        module = _module(path)
+        checks = Checks(
+            module.reference, module.TRIALS, getattr(module, "PROBES", ()), getattr(module, "view", None)
+        )
+    except Exception as error:
+        raise LoadError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    names = [item.name for item in checks.items]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise LoadError(f"{path}: trials and probes must have different names. Twice: {twice}.")
+    return checks
+
+
+def _module(path: Path) -> ModuleType:
+    """Ours by its name; a teacher's by its place, with what lies beside its folder in reach."""
+    folder = path.parent.resolve()
+    if folder.parent == OURS.resolve():
+        return importlib.import_module(f"regard.exercises.{folder.name}.trials")
+    name = f"regard_exercise_{folder.name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    around = str(folder.parent)
+    sys.path.insert(0, around)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(around)
+    return module

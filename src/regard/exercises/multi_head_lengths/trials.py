@@ -1,0 +1,134 @@
+"""Reference, calls and probes of `multi-head-lengths`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.attention.softmax import attend
+from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.layers.attention import merge_heads, split_heads
+
+
+def reference(case: Case) -> Tensor:
+    """Our attention between our split and merge."""
+    n_head = case.init[0]
+    if case.call == "split_heads":
+        return split_heads(case.args[0], n_head)
+    if case.call == "combine_heads":
+        return merge_heads(case.args[0])
+    q, k, v = (
+        split_heads(F.linear(x, case.weights[f"W_{name}.weight"]), n_head)
+        for name, x in zip("qkv", case.args, strict=True)
+    )
+    return F.linear(merge_heads(attend(q, k, v).out), case.weights["W_o.weight"])
+
+
+def layer(draw: Draw, *args: Any, call: str = "") -> Case:
+    """A case with these arguments, and all weights."""
+    n_head, width, qk, v = (draw[word] for word in ("head", "embedding", "qk_length", "value_length"))
+    return Case(
+        args,
+        call=call,
+        init=(n_head, width, qk, v),
+        weights={
+            "W_q.weight": draw.weight(n_head * qk, width),
+            "W_k.weight": draw.weight(n_head * qk, width),
+            "W_v.weight": draw.weight(n_head * v, width),
+            "W_o.weight": draw.weight(width, n_head * v),
+        },
+    )
+
+
+def cross(draw: Draw) -> Case:
+    queries = draw.normal("batch", "query", "embedding")
+    keys, values = (draw.normal("batch", "key", "embedding") for _ in range(2))
+    return layer(draw, queries, keys, values)
+
+
+def itself(draw: Draw) -> Case:
+    x = draw.normal("batch", "query", "embedding")
+    return layer(draw, x, x.clone(), x.clone())
+
+
+def large_scores(draw: Draw) -> Case:
+    case = cross(draw)
+    return case.with_args(*(15.0 * x for x in case.args))
+
+
+def split(draw: Draw) -> Case:
+    width = draw["head"] * draw["value_length"]
+    return layer(draw, draw.normal("batch", "key", width), draw["value_length"], call="split_heads")
+
+
+def combine(draw: Draw) -> Case:
+    return layer(draw, draw.normal("batch", "head", "query", "value_length"), call="combine_heads")
+
+
+def neighbour_changed(draw: Draw) -> tuple[Case, ...]:
+    base = cross(draw)
+    changed = [x.clone() for x in base.args]
+    for x in changed:
+        x[0] = x[0].flip(-1) + 1.0
+    return base, base.with_args(*changed)
+
+
+def query_changed(draw: Draw) -> tuple[Case, ...]:
+    base = cross(draw)
+    queries = base.args[0].clone()
+    queries[:, 0] += 2.0
+    return base, base.with_args(queries, *base.args[1:])
+
+
+def keys_reordered(draw: Draw) -> tuple[Case, ...]:
+    base = cross(draw)
+    queries, keys, values = base.args
+    order = draw.distinct(draw["key"], draw["key"])
+    return base, base.with_args(queries, keys[:, order], values[:, order])
+
+
+SIZES = {"batch": 2, "query": 3, "key": 5, "head": 3, "embedding": 11, "qk_length": 7, "value_length": 5}
+
+TRIALS = (
+    Trial("cross-attention", cross, SIZES, variants=True),
+    Trial("self-attention", itself, {**SIZES, "query": 5}, variants=True),
+    Trial("values wider than queries", cross, {**SIZES, "head": 2, "qk_length": 3, "value_length": 7}),
+    Trial("as wide as the embedding", cross, {**SIZES, "embedding": 6, "qk_length": 2, "value_length": 2}),
+    Trial("batch of one", cross, {**SIZES, "batch": 1}),
+    Trial("as many sequences as heads", cross, {**SIZES, "batch": 3}),
+    Trial("one query", cross, {**SIZES, "query": 1}),
+    Trial("one head", cross, {**SIZES, "head": 1}),
+    Trial(
+        "large scores",
+        large_scores,
+        SIZES,
+        grad=False,
+        kind="fragile",
+        says="exp of a large score is infinite: subtract the row's maximum first, as torch.softmax does.",
+    ),
+    Trial("split_heads", split, SIZES, optional=True),
+    Trial("combine_heads", combine, SIZES, optional=True),
+)
+
+PROBES = (
+    Probe(
+        "a neighbour in the batch has no say",
+        neighbour_changed,
+        SIZES,
+        says="sequence 0 was changed: sequence 1 may not move.",
+    ),
+    Probe(
+        "a query stands alone",
+        query_changed,
+        SIZES,
+        says="the first query was changed: the others may not move.",
+    ),
+    Probe(
+        "the order of the keys has no say",
+        keys_reordered,
+        SIZES,
+        says="keys and values were put in another order: nothing may move.",
+    ),
+)

@@ -1,0 +1,63 @@
+"""Reference, calls and probes of `rnn-forward`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.recurrent.cells import rnn_forward
+
+
+def reference(case: Case) -> Tensor:
+    """Our own loop."""
+    return rnn_forward(*case.args)
+
+
+def sequence(draw: Draw) -> Case:
+    x, h = draw.normal("step", "input"), draw.uniform("hidden", low=-0.9, high=0.9)
+    weights = draw.normal("input", "hidden", scale=0.5), draw.normal("hidden", "hidden", scale=0.5)
+    return Case((x, h, *weights, draw.normal("hidden", scale=0.5)))
+
+
+def from_zeros(draw: Draw) -> Case:
+    x, _, *weights = sequence(draw).args
+    return Case((x, torch.zeros(draw["hidden"]), *weights))
+
+
+def future_changed(draw: Draw) -> tuple[Case, ...]:
+    base = sequence(draw)
+    x = base.args[0].clone()
+    x[draw["step"] // 2] += 1.0
+    return base, base.with_args(x, *base.args[1:])
+
+
+def start_changed(draw: Draw) -> tuple[Case, ...]:
+    base = sequence(draw)
+    x, h, *weights = base.args
+    return base, base.with_args(x, -h, *weights)
+
+
+TRIALS = (
+    Trial("a sequence", sequence, {"step": 7, "input": 3, "hidden": 5}, variants=True),
+    Trial("one step", sequence, {"step": 1, "input": 3, "hidden": 5}, variants=True),
+    Trial("two steps", sequence, {"step": 2, "input": 5, "hidden": 3}),
+    Trial("as many steps as inputs and hidden units", sequence, {"step": 3, "input": 3, "hidden": 3}),
+    Trial("one input, one hidden unit", sequence, {"step": 5, "input": 1, "hidden": 1}),
+    Trial("from a state of zeros", from_zeros, {"step": 5, "input": 2, "hidden": 3}),
+)
+
+PROBES = (
+    Probe(
+        "the future has no say",
+        future_changed,
+        {"step": 7, "input": 3, "hidden": 5},
+        says="the input of step 3 was changed: states before it may not move, that of step 3 must.",
+    ),
+    Probe(
+        "the first state is felt",
+        start_changed,
+        {"step": 3, "input": 2, "hidden": 5},
+        says="h0 was changed: the states must move.",
+    ),
+)

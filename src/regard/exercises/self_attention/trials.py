@@ -1,0 +1,105 @@
+"""Reference, calls and probes of `self-attention`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from regard.attention.softmax import attend
+from regard.checking.spec import left_out
+from regard.checking.trials import Case, Draw, Probe, Trial
+
+
+def reference(case: Case, *, bias: str = "used") -> Tensor:
+    """Our own attention as one head."""
+    (x,) = case.args
+    used = {name: weight for name, weight in case.weights.items() if name not in left_out(bias)}
+    q, k, v = (linear(x, used[f"{name}.weight"], used.get(f"{name}.bias"))[:, None] for name in "qkv")
+    return attend(q, k, v).out[:, 0]
+
+
+def attending(draw: Draw) -> Case:
+    weights = {f"{name}.weight": draw.weight("hidden", "input") * 1.5 for name in "qkv"}
+    weights |= {f"{name}.bias": draw.normal("hidden", scale=0.7) for name in "qkv"}
+    return Case(
+        (draw.normal("batch", "seq", "input"),), init=(draw["input"], draw["hidden"]), weights=weights
+    )
+
+
+def large_scores(draw: Draw) -> Case:
+    """Whole numbers, and a scale of 2: the scores are exact in float32, and exp of them is infinite."""
+    case = attending(Draw({**draw.sizes, "hidden": 4}, 1))
+    for name in "qk":
+        for part in ("weight", "bias"):
+            weight = case.weights[f"{name}.{part}"]
+            weight.copy_(draw.integers(-4, 4, *weight.shape))
+    return case.with_args(draw.integers(-4, 4, "batch", "seq", "input").float())
+
+
+def trained(draw: Draw) -> Case:
+    return replace(attending(draw), train=True)
+
+
+def neighbour_changed(draw: Draw) -> tuple[Case, ...]:
+    base = attending(draw)
+    x = base.args[0].clone()
+    x[0] += 1.0
+    return base, base.with_args(x)
+
+
+def turned_round(draw: Draw) -> tuple[Case, ...]:
+    base = attending(draw)
+    return base, base.with_args(base.args[0].flip(1))
+
+
+def follows_the_order(results: list[Tensor]) -> str | None:
+    if torch.allclose(results[0].flip(1), results[1], atol=1e-4):
+        return None
+    return "the positions were turned round, and the outputs are not the same ones turned round."
+
+
+def position_changed(draw: Draw) -> tuple[Case, ...]:
+    base = attending(draw)
+    x = base.args[0].clone()
+    x[:, -1] *= -1.5
+    return base, base.with_args(x)
+
+
+SIZES = {"batch": 2, "seq": 7, "input": 3, "hidden": 5}
+
+TRIALS = (
+    Trial("several sequences", attending, SIZES, variants=True),
+    Trial("hidden smaller than the input", attending, {**SIZES, "input": 11, "hidden": 3}, variants=True),
+    Trial("batch of one", attending, {**SIZES, "batch": 1}),
+    Trial("one position", attending, {**SIZES, "seq": 1}),
+    Trial("as many sequences as positions", attending, {**SIZES, "batch": 5, "seq": 5}),
+    Trial("all sizes alike", attending, dict.fromkeys(SIZES, 3)),
+    Trial(
+        "large scores",
+        large_scores,
+        SIZES,
+        grad=False,
+        kind="fragile",
+        says="exp(200) is infinite: subtract the row's maximum first, as torch.softmax does.",
+    ),
+    Trial("train mode", trained, SIZES, kind="train mode", says="There is no dropout here."),
+)
+
+PROBES = (
+    Probe(
+        "a neighbour has no say",
+        neighbour_changed,
+        {**SIZES, "batch": 3},
+        says="sequence 0 was changed: the others may not move.",
+    ),
+    Probe("order follows the input", turned_round, SIZES, follows_the_order),
+    Probe(
+        "every position is seen",
+        position_changed,
+        SIZES,
+        says="the last position was changed: every output of its sequence must move.",
+    ),
+)

@@ -1,0 +1,5 @@
+import torch
+
+def double_it(x):
+    factor = 2
+    return factor * x

@@ -1,0 +1,86 @@
+"""Reference, calls and probes of `visibility`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.attention.visibility import Visibility
+from regard.checking.trials import Case, Draw, Probe, Trial
+
+
+def reference(case: Case, *, polarity: str = "look", axes: str = "batch, key") -> Tensor:
+    """Our own visibility, drawn as a table."""
+    if case.call == "causal_visible":
+        n_query, n_key = case.args
+        rule = Visibility(causal=True, start=case.kwargs.get("start", 0))
+        visible = rule.tile(slice(0, n_query), slice(0, n_key))[0, 0]
+    else:
+        lengths, n_key = case.args
+        table = Visibility(lengths=lengths).visible_keys(n_key)
+        assert table is not None  # lengths were given
+        visible = table if axes == "batch, key" else table[:, None]
+        visible = visible[:, None] if axes == "batch, 1, 1, key" else visible
+    return visible if polarity == "look" else ~visible
+
+
+def causal(draw: Draw) -> Case:
+    return Case((draw["query"], draw["key"]), call="causal_visible")
+
+
+def causal_from(draw: Draw) -> Case:
+    return Case((draw["query"], draw["key"]), {"start": draw["start"]}, call="causal_visible")
+
+
+def padding(draw: Draw) -> Case:
+    lens = draw.integers(1, draw["key"], "batch")
+    if draw["batch"] > 1:  # two lengths that differ, one of them full
+        lens[0], lens[1] = max(1, draw["key"] // 2), draw["key"]
+    else:  # not full, or a table as wide as the longest sequence would look right
+        lens[0] = max(1, draw["key"] - 2)
+    return Case((lens, draw["key"]), call="padding_visible")
+
+
+def with_empty(draw: Draw) -> Case:
+    case = padding(draw)
+    lens = case.args[0].clone()
+    lens[0] = 0
+    return case.with_args(lens, case.args[1])
+
+
+def neighbour_changed(draw: Draw) -> tuple[Case, ...]:
+    base = padding(draw)
+    lens, n_key = base.args
+    other = lens.clone()
+    other[0] = lens[0] + 1
+    return base, base.with_args(other, n_key)
+
+
+def of_int32(draw: Draw) -> Case:
+    case = padding(draw)
+    return case.with_args(case.args[0].to(torch.int32), case.args[1])
+
+
+TRIALS = (
+    Trial("causal, as many queries as keys", causal, {"query": 5, "key": 5}, grad=False),
+    Trial("causal, more keys than queries", causal, {"query": 3, "key": 7}, grad=False),
+    Trial("causal, more queries than keys", causal, {"query": 7, "key": 3}, grad=False),
+    Trial("causal after a cache", causal_from, {"query": 3, "key": 7, "start": 4}, grad=False),
+    Trial("causal from the middle", causal_from, {"query": 3, "key": 7, "start": 2}, grad=False),
+    Trial("one query after a cache", causal_from, {"query": 1, "key": 7, "start": 5}, grad=False),
+    Trial("causal beyond the keys", causal_from, {"query": 2, "key": 3, "start": 5}, grad=False),
+    Trial("lengths", padding, {"batch": 3, "key": 7}, grad=False, variants=True),
+    Trial("as many sequences as keys", padding, {"batch": 5, "key": 5}, grad=False),
+    Trial("one sequence", padding, {"batch": 1, "key": 5}, grad=False),
+    Trial("a length of 0", with_empty, {"batch": 3, "key": 5}, grad=False),
+    Trial("lengths of another dtype", of_int32, {"batch": 2, "key": 5}, grad=False),
+)
+
+PROBES = (
+    Probe(
+        "a neighbour's length has no say",
+        neighbour_changed,
+        {"batch": 3, "key": 7},
+        says="the length of sequence 0 was changed: the rows of sequences 1 and 2 may not move.",
+    ),
+)

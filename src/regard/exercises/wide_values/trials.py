@@ -1,0 +1,10 @@
+"""Reference, calls and probes of `wide-values`."""
+
+from __future__ import annotations
+
+from regard.exercises.shared.masked_heads import Cases, probes, reference, trials
+
+__all__ = ["PROBES", "TRIALS", "reference"]
+
+TRIALS = trials(Cases(2))
+PROBES = probes(Cases(2))

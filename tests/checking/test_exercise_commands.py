@@ -1,0 +1,126 @@
+"""The commands: what they write, print and exit with."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from regard.checking.starters import new_exercise
+from regard.cli import main
+
+RIGHT = "def double_it(x):\n    return x + x\n"
+WRONG = "def double_it(x):\n    return x * 3\n"
+
+
+@pytest.fixture
+def regard_in(tmp_path, monkeypatch):
+    """Runs a command in a folder with one exercise of a teacher's, which loads faster than ours."""
+    monkeypatch.chdir(tmp_path)
+    new_exercise("double-it", tmp_path / "course" / "double_it")
+    monkeypatch.setattr("regard.checking.catalogue.ours", dict)
+
+    def run(*arguments):
+        return CliRunner().invoke(main, [*arguments], catch_exceptions=False)
+
+    return run
+
+
+def test_check_exits_with_what_it_found_and_hints_follow(regard_in, tmp_path):
+    """0 passed, 1 failed, 2 could not be done; hints after a named mistake are about it, grade by grade."""
+    (tmp_path / "right.py").write_text(RIGHT)
+    (tmp_path / "wrong.py").write_text(WRONG)
+    passed = regard_in("check", "right.py", "--from", "course", "--json")
+    assert passed.exit_code == 0
+    (result,) = json.loads(passed.stdout)
+    assert result["passed"] is True
+    assert result["mistakes"] == []
+
+    failed = regard_in("check", "wrong.py", "--from", "course", "--json", "--seed", "7")
+    assert failed.exit_code == 1
+    (result,) = json.loads(failed.stdout)
+    assert result["mistakes"] == [{"name": "three times", "hint": "Half too large."}]
+    assert set(result) == {"file", "exercise", "passed", "mistakes", "conventions", "checks"}
+    assert set(result["checks"][0]) == {"name", "passed", "message"}
+
+    hints = [regard_in("hint", "double-it", "--from", "course").stdout.strip() for _ in range(5)]
+    assert hints[0] == "symptom (three times): Half too large."
+    assert [hint.split(" ")[0] for hint in hints] == ["symptom", "place", "cause", "fix", "fix"]
+    listed = json.loads(regard_in("exercises", "--from", "course", "--json").stdout)
+    assert listed[0]["progress"].endswith("%")
+
+    assert regard_in("check", "none.py", "--from", "course").exit_code == 2
+    assert regard_in("check", "right.py", "--from", "course", "--exercise", "none").exit_code == 2
+
+
+def test_check_writes_every_report(regard_in, tmp_path):
+    """The page, JUnit and Gradescope files are where they were asked for."""
+    (tmp_path / "wrong.py").write_text(WRONG)
+    reports = ["--html", "r.html", "--junit", "r.xml", "--gradescope", "results.json", "--points", "4"]
+    result = regard_in("check", "wrong.py", "--from", "course", *reports)
+    assert result.exit_code == 1
+    assert "Your output equals: three times" in " ".join(result.stdout.split())
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "r.xml").read_text().startswith("<?xml")
+    assert json.loads((tmp_path / "results.json").read_text())["score"] < 4
+
+
+@pytest.mark.parametrize("suffix", [".py", ".ipynb"])
+def test_start_writes_a_file_that_check_reads(regard_in, tmp_path, suffix):
+    """The starter names its exercise by its signature, fails as not written yet, and is not written over."""
+    options = ["--notebook"] if suffix == ".ipynb" else []
+    assert regard_in("start", "double-it", "--from", "course", *options).exit_code == 0
+    result = regard_in("check", f"double_it{suffix}", "--from", "course", "--json")
+    assert result.exit_code == 1
+    (told,) = json.loads(result.stdout)
+    assert told["exercise"] == "double-it"
+    assert "not written yet" in told["checks"][0]["message"]
+    again = regard_in("start", "double-it", "--from", "course", *options)
+    assert again.exit_code == 2
+    assert "--force" in again.output
+
+
+def test_author_new_and_check_work_together(regard_in, tmp_path):
+    """What `new` writes, `check` proves; an unknown id is refused with those that exist."""
+    assert regard_in("author", "new", "twice-as-much", "--in", "course").exit_code == 0
+    assert regard_in("author", "new", "twice-as-much", "--in", "course").exit_code == 2
+    proved = regard_in("author", "check", "twice-as-much", "--from", "course", "--json")
+    assert proved.exit_code == 0
+    assert json.loads(proved.stdout)["holds"] is True
+    unknown = regard_in("author", "check", "none", "--from", "course")
+    assert unknown.exit_code == 2
+    assert "double-it" in unknown.output
+
+
+def test_quiz_marks_an_answer_and_asks_in_turn(regard_in):
+    """One answer on the command line, or all questions one after the other."""
+    assert regard_in("quiz", "split", "--answer", "(h b, n, d/h)").exit_code == 0
+    wrong = regard_in("quiz", "split", "--answer", "(b, n, d)", "--json")
+    assert wrong.exit_code == 1
+    assert json.loads(wrong.stdout)["right"] is False
+    assert regard_in("quiz", "--answer", "x").exit_code == 2
+    assert regard_in("quiz", "none", "--answer", "x").exit_code == 2
+    asked = CliRunner().invoke(main, ["quiz", "variance"], input="d mu\n")
+    assert "regard lab variance" in asked.output
+    assert "0 of 1 right" in asked.output
+    assert any(row["question"] == "split" for row in json.loads(regard_in("quiz", "--list", "--json").stdout))
+
+
+def test_watch_checks_again_when_the_file_is_saved(regard_in, tmp_path):
+    """Saving the file gives a second report, without the command being started again."""
+    path = tmp_path / "answer.py"
+    path.write_text(WRONG)
+    command = [sys.executable, "-m", "regard", "check", "answer.py", "--from", "course", "--watch", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
+        try:
+            assert json.loads(process.stdout.readline())[0]["passed"] is False
+            time.sleep(0.5)  # the time of the last change must be another
+            path.write_text(RIGHT)
+            assert json.loads(process.stdout.readline())[0]["passed"] is True
+        finally:
+            process.terminate()
+            process.communicate()

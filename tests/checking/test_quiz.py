@@ -1,0 +1,83 @@
+"""Written questions and the formulas they are marked with."""
+
+import pytest
+
+from regard.checking.expressions import equal, parse, same_order
+from regard.checking.quiz import mark, question, questions
+from regard.errors import ArgumentError
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("2d", "d+d", True),
+        ("bnd", "d*b n", True),
+        ("(a+b)^2", "a^2 + 2ab + b²", True),
+        ("(a+b)^2", "a^2 + b^2", False),
+        ("sqrt(d)", "d^0.5", True),
+        ("d/(2n)", "d/2n", False),
+        ("a - -b", "a + b", True),
+        ("√d", "d^(1/2)", True),
+        ("d n", "d + n", False),
+    ],
+)
+def test_equal_formulas_are_equal_however_they_are_written(first, second, same):
+    """Products without a sign, powers, brackets and roots are read as people mean them."""
+    assert equal(first, second, ["a", "b", "d", "n"]) is same
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("O(3 n^2 d + n d + 7)", "n^2 d", True),
+        ("bd(n+d)", "b n d + b d^2", True),
+        ("n^2 d", "n d^2", False),
+        ("max(n, d)", "n + d", True),
+        ("n log(n)", "n", False),
+        ("d n / h", "n k", True),
+        ("n sqrt(d)", "n d", False),
+    ],
+)
+def test_orders_keep_only_the_terms_that_matter(first, second, same):
+    """Constants and outgrown terms do not count; d = h k is known."""
+    assert same_order(first, second, ["b", "n", "d", "h", "k"], {"d": "h*k"}) is same
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "d +", "x", "__import__('os')", "d^d", "d^999", "(" * 400, "d; d", "lambda: d", "d.real", "1/0 +"],
+)
+def test_what_is_no_formula_is_refused_in_words(text):
+    """Nothing but arithmetic of the given symbols is read, let alone run."""
+    with pytest.raises(ArgumentError):
+        parse(text, ["d"])
+
+
+def test_every_question_accepts_its_own_answer_and_no_empty_one(runner):
+    """The answers on file are marked right, blanks by running them; another one is marked wrong."""
+    for each in questions().values():
+        marked = mark(each, each.answer, runner)
+        assert marked.right is (None if each.kind == "open" else True), each.id
+        if each.kind == "open":
+            assert each.lab in marked.message
+        elif each.kind == "blank":
+            assert mark(each, "0.123", runner).right is False
+        elif each.kind == "shape":
+            assert mark(each, "(b, b, b)").right is False
+        else:
+            assert mark(each, each.answer + f" * {each.symbols[0]}").right is False
+
+
+def test_a_blank_may_be_filled_in_another_way(runner):
+    """What counts is what comes out."""
+    assert mark(question("blank-scores"), "k.mT", runner).right
+    assert mark(question("blank-scale"), "k.shape[2] ** 0.5", runner).right
+    assert not mark(question("blank-split"), "X", runner).right
+    assert "no Python" in mark(question("blank-split"), "X..", runner).message
+    assert "fails" in mark(question("blank-scores"), "k", runner).message
+
+
+def test_shapes_may_be_written_with_any_brackets():
+    """[b h, n, d/h] is (b*h, n, d/h)."""
+    assert mark(question("split"), "[h b, n, d / h]").right
+    assert "4" in mark(question("split"), "(b, h, n, d/h)").message

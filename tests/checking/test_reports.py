@@ -1,0 +1,97 @@
+"""Reports: the terminal, the page, JUnit and Gradescope say the same and escape what they show."""
+
+import io
+import json
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from regard.checking.check import Result
+from regard.checking.judge import Check
+from regard.checking.reports import ci, html
+from regard.checking.reports.terminal import print_result
+
+WRONG = "import torch\ndef masked_softmax(X, valid_lens=None):\n    return torch.softmax(X, -1)\n"
+EVIL = "<script>alert(1)</script>&\"'\x00\ud800"
+
+
+class Tags(HTMLParser):
+    """Every tag of a page, and whether they are closed in order."""
+
+    VOID = ("meta", "!doctype")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def wrong(check):
+    return check(WRONG, "masked-softmax")
+
+
+@pytest.fixture
+def evil():
+    return Result(
+        EVIL, EVIL, (Check(EVIL, False, EVIL), Check("secret", False, EVIL, hidden=True)), notes=(EVIL,)
+    )
+
+
+def test_the_page_draws_expected_yours_and_difference(wrong):
+    """Three pictures with rows named, wrong cells outlined, and nothing loaded from elsewhere."""
+    page = html.page([wrong])
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert tags.seen.count("svg") >= 3
+    assert "rows: query, columns: key" in page
+    assert 'stroke="#e53935"' in page
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_nothing_a_student_wrote_becomes_markup(evil):
+    """Names, messages and paths are text on every page and in every file."""
+    page = html.page([evil])
+    assert "<script" not in page
+    assert "alert(1)" in page
+    root = ElementTree.fromstring(ci.junit([evil]))
+    assert root.find("testsuite/testcase/failure") is not None
+
+
+def test_junit_counts_checks_and_failures(wrong):
+    """One case for each check, one failure for each that failed."""
+    suite = ElementTree.fromstring(ci.junit([wrong])).find("testsuite")
+    assert int(suite.get("tests")) == len(wrong.checks) == len(suite.findall("testcase"))
+    assert int(suite.get("failures")) == len(suite.findall("testcase/failure")) > 0
+
+
+def test_gradescope_gives_partial_points_and_keeps_hidden_checks_hidden(wrong, evil):
+    """Points are shared out over the checks; a hidden one tells its name alone."""
+    page = json.loads(ci.gradescope([wrong], points=10.0))
+    assert 0 < page["score"] < 10
+    assert page["score"] == pytest.approx(sum(test["score"] for test in page["tests"]), abs=0.01)
+    assert sum(test["max_score"] for test in page["tests"]) == pytest.approx(10, abs=0.01)
+    hidden = json.loads(ci.gradescope([evil]))["tests"][1]
+    assert hidden["name"].endswith("secret")
+    assert "alert" not in hidden["output"]
+
+
+def test_the_terminal_shows_the_numbers_of_the_smallest_case(wrong):
+    """Expected, yours and difference stand side by side, and a hidden check says nothing."""
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_result(console, wrong)
+    text = console.export_text()
+    assert "expected" in text
+    assert "difference" in text
+    assert "rows are query, columns key" in text

@@ -1,0 +1,177 @@
+"""Every exercise is proved as `regard author check` proves it; a teacher's own folder works as ours does."""
+
+import ast
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard.checking.author import prove
+from regard.checking.catalogue import OURS, TEMPLATE, from_folder, ours
+from regard.checking.spec import Mistake
+from regard.checking.starters import new_exercise, notebook, script
+from regard.errors import ArgumentError, LoadError
+
+IDS = sorted(ours())
+QUICK = ("rnn-step", "masked-softmax", "multi-head")
+
+
+@pytest.mark.parametrize(
+    "id", [pytest.param(id, marks=() if id in QUICK else pytest.mark.slow) for id in IDS]
+)
+def test_an_exercise_holds_what_it_promises(runner, id):
+    """Right variants pass, the starter fails, each mistake is caught and named, and data is varied."""
+    proof = prove(ours()[id], runner, seed=5)
+    assert [f"{line.what}: {line.detail}" for line in proof.lines if not line.holds] == []
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_an_exercise_is_whole(id):
+    """Its starter and right variants are Python that needs no regard, and every edit fits."""
+    exercise = ours()[id]
+    assert exercise.id == id
+    assert len(exercise.mistakes) >= 8
+    assert {path.stem for path in (exercise.folder / "right").glob("*.py")} == set(exercise.variants)
+    for source in (exercise.starter, exercise.drive, *(right.source for right in exercise.right)):
+        assert "regard" not in source
+        ast.parse(source)
+    for mistake in exercise.mistakes:
+        ast.parse(exercise.source_of(mistake))
+    assert set(exercise.needs) <= set(IDS)
+    assert compile(script(exercise), "starter", "exec")
+    assert '"cell_type": "code"' in notebook(exercise)
+
+
+def test_only_the_trials_of_an_exercise_may_import_regard():
+    """What students see, and what runs beside their answers, stands without us."""
+    for path in OURS.rglob("*.py"):
+        if path.name not in ("trials.py", "__init__.py") and path.parent.name != "shared":
+            assert "regard" not in path.read_text(encoding="utf-8"), path
+
+
+def test_the_catalogue_has_every_exercise_of_the_course():
+    """The ids that homework and documents refer to."""
+    assert set(IDS) >= set(
+        "rnn-step lstm-step gru-step rnn-forward lstm-forward masked-softmax dot-product-attention "
+        "visibility additive-attention seq2seq-decoder multi-head self-attention multi-head-self-attention "
+        "multi-head-lengths multi-head-mask wide-values argmax-attention mha-step mqa-step moments "
+        "positions quadratic-features linear-attention encoder-layer decoder-block padded-loss "
+        "greedy beam".split()
+    )
+
+
+def test_a_new_exercise_is_ready_as_it_is_written(runner, tmp_path):
+    """`regard author new` writes a whole exercise: it passes its own proof before it is changed."""
+    new_exercise("twice-it", tmp_path / "twice_it")
+    exercises = from_folder(tmp_path)
+    assert list(exercises) == list(from_folder(tmp_path / "twice_it")) == ["twice-it"]
+    proof = prove(exercises["twice-it"], runner)
+    assert [line.what for line in proof.lines if not line.holds] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        ("right/product.py", "factor * x", "factor * x + 1", "right variant 'a product' passes"),
+        ("trials.py", "= 2 * x", "= 2 * x + 1", "right variant 'a sum' passes"),
+        ("exercise.toml", "'factor + x'", "'x + x'", "'added' is caught"),
+        ("exercise.toml", "'= -2'", "'= 3'", "'negated' is named"),
+        ("exercise.toml", "sum = ", "# sum = ", "there are 1 right variants"),
+        ("exercise.toml", "sum = ", "# sum = ", "names every file of right/"),
+        ("starter.py", "raise NotImplementedError", "return 2 * x", "the starter fails"),
+        (
+            "trials.py",
+            'l("batch", "position")',
+            'l("batch", "position") * 0',
+            "'several sequences' is varied",
+        ),
+    ],
+    ids=["right", "reference", "uncaught", "unnamed", "too few", "unlisted", "starter", "constant"],
+)
+def test_an_exercise_that_does_not_hold_is_told_where(runner, tmp_path, file, old, new, says):
+    """Each part of the proof fails when its part of the exercise is broken."""
+    new_exercise("double-it", tmp_path / "double_it")
+    path = tmp_path / "double_it" / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    proof = prove(from_folder(tmp_path)["double-it"], runner)
+    assert any(says in line.what for line in proof.lines if not line.holds)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('names = ["double_it"]', "", "must have names"),
+        ('fix = "Multiply by 2."', "", "hints needs symptom, place, cause, fix"),
+        ("edits = [['= 2', '= 3']]", "edits = ['= 2']", "needs edits"),
+        ("edits = [['= 2', '= 3']]", "edits = [['= 2', '= 3']]\nof = 'other'", "edits 'other'"),
+        ("title =", "titel = 'x'\ntitle =", "titel: no such keys"),
+        ("title =", "shared = ['none']\ntitle =", "none.toml"),
+        ("[right]", "[right", "cannot read"),
+        ("[hints]", "[conventions.one]\nalone = 'x'\n\n[hints]", "at least two choices"),
+    ],
+)
+def test_an_exercise_toml_that_is_wrong_says_where(tmp_path, old, new, says):
+    """The file, the key and what it should be, before anything runs."""
+    new_exercise("double-it", tmp_path / "double_it")
+    path = tmp_path / "double_it" / "exercise.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(LoadError, match=says):
+        from_folder(tmp_path)
+
+
+def test_a_folder_that_cannot_be_loaded_says_why(tmp_path):
+    """A missing folder, one without exercises, trials that raise and a bad id are errors in words."""
+    with pytest.raises(LoadError, match="no folder"):
+        from_folder(tmp_path / "none")
+    with pytest.raises(LoadError, match="holds no exercise"):
+        from_folder(tmp_path)
+    new_exercise("bad", tmp_path / "bad")
+    (tmp_path / "bad" / "trials.py").write_text("1 / 0")
+    with pytest.raises(LoadError, match="ZeroDivisionError"):
+        _ = from_folder(tmp_path)["bad"].checks
+    with pytest.raises(ArgumentError, match="lower-case words"):
+        new_exercise("Double It", tmp_path / "double")
+
+
+def test_trials_of_a_folder_may_share_a_file_beside_it(tmp_path):
+    """Several exercises of a teacher's may use one module of theirs, and one shared toml."""
+    shutil.copytree(TEMPLATE, tmp_path / "twice")
+    (tmp_path / "course_parts.py").write_text("FACTOR = 2\n")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "way.toml").write_text('[conventions.way]\nup = "up."\ndown = "down."\n')
+    trials, toml = tmp_path / "twice" / "trials.py", tmp_path / "twice" / "exercise.toml"
+    trials.write_text(trials.read_text() + "\nfrom course_parts import FACTOR\n")
+    toml.write_text('shared = ["way"]\n' + toml.read_text())
+    exercise = from_folder(tmp_path)["twice"]
+    assert [convention.name for convention in exercise.conventions] == ["way"]
+    assert exercise.checks.trials
+    assert str(tmp_path) not in sys.path
+
+
+def test_an_edit_that_matches_nothing_is_refused():
+    """A mistake whose edit went stale is an error, not a copy of the right answer."""
+    broken = Mistake("x", ("a", "b", "c", "d"), edits=(("no such text", ""),))
+    with pytest.raises(ArgumentError, match="0 times"):
+        ours()["rnn-step"].source_of(broken)
+
+
+def test_mutations_change_one_thing_each():
+    """Operators, comparisons, constants and terms; every mutant is another program that parses."""
+    path = Path(__file__).parent.parent.parent / "bench" / "mutations.py"
+    spec = importlib.util.spec_from_file_location("bench_mutations", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_mutations"] = module
+    spec.loader.exec_module(module)
+    source = "def f(x, n):\n    return (x + 2) * 3 if n > 1 else -x"
+    texts = [mutation.source for mutation in module.mutations(source)]
+    assert len(set(texts)) == len(texts)
+    for wanted in ("(x - 2) * 3", "(x + 3) * 3", "(x + 2) / 3", "n >= 1", "n > 2", "x * 3"):
+        assert any(wanted in text for text in texts), wanted
+    for text in texts:
+        ast.parse(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from regard.attention.linear import LinearRule
 from regard.attention.scores import ScoreRule
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
-from regard.tracing.layers import Kind, LayerTrace, LinearLayerTrace
+from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace
 from regard.tracing.rule_parts import mapped_rule
 from regard.tracing.traces import LayerCheck
 
@@ -22,7 +22,7 @@ ToHeads = Callable[[Tensor], Tensor]
 Expect = Callable[[str, Kind, int, int], Visibility | None]
 
 Rule = ScoreRule | LinearRule
-Recorded = LayerTrace | LinearLayerTrace
+Recorded = LayerTrace | LinearLayerTrace | DenseLayerTrace
 
 _MOST_ROWS = 4  # checked of each layer: enough to tell
 _CHECKED = 512  # weights of a head, about: one row of a long text, for it sees all that the rule lets it see
@@ -52,6 +52,7 @@ class Recorder:
         self.layers: list[Recorded] = []
         self.samples: list[_Sample] = []
         self.seen: list[str] = []  # every layer that ran, wanted or not
+        self.not_seen = ""  # what of the model computes something else than softmax attention, in words
         self.outputs: list[Tensor] = []  # given before what they belong to, as by a decoder's steps
         # For gradients: what of the graph holds a layer's output, and how its gradient becomes heads.
         self.keep_graph = keep_graph
@@ -86,10 +87,8 @@ class Recorder:
         owned: bool = False,
     ) -> Recorded | None:
         """Keep one layer and check it; None where it is not wanted. `owned`: nobody else has the rule."""
-        again = sum(seen == name or seen.startswith(f"{name}#") for seen in self.seen)
-        index, name = len(self.seen), f"{name}#{again + 1}" if again else name
-        self.seen.append(name)
-        if self.wanted is not None and not {name, index} & self.wanted:
+        name, wanted = self._named(name)
+        if not wanted:
             return None
         kept_q, kept_k, kept_v = self._kept(q), self._kept(k), self._kept(v) if self.keep_v else None
         sums = _copied(lse, None)
@@ -101,12 +100,34 @@ class Recorder:
             kept_rule = rule if owned else mapped_rule(rule, self._shared)
             kept_sink = None if sink is None else _copied(sink, lse.dtype)
             layer = LayerTrace(name, kept_q, kept_k, sums, kept_rule, kept_v, kind, kept_sink)
-        self.layers.append(layer)
-        self.graph.append([])
-        self._pending = (layer, v.detach())
+        self._take(layer, v)
         if out is not None:
             self.output(out)
         return layer
+
+    def add_weights(self, name: str, weights: Tensor, v: Tensor, *, kind: Kind) -> None:
+        """Keep the weights themselves of a layer whose queries and keys are not known."""
+        name, wanted = self._named(name)
+        if wanted:
+            self._take(DenseLayerTrace(name, _copied(weights, None), kind), v)
+
+    def widen(self, v: Tensor) -> None:
+        """More values of the layer taken last, beside those it has."""
+        if self.layers and isinstance(layer := self.layers[-1], LayerTrace) and layer.v is not None:
+            self.layers[-1] = replace(layer, v=torch.cat([layer.v, self._kept(v)], -1))
+
+    def _named(self, name: str) -> tuple[str, bool]:
+        """The name of the layer that runs now, numbered where it ran before, and whether it is wanted."""
+        again = sum(seen == name or seen.startswith(f"{name}#") for seen in self.seen)
+        index, name = len(self.seen), f"{name}#{again + 1}" if again else name
+        self.seen.append(name)
+        return name, self.wanted is None or bool({name, index} & self.wanted)
+
+    def _take(self, layer: Recorded, v: Tensor) -> None:
+        self.finish()
+        self.layers.append(layer)
+        self.graph.append([])
+        self._pending = (layer, v.detach())
 
     def output(self, out: Tensor, to_heads: ToHeads | None = None) -> None:
         """The output of the layer taken last, before its projection: now it can be checked.
@@ -214,7 +235,10 @@ def _sampled(layer: Recorded, v: Tensor, out: Tensor | None, gate: Tensor | None
     if gate is not None:
         recovered = recovered * gate[:, None, None]
     eps = torch.finfo(out.dtype).eps
-    return _Sample(layer, rows, cols, weights, value_size, eps, recovered - out[:, :, rows])
+    difference = recovered - out[:, :, rows]
+    if isinstance(layer, LayerTrace):  # nobody looks at a row of padding, which a mask hides whole
+        difference = difference.masked_fill((layer.lse[:, :, rows] == -math.inf)[..., None], 0.0)
+    return _Sample(layer, rows, cols, weights, value_size, eps, difference)
 
 
 def _judged(sample: _Sample, expect: Expect | None) -> LayerCheck:
@@ -224,13 +248,14 @@ def _judged(sample: _Sample, expect: Expect | None) -> LayerCheck:
     """
     layer, rows, cols, weights = sample.layer, sample.rows, sample.cols, sample.weights
     expected = None if expect is None else expect(layer.name, layer.kind, layer.n_query, layer.n_key)
-    hidden = 0.0
+    hidden = None if expected is None else 0.0
     if expected is not None and not _hides_by_rule(layer, expected):
         may_look = expected.tile(rows, cols, weights.device)
         # A row of padding may look anywhere: nobody looks at it.
         hidden = _largest(weights.masked_fill(may_look | ~may_look.any(-1, keepdim=True), 0.0).sum(-1))
-    exact = torch.finfo(torch.promote_types(layer.q.dtype, torch.float32)).eps
-    stored = torch.finfo(layer.q.dtype).eps
+    kept = layer.tensors[0].dtype
+    exact = torch.finfo(torch.promote_types(kept, torch.float32)).eps
+    stored = torch.finfo(kept).eps
     given = stored if sample.output_eps is None else sample.output_eps
     n_rounding, size = _roundings(layer, rows, cols)
     allowed = exact * (8 + n_rounding * size)
@@ -248,6 +273,8 @@ def _judged(sample: _Sample, expect: Expect | None) -> LayerCheck:
 
 def _hides_by_rule(layer: Recorded, expected: Visibility) -> bool:
     """Whether the layer's own rule hides all that `expected` hides: those weights are then exp(-inf)."""
+    if isinstance(layer, DenseLayerTrace):
+        return False
     if isinstance(layer, LinearLayerTrace):
         causal, keys, start = layer.causal, layer.keys, layer.n_key - layer.n_query
     else:
@@ -261,6 +288,8 @@ def _hides_by_rule(layer: Recorded, expected: Visibility) -> bool:
 
 def _wanted_sums(layer: Recorded, rows: slice) -> Tensor:
     """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""
+    if isinstance(layer, DenseLayerTrace):  # as the model had them, whatever they sum to
+        return layer.block(rows, slice(0, layer.n_key)).sum(-1)
     if isinstance(layer, LinearLayerTrace):
         return (layer.normaliser[:, :, rows] > 0).float()
     lse = layer.lse[:, :, rows]
@@ -274,6 +303,8 @@ def _roundings(layer: Recorded, rows: slice, cols: slice) -> tuple[float, float]
     A score is off by some roundings of sum |q||k|, which is at most |q| |k|, and its weight by as much of
     itself. Sums of n positive terms, as linear attention has, are off by sqrt(n) roundings or so.
     """
+    if isinstance(layer, DenseLayerTrace):
+        return math.sqrt(layer.n_key), 1.0
     if isinstance(layer, LinearLayerTrace):
         return 4 * math.sqrt(layer.n_key + layer.kernel.dim(layer.q.shape[3])), 1.0
     rule, qk_dim = layer.rule, layer.q.shape[3]

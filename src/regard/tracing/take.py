@@ -25,9 +25,9 @@ from regard.files.loading import Loaded
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.tracing.hf_registry import implementation_of
-from regard.tracing.layers import Kind, LayerTrace
+from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace
 from regard.tracing.masks import dense_bytes
-from regard.tracing.recorder import Expect, Recorder
+from regard.tracing.recorder import Recorder
 from regard.tracing.traces import Checks, Plain, Trace
 from regard.tracing.watch import reporting, watching
 
@@ -86,9 +86,7 @@ def trace(
         if head_gate is not None:
             raise ArgumentError("head_gate is for models of this library: a foreign one has no place for it.")
         fed = feed_foreign(found, text_or_tokens, target, tokenizer)
-        recorder = Recorder(
-            layers=layers, keep_v=keep_v, dtype=dtype, expect=_foreign_expectation(found, fed)
-        )
+        recorder = Recorder(layers=layers, keep_v=keep_v, dtype=dtype)
         with torch.no_grad(), watching(found, recorder):
             found(*fed.args, **fed.kwargs)
         facts = facts_about(found)
@@ -99,14 +97,24 @@ def trace(
 def assemble(recorder: Recorder, fed: Fed, tokenizer: Any, facts: Mapping[str, Plain]) -> Trace:
     """The trace of what a recorder has; warns where its self-check fails."""
     checks = Checks(recorder.checks())
-    if not checks.passed:
+    more: dict[str, Plain] = {"n_layer_traced": len(recorder.layers)}
+    failed = [check.name for check in checks.layers if not check.passed]
+    if failed:
         warnings.warn(f"the trace does not agree with the model it was taken from. {checks}.", stacklevel=3)
+        more["unverified"] = f"the model's own output is not explained in {', '.join(failed)}"
+    weights_kept = [layer.name for layer in recorder.layers if isinstance(layer, DenseLayerTrace)]
+    if weights_kept:
+        more["weights_kept"] = (
+            f"{len(weights_kept)} layers hold the weights themselves, from {weights_kept[0]} on: "
+            "their scores are not a product of queries and keys that could be followed"
+        )
+    if recorder.not_seen:
+        more["not_seen"] = recorder.not_seen
     kept_whole = {
         layer.name: size
         for layer in recorder.layers
         if isinstance(layer, LayerTrace) and (size := dense_bytes(layer.rule, layer.n_query))
     }
-    more: dict[str, Plain] = {"n_layer_traced": len(recorder.layers)}
     if kept_whole:
         largest = max(kept_whole, key=lambda name: kept_whole[name])
         more["kept_whole"] = (
@@ -253,22 +261,6 @@ def recorder_options(
 
 def _range(names: Sequence[str]) -> range:
     return range(-len(names), len(names))
-
-
-def _foreign_expectation(model: nn.Module, fed: Fed) -> Expect:
-    """What must be hidden: the padding the model was told of, and the future where its module says so."""
-    modules = {name or "attention": module for name, module in model.named_modules()}
-
-    def expect(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility | None:
-        in_decoder = fed.source_ids is not None and "decoder" in name
-        keys = fed.real if fed.source_ids is None or (in_decoder and kind == "self") else fed.source_real
-        if keys is not None and keys.shape[1] != n_key:
-            keys = None
-        says_causal = getattr(modules.get(name.partition("#")[0]), "is_causal", False) is True
-        causal = says_causal and kind == "self" and n_query == n_key
-        return Visibility(causal=causal, keys=keys)
-
-    return expect
 
 
 def check_seen(model: nn.Module, recorder: Recorder, layers: Sequence[int | str] | None) -> None:

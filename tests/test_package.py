@@ -157,6 +157,7 @@ def test_the_public_names_are_pinned():
         "rnn_step",
         "show",
         "trace",
+        "watch",
         "weights",
     ]
 

@@ -10,6 +10,7 @@ from sweep import judge
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+import regard
 from regard.attention.scores import DenseBias, DistanceBias
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
@@ -352,6 +353,49 @@ def test_weights_that_a_model_returns_itself_become_a_trace():
     assert found.n_layer == 2
     assert torch.equal(found.weights(1, 2), out.attentions[1][0, 2])
     assert found.key_tokens(0) == tuple("abcde")
+
+
+@pytest.mark.parametrize("mode", ["default", "eager"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "gemma2", "bart", "t5"])
+def test_generation_with_a_cache_is_one_growing_trace(name, mode):
+    """`model.generate()`, prompts padded on the left: each step's weights, as eager generate returns them."""
+    model = model_of(name)
+    prompts = torch.randint(3, 61, (2, 6))
+    given = {"input_ids": prompts, "attention_mask": torch.ones(2, 6, dtype=torch.long)}
+    given["attention_mask"][1, :2] = 0
+    choice = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    if name == "t5":
+        choice["decoder_start_token_id"] = 0
+    if mode == "eager":
+        model.set_attn_implementation("eager")
+    plain = model.generate(**given, **choice)
+    with regard.watch(model) as seen:
+        written = model.generate(**given, **choice)
+    assert torch.equal(plain, written)
+    found = seen.trace
+    assert found.checks.passed, str(found.checks)
+    assert torch.equal(found.ids, written[:, :-1])  # the last token was written, and never read
+    model.set_attn_implementation("eager")
+    out = model.generate(**given, **choice, output_attentions=True, return_dict_in_generate=True)
+    steps = out.decoder_attentions if name in PAIRS else out.attentions
+    layers = [
+        layer for layer in found.layers if layer.kind == "self" and not layer.name.startswith("encoder")
+    ]
+    layers = [layer for layer in layers if ".encoder." not in f".{layer.name}"]
+    assert len(layers) == len(steps[0])
+    for index, layer in enumerate(layers):
+        row = 0
+        for step in steps:
+            weights = step[index]
+            rows = slice(row, row + weights.shape[2])
+            got = layer.block(rows, slice(rows.stop - weights.shape[3], rows.stop))
+            real = torch.ones(2, weights.shape[2], dtype=torch.bool)
+            if name not in PAIRS and row == 0:
+                real = given["attention_mask"].bool()
+            assert torch.allclose(got.transpose(1, 2)[real], weights.transpose(1, 2)[real], atol=5e-6), (
+                layer.name
+            )
+            row = rows.stop
 
 
 def test_three_lines_are_enough():

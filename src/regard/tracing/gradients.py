@@ -26,6 +26,7 @@ from regard.tracing.recorder import Recorder
 from regard.tracing.take import (
     assemble,
     check_seen,
+    choose,
     facts_about,
     facts_of,
     feed_foreign,
@@ -111,7 +112,8 @@ def score_gradients(
             recorder = Recorder(layers=layers, keep_v=True, keep_graph=True)
             with watching(found, recorder):
                 output = found(*fed.args, **fed.kwargs)
-            check_seen(found, recorder, layers)
+            check_seen(found, recorder)
+            choose(recorder, layers)
         value = _log_probability(output, position, token) if objective is None else objective(output)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise ArgumentError("the objective must give one number, as a tensor.")
@@ -124,7 +126,10 @@ def score_gradients(
     done = []
     for layer, entries in zip(recorder.layers, recorder.graph, strict=True):
         if not isinstance(layer, LayerTrace):
-            raise TraceError(f"{layer.name} is linear attention, which forms no scores to have a gradient.")
+            raise TraceError(
+                f"{layer.name} has no scores to give a gradient: it is linear attention, or only its weights "
+                "are known."
+            )
         grads, sums = [], []
         for part, to_heads in entries:
             grad = next(gradients)

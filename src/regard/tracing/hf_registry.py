@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from torch import nn
-
 # Called with the function, its arguments; gives what the function gave.
 Look = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -85,9 +83,3 @@ def _watched(get_interface: Callable[..., Any]) -> Callable[..., Any]:
 
 def _through(look: Look, function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given, **named: look(function, given, named)
-
-
-def implementation_of(model: nn.Module) -> str | None:
-    """What a model of transformers calls for its attention; None for any other model."""
-    said = getattr(getattr(model, "config", None), "_attn_implementation_internal", None)
-    return said if isinstance(said, str) else None

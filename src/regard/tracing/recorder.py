@@ -294,7 +294,9 @@ def _wanted_sums(layer: Recorded, rows: slice) -> Tensor:
         return (layer.normaliser[:, :, rows] > 0).float()
     lse = layer.lse[:, :, rows]
     wanted = (lse > -math.inf).to(lse.dtype)
-    return wanted if layer.sink is None else wanted - torch.exp(layer.sink[:, None] - lse)
+    if layer.sink is None:
+        return wanted
+    return wanted - torch.where(wanted > 0, torch.exp(layer.sink[:, None] - lse), 0.0)
 
 
 def _roundings(layer: Recorded, rows: slice, cols: slice) -> tuple[float, float]:

@@ -235,8 +235,10 @@ def _not_seen(model: nn.Module, seen: list[str], unfollowed: tuple[str, ...]) ->
     """The layers of a stack in which no softmax attention was seen, while others of it have some."""
     names = [name.partition("#")[0] for name in seen]
     missing = [f"{name} (its softmax meets no values)" for name in unfollowed if name not in names]
+    stacks: list[str] = []
     for stack, modules in model.named_modules():
-        if isinstance(modules, nn.ModuleList) and len(modules) > 1:
+        if isinstance(modules, nn.ModuleList) and not any(stack.startswith(f"{outer}.") for outer in stacks):
+            stacks.append(stack)
             places = [f"{stack}.{index}" if stack else str(index) for index in range(len(modules))]
             with_attention = [any(f"{name}.".startswith(f"{place}.") for name in names) for place in places]
             if any(with_attention):

@@ -194,6 +194,7 @@ def test_the_public_names_are_pinned():
         "rnn_step",
         "show",
         "trace",
+        "watch",
         "weights",
     ]
 

@@ -35,6 +35,7 @@ _HOME = {
     "rnn_step": "recurrent.cells",
     "show": "view.widget",
     "trace": "tracing.take",
+    "watch": "tracing.around",
     "weights": "attention.softmax",
 }
 
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from regard.layers.attention import AdditiveAttention, MultiHeadAttention
     from regard.layers.cache import KVCache
     from regard.recurrent.cells import gru_forward, gru_step, lstm_forward, lstm_step, rnn_forward, rnn_step
+    from regard.tracing.around import watch
     from regard.tracing.take import trace
     from regard.tracing.traces import Trace
     from regard.view.widget import show

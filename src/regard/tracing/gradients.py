@@ -28,6 +28,7 @@ from regard.tracing.recorder import Recorder
 from regard.tracing.take import (
     assemble,
     check_seen,
+    choose,
     facts_about,
     facts_of,
     feed_foreign,
@@ -112,7 +113,8 @@ def score_gradients(
             recorder = Recorder(layers=layers, keep_v=True, keep_graph=True)
             with watching(found, recorder):
                 output = found(*fed.args, **fed.kwargs)
-            check_seen(found, recorder, layers)
+            check_seen(found, recorder)
+            choose(recorder, layers)
         value = _log_probability(output, position, token) if objective is None else objective(output)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise ArgumentError("the objective must give one number, as a tensor.")
@@ -125,9 +127,17 @@ def score_gradients(
     done = []
     for layer, steps in zip(recorder.layers, recorder.graph, strict=True):
         if not isinstance(layer, LayerTrace):
-            raise TraceError(f"{layer.name} is linear attention, which forms no scores to have a gradient.")
-        grad_out, out = torch.cat([next(gradients) for _ in steps], 2), torch.cat(steps, 2).detach()
-        done.append(LayerGradient(layer, grad_out, (grad_out * out).sum(-1)))
+            raise TraceError(
+                f"{layer.name} has no scores to give a gradient: it is linear attention, or only its weights "
+                "are known."
+            )
+        grads, sums = [], []
+        for part, to_heads in steps:
+            grad = next(gradients)
+            heads = to_heads(torch.zeros_like(part) if grad is None else grad)
+            grads.append(heads.contiguous())
+            sums.append((heads * to_heads(part.detach())).sum(-1))
+        done.append(LayerGradient(layer, torch.cat(grads, 2), torch.cat(sums, 2)))
     return ScoreGradients(whole, tuple(done), float(value.detach()))
 
 

@@ -1,7 +1,8 @@
-"""The attention registry of transformers, with an attention function of ours in it for a while.
+"""The attention registry of transformers: what its functions are given and return, seen from outside.
 
-A function registered without a mask function of the same name is given no mask at all, and the future
-leaks without a word: so both are registered, and both go when the last user leaves.
+`AttentionInterface.get_interface` hands out the function a model calls for its attention. While somebody
+watches, it hands out the same function with a look at its arguments and its result; the function runs as it
+would have, on the model's own masks, whoever registered it.
 """
 
 from __future__ import annotations
@@ -10,73 +11,75 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
-from torch import nn
-
-NAME = "regard"
-_FIELD = "_attn_implementation_internal"
+# Called with the function, its arguments; gives what the function gave.
+Look = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 _lock = threading.Lock()
-_users: dict[int, int] = {}  # how many use each config now, by its id
-_before: dict[int, tuple[Any, str]] = {}  # each config in use, and what it said before
+_n_user = 0
+_original: Any = None
+
+
+class _Thread(threading.local):
+    """Who looks in this thread; the innermost last."""
+
+    def __init__(self) -> None:
+        self.looks: list[Look] = []
+
+
+_thread = _Thread()
 
 
 @contextmanager
-def registered(model: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """A block in which a model of transformers that does not call PyTorch's attention calls `function`.
-
-    Does nothing for other models: one on "sdpa" calls PyTorch's, which is seen there.
-    """
-    configs = _configs(model)
-    if not configs:
+def looking(look: Look) -> Iterator[None]:
+    """A block in which calls of registered attention functions in this thread go through `look`."""
+    if "transformers" not in sys.modules:  # then no model is one of theirs
         yield
         return
-    attention, masks = _registries()
-    with _lock:
-        if not _users:
-            attention.register(NAME, function)
-            masks.register(NAME, masks._global_mapping["sdpa"])
-        for config in configs:
-            _users[id(config)] = _users.get(id(config), 0) + 1
-            if _users[id(config)] == 1:
-                _before[id(config)] = (config, getattr(config, _FIELD))
-                setattr(config, _FIELD, NAME)
+    _patch(1)
+    _thread.looks.append(look)
     try:
         yield
     finally:
-        with _lock:
-            for config in configs:
-                _users[id(config)] -= 1
-                if not _users[id(config)]:
-                    del _users[id(config)]
-                    setattr(config, _FIELD, _before.pop(id(config))[1])
-            if not _users:
-                attention._global_mapping.pop(NAME, None)
-                masks._global_mapping.pop(NAME, None)
+        _thread.looks.remove(look)
+        _patch(-1)
 
 
-def implementation_of(model: nn.Module) -> str | None:
-    """What a model of transformers calls for its attention; None for any other model."""
-    said = getattr(getattr(model, "config", None), _FIELD, None)
-    return said if isinstance(said, str) else None
-
-
-def _configs(model: nn.Module) -> list[Any]:
-    """The configs, of the model and its parts, that choose another attention than PyTorch's."""
-    if "transformers" not in sys.modules:  # then the model is none of theirs
-        return []
-    found: dict[int, Any] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        said = getattr(config, _FIELD, "sdpa")
-        if said != "sdpa" and isinstance(said, str):
-            found[id(config)] = config
-    return list(found.values())
-
-
-def _registries() -> tuple[Any, Any]:
+def _patch(change: int) -> None:
+    """Put the look in place for the first user, take it away after the last."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
 
-    return AttentionInterface, AttentionMaskInterface
+    global _n_user, _original
+    with _lock:
+        if not _n_user:
+            _original = AttentionInterface.get_interface
+            AttentionInterface.get_interface = _watched(_original)  # type: ignore[method-assign]
+        _n_user += change
+        if not _n_user:
+            AttentionInterface.get_interface = _original  # type: ignore[method-assign]
+
+
+def _watched(get_interface: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(get_interface)
+    def get(*args: Any, **kwargs: Any) -> Any:
+        function = get_interface(*args, **kwargs)
+        looks = list(_thread.looks)
+        if not looks or not callable(function):
+            return function
+
+        @wraps(function)
+        def seen(*given: Any, **named: Any) -> Any:
+            call = function
+            for look in looks:  # the innermost look is the outermost call
+                call = _through(look, call)
+            return call(*given, **named)
+
+        return seen
+
+    return get
+
+
+def _through(look: Look, function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given, **named: look(function, given, named)

@@ -6,6 +6,7 @@ are recognised and kept as a flag, a number or a line of numbers; what is none o
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +68,28 @@ def read_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> ReadMask:
     return ReadMask(visible, compact_bias(bias, hides, visible.start), softly_blind)
 
 
-def compact_bias(bias: Tensor, hides: Tensor, start: int = 0) -> Bias:
-    """One number for each head and distance where that says it all, else the table itself."""
-    return _by_distance(bias, hides, start) or DenseBias(bias.clone())
+def read_visible(visible: Tensor) -> Visibility:
+    """What a table (batch, head, query, key) says, True = may look, as compactly as it can be said."""
+    for axis in (0, 1):
+        if visible.shape[axis] > 1 and bool((visible == visible.narrow(axis, 0, 1)).all()):
+            visible = visible.narrow(axis, 0, 1)
+    return _visibility(visible, (*visible.shape[:2], visible.shape[2], visible.shape[3]))
+
+
+def compact_bias(bias: Tensor, hides: Tensor, start: int = 0, within: float = 0.0) -> Bias:
+    """One number for each head and distance where that says it all, else the table itself.
+
+    `within`: numbers that differ by no more are equal, as those that a subtraction gave back.
+    """
+    by_distance = _by_distance(bias, hides, start, within)
+    if by_distance is not None:
+        return by_distance
+    for axis in (0, 1, 2):
+        # A cell hidden in one sequence, head or row may be visible in another.
+        shared = bias.masked_fill(hides, -math.inf).amax(axis, keepdim=True)
+        if bias.shape[axis] > 1 and bool((((bias - shared).abs() <= within) | hides).all()):
+            bias, hides = shared.masked_fill(shared == -math.inf, 0.0), hides.all(axis, keepdim=True)
+    return DenseBias(bias.clone())
 
 
 def dense_bytes(rule: ScoreRule, n_query: int) -> int:
@@ -104,7 +124,7 @@ def _visibility(visible: Tensor, shape: tuple[int, int, int, int]) -> Visibility
     return Visibility.from_dense(table).mapped(torch.clone)
 
 
-def _by_distance(bias: Tensor, hides: Tensor, start: int) -> DistanceBias | None:
+def _by_distance(bias: Tensor, hides: Tensor, start: int, within: float) -> DistanceBias | None:
     """The bias as a line of numbers for each head, if all its visible cells depend on distance alone."""
     n_query, n_key = bias.shape[2:]
     if n_query == 1 and n_key > 1:
@@ -120,6 +140,6 @@ def _by_distance(bias: Tensor, hides: Tensor, start: int) -> DistanceBias | None
     for first in range(0, n_query, step):
         rows = slice(first, min(n_query, first + step))
         drawn = line.tile(rows, slice(0, n_key), start)
-        if not bool(((drawn == bias[:, :, rows]) | hides[:, :, rows]).all()):
+        if not bool((((drawn - bias[:, :, rows]).abs() <= within) | hides[:, :, rows]).all()):
             return None
     return line

@@ -13,18 +13,24 @@ from regard.attention.linear import LinearRule
 from regard.attention.scores import ScoreRule
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
-from regard.tracing.layers import Kind, LayerTrace, LinearLayerTrace, largest
+from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace, largest
 from regard.tracing.traces import LayerCheck
 
+# What makes a layer's output, or its gradient, (batch, head, query, v_dim).
+ToHeads = Callable[[Tensor], Tensor]
 # What must be visible of a layer by what is known of model and input; None where nothing is known.
 Expect = Callable[[str, Kind, int, int], Visibility | None]
 
 Rule = ScoreRule | LinearRule
-Recorded = LayerTrace | LinearLayerTrace
+Recorded = LayerTrace | LinearLayerTrace | DenseLayerTrace
 
 _MOST_ROWS = 4  # checked of each layer: enough to tell
 _CHECKED = 512  # weights of a head, about: one row of a long text, for it sees all that the rule lets it see
 STORAGE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def _as_it_is(out: Tensor) -> Tensor:
+    return out
 
 
 class Recorder:
@@ -49,8 +55,10 @@ class Recorder:
         self.layers: list[Recorded] = []
         self.samples: list[_Sample] = []
         self.seen: list[str] = []  # every layer that ran, wanted or not
+        self.not_seen = ""  # what of the model computes something else than softmax attention, in words
         self.keep_graph = keep_graph
-        self.graph: list[list[Tensor]] = []  # for gradients: each layer's output, of every step
+        # For gradients: what of the graph holds a layer's output, of every step, and how it becomes heads.
+        self.graph: list[list[tuple[Tensor, ToHeads]]] = []
         self._last: tuple[Tensor, Tensor, Tensor] | None = None  # of a first step: k, v, output
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []  # those after it: q, lse, output
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
@@ -66,7 +74,7 @@ class Recorder:
         elif self.layers and self.layers[-1].name == name:
             self._steps.append((self._kept(q), _copied(lse, None), out.detach()))
             if self.keep_graph:
-                self.graph[-1].append(_in_graph(out))
+                self.graph[-1].append((_in_graph(out), _as_it_is))
 
     def add(
         self,
@@ -80,14 +88,12 @@ class Recorder:
         kind: Kind,
         sink: Tensor | None = None,
         out: Tensor | None = None,
+        to_heads: ToHeads = _as_it_is,
         owned: bool = False,
     ) -> Recorded | None:
         """Keep one layer and check it; None where it is not wanted. `owned`: nobody else has the rule."""
-        self._put_steps_together()
-        again = sum(seen == name or seen.startswith(f"{name}#") for seen in self.seen)
-        index, name = len(self.seen), f"{name}#{again + 1}" if again else name
-        self.seen.append(name)
-        if self.wanted is not None and not {name, index} & self.wanted:
+        name, wanted = self._named(name)
+        if not wanted:
             return None
         kept_q, kept_k, kept_v = self._kept(q), self._kept(k), self._kept(v) if self.keep_v else None
         sums = _copied(lse, None)
@@ -99,14 +105,39 @@ class Recorder:
             kept_rule = rule if owned else rule.mapped(self._shared)
             kept_sink = None if sink is None else _copied(sink, lse.dtype)
             layer = LayerTrace(name, kept_q, kept_k, sums, kept_rule, kept_v, kind, kept_sink)
+        self._take(layer, v, out, to_heads)
+        return layer
+
+    def add_weights(
+        self, name: str, weights: Tensor, v: Tensor, *, kind: Kind, out: Tensor, to_heads: ToHeads
+    ) -> None:
+        """Keep the weights themselves of a layer whose queries and keys are not known."""
+        name, wanted = self._named(name)
+        if wanted:
+            self._take(DenseLayerTrace(name, _copied(weights, None), kind), v, out, to_heads)
+
+    def widen(self, v: Tensor) -> None:
+        """More values of the layer taken last, beside those it has."""
+        if self.layers and isinstance(layer := self.layers[-1], LayerTrace) and layer.v is not None:
+            self.layers[-1] = replace(layer, v=torch.cat([layer.v, self._kept(v)], -1))
+
+    def _named(self, name: str) -> tuple[str, bool]:
+        """The name of the layer that runs now, numbered where it ran before, and whether it is wanted."""
+        self._put_steps_together()
+        again = sum(seen == name or seen.startswith(f"{name}#") for seen in self.seen)
+        index, name = len(self.seen), f"{name}#{again + 1}" if again else name
+        self.seen.append(name)
+        return name, self.wanted is None or bool({name, index} & self.wanted)
+
+    def _take(self, layer: Recorded, v: Tensor, out: Tensor | None, to_heads: ToHeads) -> None:
         self.layers.append(layer)
         self.graph.append([])
         if self.keep_graph and out is not None:
-            self.graph[-1].append(_in_graph(out))
+            self.graph[-1].append((_in_graph(out), to_heads))
         # Other rows in every layer: together they are spread over the whole text.
         at = (0.75 + 0.382 * len(self.samples)) % 1
-        self.samples.append(_sampled(layer, v.detach(), None if out is None else out.detach(), at))
-        return layer
+        given = None if out is None else to_heads(out.detach())
+        self.samples.append(_sampled(layer, v.detach(), given, at))
 
     def _put_steps_together(self) -> None:
         """The layer taken last with the rows of all its steps."""
@@ -186,7 +217,10 @@ def _sampled(layer: Recorded, v: Tensor, out: Tensor | None, at: float) -> _Samp
     grouped = weights.reshape(batch, v.shape[1], -1, n_key) @ v.to(weights.dtype)
     recovered = grouped.reshape(batch, n_head, n_row, v.shape[3])
     eps = torch.finfo(out.dtype).eps
-    return _Sample(layer, rows, cols, weights, value_size, eps, recovered - out[:, :, rows])
+    difference = recovered - out[:, :, rows]
+    if isinstance(layer, LayerTrace):  # nobody looks at a row of padding, which a mask hides whole
+        difference = difference.masked_fill((layer.lse[:, :, rows] == -math.inf)[..., None], 0.0)
+    return _Sample(layer, rows, cols, weights, value_size, eps, difference)
 
 
 def _judged(sample: _Sample, expect: Expect | None) -> LayerCheck:
@@ -196,13 +230,14 @@ def _judged(sample: _Sample, expect: Expect | None) -> LayerCheck:
     """
     layer, rows, cols, weights = sample.layer, sample.rows, sample.cols, sample.weights
     expected = None if expect is None else expect(layer.name, layer.kind, layer.n_query, layer.n_key)
-    hidden = 0.0
+    hidden = None if expected is None else 0.0
     if expected is not None and not _hides_by_rule(layer, expected):
         may_look = expected.tile(rows, cols, weights.device)
         # A row of padding may look anywhere: nobody looks at it.
         hidden = largest(weights.masked_fill(may_look | ~may_look.any(-1, keepdim=True), 0.0).sum(-1))
-    exact = torch.finfo(torch.promote_types(layer.q.dtype, torch.float32)).eps
-    stored = torch.finfo(layer.q.dtype).eps
+    kept = layer.tensors[0].dtype
+    exact = torch.finfo(torch.promote_types(kept, torch.float32)).eps
+    stored = torch.finfo(kept).eps
     given = stored if sample.output_eps is None else sample.output_eps
     n_rounding, size = layer.rounding(rows, cols)
     allowed = exact * (8 + n_rounding * size)
@@ -221,6 +256,8 @@ def _judged(sample: _Sample, expect: Expect | None) -> LayerCheck:
 def _hides_by_rule(layer: Recorded, expected: Visibility) -> bool:
     """Whether the layer's rule hides all that `expected` hides: those weights are then exp(-inf)."""
     ruled = layer.visibility
+    if ruled is None:
+        return False
     if expected.causal and not (ruled.causal and ruled.start == expected.start):
         return False
     same_keys = expected.keys is None or (ruled.keys is not None and torch.equal(ruled.keys, expected.keys))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,11 @@ from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
 from regard.models.model import Model
 from regard.models.transformer import Transformer
-from regard.tracing.hf_registry import implementation_of
-from regard.tracing.layers import Kind, LayerTrace
+from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace
 from regard.tracing.masks import dense_bytes
 from regard.tracing.ours import attention_layers
-from regard.tracing.recorder import Expect, Recorder
-from regard.tracing.traces import Checks, Plain, Trace
+from regard.tracing.recorder import Recorder
+from regard.tracing.traces import Checks, LayerCheck, Plain, Trace
 from regard.tracing.watch import watching
 
 Ids = Int[Tensor, "batch position"]
@@ -72,7 +72,7 @@ def trace(
     >>> found.tokens[0], found.weights(0, 0).shape
     (('<cls>', 'a', 'b', 'c', '<sep>'), torch.Size([5, 5]))
     """
-    found = model.model if isinstance(model, Loaded) else _unwrapped(model)
+    found = model_of(model)
     if isinstance(model, Loaded) and tokenizer is None:
         tokenizer = model.tokenizer
     if not isinstance(found, nn.Module):
@@ -88,27 +88,43 @@ def trace(
         if head_gate is not None:
             raise ArgumentError("head_gate is for models of this library: a foreign one has no place for it.")
         fed = feed_foreign(found, text_or_tokens, target, tokenizer)
-        recorder = Recorder(
-            layers=layers, keep_v=keep_v, dtype=dtype, expect=_foreign_expectation(found, fed)
-        )
+        from_the_end = layers is not None and any(isinstance(at, int) and at < 0 for at in layers)
+        recorder = Recorder(layers=None if from_the_end else layers, keep_v=keep_v, dtype=dtype)
         with torch.no_grad(), watching(found, recorder):
             found(*fed.args, **fed.kwargs)
         facts = facts_about(found)
-        check_seen(found, recorder, layers)
+        check_seen(found, recorder)
+        choose(recorder, layers)
     return assemble(recorder, fed, tokenizer, facts)
 
 
-def assemble(recorder: Recorder, fed: Fed, tokenizer: Any, facts: Mapping[str, Plain]) -> Trace:
-    """The trace of what a recorder has; warns where its self-check fails."""
-    checks = Checks(recorder.checks())
-    if not checks.passed:
+def assemble(
+    recorder: Recorder,
+    fed: Fed,
+    tokenizer: Any,
+    facts: Mapping[str, Plain],
+    checked: tuple[LayerCheck, ...] | None = None,
+) -> Trace:
+    """The trace of what a recorder has; warns where its self-check fails. `checked`: it was done before."""
+    checks = Checks(recorder.checks() if checked is None else checked)
+    more: dict[str, Plain] = {"n_layer_traced": len(recorder.layers)}
+    failed = [check.name for check in checks.layers if not check.passed]
+    if failed:
         warnings.warn(f"the trace does not agree with the model it was taken from. {checks}.", stacklevel=3)
+        more["unverified"] = f"the model's own output is not explained in {', '.join(failed)}"
+    weights_kept = [layer.name for layer in recorder.layers if isinstance(layer, DenseLayerTrace)]
+    if weights_kept:
+        more["weights_kept"] = (
+            f"{len(weights_kept)} layers hold the weights themselves, from {weights_kept[0]} on: "
+            "their scores are not a product of queries and keys that could be followed"
+        )
+    if recorder.not_seen:
+        more["not_seen"] = recorder.not_seen
     kept_whole = {
         layer.name: size
         for layer in recorder.layers
         if isinstance(layer, LayerTrace) and (size := dense_bytes(layer.rule, layer.n_query))
     }
-    more: dict[str, Plain] = {"n_layer_traced": len(recorder.layers)}
     if kept_whole:
         largest = max(kept_whole, key=lambda name: kept_whole[name])
         more["kept_whole"] = (
@@ -194,8 +210,8 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
         kwargs = dict(given)
         if target is not None:
             kwargs["decoder_input_ids"] = encoded(target, tokenizer, device).ids
-        source, answer = _token_ids(kwargs.get("input_ids")), _token_ids(kwargs.get("decoder_input_ids"))
-        real, answer_real = _padding(kwargs, "attention_mask"), _padding(kwargs, "decoder_attention_mask")
+        source, answer = token_ids(kwargs.get("input_ids")), token_ids(kwargs.get("decoder_input_ids"))
+        real, answer_real = padding_in(kwargs, "attention_mask"), padding_in(kwargs, "decoder_attention_mask")
         if answer is not None:
             return Fed((), kwargs, answer, source, answer_real, real, text)
         return Fed((), kwargs, source, real=real, text=text)
@@ -210,7 +226,7 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
         )
     if target is not None:
         return feed_foreign(model, {"input_ids": given}, target, tokenizer)
-    return Fed((given,), {}, _token_ids(given))
+    return Fed((given,), {}, token_ids(given))
 
 
 def recorder_options(
@@ -245,59 +261,49 @@ def _range(names: Sequence[str]) -> range:
     return range(-len(names), len(names))
 
 
-def _foreign_expectation(model: nn.Module, fed: Fed) -> Expect:
-    """What must be hidden: the padding the model was told of, and the future where its module says so."""
-    modules = {name or "attention": module for name, module in model.named_modules()}
-
-    def expect(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility | None:
-        in_decoder = fed.source_ids is not None and "decoder" in name
-        keys = fed.real if fed.source_ids is None or (in_decoder and kind == "self") else fed.source_real
-        if keys is not None and keys.shape[1] != n_key:
-            keys = None
-        says_causal = getattr(modules.get(name.partition("#")[0]), "is_causal", False) is True
-        causal = says_causal and kind == "self" and n_query == n_key
-        return Visibility(causal=causal, keys=keys)
-
-    return expect
-
-
-def check_seen(model: nn.Module, recorder: Recorder, layers: Sequence[int | str] | None) -> None:
+def check_seen(model: nn.Module, recorder: Recorder) -> None:
     """Raise where nothing was seen, with what to do about it."""
     if not recorder.seen:
-        said = implementation_of(model)
-        advice = (
-            "This model of transformers computes attention with code of its own; if its class supports it, "
-            "load it with attn_implementation='sdpa'."
-            if said is not None
-            else "Write its attention with F.scaled_dot_product_attention or regard.attend."
-        )
+        unfollowed = f" Not followed: {recorder.not_seen}." if recorder.not_seen else ""
         raise TraceError(
             f"{type(model).__name__} made no attention call that can be seen: traced are "
-            f"F.scaled_dot_product_attention, nn.MultiheadAttention, the attention registry of transformers "
-            f"and layers of this library. {advice} Weights it returns itself go into Trace.from_weights."
+            "F.scaled_dot_product_attention, nn.MultiheadAttention, flex_attention, the attention registry "
+            "of transformers, softmax over products of queries and keys that is multiplied with values, and "
+            f"layers of this library.{unfollowed} A model without softmax attention has nothing to trace; "
+            "weights it returns itself go into Trace.from_weights."
         )
-    if layers is not None:
-        known = {*recorder.seen, *range(len(recorder.seen))}
-        unknown = [each for each in layers if each not in known]
-        if unknown:
-            raise ArgumentError(
-                f"there are no layers {unknown}: layers are 0 to {len(recorder.seen) - 1} or "
-                f"{', '.join(recorder.seen)}."
-            )
 
 
-def _unwrapped(model: Any) -> Any:
-    """The model itself, where torch.compile has wrapped it: compiled code calls nothing that can be seen."""
-    return getattr(model, "_orig_mod", model)
+def choose(recorder: Recorder, layers: Sequence[int | str] | None) -> None:
+    """Keep the layers asked for; raises where there is none of that index or name."""
+    if layers is None:
+        return
+    names = recorder.seen
+    unknown = [at for at in layers if at not in (names if isinstance(at, str) else _range(names))]
+    if unknown:
+        raise ArgumentError(
+            f"there are no layers {unknown}: layers are 0 to {len(names) - 1} or {', '.join(names)}."
+        )
+    wanted = {at if isinstance(at, str) else names[at] for at in layers}
+    kept = [layer.name in wanted for layer in recorder.layers]
+    recorder.layers = list(compress(recorder.layers, kept))
+    recorder.graph = list(compress(recorder.graph, kept))
+    recorder.samples = [sample for sample in recorder.samples if sample.layer.name in wanted]
 
 
-def _token_ids(value: Any) -> Tensor | None:
+def model_of(model: Any) -> Any:
+    """The module itself, where torch.compile has wrapped it: compiled code calls nothing that can be seen."""
+    module = model.model if isinstance(model, Loaded) else model
+    return getattr(module, "_orig_mod", module)
+
+
+def token_ids(value: Any) -> Tensor | None:
     """A tensor of ids (batch, position), if it is one."""
     whole = isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point()
     return value if whole and value.dtype != torch.bool else None
 
 
-def _padding(kwargs: Mapping[str, Any], name: str) -> Tensor | None:
+def padding_in(kwargs: Mapping[str, Any], name: str) -> Tensor | None:
     mask = kwargs.get(name)
     if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()):
         return mask.bool()

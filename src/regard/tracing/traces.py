@@ -44,13 +44,16 @@ class LayerCheck(Data):
     output_allowed: float  # what rounding alone may make of it
     row_sum: float  # largest distance of a row's sum from 1
     row_sum_allowed: float
-    hidden: float  # largest weight of a row on the future and on padding, where there must be none
+    # The largest weight of a row on the future and on padding, where there must be none. None: not known of
+    # a foreign model, whose masks are its own affair; what it looks at is what the trace shows.
+    hidden: float | None
 
     @property
     def passed(self) -> bool:
         """Whether rounding explains all differences. NaN does not pass."""
         output_right = self.output is None or self.output <= self.output_allowed
-        return output_right and self.row_sum <= self.row_sum_allowed and self.hidden <= self.row_sum_allowed
+        nothing_hidden = self.hidden is None or self.hidden <= self.row_sum_allowed
+        return output_right and self.row_sum <= self.row_sum_allowed and nothing_hidden
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -72,7 +75,7 @@ class Checks(Data):
     @property
     def hidden(self) -> float | None:
         """The largest weight of a row on the future and on padding."""
-        return _largest([layer.hidden for layer in self.layers])
+        return _largest([layer.hidden for layer in self.layers if layer.hidden is not None])
 
     @property
     def passed(self) -> bool:
@@ -89,10 +92,8 @@ class Checks(Data):
         failed = [layer.name for layer in self.layers if not layer.passed]
         output = "not compared" if self.output is None else f"off by {self.output:.1e} at most"
         verdict = "passed" if not failed else f"FAILED in {', '.join(failed)}"
-        return (
-            f"{verdict}: outputs {output}, row sums by {self.row_sum:.1e}, "
-            f"weight on hidden tokens {self.hidden:.1e}"
-        )
+        hidden = "" if self.hidden is None else f", weight on hidden tokens {self.hidden:.1e}"
+        return f"{verdict}: outputs {output}, row sums by {self.row_sum:.1e}{hidden}"
 
 
 def _largest(values: Sequence[float]) -> float | None:
@@ -137,6 +138,11 @@ class Trace(Data):
     @property
     def n_batch(self) -> int:
         return self.layers[0].n_batch if self.layers else len(self.tokens)
+
+    @property
+    def unverified(self) -> tuple[str, ...]:
+        """The layers whose weights do not explain the output that the model itself computed."""
+        return tuple(check.name for check in self.checks.layers if not check.passed)
 
     @property
     def bytes(self) -> int:
@@ -211,13 +217,17 @@ class Trace(Data):
             "layers": f"{self.n_layer} of {max((layer.n_head for layer in self.layers), default=0)} heads",
             "holds": f"{self.bytes / 1e6:.1f} MB",
             "check": str(self.checks),
+            "unverified": str(known.get("unverified", "")),
+            "not seen": str(known.get("not_seen", "")),
         }
         return {word: said for word, said in about.items() if said}
 
     def __repr__(self) -> str:
         said = self._about()
         sizes = f"{said['tokens']} tokens, layers {said['layers']}, {said['holds']}"
-        return f"Trace({said['trace of'][:60]}: {sizes}, {self.checks!r})"
+        marked = f", UNVERIFIED: {', '.join(self.unverified)}" if self.unverified else ""
+        missing = f", not seen: {said['not seen']}" if "not seen" in said else ""
+        return f"Trace({said['trace of'][:60]}: {sizes}, {self.checks!r}{marked}{missing})"
 
     def _repr_html_(self) -> str:
         """The trace as a notebook shows it: what it is of, and a small picture of every head."""

@@ -1,35 +1,41 @@
-"""Attention of anybody's model, seen where it is computed.
+"""Attention of anybody's model, observed where it is computed: the model runs its own code, to the bit.
 
-Two doors. PyTorch's: inside `watching(model, recorder)`, every call of `F.scaled_dot_product_attention` and
-of `multi_head_attention_forward` is answered by `attend`, which computes the same and gives the log-sum-exp
-too. And the attention registry of transformers, for models that never call PyTorch's: softcapped,
-with sinks, or eager. Layers of ours inside a user's module report themselves.
+Inside `watching(model, recorder)` every function of PyTorch's that the model calls is seen, and four doors
+take note of attention:
 
-Modes of PyTorch belong to a thread, and so do the recorders; the registry is shared, so a thread without a
-recorder that comes through it meanwhile gets its attention and nothing is kept.
+    PyTorch's     F.scaled_dot_product_attention, the kernels below it, nn.MultiheadAttention, flex_attention
+    registered    a function of transformers' attention registry that none of the others could look into
+    by hand       softmax over products: `by_hand`
+    ours          layers of this library inside a user's module report themselves
+
+What went in and what came out is kept. Weights are recovered from queries, keys and the model's own mask, and
+the recorder checks them against the output that the model computed.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from types import FunctionType
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.attention import softmax as attention
 from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
-from regard.errors import ArgumentError, UnsupportedError
-from regard.tracing.hf_registry import registered
+from regard.errors import UnsupportedError
+from regard.layers.attention import AdditiveAttention, MultiHeadAttention
+from regard.models.seq2seq import DotAttention
+from regard.tracing.by_hand import SOFTMAX, Follower, Layout, Product, Weights, Written, explained
+from regard.tracing.hf_registry import looking
 from regard.tracing.layers import Kind
 from regard.tracing.masks import MaskReader, ReadMask, compact_bias
 from regard.tracing.ours import refuse_dropout, reporting
@@ -37,60 +43,317 @@ from regard.tracing.recorder import Recorder
 
 _CROSS_WORDS = ("cross", "encoder_attn", "encdec", "multihead_attn", "multi_head_attn")
 _SOURCE_WORDS = ("key_value_states", "encoder_hidden_states")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Watch:
-    """One model being watched."""
-
-    names: dict[int, str]  # of its modules, by id
-    recorder: Recorder
-    read: MaskReader = field(default_factory=MaskReader)
-
-
-class _Thread(threading.local):
-    """What this thread watches; the innermost last."""
-
-    def __init__(self) -> None:
-        self.watches: list[_Watch] = []
-        self.busy = False  # computing an answer: what that calls is no attention of the model's
-
-
-_thread = _Thread()
+_HEAD_WORDS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
+_KERNELS = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)")
+_CALLED_ATTENTION = re.compile(r"att(entio)?n", re.IGNORECASE)
+_BLOCK = 1 << 21  # scores computed at once where no kernel gives their sums
+_OURS = (MultiHeadAttention, AdditiveAttention, DotAttention)
 
 
 @contextmanager
 def watching(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """A block in which every attention call that `model` makes in this thread goes to `recorder`."""
-    names = {id(module): name for name, module in model.named_modules()}
-    watch = _Watch(names, recorder)
-    _thread.watches.append(watch)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(reporting(model, recorder))
-            stack.enter_context(registered(model, _attention_of_transformers))
-            stack.enter_context(_Door())
-            yield
-    finally:
-        _thread.watches.remove(watch)
+    """A block in which every attention that `model` computes in this thread goes to `recorder`."""
+    door = _Door(model, recorder)
+    with ExitStack() as stack:
+        stack.enter_context(uncompiled())
+        stack.enter_context(reporting(model, recorder))
+        stack.enter_context(looking(door.look))
+        stack.enter_context(door)
+        yield
+    recorder.not_seen = _not_seen(model, recorder.seen, door.unfollowed)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """A block in which code that torch.compile has compiled runs as it was written: only that can be seen."""
+    if "torch._dynamo" not in sys.modules:  # then nothing is compiled
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 class _Door(TorchFunctionMode):
-    """Answers PyTorch's two attention functions; every other function goes its way."""
+    """Sees every function of PyTorch's that runs, and takes note of those that are attention."""
+
+    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+        super().__init__()
+        self.modules = {id(module): (name, module) for name, module in model.named_modules()}
+        self.recorder = recorder
+        self.read = MaskReader()
+        self.follow = Follower()
+        self.n_seen = 0
+        self.last: tuple[int, Tensor, Tensor] | None = None  # call, queries and keys of the layer seen last
+        self.softmaxes: list[tuple[str, Weights]] = []  # in modules called attention, and where
+
+    @property
+    def unfollowed(self) -> tuple[str, ...]:
+        """The modules called attention whose softmax met no values: what became of it was not seen."""
+        return tuple(dict.fromkeys(name for name, softmax in self.softmaxes if not softmax.used))
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not _thread.busy:
-            if func is F.scaled_dot_product_attention:
-                return _scaled_dot_product(*args, **kwargs)
-            if func is F.multi_head_attention_forward:
-                return _multi_head(*args, **kwargs)
-        return func(*args, **kwargs)
+        name = _names.get(func)
+        if name is None:
+            name = _names[func] = str(getattr(func, "__name__", func)).partition(".")[0]
+        if name in _ATTENTION:
+            return _ATTENTION[name](self, func, args, kwargs)
+        dropped = self.follow.dropped(name, args, kwargs)
+        if dropped:
+            refuse_dropout(dropped)
+        out = func(*args, **kwargs)
+        written = self.follow(name, args, kwargs, out)
+        if written is not None:
+            self._by_hand(written)
+        elif name in SOFTMAX and isinstance(softmax := self.follow.mark_of(out), Weights):
+            caller = _Caller.find(self.modules)
+            if caller is not None and _CALLED_ATTENTION.search(type(caller.module).__name__):
+                self.softmaxes.append((caller.name, softmax))
+        return out
+
+    def _scaled_dot_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """PyTorch's function of that name, or a kernel of it, called directly."""
+        call = _Call.of(func, args, kwargs)
+        if call.dropout:
+            refuse_dropout(call.dropout)
+        with _LogSumExp() as kernel:  # type: ignore[no-untyped-call]
+            out = func(*args, **kwargs)
+        whole = out if isinstance(out, Tensor) else out[0]
+        self._take(call, whole, kernel.lse)
+        return out
+
+    def _multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """PyTorch's `multi_head_attention_forward`: its own code, in which its calls are seen."""
+        # It asks at its door whether somebody wants to see it, which would lead back here: the same code
+        # with that one name changed, for this call alone.
+        names = {**func.__globals__, "has_torch_function": _never}
+        same = FunctionType(func.__code__, names, func.__name__, func.__defaults__)
+        same.__kwdefaults__ = func.__kwdefaults__
+        with self:
+            return same(*args, **kwargs)
+
+    def _flex(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """PyTorch's flex_attention: the scores after its modifications, computed once more."""
+        from torch._higher_order_ops.flex_attention import _math_attention_inner
+
+        out = func(*args, **kwargs)
+        q, k, v, modify, mask, scale, options, *buffers = args
+        with torch.no_grad():
+            group = q.shape[1] // k.shape[1]
+            k, v = (tensor.repeat_interleave(group, 1) if group > 1 else tensor for tensor in (k, v))
+            *_, scores, _ = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
+            weights = torch.softmax(scores, -1).nan_to_num(0.0)
+        product = Product(q, k, scale)
+        softmax = Weights(weights, scores, product)
+        self._by_hand(Written(weights, v, out[0], _as_it_is, softmax, product))
+        return out
+
+    def _by_hand(self, written: Written) -> None:
+        """Attention that the model wrote out itself."""
+        caller = _Caller.find(self.modules)
+        if caller is None:
+            return
+        layout_of = partial(_layout, batch=caller.batch, n_head=caller.n_head)
+        lead = torch.broadcast_shapes(written.weights.shape[:-2], written.v.shape[:-2])
+        layout = layout_of(written.out.new_empty(*lead, 0, 0))
+        weights, v = layout.four(written.weights.detach()), layout.four(written.v.detach())
+        rule = None
+        if written.softmax is None or _same_weights(written.softmax, weights, layout_of):
+            rule = explained(written, weights, layout_of)
+        n_query, n_key = weights.shape[2:]
+        kind = caller.kind(rule is not None and rule.rule.visible.causal, n_query, n_key)
+        self.n_seen += 1
+
+        def to_heads(out: Tensor) -> Tensor:
+            return layout.four(written.arrange_out(out))
+
+        if rule is None:
+            self.recorder.add_weights(caller.name, weights, v, kind=kind, out=written.out, to_heads=to_heads)
+        else:
+            k, v = _without_repeats(rule.q, rule.k, v)
+            if self._again(caller, rule.q, k, v):
+                return
+            self.recorder.add(
+                caller.name, rule.q, k, v, rule.lse, rule.rule, kind=kind, sink=rule.sink,
+                out=written.out, to_heads=to_heads,
+            )  # fmt: skip
+
+    def _again(self, caller: _Caller, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether this is the last layer once more, with other values, as differential attention has it.
+
+        Its weights are known then; the values are kept side by side.
+        """
+        last, self.last = self.last, (caller.call, q, k)
+        same = last is not None and last[0] == caller.call and last[1].shape == q.shape
+        if last is None or not (same and torch.equal(last[1], q) and torch.equal(last[2], k)):
+            return False
+        self.recorder.widen(v)
+        return True
+
+    def look(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A registered attention function of transformers: where nothing in it was seen, it is itself."""
+        before = self.n_seen
+        out = function(*args, **kwargs)
+        if self.n_seen == before:
+            call = _Call.registered(*args, **kwargs)
+            if call.dropout:
+                refuse_dropout(call.dropout)
+            self._take(call, out[0] if isinstance(out, tuple) else out, None)
+        return out
+
+    def _take(self, call: _Call, out: Tensor, lse: Tensor | None) -> None:
+        """Note one call of an attention function: its arguments, its output, the sums its kernel gave."""
+        caller = _Caller.find(self.modules)
+        if caller is None:
+            return
+        lead = call.lead
+        q, k, v = (
+            _four_dimensional(tensor, lead, call.grouped).detach() for tensor in (call.q, call.k, call.v)
+        )
+        mask = call.mask
+        if mask is not None and mask.dim() > 2 and len(lead) != 2:
+            mask = _four_dimensional(mask, lead, False)
+        shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        k, v = _without_repeats(q, k, v)
+        read = self.read(mask, shape)
+        visible = Visibility(causal=True) & read.visible if call.causal else read.visible
+        bias = read.bias if call.bias is None else _added(call.bias, read, shape, visible.start)
+        rule = ScoreRule(scale=call.scale, visible=visible, bias=bias, softcap=call.softcap)
+        if lse is None or lse.numel() != q.shape[0] * q.shape[1] * q.shape[2]:
+            lse = _row_sums(q, k, rule)
+        else:  # a kernel says 0 of a row that sees nothing
+            lse = lse.reshape(q.shape[:3])
+            sees = visible.rows_that_see(shape[2], shape[3], q.device)
+            lse = lse if sees is None else torch.where(sees, lse, -torch.inf)
+        if call.sink is not None:
+            lse = torch.logaddexp(lse, call.sink.to(lse.dtype)[:, None])
+        kind = caller.kind(visible.causal, shape[2], shape[3])
+        self.n_seen += 1
+        if self._again(caller, q, k, v):
+            return
+        heads = partial(call.heads, shape=q.shape)
+        self.recorder.add(
+            caller.name, q, k, v, lse, rule, kind=kind, sink=call.sink, out=out, to_heads=heads, owned=True
+        )
 
 
-def _scaled_dot_product(
+def _not_seen(model: nn.Module, seen: list[str], unfollowed: tuple[str, ...]) -> str:
+    """The layers of a stack in which no softmax attention was seen, while others of it have some."""
+    names = [name.partition("#")[0] for name in seen]
+    missing = [f"{name} (its softmax meets no values)" for name in unfollowed if name not in names]
+    stacks: list[str] = []
+    for stack, modules in model.named_modules():
+        if isinstance(modules, nn.ModuleList) and not any(stack.startswith(f"{outer}.") for outer in stacks):
+            stacks.append(stack)
+            places = [f"{stack}.{index}" if stack else str(index) for index in range(len(modules))]
+            with_attention = [any(f"{name}.".startswith(f"{place}.") for name in names) for place in places]
+            if any(with_attention):
+                missing += [place for place, has in zip(places, with_attention, strict=True) if not has]
+    return ", ".join(missing)
+
+
+_names: dict[Any, str] = {}
+_Handler = Callable[[_Door, Any, tuple[Any, ...], dict[str, Any]], Any]
+_ATTENTION: dict[str, _Handler] = {
+    "scaled_dot_product_attention": _Door._scaled_dot_product,
+    "_scaled_dot_product_flash_attention_for_cpu": _Door._scaled_dot_product,
+    "_scaled_dot_product_flash_attention": _Door._scaled_dot_product,
+    "multi_head_attention_forward": _Door._multi_head,
+    "flex_attention": _Door._flex,
+}
+
+
+class _LogSumExp(TorchDispatchMode):
+    """Keeps the log-sum-exp of the kernel that PyTorch chooses, where it chooses one that gives it."""
+
+    lse: Tensor | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if _KERNELS.match(func.__name__):
+            self.lse = out[1]
+        return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """The arguments of an attention function, by our names."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None = None
+    dropout: float = 0.0
+    causal: bool = False
+    scale: float | None = None
+    grouped: bool = False
+    bias: Tensor | None = None  # beside the mask
+    softcap: float | None = None
+    sink: Tensor | None = None
+    turned: bool = False  # the output is (batch, query, head, v_dim)
+
+    @classmethod
+    def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        """A call of scaled_dot_product_attention, or of a flash kernel."""
+        if func is F.scaled_dot_product_attention:
+            return _function_call(*args, **kwargs)
+        return _kernel_call(*args, **kwargs)
+
+    @classmethod
+    def registered(
+        cls,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        **_: Any,
+    ) -> _Call:
+        """A call of a function in the registry of transformers."""
+        if is_causal is None:
+            is_causal = getattr(module, "is_causal", True)
+        if not isinstance(attention_mask, Tensor):
+            attention_mask = None
+        causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
+        grouped = query.shape[1] != key.shape[1]
+        return cls(
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout,
+            causal,
+            scaling,
+            grouped,
+            position_bias,
+            softcap,
+            s_aux,
+            True,
+        )
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The dimensions before (query, qk_dim)."""
+        if self.grouped:
+            return tuple(self.q.shape[:-2])
+        return tuple(torch.broadcast_shapes(self.q.shape[:-2], self.v.shape[:-2]))
+
+    def heads(self, out: Tensor, shape: torch.Size) -> Tensor:
+        """The output, or its gradient, as (batch, head, query, v_dim)."""
+        return out.transpose(1, 2) if self.turned else out.reshape(*shape[:3], out.shape[-1])
+
+
+def _function_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -99,19 +362,29 @@ def _scaled_dot_product(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:
-    """PyTorch's function of that name, recorded."""
-    if is_causal and attn_mask is not None:
-        raise ArgumentError("scaled_dot_product_attention takes attn_mask or is_causal, not both.")
-    original = (query, key, value, attn_mask)
-    shape = torch.broadcast_shapes(query.shape[:-2], value.shape[:-2]) if not enable_gqa else query.shape[:-2]
-    q, k, v = (_four_dimensional(tensor, shape, enable_gqa) for tensor in (query, key, value))
-    mask = attn_mask
-    if mask is not None and mask.dim() > 2 and len(shape) != 2:
-        mask = _four_dimensional(mask, shape, False)
-    found = _find_caller()
-    out = _answer(found, q, k, v, mask, is_causal, dropout_p, scale, original=original)
-    return out.reshape(*shape, *out.shape[2:]) if len(shape) != 2 else out
+) -> _Call:
+    return _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _kernel_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *_: Any,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    **__: Any,
+) -> _Call:
+    return _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, query.shape[1] != key.shape[1])
+
+
+def _row_sums(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
+    """The log-sum-exp of every row, a block of rows at a time."""
+    step = max(1, _BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+    blocks = [slice(first, min(q.shape[2], first + step)) for first in range(0, q.shape[2], step)]
+    return torch.cat([torch.logsumexp(rule.scores(q, k, rows), -1) for rows in blocks], -1)
 
 
 def _four_dimensional(tensor: Tensor, shape: tuple[int, ...], grouped: bool) -> Tensor:
@@ -128,155 +401,81 @@ def _four_dimensional(tensor: Tensor, shape: tuple[int, ...], grouped: bool) -> 
     return tensor[:, None] if len(lead) == 1 else tensor.flatten(0, -4)
 
 
-def _multi_head(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """PyTorch's `multi_head_attention_forward`, its own code, with our attention in place of its call."""
-    original = F.multi_head_attention_forward
-    names = original.__code__.co_varnames[: original.__code__.co_argcount]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    need_weights, averaged = given.get("need_weights", True), given.get("average_attn_weights", True)
-    found, taken = _find_caller(), []
-
-    def ours(
-        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool
-    ) -> Tensor:
-        rules: list[ScoreRule] = []
-        out = _answer(found, q, k, v, attn_mask, is_causal, dropout_p, None, rules=rules)
-        taken.append((q, k, rules[0]))
-        return out
-
-    # The same code with two of its global names changed, for this call alone: nothing is patched.
-    names_seen = {**original.__globals__, "scaled_dot_product_attention": ours, "has_torch_function": _never}
-    same = FunctionType(original.__code__, names_seen, original.__name__, original.__defaults__)
-    same.__kwdefaults__ = original.__kwdefaults__
-    out, _ = same(**{**given, "need_weights": False})
-    if not need_weights:
-        return out, None
-    q, k, rule = taken[0]
-    weights = attention.weights(q, k, rule)
-    weights = weights.mean(1) if averaged else weights
-    return out, weights if given["query"].dim() == 3 else weights[0]
-
-
 def _never(*_: object) -> bool:
     return False
 
 
-def _attention_of_transformers(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """An attention function as the registry of transformers wants it: output as (batch, query, head, dim)."""
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-    causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
-    found = _find_caller()
-    out = _answer(
-        found,
-        query,
-        key,
-        value,
-        attention_mask,
-        causal,
-        dropout,
-        scaling,
-        bias=position_bias,
-        softcap=softcap,
-        sink=s_aux,
-    )
-    return out.transpose(1, 2).contiguous(), None
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _layout(tensor: Tensor, batch: int | None, n_head: int | None) -> Layout:
+    return Layout(tuple(tensor.shape[:-2]), batch, n_head)
+
+
+def _same_weights(softmax: Weights, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> bool:
+    """Whether what met the values is what the softmax gave, but for a last column of a sink."""
+    given = layout_of(softmax.values).four(softmax.values.detach())
+    if given.shape[:3] != weights.shape[:3] or given.shape[3] - weights.shape[3] not in (0, 1):
+        return False
+    return torch.equal(given[..., : weights.shape[3]].to(weights.dtype), weights)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Caller:
     """The module from which attention was called."""
 
-    module: nn.Module | None = None
-    cross: bool = False
+    name: str
+    module: nn.Module
+    cross: bool
+    call: int  # a number for this run of it
+    batch: int | None  # how many sequences the model was given
 
-    def name(self, watch: _Watch) -> str:
-        if self.module is None or id(self.module) not in watch.names:
-            return "attention"
-        return watch.names[id(self.module)] or "attention"
-
-    def kind(self, name: str, causal: bool, n_query: int, n_key: int) -> Kind:
-        named = any(word in name.lower() for word in _CROSS_WORDS)
-        return "cross" if self.cross or named or (n_query != n_key and not causal) else "self"
-
-
-def _find_caller() -> _Caller:
-    """The innermost module of a watched model on the stack of calls."""
-    known = {number for watch in _thread.watches for number in watch.names}
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_locals.get("self")
-        if isinstance(module, nn.Module) and id(module) in known:
+    @classmethod
+    def find(cls, modules: dict[int, tuple[str, nn.Module]]) -> _Caller | None:
+        """The innermost module of the model on the stack of calls; None where it is none, or one of ours."""
+        frame: FrameType | None = sys._getframe(2)
+        caller: tuple[str, nn.Module, bool, int] | None = None
+        batch = None
+        while frame is not None:
             seen = frame.f_locals
-            cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)
-            if isinstance(module, nn.MultiheadAttention):
-                cross = seen.get("key") is not seen.get("query")
-            return _Caller(module, cross)
-        frame = frame.f_back  # type: ignore[assignment]
-    return _Caller()
+            module = seen.get("self")
+            if caller is None and isinstance(module, (Recorder, *_OURS)):
+                return None  # what we compute ourselves
+            if isinstance(module, nn.Module) and id(module) in modules:
+                name = modules[id(module)][0]
+                if caller is None:
+                    cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)
+                    if isinstance(module, nn.MultiheadAttention):
+                        cross = seen.get("key") is not seen.get("query")
+                    caller = (name or "attention", module, cross, id(frame))
+                if not name:  # the model itself
+                    batch = _batch_in(seen) or batch
+            frame = frame.f_back
+        return None if caller is None else cls(*caller, batch)
+
+    @property
+    def n_head(self) -> int | None:
+        """How many heads the module says it has."""
+        for word in _HEAD_WORDS:
+            said = getattr(self.module, word, None)
+            if isinstance(said, int) and said > 0:
+                return said
+        return None
+
+    def kind(self, causal: bool, n_query: int, n_key: int) -> Kind:
+        """Cross-attention by name or argument; a single query over more keys is a step with a cache."""
+        named = any(word in self.name.lower() for word in _CROSS_WORDS)
+        another = n_query not in (1, n_key) and not causal
+        return "cross" if self.cross or named or another else "self"
 
 
-def _answer(
-    caller: _Caller,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    dropout: float,
-    scale: float | None,
-    *,
-    bias: Tensor | None = None,
-    softcap: float | None = None,
-    sink: Tensor | None = None,
-    original: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None,
-    rules: list[ScoreRule] | None = None,
-) -> Tensor:
-    """Attention's output, with everything of it given to those who watch."""
-    if dropout:
-        refuse_dropout(dropout)
-    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    k, v = _without_repeats(q, k, v)
-    watches = list(_thread.watches)
-    _thread.busy = True
-    try:
-        read = watches[-1].read(mask, shape) if watches else MaskReader()(mask, shape)
-        visible = Visibility(causal=True) & read.visible if causal else read.visible
-        added = read.bias
-        if bias is not None:
-            added = _added(bias, read, shape, visible.start)
-        rule = ScoreRule(scale=scale, visible=visible, bias=added, softcap=softcap)
-        out, lse = attend(q, k, v, rule)
-        if sink is not None:
-            with_sink = torch.logaddexp(lse, sink.to(lse.dtype)[:, None])
-            out = out * torch.exp(lse - with_sink)[..., None].to(out.dtype)
-            lse = with_sink
-        if read.softly_blind and original is not None and original[3] is not None:
-            grouped = original[0].shape[-3:-2] != original[1].shape[-3:-2]
-            own = F.scaled_dot_product_attention(*original, scale=scale, enable_gqa=grouped)
-            out = torch.where((lse > -torch.inf)[..., None], out, own.reshape(out.shape))
-        if rules is not None:
-            rules.append(rule)
-        for watch in watches:
-            name = caller.name(watch)
-            kind = caller.kind(name, visible.causal, shape[2], shape[3])
-            watch.recorder.add(name, q, k, v, lse, rule, kind=kind, sink=sink, out=out, owned=True)
-    finally:
-        _thread.busy = False
-    return out
+def _batch_in(seen: dict[str, Any]) -> int | None:
+    """The first dimension of the first tensor among a function's arguments."""
+    for value in (*seen.values(), *(seen.get("kwargs") or {}).values()):
+        if isinstance(value, Tensor) and value.dim() > 1:
+            return value.shape[0]
+    return None
 
 
 def _added(bias: Tensor, read: ReadMask, shape: tuple[int, int, int, int], start: int) -> Any:

@@ -1,0 +1,403 @@
+"""Attention written by hand: followed from the product of queries and keys to that of weights and values.
+
+    scores = q @ k.mT ...  ->  softmax  ->  ... weights @ v
+
+Every product of two tensors is marked, and so is all that is made of it; a softmax turns the mark into one
+of weights. When weights meet values, the layer is complete. What was done to the product on the way (scale,
+softcap, bias, mask) is read off the scores themselves. Only where queries, keys and that rule give back every
+single weight are they kept; else the weights are, as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention.scores import DenseBias, ScoreRule
+from regard.tracing.masks import compact_bias, read_visible
+
+SOFTMAX = ("softmax", "_softmax", "_safe_softmax")
+_PRODUCT = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
+_TIMES = ("mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply")
+_OVER = ("div", "div_", "__truediv__", "__itruediv__", "true_divide", "divide")
+_SHORTER = ("sum", "mean", "amax", "max", "argmax", "norm", "size", "logsumexp", "topk", "any", "all")
+_DROPOUT = ("dropout", "dropout_", "native_dropout")
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+HIDDEN_AT = -5000.0  # a score as low as this was made so by a mask; its weight is 0 in every dtype
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """Queries and keys that were multiplied, and what the product was multiplied by since."""
+
+    q: Tensor  # (*lead, query, qk_dim)
+    k: Tensor  # (*lead, key, qk_dim)
+    scale: float = 1.0
+    capped: bool = False  # tanh was taken
+    cap: float = 1.0  # and multiplied by this
+
+    def times(self, factor: float) -> Product:
+        return (
+            replace(self, cap=self.cap * factor) if self.capped else replace(self, scale=self.scale * factor)
+        )
+
+    def rule(self) -> ScoreRule:
+        """The scores as far as the product alone makes them."""
+        if self.capped:
+            return ScoreRule(scale=self.scale * self.cap, softcap=self.cap)
+        return ScoreRule(scale=self.scale)
+
+
+@dataclass(slots=True, eq=False)
+class Weights:
+    """What a softmax gave."""
+
+    values: Tensor  # (..., query, key)
+    scores: Tensor
+    product: Product | None
+    used: bool = False
+
+
+Mark = Product | Weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """Weights that met their values: (*lead, query, key), (*lead, key, v_dim) and the output's own layout."""
+
+    weights: Tensor
+    v: Tensor
+    out: Tensor
+    arrange_out: Callable[[Tensor], Tensor]  # the output, or its gradient, as (*lead, query, v_dim)
+    softmax: Weights | None  # None: the softmax too was written by hand
+    product: Product | None
+
+
+class Follower:
+    """Marks products and weights as functions of PyTorch pass them on."""
+
+    def __init__(self) -> None:
+        self._marks: dict[int, tuple[weakref.ref[Tensor], Mark]] = {}
+
+    def forget(self) -> None:
+        """Drop everything: a forward pass is over."""
+        self._marks.clear()
+
+    def mark_of(self, value: Any) -> Mark | None:
+        entry = self._marks.get(id(value))
+        return entry[1] if entry is not None and entry[0]() is value else None
+
+    def _mark(self, value: Any, mark: Mark) -> None:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            if len(self._marks) > 256:
+                self._marks = {at: entry for at, entry in self._marks.items() if entry[0]() is not None}
+            self._marks[id(value)] = (weakref.ref(value), mark)
+
+    def __call__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Written | None:
+        """Take note of one call; what it completes, if anything."""
+        if name in _PRODUCT:
+            return self._multiplied(name, args, kwargs, out)
+        if name in SOFTMAX:
+            self._softmax(args, kwargs, out)
+        elif self._marks and name not in _SHORTER:
+            self._passed_on(name, args, kwargs, out)
+        return None
+
+    def dropped(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        """The probability with which this call would drop weights; 0 where it drops nothing of ours."""
+        if name not in _DROPOUT or not args or not isinstance(self.mark_of(args[0]), Weights):
+            return 0.0
+        p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+        return float(p or 0.0) if (args[2] if len(args) > 2 else kwargs.get("training", True)) else 0.0
+
+    def _softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        scores = args[0] if args else kwargs.get("input")
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        if not isinstance(scores, Tensor) or not isinstance(out, Tensor) or out.dim() < 2 or dim is None:
+            return
+        product = self.mark_of(scores)
+        self._mark(
+            out,
+            Weights(
+                out.movedim(dim, -1),
+                scores.movedim(dim, -1),
+                product if isinstance(product, Product) else None,
+            ),
+        )
+
+    def _passed_on(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        marked = [
+            (value, mark) for value in _tensors(args, kwargs) if (mark := self.mark_of(value)) is not None
+        ]
+        if not marked:
+            return
+        _, mark = max(marked, key=lambda pair: (isinstance(pair[1], Weights), pair[0].numel()))
+        if isinstance(mark, Product):
+            factor = _factor(name, args)
+            if factor is not None:
+                mark = mark.times(factor)
+            elif name in ("tanh", "tanh_"):
+                mark = replace(mark, capped=True)
+        for made in out if isinstance(out, list | tuple) else (out,):
+            self._mark(made, mark)
+
+    def _multiplied(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Written | None:
+        terms = _terms(name, args, kwargs)
+        if terms is None or not isinstance(out, Tensor):
+            return None
+        left, right = self.mark_of(terms.left), self.mark_of(terms.right)
+        for mark, other, side in ((left, right, terms), (right, left, terms.turned())):
+            if isinstance(mark, Weights) and not isinstance(other, Weights):
+                return None if mark.used else _completed(side, out, mark, mark.product)
+        if isinstance(left, Product) and right is None:
+            return _completed(terms, out, None, left)
+        product = _product(terms)
+        if product is not None:
+            alpha = kwargs.get("alpha", 1)
+            self._mark(out, product.times(float(alpha)) if alpha != 1 else product)
+        return None
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Tensor]:
+    for value in chain(args, kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (item for item in value if isinstance(item, Tensor))
+
+
+def _factor(name: str, args: tuple[Any, ...]) -> float | None:
+    """The number a tensor is multiplied by in this call; None where it is no such call."""
+    if name not in _TIMES + _OVER or len(args) < 2:
+        return None
+    numbers = [_number(value) for value in args[:2]]
+    if name in _OVER:
+        return None if numbers[1] is None or not numbers[1] else 1 / numbers[1]
+    return numbers[1] if numbers[1] is not None else numbers[0]
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
+        return float(value.detach())
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Terms:
+    """A product of two tensors, one letter for each dimension, as einsum writes it."""
+
+    left: Tensor
+    right: Tensor
+    left_at: str
+    right_at: str
+    out_at: str
+
+    def turned(self) -> _Terms:
+        return _Terms(self.right, self.left, self.right_at, self.left_at, self.out_at)
+
+
+def _terms(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Terms | None:
+    if name == "einsum":
+        return _einsum_terms(args)
+    if name == "baddbmm":
+        args = args[1:]
+    pair = [*args[:2], *(kwargs[word] for word in ("other", "mat2", "batch1", "batch2") if word in kwargs)]
+    if len(pair) != 2 or not all(isinstance(value, Tensor) and value.dim() >= 2 for value in pair):
+        return None
+    left, right = pair if name != "__rmatmul__" else pair[::-1]
+    lead = _LETTERS[: max(left.dim(), right.dim()) - 2]
+    return _Terms(
+        left,
+        right,
+        f"{lead[len(lead) - left.dim() + 2 :]}xy",
+        f"{lead[len(lead) - right.dim() + 2 :]}yz",
+        f"{lead}xz",
+    )
+
+
+def _einsum_terms(args: tuple[Any, ...]) -> _Terms | None:
+    equation, *given = args
+    if len(given) == 1 and isinstance(given[0], list | tuple):
+        given = list(given[0])
+    if not isinstance(equation, str) or len(given) != 2:
+        return None
+    equation = equation.replace(" ", "")
+    inputs, _, out = equation.partition("->")
+    left, _, right = inputs.partition(",")
+    if "->" not in equation:
+        letters = (left + right).replace(".", "")
+        out = "..." * ("." in inputs) + "".join(sorted(at for at in letters if letters.count(at) == 1))
+    free = [at for at in _LETTERS.upper() if at not in equation]
+    n_more = [value.dim() - len(at.replace(".", "")) for value, at in zip(given, (left, right), strict=True)]
+    more = "".join(free[: max(n_more)])
+    left, right = (
+        at.replace("...", more[len(more) - n :] if n else "")
+        for at, n in zip((left, right), n_more, strict=True)
+    )
+    out = out.replace("...", more)
+    if any(len(set(at)) != len(at) for at in (left, right, out)):
+        return None
+    return _Terms(given[0], given[1], left, right, out)
+
+
+def _product(terms: _Terms) -> Product | None:
+    """Queries and keys of a product that may be one of scores."""
+    summed = [at for at in terms.left_at if at in terms.right_at and at not in terms.out_at]
+    queries = [at for at in terms.out_at if at in terms.left_at and at not in terms.right_at]
+    keys = [at for at in terms.out_at if at in terms.right_at and at not in terms.left_at]
+    if len(summed) != 1 or not queries or not keys:
+        return None
+    lead = [at for at in terms.out_at if at not in (queries[-1], keys[-1])]
+    return Product(
+        _arranged(terms.left, terms.left_at, [*lead, queries[-1], summed[0]]),
+        _arranged(terms.right, terms.right_at, [*lead, keys[-1], summed[0]]),
+    )
+
+
+def _completed(
+    terms: _Terms, out: Tensor, softmax: Weights | None, product: Product | None
+) -> Written | None:
+    """The attention that a product of weights (left) and values completes; None where it is none."""
+    summed = [at for at in terms.left_at if at in terms.right_at and at not in terms.out_at]
+    queries = [at for at in terms.left_at if at in terms.out_at and at not in terms.right_at]
+    values = [at for at in terms.right_at if at in terms.out_at and at not in terms.left_at]
+    if len(summed) != 1 or not queries or not values:
+        return None
+    query, key, value = queries[-1], summed[0], values[-1]
+    lead = [at for at in terms.out_at if at not in (query, value)]
+    weights = _arranged(terms.left, terms.left_at, [*lead, query, key])
+    if softmax is None and not _sums_to_one(weights):
+        return None
+    if softmax is not None:
+        softmax.used = True
+
+    def arrange(tensor: Tensor) -> Tensor:
+        return _arranged(tensor, terms.out_at, [*lead, query, value])
+
+    v = _arranged(terms.right, terms.right_at, [*lead, key, value])
+    return Written(weights, v, out, arrange, softmax, product)
+
+
+def _sums_to_one(weights: Tensor) -> bool:
+    sums = weights.detach().float().sum(-1)
+    right = ((sums - 1).abs() < 1e-3) | (sums == 0)
+    return bool(right.all() & (weights >= 0).all() & (sums > 0).any())
+
+
+def _arranged(tensor: Tensor, at: str, wanted: list[str]) -> Tensor:
+    """The tensor with its dimensions in the order `wanted`; those it lacks have size 1."""
+    here = [letter for letter in wanted if letter in at]
+    ordered = tensor.permute(*(at.index(letter) for letter in here))
+    for axis, letter in enumerate(wanted):
+        if letter not in at:
+            ordered = ordered.unsqueeze(axis)
+    return ordered
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How leading dimensions become (batch, head)."""
+
+    lead: tuple[int, ...]
+    batch: int | None  # of the model's input, where known
+    n_head: int | None  # what the module says
+
+    def four(self, tensor: Tensor) -> Tensor:
+        """(*lead, a, b) as (batch, head, a, b)."""
+        tensor = tensor.expand(*self.lead, *tensor.shape[-2:])
+        if len(self.lead) == 2:
+            return tensor
+        if not self.lead:
+            return tensor[None, None]
+        if len(self.lead) == 1:
+            return self._split(tensor)
+        sizes = self.lead[1:]
+        if math.prod(sizes) != self.n_head and self.n_head in sizes:
+            axis = 1 + sizes.index(self.n_head)
+            return tensor.movedim(axis, len(self.lead) - 1).flatten(0, len(self.lead) - 2)
+        return tensor.flatten(1, len(self.lead) - 1)
+
+    def _split(self, tensor: Tensor) -> Tensor:
+        """One dimension of batch and heads together, the heads of a sequence side by side."""
+        size = self.lead[0]
+        if self.batch and size % self.batch == 0:
+            return torch.unflatten(tensor, 0, (self.batch, -1))
+        if self.n_head and size % self.n_head == 0:
+            return torch.unflatten(tensor, 0, (-1, self.n_head))
+        return tensor[:, None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explained:
+    """Queries, keys and rule that give back all weights."""
+
+    q: Tensor
+    k: Tensor
+    lse: Tensor
+    rule: ScoreRule
+    sink: Tensor | None
+
+
+def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> Explained | None:
+    """What gives back `weights` (batch, head, query, key), every one of them; None where nothing does."""
+    product = written.product
+    if product is None:
+        return None
+    lead = torch.broadcast_shapes(product.q.shape[:-2], product.k.shape[:-2])
+    layout = layout_of(product.q.new_empty(*lead, 0, 0))
+    q, k = (layout.four(tensor.detach()) for tensor in (product.q, product.k))
+    n_key = weights.shape[3]
+    if (*q.shape[:3], k.shape[2]) != weights.shape or k.shape[:2] != q.shape[:2]:
+        return None
+    rule = product.rule()
+    dots = rule.scores(q, k)
+    if written.softmax is None:
+        scores = torch.where(weights > 0, dots, -math.inf)
+    else:
+        scores = layout_of(written.softmax.scores).four(written.softmax.scores.detach()).to(dots.dtype)
+    n_more = scores.shape[3] - n_key  # a score beside those of the keys
+    if scores.shape[:3] != weights.shape[:3] or n_more not in (0, 1):
+        return None
+    hides = (scores[..., :n_key] <= HIDDEN_AT) | ~scores[..., :n_key].isfinite()
+    blind = hides.all(-1, keepdim=True)
+    shown = scores[..., :n_key].masked_fill(hides, 0.0)
+    added = shown - dots.masked_fill(hides, 0.0)
+    eps = torch.finfo(torch.promote_types(product.q.dtype, torch.bfloat16)).eps
+    noise = eps * max(1.0, _size(dots.masked_fill(hides, 0.0)), _size(shown)) * (2 + math.sqrt(q.shape[3]))
+    visible = read_visible(~hides)
+    bias = None
+    if _size(added) > noise:
+        # A softmax is the same where a number is taken from a whole row: often its largest score.
+        moved = added.gather(3, weights.argmax(-1, keepdim=True))
+        if _size((added - moved).masked_fill(hides, 0.0)) <= noise:
+            scores = scores - moved.masked_fill(blind, 0.0)
+        else:
+            bias = compact_bias(added, hides, visible.start, within=noise)
+            if isinstance(bias, DenseBias) and bias.values.numel() >= weights.numel():
+                return None  # the weights themselves are no larger
+    sink = None
+    if n_more:
+        sink = scores[0, :, 0, -1]
+        if _size(scores[..., -1] - sink[:, None]) > noise:
+            return None
+    lse = torch.logsumexp(scores, -1).masked_fill(blind[..., 0], -math.inf)
+    rule = replace(rule, visible=visible, bias=bias)
+    given_back = torch.exp(rule.scores(q, k) - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None])
+    off = (given_back - weights.to(given_back.dtype)).masked_fill(blind, 0.0)
+    return Explained(q, k, lse, rule, sink) if _size(off) <= 4 * noise else None
+
+
+def _size(tensor: Tensor) -> float:
+    """The largest absolute value; inf where one is not a number."""
+    return float(tensor.abs().nan_to_num(math.inf).amax()) if tensor.numel() else 0.0

@@ -1,0 +1,302 @@
+"""Every model type of transformers, built tiny and traced: the table of docs/models.md.
+
+    python tests/sweep.py                  every type, and docs/models.md written anew
+    python tests/sweep.py bert llama ...   these types, printed
+
+Each model runs as it is built and with eager attention, with and without padding. Its outputs traced and
+untraced must be equal to the bit. Its weights are compared with what its eager mode returns
+(`output_attentions`), and where it returns none with the softmax calls that a spy of this file saw.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_transformers import Built, CannotBuild, build, model_types
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from regard.errors import RegardError
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
+
+SECONDS = 60  # for one model
+CLOSE = 1e-5
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+# From worst to best: a type is what the worst of its runs is.
+OUTCOMES = ("WRONG", "CHANGED", "failed", "refused", "unverified", "equal", "no attention", "cannot be built")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one traced run of one model was."""
+
+    outcome: str
+    why: str = ""
+    n_layer: int = 0
+    n_compared: int = 0
+    n_whole: int = 0  # layers that hold their weights, not queries and keys
+
+
+class Spy(TorchFunctionMode):
+    """Weights of every softmax and of every call of PyTorch's attention, by the definition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = str(getattr(func, "__name__", "")).partition(".")[0]
+        if func is F.scaled_dot_product_attention:
+            self.weights.append(_definition(*args, **kwargs))
+        elif name in ("softmax", "_softmax") and isinstance(out, torch.Tensor) and out.dim() > 2:
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            self.weights.append(out.detach().movedim(dim, -1).clone())
+        return out
+
+
+def _definition(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Weights of scaled_dot_product_attention as its documentation defines them."""
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(
+            torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not(), -torch.inf
+        )
+    if attn_mask is not None:
+        bool_mask = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if bool_mask else scores + attn_mask
+    return scores.softmax(-1).nan_to_num(0.0)
+
+
+def judge(model_type: str, seed: int = 0) -> dict[str, Run]:
+    """Every run of one type by its name."""
+    try:
+        built = build(model_type, seed)
+    except CannotBuild as error:
+        return {"": Run("cannot be built", str(error)[:300])}
+    eager = built
+    with suppress(CannotBuild):
+        eager = build(model_type, seed, "eager")
+        eager.model.load_state_dict(built.model.state_dict())
+    runs = {}
+    for mode, tried in (("default", built), ("eager", eager)):
+        for padded in (False, True):
+            if built.padded is not None or not padded:
+                runs[f"{mode}, padded" if padded else mode] = judge_run(tried, eager.model, padded)
+    return runs
+
+
+def judge_run(built: Built, eager: Any, padded: bool) -> Run:
+    """One run of a model, compared with what `eager`, the same in eager mode, returns."""
+    model, given = built.model, built.padded if padded else built.inputs
+    assert given is not None
+    with torch.no_grad():
+        torch.manual_seed(0)
+        plain = list(_tensors(model(**given)))
+        torch.manual_seed(0)
+        spy = Spy()
+        with spy:
+            model(**given)
+    seen: list[torch.Tensor] = []
+    handle = model.register_forward_hook(lambda module, args, out: seen.extend(_tensors(out)))
+    torch.manual_seed(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = trace(model, dict(given))
+    except RegardError as error:
+        attends = [weights for weights in spy.weights if weights.shape[-1] > 1]
+        return Run("refused" if attends else "no attention", str(error)[:300])
+    except Exception as error:  # what a user would see as a crash of ours
+        return Run("failed", f"{type(error).__name__}: {str(error)[:300]}")
+    finally:
+        handle.remove()
+    whole = sum(not hasattr(layer, "rule") for layer in traced.layers)
+    if len(plain) != len(seen) or not all(map(_same, plain, seen)):
+        return Run("CHANGED", "the outputs of a traced and an untraced run differ", traced.n_layer)
+    real = None if not padded else given["attention_mask"].bool()
+    result = partial(Run, n_layer=traced.n_layer, n_whole=whole)
+    if not traced.checks.passed:
+        return result("unverified", str(traced.checks)[:300])
+    not_seen = str(traced.facts.get("not_seen", ""))[:300]
+    wanted = eager_attentions(eager, given)
+    missing = _missing(traced, wanted, real)
+    if wanted and not missing:
+        return result("equal", not_seen, n_compared=len(wanted))
+    unseen = _missing(traced, spy.weights, real)
+    if wanted and len(unseen) == len(spy.weights):
+        return result("WRONG", "; ".join(missing)[:300], n_compared=len(wanted))
+    if unseen and not not_seen:
+        return result("unverified", f"nobody saw {'; '.join(unseen)}"[:300], n_compared=len(spy.weights))
+    why = f"its eager mode returns something else: {'; '.join(missing)}"[:200] if missing else not_seen
+    return result("equal", why, n_compared=len(spy.weights) - len(unseen))
+
+
+def eager_attentions(model: Any, given: dict[str, Any]) -> list[torch.Tensor]:
+    """The weights that the model itself returns; none where it returns none."""
+    try:
+        torch.manual_seed(0)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out = model(**given, output_attentions=True)
+    except Exception:  # it does not return any
+        return []
+    weights = []
+    for name, value in out.items() if hasattr(out, "items") else ():
+        if "attentions" in name and isinstance(value, list | tuple):
+            weights += [item for item in value if isinstance(item, torch.Tensor) and item.dim() >= 3]
+    return weights
+
+
+def _missing(traced: Trace, wanted: list[torch.Tensor], real: torch.Tensor | None) -> list[str]:
+    """Which of the weights wanted are in no layer of the trace."""
+    held = [layer.block(slice(0, layer.n_query), slice(0, layer.n_key)) for layer in traced.layers]
+    missing = []
+    for index, weights in enumerate(wanted):
+        gaps = [_gap(weights, layer, real) for layer in held]
+        best = min(gaps, default=9.0)
+        if best > CLOSE:
+            missing.append(f"{index} of {tuple(weights.shape)}: nearest {best:.1e}")
+    return missing
+
+
+def _gap(weights: torch.Tensor, layer: torch.Tensor, real: torch.Tensor | None) -> float:
+    """How far two tables are apart; rows of padding are nobody's concern."""
+    if weights.numel() != layer.numel():
+        if (
+            weights.shape[:-1].numel() == layer.shape[:-1].numel()
+            and weights.shape[-1] == layer.shape[-1] + 1
+        ):
+            return _gap(weights[..., :-1], layer, real)  # a sink
+        return 9.0
+    if weights.shape == layer.shape:
+        rows = torch.ones(layer.shape[0], layer.shape[2], dtype=torch.bool)
+        if real is not None and real.shape == rows.shape:
+            rows = real
+        off = (weights - layer).abs().transpose(1, 2)[rows]
+        return float(off.nan_to_num(9.0).max()) if off.numel() else 0.0
+    if real is not None:
+        return min(float((weights.reshape(layer.shape) - layer).abs().nan_to_num(9.0).median()),
+                   float((weights.flatten().sort()[0] - layer.flatten().sort()[0]).abs().max()))  # fmt: skip
+    return float((weights.flatten().sort()[0] - layer.flatten().sort()[0]).abs().nan_to_num(9.0).max())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value.detach().clone()
+    elif isinstance(value, dict) or hasattr(value, "items"):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and (
+        torch.equal(one, other) or torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+    )
+
+
+def overall(runs: dict[str, Run]) -> str:
+    return min((run.outcome for run in runs.values()), key=OUTCOMES.index)
+
+
+def judged(model_type: str) -> dict[str, Run]:
+    """`judge` with a limit of time; a router's hard choice that rounding turned around gets another seed."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"longer than {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    runs: dict[str, Run] = {}
+    for seed in (0, 1, 2):
+        signal.alarm(SECONDS)
+        try:
+            runs = judge(model_type, seed)
+        except TimeoutError as error:
+            return {"": Run("cannot be built", str(error))}
+        finally:
+            signal.alarm(0)
+        if overall(runs) != "WRONG":
+            break
+    return runs
+
+
+def work(types: list[str]) -> None:
+    """One process's part: a line of JSON for each type."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    torch.set_num_threads(1)
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    for model_type in types:
+        runs = judged(model_type)
+        print(
+            json.dumps({"type": model_type, "runs": {name: asdict(run) for name, run in runs.items()}}),
+            flush=True,
+        )
+
+
+def sweep(types: list[str], size: int = 25) -> dict[str, dict[str, Run]]:
+    """The runs of every type; a process for each part of the list, so that a crash costs one type only."""
+    done: dict[str, dict[str, Run]] = {}
+    left = list(types)
+    while left:
+        part, left = left[:size], left[size:]
+        command = [sys.executable, __file__, "--work", *part]
+        lines = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+        for line in lines.splitlines():
+            if line.startswith("{"):
+                said = json.loads(line)
+                done[said["type"]] = {name: Run(**run) for name, run in said["runs"].items()}
+                _say(said["type"], done[said["type"]])
+        crashed = [model_type for model_type in part if model_type not in done]
+        if crashed:
+            done[crashed[0]] = {"": Run("cannot be built", "its process ended")}
+            left = crashed[1:] + left
+    return done
+
+
+def _say(model_type: str, runs: dict[str, Run]) -> None:
+    worst = overall(runs)
+    why = next(
+        (f" ({name}: {run.why})" for name, run in runs.items() if run.outcome == worst and run.why), ""
+    )
+    print(f"{model_type:32} {worst}{why}", flush=True)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2:])
+        return
+    types = sys.argv[1:]
+    done = sweep(types or model_types())
+    counts = Counter(overall(runs) for runs in done.values())
+    print({name: counts[name] for name in OUTCOMES if counts[name]})
+
+
+if __name__ == "__main__":
+    main()

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.attention import softmax as attention
+from regard.attention.softmax import attend, weights
 from regard.costs.cost import Latent, cost, leading, parameters, sizes_of, what_if
 from regard.costs.formula import symbols
 from regard.errors import ArgumentError, UnsupportedError
-from regard.layers import attention as layers
-from regard.layers.attention import MultiHeadAttention
+from regard.layers.attention import MultiHeadAttention, split_heads
 from regard.layers.block import BlockConfig
 from regard.layers.cache import LayerCache
 from regard.models.families import FAMILIES
@@ -71,7 +70,7 @@ each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.fixture
 def plain(monkeypatch):
     """Every layer takes the plain path, whose products the counter sees: fused kernels count as 0."""
-    monkeypatch.setattr(layers, "attend", partial(attention.attend, path="plain"))
+    monkeypatch.setattr("regard.layers.attention.attend", partial(attend, path="plain"))
 
 
 def counted(run):
@@ -212,10 +211,10 @@ def test_the_bytes_of_a_decoding_step_are_those_of_its_tensors():
     layer, cache = MultiHeadAttention(30, 6, n_kv_head=2, qk_dim=5, v_dim=7), LayerCache()
     layer(torch.randn(3, 13, 30), cache=cache)
     x = torch.randn(3, 1, 30)
-    q = layers.split_heads(layer.query(x), 6)
+    q = split_heads(layer.query(x), 6)
     new_k, new_v = layer.key(x), layer.value(x)
-    keys, values, _ = cache.append(layers.split_heads(new_k, 2), layers.split_heads(new_v, 2))
-    table = attention.weights(q, keys)
+    keys, values, _ = cache.append(split_heads(new_k, 2), split_heads(new_v, 2))
+    table = weights(q, keys)
     out = torch.empty(3, 1, 6 * 7)
     y = layer.out(out)
     projections = [x, layer.query.weight, q, x, layer.key.weight, new_k, x, layer.value.weight, new_v]

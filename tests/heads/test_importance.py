@@ -22,14 +22,14 @@ def test_importance_is_the_slope_of_the_loss(family):
     """|dL/d gate| of one text equals a difference quotient of the loss."""
     loaded = small(family)
     loaded.model.double()
-    found = importance(loaded, TEXTS[:1], normalise=False)
+    values = importance(loaded, TEXTS[:1], normalise=False)
     for layer, head in ((0, 0), (1, 4), (2, 5)):
         gate = torch.ones(3, 6, dtype=torch.float64)
         losses = []
         for value in (1 + 1e-5, 1 - 1e-5):
             gate[layer, head] = value
             losses.append(mean_loss(loaded, TEXTS[:1], head_gate=gate))
-        assert float(found[layer, head]) == pytest.approx(
+        assert float(values[layer, head]) == pytest.approx(
             abs(losses[0] - losses[1]) / 2e-5, rel=1e-4, abs=1e-8
         )
 
@@ -50,8 +50,8 @@ def test_effects_of_opposite_sign_do_not_cancel():
 def test_layers_are_normalised_and_weights_left_alone():
     """Each layer's importance has norm 1; no parameter has gained a gradient."""
     loaded = small("llama")
-    found = importance(loaded, TEXTS)
-    torch.testing.assert_close(found.norm(dim=-1), torch.ones(3, dtype=torch.float64))
+    values = importance(loaded, TEXTS)
+    torch.testing.assert_close(values.norm(dim=-1), torch.ones(3, dtype=torch.float64))
     assert all(parameter.grad is None for parameter in loaded.model.parameters())
 
 

@@ -34,8 +34,8 @@ def test_made_up_heads_get_exactly_their_labels():
     three_back = looking_at([max(0, i - 3) for i in range(N)])
     heads = [back, forth, torch.eye(N), three_back, looking_at([0] * N), torch.full((N, N), 1 / N)]
     # Together they show the future, so the chance level is that of a layer that sees everything.
-    found = [each.label for each in labelled(torch.stack(heads))]
-    assert found == ["previous-token", "next-token", "diagonal", "positional", "sink", "broadcast"]
+    measured = [each.label for each in labelled(torch.stack(heads))]
+    assert measured == ["previous-token", "next-token", "diagonal", "positional", "sink", "broadcast"]
 
 
 def test_heads_that_look_at_kinds_of_tokens():
@@ -45,10 +45,10 @@ def test_heads_that_look_at_kinds_of_tokens():
     tokens[17], tokens[5], tokens[11] = "[SEP]", ".", "once"
     ids[17], ids[5], ids[11] = 1, 2, 999
     rows = [looking_at([place] * N) for place in (17, 5, 11)]
-    found = [each.label for each in labelled(torch.stack(rows), tokens, ids)]
-    assert found[:2] == ["delimiter", "punctuation"]
+    measured = [each.label for each in labelled(torch.stack(rows), tokens, ids)]
+    assert measured[:2] == ["delimiter", "punctuation"]
     # 26 words: three are rare, the token that comes once among them; it alone is looked at.
-    assert found[2] == "rare-word"
+    assert measured[2] == "rare-word"
 
 
 def test_copies_make_duplicate_and_induction_heads():
@@ -64,11 +64,11 @@ def test_copies_make_duplicate_and_induction_heads():
 
 def test_every_label_comes_with_its_score_and_rule():
     """Score, chance and the rule in words; other rules that are met stand beside."""
-    (found,) = labelled(looking_at([max(0, i - 1) for i in range(N)])[None])
-    assert (found.layer, found.head, found.score) == ("weights", 0, 1.0)
-    assert 0 < found.chance < 0.2
-    assert found.rule == f"previous 1.00 >= 0.5 and above chance {found.chance:.2f}"
-    assert found.also == ("positional",)
+    (measured,) = labelled(looking_at([max(0, i - 1) for i in range(N)])[None])
+    assert (measured.layer, measured.head, measured.score) == ("weights", 0, 1.0)
+    assert 0 < measured.chance < 0.2
+    assert measured.rule == f"previous 1.00 >= 0.5 and above chance {found.chance:.2f}"
+    assert measured.also == ("positional",)
 
 
 def test_a_head_that_does_nothing_is_called_none():
@@ -81,18 +81,18 @@ def test_two_halves_make_a_mixed_head():
     """0.3 on the previous token and 0.2 on the first are near two thresholds and over none."""
     weights = 0.3 * looking_at([max(0, i - 1) for i in range(N)]) + 0.2 * looking_at([0] * N)
     weights += 0.5 * looking_at([(7 * i + 3) % N for i in range(N)])
-    (found,) = labelled(weights[None])
-    assert found.label == "mixed"
-    assert "previous-token" in found.rule
-    assert "sink" in found.rule
-    assert math.isnan(found.score)
+    (measured,) = labelled(weights[None])
+    assert measured.label == "mixed"
+    assert "previous-token" in measured.rule
+    assert "sink" in measured.rule
+    assert math.isnan(measured.score)
 
 
 def test_what_chance_gives_is_no_label():
     """In a text of two tokens half of the attention is on the previous one by chance: that is no head."""
     weights = torch.tensor([[[1.0, 0.0], [0.52, 0.48]]])
-    (found,) = label(measure(Trace.from_weights(weights)))
-    assert found.label not in ("previous-token", "sink", "diagonal")
+    (measured,) = label(measure(Trace.from_weights(weights)))
+    assert measured.label not in ("previous-token", "sink", "diagonal")
 
 
 def test_a_score_must_surely_be_above_chance():
@@ -127,5 +127,5 @@ def test_random_scores_of_any_strength_are_rarely_labelled(causal):
 
 def test_a_grid_has_a_row_for_each_layer():
     """Labels in the order of layers and heads."""
-    found = labelled(torch.eye(N).expand(3, N, N))
-    assert grid(found, ["weights"]) == [["diagonal"] * 3]
+    measured = labelled(torch.eye(N).expand(3, N, N))
+    assert grid(measured, ["weights"]) == [["diagonal"] * 3]

@@ -48,12 +48,12 @@ def traced(rule, n_kv_head=3, n_head=6, scale=2.0, dtype=torch.float32):
     return Trace((layer,), (tuple(WORDS),), ids=IDS[None]), weights(q.double(), k.double(), rule)[0]
 
 
-def compare(found, whole, visible, rtol=2e-5, **facts):
+def compare(measured, whole, visible, rtol=2e-5, **facts):
     """Every measure of every head against the oracle; those it does not have must be NaN."""
     for head in range(whole.shape[0]):
         expected = dense_measures(whole[head], visible, **facts)
         for name in ROW_MEASURES:
-            value = float(found[name][0, head])
+            value = float(measured[name][0, head])
             if name in expected:
                 assert value == pytest.approx(expected[name], rel=rtol, abs=2e-6), (name, head)
             else:
@@ -94,9 +94,9 @@ def test_half_precision_queries_are_measured_in_float32():
     trace, _ = traced(RULES["causal"], dtype=torch.bfloat16)
     layer = trace.layers[0]
     whole = layer.block(slice(0, N), slice(0, N))[0]
-    found = measure(trace)
+    measured = measure(trace)
     expected = dense_measures(whole[2], torch.ones(N, N).tril().bool(), **facts_of())
-    assert float(found["entropy"][0, 2]) == pytest.approx(expected["entropy"], rel=1e-4)
+    assert float(measured["entropy"][0, 2]) == pytest.approx(expected["entropy"], rel=1e-4)
 
 
 def test_linear_attention_is_measured_too():
@@ -113,15 +113,15 @@ def test_chance_is_the_score_of_a_head_that_looks_everywhere_alike():
     visible = torch.ones(N, N).tril().bool()
     uniform = visible.double() / visible.sum(-1, keepdim=True)
     trace, _ = traced(RULES["causal"])
-    found = measure(trace)
+    measured = measure(trace)
     expected = dense_measures(uniform, visible, **facts_of())
     for name, value in expected.items():
         if not name.startswith("argmax"):
-            assert float(found.chance[name][0]) == pytest.approx(value, rel=1e-5), name
-    assert float(found.chance["argmax-2"][0]) == pytest.approx(
+            assert float(measured.chance[name][0]) == pytest.approx(value, rel=1e-5), name
+    assert float(measured.chance["argmax-2"][0]) == pytest.approx(
         sum(1 / (i + 1) for i in range(2, N)) / (N - 2), rel=1e-5
     )
-    assert math.isnan(float(found.chance["next"][0]))
+    assert math.isnan(float(measured.chance["next"][0]))
 
 
 def test_the_cells_of_a_text_of_one_word_are_not_all_kept(monkeypatch):
@@ -176,10 +176,10 @@ def test_sequences_of_a_batch_count_by_their_rows():
 def test_cross_attention_has_no_positions():
     """Where queries and keys are of different texts, only what keys are can be measured."""
     trace = Trace.from_weights(torch.rand(3, 5, 7).softmax(-1), rows=list("abcde"), cols=list("tuvwxyz"))
-    found = measure(trace)
+    measured = measure(trace)
     for name in ("previous", "same", "next", "distance", "duplicate", "induction", "positional"):
-        assert found[name].isnan().all(), name
-    assert not found["entropy"].isnan().any()
+        assert measured[name].isnan().all(), name
+    assert not measured["entropy"].isnan().any()
 
 
 def shifted(n, offset):
@@ -192,13 +192,13 @@ def shifted(n, offset):
 
 def test_direction_is_pinned():
     """A head that looks one back scores 1 on previous and 0 on next, and the other way round."""
-    found = measure(Trace.from_weights(torch.stack([shifted(13, offset) for offset in (-1, 0, 1)])))
-    assert found["previous"].tolist() == [[1.0, 0.0, 0.0]]
-    assert found["next"].tolist() == [[0.0, 0.0, 1.0]]
+    measured = measure(Trace.from_weights(torch.stack([shifted(13, offset) for offset in (-1, 0, 1)])))
+    assert measured["previous"].tolist() == [[1.0, 0.0, 0.0]]
+    assert measured["next"].tolist() == [[0.0, 0.0, 1.0]]
     itself = 1 / 13  # the one row that has nowhere else to look
-    assert found["same"][0].tolist() == pytest.approx([itself, 1.0, itself])
-    assert found["positional"].tolist() == [[1.0, 1.0, 1.0]]
-    assert found.offset.tolist() == [[-1, 0, 1]]
+    assert measured["same"][0].tolist() == pytest.approx([itself, 1.0, itself])
+    assert measured["positional"].tolist() == [[1.0, 1.0, 1.0]]
+    assert measured.offset.tolist() == [[-1, 0, 1]]
 
 
 def test_a_perfect_induction_head_scores_one():
@@ -209,18 +209,18 @@ def test_a_perfect_induction_head_scores_one():
         induction[i], duplicate[i] = 0.0, 0.0
         induction[i, i - 4] = duplicate[i, i - 5] = 1.0
     layers = Trace.from_weights(torch.stack([induction, duplicate])).layers
-    found = measure(Trace(layers, ids=ids[None]))
-    assert found["induction"].tolist() == [[1.0, 0.0]]
-    assert found["duplicate"].tolist() == [[0.0, 1.0]]
+    measured = measure(Trace(layers, ids=ids[None]))
+    assert measured["induction"].tolist() == [[1.0, 0.0]]
+    assert measured["duplicate"].tolist() == [[0.0, 1.0]]
 
 
 def test_a_uniform_head_is_at_chance_everywhere():
     """Its scores are the chance levels, its uniformity is 1, and no offset is its argmax."""
     visible = torch.ones(17, 17).tril()
-    found = measure(Trace.from_weights(visible / visible.sum(-1, keepdim=True)))
-    assert float(found["uniformity"]) == pytest.approx(1.0)
-    assert float(found["previous"]) == pytest.approx(float(found.chance["previous"]))
-    assert float(found["positional"]) == 0.0
+    measured = measure(Trace.from_weights(visible / visible.sum(-1, keepdim=True)))
+    assert float(measured["uniformity"]) == pytest.approx(1.0)
+    assert float(measured["previous"]) == pytest.approx(float(measured.chance["previous"]))
+    assert float(measured["positional"]) == 0.0
 
 
 def test_copies_are_listed_once_and_special_tokens_have_none():

@@ -51,8 +51,8 @@ def loaded(request):
 
 
 def small(family):
-    found = FAMILIES[family]
-    model = Transformer(found.config(SIZES[family])).eval()
+    pruned_model = FAMILIES[family]
+    model = Transformer(pruned_model.config(SIZES[family])).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" not in name:
@@ -194,10 +194,10 @@ def test_decoding_with_a_cache_equals_the_whole_sequence(family):
 def test_a_pruned_model_is_traced_and_measured(family):
     """The trace has the heads that are left, and recovers their weights; an empty layer has none."""
     pruned = prune(small(family), GONE)
-    found = trace(pruned, TOKENS[:1])
-    assert found.checks.passed
-    assert [layer.n_head for layer in found.layers] == [3, 6]
-    measured = measure(found)
+    pruned_model = trace(pruned, TOKENS[:1])
+    assert pruned_model.checks.passed
+    assert [layer.n_head for layer in pruned_model.layers] == [3, 6]
+    measured = measure(pruned_model)
     assert measured.n_heads == (3, 6)
     assert measured["entropy"][0, 3:].isnan().all()
 
@@ -213,7 +213,6 @@ def test_weights_of_the_heads_left_are_those_they_had():
 @pytest.mark.parametrize("kept", [(0, 1, 2), (0, 3), (1, 2, 5), (0, 1, 2, 4), (5,), ()])
 def test_one_attend_for_each_size_of_group(kept, monkeypatch):
     """Even groups take one call, uneven ones as many as there are sizes, an empty layer none."""
-    from regard.layers import attention as layers
     from regard.models import pruned
 
     calls = []
@@ -224,7 +223,7 @@ def test_one_attend_for_each_size_of_group(kept, monkeypatch):
         return real(*args, **options)
 
     monkeypatch.setattr(pruned, "attend", counting)
-    monkeypatch.setattr(layers, "attend", counting)
+    monkeypatch.setattr("regard.layers.attention.attend", counting)
     block = BlockConfig(model_dim=24, n_head=6, n_kv_head=2, ff_dim=5)
     layer = PrunedAttention(block, kept, causal=True)
     assert layer(torch.randn(2, 7, 24)).shape == (2, 7, 24)

@@ -47,18 +47,18 @@ def test_smollm2_foresees_what_it_has_seen(smollm2, repeated):
 
 def test_smollm2_has_induction_heads_far_above_chance(smollm2, repeated):
     """Layer 18 head 6 and layer 17 head 3 look where the copy went on; a uniform head would have 0.02."""
-    found = measure(trace(smollm2, repeated))
-    assert float(found.chance["induction"][0]) < 0.02
-    assert float(found["induction"][18, 6]) > 0.8
-    assert float(found["induction"][17, 3]) > 0.6
-    assert int(found["induction"].flatten().argmax()) == 18 * 9 + 6
-    assert int((found["induction"] > 0.4).sum()) >= 4
+    measured = measure(trace(smollm2, repeated))
+    assert float(measured.chance["induction"][0]) < 0.02
+    assert float(measured["induction"][18, 6]) > 0.8
+    assert float(measured["induction"][17, 3]) > 0.6
+    assert int(measured["induction"].flatten().argmax()) == 18 * 9 + 6
+    assert int((measured["induction"] > 0.4).sum()) >= 4
 
 
 def test_random_weights_have_no_induction_heads(smollm2, repeated):
     """The same measure on the same tokens stays at chance."""
-    found = measure(trace(untrained(smollm2), repeated))
-    assert float(found["induction"].max()) < 2 * float(found.chance["induction"][0])
+    measured = measure(trace(untrained(smollm2), repeated))
+    assert float(measured["induction"].max()) < 2 * float(measured.chance["induction"][0])
 
 
 def test_smollm2_has_previous_token_and_sink_heads(smollm2):
@@ -114,10 +114,10 @@ def test_minilms_pronoun_heads_do_not_know_what_it_means(minilm):
     for sentence, one, other, endings in pairs:
         prefers_one = []
         for ending in endings:
-            found = trace(minilm, sentence.format(ending))
-            tokens = list(found.tokens[0])
+            measured = trace(minilm, sentence.format(ending))
+            tokens = list(measured.tokens[0])
             words = [[tokens.index(each)] for each in ("it", one, other)]
-            looks = torch.stack([word_attention(layer, words)[:, 0] for layer in found.layers])
+            looks = torch.stack([word_attention(layer, words)[:, 0] for layer in measured.layers])
             prefers_one.append(looks[..., 1] > looks[..., 2])
         knows &= prefers_one[0] & ~prefers_one[1]
     assert not knows.any()
@@ -126,9 +126,9 @@ def test_minilms_pronoun_heads_do_not_know_what_it_means(minilm):
 
 def test_gradient_importance_finds_the_induction_heads(smollm2, repeated):
     """On repeated tokens, the heads that foresee matter more than most of their layers."""
-    found = importance(smollm2, [repeated.tolist()], loss=second_half_loss)
-    assert int(found[18].argsort(descending=True).tolist().index(6)) < 3
-    assert int(found[17].argsort(descending=True).tolist().index(3)) < 3
+    measured = importance(smollm2, [repeated.tolist()], loss=second_half_loss)
+    assert int(measured[18].argsort(descending=True).tolist().index(6)) < 3
+    assert int(measured[17].argsort(descending=True).tolist().index(3)) < 3
 
 
 def second_half_loss(model, ids, gate):

@@ -24,24 +24,24 @@ def loaded():
 
 def test_means_and_intervals_are_those_of_the_texts(loaded):
     """Mean, and 2.776 standard errors for five texts; copies come from the repeated random tokens."""
-    found = survey(loaded, TEXTS, n_repeat=2, n_token=7, progress=False)
+    surveyed = survey(loaded, TEXTS, n_repeat=2, n_token=7, progress=False)
     counts = counts_of(TEXTS, loaded.tokenizer)
     for name in ("entropy", "previous"):
         stacked = torch.stack([measure(trace(loaded, text), counts=counts)[name] for text in TEXTS])
-        torch.testing.assert_close(found.measures[name], stacked.mean(0))
+        torch.testing.assert_close(surveyed.measures[name], stacked.mean(0))
         half = 2.776 * stacked.std(0) / 5**0.5
-        torch.testing.assert_close(found.high[name] - found.measures[name], half)
-        torch.testing.assert_close(found.measures[name] - found.low[name], half)
+        torch.testing.assert_close(surveyed.high[name] - surveyed.measures[name], half)
+        torch.testing.assert_close(surveyed.measures[name] - surveyed.low[name], half)
     repeats = [measure(trace(loaded, repeated_tokens(loaded, 7, seed)))["induction"] for seed in (0, 1)]
-    torch.testing.assert_close(found.measures["induction"], torch.stack(repeats).mean(0))
-    assert (found.n_text, found.n_repeat) == (5, 2)
+    torch.testing.assert_close(surveyed.measures["induction"], torch.stack(repeats).mean(0))
+    assert (surveyed.n_text, surveyed.n_repeat) == (5, 2)
 
 
 def test_one_text_has_no_interval(loaded):
     """From a single text nothing can be said about how texts differ."""
-    found = survey(loaded, TEXTS[:1], n_repeat=0, progress=False)
-    assert found.low["entropy"].isnan().all()
-    assert len(found.labels()) == 72
+    surveyed = survey(loaded, TEXTS[:1], n_repeat=0, progress=False)
+    assert surveyed.low["entropy"].isnan().all()
+    assert len(surveyed.labels()) == 72
 
 
 def test_repeated_tokens_come_twice_between_what_surrounds_a_text(loaded):
@@ -123,9 +123,9 @@ def test_two_processes_give_the_numbers_of_one(loaded, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     alone = survey(loaded, TEXTS, n_repeat=2, n_token=7, progress=False)
     for rank in (0, 1):
-        found = torch.load(tmp_path / f"{rank}.pt")
+        kept = torch.load(tmp_path / f"{rank}.pt")
         for name in ROW_MEASURES:
-            assert torch.equal(found[name].nan_to_num(nan=-1), alone.measures[name].nan_to_num(nan=-1)), name
+            assert torch.equal(kept[name].nan_to_num(nan=-1), alone.measures[name].nan_to_num(nan=-1)), name
     # What two processes kept, one goes on from.
     assert {file.name for file in tmp_path.glob("state*")} == {"state.0", "state.1"}
     again = survey(loaded, TEXTS, n_repeat=2, n_token=7, progress=False, state=tmp_path / "state")

@@ -74,9 +74,9 @@ def test_cost_prints_the_tables_and_draws_the_roofline(regard_in, tmp_path):
     """The numbers are those of the cost model; what-if has kv heads 1, 3, 9 and latent."""
     arguments = ("cost", "--model", "smollm2", "--context", "8192", "--batch", "8", "--seconds", "0.01")
     said = json.loads(regard_in(*arguments, "--json", "--out", "cost.png").stdout)
-    found = cost(SMOLLM2, "decode", batch=8, length=8191)
-    assert said["phases"]["decode"]["operations"] == found.operations
-    assert said["phases"]["decode"]["cache_bytes"] == found.cache_bytes
+    whole = cost(SMOLLM2, "decode", batch=8, length=8191)
+    assert said["phases"]["decode"]["operations"] == whole.operations
+    assert said["phases"]["decode"]["cache_bytes"] == whole.cache_bytes
     assert list(said["what_if"]) == ["1 kv (multi-query)", "3 kv (grouped)", "9 kv (multi-head)", "latent"]
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
     shown = regard_in(*arguments, "--formulas").stdout
@@ -97,12 +97,12 @@ def test_each_operation_waits_for_what_takes_longer():
     machine = measure_machine(seconds=0.01, n_byte=1 << 20)
     assert machine.peak >= machine.peak_worst > 0
     assert machine.bandwidth >= machine.bandwidth_worst > 0
-    found = cost(SMOLLM2, "decode", batch=2, length=99)
-    for each in placed(found, machine):
+    whole = cost(SMOLLM2, "decode", batch=2, length=99)
+    for each in placed(whole, machine):
         reading, computing = each.row.n_byte / machine.bandwidth, each.row.n_operation / machine.peak
         assert each.seconds == max(reading, computing)
         assert (each.waits_for == "memory") == (each.row.intensity <= machine.ridge)
-    figure = roofline_figure([found], machine)
+    figure = roofline_figure([whole], machine)
     assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
 
 

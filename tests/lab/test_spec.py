@@ -16,26 +16,26 @@ from regard.lab.spec import Check, Done, Experiment, Measurement, Result, above,
 
 def test_a_mean_has_four_standard_errors_on_either_side():
     """Worked by hand: the values 1, 2, 3, 6 have mean 3 and standard error sqrt(14/3) / 2."""
-    found = Measurement.mean("m", [1, 2, 3, 6])
-    assert found.value == 3
-    assert found.high - found.value == pytest.approx(4 * math.sqrt(14 / 3) / 2)
-    assert found.low == pytest.approx(6 - found.high)
+    measured = Measurement.mean("m", [1, 2, 3, 6])
+    assert measured.value == 3
+    assert measured.high - measured.value == pytest.approx(4 * math.sqrt(14 / 3) / 2)
+    assert measured.low == pytest.approx(6 - measured.high)
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 13), (13, 13), (5, 13), (1, 1)])
 def test_a_share_has_an_interval_inside_0_and_1(right, n):
     """Also where all or none of the trials were right."""
-    found = Measurement.share("s", right, n)
-    assert 0 <= found.low <= found.value <= found.high <= 1
-    assert found.low < found.high
+    measured = Measurement.share("s", right, n)
+    assert 0 <= measured.low <= measured.value <= measured.high <= 1
+    assert measured.low < measured.high
 
 
 def test_a_share_covers_the_truth():
     """Of a thousand samples of 40 coins that land right 3 times in 10, no interval at 4 misses it often."""
     generator = torch.Generator().manual_seed(7)
     samples = (torch.rand(1000, 40, generator=generator) < 0.3).sum(1).tolist()
-    found = [Measurement.share("s", right, 40) for right in samples]
-    assert statistics.fmean(each.low <= 0.3 <= each.high for each in found) > 0.998
+    measured = [Measurement.share("s", right, 40) for right in samples]
+    assert statistics.fmean(each.low <= 0.3 <= each.high for each in measured) > 0.998
 
 
 def test_each_rule_holds_and_fails():

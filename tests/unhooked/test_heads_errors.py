@@ -45,13 +45,13 @@ def gpt2():
 
 def test_measures_name_what_they_have():
     """An unknown measure, and a trace without layers."""
-    found = measure(Trace.from_weights(torch.eye(3)))
+    measures = measure(Trace.from_weights(torch.eye(3)))
     with pytest.raises(ArgumentError, match="there is no measure 'sink': there are entropy, uniformity"):
-        found["sink"]
+        measures["sink"]
     with pytest.raises(ArgumentError, match="no layers to measure"):
         measure(Trace(()))
     with pytest.raises(ArgumentError, match="give both or neither"):
-        label(found, low={})
+        label(measures, low={})
 
 
 def test_token_facts_fit_their_tokens():

@@ -9,7 +9,7 @@
 
 >>> from regard import trace, load
 >>> from regard.heads import label, measure
->>> labels = label(measure(trace(load("pocket"), "the cat sat on the mat")))
+>>> labels = label(measure(trace(load("pocket-gpt"), "the cat sat on the mat")))
 """
 
 from regard.heads.conllu import Sentence, Word, read_conllu

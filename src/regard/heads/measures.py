@@ -90,7 +90,10 @@ class Measures:
             yield name, what, shown(self[name].nanmean()), level, heads
 
     def __repr__(self) -> str:
-        lines = [f"{name:<11} {mean:>7} {level:>7}  {heads}" for name, _, mean, level, heads in self._rows()]
+        lines = [
+            f"{name:<11} {mean:>7} {level:>7}  {heads}".rstrip()
+            for name, _, mean, level, heads in self._rows()
+        ]
         title = f"Measures of {sum(self.n_heads)} heads in {len(self.layers)} layers"
         return "\n".join([title, "measure        mean  chance  strongest heads (layer.head)", *lines])
 

@@ -18,7 +18,7 @@ from regard.errors import UnsupportedError
 
 def run_child(code, *arguments):
     """Run `code` in a process of its own, so that a crash or its memory is seen and not shared."""
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
     # Freed blocks return to the system at once: the peak is what was held, not what malloc kept aside.
     env["MALLOC_MMAP_THRESHOLD_"] = "65536"
     return subprocess.run(

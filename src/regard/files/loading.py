@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,16 @@ from regard.files import hub
 from regard.files import raw as files
 from regard.files.safetensors import LazyTensor, write_safetensors
 from regard.files.tokenizer import TextTokenizer, byte_tokenizer
-from regard.models.families import FAMILIES, Family, Weight, family_of, initialise, published_config
+from regard.models.families import (
+    FAMILIES,
+    Family,
+    Published,
+    Said,
+    Weight,
+    family_of,
+    initialise,
+    published_config,
+)
 from regard.models.model import Model
 from regard.models.pruned import stated_kept_heads
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -289,7 +297,7 @@ def save(loaded: Loaded, folder: str | Path) -> None:
         write_folder(loaded, folder, published_config(loaded.transformer.config))
 
 
-def write_folder(loaded: Loaded, folder: str | Path, published: dict[str, Any]) -> None:
+def write_folder(loaded: Loaded, folder: str | Path, published: Said) -> None:
     """Write a Transformer with the config.json `published`, its tensors under their published names."""
     model = loaded.transformer
     family, state = FAMILIES[model.family], model.state_dict()
@@ -312,7 +320,7 @@ def write_folder(loaded: Loaded, folder: str | Path, published: dict[str, Any]) 
 
 
 def _write(
-    folder: Path, config: Mapping[str, Any], tensors: dict[str, Tensor], tokenizer: TextTokenizer | None
+    folder: Path, config: Published, tensors: dict[str, Tensor], tokenizer: TextTokenizer | None
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
@@ -347,7 +355,7 @@ def _shapes() -> dict[str, Family]:
     return {name: family for family in FAMILIES.values() for name in family.sizes}
 
 
-def _config(family: Family, stated: Mapping[str, Any], raw: files.RawModel, source: str) -> TransformerConfig:
+def _config(family: Family, stated: Published, raw: files.RawModel, source: str) -> TransformerConfig:
     try:
         config = family.config(stated)
     except KeyError as error:
@@ -361,7 +369,7 @@ def _config(family: Family, stated: Mapping[str, Any], raw: files.RawModel, sour
     return config
 
 
-def _stop_tokens(stated: Mapping[str, Any], tokenizer: TextTokenizer | None) -> tuple[int, ...]:
+def _stop_tokens(stated: Published, tokenizer: TextTokenizer | None) -> tuple[int, ...]:
     ids = stated.get("eos_token_id")
     tokens = [token for token in (ids if isinstance(ids, list) else [ids]) if isinstance(token, int)]
     if not tokens and tokenizer is not None and tokenizer.special.eos is not None:

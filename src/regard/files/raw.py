@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
@@ -26,7 +25,7 @@ from regard.errors import LoadError, UnsupportedError
 from regard.files.gguf import GGUFHeader, can_dequantise, gguf_tensor, read_header
 from regard.files.safetensors import LazyTensor, open_safetensors
 from regard.files.tokenizer import TextTokenizer, gguf_tokenizer, read_json, read_text
-from regard.models.families import FAMILIES, Family, Weight
+from regard.models.families import FAMILIES, Family, Published, Said, Weight
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 # Sizes in a config that a model is built from: none can exceed the number of weights there are.
@@ -58,7 +57,7 @@ class FileFacts:
 class RawModel:
     """A model as its files have it: config, tensors by name, tokenizer, facts."""
 
-    config: Mapping[str, Any]
+    config: Published
     tensors: Mapping[str, LazyTensor] = field(repr=False)
     tokenizer: TextTokenizer | None
     facts: FileFacts
@@ -184,7 +183,7 @@ def count_weights(tensors: Mapping[str, LazyTensor]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def check_sizes(config: Mapping[str, Any], tensors: Mapping[str, LazyTensor], source: str) -> None:
+def check_sizes(config: Published, tensors: Mapping[str, LazyTensor], source: str) -> None:
     """Raise if the config asks for more than the weights can fill, before a model of that size is built."""
     in_all = sum(tensor.n_element for tensor in tensors.values())
     wrong = []
@@ -269,7 +268,7 @@ def _few(names: list[str]) -> str:
     return f"{shown}{more}"
 
 
-def _gguf_config(header: GGUFHeader, family: Family) -> dict[str, Any]:
+def _gguf_config(header: GGUFHeader, family: Family) -> Said:
     """What a config.json would say."""
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -289,7 +288,7 @@ def _gguf_config(header: GGUFHeader, family: Family) -> dict[str, Any]:
 _GGUF_IDS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 
 
-def _translated(header: GGUFHeader, family: Family, config: Mapping[str, Any]) -> dict[str, LazyTensor]:
+def _translated(header: GGUFHeader, family: Family, config: Published) -> dict[str, LazyTensor]:
     """The file's tensors under Hugging Face's names, in Hugging Face's layout."""
     weights = {where.gguf: where for where in family.weights.values()}
     tensors: dict[str, LazyTensor] = {}
@@ -310,7 +309,7 @@ def _translated(header: GGUFHeader, family: Family, config: Mapping[str, Any]) -
 
 
 def _as_published(
-    name: str, stored: LazyTensor, family: Family, where: Weight, config: Mapping[str, Any]
+    name: str, stored: LazyTensor, family: Family, where: Weight, config: Published
 ) -> LazyTensor:
     shape = tuple(family.from_gguf(where, torch.empty(stored.shape, device="meta"), config).shape)
     return replace(

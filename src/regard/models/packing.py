@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from regard.attention import torch_ops
 from regard.layers.block import Block
+from regard.models.model import Model
 
 _FEW = 2  # rows: a plain product of so few reads the matrix once, as fast as memory gives it
 _N_CALIBRATE = 128  # random tokens that show which channels are large
@@ -192,7 +193,7 @@ class Smooth:
 
 
 @torch.no_grad()
-def calibrated(model: Any, blocks: Sequence[Block]) -> list[Smooth]:
+def calibrated(model: Model, blocks: Sequence[Block]) -> list[Smooth]:
     """For each block, input^(1/4) / weight^(1/2) of each channel's typical sizes; inputs of random tokens.
 
     Both matter: rounded inputs want large channels small, rounded rows want columns alike. By the powers
@@ -212,11 +213,9 @@ def calibrated(model: Any, blocks: Sequence[Block]) -> list[Smooth]:
     watched = [module for block in blocks for module in (block.attention.query, block.ff.up, block.ff.down)]
     handles = [module.register_forward_pre_hook(see) for module in watched]
     try:
-        vocab = model.config.vocab
-        tokens = torch.randint(vocab, (1, _N_CALIBRATE), generator=torch.Generator().manual_seed(0))
-        if model.config.n_position is not None:
-            tokens = tokens[:, : model.config.n_position]
-        model(tokens, *([tokens] if model.encoder is not None else []), logits="none")
+        sizes, generator = model.sizes, torch.Generator().manual_seed(0)
+        tokens = torch.randint(sizes.vocab, (1, _N_CALIBRATE), generator=generator)[:, : sizes.n_position]
+        model(tokens, *([tokens] if model.kind == "encoder-decoder" else []), logits="none")
     finally:
         for handle in handles:
             handle.remove()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -54,16 +55,13 @@ class TransformerConfig:
             check_kept_heads(self.kept_heads, n_attention, self.block.n_head)
         if self.vocab < 1:
             raise ArgumentError(f"vocab must be at least 1. Got {self.vocab}.")
-        if (
-            self.n_encoder_layer < 0
-            or self.n_decoder_layer < 0
-            or not (self.n_encoder_layer + self.n_decoder_layer)
-        ):
+        n_layer = self.n_encoder_layer, self.n_decoder_layer
+        if min(n_layer) < 0 or max(n_layer) < 1:
             raise ArgumentError(
                 "a Transformer needs at least one layer in its encoder or its decoder. "
                 f"Got n_encoder_layer={self.n_encoder_layer}, n_decoder_layer={self.n_decoder_layer}."
             )
-        if self.positions != "relative" and self.n_position is None and self.positions != "rotary":
+        if self.positions in ("learned", "sinusoidal") and self.n_position is None:
             raise ArgumentError(f"{self.positions} positions need a limit: give n_position.")
 
     @property
@@ -255,6 +253,7 @@ class Transformer(Model):
     ) -> Output:
         """Hidden states, logits of all positions, the last or none, and the pooled vector."""
         gates = self._gates(head_gate)
+        run = partial(self._run, record=record, gates=gates)
         layers: list[Tensor] | None = [] if return_layers else None
         if self.decoder is None or self.encoder is None:  # one stack
             if target is not None or memory is not None:
@@ -262,38 +261,24 @@ class Transformer(Model):
             if tokens is None:
                 raise ArgumentError("give the tokens to read.")
             stack = self.encoder if self.decoder is None else self.decoder
-            hidden = self._run(
-                stack,
-                tokens,
-                visible,
-                positions,
-                token_types,
-                cache=cache,
-                record=record,
-                gates=gates,
-                layers=layers,
-            )
+            hidden = run(stack, tokens, visible, positions, token_types, cache=cache, layers=layers)
         else:
             if memory is None:
                 if tokens is None:
                     raise ArgumentError("give the source `tokens`, or the encoder's output as `memory`.")
-                memory = self._run(
-                    self.encoder, tokens, visible, positions, token_types, record=record, gates=gates
-                )
+                memory = run(self.encoder, tokens, visible, positions, token_types)
             elif gates is not None:
                 for _ in range(self.config.n_encoder_layer):
                     next(gates)
             if target is None:
                 return Output(hidden=memory, memory=memory)
-            hidden = self._run(
+            hidden = run(
                 self.decoder,
                 target,
                 target_visible,
                 memory=memory,
                 memory_keys=visible,
                 cache=cache,
-                record=record,
-                gates=gates,
                 layers=layers,
             )
         return Output(
@@ -337,9 +322,12 @@ class Transformer(Model):
         assert stack is not None  # the config made sure that there is one
         if cache is not None and stack is self.encoder:
             raise UnsupportedError("an encoder sees its whole input at once: it takes no cache.")
-        self._check(tokens, keys, 0 if cache is None else cache.length)
-        if positions is None:
-            positions = self._positions(tokens, keys, 0 if cache is None else cache.length)
+        start = 0 if cache is None else cache.length
+        self._check(tokens, keys, start)
+        if positions is None:  # how many real tokens stand before each
+            positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
+            if keys is not None:
+                positions = (keys.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
         return stack(  # type: ignore[no-any-return]
             self.embed(tokens, positions, token_types),
             memory,
@@ -372,12 +360,6 @@ class Transformer(Model):
             x = self.embed_norm(x)
         out: Tensor = self.dropout(x)
         return out
-
-    def _positions(self, tokens: Tensor, keys: Tensor | None, start: int) -> Tensor:
-        """How many real tokens stand before each."""
-        if keys is None:
-            return torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
-        return (keys.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
 
     def _check(self, tokens: Tensor, keys: Tensor | None, start: int) -> None:
         if tokens.dim() != 2 or not tokens.shape[1]:

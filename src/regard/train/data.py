@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class BadLines:
         return {"total": self.counts.total(), **{r: [n, self.where[r]] for r, n in self.counts.items()}}
 
 
-def _open(path: str | Path) -> Any:
+def _open(path: str | Path) -> IO[bytes] | gzip.GzipFile:
     path = Path(path)
     try:
         return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from regard.files.loading import checked_device
 from regard.layers.block import Block
 from regard.train.settings import Settings
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class World:
         """The sum of all processes' values."""
         return self._reduced(value, dist.ReduceOp.SUM)
 
-    def from_first(self, value: Any) -> Any:
+    def from_first(self, value: T) -> T:
         """What the first process has, for all."""
         if self.size == 1:
             return value
@@ -56,7 +58,7 @@ class World:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def _reduced(self, value: float, how: Any) -> float:
+    def _reduced(self, value: float, how: dist.ReduceOp.RedOpType) -> float:
         if self.size == 1:
             return value
         on = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -115,7 +117,7 @@ def wrapped(objective: nn.Module, settings: Settings, world: World) -> nn.Module
     return objective
 
 
-def without_sync(module: nn.Module, last: bool) -> Any:
+def without_sync(module: nn.Module, last: bool) -> AbstractContextManager[None]:
     """Gradients stay at home until the last batch of an update; FSDP's shards need each one."""
     if isinstance(module, DistributedDataParallel) and not last:
         return module.no_sync()

@@ -187,7 +187,7 @@ def stoppable() -> Iterator[Stopping]:
     """Ctrl-C, and the signal with which schedulers end a job, stop after the update; twice stops at once."""
     stopping = Stopping()
 
-    def ask(number: int, frame: Any) -> None:
+    def ask(number: int, frame: object) -> None:
         if stopping.asked:
             raise KeyboardInterrupt
         stopping.asked = signal.Signals(number).name

@@ -263,9 +263,7 @@ class _Running:
         if settings.task in GENERATED:
             values["exact"] = answers.exact
         else:
-            quality = translation_scores(answers.answers, answers.targets)
-            values |= {"bleu": quality.bleu, "chrf": quality.chrf}
-            values |= {"bleu_signature": quality.bleu_signature, "chrf_signature": quality.chrf_signature}
+            values |= translation_scores(answers.answers, answers.targets)
         return values, list(zip(answers.sources, answers.targets, answers.answers, strict=True))
 
     def _keep(self, score: list[float], step: int, weights: Mapping[str, Tensor]) -> None:

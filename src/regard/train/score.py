@@ -48,18 +48,8 @@ def answered(loaded: Loaded, pairs: Sequence[tuple[str, str]], *, n_beam: int = 
     return Answers(sources, targets, tuple(answers[index] for index in range(len(sources))))
 
 
-@dataclass(frozen=True, slots=True)
-class Translation:
-    """BLEU and chrF of a set of translations, with the signatures that say how they were computed."""
-
-    bleu: float
-    chrf: float
-    bleu_signature: str
-    chrf_signature: str
-
-
-def translation_scores(answers: Sequence[str], targets: Sequence[str]) -> Translation:
-    """Corpus BLEU and chrF, from 0 to 100, by sacrebleu (Post 2018)."""
+def translation_scores(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float | str]:
+    """Corpus BLEU and chrF, from 0 to 100, by sacrebleu (Post 2018), with what says how each was computed."""
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
@@ -67,10 +57,11 @@ def translation_scores(answers: Sequence[str], targets: Sequence[str]) -> Transl
         raise UnsupportedError(
             "BLEU and chrF need sacrebleu: pip install 'regard[train]', or pip install sacrebleu."
         ) from error
-    bleu, chrf = BLEU(), CHRF()
-    bleu_score = bleu.corpus_score(list(answers), [list(targets)]).score
-    chrf_score = chrf.corpus_score(list(answers), [list(targets)]).score
-    return Translation(bleu_score, chrf_score, str(bleu.get_signature()), str(chrf.get_signature()))
+    scores: dict[str, float | str] = {}
+    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+        scores[name] = metric.corpus_score(list(answers), [list(targets)]).score
+        scores[f"{name}_signature"] = str(metric.get_signature())
+    return scores
 
 
 @torch.no_grad()

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 import torch
 
 from regard.errors import UnsupportedError
 from regard.layers.block import BlockConfig
 from regard.models.families.bert import BERT
-from regard.models.families.family import Family, Published, Weight
+from regard.models.families.family import Family, Published, Said, Weight
 from regard.models.families.gpt2 import GPT2
 from regard.models.families.llama import Llama
 from regard.models.families.t5 import T5
 from regard.models.transformer import Transformer, TransformerConfig
 
-__all__ = ["FAMILIES", "Family", "Weight", "differences", "family_of", "initialise", "published_config"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Published",
+    "Said",
+    "Weight",
+    "differences",
+    "family_of",
+    "initialise",
+    "published_config",
+]
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2(), BERT(), Llama(), T5())}
 
@@ -33,7 +42,7 @@ def family_of(said: Published) -> Family:
     return kinds[kind]
 
 
-def published_config(config: TransformerConfig) -> dict[str, Any]:
+def published_config(config: TransformerConfig) -> Said:
     """The config.json of a config of ours; an error where its family's format cannot say it."""
     if config.family not in FAMILIES:
         raise UnsupportedError(

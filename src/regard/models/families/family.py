@@ -20,6 +20,7 @@ from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 
 Published = Mapping[str, Any]  # a Hugging Face config.json
+Said = dict[str, Any]  # one that is being written
 
 # The activation's name in config.json -> ours; the first of two with one meaning is the one written.
 _ACTIVATIONS = {
@@ -85,7 +86,7 @@ class Family:
         """The `model_type` of config.json."""
         return next(iter(self.architectures))
 
-    def more(self, config: TransformerConfig) -> dict[str, Any]:
+    def more(self, config: TransformerConfig) -> Said:
         """What config.json says beyond `keys`."""
         return {}
 
@@ -104,7 +105,7 @@ class Family:
         """The standard deviation of a matrix before training; biases start at 0 and norms at 1."""
         return 0.02
 
-    def gguf_config(self, file: GGUFValues) -> dict[str, Any]:
+    def gguf_config(self, file: GGUFValues) -> Said:
         """The config.json that a GGUF file amounts to, but for vocabulary and special tokens."""
         raise NotImplementedError
 
@@ -112,7 +113,7 @@ class Family:
         """A GGUF file's tensor as Hugging Face lays it out; a tensor without numbers shows the shape."""
         return tensor.T if where.transposed and tensor.dim() == 2 else tensor
 
-    def filled(self, said: Published, values: dict[str, Any]) -> TransformerConfig:
+    def filled(self, said: Published, values: Said) -> TransformerConfig:
         """The config of `values`, by the names in `keys`, and over them what config.json says."""
         values = {"family": self.name, **values}
         for key, path in self.keys.items():
@@ -130,10 +131,10 @@ class Family:
         outer = {path: value for path, value in values.items() if not path.startswith("block.")}
         return TransformerConfig(block=BlockConfig(**block), **outer)
 
-    def published(self, config: TransformerConfig) -> dict[str, Any]:
+    def published(self, config: TransformerConfig) -> Said:
         """The config.json from which `config` reads the same again; an error where it cannot say it."""
         kind = self.model_type(config)
-        said: dict[str, Any] = {
+        said: Said = {
             "model_type": kind,
             "architectures": [self.architectures[kind][config.head == "none"]],
         }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from regard.models.families.family import Family, GGUFValues, Published, Weight, language_head, refuse
+from regard.models.families.family import Family, GGUFValues, Published, Said, Weight, language_head, refuse
 from regard.models.transformer import TransformerConfig
 
 _BLOCK = "decoder.blocks.{}"
@@ -71,7 +70,7 @@ class GPT2(Family):
             return 0.02 / math.sqrt(2 * config.n_decoder_layer)  # Radford et al. 2019, 2.3
         return 0.02
 
-    def gguf_config(self, file: GGUFValues) -> dict[str, Any]:
+    def gguf_config(self, file: GGUFValues) -> Said:
         return {
             "n_embd": file.count("embedding_length"),
             "n_inner": file.count("feed_forward_length"),

@@ -5,13 +5,11 @@ Touvron et al. 2023; Mistral (a window) and Qwen2 (biases of query, key and valu
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from regard.errors import LoadError, UnsupportedError
 from regard.layers.positions import RotaryScaling
-from regard.models.families.family import Family, GGUFValues, Published, Weight, language_head, refuse
+from regard.models.families.family import Family, GGUFValues, Published, Said, Weight, language_head, refuse
 from regard.models.transformer import TransformerConfig
 
 _BLOCK, _LAYER = "decoder.blocks.{}", "layers.{}"
@@ -111,9 +109,9 @@ class Llama(Family):
             return "qwen2"
         return "llama" if config.block.window is None else "mistral"
 
-    def more(self, config: TransformerConfig) -> dict[str, Any]:
+    def more(self, config: TransformerConfig) -> Said:
         scaling = config.rotary_scaling
-        rope: dict[str, Any] = {"rope_theta": config.rotary_base, "rope_type": "default"}
+        rope: Said = {"rope_theta": config.rotary_base, "rope_type": "default"}
         if scaling is not None:
             rope |= {
                 "rope_type": scaling.kind,
@@ -128,7 +126,7 @@ class Llama(Family):
             "use_sliding_window": config.block.window is not None,
         }
 
-    def gguf_config(self, file: GGUFValues) -> dict[str, Any]:
+    def gguf_config(self, file: GGUFValues) -> Said:
         n_head, model_dim = file.count("attention.head_count"), file.count("embedding_length")
         head_dim = file.count("attention.key_length", model_dim // n_head)
         rotary_dim = file.count("rope.dimension_count", head_dim)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
-from regard.models.families.family import Family, Published, Weight, language_head, published_activation
+from regard.models.families.family import Family, Published, Said, Weight, language_head, published_activation
 from regard.models.transformer import Transformer, TransformerConfig
 
 
@@ -95,7 +94,7 @@ class T5(Family):
             },
         )
 
-    def more(self, config: TransformerConfig) -> dict[str, Any]:
+    def more(self, config: TransformerConfig) -> Said:
         block = config.block
         activation = published_activation(block.activation)
         if block.gated:

@@ -36,7 +36,8 @@ from timing import (
 )
 from torch import Tensor
 
-from regard.attention.linear import FeatureMap, attend_linear, feature_map, linear_step
+from regard.attention.feature_maps import FeatureMap, feature_map
+from regard.attention.linear import attend_linear, linear_step
 
 HEAD, QK_DIM = 8, 64
 KERNELS = ("elu1", "relu", "favor", "quadratic")

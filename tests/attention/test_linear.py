@@ -10,18 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import linear_scan
-from regard.attention.feature_maps import FeatureMap
-from regard.attention.linear import (
-    EluPlusOne,
-    LinearState,
-    Quadratic,
-    RandomFeatures,
-    Relu,
-    attend_linear,
-    feature_map,
-    linear_step,
-    linear_weights,
-)
+from regard.attention.feature_maps import EluPlusOne, FeatureMap, Quadratic, RandomFeatures, Relu, feature_map
+from regard.attention.linear import LinearState, attend_linear, linear_step, linear_weights
 
 BATCH, HEAD, KV_HEAD, QK_DIM, V_DIM = 2, 6, 3, 5, 7
 QUERY, KEY = 13, 29

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.attention.linear import feature_map
+from regard.attention.feature_maps import feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility

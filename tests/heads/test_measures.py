@@ -6,7 +6,7 @@ import pytest
 import torch
 from heads.dense_heads import dense_measures
 
-from regard.attention.linear import feature_map
+from regard.attention.feature_maps import feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.softmax import attend, weights
 from regard.attention.visibility import Visibility

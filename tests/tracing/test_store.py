@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from regard.attention.linear import feature_map
+from regard.attention.feature_maps import feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility

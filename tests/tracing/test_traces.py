@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.attention.linear import attend_linear, feature_map
+from regard.attention.feature_maps import feature_map
+from regard.attention.linear import attend_linear
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility

@@ -5,16 +5,8 @@ import math
 import pytest
 import torch
 
-from regard.attention.linear import (
-    EluPlusOne,
-    LinearState,
-    Quadratic,
-    RandomFeatures,
-    attend_linear,
-    feature_map,
-    linear_step,
-    linear_weights,
-)
+from regard.attention.feature_maps import EluPlusOne, Quadratic, RandomFeatures, feature_map
+from regard.attention.linear import LinearState, attend_linear, linear_step, linear_weights
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 
 Q, K, V = torch.randn(2, 6, 3, 5), torch.randn(2, 3, 7, 5), torch.randn(2, 3, 7, 11)

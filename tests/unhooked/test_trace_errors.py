@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.attention.linear import feature_map
+from regard.attention.feature_maps import feature_map
 from regard.attention.scores import DistanceBias, ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility

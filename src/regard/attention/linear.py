@@ -24,41 +24,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.attention.feature_maps import (
-    KERNELS,
-    EluPlusOne,
-    FeatureMap,
-    Quadratic,
-    RandomFeatures,
-    Relu,
-    feature_map,
-)
-from regard.attention.linear_scan import (
-    Causal,
-    Collect,
-    Read,
-    least_normaliser,
-    no_autocast,
-    row_scores,
-    summing_dtype,
-)
+from regard.attention.feature_maps import KERNELS, FeatureMap
+from regard.attention.linear_scan import Causal, Collect, Read, least_normaliser, row_scores, summing_dtype
+from regard.attention.scores import no_autocast
 from regard.attention.shapes import KEY_WORDS, QUERY_WORDS, check_attention, named
 from regard.errors import ArgumentError, ShapeError
-
-__all__ = [
-    "EluPlusOne",
-    "FeatureMap",
-    "LinearAttended",
-    "LinearRule",
-    "LinearState",
-    "Quadratic",
-    "RandomFeatures",
-    "Relu",
-    "attend_linear",
-    "feature_map",
-    "linear_step",
-    "linear_weights",
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +53,9 @@ class LinearState:
         S = k.new_zeros((*k.shape[:2], feature, v.shape[-1]), dtype=summing_dtype(k.dtype))
         return cls(S, S.new_zeros(S.shape[:3]))
 
+    def __repr__(self) -> str:
+        return f"LinearState{named(('batch', 'kv_head', 'feature', 'v_dim'), self.S.shape)}"
+
     def select(self, batch: Int[Tensor, " chosen"]) -> LinearState:
         """The states of these batch entries, in this order, as beam search asks for them."""
         return LinearState(self.S[batch], self.z[batch])
@@ -97,6 +70,9 @@ class LinearAttended:
     normaliser: Float[Tensor, "batch head query"]
     state: LinearState | None = None
 
+    def __repr__(self) -> str:
+        return f"LinearAttended{named(('batch', 'head', 'query', 'v_dim'), self.out.shape)}"
+
 
 @dataclass(frozen=True, eq=False)
 class LinearRule:
@@ -105,6 +81,10 @@ class LinearRule:
     kernel: FeatureMap
     causal: bool = False
     keys: Bool[Tensor, "batch key"] | None = None  # False: padding
+
+    def __repr__(self) -> str:
+        hidden = "" if self.keys is None else f", {int((~self.keys).sum())} keys hidden"
+        return f"LinearRule({self.kernel!r}, causal={self.causal}{hidden})"
 
 
 def attend_linear(
@@ -125,6 +105,7 @@ def attend_linear(
     own. Every query also sees what `state` holds. `visible` hides padding, True = may look. `chunk` is the
     length inside which similarities are formed, the map's own unless given; it does not change the result.
 
+    >>> from regard.attention.feature_maps import EluPlusOne
     >>> q = k = torch.zeros(1, 1, 3, 2)
     >>> v = torch.tensor([[[[0.0], [3.0], [6.0]]]])
     >>> attend_linear(q, k, v, EluPlusOne(), causal=True).out.flatten()

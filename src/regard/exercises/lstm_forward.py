@@ -7,7 +7,8 @@ from torch import Tensor
 
 from regard.exercises.lstm_step import lstm_weights
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.recurrent.cells import lstm_forward
+from regard.recurrent.cells import LSTMWeights
+from regard.recurrent.loops import lstm_forward
 
 TASK = """
 Run the LSTM's step along a sequence and keep every hidden state and every cell. Vectors are rows:
@@ -107,7 +108,8 @@ def lstm_forward({SIGNATURE}):
 
 def reference(case: Case) -> tuple[Tensor, Tensor]:
     """Our own loop."""
-    return lstm_forward(*case.args)
+    x, h, c, *weights = case.args
+    return lstm_forward(x, h, c, LSTMWeights(*weights))
 
 
 def sequence(draw: Draw) -> Case:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Right, Trial
-from regard.recurrent.cells import LSTM_WEIGHTS, lstm_step
+from regard.recurrent.cells import LSTMWeights, lstm_step
 
 TASK = """
 One step of a long short-term memory with a forget gate. Vectors are rows, and there is no batch:
@@ -106,7 +106,8 @@ def lstm_step({SIGNATURE}):
 
 def reference(case: Case) -> tuple[Tensor, Tensor]:
     """Our own step."""
-    return lstm_step(*case.args)
+    x, h, c, *weights = case.args
+    return lstm_step(x, h, c, LSTMWeights(*weights))
 
 
 def lstm_weights(draw: Draw) -> list[Tensor]:
@@ -116,7 +117,7 @@ def lstm_weights(draw: Draw) -> list[Tensor]:
         "U": ("hidden", "hidden"),
         "b": ("hidden",),
     }
-    return [draw.normal(*shapes[name[0]], scale=0.7) for name in LSTM_WEIGHTS]
+    return [draw.normal(*shapes[name[0]], scale=0.7) for name in SIGNATURE.split(", ")[3:]]
 
 
 def step(draw: Draw) -> Case:

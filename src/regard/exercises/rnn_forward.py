@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.recurrent.cells import rnn_forward
+from regard.recurrent.cells import RNNWeights
+from regard.recurrent.loops import rnn_forward
 
 TASK = """
 Run the recurrent step along a sequence and keep every state. Vectors are rows, and there is no batch:
@@ -90,7 +91,8 @@ def rnn_forward(X, h0, W_x, W_h, b):
 
 def reference(case: Case) -> Tensor:
     """Our own loop."""
-    return rnn_forward(*case.args)
+    x, h, *weights = case.args
+    return rnn_forward(x, h, RNNWeights(*weights))
 
 
 def sequence(draw: Draw) -> Case:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.exercises.spec import Case, Draw, Exercise, Mistake, Probe, Right, Trial
-from regard.recurrent.cells import rnn_step
+from regard.recurrent.cells import RNNWeights, rnn_step
 
 TASK = """
 One step of a recurrent network, for a single sequence (no batch; vectors are rows):
@@ -65,7 +65,8 @@ def rnn_step(x_t, h_prev, W_x, W_h, b):
 
 def reference(case: Case) -> Tensor:
     """Our own step."""
-    return rnn_step(*case.args)
+    x, h, *weights = case.args
+    return rnn_step(x, h, RNNWeights(*weights))
 
 
 def step(draw: Draw) -> Case:

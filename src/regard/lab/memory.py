@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from regard.attention import softmax as attention
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, near
-from regard.recurrent import cells as recurrent
+from regard.recurrent.cells import GRUWeights, LSTMWeights, RNNWeights
+from regard.recurrent.loops import gru_forward, lstm_forward, rnn_forward
 
 HIDDEN, VOCAB = 24, 6
 INPUT = VOCAB + 1  # one number more marks the token to be remembered
@@ -60,10 +61,10 @@ class Reader(nn.Module):
             k, v = ((x @ each).transpose(0, 1)[:, None] for each in (w_k, w_v))
             return attention.attend(q, k, v).out[:, 0, 0]
         if self.kind == "RNN":
-            return recurrent.rnn_forward(x, start, *weights)[-1]
+            return rnn_forward(x, start, RNNWeights(*weights))[-1]
         if self.kind == "LSTM":
-            return recurrent.lstm_forward(x, start, start, *weights)[0][-1]
-        return recurrent.gru_forward(x, start, *weights)[-1]
+            return lstm_forward(x, start, start, LSTMWeights(*weights), cells=False)[0][-1]
+        return gru_forward(x, start, GRUWeights(*weights))[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of what is to be remembered."""

@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.attention.linear import FeatureMap, attend_linear, linear_weights
+from regard.attention.feature_maps import FeatureMap
+from regard.attention.linear import attend_linear, linear_weights
 from regard.attention.scores import ScoreRule
 from regard.attention.shapes import check_attention
 from regard.attention.visibility import Visibility
@@ -300,7 +301,7 @@ class LayerTrace(AnyLayer):
 class LinearLayerTrace(AnyLayer):
     """Enough of one kernelised attention layer to recover any weight it never formed.
 
-    >>> from regard.attention.linear import feature_map
+    >>> from regard.attention.feature_maps import feature_map
     >>> q = k = v = torch.zeros(1, 1, 3, 2)
     >>> layer = LinearLayerTrace.of("linear", q, k, v, feature_map("elu1"), causal=True)
     >>> layer.weights(0, 0)[1]

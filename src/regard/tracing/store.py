@@ -17,7 +17,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from regard.attention.linear import EluPlusOne, FeatureMap, Quadratic, RandomFeatures, Relu
+from regard.attention.feature_maps import EluPlusOne, FeatureMap, Quadratic, RandomFeatures, Relu
 from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
 from regard.errors import RegardError, TraceError, UnsupportedError

@@ -136,25 +136,27 @@ def test_the_public_names_are_pinned():
     assert regard.__all__ == [
         "AdditiveAttention",
         "Attended",
+        "Block",
+        "BlockConfig",
+        "FeatureMap",
         "KVCache",
+        "Loaded",
         "MultiHeadAttention",
         "RegardError",
         "ScoreRule",
         "Trace",
+        "Transformer",
+        "TransformerConfig",
         "Visibility",
         "attend",
         "attend_hard",
         "attend_linear",
+        "feature_map",
         "fill_mask",
         "generate",
-        "gru_forward",
-        "gru_step",
         "load",
-        "lstm_forward",
-        "lstm_step",
         "masked_softmax",
-        "rnn_forward",
-        "rnn_step",
+        "save",
         "show",
         "trace",
         "weights",
@@ -179,6 +181,28 @@ def test_no_public_name_is_a_modules_name():
     """`regard.x` is never both a function and a module, so it cannot depend on what was imported first."""
     assert set(regard.__all__).isdisjoint(ORDER)
     assert set(regard.__all__).isdisjoint(found.name for found in pkgutil.iter_modules([str(SOURCE)]))
+
+
+PACKAGES = {
+    "costs": "Cost Formula Latent Machine Placed Row cost leading measure_machine parameters placed "
+    "roofline_figure symbols what_if",
+    "drawing": "curves head_grid head_pictures heat_map heat_maps lines shaded_text",
+    "layers": "AdditiveAttention Block BlockConfig FeedForward KVCache LayerCache LearnedPositions "
+    "MultiHeadAttention RMSNorm Record RelativeBias Rotary RotaryScaling SinusoidalPositions Turn "
+    "merge_heads sinusoidal split_heads",
+    "models": "Output Seq2Seq Seq2SeqConfig Transformer TransformerConfig",
+    "recurrent": "GRUWeights LSTMWeights RNNWeights gru_forward gru_step last_state lstm_forward lstm_step "
+    "rnn_forward rnn_step",
+}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_public_names_of_a_package_are_pinned(name):
+    """As above; each resolves, and none is also the name of one of the package's files."""
+    package = importlib.import_module(f"regard.{name}")
+    assert package.__all__ == PACKAGES[name].split()
+    assert all(hasattr(package, public) for public in package.__all__)
+    assert set(package.__all__).isdisjoint(LAYOUT[name])
 
 
 def test_type_checkers_see_the_public_names():

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention import softmax as attention
-from regard.costs.cost import Cost, Row, cost
+from regard.costs.model import Cost, Row, cost
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, equal
 from regard.layers import attention as layers

@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention import softmax as attention
-from regard.costs.cost import cost
+from regard.costs.model import cost
 from regard.lab.drawing import finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, below, equal
 from regard.layers import attention as layers

@@ -46,11 +46,9 @@ class Steps:
         self.recurrent = recurrent
         self.cell = _CELLS[type(recurrent)]
         self.layers = [tuple(part[layer] for part in state) for layer in range(recurrent.num_layers)]
+        names = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
         self.weights = [
-            [
-                getattr(recurrent, f"{name}_l{layer}")
-                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            ]
+            [getattr(recurrent, f"{name}_l{layer}") for name in names]
             for layer in range(recurrent.num_layers)
         ]
         W_in, _, b_in, _ = self.weights[0]

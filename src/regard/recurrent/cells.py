@@ -88,9 +88,8 @@ class GRUWeights(_Weights):
     @classmethod
     def from_torch(cls, module: nn.GRU) -> GRUWeights:
         """Those of a module of one layer and one direction, for `reset_after=True`."""
-        r, z, (W, U, b, b_state) = _gates(module, 3)
-        z, r = ((*gate[:2], gate[2] + gate[3]) for gate in (z, r))
-        return cls(*z, *r, W, U, b, b_state)
+        (W_r, U_r, b_r, c_r), (W_z, U_z, b_z, c_z), (W_h, U_h, b_h, b_u) = _gates(module, 3)
+        return cls(W_z, U_z, b_z + c_z, W_r, U_r, b_r + c_r, W_h, U_h, b_h, b_u)
 
 
 def _gates(module: nn.RNNBase, n_gate: int) -> list[tuple[Tensor, ...]]:
@@ -99,7 +98,8 @@ def _gates(module: nn.RNNBase, n_gate: int) -> list[tuple[Tensor, ...]]:
         raise ArgumentError(f"the module must have one layer, one direction and no projection. Got {module}.")
     if isinstance(module, nn.RNN) and module.nonlinearity != "tanh":
         raise ArgumentError(f"the module's nonlinearity must be tanh. Got {module.nonlinearity}.")
-    W, U, *biases = module.parameters()
+    parameters: list[Tensor] = list(module.parameters())
+    W, U, *biases = parameters
     biases = biases or [W.new_zeros(len(W))] * 2
     return list(
         zip(W.mT.chunk(n_gate, 1), U.mT.chunk(n_gate, 1), *(b.chunk(n_gate) for b in biases), strict=True)

@@ -158,7 +158,7 @@ def _fusible(h: Tensor) -> bool:
 def _projected(x: Tensor, W: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """x W + b of all gates side by side, one entry for each step, in one product."""
     rows = torch.addmm(torch.cat(list(b)), x.flatten(0, 1), torch.cat(list(W), 1))
-    return rows.view(*x.shape[:2], -1).unbind()
+    return rows.view(*x.shape[:2], rows.shape[1]).unbind()
 
 
 def _batched(

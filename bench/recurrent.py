@@ -74,7 +74,7 @@ def step_loop(step: Run, n_state: int) -> Run:
     return run
 
 
-def flat(function: Callable[..., Any], weights: Callable[..., Any], n_state: int) -> Run:
+def flat(function: Callable[..., Any], weights: Callable[..., Any], n_state: int) -> Callable[..., Any]:
     """The function with its weights one after the other, as leaves that gradients are asked of."""
     return lambda *inputs, **options: function(
         *inputs[: 1 + n_state], weights(*inputs[1 + n_state :]), **options
@@ -87,11 +87,13 @@ gru_step, gru_forward = (flat(f, GRUWeights, 1) for f in (recurrent.gru_step, re
 
 
 def lstm_last_cell(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return lstm_forward(*inputs, cells=False)[:1]
+    H: Tensor = lstm_forward(*inputs, cells=False)[0]
+    return (H,)
 
 
 def gru_reset_after(*inputs: Tensor) -> Tensor:
-    return gru_forward(*inputs, reset_after=True)
+    H: Tensor = gru_forward(*inputs, reset_after=True)
+    return H
 
 
 def side_by_side(weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:

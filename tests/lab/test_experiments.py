@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,12 +10,12 @@ import torch
 from regard.attention import feature_maps, scores, visibility
 from regard.attention import softmax as attention
 from regard.heads import importance
+from regard.lab import memory
 from regard.lab.catalogue import EXPERIMENTS, find
 from regard.lab.spec import as_json, perform
 from regard.layers import attention as layers
 from regard.layers import cache
 from regard.models import seq2seq
-from regard.recurrent import cells as recurrent
 
 
 def wrong_scale(value):
@@ -47,22 +48,24 @@ def only_the_last_key(patch):
 
 def forget_gates_half_shut(patch):
     """An LSTM whose forget gates keep half of the state, whatever their weights."""
-    real = recurrent.lstm_forward
+    real = memory.lstm_forward
 
-    def lstm_forward(X, h0, c0, *weights, **kwargs):
-        return real(X, h0, c0, *(torch.zeros_like(each) for each in weights[:3]), *weights[3:], **kwargs)
+    def lstm_forward(X, h0, c0, weights, **kwargs):
+        shut = {name: torch.zeros_like(getattr(weights, name)) for name in ("W_f", "U_f", "b_f")}
+        return real(X, h0, c0, replace(weights, **shut), **kwargs)
 
-    patch.setattr(recurrent, "lstm_forward", lstm_forward)
+    patch.setattr(memory, "lstm_forward", lstm_forward)
 
 
 def update_gates_upside_down(patch):
     """A GRU whose update gates replace what they should keep."""
-    real = recurrent.gru_forward
+    real = memory.gru_forward
 
-    def gru_forward(X, h0, *weights, **kwargs):
-        return real(X, h0, *(-each for each in weights[:3]), *weights[3:], **kwargs)
+    def gru_forward(X, h0, weights, **kwargs):
+        turned = {name: -getattr(weights, name) for name in ("W_z", "U_z", "b_z")}
+        return real(X, h0, replace(weights, **turned), **kwargs)
 
-    patch.setattr(recurrent, "gru_forward", gru_forward)
+    patch.setattr(memory, "gru_forward", gru_forward)
 
 
 def uniform_weights(patch):

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from timing import Case, Goal, Options, RatioTable, Row, Timing, interleaved, parse_options, report
 from torch import Tensor, nn
 
-from regard.recurrent.cells import gru_forward, gru_step, lstm_forward, lstm_step, rnn_forward, rnn_step
+from regard import recurrent
+from regard.recurrent import GRUWeights, LSTMWeights, RNNWeights
 
 Run = Callable[..., Tensor | tuple[Tensor, ...]]
 Module = type[nn.RNN] | type[nn.LSTM] | type[nn.GRU]
@@ -28,8 +30,8 @@ public step for each input and stacks the states.
   transposed. That is done in every call, whatever the batch. At batch 1 it is no longer small beside 256
   steps of one row each, and is what separates the two there.
 - The fused operation keeps every cell state to itself. What was tried to get them is in the last table:
-  `lstm_forward` (in-place loop with its backward pass by hand), the same loop left to autograd, the cells
-  computed again from the fused operation's hidden states, and the fused operation called for each step.
+  `lstm_forward` (a loop of one product and a few operations for each step), the cells computed again from the
+  fused operation's hidden states, and the fused operation called for each step.
 - `gru_forward` resets before the product, as Cho et al. (2014) have it, which takes a second product in each
   step; `reset_after` is `nn.GRU`'s function, by the same fused operation."""
 
@@ -72,12 +74,26 @@ def step_loop(step: Run, n_state: int) -> Run:
     return run
 
 
+def flat(function: Callable[..., Any], weights: Callable[..., Any], n_state: int) -> Callable[..., Any]:
+    """The function with its weights one after the other, as leaves that gradients are asked of."""
+    return lambda *inputs, **options: function(
+        *inputs[: 1 + n_state], weights(*inputs[1 + n_state :]), **options
+    )
+
+
+rnn_step, rnn_forward = (flat(f, RNNWeights, 1) for f in (recurrent.rnn_step, recurrent.rnn_forward))
+lstm_step, lstm_forward = (flat(f, LSTMWeights, 2) for f in (recurrent.lstm_step, recurrent.lstm_forward))
+gru_step, gru_forward = (flat(f, GRUWeights, 1) for f in (recurrent.gru_step, recurrent.gru_forward))
+
+
 def lstm_last_cell(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return lstm_forward(*inputs, cells=False)[:1]
+    H: Tensor = lstm_forward(*inputs, cells=False)[0]
+    return (H,)
 
 
 def gru_reset_after(*inputs: Tensor) -> Tensor:
-    return gru_forward(*inputs, reset_after=True)
+    H: Tensor = gru_forward(*inputs, reset_after=True)
+    return H
 
 
 def side_by_side(weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,19 +106,6 @@ def torch_layout(weights: Sequence[Tensor]) -> list[Tensor]:
     f, i, o, c = (weights[k : k + 3] for k in (0, 3, 6, 9))
     W, U, b = (torch.cat([gate[k].t() for gate in (i, f, c, o)]) for k in range(3))
     return [W, U, b, torch.zeros_like(b)]
-
-
-def loop_under_autograd(X: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-    """An attempt: inputs projected at once, then one addmm and a few operations for each step."""
-    W, U, b = side_by_side(weights)
-    H, C = [], []
-    for projected in torch.addmm(b, X.flatten(0, 1), W).view(*X.shape[:2], -1).unbind():
-        f, i, o, candidate = torch.addmm(projected, h, U).chunk(4, -1)
-        c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), candidate.tanh())
-        h = o.sigmoid() * c.tanh()
-        H.append(h)
-        C.append(c)
-    return torch.stack(H), torch.stack(C)
 
 
 def cells_from_hidden(X: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,7 +203,6 @@ def main() -> None:
     }
     attempts: dict[str, Run] = {
         "lstm_forward": lstm_forward,
-        "loop under autograd": loop_under_autograd,
         "cells from H": cells_from_hidden,
         "fused, each step": fused_for_each_step,
     }

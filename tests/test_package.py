@@ -172,26 +172,28 @@ def test_the_public_names_are_pinned():
     assert regard.__all__ == [
         "AdditiveAttention",
         "Attended",
+        "Block",
+        "BlockConfig",
+        "FeatureMap",
         "KVCache",
+        "Loaded",
         "MultiHeadAttention",
         "RegardError",
         "ScoreRule",
         "Trace",
+        "Transformer",
+        "TransformerConfig",
         "Visibility",
         "attend",
         "attend_hard",
         "attend_linear",
+        "feature_map",
         "fill_mask",
         "generate",
-        "gru_forward",
-        "gru_step",
         "keep_freed_memory",
         "load",
-        "lstm_forward",
-        "lstm_step",
         "masked_softmax",
-        "rnn_forward",
-        "rnn_step",
+        "save",
         "show",
         "trace",
         "watch",
@@ -223,10 +225,19 @@ PACKAGES = {
     "attention": """Attended Bias DenseBias DistanceBias EluPlusOne FeatureMap LinearAttended LinearState
         Quadratic RandomFeatures Relu ScoreRule SlopeBias Visibility alibi_slopes attend attend_hard
         attend_linear feature_map linear_step linear_weights masked_softmax weights""",
+    "costs": """Cost Formula Latent Machine Placed Row cost leading measure_machine parameters placed
+        roofline_figure symbols what_if""",
+    "drawing": "curves head_grid head_pictures heat_map heat_maps lines shaded_text",
     "heads": """LABELS RULES Attribution Curve HeadLabel Measures RelationScore Rule Sentence Survey Word
         ablated ablation head_means importance label logit_attribution mean_loss measure prune pruning_curve
         ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs score_relations survey
         value_weighted""",
+    "layers": """AdditiveAttention Block BlockConfig FeedForward KVCache LayerCache LearnedPositions
+        MultiHeadAttention RMSNorm Record RelativeBias Rotary RotaryScaling SinusoidalPositions Turn
+        merge_heads sinusoidal split_heads""",
+    "models": "Output Seq2Seq Seq2SeqConfig Transformer TransformerConfig",
+    "recurrent": """GRUWeights LSTMWeights RNNWeights gru_forward gru_step last_state lstm_forward lstm_step
+        rnn_forward rnn_step""",
     "tracing": """AnyLayer Checks DenseLayerTrace GrowingTrace LayerCheck LayerGradient LayerTrace
         LinearLayerTrace Recorder ScoreGradients ScoreParts Trace score_gradients trace trace_generation""",
 }

@@ -1,6 +1,16 @@
 """Regard: a workbench for attention. Build it, see it, check it, measure it.
 
-The public names load on first use, so that `import regard` and `regard --help` answer at once.
+    attend, weights, masked_softmax, attend_hard     attention on tensors, with a ScoreRule and a Visibility
+    attend_linear, feature_map                       kernelised attention, with a FeatureMap
+    MultiHeadAttention, AdditiveAttention, Block     layers; KVCache keeps what they have read
+    Transformer, TransformerConfig                   a whole model
+    load, save, generate, fill_mask                  models from files and back, and what they write
+    trace, show                                      every weight of a forward pass, and its page
+
+The rest is in packages: `regard.attention`, `regard.layers`, `regard.models`, `regard.recurrent`,
+`regard.tracing`, `regard.heads`, `regard.costs`, `regard.drawing`, `regard.train`.
+
+The names load on first use, so that `import regard` and `regard --help` answer at once.
 """
 
 from __future__ import annotations
@@ -13,26 +23,28 @@ __version__ = "0.1.0"
 _HOME = {
     "AdditiveAttention": "layers.attention",
     "Attended": "attention.softmax",
+    "Block": "layers.block",
+    "BlockConfig": "layers.block",
+    "FeatureMap": "attention.feature_maps",
     "KVCache": "layers.cache",
+    "Loaded": "files.loading",
     "MultiHeadAttention": "layers.attention",
     "RegardError": "errors",
     "ScoreRule": "attention.scores",
     "Trace": "tracing.traces",
+    "Transformer": "models.transformer",
+    "TransformerConfig": "models.transformer",
     "Visibility": "attention.visibility",
     "attend": "attention.softmax",
     "attend_hard": "attention.softmax",
     "attend_linear": "attention.linear",
+    "feature_map": "attention.feature_maps",
     "fill_mask": "decoding.masked",
     "generate": "decoding.loop",
-    "gru_forward": "recurrent.cells",
-    "gru_step": "recurrent.cells",
     "keep_freed_memory": "attention.allocation",
     "load": "files.loading",
-    "lstm_forward": "recurrent.cells",
-    "lstm_step": "recurrent.cells",
     "masked_softmax": "attention.softmax",
-    "rnn_forward": "recurrent.cells",
-    "rnn_step": "recurrent.cells",
+    "save": "files.loading",
     "show": "view.widget",
     "trace": "tracing.take",
     "watch": "tracing.around",
@@ -58,6 +70,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from regard.attention.allocation import keep_freed_memory
+    from regard.attention.feature_maps import FeatureMap, feature_map
     from regard.attention.linear import attend_linear
     from regard.attention.scores import ScoreRule
     from regard.attention.softmax import Attended, attend, attend_hard, masked_softmax, weights
@@ -65,10 +78,11 @@ if TYPE_CHECKING:
     from regard.decoding.loop import generate
     from regard.decoding.masked import fill_mask
     from regard.errors import RegardError
-    from regard.files.loading import load
+    from regard.files.loading import Loaded, load, save
     from regard.layers.attention import AdditiveAttention, MultiHeadAttention
+    from regard.layers.block import Block, BlockConfig
     from regard.layers.cache import KVCache
-    from regard.recurrent.cells import gru_forward, gru_step, lstm_forward, lstm_step, rnn_forward, rnn_step
+    from regard.models.transformer import Transformer, TransformerConfig
     from regard.tracing.around import watch
     from regard.tracing.take import trace
     from regard.tracing.traces import Trace

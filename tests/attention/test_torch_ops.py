@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard import Visibility, attend, generate, gru_forward, load, lstm_forward, rnn_forward
+from regard import Visibility, attend, generate, load
 from regard.attention import torch_ops
 from regard.attention.scores import ScoreRule
 from regard.attention.torch_ops import _operator
@@ -17,6 +17,7 @@ from regard.models.families import initialise
 from regard.models.packing import why_not_int8
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.recurrent import GRUWeights, LSTMWeights, gru_forward, lstm_forward
 
 SOURCE = Path(regard.__file__).parent
 OPERATIONS = sorted(name for name in vars(torch_ops) if name.isupper() and name != "SEQUENCE")
@@ -63,14 +64,13 @@ def recurrences():
     """Whole sequences of each cell, by function and as an encoder and decoder of layers, with gradients."""
     found = []
     forms = {
-        rnn_forward: (1, 1),
-        partial(lstm_forward, cells=False): (2, 4),
-        partial(gru_forward, reset_after=True): (1, 3),
+        partial(lstm_forward, cells=False): (LSTMWeights, 2, 4),
+        partial(gru_forward, reset_after=True): (GRUWeights, 1, 3),
     }
-    for forward, (n_state, n_gate) in forms.items():
+    for forward, (kind, n_state, n_gate) in forms.items():
         shapes = [(7, 3, 5)] + [(3, 11)] * n_state + [(5, 11), (11, 11), (11,)] * n_gate
         leaves = [(torch.randn(shape) / 3).requires_grad_() for shape in shapes]
-        result = forward(*leaves)
+        result = forward(*leaves[: 1 + n_state], kind(*leaves[1 + n_state :]))
         outputs = result if isinstance(result, tuple) else (result,)
         found += [*outputs, *torch.autograd.grad(sum(output.square().sum() for output in outputs), leaves)]
     visible = torch.arange(7) < torch.tensor([7, 2, 5])[:, None]
@@ -117,8 +117,7 @@ def test_without_8_bit_matrices_decoding_is_that_of_float32(missing, monkeypatch
     take_away(missing, monkeypatch)
     assert "8-bit" in why_not_int8()
     texts = [
-        generate(load("pocket-gpt", weights=each), "A hacker", max_new=7).texts
-        for each in ("float32", "int8")
+        generate(load("pocket-gpt", packed=each), "A hacker", max_new=7).texts for each in ("float32", "int8")
     ]
     assert texts[0] == texts[1]
 

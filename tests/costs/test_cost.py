@@ -7,8 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention.softmax import attend, weights
-from regard.costs.cost import Latent, cost, leading, parameters, sizes_of, what_if
 from regard.costs.formula import symbols
+from regard.costs.model import Latent, cost, leading, parameters, sizes_of, what_if
 from regard.errors import ArgumentError, UnsupportedError
 from regard.layers.attention import MultiHeadAttention, split_heads
 from regard.layers.block import BlockConfig

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from regard.cli import main
-from regard.costs.cost import cost
+from regard.costs.model import cost
 from regard.costs.roofline import measure_machine, placed, roofline_figure, short_number
 from regard.lab.catalogue import EXPERIMENTS
 from regard.models.families import FAMILIES

@@ -3,6 +3,7 @@
 import json
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from regard.lab.catalogue import EXPERIMENTS, find
 from regard.lab.spec import perform
 from regard.layers.attention import merge_heads, split_heads
 from regard.layers.cache import LayerCache
-from regard.recurrent.cells import gru_forward, lstm_forward
+from regard.recurrent.loops import gru_forward, lstm_forward
 
 
 def replace_function(patch, function, broken):
@@ -59,19 +60,21 @@ def only_the_last_key(patch):
 def forget_gates_half_shut(patch):
     """An LSTM whose forget gates keep half of the state, whatever their weights."""
 
-    def half_shut(X, h0, c0, *weights, **kwargs):
-        return lstm_forward(X, h0, c0, *map(torch.zeros_like, weights[:3]), *weights[3:], **kwargs)
+    def changed(X, h0, c0, weights, **kwargs):
+        shut = {name: torch.zeros_like(getattr(weights, name)) for name in ("W_f", "U_f", "b_f")}
+        return lstm_forward(X, h0, c0, replace(weights, **shut), **kwargs)
 
-    replace_function(patch, lstm_forward, half_shut)
+    replace_function(patch, lstm_forward, changed)
 
 
 def update_gates_upside_down(patch):
     """A GRU whose update gates replace what they should keep."""
 
-    def upside_down(X, h0, *weights, **kwargs):
-        return gru_forward(X, h0, *(-weight for weight in weights[:3]), *weights[3:], **kwargs)
+    def changed(X, h0, weights, **kwargs):
+        turned = {name: -getattr(weights, name) for name in ("W_z", "U_z", "b_z")}
+        return gru_forward(X, h0, replace(weights, **turned), **kwargs)
 
-    replace_function(patch, gru_forward, upside_down)
+    replace_function(patch, gru_forward, changed)
 
 
 def uniform_weights(patch):

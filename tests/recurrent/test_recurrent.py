@@ -8,14 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard import gru_forward, gru_step, lstm_forward, lstm_step, rnn_forward, rnn_step
-from regard.recurrent.cells import last_state
-from regard.recurrent.loops import fused
+from regard import recurrent
+from regard.recurrent import GRUWeights, LSTMWeights, RNNWeights, last_state
 
 TIME, BATCH, INPUT_DIM, HIDDEN = 7, 3, 5, 11
 
 # Sums of a few dozen terms of order 1, through a few contracting steps: some tens of roundings.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.float16: 1e-2, torch.bfloat16: 8e-2}
+
+
+def flat(function, weights, n_state):
+    """The function with its weights one after the other, as leaves that gradients are asked of."""
+    n_input = 1 + n_state
+    return lambda *args, **options: function(*args[:n_input], weights(*args[n_input:]), **options)
+
+
+rnn_step, rnn_forward = (flat(f, RNNWeights, 1) for f in (recurrent.rnn_step, recurrent.rnn_forward))
+lstm_step, lstm_forward = (flat(f, LSTMWeights, 2) for f in (recurrent.lstm_step, recurrent.lstm_forward))
+gru_step, gru_forward = (flat(f, GRUWeights, 1) for f in (recurrent.gru_step, recurrent.gru_forward))
 
 
 def lstm_last(*args, **options):
@@ -131,9 +141,8 @@ def test_a_sequence_is_its_steps_whatever_its_sizes(form, time, batch, input_dim
 
 @each_form
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_the_numbers_are_the_same(form, mode, monkeypatch):
-    """Where nothing is kept for a backward pass, and inputs are projected a part at a time."""
-    monkeypatch.setattr("regard.recurrent.loops.ROWS_AT_ONCE", 2 * BATCH + 1)  # parts of 2 steps, then of 1
+def test_without_gradients_the_numbers_are_the_same(form, mode):
+    """Where nothing is kept for a backward pass."""
     X, states, weights = problem(form, dtype=torch.float64)
     with mode():
         actual = as_tuple(FORMS[form][0](X, *states, *weights))
@@ -164,23 +173,9 @@ def test_gradcheck(form, lengths):
 
 @pytest.mark.parametrize("form", ["rnn", "lstm", "gru"])
 def test_second_derivatives(form):
-    """A gradient through a gradient is right, too, where the backward pass is ours."""
+    """A gradient through a gradient is right, too."""
     X, states, weights = problem(form, time=2, batch=(2,), input_dim=2, hidden=2, dtype=torch.float64)
     assert torch.autograd.gradgradcheck(FORMS[form][0], (X, *states, *weights))
-
-
-def test_a_second_derivative_when_one_input_comes_from_another():
-    """An initial state computed from a weight is not counted twice."""
-    X, (h0,), weights = problem("rnn", time=2, batch=(2,), dtype=torch.float64)
-
-    def penalty(run):
-        H = run(X, h0 + weights[0].sum(), *weights)
-        (slope,) = torch.autograd.grad(H.square().sum(), weights[0], create_graph=True)
-        return torch.autograd.grad(slope.square().sum(), (X, h0, *weights))
-
-    oracle = penalty(lambda x, h, *w: by_steps(rnn_step, x, (h,), w)[0])
-    for actual, wanted in zip(penalty(rnn_forward), oracle, strict=True):
-        torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("unused", [0, 1], ids=["hidden states", "cell states"])
@@ -259,24 +254,23 @@ def test_a_sequence_equals_torch_nn(form):
     close(found, torch.autograd.grad(peer_H, leaves, direction), torch.float64)
 
 
-def test_the_inner_bias_of_nn_gru():
-    """`b_u` is nn.GRU's recurrent bias of the candidate, for a step and for a sequence."""
-    module = torch.nn.GRU(INPUT_DIM, HIDDEN).double()
-    W, U, b, b_hidden = (parameter.chunk(3) for parameter in module.parameters())
-    r, z = ((W[k].mT, U[k].mT, b[k] + b_hidden[k]) for k in (0, 1))
-    X, (h0,), _ = problem("gru", dtype=torch.float64)
-    weights = (*z, *r, W[2].mT, U[2].mT, b[2])
-    options = {"reset_after": True, "b_u": b_hidden[2]}
-    wanted, _ = module(X, h0[None])
-    close(gru_forward(X, h0, *weights, **options), wanted, torch.float64)
-    close(by_steps(gru_step, X, (h0,), weights, **options)[0], wanted, torch.float64)
-
-
-def test_the_fused_rnn_is_the_loop():
-    """The operation that takes the loop's place on a GPU has the same layout and numbers."""
-    X, (h0,), (W_x, W_h, b) = problem("rnn", dtype=torch.float64)
-    H, last = fused("RNN_TANH", X, h0[None], [W_x], [W_h], [b])
-    close((H, last[0]), (rnn_forward(X, h0, W_x, W_h, b), H[-1]), torch.float64)
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_from_torch_give_what_the_module_gives(bias):
+    """`from_torch` reads nn.RNN, nn.LSTM and nn.GRU, for a sequence and for its steps."""
+    X, (h0, c0), _ = problem("lstm", dtype=torch.float64)
+    rnn, lstm, gru = (kind(INPUT_DIM, HIDDEN, bias=bias).double() for kind in PEERS.values())
+    weights = RNNWeights.from_torch(rnn)
+    close(recurrent.rnn_forward(X, h0, weights), rnn(X, h0[None])[0], torch.float64)
+    close(by_steps(recurrent.rnn_step, X, (h0,), (weights,))[0], rnn(X, h0[None])[0], torch.float64)
+    weights = LSTMWeights.from_torch(lstm)
+    wanted = lstm(X, (h0[None], c0[None]))[0]
+    close(recurrent.lstm_forward(X, h0, c0, weights)[0], wanted, torch.float64)
+    close(by_steps(recurrent.lstm_step, X, (h0, c0), (weights,))[0], wanted, torch.float64)
+    weights, wanted = GRUWeights.from_torch(gru), gru(X, h0[None])[0]
+    close(recurrent.gru_forward(X, h0, weights, reset_after=True), wanted, torch.float64)
+    by_step = by_steps(recurrent.gru_step, X, (h0,), (weights,), reset_after=True)[0]
+    close(by_step, wanted, torch.float64)
+    assert repr(weights) == f"GRUWeights(input_dim {INPUT_DIM}, hidden {HIDDEN})"
 
 
 LENGTHS = torch.tensor([4, 0, TIME])

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, RegardError, ShapeError
-from regard.recurrent.cells import (
+from regard.recurrent import (
+    GRUWeights,
+    LSTMWeights,
+    RNNWeights,
     gru_forward,
     gru_step,
     last_state,
@@ -41,7 +44,7 @@ def test_a_weight_that_does_not_fit_is_named_with_its_dimensions(change, message
     """The message says which weight, what it is, what it must be, and what decides that."""
     weights = [change.get(i, weight) for i, weight in enumerate(GATE)]
     with pytest.raises(ShapeError, match=message):
-        rnn_step(X_T, STATE, *weights)
+        rnn_step(X_T, STATE, RNNWeights(*weights))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +55,9 @@ def test_each_of_twelve_weights_is_told_apart(name):
     weights = {f"{kind}_{gate}": GATE[k] for gate in "fioc" for k, kind in enumerate("WUb")}
     weights[name] = torch.zeros(2, 2)
     with pytest.raises(ShapeError, match=rf"^{name} is "):
-        lstm_step(X_T, STATE, STATE, **weights)
+        lstm_step(X_T, STATE, STATE, LSTMWeights(**weights))
     with pytest.raises(ShapeError, match=rf"^{name} is "):
-        lstm_forward(X, STATE, STATE, **weights)
+        lstm_forward(X, STATE, STATE, LSTMWeights(**weights))
 
 
 @pytest.mark.parametrize("name", ["W_z", "U_z", "b_z", "W_r", "U_r", "b_r", "W_h", "U_h", "b_h"])
@@ -63,9 +66,9 @@ def test_each_of_nine_weights_is_told_apart(name):
     weights = {f"{kind}_{gate}": GATE[k] for gate in "zrh" for k, kind in enumerate("WUb")}
     weights[name] = torch.zeros(2, 2)
     with pytest.raises(ShapeError, match=rf"^{name} is "):
-        gru_step(X_T, STATE, **weights)
+        gru_step(X_T, STATE, GRUWeights(**weights))
     with pytest.raises(ShapeError, match=rf"^{name} is "):
-        gru_forward(X, STATE, **weights)
+        gru_forward(X, STATE, GRUWeights(**weights))
 
 
 def test_an_input_of_the_wrong_rank_is_told_both_right_ones():
@@ -73,37 +76,37 @@ def test_an_input_of_the_wrong_rank_is_told_both_right_ones():
     with pytest.raises(
         ShapeError, match=r"x_t has 3 dimensions: it must be \(input_dim,\) or \(batch, input_dim\)"
     ):
-        rnn_step(X, STATE, *GATE)
+        rnn_step(X, STATE, RNNWeights(*GATE))
     with pytest.raises(
         ShapeError, match=r"X has 1 dimensions: it must be \(time, input_dim\) or \(time, batch, inp"
     ):
-        rnn_forward(X[0, 0], STATE, *GATE)
+        rnn_forward(X[0, 0], STATE, RNNWeights(*GATE))
 
 
 def test_a_state_that_does_not_fit_is_named():
     """A batch or a width that differs, in either state."""
     with pytest.raises(ShapeError, match=r"h0 is \(batch 2, hidden 11\): it must be \(batch 3, hidden 11\)"):
-        rnn_forward(X, STATE[:2], *GATE)
+        rnn_forward(X, STATE[:2], RNNWeights(*GATE))
     with pytest.raises(ShapeError, match=r"h0 is \(11,\): it must be \(batch 3, hidden 11\)"):
-        rnn_forward(X, STATE[0], *GATE)
+        rnn_forward(X, STATE[0], RNNWeights(*GATE))
     with pytest.raises(ShapeError, match=r"c0 is \(batch 3, hidden 10\): it must be \(batch 3, hidden 11\)"):
-        lstm_forward(X, STATE, STATE[:, 1:], *GATE * 4)
+        lstm_forward(X, STATE, STATE[:, 1:], LSTMWeights(*GATE * 4))
 
 
 def test_no_steps_and_no_numbers_are_refused():
     """An empty time, input_dim or hidden has no result to give."""
     with pytest.raises(ShapeError, match=r"X has no steps: .* Got X \(time 0, batch 3, input_dim 5\)"):
-        rnn_forward(X[:0], STATE, *GATE)
+        rnn_forward(X[:0], STATE, RNNWeights(*GATE))
     with pytest.raises(ShapeError, match=r"input_dim and hidden must be at least 1\. Got X .*input_dim 0\)"):
-        gru_forward(X[..., :0], STATE, *GATE * 3)
+        gru_forward(X[..., :0], STATE, GRUWeights(*GATE * 3))
     with pytest.raises(ShapeError, match=r"input_dim and hidden must be at least 1\. Got x_t"):
-        rnn_step(X_T, STATE[:, :0], *GATE)
+        rnn_step(X_T, STATE[:, :0], RNNWeights(*GATE))
 
 
 def test_whole_numbers_as_inputs_are_refused():
     """Inputs must have a floating dtype."""
     with pytest.raises(ShapeError, match=r"X has dtype torch.int64"):
-        rnn_forward(X.long(), STATE, *GATE)
+        rnn_forward(X.long(), STATE, RNNWeights(*GATE))
 
 
 @pytest.mark.parametrize(
@@ -121,11 +124,11 @@ def test_whole_numbers_as_inputs_are_refused():
 def test_lengths_that_cannot_be_are_refused(lengths, message):
     """By every function that takes them."""
     with pytest.raises(RegardError, match=message):
-        rnn_forward(X, STATE, *GATE, lengths=lengths)
+        rnn_forward(X, STATE, RNNWeights(*GATE), lengths=lengths)
     with pytest.raises(RegardError, match=message):
-        lstm_forward(X, STATE, STATE, *GATE * 4, lengths=lengths)
+        lstm_forward(X, STATE, STATE, LSTMWeights(*GATE * 4), lengths=lengths)
     with pytest.raises(RegardError, match=message):
-        gru_forward(X, STATE, *GATE * 3, lengths=lengths)
+        gru_forward(X, STATE, GRUWeights(*GATE * 3), lengths=lengths)
     with pytest.raises(RegardError, match=message):
         last_state(torch.zeros(TIME, BATCH, HIDDEN), STATE, lengths)
 
@@ -133,9 +136,9 @@ def test_lengths_that_cannot_be_are_refused(lengths, message):
 def test_the_inner_bias_needs_the_reset_after():
     """It would be ignored otherwise, or mean something else."""
     with pytest.raises(ArgumentError, match="b_u is the bias inside the reset"):
-        gru_step(X_T, STATE, *GATE * 3, b_u=GATE[2])
+        gru_step(X_T, STATE, GRUWeights(*GATE * 3, b_u=GATE[2]))
     with pytest.raises(ShapeError, match=r"b_u is \(hidden 2\): it must be \(hidden 11\)"):
-        gru_forward(X, STATE, *GATE * 3, reset_after=True, b_u=torch.zeros(2))
+        gru_forward(X, STATE, GRUWeights(*GATE * 3, b_u=torch.zeros(2)), reset_after=True)
 
 
 @pytest.mark.parametrize("states", [torch.zeros(2, 3), torch.zeros(0, 3, 11), torch.zeros(())], ids=str)
@@ -148,16 +151,37 @@ def test_last_state_of_states_that_do_not_fit(states):
 
 
 @pytest.mark.parametrize(
-    ("run", "n_state", "n_gate"), [(rnn_forward, 1, 1), (lstm_forward, 2, 4), (gru_forward, 1, 3)]
+    ("module", "message"),
+    [
+        (torch.nn.LSTM(5, 11, num_layers=2), "one layer, one direction and no projection"),
+        (torch.nn.LSTM(5, 11, bidirectional=True), "one layer, one direction and no projection"),
+        (torch.nn.LSTM(5, 11, proj_size=3), "one layer, one direction and no projection"),
+        (torch.nn.RNN(5, 11, nonlinearity="relu"), "must be tanh. Got relu"),
+    ],
 )
-def test_a_compiled_sequence_is_the_same(run, n_state, n_gate):
+def test_modules_of_another_form_are_refused(module, message):
+    """Their numbers would be others."""
+    weights = LSTMWeights if isinstance(module, torch.nn.LSTM) else RNNWeights
+    with pytest.raises(ArgumentError, match=message):
+        weights.from_torch(module)
+
+
+@pytest.mark.parametrize(
+    ("run", "kind", "n_state", "n_gate"),
+    [(rnn_forward, RNNWeights, 1, 1), (lstm_forward, LSTMWeights, 2, 4), (gru_forward, GRUWeights, 1, 3)],
+)
+def test_a_compiled_sequence_is_the_same(run, kind, n_state, n_gate):
     """torch.compile traces a sequence and its gradients whole, without a break in the graph."""
     shapes = [(3, 2, 5)] + [(2, 7)] * n_state + [(5, 7), (7, 7), (7,)] * n_gate
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
-    found = []
-    for form in (run, compiled):
+
+    def called(*tensors):
+        return run(*tensors[: 1 + n_state], kind(*tensors[1 + n_state :]))
+
+    compiled = torch.compile(called, backend="aot_eager", fullgraph=True)
+    results = []
+    for form in (called, compiled):
         output = form(*inputs)
         output = output if isinstance(output, tuple) else (output,)
-        found.append((*output, *torch.autograd.grad(sum(o.sum() for o in output), inputs)))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+        results.append((*output, *torch.autograd.grad(sum(o.sum() for o in output), inputs)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)

@@ -164,6 +164,10 @@ class RandomFeatures(FeatureMap):
     projection: Float[Tensor, "feature qk_dim"]
     scale: float
 
+    def __repr__(self) -> str:
+        n_feature, qk_dim = self.projection.shape
+        return f"RandomFeatures({n_feature} features of qk_dim {qk_dim}, scale {self.scale:.3g})"
+
     @classmethod
     def draw(
         cls, qk_dim: int, n_feature: int = 256, *, seed: int = 0, scale: float | None = None

@@ -26,14 +26,7 @@ from torch import Tensor
 
 from regard.attention.data import Data
 from regard.attention.feature_maps import KERNELS, FeatureMap
-from regard.attention.linear_scan import (
-    Causal,
-    Collect,
-    Read,
-    least_normaliser,
-    row_scores,
-    summing_dtype,
-)
+from regard.attention.linear_scan import Causal, Collect, Read, least_normaliser, row_scores, summing_dtype
 from regard.attention.scores import no_autocast
 from regard.attention.shapes import KEY_WORDS, QUERY_WORDS, check_attention, named
 from regard.errors import ArgumentError, ShapeError
@@ -61,6 +54,9 @@ class LinearState(Data):
         S = k.new_zeros((*k.shape[:2], feature, v.shape[-1]), dtype=summing_dtype(k.dtype))
         return cls(S, S.new_zeros(S.shape[:3]))
 
+    def __repr__(self) -> str:
+        return f"LinearState{named(('batch', 'kv_head', 'feature', 'v_dim'), self.S.shape)}"
+
     def select(self, batch: Int[Tensor, " chosen"]) -> LinearState:
         """The states of these batch entries, in this order, as beam search asks for them."""
         return LinearState(self.S[batch], self.z[batch])
@@ -75,6 +71,9 @@ class LinearAttended(Data):
     normaliser: Float[Tensor, "batch head query"]
     state: LinearState | None = None
 
+    def __repr__(self) -> str:
+        return f"LinearAttended{named(('batch', 'head', 'query', 'v_dim'), self.out.shape)}"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearRule(Data):
@@ -83,6 +82,10 @@ class LinearRule(Data):
     kernel: FeatureMap
     causal: bool = False
     keys: Bool[Tensor, "batch key"] | None = None  # False: padding
+
+    def __repr__(self) -> str:
+        hidden = "" if self.keys is None else f", {int((~self.keys).sum())} keys hidden"
+        return f"LinearRule({self.kernel!r}, causal={self.causal}{hidden})"
 
 
 def attend_linear(

@@ -270,6 +270,7 @@ class ScoreRule(Data):
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """A block in which products keep the dtype they are given: autocast would round scores to bfloat16."""
-    if torch.is_autocast_enabled(device.type):
+    available = torch.amp.autocast_mode.is_autocast_available(device.type)  # the meta device has none
+    if available and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()

@@ -37,10 +37,7 @@ INT8_PACK = _operator("quantized", "linear_prepack")
 INT8_LINEAR = _operator("quantized", "linear_dynamic")
 
 # Whole sequences, by the `mode` of torch.nn's layers. Without them: step by step.
-SEQUENCE: dict[str, Any] = {mode: getattr(torch, mode.lower(), None) for mode in ("RNN_TANH", "LSTM", "GRU")}
-
-# Which backward pass this is. Without it: gradients of weights at every step, by autograd.
-GRAPH_TASK: Any = getattr(torch._C, "_current_graph_task_id", None)
+SEQUENCE: dict[str, Any] = {mode: getattr(torch, mode.lower(), None) for mode in ("LSTM", "GRU")}
 
 
 def has_vnni() -> bool:

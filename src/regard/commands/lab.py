@@ -14,7 +14,7 @@ from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.costs.cost import Cost, Latent, Phase
+    from regard.costs.model import Cost, Latent, Phase
     from regard.costs.roofline import Machine
     from regard.lab.spec import Done
     from regard.models.transformer import TransformerConfig
@@ -57,8 +57,8 @@ def cost(
     import torch
 
     from regard.costs import roofline
-    from regard.costs.cost import cost as cost_of
-    from regard.costs.cost import what_if
+    from regard.costs.model import cost as cost_of
+    from regard.costs.model import what_if
 
     number = getattr(torch, dtype)
     if out is not None and not out.parent.is_dir():
@@ -169,7 +169,7 @@ def _print_costs(
     from rich.console import Console
     from rich.table import Table
 
-    from regard.costs.cost import leading
+    from regard.costs.model import leading
     from regard.costs.roofline import placed, short_number
 
     console = Console()

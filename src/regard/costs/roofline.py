@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from regard.costs.cost import Cost, Row
+from regard.costs.model import Cost, Row
 from regard.errors import ArgumentError
 
 COLOURS = {"decode": "#d55e00", "prefill": "#0072b2", "train": "#1b7837"}

@@ -1,1 +1,20 @@
-"""Pictures: matplotlib figures, and escaped, self-contained HTML."""
+"""Pictures: matplotlib figures, and escaped, self-contained HTML (`regard.drawing.html`).
+
+    heat_map, heat_maps     one head, several heads
+    lines, shaded_text      links between tokens, the text itself
+    head_grid, head_pictures   layers x heads: labels, small pictures
+    curves                  named lines
+
+The names load on first use: matplotlib is slow to import, and most of what imports this package never draws.
+"""
+
+from importlib import import_module
+
+__all__ = ["curves", "head_grid", "head_pictures", "heat_map", "heat_maps", "lines", "shaded_text"]
+
+
+def __getattr__(name: str) -> object:
+    """PEP 562: a figure's function when it is first asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'regard.drawing' has no attribute {name!r}")
+    return getattr(import_module("regard.drawing.figures"), name)

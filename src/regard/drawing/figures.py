@@ -13,42 +13,19 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from regard.drawing.parts import (
-    CELL,
-    DIVERGING,
-    HIDDEN,
-    LARGEST_SIDE,
-    MOST_LABELS,
-    MOST_NUMBERS,
-    PALETTE,
-    checked_weights,
-    draw_map,
-    figure_and_axes,
-    ink_on,
-    last_colour,
-)
 from regard.errors import ShapeError
 
-__all__ = [
-    "CELL",
-    "DIVERGING",
-    "HIDDEN",
-    "KINDS",
-    "LARGEST_SIDE",
-    "MOST_LABELS",
-    "MOST_NUMBERS",
-    "PALETTE",
-    "curves",
-    "head_grid",
-    "head_pictures",
-    "heat_map",
-    "heat_maps",
-    "lines",
-    "shaded_text",
-]
+PALETTE = "viridis"  # even steps in lightness, and readable with every kind of colour blindness
+DIVERGING = "PuOr_r"  # orange: more; purple: less
+HIDDEN = "#e4e4e8"
+CELL = 0.42  # inches
+LARGEST_SIDE = 12.0  # inches
+MOST_LABELS = 64  # beyond this the words would overlap, so positions are numbered instead
+MOST_NUMBERS = 12  # a cell this large still has room for its weight in figures
 
 
 def heat_map(
@@ -73,14 +50,13 @@ def heat_map(
     >>> figure.axes[0].get_xlabel()
     'key (is looked at)'
     """
-    values, hidden = checked_weights(weights, rows, cols, visible)
+    values, hidden = _checked_weights(weights, rows, cols, visible)
     n_query, n_key = values.shape
     cell = min(CELL, LARGEST_SIDE / max(values.shape))
-    figure, ax = figure_and_axes(ax, cell * n_key + 2.4, cell * n_query + 1.7)
-    top = last_colour(values, hidden, largest)
-    image = draw_map(ax, values, hidden, rows, cols, top, diverging)
-    if title is not None:
-        ax.set_title(title, fontsize=10, loc="left", pad=10, parse_math=False)
+    figure, ax = _figure_and_axes(ax, cell * n_key + 2.4, cell * n_query + 1.7)
+    top = _last_colour(values, hidden, largest)
+    image = _draw_map(ax, values, hidden, rows, cols, top, diverging)
+    _set_title(ax, title, pad=10)
     bar = figure.colorbar(image, ax=ax, fraction=0.05, aspect=28, pad=0.02)
     bar.set_label("difference of weights" if diverging else "weight", fontsize=9)
     bar.outline.set_visible(False)
@@ -114,9 +90,9 @@ def heat_maps(
             "weights must be (panel, query, key) or (batch, head, query, key), with at least one weight. "
             f"Got shape {tuple(weights.shape)}."
         )
-    each = weights.flatten(0, -3)
+    panels = weights.flatten(0, -3)
     seen = None if visible is None else visible.expand(weights.shape).flatten(0, -3)
-    n_panel, n_query, n_key = each.shape
+    n_panel, n_query, n_key = panels.shape
     if weights.dim() == 4:
         n_col = n_col or weights.shape[1]
         names = [f"sequence {b}, head {h}" for b in range(weights.shape[0]) for h in range(weights.shape[1])]
@@ -130,12 +106,12 @@ def heat_maps(
     cols = list(map(str, range(n_key))) if cols is None else cols
     cell = min(0.3, LARGEST_SIDE / max(n_row * (n_query + 4), n_col * (n_key + 6)))
     wide, high = max(1.9, cell * n_key + 1.5), max(1.7, cell * n_query + 1.2)
-    figure, ax = figure_and_axes(ax, n_col * wide, n_row * high)
+    figure, ax = _figure_and_axes(ax, n_col * wide, n_row * high)
     ax.set_axis_off()
     checked = [
-        checked_weights(each[i], rows, cols, None if seen is None else seen[i]) for i in range(n_panel)
+        _checked_weights(panels[i], rows, cols, None if seen is None else seen[i]) for i in range(n_panel)
     ]
-    together = max(last_colour(*pair, None) for pair in checked) if shared else None
+    together = max(_last_colour(*pair, None) for pair in checked) if shared else None
     margin = min(0.3, 1.1 / wide), min(0.3, 0.85 / high)
     for index, (values, hidden) in enumerate(checked):
         row, col = divmod(index, n_col)
@@ -146,7 +122,9 @@ def heat_maps(
             (1 - margin[1] - 0.3 / high) / n_row,
         )
         panel = ax.inset_axes(place)
-        image = draw_map(panel, values, hidden, rows, cols, last_colour(values, hidden, together), False, 7.0)
+        image = _draw_map(
+            panel, values, hidden, rows, cols, _last_colour(values, hidden, together), False, 7.0
+        )
         panel.set_title((titles or names)[index], fontsize=8, loc="left", pad=4, parse_math=False)
         panel.set_xlabel("key" if row == n_row - 1 or index + n_col >= n_panel else "", fontsize=8)
         panel.set_ylabel("query" if col == 0 else "", fontsize=8)
@@ -203,7 +181,7 @@ def head_grid(
     colours = {kind: KINDS[index % len(KINDS)] for index, kind in enumerate(kinds)}
     colours[kinds[-1]] = "#f0f0f2"
     cell = min(CELL, 0.8 * LARGEST_SIDE / max(widest, len(labels)))
-    figure, ax = figure_and_axes(ax, cell * widest + 2.6, max(cell * len(labels), 0.17 * len(kinds)) + 1.1)
+    figure, ax = _figure_and_axes(ax, cell * widest + 2.6, max(cell * len(labels), 0.17 * len(kinds)) + 1.1)
     size = min(8.0, 18 * cell)
     for layer, row in enumerate(labels):
         for head, label in enumerate(row):
@@ -213,19 +191,15 @@ def head_grid(
             if label != kinds[-1]:
                 words = label.split("-")
                 short = "".join(word[0] for word in words) if len(words) > 1 else label[:2]
-                ink = ink_on(colours[label])
+                ink = _ink_on(colours[label])
                 ax.text(head, layer, short, ha="center", va="center", fontsize=size, color=ink)
     ax.set_xlim(-0.6, widest - 0.4)
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.set_aspect("equal", anchor="NW")
-    ax.set_xlabel("head", fontsize=9)
-    ax.set_ylabel("layer", fontsize=9)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0, labelsize=min(8.0, 20 * cell))
+    _layers_and_heads(ax, cell)
     ax.set_xticks(range(widest))
     ax.set_yticks(range(len(labels)), [str(n) for n in range(len(labels))] if rows is None else rows)
-    if title is not None:
-        ax.set_title(title, fontsize=10, loc="left", pad=8, parse_math=False)
+    _set_title(ax, title, pad=8)
     if legend:
         shown = [kind for kind in kinds if any(kind in row for row in labels)]
         counts = {kind: sum(row.count(kind) for row in labels) for kind in shown}
@@ -269,8 +243,7 @@ def curves(
     ax.grid(axis="y", color="#e4e4e8", linewidth=0.8)
     ax.tick_params(labelsize=8)
     ax.legend(fontsize=8, frameon=False)
-    if title is not None:
-        ax.set_title(title, fontsize=10, loc="left", pad=8, parse_math=False)
+    _set_title(ax, title, pad=8)
     return figure
 
 
@@ -292,31 +265,27 @@ def head_pictures(
     """
     if not pictures or not any(len(row) for row in pictures):
         raise ShapeError("there is no picture: a figure of heads needs at least one.")
-    side = max(size for row in pictures for each in row for size in each.shape)
+    side = max(size for row in pictures for picture in row for size in picture.shape)
     step, widest = side + max(2, side // 8), max(map(len, pictures))
     wall = np.ones((step * len(pictures), step * widest, 4))
     for layer, row in enumerate(pictures):
-        for head, each in enumerate(row):
-            shown = np.sqrt(np.clip(np.where(np.isnan(each), 0, each), 0, None))
+        for head, picture in enumerate(row):
+            shown = np.sqrt(np.clip(np.where(np.isnan(picture), 0, picture), 0, None))
             colours = colormaps[PALETTE](shown / (shown.max() or 1.0))
-            colours[np.isnan(each)] = (*to_rgb(HIDDEN), 1.0)
+            colours[np.isnan(picture)] = (*to_rgb(HIDDEN), 1.0)
             # Each picture fills its place: sizes differ where queries and keys do.
-            down, across = (np.arange(side) * size // side for size in each.shape)
+            down, across = (np.arange(side) * size // side for size in picture.shape)
             place = (slice(layer * step, layer * step + side), slice(head * step, head * step + side))
             wall[place] = colours[down][:, across]
     cell = min(0.6, LARGEST_SIDE / max(widest, len(pictures)))
-    figure, ax = figure_and_axes(ax, cell * widest + 0.8, cell * len(pictures) + 0.9)
+    figure, ax = _figure_and_axes(ax, cell * widest + 0.8, cell * len(pictures) + 0.9)
     ax.imshow(wall, interpolation="nearest")
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0, labelsize=min(8.0, 20 * cell))
+    _layers_and_heads(ax, cell)
     middle = (side - 1) / 2
     ax.set_xticks(middle + step * np.arange(widest), [str(n) for n in range(widest)])
     names = [str(n) for n in range(len(pictures))] if rows is None else list(rows)
     ax.set_yticks(middle + step * np.arange(len(pictures)), names, parse_math=False)
-    ax.set_xlabel("head", fontsize=9)
-    ax.set_ylabel("layer", fontsize=9)
-    if title is not None:
-        ax.set_title(title, fontsize=10, loc="left", pad=8, parse_math=False)
+    _set_title(ax, title, pad=8)
     return figure
 
 
@@ -345,13 +314,13 @@ def lines(
     2
     """
     for head in weights:
-        checked_weights(head, rows, cols, None)
+        _checked_weights(head, rows, cols, None)
     if not weights.numel() or (names is not None and len(names) != weights.shape[0]):
         given = "no name" if names is None else f"{len(names)} names"
         raise ShapeError(f"there are {weights.shape[0]} heads and {given}: at least one, and a name each.")
     longest = max(len(rows), len(cols))
     label = 0.085 * max(len(word) for word in (*rows, *cols)) + 0.2
-    figure, ax = figure_and_axes(ax, 3.2 + 2 * label, 0.21 * longest + 0.9)
+    figure, ax = _figure_and_axes(ax, 3.2 + 2 * label, 0.21 * longest + 0.9)
     values = np.nan_to_num(weights.detach().float().cpu().numpy())
     top = float(values.max()) or 1.0
     along = np.linspace(0, 1, 25)
@@ -381,8 +350,7 @@ def lines(
     ax.text(1.03, -1.2, "key (is looked at)", ha="left", fontsize=8, color="#66666e")
     if names is not None:
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), fontsize=8, frameon=False, ncols=3)
-    if title is not None:
-        ax.set_title(title, fontsize=10, loc="left", pad=18, parse_math=False)
+    _set_title(ax, title, pad=18)
     return figure
 
 
@@ -405,7 +373,7 @@ def shaded_text(
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['to', 'be']
     """
-    values, hidden = checked_weights(
+    values, hidden = _checked_weights(
         weights[None], ["one"], tokens, None if visible is None else visible[None]
     )
     places = list(_wrapped(tokens, width))
@@ -413,11 +381,11 @@ def shaded_text(
     points, step = 10.0, 1.7  # size of a letter and lines apart, in its heights
     letter = 0.602 * points / 72  # inches a character of a monospaced font is wide
     new = ax is None
-    figure, ax = figure_and_axes(ax, letter * width + 0.4, n_line * step * points / 72 + 0.6)
+    figure, ax = _figure_and_axes(ax, letter * width + 0.4, n_line * step * points / 72 + 0.6)
     if not new:
         box = ax.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
         points = min(points, 72 * box.width / (0.602 * width))
-    top = last_colour(values, hidden, None)
+    top = _last_colour(values, hidden, None)
     palette = colormaps["Blues"]  # pale at 0: a text stays a text
     for index, (line, start, word) in enumerate(places):
         share = float(values[0, index]) / top
@@ -434,14 +402,13 @@ def shaded_text(
             )
         )
         ax.text(
-            start, line + 0.5, word, va="center", family="monospace", fontsize=points, color=ink_on(colour),
+            start, line + 0.5, word, va="center", family="monospace", fontsize=points, color=_ink_on(colour),
             parse_math=False,
         )  # fmt: skip
     ax.set_xlim(-0.5, width + 0.5)
     ax.set_ylim(n_line, 0)
     ax.set_axis_off()
-    if title is not None:
-        ax.set_title(title, fontsize=10, loc="left", pad=6, parse_math=False)
+    _set_title(ax, title, pad=6)
     return figure
 
 
@@ -458,3 +425,111 @@ def _wrapped(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int, str]
             line, column = line + 1, 0
         yield line, column, word
         column += len(word)
+
+
+def _figure_and_axes(ax: Axes | None, wide: float, high: float) -> tuple[Figure, Axes]:
+    """The axes given and their figure, or new ones of this size in inches."""
+    if ax is not None:
+        figure = ax.get_figure(root=True)
+        assert isinstance(figure, Figure)
+        return figure, ax
+    figure = Figure(figsize=(wide, high), layout="constrained", dpi=120)
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _checked_weights(
+    weights: Tensor, rows: Sequence[str], cols: Sequence[str], visible: Tensor | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and what is hidden of them, as arrays."""
+    if tuple(weights.shape) != (len(rows), len(cols)):
+        raise ShapeError(
+            f"weights is {tuple(weights.shape)}, with {len(rows)} rows and {len(cols)} cols: it must be "
+            f"(query, key), with one row label for each query and one column label for each key."
+        )
+    if weights.numel() == 0:
+        raise ShapeError(
+            f"weights is {tuple(weights.shape)} and has no weights to draw: "
+            f"it needs at least one query and one key."
+        )
+    if visible is not None and visible.shape != weights.shape:
+        raise ShapeError(
+            f"visible is {tuple(visible.shape)} and weights is {tuple(weights.shape)}: "
+            f"they must have the same shape (query, key)."
+        )
+    values = weights.detach().float().cpu().numpy()
+    return values, np.zeros(values.shape, bool) if visible is None else ~visible.cpu().numpy()
+
+
+def _last_colour(values: np.ndarray, hidden: np.ndarray, largest: float | None) -> float:
+    """The number that has the last colour."""
+    return largest if largest is not None else float(np.abs(values[~hidden]).max(initial=0.0)) or 1.0
+
+
+def _draw_map(
+    ax: Axes,
+    values: np.ndarray,
+    hidden: np.ndarray,
+    rows: Sequence[str],
+    cols: Sequence[str],
+    top: float,
+    diverging: bool,
+    size: float = 9.0,
+) -> AxesImage:
+    """One head's weights as coloured cells with their labels, and figures in them while there is room."""
+    ax.set_facecolor(HIDDEN)
+    image = ax.imshow(
+        np.ma.masked_array(values, hidden),
+        cmap=DIVERGING if diverging else PALETTE,
+        vmin=-top if diverging else 0.0,
+        vmax=top,
+        aspect="equal",
+    )
+    _label_cells(ax, rows, cols, size)
+    if max(values.shape) <= MOST_NUMBERS and size >= 9:
+        _write_numbers(ax, image, values, hidden)
+    return image
+
+
+def _label_cells(ax: Axes, rows: Sequence[str], cols: Sequence[str], size: float) -> None:
+    """Words beside the cells while they fit, and thin white lines between the cells."""
+    ax.set_ylabel("query (looks)", fontsize=9)
+    ax.set_xlabel("key (is looked at)", fontsize=9)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0, labelsize=size)
+    if max(len(rows), len(cols)) > MOST_LABELS * size / 9:
+        return
+    # A word may hold a dollar sign, which matplotlib would read as a formula.
+    ax.set_xticks(range(len(cols)), cols, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
+    ax.set_yticks(range(len(rows)), rows, parse_math=False)
+    ax.set_xticks(np.arange(1, len(cols)) - 0.5, minor=True)
+    ax.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
+    ax.grid(which="minor", color="white", linewidth=1.0)
+    ax.tick_params(which="minor", length=0)
+
+
+def _write_numbers(ax: Axes, image: AxesImage, values: np.ndarray, hidden: np.ndarray) -> None:
+    for (row, col), value in np.ndenumerate(values):
+        if not hidden[row, col]:
+            ink = _ink_on(image.cmap(image.norm(value)))
+            said = f"{value if abs(value) >= 0.005 else 0.0:.2f}"  # never -0.00
+            ax.text(col, row, said, ha="center", va="center", fontsize=7, color=ink)
+
+
+def _ink_on(colour: object) -> str:
+    """Black or white, whichever is read more easily upon a colour."""
+    red, green, blue = to_rgb(colour)  # type: ignore[arg-type]
+    return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else "white"
+
+
+def _set_title(ax: Axes, title: str | None, *, pad: int) -> None:
+    if title is not None:
+        ax.set_title(title, fontsize=10, loc="left", pad=pad, parse_math=False)
+
+
+def _layers_and_heads(ax: Axes, cell: float) -> None:
+    """Axes whose rows are layers and whose columns are heads."""
+    ax.set_xlabel("head", fontsize=9)
+    ax.set_ylabel("layer", fontsize=9)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0, labelsize=min(8.0, 20 * cell))

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention.softmax import attend, weights
-from regard.costs.cost import cost
+from regard.costs.model import cost
 from regard.lab.drawing import draw, finish, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, equal
 from regard.layers.attention import MultiHeadAttention, merge_heads, split_heads

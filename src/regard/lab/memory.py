@@ -17,7 +17,8 @@ from regard.attention.softmax import attend
 from regard.lab.drawing import draw, finish, level, panels
 from regard.lab.learning import share_right, train
 from regard.lab.spec import Experiment, Measurement, Result, above, below, near
-from regard.recurrent.cells import gru_forward, lstm_forward, rnn_forward
+from regard.recurrent.cells import GRUWeights, LSTMWeights, RNNWeights
+from regard.recurrent.loops import gru_forward, lstm_forward, rnn_forward
 
 HIDDEN, VOCAB = 24, 6
 INPUT = VOCAB + 1  # one number more marks the token to be remembered
@@ -61,10 +62,10 @@ class Reader(nn.Module):
             k, v = ((x @ weight).transpose(0, 1)[:, None] for weight in (w_k, w_v))
             return attend(q, k, v).out[:, 0, 0]
         if self.kind == "RNN":
-            return rnn_forward(x, start, *weights)[-1]
+            return rnn_forward(x, start, RNNWeights(*weights))[-1]
         if self.kind == "LSTM":
-            return lstm_forward(x, start, start, *weights)[0][-1]
-        return gru_forward(x, start, *weights)[-1]
+            return lstm_forward(x, start, start, LSTMWeights(*weights), cells=False)[0][-1]
+        return gru_forward(x, start, GRUWeights(*weights))[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of what is to be remembered."""

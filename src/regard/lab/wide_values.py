@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention.softmax import attend
-from regard.costs.cost import cost
+from regard.costs.model import cost
 from regard.lab.drawing import finish, grouped_bars, panels
 from regard.lab.spec import Check, Experiment, Measurement, Result, below, equal
 from regard.layers.attention import MultiHeadAttention, merge_heads, split_heads

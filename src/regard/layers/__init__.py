@@ -1,1 +1,36 @@
 """Modules: attention layers and blocks, positions, norms, the cache."""
+
+from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record, merge_heads, split_heads
+from regard.layers.block import Block, BlockConfig, FeedForward
+from regard.layers.cache import KVCache, LayerCache
+from regard.layers.norms import RMSNorm
+from regard.layers.positions import (
+    LearnedPositions,
+    RelativeBias,
+    Rotary,
+    RotaryScaling,
+    SinusoidalPositions,
+    Turn,
+    sinusoidal,
+)
+
+__all__ = [
+    "AdditiveAttention",
+    "Block",
+    "BlockConfig",
+    "FeedForward",
+    "KVCache",
+    "LayerCache",
+    "LearnedPositions",
+    "MultiHeadAttention",
+    "RMSNorm",
+    "Record",
+    "RelativeBias",
+    "Rotary",
+    "RotaryScaling",
+    "SinusoidalPositions",
+    "Turn",
+    "merge_heads",
+    "sinusoidal",
+    "split_heads",
+]

@@ -1,1 +1,12 @@
 """Whole models: one Transformer that is four families, and the recurrent seq2seq."""
+
+from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from regard.models.transformer import Output, Transformer, TransformerConfig
+
+__all__ = [
+    "Output",
+    "Seq2Seq",
+    "Seq2SeqConfig",
+    "Transformer",
+    "TransformerConfig",
+]

@@ -1,359 +1,228 @@
-"""Whole sequences in one call: loops with their gradients by hand, and torch's fused operations.
+"""Recurrent networks over a whole sequence: every state, from one call.
 
-Each loop works in place, in buffers of the whole sequence that are cut into steps once: a step is then one
-product, or two, and a few cheap calls. Autograd could not follow that, so each has its own backward pass,
-where what does not depend on later steps is computed for all steps at once beforehand, and the gradients of
-the weights are one product at the end. A gradient of a gradient is rare and goes through plain steps again;
-so does `torch.compile`, which fuses those itself.
+The inputs of all steps are projected by one product; then each step has one product with the state, or two.
+Torch's fused operations stand where they give all that is asked for. Everything is computed in the dtype of
+the inputs, under autocast too.
 
-Everything here takes (time, batch, input_dim) and gates side by side in one matrix, and checks nothing.
+Inputs are (time, input_dim) or (time, batch, input_dim). With `lengths`, a sequence ends before `time`:
+states past its end are 0, as `pad_packed_sequence` has it, whatever the padding holds, and `last_state` finds
+the state it ended with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd import Function
-from torch.nn import functional as F
 
 from regard.attention import torch_ops
 from regard.attention.scores import no_autocast
-
-ROWS_AT_ONCE = 512
-
-
-def rnn_loop(X: Tensor, h0: Tensor, W_x: Tensor, W_h: Tensor, b: Tensor) -> Tensor:
-    """Every hidden state of an Elman network."""
-    if torch.compiler.is_compiling():
-        return _rnn_by_steps(X, h0, W_x, W_h, b)[0]
-    H: Tensor = RNN.apply(X, h0, W_x, W_h, b)  # type: ignore[no-untyped-call]
-    return H
+from regard.attention.shapes import check_same_kind, named
+from regard.errors import ArgumentError, ShapeError
+from regard.recurrent.cells import GRUWeights, LSTMWeights, RNNWeights, check_fit, check_reset
 
 
-def lstm_loop(X: Tensor, h0: Tensor, c0: Tensor, W: Tensor, U: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Every hidden and every cell state of an LSTM, its gates in the order o, f, i, candidate."""
-    if torch.compiler.is_compiling():
-        return _lstm_by_steps(X, h0, c0, W, U, b)
-    inputs = (X, h0, c0, W, U, b)
-    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    states: tuple[Tensor, ...] = LSTM.apply(*inputs, keep)  # type: ignore[no-untyped-call]
-    return states[0], states[1]
+def rnn_forward(
+    X: Float[Tensor, "time *batch input_dim"],
+    h0: Float[Tensor, "*batch hidden"],
+    weights: RNNWeights,
+    *,
+    lengths: Int[Tensor, "*batch"] | None = None,
+) -> Float[Tensor, "time *batch hidden"]:
+    """Every hidden state of `rnn_step` along X: H[t] is the state after X[t]."""
+    _check_sequence({"X": X, "h0": h0}, weights, lengths)
+    x, past_end, (h,) = _batched(X, lengths, h0)
+    states = []
+    with no_autocast(X.device):
+        for projected in _projected(x, [weights.W_x], [weights.b]):
+            h = torch.addmm(projected, h, weights.W_h).tanh()
+            states.append(h)
+    return _as_given(states, X, past_end)
 
 
-def gru_loop(X: Tensor, h0: Tensor, W: Tensor, U_gates: Tensor, U_h: Tensor, b: Tensor) -> Tensor:
-    """Every hidden state of a GRU that resets before the product: W, b in the order candidate, z, r."""
-    if torch.compiler.is_compiling():
-        return _gru_by_steps(X, h0, W, U_gates, U_h, b)[0]
-    states: tuple[Tensor, ...] = GRU.apply(X, h0, W, U_gates, U_h, b)  # type: ignore[no-untyped-call]
-    return states[0]
+def lstm_forward(
+    X: Float[Tensor, "time *batch input_dim"],
+    h0: Float[Tensor, "*batch hidden"],
+    c0: Float[Tensor, "*batch hidden"],
+    weights: LSTMWeights,
+    *,
+    lengths: Int[Tensor, "*batch"] | None = None,
+    cells: bool = True,
+) -> tuple[Float[Tensor, "time *batch hidden"], Float[Tensor, "... hidden"]]:
+    """Every hidden and every cell state of `lstm_step` along X, (H, C), both (time, ..., hidden).
 
-
-class RNN(Function):
-    """H from (X, h0, W_x, W_h, b)."""
-
-    @staticmethod
-    def forward(X: Tensor, h0: Tensor, W_x: Tensor, W_h: Tensor, b: Tensor) -> Tensor:
-        H, h = _projected(X, W_x, b), h0
-        for h_t in H.unbind():
-            h = h_t.addmm_(h, W_h).tanh_()
-        return H
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad_H: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, H = ctx.saved_tensors
-        X, h0, W_x, W_h, _ = inputs
-        if torch.is_grad_enabled():
-            return _grads_by_steps(_rnn_by_steps, inputs, (grad_H,))
-        into_tanh = _copied(grad_H)
-        slope = torch.addcmul(_one(H), H, H, value=-1)
-        back, later = W_h.t(), torch.zeros_like(h0)
-        for into_t, slope_t in _reversed(into_tanh, slope):
-            later = into_t.addmm_(later, back).mul_(slope_t)
-        grad_X, grad_W, grad_b = _projection_grads(ctx, X, W_x, into_tanh)
-        return grad_X, later @ back, grad_W, _flat(_before(h0, H)).t() @ _flat(into_tanh), grad_b
-
-
-class LSTM(Function):
-    """H, C, and the gates if the backward pass will want them, from (X, h0, c0, W, U, b, keep).
-
-    The gates stand in the order o, f, i, candidate: the first three are sigmoids, and the last three are
-    those that the gradient of the cell reaches.
+    With `cells=False` it is (H, c): c is the last cell state only, (..., hidden), which is all that torch's
+    fused operation gives. Sequences of different `lengths` end with cells that operation does not return,
+    so that they cost the same with `cells=False` as without.
     """
-
-    @staticmethod
-    def forward(
-        X: Tensor, h0: Tensor, c0: Tensor, W: Tensor, U: Tensor, b: Tensor, keep: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        (time, batch, _), size, h, c = X.shape, h0.shape[-1], h0, c0
-        H, C = X.new_empty(time, batch, size), X.new_empty(time, batch, size)
-        # Gates that are not kept pass through a small buffer, which stays in the cache: fresh memory for
-        # all steps would have to be paged in first.
-        part = time if keep else min(time, max(1, ROWS_AT_ONCE // max(1, batch)))
-        gates = X.new_empty(part, batch, 4 * size)
-        # One step's gates are worked on in one place, so that they are cut into their four parts once.
-        now, tanh_c = X.new_empty(batch, 4 * size), X.new_empty(batch, size)
-        (o, f, i, candidate), sigmoids = now.chunk(4, -1), now[:, : 3 * size]
-        for X_part, H_part, C_part in zip(X.split(part), H.split(part), C.split(part), strict=True):
-            projected = _projected(X_part, W, b, out=gates[: len(X_part)])
-            for projected_t, h_t, c_t in _steps(projected, H_part, C_part):
-                torch.addmm(projected_t, h, U, out=now)
-                sigmoids.sigmoid_()
-                candidate.tanh_()
-                c = torch.mul(f, c, out=c_t).addcmul_(i, candidate)
-                h = torch.mul(o, torch.tanh(c, out=tanh_c), out=h_t)
-                if keep:
-                    projected_t.copy_(now)
-        return H, C, gates
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(output[2])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:-1], *output)
-
-    @staticmethod
-    def backward(
-        ctx: Any, grad_H: Tensor | None, grad_C: Tensor | None, _: None
-    ) -> tuple[Tensor | None, ...]:
-        X, h0, c0, W, U, b, H, C, gates = ctx.saved_tensors
-        into_h = torch.zeros_like(H) if grad_H is None else _copied(grad_H)
-        into_c = torch.zeros_like(C) if grad_C is None else _copied(grad_C)
-        if torch.is_grad_enabled():
-            return *_grads_by_steps(_lstm_by_steps, (X, h0, c0, W, U, b), (into_h, into_c)), None
-        o, f, i, candidate = gates.chunk(4, -1)
-        tanh_C = C.tanh()
-        h_to_c = torch.addcmul(o, o * tanh_C, tanh_C, value=-1)
-        into_gates = torch.empty_like(gates)  # first their slopes, then, step by step, their gradients
-        to_o, to_f, to_i, to_candidate = into_gates.chunk(4, -1)
-        torch.mul(tanh_C, o - o * o, out=to_o)
-        torch.mul(_before(c0, C), f - f * f, out=to_f)
-        torch.mul(candidate, i - i * i, out=to_i)
-        torch.addcmul(i, i * candidate, candidate, value=-1, out=to_candidate)
-        from_c = into_gates.unflatten(-1, (4, -1))[:, :, 1:]
-        back = U.t()
-        gates_later, c_later, f_later = (torch.zeros_like(like) for like in (into_gates[0], c0, c0))
-        for gates_t, o_t, from_c_t, h_t, c_t, h_to_c_t, f_t in _reversed(
-            into_gates, to_o, from_c, into_h, into_c, h_to_c, f
-        ):
-            h_t.addmm_(gates_later, back)
-            c_t.addcmul_(c_later, f_later).addcmul_(h_t, h_to_c_t)
-            o_t.mul_(h_t)
-            from_c_t.mul_(c_t[:, None])
-            gates_later, c_later, f_later = gates_t, c_t, f_t
-        grad_X, grad_W, grad_b = _projection_grads(ctx, X, W, into_gates)
-        grad_U = _flat(_before(h0, H)).t() @ _flat(into_gates)
-        return grad_X, gates_later @ back, c_later * f_later, grad_W, grad_U, grad_b, None
+    _check_sequence({"X": X, "h0": h0, "c0": c0}, weights, lengths)
+    x, past_end, (h, c) = _batched(X, lengths, h0, c0)
+    w = weights
+    W, U, b = (w.W_i, w.W_f, w.W_c, w.W_o), (w.U_i, w.U_f, w.U_c, w.U_o), (w.b_i, w.b_f, w.b_c, w.b_o)
+    with no_autocast(X.device):
+        if not cells and lengths is None and _fusible("LSTM", h):
+            H, _, c_last = fused("LSTM", x, (h[None], c[None]), W, U, b)
+            return _as_given(H, X, None), c_last.reshape(c0.shape)
+        states, cell_states, U_all = [], [], torch.cat(U, 1)
+        for projected in _projected(x, W, b):
+            i, f, candidate, o = torch.addmm(projected, h, U_all).chunk(4, -1)
+            c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), candidate.tanh())
+            h = o.sigmoid() * c.tanh()
+            states.append(h)
+            cell_states.append(c)
+    H, C = _as_given(states, X, past_end), _as_given(cell_states, X, past_end)
+    return H, C if cells else last_state(C, c0, lengths)
 
 
-class GRU(Function):
-    """H, and for the backward pass the gates, from (X, h0, W, U_gates, U_h, b).
+def gru_forward(
+    X: Float[Tensor, "time *batch input_dim"],
+    h0: Float[Tensor, "*batch hidden"],
+    weights: GRUWeights,
+    *,
+    lengths: Int[Tensor, "*batch"] | None = None,
+    reset_after: bool = False,
+) -> Float[Tensor, "time *batch hidden"]:
+    """Every hidden state of `gru_step` along X, with its two conventions of the reset."""
+    _check_sequence({"X": X, "h0": h0}, weights, lengths)
+    check_reset(weights, reset_after)
+    x, past_end, (h,) = _batched(X, lengths, h0)
+    w = weights
+    W, b = (w.W_r, w.W_z, w.W_h), (w.b_r, w.b_z, w.b_h)
+    with no_autocast(X.device):
+        inner = torch.zeros_like(w.b_h) if w.b_u is None else w.b_u
+        if reset_after and _fusible("GRU", h):
+            zero = torch.zeros_like(inner)
+            H = fused("GRU", x, h[None], W, (w.U_r, w.U_z, w.U_h), b, (zero, zero, inner))[0]
+            return _as_given(H, X, past_end)
+        states, U_gates, size = [], torch.cat((w.U_r, w.U_z), 1), h.shape[-1]
+        for projected in _projected(x, W, b):
+            gates, candidate = projected.split((2 * size, size), -1)
+            r, z = torch.addmm(gates, h, U_gates).sigmoid().chunk(2, -1)
+            if reset_after:
+                candidate = candidate + r * torch.addmm(inner, h, w.U_h)
+            else:
+                candidate = torch.addmm(candidate, r * h, w.U_h)
+            h = torch.lerp(candidate.tanh(), h, z)
+            states.append(h)
+    return _as_given(states, X, past_end)
 
-    The gates stand in the order candidate, z, r: z and r share a product with the old state, and
-    candidate and z are those that the gradient of the new state reaches at once.
+
+def last_state(
+    states: Float[Tensor, "time *batch hidden"],
+    initial: Float[Tensor, "*batch hidden"],
+    lengths: Int[Tensor, "*batch"] | None = None,
+) -> Float[Tensor, "*batch hidden"]:
+    """The state each sequence ended with: the one of its last step, or `initial` where it has no step.
+
+    >>> H = torch.tensor([[[1.0], [5.0]], [[2.0], [0.0]]])  # (time 2, batch 2, hidden 1)
+    >>> last_state(H, torch.zeros(2, 1), torch.tensor([2, 1])).squeeze(1)
+    tensor([2., 5.])
     """
-
-    @staticmethod
-    def forward(
-        X: Tensor, h0: Tensor, W: Tensor, U_gates: Tensor, U_h: Tensor, b: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        gates, h, size = _projected(X, W, b), h0, h0.shape[-1]
-        H, kept = X.new_empty(*X.shape[:2], size), X.new_empty(h0.shape)
-        for candidate, z, r, z_and_r, h_t in _steps(*gates.chunk(3, -1), gates[..., size:], H):
-            z_and_r.addmm_(h, U_gates).sigmoid_()
-            candidate.addmm_(torch.mul(r, h, out=kept), U_h).tanh_()
-            h = torch.lerp(candidate, h, z, out=h_t)
-        return H, gates
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*inputs, *output)
-
-    @staticmethod
-    def backward(ctx: Any, grad_H: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        X, h0, W, U_gates, U_h, b, H, gates = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return _grads_by_steps(_gru_by_steps, (X, h0, W, U_gates, U_h, b), (grad_H,))
-        before = _before(h0, H)
-        candidate, z, r = gates.chunk(3, -1)
-        into_gates = torch.empty_like(gates)  # first their slopes, then, step by step, their gradients
-        to_candidate, to_z, to_r = into_gates.chunk(3, -1)
-        torch.mul(1 - z, torch.addcmul(_one(z), candidate, candidate, value=-1), out=to_candidate)
-        torch.mul(before - candidate, z - z * z, out=to_z)
-        torch.mul(before, r - r * r, out=to_r)
-        from_h = into_gates.unflatten(-1, (3, -1))[:, :, :2]
-        z_and_r, into_kept = into_gates[..., h0.shape[-1] :], torch.empty_like(h0)
-        into_states = torch.cat((torch.zeros_like(h0)[None], grad_H))  # of h0, then of H
-        back_gates, back_h = U_gates.t(), U_h.t()
-        for into_t, earlier, from_h_t, candidate_t, to_r_t, z_and_r_t, z_t, r_t in _reversed(
-            into_states[1:], into_states[:-1], from_h, to_candidate, to_r, z_and_r, z, r
-        ):
-            from_h_t.mul_(into_t[:, None])
-            to_r_t.mul_(torch.mm(candidate_t, back_h, out=into_kept))
-            earlier.addmm_(z_and_r_t, back_gates).addcmul_(into_t, z_t).addcmul_(into_kept, r_t)
-        grad_X, grad_W, grad_b = _projection_grads(ctx, X, W, into_gates)
-        grad_U_gates = _flat(before).t() @ _flat(z_and_r)
-        return (
-            grad_X,
-            into_states[0],
-            grad_W,
-            grad_U_gates,
-            _flat(r * before).t() @ _flat(to_candidate),
-            grad_b,
+    if states.dim() not in (2, 3) or not len(states) or states.shape[1:] != initial.shape:
+        raise ShapeError(
+            "states and initial do not fit: states must be (time, hidden) or (time, batch, hidden), with at "
+            "least one step, and initial the same without time. "
+            f"Got states {tuple(states.shape)}, initial {tuple(initial.shape)}."
         )
-
-
-def _rnn_by_steps(X: Tensor, h: Tensor, W_x: Tensor, W_h: Tensor, b: Tensor) -> tuple[Tensor]:
-    H = []
-    for x_t in X.unbind():
-        h = torch.tanh(x_t @ W_x + h @ W_h + b)
-        H.append(h)
-    return (torch.stack(H),)
-
-
-def _lstm_by_steps(X: Tensor, h: Tensor, c: Tensor, W: Tensor, U: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    H, C = [], []
-    for x_t in X.unbind():
-        o, f, i, candidate = (x_t @ W + h @ U + b).chunk(4, -1)
-        c = f.sigmoid() * c + i.sigmoid() * candidate.tanh()
-        h = o.sigmoid() * c.tanh()
-        H.append(h)
-        C.append(c)
-    return torch.stack(H), torch.stack(C)
-
-
-def _gru_by_steps(X: Tensor, h: Tensor, W: Tensor, U_gates: Tensor, U_h: Tensor, b: Tensor) -> tuple[Tensor]:
-    H = []
-    for x_t in X.unbind():
-        candidate, gates = (x_t @ W + b).tensor_split((h.shape[-1],), -1)
-        z, r = (gates + h @ U_gates).sigmoid().chunk(2, -1)
-        h = torch.lerp((candidate + (r * h) @ U_h).tanh(), h, z)
-        H.append(h)
-    return (torch.stack(H),)
-
-
-def _grads_by_steps(
-    by_steps: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], grads: tuple[Tensor, ...]
-) -> tuple[Tensor | None, ...]:
-    """The gradients with a graph behind them, so that they can be differentiated again."""
-    with torch.enable_grad():
-        # Views stand for the inputs: where one input was computed from another, a gradient stops at it.
-        stand_ins = [tensor.view_as(tensor) for tensor in inputs]
-        outputs = by_steps(*stand_ins)
-    wanted = [tensor for tensor in stand_ins if tensor.requires_grad]
-    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True))
-    return tuple(next(found) if tensor.requires_grad else None for tensor in stand_ins)
-
-
-def _projected(X: Tensor, W: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """X W + b for all steps, in one product."""
-    if out is None:
-        out = X.new_empty(*X.shape[:2], W.shape[1])
-    torch.addmm(b, _flat(X), W, out=_flat(out))  # `out` also keeps autocast away
-    return out
-
-
-def _projection_grads(
-    ctx: Any, X: Tensor, W: Tensor, into_gates: Tensor
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    into = _flat(into_gates)
-    grad_X = (into @ W.t()).view_as(X) if ctx.needs_input_grad[0] else None
-    return grad_X, _flat(X).t() @ into, into.sum(0)
-
-
-def _flat(steps: Tensor) -> Tensor:
-    return steps.flatten(0, 1)
-
-
-def _copied(steps: Tensor) -> Tensor:
-    return steps.clone(memory_format=torch.contiguous_format)
-
-
-def _one(like: Tensor) -> Tensor:
-    return torch.ones((), dtype=like.dtype, device=like.device)
-
-
-def _before(initial: Tensor, states: Tensor) -> Tensor:
-    return torch.cat((initial[None], states[:-1]))
-
-
-def _steps(*sequences: Tensor) -> zip[tuple[Tensor, ...]]:
-    """All sequences cut into steps, once: indexing one step at a time costs more than what is done to it."""
-    return zip(*(sequence.unbind() for sequence in sequences), strict=True)
-
-
-def _reversed(*sequences: Tensor) -> zip[tuple[Tensor, ...]]:
-    return zip(*(reversed(sequence.unbind()) for sequence in sequences), strict=True)
+    if lengths is None:
+        return states[-1]
+    check_same_kind(states=states, initial=initial)
+    _check_lengths(lengths, states, "states")
+    index = (lengths.long() - 1).clamp(min=0)[..., None].expand_as(initial)[None]
+    return torch.where(lengths[..., None] == 0, initial, states.gather(0, index)[0])
 
 
 def fused(
     mode: str,
     x: Tensor,
     state: Tensor | tuple[Tensor, Tensor],
-    W: list[Tensor],
-    U: list[Tensor],
-    b: list[Tensor],
-    b_inner: list[Tensor] | None = None,
+    W: Sequence[Tensor],
+    U: Sequence[Tensor],
+    b: Sequence[Tensor],
+    b_inner: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """`whole_sequence` of these weights: gates stacked in torch's order, (gate, input_dim)."""
-    bias = torch.cat(b)
-    inner = torch.zeros_like(bias) if b_inner is None else torch.cat(b_inner)
+    """Torch's whole-sequence operation, on its layout: gates stacked in its order, (gate, input_dim)."""
+    bias = torch.cat(list(b))
+    inner = torch.zeros_like(bias) if b_inner is None else torch.cat(list(b_inner))
     params = [torch.cat([w.t() for w in W]), torch.cat([u.t() for u in U]), bias, inner]
-    return whole_sequence(mode, x, state, params, torch.is_grad_enabled())
+    # has_biases, num_layers, dropout, train, bidirectional, batch_first
+    outputs: tuple[Tensor, ...] = torch_ops.SEQUENCE[mode](
+        x, state, params, True, 1, 0.0, torch.is_grad_enabled(), False, False
+    )
+    return outputs
 
 
-def whole_sequence(
-    mode: str, x: Tensor, state: Tensor | tuple[Tensor, Tensor], params: list[Tensor], train: bool
-) -> tuple[Tensor, ...]:
-    """Every output and the last state, by torch's operation of this `mode`; where it has none, in steps."""
-    op = torch_ops.SEQUENCE[mode]
-    with full_precision(x.device):
-        if op is not None:
-            # has_biases, num_layers, dropout, train, bidirectional, batch_first
-            outputs: tuple[Tensor, ...] = op(x, state, params, True, 1, 0.0, train, False, False)
-            return outputs
-        W_x, W_h, b_x, b_h = params
-        now = tuple(part[0] for part in (state if isinstance(state, tuple) else (state,)))
-        H = []
-        for given in F.linear(x, W_x, b_x).unbind():
-            now = CELLS[mode](given, F.linear(now[0], W_h, b_h), *now)
-            H.append(now[0])
-        return torch.stack(H), *(part[None] for part in now)
+def _fusible(mode: str, h: Tensor) -> bool:
+    """Whether torch has the operation and it takes these: not an empty batch, nor halves on every CPU."""
+    if torch_ops.SEQUENCE[mode] is None:
+        return False
+    return bool(h.numel()) and (h.device.type != "cpu" or h.dtype in (torch.float32, torch.float64))
 
 
-def _gru_cell(given: Tensor, kept: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-    gates, candidate = given.split((2 * h.shape[-1], h.shape[-1]), -1)
-    gates_kept, candidate_kept = kept.split((2 * h.shape[-1], h.shape[-1]), -1)
-    r, z = (gates + gates_kept).sigmoid().chunk(2, -1)
-    return (torch.lerp(torch.addcmul(candidate, r, candidate_kept).tanh(), h, z),)
+def _projected(x: Tensor, W: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """x W + b of all gates side by side, one entry for each step, in one product."""
+    rows = torch.addmm(torch.cat(list(b)), x.flatten(0, 1), torch.cat(list(W), 1))
+    return rows.view(*x.shape[:2], rows.shape[1]).unbind()
 
 
-def _lstm_cell(given: Tensor, kept: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-    i, f, candidate, o = (given + kept).chunk(4, -1)
-    c = f.sigmoid() * c + i.sigmoid() * candidate.tanh()
-    return o.sigmoid() * c.tanh(), c
+def _batched(
+    X: Tensor, lengths: Tensor | None, *states: Tensor
+) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+    """X and states with a batch axis; where X is padding, set to 0: NaN times a gradient of 0 is NaN."""
+    x = X if X.dim() == 3 else X[:, None]
+    rows = tuple(state.reshape(x.shape[1], state.shape[-1]) for state in states)
+    if lengths is None:
+        return x, None, rows
+    past_end = torch.arange(len(x), device=x.device)[:, None, None] >= lengths.reshape(1, -1, 1)
+    return x.masked_fill(past_end, 0), past_end, rows
 
 
-def _rnn_cell(given: Tensor, kept: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-    return ((given + kept).tanh(),)
+def _as_given(states: Tensor | list[Tensor], X: Tensor, past_end: Tensor | None) -> Tensor:
+    """States with 0 past the end, and with a batch axis only if X has one."""
+    H = torch.stack(states) if isinstance(states, list) else states
+    if past_end is not None:
+        H = H.masked_fill(past_end, 0)
+    return H if X.dim() == 3 else H[:, 0]
 
 
-# The new state from what the input gives to torch's gates, what the old state gives to them, and that state.
-CELLS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
-    "GRU": _gru_cell,
-    "LSTM": _lstm_cell,
-    "RNN_TANH": _rnn_cell,
-}
+def _check_sequence(
+    given: dict[str, Tensor], weights: RNNWeights | LSTMWeights | GRUWeights, lengths: Tensor | None
+) -> None:
+    X = given["X"]
+    if X.dim() not in (2, 3):
+        raise ShapeError(
+            f"X has {X.dim()} dimensions: it must be (time, input_dim) or (time, batch, input_dim). "
+            f"Got shape {tuple(X.shape)}."
+        )
+    words = ("time", "batch", "input_dim") if X.dim() == 3 else ("time", "input_dim")
+    if len(X) == 0:
+        raise ShapeError(f"X has no steps: time must be at least 1. Got X {named(words, X.shape)}.")
+    check_fit(given, words, (*words[1:-1], "hidden"), weights)
+    if lengths is not None:
+        _check_lengths(lengths, X, "X")
 
 
-def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """A block without autocast on the CPU, where oneDNN has half-precision recurrences for few processors."""
-    return no_autocast(device) if device.type == "cpu" else nullcontext()
+def _check_lengths(lengths: Tensor, sequence: Tensor, name: str) -> None:
+    """Raise unless there is one whole number from 0 to time for each sequence."""
+    if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        kind = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
+        raise ShapeError(f"lengths must be a tensor of whole numbers, such as torch.int64. Got {kind}.")
+    if lengths.shape != sequence.shape[1:-1]:
+        raise ShapeError(
+            f"lengths has shape {tuple(lengths.shape)}: it must be {tuple(sequence.shape[1:-1])}, one for "
+            f"each sequence. Got {name} of shape {tuple(sequence.shape)}."
+        )
+    if lengths.device != sequence.device:
+        raise ShapeError(
+            f"lengths is on {lengths.device} and {name} on {sequence.device}: they must be on one device."
+        )
+    if lengths.is_meta or not lengths.numel():
+        return
+    low, high = (int(end) for end in torch.aminmax(lengths))
+    if low < 0 or high > len(sequence):
+        raise ArgumentError(
+            f"lengths reach from {low} to {high}: each must be between 0 and time {len(sequence)}. "
+            f"Got {name} of shape {tuple(sequence.shape)}."
+        )

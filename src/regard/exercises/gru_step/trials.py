@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Trial
-from regard.recurrent.cells import GRU_WEIGHTS, gru_step
+from regard.recurrent.cells import GRUWeights, gru_step
 
 
 def reference(case: Case, *, update: str = "keeps", reset: str = "before") -> Tensor:
@@ -16,7 +16,7 @@ def reference(case: Case, *, update: str = "keeps", reset: str = "before") -> Te
     x, h, *weights = case.args
     if update == "takes":  # sigmoid(-a) = 1 - sigmoid(a)
         weights = [-weight for weight in weights[:3]] + weights[3:]
-    return gru_step(x, h, *weights, reset_after=reset == "after")
+    return gru_step(x, h, GRUWeights(*weights), reset_after=reset == "after")
 
 
 def step(draw: Draw) -> Case:
@@ -25,7 +25,7 @@ def step(draw: Draw) -> Case:
         "U": ("hidden", "hidden"),
         "b": ("hidden",),
     }
-    weights = [draw.normal(*shapes[name[0]], scale=0.8) for name in GRU_WEIGHTS]
+    weights = [draw.normal(*shapes[kind], scale=0.8) for kind in "WUb" * 3]
     return Case((draw.normal("input"), draw.uniform("hidden", low=-0.9, high=0.9), *weights))
 
 

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial
 from regard.exercises.shared.lstm import lstm_weights
-from regard.recurrent.cells import lstm_forward
+from regard.recurrent.cells import LSTMWeights
+from regard.recurrent.loops import lstm_forward
 
 
 def reference(case: Case) -> tuple[Tensor, Tensor]:
     """Our own loop."""
-    return lstm_forward(*case.args)
+    x, h, c, *weights = case.args
+    return lstm_forward(x, h, c, LSTMWeights(*weights))
 
 
 def sequence(draw: Draw) -> Case:

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Trial
 from regard.exercises.shared.lstm import lstm_weights
-from regard.recurrent.cells import lstm_step
+from regard.recurrent.cells import LSTMWeights, lstm_step
 
 
 def reference(case: Case) -> tuple[Tensor, Tensor]:
     """Our own step."""
-    return lstm_step(*case.args)
+    x, h, c, *weights = case.args
+    return lstm_step(x, h, c, LSTMWeights(*weights))
 
 
 def step(draw: Draw) -> Case:

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial
-from regard.recurrent.cells import rnn_forward
+from regard.recurrent.cells import RNNWeights
+from regard.recurrent.loops import rnn_forward
 
 
 def reference(case: Case) -> Tensor:
     """Our own loop."""
-    return rnn_forward(*case.args)
+    x, h, *weights = case.args
+    return rnn_forward(x, h, RNNWeights(*weights))
 
 
 def sequence(draw: Draw) -> Case:

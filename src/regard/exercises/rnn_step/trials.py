@@ -5,12 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial
-from regard.recurrent.cells import rnn_step
+from regard.recurrent.cells import RNNWeights, rnn_step
 
 
 def reference(case: Case) -> Tensor:
     """Our own step."""
-    return rnn_step(*case.args)
+    x, h, *weights = case.args
+    return rnn_step(x, h, RNNWeights(*weights))
 
 
 def step(draw: Draw) -> Case:

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from regard.checking.trials import Draw
-from regard.recurrent.cells import LSTM_WEIGHTS
 
 
 def lstm_weights(draw: Draw) -> list[Tensor]:
@@ -17,4 +16,4 @@ def lstm_weights(draw: Draw) -> list[Tensor]:
         "U": ("hidden", "hidden"),
         "b": ("hidden",),
     }
-    return [draw.normal(*shapes[name[0]], scale=0.7) for name in LSTM_WEIGHTS]
+    return [draw.normal(*shapes[kind], scale=0.7) for kind in "WUb" * 4]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.models.recurrent_layers import Product, Steps, read, run
+from regard.models.recurrent_layers import Steps, read, run
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}
@@ -84,30 +84,3 @@ def test_step_by_step_is_the_whole_sequence(cell, n_layer, learns):
     torch.testing.assert_close(mine, theirs, **CLOSE)
     found, wanted = (gradients(recurrent, [contexts, words, *state], each) for each in (mine, theirs))
     torch.testing.assert_close(found, wanted, **CLOSE)
-
-
-def test_a_product_counts_each_step_of_one_pass_once():
-    """A pass for the inputs alone, or a second one, leaves nothing behind in the weights' gradient."""
-    weight, bias = torch.randn(4, 3, requires_grad=True), torch.randn(4, requires_grad=True)
-    x = torch.randn(2, 3, requires_grad=True)
-    product = Product(weight, bias)
-    first = product(x)
-    second = product(first[:, :3].tanh())
-    h = (x @ weight.T + bias)[:, :3].tanh()
-    wanted = torch.autograd.grad((h @ weight.T + bias).sum(), [x, weight, bias])
-
-    torch.autograd.grad(second.sum(), x, retain_graph=True)  # the weights are not asked for
-    torch.autograd.grad(first.sum(), x, retain_graph=True)  # only one step is on the way
-    found = torch.autograd.grad(second.sum(), [x, weight, bias], retain_graph=True)
-    torch.testing.assert_close(found, wanted, **CLOSE)
-    second.sum().backward(retain_graph=True)
-    second.sum().backward()
-    torch.testing.assert_close(weight.grad, 2 * wanted[1], **CLOSE)
-
-
-def test_a_product_refuses_a_gradient_of_a_gradient():
-    product = Product(torch.randn(4, 3, requires_grad=True))
-    x = torch.randn(2, 3, requires_grad=True)
-    (grad,) = torch.autograd.grad(product(x).tanh().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()

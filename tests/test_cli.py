@@ -98,3 +98,15 @@ def test_streams_may_be_closed_and_homes_missing(script, said, tmp_path):
     done = in_a_shell(script, tmp_path, XDG_STATE_HOME=str(tmp_path / "state"))
     assert said in done.stdout
     assert not re.search("Traceback|Exception ignored|Errno|Error:", done.stderr)
+
+
+def test_a_user_without_a_name_has_no_home_and_gets_an_answer(monkeypatch):
+    """As in a container that runs under any number: the hint is given, and that it cannot be kept is said."""
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # KeyError, as for an unknown number
+    monkeypatch.setenv("HOME", "")  # so that it is put back afterwards
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    result = CliRunner().invoke(main, ["hint", "masked-softmax"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("symptom")
+    assert "cannot keep progress" in result.stderr

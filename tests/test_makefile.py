@@ -50,6 +50,19 @@ def test_a_change_of_what_is_needed_installs_again(folder, changed):
     assert "-m venv" not in planned
 
 
+def test_other_processors_are_played_with_every_setting(folder):
+    """`make test-cpus` plans each instruction set of each library, with one thread and with two."""
+    planned = make(folder, "-n", "test-cpus").stdout
+    for setting in (
+        *("ATEN_CPU_CAPABILITY=default", "ATEN_CPU_CAPABILITY=avx2", "ONEDNN_MAX_CPU_ISA=SSE41"),
+        *("ONEDNN_MAX_CPU_ISA=AVX2", "MKL_ENABLE_INSTRUCTIONS=AVX2", "REGARD_TEST_THREADS=2"),
+    ):
+        assert setting in planned
+    paths = [ROOT / word for word in planned.split() if word.startswith("tests/")]
+    assert paths
+    assert all(path.exists() for path in paths)
+
+
 def test_looking_needs_no_test_tools(folder):
     """`make look` installs what the library needs and none of the tools that test it."""
     (folder / ".venv" / ".runtime").unlink()

@@ -6,6 +6,7 @@ torch takes a second to import, so it is imported inside commands only, and `reg
 from __future__ import annotations
 
 import logging
+import os
 from importlib import import_module
 from typing import Any
 
@@ -61,6 +62,8 @@ class LazyGroup(click.Group):
 
     def main(self, *args: Any, **options: Any) -> Any:
         prepare_streams()
+        if os.path.expanduser("~") == "~":  # a user whom the machine does not know: nothing is kept
+            os.environ["HOME"] = os.path.join(os.devnull, "home")
         # That a home cannot be written to is no news to who uses us.
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         return super().main(*args, **options)

@@ -20,6 +20,8 @@ _LOOKALIKES = {
     **dict.fromkeys(range(0x2500, 0x2580), "+"),  # corners of boxes
     **dict.fromkeys(range(0x2800, 0x2900), "*"),  # what turns while one waits
     **dict(zip(map(ord, _DRAWN), _INSTEAD, strict=True)),
+    ord("²"): "^2",
+    ord("³"): "^3",
 }
 
 

@@ -1,7 +1,8 @@
 """Whole models: one Transformer that is four families, and the recurrent seq2seq."""
 
+from regard.models.model import Output
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from regard.models.transformer import Output, Transformer, TransformerConfig
+from regard.models.transformer import Transformer, TransformerConfig
 
 __all__ = [
     "Output",

@@ -120,7 +120,7 @@ def score_gradients(
             raise ArgumentError("the objective must give one number, as a tensor.")
         if not value.requires_grad:
             raise TraceError("the prediction does not depend on any attention layer that was traced.")
-        outs = [out for steps in recorder.graph for out in steps]
+        outs = [out for steps in recorder.graph for out, _ in steps]
         gradients = iter(torch.autograd.grad(value.sum(), outs, materialize_grads=True))
     facts = facts_of(model.facts) if isinstance(model, Loaded) else facts_about(found)
     whole = assemble(recorder, fed, tokenizer, facts)
@@ -133,8 +133,7 @@ def score_gradients(
             )
         grads, sums = [], []
         for part, to_heads in steps:
-            grad = next(gradients)
-            heads = to_heads(torch.zeros_like(part) if grad is None else grad)
+            heads = to_heads(next(gradients))
             grads.append(heads.contiguous())
             sums.append((heads * to_heads(part.detach())).sum(-1))
         done.append(LayerGradient(layer, torch.cat(grads, 2), torch.cat(sums, 2)))

@@ -237,7 +237,9 @@ class LayerTrace(AnyLayer):
         """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""
         lse = self.lse[:, :, rows]
         wanted = (lse > -math.inf).to(lse.dtype)
-        return wanted if self.sink is None else wanted - torch.exp(self.sink[:, None] - lse)
+        if self.sink is None:
+            return wanted
+        return wanted - torch.where(wanted > 0, torch.exp(self.sink[:, None] - lse), 0.0)
 
     def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
         """How many roundings, of what size, a weight may be off by, relative to itself.
@@ -388,6 +390,14 @@ class DenseLayerTrace(AnyLayer):
 
     def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
         return self.of_head(self.values, batch, head)[:, :, rows, cols]
+
+    def row_sums(self, rows: slice) -> Float[Tensor, "batch head rows"]:
+        """What each row sums to, as the model had it."""
+        return self.values[:, :, rows].sum(-1)
+
+    def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
+        """How many roundings, of what size, a sum of weighted values may be off by."""
+        return math.sqrt(self.n_key), 1.0
 
 
 def all_scores(q: Tensor, k: Tensor, rule: ScoreRule, rows: slice, cols: slice, widen: bool = True) -> Tensor:

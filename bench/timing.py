@@ -34,7 +34,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from regard.attention.allocation import keep_freed_memory
+from regard.allocation import keep_freed_memory
 
 keep_freed_memory()  # as our command line and trainer do
 

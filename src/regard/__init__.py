@@ -41,7 +41,7 @@ _HOME = {
     "feature_map": "attention.feature_maps",
     "fill_mask": "decoding.masked",
     "generate": "decoding.loop",
-    "keep_freed_memory": "attention.allocation",
+    "keep_freed_memory": "allocation",
     "load": "files.loading",
     "masked_softmax": "attention.softmax",
     "save": "files.loading",
@@ -69,7 +69,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from regard.attention.allocation import keep_freed_memory
+    from regard.allocation import keep_freed_memory
     from regard.attention.feature_maps import FeatureMap, feature_map
     from regard.attention.linear import attend_linear
     from regard.attention.scores import ScoreRule

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from regard import __version__
-from regard.attention.allocation import keep_freed_memory
+from regard.allocation import keep_freed_memory
 from regard.commands.printing import prepare_streams
 from regard.errors import RegardError
 

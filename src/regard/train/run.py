@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from regard.attention.allocation import keep_freed_memory
+from regard.allocation import keep_freed_memory
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, LoadError, TrainError
 from regard.files.loading import Loaded, save

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from regard import __version__
-from regard.attention.allocation import keep_freed_memory
+from regard.allocation import keep_freed_memory
 from regard.errors import RegardError
 from regard.files import hub
 from regard.view.page import bundle, html, policy

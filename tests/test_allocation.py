@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from regard.attention.allocation import SETTINGS, keep_freed_memory
+from regard.allocation import SETTINGS, keep_freed_memory
 
 HELD = """
 import re, torch
@@ -58,7 +58,7 @@ def test_whoever_chose_before_decides(name, monkeypatch):
 
 def test_without_glibc_nothing_happens(monkeypatch):
     """Where the C library has no such setting, nothing is asked and nothing fails."""
-    monkeypatch.setattr("regard.attention.allocation.ctypes.CDLL", lambda _: object())
+    monkeypatch.setattr("regard.allocation.ctypes.CDLL", lambda _: object())
     for each in SETTINGS:
         monkeypatch.delenv(each, raising=False)
     assert not keep_freed_memory()

@@ -139,6 +139,8 @@ def judge_run(built: Built, eager: Any, padded: bool) -> Run:
     result = partial(Run, n_layer=traced.n_layer, n_whole=whole)
     if not traced.checks.passed:
         return result("unverified", str(traced.checks)[:300])
+    if "rearranged" in traced.facts:
+        return result("unverified", str(traced.facts["rearranged"])[:300])
     not_seen = str(traced.facts.get("not_seen", ""))[:300]
     wanted = eager_attentions(eager, given)
     missing = _missing(traced, wanted, real)

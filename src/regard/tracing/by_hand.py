@@ -347,6 +347,7 @@ class Explained:
     lse: Tensor
     rule: ScoreRule
     sink: Tensor | None
+    alike: Tensor | None  # rows hidden whole by a finite number
 
 
 def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> Explained | None:
@@ -394,8 +395,11 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
     lse = torch.logsumexp(scores, -1).masked_fill(blind[..., 0], -math.inf)
     rule = replace(rule, visible=visible, bias=bias)
     given_back = torch.exp(rule.scores(q, k) - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None])
-    off = (given_back - weights.to(given_back.dtype)).masked_fill(blind, 0.0)
-    return Explained(q, k, lse, rule, sink) if _size(off) <= 4 * noise else None
+    alike = blind[..., 0] & (weights.amax(-1) > 0)
+    given_back = torch.where(alike[..., None], 1 / n_key, given_back)
+    if _size(given_back - weights.to(given_back.dtype)) > 4 * noise:
+        return None
+    return Explained(q, k, lse, rule, sink, alike if bool(alike.any()) else None)
 
 
 def _size(tensor: Tensor) -> float:

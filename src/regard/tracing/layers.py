@@ -218,6 +218,8 @@ class LayerTrace(AnyLayer):
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
     sink: Float[Tensor, "head"] | None = None  # a score beside those of the keys: rows sum to less than 1
+    # Rows of padding, mostly, whose keys are all hidden by one finite number: softmax sees them all alike.
+    alike: Bool[Tensor, "_batch _head query"] | None = None
 
     def __post_init__(self) -> None:
         check_attention(self.q, self.k, self.v)
@@ -238,10 +240,12 @@ class LayerTrace(AnyLayer):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        held = (self.q, self.k, self.lse, self.v, self.sink, *rule_tensors(self.rule).values())
+        held = (self.q, self.k, self.lse, self.v, self.sink, self.alike, *rule_tensors(self.rule).values())
         return tuple(tensor for tensor in held if tensor is not None)
 
     def key_range(self, rows: slice) -> slice:
+        if self.alike is not None and bool(self.alike[:, :, rows].any()):
+            return slice(0, self.n_key)
         return self.rule.visible.key_range(rows, self.n_key)
 
     def block(
@@ -253,9 +257,12 @@ class LayerTrace(AnyLayer):
         # Hidden last: exp takes ten times as long where it is given -inf. A row may see nothing: its
         # log-sum-exp is -inf, and made finite so that a score of -inf stays one.
         weights = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min))
-        if rule.visible.sees_all(rows, cols):
-            return weights
-        return torch.where(rule.visible.tile(rows, cols, weights.device), weights, 0.0)
+        if not rule.visible.sees_all(rows, cols):
+            weights = torch.where(rule.visible.tile(rows, cols, weights.device), weights, 0.0)
+        if self.alike is not None:
+            alike = one_of(one_of(self.alike, 0, batch), 1, head)[:, :, rows, None]
+            weights = torch.where(alike, 1 / self.n_key, weights)
+        return weights
 
     def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
         _, _, rule = self._part(batch, head)

@@ -52,6 +52,9 @@ class Recorder:
         self.layers: list[Recorded] = []
         self.samples: list[_Sample] = []
         self.seen: list[str] = []  # every layer that ran, wanted or not
+        self.rearranged: list[
+            str
+        ] = []  # layers whose weights were cut into blocks before they met the values
         self.not_seen = ""  # what of the model computes something else than softmax attention, in words
         self.outputs: list[Tensor] = []  # given before what they belong to, as by a decoder's steps
         # For gradients: what of the graph holds a layer's output, and how its gradient becomes heads.
@@ -83,6 +86,7 @@ class Recorder:
         *,
         kind: Kind,
         sink: Tensor | None = None,
+        alike: Tensor | None = None,
         out: Tensor | None = None,
         owned: bool = False,
     ) -> Recorded | None:
@@ -99,7 +103,7 @@ class Recorder:
         else:
             kept_rule = rule if owned else mapped_rule(rule, self._shared)
             kept_sink = None if sink is None else _copied(sink, lse.dtype)
-            layer = LayerTrace(name, kept_q, kept_k, sums, kept_rule, kept_v, kind, kept_sink)
+            layer = LayerTrace(name, kept_q, kept_k, sums, kept_rule, kept_v, kind, kept_sink, alike)
         self._take(layer, v)
         if out is not None:
             self.output(out)
@@ -236,7 +240,9 @@ def _sampled(layer: Recorded, v: Tensor, out: Tensor | None, gate: Tensor | None
         recovered = recovered * gate[:, None, None]
     eps = torch.finfo(out.dtype).eps
     difference = recovered - out[:, :, rows]
-    if isinstance(layer, LayerTrace):  # nobody looks at a row of padding, which a mask hides whole
+    if (
+        isinstance(layer, LayerTrace) and layer.alike is None
+    ):  # what a row that sees nothing gives is not told
         difference = difference.masked_fill((layer.lse[:, :, rows] == -math.inf)[..., None], 0.0)
     return _Sample(layer, rows, cols, weights, value_size, eps, difference)
 
@@ -294,6 +300,8 @@ def _wanted_sums(layer: Recorded, rows: slice) -> Tensor:
         return (layer.normaliser[:, :, rows] > 0).float()
     lse = layer.lse[:, :, rows]
     wanted = (lse > -math.inf).to(lse.dtype)
+    if layer.alike is not None:
+        wanted = torch.where(layer.alike[:, :, rows], 1.0, wanted)
     if layer.sink is None:
         return wanted
     return wanted - torch.where(wanted > 0, torch.exp(layer.sink[:, None] - lse), 0.0)

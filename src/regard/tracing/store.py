@@ -129,7 +129,7 @@ def _check_version(path: Path, version: object) -> None:
 def _describe(name: str, layer: AnyLayer, shelf: _Shelf) -> dict[str, Any]:
     common = {"name": layer.name, "kind": layer.kind}
     if isinstance(layer, LayerTrace):
-        parts = ("q", "k", "lse", "v", "sink")
+        parts: tuple[str, ...] = ("q", "k", "lse", "v", "sink", "alike")
         held = {part: shelf.put(f"{name}.{part}", getattr(layer, part)) for part in parts}
         return {"type": "softmax", **common, **held, "rule": _describe_rule(name, layer.rule, shelf)}
     if isinstance(layer, LinearLayerTrace):
@@ -198,6 +198,7 @@ def _layer(described: dict[str, Any], found: _Reader) -> AnyLayer:
             found.get(described["v"]),
             kind,
             found.get(described["sink"]),
+            found.get(described.get("alike")),
         )
     if described["type"] == "linear":
         return LinearLayerTrace(

@@ -116,6 +116,11 @@ def assemble(
             f"{len(weights_kept)} layers hold the weights themselves, from {weights_kept[0]} on: "
             "their scores are not a product of queries and keys that could be followed"
         )
+    if recorder.rearranged:
+        more["rearranged"] = (
+            f"weights are cut into blocks before they meet the values, and held so, in "
+            f"{', '.join(dict.fromkeys(recorder.rearranged))}"
+        )
     if recorder.not_seen:
         more["not_seen"] = recorder.not_seen
     kept_whole = {

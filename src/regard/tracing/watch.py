@@ -143,7 +143,7 @@ class _Door(TorchFunctionMode):
         with torch.no_grad():
             group = q.shape[1] // k.shape[1]
             k, v = (tensor.repeat_interleave(group, 1) if group > 1 else tensor for tensor in (k, v))
-            *_, scores, _ = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
+            *_, scores = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
         product = Product(q, k, scale)
         softmax = Weights(weights, scores, product)
@@ -165,13 +165,17 @@ class _Door(TorchFunctionMode):
         n_query, n_key = weights.shape[2:]
         kind = caller.kind(rule is not None and rule.rule.visible.causal, n_query, n_key)
         self.n_seen += 1
+        if written.softmax is not None and written.softmax.values.numel() < weights.numel():
+            self.recorder.rearranged.append(caller.name)
         if rule is None:
             self.recorder.add_weights(caller.name, weights, v, kind=kind)
         else:
             k, v = _without_repeats(rule.q, rule.k, v)
             if self._again(caller, rule.q, k, v):
                 return
-            self.recorder.add(caller.name, rule.q, k, v, rule.lse, rule.rule, kind=kind, sink=rule.sink)
+            self.recorder.add(
+                caller.name, rule.q, k, v, rule.lse, rule.rule, kind=kind, sink=rule.sink, alike=rule.alike
+            )
         self.recorder.output(written.out, lambda out: layout.four(written.arrange_out(out)))
 
     def _again(self, caller: _Caller, q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -227,7 +231,9 @@ class _Door(TorchFunctionMode):
         self.n_seen += 1
         if self._again(caller, q, k, v):
             return
-        self.recorder.add(caller.name, q, k, v, lse, rule, kind=kind, sink=call.sink, owned=True)
+        self.recorder.add(
+            caller.name, q, k, v, lse, rule, kind=kind, sink=call.sink, alike=read.alike, owned=True
+        )
         self.recorder.output(out, partial(call.heads, shape=q.shape))
 
 

@@ -40,6 +40,17 @@ PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 # From worst to best: a type is what the worst of its runs is.
 OUTCOMES = ("WRONG", "CHANGED", "failed", "refused", "unverified", "equal", "no attention", "cannot be built")
 
+_WORDS = {
+    "WRONG": "silently wrong",
+    "CHANGED": "changed by the trace",
+    "failed": "failed",
+    "refused": "refused although there is a softmax",
+    "unverified": "marked",
+    "equal": "equal",
+    "no attention": "no attention",
+    "cannot be built": "not built",
+}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -298,6 +309,53 @@ def main() -> None:
     done = sweep(types or model_types())
     counts = Counter(overall(runs) for runs in done.values())
     print({name: counts[name] for name in OUTCOMES if counts[name]})
+    if not types:
+        PAGE.write_text(page(done))
+
+
+def page(done: dict[str, dict[str, Run]]) -> str:
+    """docs/models.md: what a trace of each type is."""
+    import transformers
+
+    counts = Counter(overall(runs) for runs in done.values())
+    built = len(done) - counts["cannot be built"]
+    lines = [
+        "# Models of transformers that a trace holds",
+        "",
+        "Written by `python tests/sweep.py`, which builds every model type that transformers "
+        f"{transformers.__version__} lists, tiny and from its config alone, with random weights widened so that "
+        "attention is far from uniform. Each runs as built and with eager attention, with and without padding. "
+        "Outputs of the traced and the untraced run must be equal to the bit, and every weight within 1e-5 of "
+        "what the model returns in eager mode (`output_attentions`), or of what a spy on its softmax calls saw "
+        "where it returns none.",
+        "",
+        f"Of {len(done)} types {built} can be built so: "
+        + ", ".join(
+            f"{counts[name]} {_WORDS[name]}" for name in OUTCOMES[:-1] if counts[name] or name == "WRONG"
+        )
+        + ".",
+        "",
+        "A type has the outcome of the worst of its runs. *Weights kept* are layers whose scores are not a product "
+        "of queries and keys that could be followed, so that the trace holds the weights themselves.",
+        "",
+        "| Model type | Outcome | Layers | Weights kept | Remarks |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for model_type, runs in sorted(done.items()):
+        worst = overall(runs)
+        if worst == "cannot be built":
+            continue
+        run = next(run for run in runs.values() if run.outcome == worst)
+        why = "" if worst == "no attention" else run.why.replace("|", "/").replace("\n", " ")
+        lines.append(
+            f"| {model_type} | {_WORDS[worst]} | {run.n_layer or ''} | {run.n_whole or ''} | {why} |"
+        )
+    unbuilt = sorted(name for name, runs in done.items() if overall(runs) == "cannot be built")
+    lines += [
+        "",
+        "Not built, mostly parts of other models or for want of inputs: " + ", ".join(unbuilt) + ".",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -247,6 +247,47 @@ def test_rows_hidden_by_a_finite_number_see_all_alike():
     assert found.checks.passed
 
 
+class ByHand(nn.Module):
+    """Attention written out, in whatever precision it is given."""
+
+    def forward(self, q, k, v):
+        self.weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        return self.weights @ v
+
+
+@pytest.mark.parametrize("n_key", [12, 48, 200])
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16, "autocast"], ids=str)
+@pytest.mark.parametrize("kind", [Calls, ByHand])
+def test_half_precision_is_no_alarm(kind, precision, n_key):
+    """Rounding of the format, and of exp in half-precision kernels, is allowed for; no warning comes."""
+    for size in (1.0, 3.0):
+        given = tuple(size * torch.randn(2, 3, n_key, 16) for _ in range(3))
+        if precision != "autocast":
+            given = tuple(tensor.to(precision) for tensor in given)
+        model = kind()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+            found = trace(model, given)
+        assert found.checks.passed, str(found.checks)
+        if kind is ByHand:
+            assert torch.equal(whole(found.layers[0]), model.weights)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
+def test_a_real_error_in_half_precision_is_caught(precision):
+    """Row sums off by ten times what half precision is allowed fail the check."""
+    q, k, v = (torch.randn(2, 3, 48, 16).to(precision) for _ in range(3))
+    layer = trace(Calls(), (q, k, v)).layers[0]
+    out = F.scaled_dot_product_attention(q, k, v)
+    for factor, passes in ((0.0, True), (10.0, False)):
+        recorder = Recorder()
+        recorder.add("a", q, k, v, layer.lse, layer.rule, kind="self", out=out)
+        allowed = recorder.checks()[0].row_sum_allowed
+        assert allowed < 2e-4
+        recorder = Recorder()
+        recorder.add("a", q, k, v, layer.lse + factor * allowed, layer.rule, kind="self", out=out)
+        assert recorder.checks()[0].passed == passes
+
+
 def test_layers_of_ours_in_a_users_module_report_themselves():
     """No `record` need be passed on: self, cross and additive attention are named by their place."""
 

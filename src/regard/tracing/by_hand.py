@@ -353,8 +353,9 @@ class Explained:
 def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> Explained | None:
     """What gives back `weights` (batch, head, query, key), every one of them; None where nothing does."""
     product = written.product
-    if product is None:
-        return None
+    rounded = (written.weights, *(() if written.softmax is None else (written.softmax.scores,)))
+    if product is None or any(tensor.element_size() < 4 for tensor in (product.q, *rounded)):
+        return None  # scores of half precision move every weight by a percent: the weights alone are exact
     lead = torch.broadcast_shapes(product.q.shape[:-2], product.k.shape[:-2])
     layout = layout_of(product.q.new_empty(*lead, 0, 0))
     q, k = (layout.four(tensor.detach()) for tensor in (product.q, product.k))
@@ -374,8 +375,11 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
     blind = hides.all(-1, keepdim=True)
     shown = scores[..., :n_key].masked_fill(hides, 0.0)
     added = shown - dots.masked_fill(hides, 0.0)
-    eps = torch.finfo(torch.promote_types(product.q.dtype, torch.bfloat16)).eps
-    noise = eps * max(1.0, _size(dots.masked_fill(hides, 0.0)), _size(shown)) * (2 + math.sqrt(q.shape[3]))
+    noise = (
+        torch.finfo(dots.dtype).eps
+        * max(1.0, _size(dots.masked_fill(hides, 0.0)), _size(shown))
+        * (2 + math.sqrt(q.shape[3]))
+    )
     visible = read_visible(~hides)
     bias = None
     if _size(added) > noise:

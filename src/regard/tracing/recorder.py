@@ -26,6 +26,10 @@ Recorded = LayerTrace | LinearLayerTrace | DenseLayerTrace
 
 _MOST_ROWS = 4  # checked of each layer: enough to tell
 _CHECKED = 512  # weights of a head, about: one row of a long text, for it sees all that the rule lets it see
+_HALF = 1e-4  # one rounding of a half-precision format is larger
+# Kernels take exp of half-precision inputs from a polynomial: sums were off by 7e-5 at most, in float16 and
+# bfloat16 alike, for 12 to 1000 keys and scores of up to 100.
+_HALF_EXP = 2**-13
 STORAGE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -265,6 +269,8 @@ def _judged(sample: _Sample, expect: Expect | None) -> LayerCheck:
     given = stored if sample.output_eps is None else sample.output_eps
     n_rounding, size = _roundings(layer, rows, cols)
     allowed = exact * (8 + n_rounding * size)
+    if given > _HALF:
+        allowed += _HALF_EXP
     if stored > given:  # kept with fewer digits than the model computed with
         allowed += stored * size
     return LayerCheck(

@@ -210,6 +210,8 @@ class _Door(TorchFunctionMode):
         q, k, v = (
             _four_dimensional(tensor, lead, call.grouped).detach() for tensor in (call.q, call.k, call.v)
         )
+        if out.dtype != q.dtype:  # autocast gives the kernel fewer digits than the function was given
+            q, k, v = (tensor.to(out.dtype) for tensor in (q, k, v))
         mask = call.mask
         if mask is not None and mask.dim() > 2 and len(lead) != 2:
             mask = _four_dimensional(mask, lead, False)

@@ -323,11 +323,11 @@ def page(done: dict[str, dict[str, Run]]) -> str:
         "# Models of transformers that a trace holds",
         "",
         "Written by `python tests/sweep.py`, which builds every model type that transformers "
-        f"{transformers.__version__} lists, tiny and from its config alone, with random weights widened so that "
-        "attention is far from uniform. Each runs as built and with eager attention, with and without padding. "
-        "Outputs of the traced and the untraced run must be equal to the bit, and every weight within 1e-5 of "
-        "what the model returns in eager mode (`output_attentions`), or of what a spy on its softmax calls saw "
-        "where it returns none.",
+        f"{transformers.__version__} lists, tiny and from its config alone, with random weights widened so "
+        "that attention is far from uniform. Each runs as built and with eager attention, with and without "
+        "padding. Outputs of the traced and the untraced run must be equal to the bit, and every weight "
+        "within 1e-5 of what the model returns in eager mode (`output_attentions`), or of what a spy on its "
+        "softmax calls saw where it returns none.",
         "",
         f"Of {len(done)} types {built} can be built so: "
         + ", ".join(
@@ -335,8 +335,8 @@ def page(done: dict[str, dict[str, Run]]) -> str:
         )
         + ".",
         "",
-        "A type has the outcome of the worst of its runs. *Weights kept* are layers whose scores are not a product "
-        "of queries and keys that could be followed, so that the trace holds the weights themselves.",
+        "A type has the outcome of the worst of its runs. *Weights kept* are layers whose scores are not a "
+        "product of queries and keys that could be followed, so that the trace holds the weights themselves.",
         "",
         "| Model type | Outcome | Layers | Weights kept | Remarks |",
         "| --- | --- | --- | --- | --- |",

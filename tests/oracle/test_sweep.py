@@ -7,9 +7,10 @@ from tiny_transformers import model_types
 # One of each way in which attention is written: PyTorch's, eager only, by hand, with sinks, softcaps, biases,
 # two calls, sparse, hybrid, cross, of images and of sound.
 SAMPLE = (
-    "albert", "bart", "beit", "bert", "bigbird_pegasus", "bloom", "codegen", "deberta", "deepseek_v3", "diffllama",
-    "electra", "falcon", "gemma2", "gemma3_text", "gpt2", "gpt_oss", "gptj", "longt5", "mpt", "nllb-moe", "opt",
-    "pegasus_x", "qwen3_next", "splinter", "swin", "t5", "vit", "wav2vec2", "whisper", "xlnet",
+    "albert", "bart", "beit", "bert", "bigbird_pegasus", "bloom", "codegen", "deberta", "deepseek_v3",
+    "diffllama", "electra", "falcon", "gemma2", "gemma3_text", "gpt2", "gpt_oss", "gptj", "longt5", "mpt",
+    "nllb-moe", "opt", "pegasus_x", "qwen3_next", "splinter", "swin", "t5", "vit", "wav2vec2", "whisper",
+    "xlnet",
 )  # fmt: skip
 OPEN = ("WRONG", "CHANGED", "failed")  # what must never be
 

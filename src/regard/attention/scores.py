@@ -146,6 +146,11 @@ class ScoreRule:
     additive: Float[Tensor, "qk_dim"] | None = None  # the vector w of additive scores
 
     def __post_init__(self) -> None:
+        if not isinstance(self.visible, Visibility):
+            raise ArgumentError(
+                "visible must be a Visibility: a table of booleans, True = may look, becomes one with "
+                f"Visibility.from_dense(table). Got {type(self.visible).__name__}."
+            )
         if self.scale is not None and not math.isfinite(self.scale):
             raise ArgumentError(f"scale must be a finite number. Got {self.scale}.")
         if self.softcap is not None and not self.softcap > 0:
@@ -229,7 +234,7 @@ class ScoreRule:
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """A block in which products keep the dtype they are given: autocast would round scores to bfloat16."""
-    if torch.is_autocast_enabled(device.type):
+    if device.type != "meta" and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 

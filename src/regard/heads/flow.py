@@ -147,6 +147,11 @@ def value_weighted(trace: Trace, model: Loaded | Transformer | None = None) -> T
 
 def transformer_of(loaded: Loaded) -> Transformer:
     """The model, whose heads can be measured and switched off; a recurrent one has none."""
+    if not isinstance(loaded, Loaded):
+        raise ArgumentError(
+            "heads are switched off and pruned in models of this library: load it with regard.load. Of any "
+            f"model, measure(regard.trace(model, ...)) says what its heads do. Got {type(loaded).__name__}."
+        )
     if not isinstance(loaded.model, Transformer):
         raise ArgumentError(
             f"{loaded.facts.name} must be a Transformer: a recurrent model has one alignment and no heads. "

@@ -62,7 +62,7 @@ def mean_loss(
 ) -> float:
     """The mean loss over texts."""
     find_loss = loss or loss_of(loaded)
-    values = [float(find_loss(loaded.model, ids, head_gate)) for ids in encoded(loaded, texts)]
+    values = [float(find_loss(transformer_of(loaded), ids, head_gate)) for ids in encoded(loaded, texts)]
     return sum(values) / len(values)
 
 
@@ -76,7 +76,7 @@ def ablation(
     layers: Sequence[int] | None = None,
 ) -> Float[Tensor, "layer head"]:
     """By how much the mean loss rises without each head; NaN for layers not asked for."""
-    model = loaded.model
+    model = transformer_of(loaded)
     names, n_head = model.attention_names, model.config.block.n_head
     means = head_means(loaded, texts) if how == "mean" else None
     before = mean_loss(loaded, texts, loss=loss)
@@ -93,7 +93,7 @@ def ablation(
 @torch.no_grad()
 def head_means(loaded: Loaded, texts: Texts) -> Float[Tensor, "layer head v_dim"]:
     """The mean output of each head, before the output projection, over all positions of all texts."""
-    model = loaded.model
+    model = transformer_of(loaded)
     names, n_head = model.attention_names, model.config.block.n_head
     v_dim = attention_of(model, names[0]).v_dim
     sums = torch.zeros(len(names), n_head, v_dim, dtype=torch.float64)
@@ -170,7 +170,7 @@ def ablated(
 
 def loss_of(loaded: Loaded) -> Loss:
     """The loss a model was trained with: of each next token, or of hidden tokens."""
-    config = loaded.model.config
+    config = transformer_of(loaded).config
     if config.head == "language" and config.kind == "decoder":
         return next_token_loss
     special = None if loaded.tokenizer is None else loaded.tokenizer.special
@@ -210,6 +210,7 @@ def masked_token_loss(
 
 def encoded(loaded: Loaded, texts: Texts) -> list[Int[Tensor, "1 position"]]:
     """Texts, or lists of ids, as ids of at least three tokens."""
+    transformer_of(loaded)
     if isinstance(texts, str) or not len(texts):
         raise ArgumentError(f"texts must be a list of one text at least. Got {texts!r}.")
     found = []

@@ -174,8 +174,18 @@ def _llama_config(c: Published) -> TransformerConfig:
     _refuse(c, partial_rotary_factor=1.0)
     qwen = c.get("model_type") == "qwen2"
     window = c.get("sliding_window")
-    if qwen and not c.get("use_sliding_window", False):
-        window = None
+    if qwen:
+        # Its lower layers, as many as this says, see everything.
+        full = (
+            c.get("max_window_layers", 28) if c.get("use_sliding_window", False) else c["num_hidden_layers"]
+        )
+        if full >= c["num_hidden_layers"]:
+            window = None
+        elif full > 0 and window is not None:
+            raise UnsupportedError(
+                f"max_window_layers={full} of {c['num_hidden_layers']} in config.json is not supported: a "
+                "window here is of all layers or of none."
+            )
     rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
     return TransformerConfig(
         family="llama",

@@ -112,7 +112,7 @@ def published_config(config: TransformerConfig) -> dict[str, Any]:
             rope |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
             rope |= {"original_max_position_embeddings": scaling.original_positions}
         published |= {"rope_theta": config.rotary_base, "rope_parameters": rope}
-        published["use_sliding_window"] = block.window is not None
+        published |= {"use_sliding_window": block.window is not None, "max_window_layers": 0}
     if config.family == "t5":
         activation = (
             "gelu" if block.gated and block.activation == "gelu_tanh" else _ACTIVATION[block.activation]

@@ -5,6 +5,7 @@ import inspect
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -105,9 +106,9 @@ def model_types() -> list[str]:
 def build(model_type: str, seed: int = 0, mode: str | None = None) -> Built:
     """A tiny model with widened random weights, and inputs on which it runs. `mode`: another than its own."""
     reasons = []
-    for variant in _VARIANTS:
+    for variant, short in product(_VARIANTS, (True, False)):
         try:
-            config = tiny_config(CONFIG_MAPPING[model_type], variant)
+            config = tiny_config(CONFIG_MAPPING[model_type], variant, short)
             if mode is not None:
                 config._attn_implementation = mode
         except Exception as error:
@@ -130,18 +131,21 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:120]}"
 
 
-def tiny_config(kind: type[PretrainedConfig], sizes: dict[str, int]) -> PretrainedConfig:
-    """A config of that class with every size made small."""
-    return kind(**_shrunk(kind(), sizes))
+def tiny_config(kind: type[PretrainedConfig], sizes: dict[str, int], short: bool) -> PretrainedConfig:
+    """A config of that class with every size made small. `short`: one layer of each type it lists."""
+    return kind(**_shrunk(kind(), sizes, short))
 
 
-def _shrunk(config: PretrainedConfig, sizes: dict[str, int]) -> dict[str, Any]:
+def _shrunk(config: PretrainedConfig, sizes: dict[str, int], short: bool) -> dict[str, Any]:
     small: dict[str, Any] = {}
     for name, value in vars(config).items():
         if name.startswith("_") or name in ("model_type", "transformers_version", "architectures"):
             continue
         if isinstance(value, PretrainedConfig):
-            small[name] = type(value)(**_shrunk(value, sizes))
+            small[name] = type(value)(**_shrunk(value, sizes, short))
+        elif isinstance(value, dict) and "mrope_section" in value:
+            quarter = sizes["head"] // 8
+            small[name] = {**value, "mrope_section": [2 * quarter, quarter, quarter]}
         elif isinstance(value, bool) or not isinstance(value, int | list | tuple):
             continue
         elif isinstance(value, int):
@@ -153,7 +157,7 @@ def _shrunk(config: PretrainedConfig, sizes: dict[str, int]) -> dict[str, Any]:
         elif name in ("hidden_sizes", "embed_dims") and all(isinstance(item, int) for item in value):
             small[name] = [sizes["hidden"]] * len(value)
     kinds = getattr(config, "layer_types", None)
-    if isinstance(kinds, list) and kinds and all(isinstance(item, str) for item in kinds):
+    if short and isinstance(kinds, list) and kinds and all(isinstance(item, str) for item in kinds):
         shown = list(dict.fromkeys(kinds))
         small["layer_types"] = (shown * 2)[: max(2, len(shown))]
         small["num_hidden_layers"] = len(small["layer_types"])
@@ -161,6 +165,8 @@ def _shrunk(config: PretrainedConfig, sizes: dict[str, int]) -> dict[str, Any]:
             value = getattr(config, name, None)
             if isinstance(value, list):
                 small[name] = (value * 8)[: small["num_hidden_layers"]]
+    elif not short:
+        small.pop("num_hidden_layers", None)  # as many as its lists speak of
     return small
 
 

@@ -12,6 +12,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import regard
 from regard.attention.scores import DenseBias, DistanceBias
+from regard.errors import ArgumentError
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
 
@@ -396,6 +397,68 @@ def test_generation_with_a_cache_is_one_growing_trace(name, mode):
                 layer.name
             )
             row = rows.stop
+
+
+def test_rows_of_a_decoder_that_makes_up_its_input_are_labelled_with_it():
+    """BART given no `decoder_input_ids` shifts its input: rows stand for the shifted tokens."""
+    base = model_of("bart").model.eval()
+    ids = torch.randint(3, 61, (1, 7))
+    found = trace(base, {"input_ids": ids})
+    shifted = [base.config.decoder_start_token_id, *ids[0, :-1].tolist()]
+    assert found.ids.tolist() == [shifted]
+    assert found.source_tokens[0] == tuple(map(str, ids[0].tolist()))
+    cross = next(index for index, layer in enumerate(found.layers) if layer.kind == "cross")
+    assert found.query_tokens(cross) == tuple(map(str, shifted))
+
+
+def test_a_target_is_read_after_the_start_token():
+    """`target` as a list of ids is an answer, which T5 reads after its start; a tensor is taken as it is."""
+    model = model_of("t5")
+    model.config.decoder_start_token_id = 0
+    ids = torch.randint(3, 61, (1, 7))
+    assert trace(model, {"input_ids": ids}, target=[5, 7]).ids.tolist() == [[0, 5, 7]]
+    assert trace(model, {"input_ids": ids}, target=torch.tensor([[5, 7]])).ids.tolist() == [[5, 7]]
+
+
+@pytest.mark.parametrize("how", [lambda ids: {"input_ids": ids}, lambda ids: ids], ids=["mapping", "array"])
+def test_ids_may_be_numpy(how):
+    """What a tokenizer returns with `return_tensors="np"` is ids like any other."""
+    model, ids = model_of("llama"), torch.randint(3, 61, (2, 5))
+    found, wanted = trace(model, how(ids.numpy())), trace(model, ids)
+    assert torch.equal(found.layers[1].q, wanted.layers[1].q)
+    assert torch.equal(found.ids, ids)
+
+
+def test_layers_are_counted_from_the_end():
+    """`layers=[-1]` is the last, whose number nobody knows before the model ran."""
+    model, given = model_of("llama"), inputs_of("llama", padded=False)
+    assert trace(model, given, layers=[-1]).names == ("model.layers.1.self_attn",)
+    with pytest.raises(ArgumentError, match=r"no layers \[-3\]"):
+        trace(model, given, layers=[-3])
+
+
+def test_a_step_with_a_cache_is_self_attention():
+    """One token over the keys of all before it."""
+    model, ids = model_of("llama"), torch.randint(3, 61, (1, 6))
+    with torch.no_grad():
+        past = model(ids[:, :5], use_cache=True).past_key_values
+    found = trace(model, {"input_ids": ids[:, 5:], "past_key_values": past})
+    assert [layer.kind for layer in found.layers] == ["self", "self"]
+    assert found.layers[0].shape == (1, 6, 1, 6)
+
+
+@pytest.mark.parametrize("how", ["compile()", "forward"])
+def test_a_compiled_model_runs_uncompiled_to_be_seen(how):
+    """Compiled code calls nothing that can be seen, so the code it was made of runs."""
+    model, given = model_of("llama"), inputs_of("llama", padded=False)
+    wanted = trace(model, given)
+    if how == "forward":
+        model.forward = torch.compile(model.forward, backend="eager")
+    else:
+        model.compile(backend="eager")
+    found = trace(model, given)
+    assert found.names == wanted.names
+    assert torch.equal(found.layers[1].q, wanted.layers[1].q)
 
 
 def test_three_lines_are_enough():

@@ -20,7 +20,9 @@ from transformers import (
 )
 
 from regard.decoding.loop import generate
+from regard.errors import UnsupportedError
 from regard.files.loading import load, save
+from regard.models.families import FAMILIES
 
 VOCAB = 101
 GPT2 = {"vocab_size": VOCAB, "n_positions": 37, "n_layer": 2, "bos_token_id": 1, "eos_token_id": 2}
@@ -257,3 +259,16 @@ def test_what_we_save_transformers_loads(pair, name, tmp_path):
     for key, tensor in theirs.state_dict().items():
         torch.testing.assert_close(state[key], tensor, rtol=0, atol=0)
     assert load(tmp_path / "ours").model.config == ours.model.config
+
+
+@pytest.mark.parametrize(("full", "n_layer"), [(0, 2), (2, 2)], ids=["all windowed", "none windowed"])
+def test_the_windows_of_qwen2_begin_where_its_config_says(full, n_layer):
+    """`max_window_layers`: layers below it see everything; a mixture is refused, not windowed whole."""
+    config = Qwen2Config(
+        vocab_size=61, hidden_size=24, intermediate_size=31, num_hidden_layers=n_layer, num_attention_heads=3,
+        num_key_value_heads=3, use_sliding_window=True, sliding_window=3, max_window_layers=full,
+    )  # fmt: skip
+    published = config.to_dict()
+    assert (FAMILIES["llama"].config(published).block.window == 3) == (full == 0)
+    with pytest.raises(UnsupportedError, match="max_window_layers=1 of 2"):
+        FAMILIES["llama"].config({**published, "max_window_layers": 1})

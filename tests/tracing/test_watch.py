@@ -2,7 +2,6 @@
 
 import math
 import threading
-import warnings
 
 import pytest
 import torch
@@ -202,7 +201,7 @@ def test_every_form_of_pytorchs_call_is_answered_and_kept_compact(name):
     model = Calls(**options)
     wanted = F.scaled_dot_product_attention(q, k, v, **options)
     found = trace(model, (q, k, v))
-    assert torch.allclose(model.out, wanted, atol=1e-6)
+    assert torch.equal(model.out, wanted)
     layer = found.layers[0]
     scores = q @ k.repeat_interleave(6 // n_kv_head, 1).mT * options.get("scale", 5**-0.5)
     mask = options.get("attn_mask", torch.ones(13, 13).bool().tril() if options.get("is_causal") else None)
@@ -236,18 +235,58 @@ def test_any_number_of_leading_dimensions_is_taken(lead):
     assert torch.allclose(whole(found.layers[0]).reshape(-1, 7, 11), scores.softmax(-1), atol=1e-6)
 
 
-def test_rows_hidden_by_a_finite_number_keep_the_models_output():
-    """Softmax over equal low numbers sees all alike: the model gets that, the trace says it sees nothing."""
+def test_rows_hidden_by_a_finite_number_see_all_alike():
+    """Softmax over equal low numbers is flat: the trace says what the model did, and its check agrees."""
     mask = torch.zeros(5, 5)
     mask[2] = torch.finfo(torch.float32).min
     q = torch.randn(1, 2, 5, 3)
     model = Calls(attn_mask=mask)
     wanted = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the self-check rightly says that this row differs
-        found = trace(model, (q, q, q))
-    assert torch.allclose(model.out, wanted, atol=1e-6)
-    assert bool((found.row(0, 0, 2) == 0).all())
+    found = trace(model, (q, q, q))
+    assert torch.equal(model.out, wanted)
+    assert torch.allclose(found.row(0, 0, 2), torch.full((5,), 0.2))
+    assert found.checks.passed
+
+
+class ByHand(nn.Module):
+    """Attention written out, in whatever precision it is given."""
+
+    def forward(self, q, k, v):
+        self.weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        return self.weights @ v
+
+
+@pytest.mark.parametrize("n_key", [12, 48, 200])
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16, "autocast"], ids=str)
+@pytest.mark.parametrize("kind", [Calls, ByHand])
+def test_half_precision_is_no_alarm(kind, precision, n_key):
+    """Rounding of the format, and of exp in half-precision kernels, is allowed for; no warning comes."""
+    for size in (1.0, 3.0):
+        given = tuple(size * torch.randn(2, 3, n_key, 16) for _ in range(3))
+        if precision != "autocast":
+            given = tuple(tensor.to(precision) for tensor in given)
+        model = kind()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+            found = trace(model, given)
+        assert found.checks.passed, str(found.checks)
+        if kind is ByHand:
+            assert torch.equal(whole(found.layers[0]), model.weights)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
+def test_a_real_error_in_half_precision_is_caught(precision):
+    """Row sums off by ten times what half precision is allowed fail the check."""
+    q, k, v = (torch.randn(2, 3, 48, 16).to(precision) for _ in range(3))
+    layer = trace(Calls(), (q, k, v)).layers[0]
+    out = F.scaled_dot_product_attention(q, k, v)
+    for factor, passes in ((0.0, True), (10.0, False)):
+        recorder = Recorder()
+        recorder.add("a", q, k, v, layer.lse, layer.rule, kind="self", out=out)
+        allowed = recorder.checks()[0].row_sum_allowed
+        assert allowed < 2e-4
+        recorder = Recorder()
+        recorder.add("a", q, k, v, layer.lse + factor * allowed, layer.rule, kind="self", out=out)
+        assert recorder.checks()[0].passed == passes
 
 
 def test_layers_of_ours_in_a_users_module_report_themselves():

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.attention import torch_ops
 
@@ -121,11 +120,17 @@ class _Flash(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         mask = _drawn(ctx.draw_mask)
         grad_q = grad_k = grad_v = None
+        if torch.is_grad_enabled():  # a second derivative is wanted, and the kernel's backward has none
+            return (
+                *_graph_of_gradients(q, k, v, mask, ctx.causal, ctx.scale, grad_out, grad_lse),
+                None,
+                None,
+                None,
+            )
         if grad_out is not None:
             grad_q, grad_k, grad_v = _backward(
                 grad_out, q, k, v, mask, out, lse, ctx.causal, ctx.scale, ctx.rest
@@ -135,6 +140,40 @@ class _Flash(torch.autograd.Function):
             grad_q = lse_q if grad_q is None else grad_q + lse_q
             grad_k = lse_k if grad_k is None else grad_k + lse_k
         return grad_q, grad_k, grad_v, None, None, None
+
+
+def _graph_of_gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k and v as functions that can be differentiated again, by the definition."""
+    # Views of them: one may be made of another, and what goes through that is not asked for here.
+    q, k, v = (tensor.view_as(tensor) for tensor in (q, k, v))
+    compute, group = torch.promote_types(q.dtype, torch.float32), q.shape[1] // k.shape[1]
+    wide_k, wide_v = (tensor.to(compute).repeat_interleave(group, 1) for tensor in (k, v))
+    scores = (q.to(compute) * scale) @ wide_k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores + mask.to(compute)
+    if causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(future, -math.inf)
+    # A row that sees nothing gives 0 whatever it holds; here it must only stay finite.
+    scores = scores.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
+    lse = torch.logsumexp(scores, -1)
+    out = (torch.exp(scores - lse[..., None]) @ wide_v).to(q.dtype)
+    given = [(value, grad) for value, grad in ((out, grad_out), (lse, grad_lse)) if grad is not None]
+    wanted = [tensor for tensor in (q, k, v) if tensor.requires_grad]
+    if not given or not wanted:
+        return None, None, None
+    values, grads = zip(*given, strict=True)
+    found = iter(torch.autograd.grad(values, wanted, grads, create_graph=True, allow_unused=True))
+    return tuple(next(found) if tensor.requires_grad else None for tensor in (q, k, v))
 
 
 def _backward(

@@ -173,6 +173,11 @@ class ScoreRule(Data):
     additive: Float[Tensor, "qk_dim"] | None = None  # the vector w of additive scores
 
     def __post_init__(self) -> None:
+        if not isinstance(self.visible, Visibility):
+            raise ArgumentError(
+                "visible must be a Visibility: a table of booleans, True = may look, becomes one with "
+                f"Visibility.from_dense(table). Got {type(self.visible).__name__}."
+            )
         if self.scale is not None and not math.isfinite(self.scale):
             raise ArgumentError(f"scale must be a finite number. Got {self.scale}.")
         if self.softcap is not None and not self.softcap > 0:

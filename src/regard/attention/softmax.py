@@ -71,6 +71,11 @@ def attend(
     True
     """
     rule = _DEFAULT if rule is None else rule
+    if not isinstance(rule, ScoreRule):
+        raise ArgumentError(
+            "rule must be a ScoreRule: a mask, True = may look, goes in as "
+            f"ScoreRule(visible=Visibility.from_dense(mask)). Got {type(rule).__name__}."
+        )
     check_attention(q, k, v)
     rule.check(q, k)
     if not 0 <= dropout < 1:
@@ -88,7 +93,7 @@ def attend(
         path = "fused" if refusal is None else "plain" if n_score <= _PLAIN_UP_TO else "tiled"
     elif path == "fused" and refusal is not None:
         raise UnsupportedError(f"the fused path cannot do this: {refusal}. Use path='tiled' or None.")
-    if path == "fused" and not visible.everything and not _needs_graph(q, k, v):
+    if path == "fused" and not visible.everything and not (_needs_graph(q, k, v) or _values_unknown(q)):
         out, lse = _fused(q, k, v, rule)
         if _all_finite(out):  # hidden garbage would show here: 0 x NaN is NaN
             return Attended(out, lse)
@@ -347,31 +352,42 @@ def _quarantine(
     is nothing to keep apart, and where all is finite the sum tells so for the price of reading once.
     """
     value = k if v is None else v
-    if visible.everything or _all_finite(q, k, value):
+    if visible.everything or (not _values_unknown(q) and _all_finite(q, k, value)):
         return q, k, value, None
     bad_query = ~torch.isfinite(q).all(-1)
     bad_key = ~(torch.isfinite(k).all(-1) & torch.isfinite(value).all(-1))
     bad_key = bad_key.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    spoiled = bad_query
-    n_query, n_key = q.shape[2], k.shape[2]
-    step = max(1, _BLOCK // max(1, n_key))
-    for first in range(0, n_query, step):
-        rows = slice(first, min(n_query, first + step))
-        seen = visible.tile(rows, slice(0, n_key), q.device).float()
-        spoiled = spoiled.clone()
-        spoiled[:, :, rows] |= (seen @ bad_key.float()[..., None])[..., 0] > 0
+    spoiled = bad_query | _sees_one(visible, bad_key, q.shape[2])
     q, k, value = (torch.where(torch.isfinite(t), t, 0.0) for t in (q, k, value))
     return q, k, value, spoiled
 
 
+def _sees_one(visible: Visibility, flags: Tensor, n_query: int) -> Tensor:
+    """Which queries (batch, head, query) see a key that has its flag (batch, head, key) set."""
+    n_key = flags.shape[2]
+    if not visible.by_pair and visible.window is None:
+        keys = visible.visible_keys(n_key)
+        flags = flags if keys is None else flags & keys[:, None]
+        if not visible.causal:
+            return flags.any(-1, keepdim=True)
+        last_seen = torch.arange(n_query, device=flags.device).add(visible.start).clamp(max=n_key - 1)
+        return (flags.cumsum(-1) > 0)[:, :, last_seen]
+    step = max(1, _BLOCK // max(1, n_key))
+    blocks = []
+    for first in range(0, n_query, step):
+        rows = slice(first, min(n_query, first + step))
+        seen = visible.tile(rows, slice(0, n_key), flags.device).float()
+        blocks.append((seen @ flags.float()[..., None])[..., 0] > 0)
+    return torch.cat(blocks, -1)
+
+
+def _values_unknown(tensor: Tensor) -> bool:
+    """Whether what tensors hold cannot be asked: while compiling or exporting, and on the meta device."""
+    return torch.compiler.is_compiling() or tensor.is_meta
+
+
 def _all_finite(*tensors: Tensor) -> bool:
     """Whether sums of the tensors are finite: a sum can overflow, but never hides a NaN or an inf."""
-    if torch.compiler.is_compiling():
-        from regard.attention.compiled import (
-            outside,  # here: it imports the compiler, which takes longer than all else
-        )
-
-        return bool(outside(_all_finite, *tensors))
     return all(
         math.isfinite(t.detach().sum(dtype=torch.float32 if t.element_size() < 4 else None).item())
         for t in tensors
@@ -380,7 +396,7 @@ def _all_finite(*tensors: Tensor) -> bool:
 
 def _any(flags: Tensor) -> bool:
     """Whether one is true; compiled code does not look, and takes it that one may be."""
-    return torch.compiler.is_compiling() or bool(flags.any())
+    return _values_unknown(flags) or bool(flags.any())
 
 
 def _nothing_to_see(q: Tensor, k: Tensor, v: Tensor) -> Attended:

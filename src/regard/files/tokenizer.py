@@ -168,14 +168,23 @@ class TextTokenizer:
         token = self.backend.id_to_token(index) if index >= 0 else None
         if token is None:
             return f"<{index}>"
-        if byte_level and all(character in _BYTE_OF for character in token):
-            # A token may hold part of a character: those bytes are shown as \xe2 and the like.
-            token = bytes(_BYTE_OF[character] for character in token).decode("utf-8", "backslashreplace")
-        elif not byte_level:
-            token = token.replace("▁", " ")
-        if token.isspace():
-            token = token.replace(" ", "␣")
-        return token.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+        return readable(token, byte_level)
+
+
+def readable(token: str, byte_level: bool) -> str:
+    """A token of a vocabulary as a label: spaces kept, line ends and stray bytes spelled out.
+
+    >>> readable("ĠcafÃ©", byte_level=True)
+    ' café'
+    """
+    if byte_level and all(character in _BYTE_OF for character in token):
+        # A token may hold part of a character: those bytes are shown as \xe2 and the like.
+        token = bytes(_BYTE_OF[character] for character in token).decode("utf-8", "backslashreplace")
+    elif not byte_level:
+        token = token.replace("▁", " ")
+    if token.isspace():
+        token = token.replace(" ", "␣")
+    return token.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
 
 
 def usual_special_ids(backend: Tokenizer) -> SpecialIds:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.heads.model import Head, attention_of, checked_heads, kept_heads, watched_heads
+from regard.heads.model import Head, attention_of, checked_heads, kept_heads, transformer_of, watched_heads
 from regard.models.transformer import Transformer
 
 Texts = Sequence[str] | Sequence[Sequence[int]]
@@ -37,7 +37,7 @@ def importance(
     would do. The absolute value is taken for each text, lest effects of opposite sign cancel. `loss` is
     the model's own by default: of the next token, or of hidden tokens.
     """
-    model, find_loss = loaded.transformer, loss or loss_of(loaded)
+    model, find_loss = transformer_of(loaded), loss or loss_of(loaded)
     gates = len(model.attention_names), model.config.block.n_head
     total = torch.zeros(gates, dtype=torch.float64)
     examples = encoded(loaded, texts)
@@ -62,7 +62,7 @@ def mean_loss(
 ) -> float:
     """The mean loss over texts."""
     find_loss = loss or loss_of(loaded)
-    values = [float(find_loss(loaded.transformer, ids, head_gate)) for ids in encoded(loaded, texts)]
+    values = [float(find_loss(transformer_of(loaded), ids, head_gate)) for ids in encoded(loaded, texts)]
     return sum(values) / len(values)
 
 
@@ -76,7 +76,7 @@ def ablation(
     layers: Sequence[int] | None = None,
 ) -> Float[Tensor, "layer head"]:
     """By how much the mean loss rises without each head; NaN for layers not asked for."""
-    model, left = loaded.transformer, kept_heads(loaded.transformer)
+    model, left = transformer_of(loaded), kept_heads(transformer_of(loaded))
     means = head_means(loaded, texts) if how == "mean" else None
     before = mean_loss(loaded, texts, loss=loss)
     rise = torch.full((len(left), model.config.block.n_head), torch.nan, dtype=torch.float64)
@@ -92,7 +92,7 @@ def ablation(
 @torch.no_grad()
 def head_means(loaded: Loaded, texts: Texts) -> Float[Tensor, "layer head v_dim"]:
     """The mean output of each head, before the output projection, over all positions of all texts."""
-    model, left = loaded.transformer, kept_heads(loaded.transformer)
+    model, left = transformer_of(loaded), kept_heads(transformer_of(loaded))
     v_dim = attention_of(model, model.attention_names[0]).v_dim
     sums = torch.zeros(len(left), model.config.block.n_head, v_dim, dtype=torch.float64)
     n_position = torch.zeros(len(left), dtype=torch.long)
@@ -137,7 +137,7 @@ def ablated(
 
 def loss_of(loaded: Loaded) -> Loss:
     """The loss a model was trained with: of each next token, or of hidden tokens."""
-    config = loaded.transformer.config
+    config = transformer_of(loaded).config
     if config.head == "language" and config.kind == "decoder":
         return next_token_loss
     special = None if loaded.tokenizer is None else loaded.tokenizer.special
@@ -172,6 +172,7 @@ def masked_token_loss(
 
 def encoded(loaded: Loaded, texts: Texts) -> list[Int[Tensor, "1 position"]]:
     """Texts, or lists of ids, as ids of at least three tokens."""
+    transformer_of(loaded)  # raises for a model without heads of ours
     if isinstance(texts, str) or not len(texts):
         raise ArgumentError(f"texts must be a list of one text at least. Got {texts!r}.")
     examples = []

@@ -8,10 +8,21 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.files.loading import Loaded
 from regard.layers.attention import MultiHeadAttention
 from regard.models.transformer import Transformer
 
 Head = tuple[int | str, int]  # a layer, by index or name, and a head by its number before any pruning
+
+
+def transformer_of(loaded: Loaded) -> Transformer:
+    """The model, whose heads can be measured and switched off; a recurrent or foreign one is refused."""
+    if not isinstance(loaded, Loaded):
+        raise ArgumentError(
+            "heads are switched off and pruned in models of this library: load it with regard.load. Of any "
+            f"model, measure(regard.trace(model, ...)) says what its heads do. Got {type(loaded).__name__}."
+        )
+    return loaded.transformer
 
 
 def attention_of(model: Transformer, name: str) -> MultiHeadAttention:

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.files.loading import Loaded, write_folder
 from regard.heads.effects import Texts, mean_loss
-from regard.heads.model import Head, attention_of, checked_heads, kept_heads
+from regard.heads.model import Head, attention_of, checked_heads, kept_heads, transformer_of
 from regard.layers.attention import MultiHeadAttention
 from regard.models.families import published_config
 from regard.models.pruned import MODEL_TYPE, PrunedAttention
@@ -39,7 +39,7 @@ def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
     Heads are (layer, head), the layer by its place among `attention_names` or by name; a head keeps its
     number when others go. What is not pruned is shared with the model given, not copied.
     """
-    model = loaded.transformer
+    model = transformer_of(loaded)
     gone = set(checked_heads(model, heads))
     kept = tuple(
         tuple(head for head in left if (index, head) not in gone)
@@ -94,7 +94,7 @@ def _selected(
 
 def save_pruned(loaded: Loaded, folder: str | Path) -> None:
     """Write a folder that `load` reads; of a format of ours, since no other says which heads are left."""
-    config = loaded.transformer.config
+    config = transformer_of(loaded).config
     if config.kept_heads is None:
         raise ArgumentError(
             "this model has all its heads: regard.files.loading.save writes it for everybody."
@@ -128,12 +128,12 @@ def pruning_curve(
     seed: int = 0,
 ) -> Curve:
     """The mean loss with more and more heads really removed: "least first", "random" or "most first"."""
-    names, n_head = loaded.model.attention_names, loaded.transformer.config.block.n_head
+    names, n_head = loaded.model.attention_names, transformer_of(loaded).config.block.n_head
     if tuple(importance.shape) != (len(names), n_head):
         raise ArgumentError(
             f"importance must be (layer, head) = ({len(names)}, {n_head}). Got {tuple(importance.shape)}."
         )
-    ranked = ranked_heads(loaded.transformer, importance, order, seed)
+    ranked = ranked_heads(transformer_of(loaded), importance, order, seed)
     metric = []
     for share in shares:
         if not 0 <= share <= 1:

@@ -30,7 +30,7 @@ from regard.files.safetensors import write_safetensors
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import Measures, measure
-from regard.heads.model import kept_heads
+from regard.heads.model import kept_heads, transformer_of
 from regard.heads.tokens import counts_of
 from regard.tracing.take import trace
 
@@ -75,7 +75,7 @@ def repeated_tokens(
 
     The second half can be foretold by nothing but looking back at the first.
     """
-    vocab = loaded.transformer.config.vocab
+    vocab = transformer_of(loaded).config.vocab
     special = set() if loaded.tokenizer is None else set(loaded.tokenizer.special.all())
     allowed = torch.tensor([index for index in range(vocab) if index not in special])
     if not 1 <= n_token <= len(allowed):
@@ -122,7 +122,7 @@ def survey(
         raise ArgumentError(
             f"n_repeat must not be negative and longest at least 2. Got {n_repeat} and {longest}."
         )
-    model = loaded.transformer
+    model = transformer_of(loaded)
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: a survey reads texts.")
     inputs: list[list[int]] = [loaded.tokenizer.encode(text)[:longest] for text in texts]
@@ -222,7 +222,7 @@ def with_bar(items: Sequence[Item], words: str) -> Iterable[Item]:
 def _fingerprint(loaded: Loaded, inputs: list[list[int]]) -> str:
     """What makes two surveys the same: the model's weights (in sum), its shape and every input."""
     digest = hashlib.sha256(json.dumps(inputs).encode())
-    digest.update(repr(loaded.transformer.config).encode())
+    digest.update(repr(transformer_of(loaded).config).encode())
     for parameter in loaded.model.parameters():
         digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
     return digest.hexdigest()

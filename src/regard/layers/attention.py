@@ -320,6 +320,8 @@ def _check_input(name: str, x: Tensor, dim: int, weight: Tensor) -> None:
     """Raise unless `x` is (batch, position, dim), of the dtype and on the device of the layer's weights."""
     if x.dim() != 3 or x.shape[-1] != dim:
         raise ShapeError(f"{name} must be (batch, position, {dim}) here. Got shape {tuple(x.shape)}.")
+    if not isinstance(weight, Tensor):  # quantised: a function that unpacks it
+        return
     if x.device != weight.device:
         raise ShapeError(f"{name} is on {x.device}, the layer's weights on {weight.device}: move one.")
     if x.dtype != weight.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):

@@ -378,7 +378,7 @@ class Transformer(Model):
             raise ArgumentError(
                 f"{n_key} tokens are more than the model's limit of {limit}: shorten the input."
             )
-        if not torch.compiler.is_compiling() and tokens.numel():
+        if not torch.compiler.is_compiling() and tokens.numel() and not tokens.is_meta:
             low, high = tokens.aminmax()
             if low < 0 or high >= self.config.vocab:
                 raise ArgumentError(

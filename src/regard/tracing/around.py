@@ -250,7 +250,16 @@ class _Rows:
             else (values[0] if values else None),
             last.kind,
             last.sink,
+            self._alike(parts),
         )
+
+    def _alike(self, parts: list[LayerTrace]) -> Tensor | None:
+        """Which rows see all keys of their step alike. Steps have keys of their own: then none is kept so."""
+        first, *later = parts
+        if first.alike is None:
+            return None
+        rest = [torch.zeros(*step.q.shape[:3], dtype=torch.bool, device=step.q.device) for step in later]
+        return torch.cat([first.alike.expand(*first.q.shape[:3]), *rest], 2)
 
     def _table(self, tiles: list[Tensor], empty: float | bool) -> Tensor:
         """The tiles of the steps as rows of one table (batch, head, query, key)."""

@@ -347,13 +347,15 @@ class Explained:
     lse: Tensor
     rule: ScoreRule
     sink: Tensor | None
+    alike: Tensor | None  # rows hidden whole by a finite number
 
 
 def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> Explained | None:
     """What gives back `weights` (batch, head, query, key), every one of them; None where nothing does."""
     product = written.product
-    if product is None:
-        return None
+    rounded = (written.weights, *(() if written.softmax is None else (written.softmax.scores,)))
+    if product is None or any(tensor.element_size() < 4 for tensor in (product.q, *rounded)):
+        return None  # scores of half precision move every weight by a percent: the weights alone are exact
     lead = torch.broadcast_shapes(product.q.shape[:-2], product.k.shape[:-2])
     layout = layout_of(product.q.new_empty(*lead, 0, 0))
     q, k = (layout.four(tensor.detach()) for tensor in (product.q, product.k))
@@ -373,8 +375,11 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
     blind = hides.all(-1, keepdim=True)
     shown = scores[..., :n_key].masked_fill(hides, 0.0)
     added = shown - dots.masked_fill(hides, 0.0)
-    eps = torch.finfo(torch.promote_types(product.q.dtype, torch.bfloat16)).eps
-    noise = eps * max(1.0, _size(dots.masked_fill(hides, 0.0)), _size(shown)) * (2 + math.sqrt(q.shape[3]))
+    noise = (
+        torch.finfo(dots.dtype).eps
+        * max(1.0, _size(dots.masked_fill(hides, 0.0)), _size(shown))
+        * (2 + math.sqrt(q.shape[3]))
+    )
     visible = read_visible(~hides)
     bias = None
     if _size(added) > noise:
@@ -394,8 +399,11 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
     lse = torch.logsumexp(scores, -1).masked_fill(blind[..., 0], -math.inf)
     rule = replace(rule, visible=visible, bias=bias)
     given_back = torch.exp(rule.scores(q, k) - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None])
-    off = (given_back - weights.to(given_back.dtype)).masked_fill(blind, 0.0)
-    return Explained(q, k, lse, rule, sink) if _size(off) <= 4 * noise else None
+    alike = blind[..., 0] & (weights.amax(-1) > 0)
+    given_back = torch.where(alike[..., None], 1 / n_key, given_back)
+    if _size(given_back - weights.to(given_back.dtype)) > 4 * noise:
+        return None
+    return Explained(q, k, lse, rule, sink, alike if bool(alike.any()) else None)
 
 
 def _size(tensor: Tensor) -> float:

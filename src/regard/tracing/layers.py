@@ -196,6 +196,8 @@ class LayerTrace(AnyLayer):
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
     sink: Float[Tensor, "head"] | None = None  # a score beside those of the keys: rows sum to less than 1
+    # Rows of padding, mostly, whose keys are all hidden by one finite number: softmax sees them all alike.
+    alike: Bool[Tensor, "_batch _head query"] | None = None
     word: ClassVar[str] = "softmax"
 
     def __post_init__(self) -> None:
@@ -212,6 +214,11 @@ class LayerTrace(AnyLayer):
     def visibility(self) -> Visibility:
         return self.rule.visible
 
+    def key_range(self, rows: slice) -> slice:
+        if self.alike is not None and bool(self.alike[:, :, rows].any()):
+            return slice(0, self.n_key)
+        return self.rule.visible.key_range(rows, self.n_key)
+
     def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
         q, k, lse, rule = self._part(batch, head)
         scores = all_scores(q, k, rule, rows, cols, widen=head is not None)
@@ -219,12 +226,15 @@ class LayerTrace(AnyLayer):
         # Hidden last: exp takes ten times as long where it is given -inf. A row may see nothing: its
         # log-sum-exp is -inf, and made finite so that a score of -inf stays one.
         weights = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min))
-        if rule.visible.sees_all(rows, cols):
-            return weights
-        return torch.where(rule.visible.tile(rows, cols, weights.device), weights, 0.0)
+        if not rule.visible.sees_all(rows, cols):
+            weights = torch.where(rule.visible.tile(rows, cols, weights.device), weights, 0.0)
+        if self.alike is not None:
+            alike = self.of_head(self.alike, batch, head)[:, :, rows, None]
+            weights = torch.where(alike, 1 / self.n_key, weights)
+        return weights
 
     def log_product(self, batch: int, head: int | None = None) -> LogProduct | None:
-        if not self.rule.product_only:
+        if not self.rule.product_only or self.alike is not None:
             return None
         dtype = torch.promote_types(self.q.dtype, torch.float32)
         q, k, lse = (self.of_head(tensor, batch, head).to(dtype) for tensor in (self.q, self.k, self.lse))
@@ -237,6 +247,8 @@ class LayerTrace(AnyLayer):
         """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""
         lse = self.lse[:, :, rows]
         wanted = (lse > -math.inf).to(lse.dtype)
+        if self.alike is not None:
+            wanted = torch.where(self.alike[:, :, rows], 1.0, wanted)
         if self.sink is None:
             return wanted
         return wanted - torch.where(wanted > 0, torch.exp(self.sink[:, None] - lse), 0.0)

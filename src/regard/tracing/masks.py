@@ -27,8 +27,7 @@ class ReadMask:
 
     visible: Visibility
     bias: Bias | None
-    # A finite number hides whole rows: softmax over equal numbers sees all alike, we see nothing there.
-    softly_blind: bool = False
+    alike: Tensor | None = None  # (batch, head, query): rows that a finite number hides whole
 
 
 class MaskReader:
@@ -61,11 +60,12 @@ def read_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> ReadMask:
     hides = hidden_by(table)
     visible = _visibility(~hides, shape)
     blind = hides.all(-1, keepdim=True)
-    softly_blind = bool((blind & table.isfinite().any(-1, keepdim=True)).any())
+    softly_blind = (blind & table.isfinite().any(-1, keepdim=True))[..., 0]
+    alike = softly_blind.expand(-1, -1, shape[2]).clone() if bool(softly_blind.any()) else None
     bias = table.masked_fill(hides, 0.0)
     if not bool(bias.any()):
-        return ReadMask(visible, None, softly_blind)
-    return ReadMask(visible, compact_bias(bias, hides, visible.start), softly_blind)
+        return ReadMask(visible, None, alike)
+    return ReadMask(visible, compact_bias(bias, hides, visible.start), alike)
 
 
 def read_visible(visible: Tensor) -> Visibility:

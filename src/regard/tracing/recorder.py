@@ -26,6 +26,10 @@ Recorded = LayerTrace | LinearLayerTrace | DenseLayerTrace
 
 _MOST_ROWS = 4  # checked of each layer: enough to tell
 _CHECKED = 512  # weights of a head, about: one row of a long text, for it sees all that the rule lets it see
+_HALF = 1e-4  # one rounding of a half-precision format is larger
+# Kernels take exp of half-precision inputs from a polynomial: sums were off by 7e-5 at most, in float16 and
+# bfloat16 alike, for 12 to 1000 keys and scores of up to 100.
+_HALF_EXP = 2**-13
 STORAGE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -55,6 +59,7 @@ class Recorder:
         self.layers: list[Recorded] = []
         self.samples: list[_Sample] = []
         self.seen: list[str] = []  # every layer that ran, wanted or not
+        self.rearranged: list[str] = []  # whose weights were cut into blocks before they met the values
         self.not_seen = ""  # what of the model computes something else than softmax attention, in words
         self.keep_graph = keep_graph
         # For gradients: what of the graph holds a layer's output, of every step, and how it becomes heads.
@@ -87,6 +92,7 @@ class Recorder:
         *,
         kind: Kind,
         sink: Tensor | None = None,
+        alike: Tensor | None = None,
         out: Tensor | None = None,
         to_heads: ToHeads = _as_it_is,
         owned: bool = False,
@@ -104,7 +110,7 @@ class Recorder:
         else:
             kept_rule = rule if owned else rule.mapped(self._shared)
             kept_sink = None if sink is None else _copied(sink, lse.dtype)
-            layer = LayerTrace(name, kept_q, kept_k, sums, kept_rule, kept_v, kind, kept_sink)
+            layer = LayerTrace(name, kept_q, kept_k, sums, kept_rule, kept_v, kind, kept_sink, alike)
         self._take(layer, v, out, to_heads)
         return layer
 
@@ -218,7 +224,7 @@ def _sampled(layer: Recorded, v: Tensor, out: Tensor | None, at: float) -> _Samp
     recovered = grouped.reshape(batch, n_head, n_row, v.shape[3])
     eps = torch.finfo(out.dtype).eps
     difference = recovered - out[:, :, rows]
-    if isinstance(layer, LayerTrace):  # nobody looks at a row of padding, which a mask hides whole
+    if isinstance(layer, LayerTrace) and layer.alike is None:  # a row that sees nothing may give anything
         difference = difference.masked_fill((layer.lse[:, :, rows] == -math.inf)[..., None], 0.0)
     return _Sample(layer, rows, cols, weights, value_size, eps, difference)
 
@@ -241,6 +247,8 @@ def _judged(sample: _Sample, expect: Expect | None) -> LayerCheck:
     given = stored if sample.output_eps is None else sample.output_eps
     n_rounding, size = layer.rounding(rows, cols)
     allowed = exact * (8 + n_rounding * size)
+    if given > _HALF:
+        allowed += _HALF_EXP
     if stored > given:  # kept with fewer digits than the model computed with
         allowed += stored * size
     return LayerCheck(

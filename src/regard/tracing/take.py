@@ -10,12 +10,14 @@ The forward pass runs once, with the attention it would have run with; queries, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from regard.attention.visibility import Visibility
 from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
+from regard.files.tokenizer import readable
 from regard.models.model import Model
 from regard.models.transformer import Transformer
 from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace
@@ -90,8 +93,10 @@ def trace(
         fed = feed_foreign(found, text_or_tokens, target, tokenizer)
         from_the_end = layers is not None and any(isinstance(at, int) and at < 0 for at in layers)
         recorder = Recorder(layers=None if from_the_end else layers, keep_v=keep_v, dtype=dtype)
-        with torch.no_grad(), watching(found, recorder):
+        with torch.no_grad(), noting_answer(found, fed) as answer, watching(found, recorder):
             found(*fed.args, **fed.kwargs)
+        if answer:
+            fed = replace(fed, ids=answer[0], source_ids=fed.ids, real=None, source_real=fed.real)
         facts = facts_about(found)
         check_seen(found, recorder)
         choose(recorder, layers)
@@ -117,6 +122,11 @@ def assemble(
         more["weights_kept"] = (
             f"{len(weights_kept)} layers hold the weights themselves, from {weights_kept[0]} on: "
             "their scores are not a product of queries and keys that could be followed"
+        )
+    if recorder.rearranged:
+        more["rearranged"] = (
+            f"weights are cut into blocks before they meet the values, and held so, in "
+            f"{', '.join(dict.fromkeys(recorder.rearranged))}"
         )
     if recorder.not_seen:
         more["not_seen"] = recorder.not_seen
@@ -150,7 +160,9 @@ def labels(ids: Tensor | None, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
     if tokenizer is None:
         return tuple(tuple(str(token) for token in row) for row in ids.tolist())
     if hasattr(tokenizer, "convert_ids_to_tokens"):  # one of transformers'
-        return tuple(tuple(map(str, tokenizer.convert_ids_to_tokens(row))) for row in ids.tolist())
+        byte_level = tokenizer.convert_tokens_to_string(["Ġ"]) == " "
+        rows = [tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
+        return tuple(tuple(readable(str(token), byte_level) for token in row) for row in rows)
     return tuple(tuple(tokenizer.tokens(row)) for row in ids.tolist())
 
 
@@ -206,10 +218,15 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
         text, given = read.texts, {"input_ids": read.ids}
         if read.visible is not None:
             given["attention_mask"] = read.visible.long()
+    if isinstance(given, np.ndarray):
+        given = torch.as_tensor(given, device=device)
     if isinstance(given, Mapping):
-        kwargs = dict(given)
+        kwargs = {
+            name: torch.as_tensor(value, device=device) if isinstance(value, np.ndarray) else value
+            for name, value in given.items()
+        }
         if target is not None:
-            kwargs["decoder_input_ids"] = encoded(target, tokenizer, device).ids
+            kwargs["decoder_input_ids"] = _answer(model, target, tokenizer, device)
         source, answer = token_ids(kwargs.get("input_ids")), token_ids(kwargs.get("decoder_input_ids"))
         real, answer_real = padding_in(kwargs, "attention_mask"), padding_in(kwargs, "decoder_attention_mask")
         if answer is not None:
@@ -227,6 +244,37 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
     if target is not None:
         return feed_foreign(model, {"input_ids": given}, target, tokenizer)
     return Fed((given,), {}, token_ids(given))
+
+
+def _answer(model: nn.Module, target: Any, tokenizer: Any, device: torch.device) -> Tensor:
+    """What a decoder of transformers reads of `target`: ids as they are, a text after the start token."""
+    ids = encoded(target, tokenizer, device).ids
+    start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
+    if isinstance(target, Tensor | np.ndarray) or start is None:
+        return ids
+    return torch.cat([ids.new_full((ids.shape[0], 1), start), ids], dim=1)
+
+
+@contextmanager
+def noting_answer(model: nn.Module, fed: Fed) -> Iterator[list[Tensor]]:
+    """A block that notes what the decoder of an encoder-decoder reads, where it makes that up itself."""
+    notes: list[Tensor] = []
+    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    find = getattr(model, "get_decoder", None)
+    decoder = find() if both and fed.source_ids is None and callable(find) else None
+    if not isinstance(decoder, nn.Module) or decoder is model:
+        yield notes
+        return
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = token_ids(kwargs.get("input_ids", args[0] if args else None))
+        notes.extend([] if ids is None else [ids])
+
+    handle = decoder.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield notes
+    finally:
+        handle.remove()
 
 
 def recorder_options(

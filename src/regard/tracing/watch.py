@@ -143,7 +143,7 @@ class _Door(TorchFunctionMode):
         with torch.no_grad():
             group = q.shape[1] // k.shape[1]
             k, v = (tensor.repeat_interleave(group, 1) if group > 1 else tensor for tensor in (k, v))
-            *_, scores, _ = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
+            *_, scores = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
         product = Product(q, k, scale)
         softmax = Weights(weights, scores, product)
@@ -155,7 +155,7 @@ class _Door(TorchFunctionMode):
         caller = _Caller.find(self.modules)
         if caller is None:
             return
-        layout_of = partial(_layout, batch=caller.batch, n_head=caller.n_head)
+        layout_of = partial(_layout, batch=_batch(self.modules), n_head=caller.n_head)
         lead = torch.broadcast_shapes(written.weights.shape[:-2], written.v.shape[:-2])
         layout = layout_of(written.out.new_empty(*lead, 0, 0))
         weights, v = layout.four(written.weights.detach()), layout.four(written.v.detach())
@@ -165,6 +165,8 @@ class _Door(TorchFunctionMode):
         n_query, n_key = weights.shape[2:]
         kind = caller.kind(rule is not None and rule.rule.visible.causal, n_query, n_key)
         self.n_seen += 1
+        if written.softmax is not None and written.softmax.values.numel() < weights.numel():
+            self.recorder.rearranged.append(caller.name)
 
         def to_heads(out: Tensor) -> Tensor:
             return layout.four(written.arrange_out(out))
@@ -176,7 +178,7 @@ class _Door(TorchFunctionMode):
             if self._again(caller, rule.q, k, v):
                 return
             self.recorder.add(
-                caller.name, rule.q, k, v, rule.lse, rule.rule, kind=kind, sink=rule.sink,
+                caller.name, rule.q, k, v, rule.lse, rule.rule, kind=kind, sink=rule.sink, alike=rule.alike,
                 out=written.out, to_heads=to_heads,
             )  # fmt: skip
 
@@ -212,6 +214,8 @@ class _Door(TorchFunctionMode):
         q, k, v = (
             _four_dimensional(tensor, lead, call.grouped).detach() for tensor in (call.q, call.k, call.v)
         )
+        if out.dtype != q.dtype:  # autocast gives the kernel fewer digits than the function was given
+            q, k, v = (tensor.to(out.dtype) for tensor in (q, k, v))
         mask = call.mask
         if mask is not None and mask.dim() > 2 and len(lead) != 2:
             mask = _four_dimensional(mask, lead, False)
@@ -235,8 +239,9 @@ class _Door(TorchFunctionMode):
             return
         heads = partial(call.heads, shape=q.shape)
         self.recorder.add(
-            caller.name, q, k, v, lse, rule, kind=kind, sink=call.sink, out=out, to_heads=heads, owned=True
-        )
+            caller.name, q, k, v, lse, rule, kind=kind, sink=call.sink, alike=read.alike,
+            out=out, to_heads=heads, owned=True,
+        )  # fmt: skip
 
 
 def _not_seen(model: nn.Module, seen: list[str], unfollowed: tuple[str, ...]) -> str:
@@ -429,30 +434,23 @@ class _Caller:
     module: nn.Module
     cross: bool
     call: int  # a number for this run of it
-    batch: int | None  # how many sequences the model was given
 
     @classmethod
     def find(cls, modules: dict[int, tuple[str, nn.Module]]) -> _Caller | None:
         """The innermost module of the model on the stack of calls; None where it is none, or one of ours."""
         frame: FrameType | None = sys._getframe(2)
-        caller: tuple[str, nn.Module, bool, int] | None = None
-        batch = None
         while frame is not None:
             seen = frame.f_locals
             module = seen.get("self")
-            if caller is None and isinstance(module, (Recorder, *_OURS)):
+            if isinstance(module, (Recorder, *_OURS)):
                 return None  # what we compute ourselves
             if isinstance(module, nn.Module) and id(module) in modules:
-                name = modules[id(module)][0]
-                if caller is None:
-                    cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)
-                    if isinstance(module, nn.MultiheadAttention):
-                        cross = seen.get("key") is not seen.get("query")
-                    caller = (name or "attention", module, cross, id(frame))
-                if not name:  # the model itself
-                    batch = _batch_in(seen) or batch
+                cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)
+                if isinstance(module, nn.MultiheadAttention):
+                    cross = seen.get("key") is not seen.get("query")
+                return cls(modules[id(module)][0] or "attention", module, cross, id(frame))
             frame = frame.f_back
-        return None if caller is None else cls(*caller, batch)
+        return None
 
     @property
     def n_head(self) -> int | None:
@@ -470,11 +468,16 @@ class _Caller:
         return "cross" if self.cross or named or another else "self"
 
 
-def _batch_in(seen: dict[str, Any]) -> int | None:
-    """The first dimension of the first tensor among a function's arguments."""
-    for value in (*seen.values(), *(seen.get("kwargs") or {}).values()):
-        if isinstance(value, Tensor) and value.dim() > 1:
-            return value.shape[0]
+def _batch(modules: dict[int, tuple[str, nn.Module]]) -> int | None:
+    """How many sequences the model was given: the first dimension of its first tensor, where it has one."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        seen = frame.f_locals
+        if modules.get(id(seen.get("self")), ("inner", None))[0] == "":
+            for value in (*seen.values(), *(seen.get("kwargs") or {}).values()):
+                if isinstance(value, Tensor) and value.dim() > 1:
+                    return value.shape[0]
+        frame = frame.f_back
     return None
 
 

@@ -76,7 +76,16 @@ class Llama(Family):
         refuse(said, partial_rotary_factor=1.0)
         qwen = said.get("model_type") == "qwen2"
         if qwen:
-            window = said.get("sliding_window") if said.get("use_sliding_window") else None
+            window, n_layer = said.get("sliding_window"), said["num_hidden_layers"]
+            # Its lower layers, as many as this says, see everything.
+            full = said.get("max_window_layers", 28) if said.get("use_sliding_window") else n_layer
+            if full >= n_layer:
+                window = None
+            elif full > 0 and window is not None:
+                raise UnsupportedError(
+                    f"max_window_layers={full} of {n_layer} in config.json is not supported: a window here "
+                    "is of all layers or of none."
+                )
             said = {**said, "attention_bias": True, "sliding_window": window}
         rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
         n_position = said.get("max_position_embeddings") or 2048
@@ -124,6 +133,7 @@ class Llama(Family):
             "rope_theta": config.rotary_base,
             "rope_parameters": rope,
             "use_sliding_window": config.block.window is not None,
+            "max_window_layers": 0,
         }
 
     def gguf_config(self, file: GGUFValues) -> Said:

@@ -47,7 +47,8 @@ export function fill(element: HTMLElement, ...children: Child[]): void {
   const index = held ? alike().indexOf(held) : -1;
   element.replaceChildren();
   append(element, children);
-  if (!held || held.isConnected) return;
+  if (!held) return;
+  if (held.isConnected) return held.focus({ preventScroll: true }); // taken out and put back
   const name = (one: HTMLElement) => one.getAttribute("aria-label") ?? one.textContent;
   const now = alike();
   const same = (one: HTMLElement | undefined) => one !== undefined && name(one) === name(held);

@@ -22,7 +22,7 @@ export function softmaxRow(row: MachineRow, scores: number[], visible: boolean[]
 }
 
 export class Machine {
-  readonly element = h("section", { class: "machine", "aria-label": "Machine" });
+  readonly element = h("main", { class: "machine", "aria-label": "Machine" });
   private readonly heading = h("p", { class: "finding" });
   private readonly steps = h("ol", { class: "cards" });
   private readonly slider = h("input", { type: "range", min: "1", "aria-label": "step of the computation" });
@@ -41,8 +41,9 @@ export class Machine {
 
   constructor(private readonly app: App) {
     this.slider.addEventListener("input", () => {
+      const wanted = Number(this.slider.value);
       this.pause();
-      this.go(Number(this.slider.value));
+      this.go(wanted);
     });
     this.playing.addEventListener("click", () => (this.timer ? this.pause() : this.play()));
     this.heat.addEventListener("input", () => this.draw());
@@ -195,7 +196,7 @@ export class Machine {
         : `Number times number, ${parts.products.length} products; their sum ${number(sum)} × ${number(parts.scale ?? 1)}${parts.bias ? ` + ${number(parts.bias)} for the distance` : ""} is the score.`,
       [
         vector(parts.additive ? "w·tanh" : "q·k", parts.products, CATEGORY[2]!),
-        this.scoreField(at, k),
+        this.scoreField(at, colNames[key]!),
       ],
     ]);
     cards.push([

@@ -94,8 +94,15 @@ export class Overview {
         what.off.some(([l, x]) => l === layer && x === head),
       );
       tile.setAttribute("aria-selected", String(is(what.chosen)));
-      if (is(what.chosen)) tile.scrollIntoView({ block: "nearest" });
+      if (is(what.chosen)) this.reveal(tile);
     }
+  }
+
+  /** Scroll the grid, and nothing around it, until a tile is in view. */
+  private reveal(tile: HTMLElement): void {
+    const [box, at] = [this.element.getBoundingClientRect(), tile.getBoundingClientRect()];
+    if (at.top < box.top) this.element.scrollTop -= box.top - at.top + 6;
+    else if (at.bottom > box.bottom) this.element.scrollTop += at.bottom - box.bottom + 6;
   }
 
   private build({ source, facts, sort, filter, theme }: Shown): void {

@@ -22,7 +22,7 @@ interface Before extends Row {
 }
 
 export class Story {
-  readonly element = h("section", { class: "story", "aria-label": "Story" });
+  readonly element = h("main", { class: "story", "aria-label": "Story" });
   private readonly sentence = h("div", { class: "sentence" });
   private readonly arcs = svg("svg", { class: "arcs", "aria-hidden": "true" });
   readonly board = h("div", { class: "board2" });

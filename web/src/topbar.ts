@@ -22,7 +22,7 @@ export class TopBar {
   });
   private readonly model = h("select", { "aria-label": "model" });
   private readonly run = h("button", { type: "submit", class: "primary" }, "Look");
-  private readonly brand = h("span", { class: "brand" });
+  private readonly brand = h("h1", { class: "brand" });
   private readonly themer = h(
     "button",
     { type: "button", "aria-label": "light or dark", title: "light or dark" },

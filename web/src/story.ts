@@ -261,12 +261,16 @@ export class Story {
       if (!to || Number.isNaN(weight)) continue;
       const b = to.getBoundingClientRect();
       const [x1, x2] = [a.left + a.width / 2 - box.left, b.left + b.width / 2 - box.left];
-      const [y1, y2] = cross
-        ? [a.top - box.top, b.bottom - box.top]
-        : [a.top - box.top, b.top - box.top];
-      const high = cross ? 0 : Math.min(0.62 * parseFloat(getComputedStyle(from).lineHeight) + 0.09 * Math.abs(x2 - x1), Math.max(12, Math.min(y1, y2) - 16));
+      const apart = b.top - a.top; // on another line: from edge to edge, as between two sentences
+      const across = cross || Math.abs(apart) > a.height;
+      const [y1, y2] = !across
+        ? [a.top - box.top, b.top - box.top]
+        : apart < 0
+          ? [a.top - box.top, b.bottom - box.top]
+          : [a.bottom - box.top, b.top - box.top];
+      const high = across ? 0 : Math.min(0.62 * parseFloat(getComputedStyle(from).lineHeight) + 0.09 * Math.abs(x2 - x1), Math.max(12, Math.min(y1, y2) - 16));
       const middle = (y1 + y2) / 2;
-      const path = cross
+      const path = across
         ? `M${x1},${y1} C${x1},${middle} ${x2},${middle} ${x2},${y2}`
         : index === query
           ? `M${x1 - 7},${y1} C${x1 - 16},${y1 - 26} ${x1 + 16},${y1 - 26} ${x1 + 7},${y1}`
@@ -281,7 +285,7 @@ export class Story {
       link.addEventListener("click", () => this.app.change({ at: "machine", key: index }));
       out.push(link);
       if (!named.has(index)) continue;
-      const [tx, ty] = cross ? [(x1 + x2) / 2, middle] : [(x1 + x2) / 2, middle - 0.98 * high - 6];
+      const [tx, ty] = across ? [(x1 + x2) / 2, middle] : [(x1 + x2) / 2, middle - 0.98 * high - 6];
       out.push(svg("text", { x: tx, y: Math.max(11, ty), class: index === chosen ? "chosen" : "" }, percent(weight)));
     }
     this.arcs.replaceChildren(...out);

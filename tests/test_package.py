@@ -242,6 +242,7 @@ def test_the_wheel_runs_in_an_empty_folder(tmp_path):
     version = run(sys.executable, "-m", "regard", "--version", cwd=empty, env=environment)
     assert version.stdout == f"regard, version {regard.__version__}\n"
     assert "look" in run(target / "bin" / "regard", "--help", cwd=empty, env=environment).stdout
-    drawn = run(target / "bin" / "regard", "look", "what runs here", cwd=empty, env=environment).stdout
+    look = [target / "bin" / "regard", "look", "what runs here", "--out", "look.png"]
+    drawn = run(*look, cwd=empty, env=environment).stdout
     assert "what" in drawn
     assert (empty / "look.png").read_bytes().startswith(b"\x89PNG")

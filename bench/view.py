@@ -31,8 +31,8 @@ from regard.view.document import documents_of
 from regard.view.page import page
 
 PEERS = Path(__file__).parent.parent / "out" / "bench-peers"
-LENGTHS, LONG = (16, 128, 512), (2048, 8192)
-QUICK_LENGTHS, QUICK_LONG = (16, 32), (64,)
+LENGTHS, LONG = (16, 128, 512), (20, 2048, 8192)
+QUICK_LENGTHS, QUICK_LONG = (16, 32), (20, 64)
 LAYER, HEAD = 2, 5
 MOVED_SECONDS = 2.0
 PATIENCE = 45.0  # seconds a page is waited for
@@ -82,7 +82,7 @@ def ids_of(model: Loaded, length: int) -> list[int]:
 def our_page(model: Loaded) -> Make:
     def make(ids: list[int]) -> str:
         found = trace(model, [ids], keep_v=True)
-        return page(documents_of(found), {"layer": LAYER, "head": HEAD})
+        return page(documents_of(found), {"at": "atlas", "layer": LAYER, "head": HEAD})
 
     return make
 
@@ -142,6 +142,14 @@ MOVE_OURS = """async seconds => {
         map.setView({...map.view, x: map.view.x + by, y: map.view.y + by / 2});
     }
     return 1000 * (map.frames - before) / (performance.now() - began);
+}"""
+# From choosing a head whose small picture is there until something of it is on the screen.
+OTHER_HEAD = """async () => {
+    const began = performance.now(), map = regard.stage.panels[0].map, before = map.frames;
+    regard.change({layer: 12, head: 5});
+    const drawn = () => map.frames > before && (map.seed || map.pyramid.ready);
+    while (!drawn()) await new Promise(requestAnimationFrame);
+    return performance.now() - began;
 }"""
 MOVE_THEIRS = """async seconds => {
     let frames = 0;
@@ -213,14 +221,28 @@ def serve_long(length: int, quick: bool, sender: Connection) -> None:
     forward = time.perf_counter() - began
     bound = listen(0)
     port = int(bound.getsockname()[1])
-    sender.send((link("x" * 32, port, {"model": "long", "layer": 10, "head": 2}), forward))
+    sender.send((link("x" * 32, port, {"at": "atlas", "model": "long", "layer": 10, "head": 2}), forward))
     config = uvicorn.Config(app(session, "x" * 32, port), log_level="error", lifespan="off")
     uvicorn.Server(config).run(sockets=[bound])
 
 
+def resident(process: int | None) -> int:
+    """Bytes of memory that a process has now."""
+    pages = Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * 4096
+
+
 def long_texts(options: Options, browser: Any) -> PlainTable:
     """Ours alone: SmolLM2 live, from the end of its forward pass on."""
-    lines = [["tokens", "forward pass", "first picture", "all 270 heads", "frames/s while panning", "goal"]]
+    columns = [
+        "tokens",
+        "forward pass",
+        "first picture",
+        "all 270 heads",
+        "another head",
+        "frames/s while panning",
+    ]
+    lines = [[*columns, "server", "goal"]]
     for length in QUICK_LONG if options.quick else LONG:
         receiver, sender = multiprocessing.Pipe(duplex=False)
         server = multiprocessing.get_context("spawn").Process(
@@ -235,15 +257,22 @@ def long_texts(options: Options, browser: Any) -> PlainTable:
                     "() => regard.overview.element.dataset.filled === 'all'", timeout=1000 * PATIENCE
                 )
                 filled = float(tab.evaluate("() => performance.now()")) / 1000
+                other = float(tab.evaluate(OTHER_HEAD)) / 1000
                 frames = float(tab.evaluate(MOVE_OURS, MOVED_SECONDS))
+                held = resident(server.pid)
         finally:
             server.kill()
             server.join()
         assert first is not None
-        met = "met" if first <= 3 and frames >= 30 else "missed"
-        goal = f"{met}: within 3 s, at least 30" if length == LONG[-1] else "-"
-        times = [readable_seconds(each) for each in (forward, first, filled)]
-        lines.append([str(length), *times, f"{frames:.0f}", goal])
+        goal = "-"
+        if length == LONG[0]:
+            met = first <= 0.5 and filled <= 1.5
+            goal = f"{'met' if met else 'missed'}: first within 0.5 s, all within 1.5 s"
+        if length == LONG[-1]:
+            met = first <= 3 and frames >= 30 and other <= 0.3 and held <= 1.5e9
+            goal = f"{'met' if met else 'missed'}: 3 s, another head 0.3 s, 30 frames, 1.5 GB"
+        times = [readable_seconds(each) for each in (forward, first, filled, other)]
+        lines.append([str(length), *times, f"{frames:.0f}", readable_bytes(held), goal])
     note = "Times from opening the page, the forward pass done. Tiles are asked for as they come into view."
     return PlainTable("SmolLM2, live", lines, note)
 

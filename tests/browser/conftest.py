@@ -71,7 +71,7 @@ def made(models):
 
 @pytest.fixture(scope="session")
 def served(models):
-    """A running server: (session, function from a view to its link, port)."""
+    """A running server: (session, function from a view of the atlas to its link, port)."""
     session = Session(models, MODEL, TEXT)
     bound = listen(0)
     port = bound.getsockname()[1]
@@ -81,7 +81,7 @@ def served(models):
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield session, lambda **view: link(TOKEN, port, view), port
+    yield session, lambda **view: link(TOKEN, port, {"at": "atlas", **view}), port
     server.should_exit = True
     thread.join(10)
 
@@ -98,7 +98,7 @@ def exported(tmp_path):
 
     def write(found, **start):
         path = Path(tmp_path) / "page.html"
-        export(found, path, start=start)
+        export(found, path, start={"at": "atlas", **start})
         return path.as_uri()
 
     return write

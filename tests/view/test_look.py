@@ -54,6 +54,43 @@ def test_without_a_terminal_the_page_and_a_picture_are_written(regard_in, tmp_pa
     assert "picture is in here.png" in result.stdout
 
 
+def test_without_a_terminal_nothing_is_written_unless_asked(regard_in, tmp_path):
+    """No file appears that nobody named: one head is drawn as text, and what to give is said."""
+    result = regard_in("look", "a b c", *RANDOM)
+    assert result.exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+    assert "██" in result.stdout
+    assert "--port serves the page" in result.stderr
+
+
+def test_a_named_port_serves_without_a_terminal(regard_in, monkeypatch):
+    """--port is a wish to look: the page is served, from the one trace that was taken."""
+    served, made = [], []
+    from regard.view import session as sessions
+
+    taken = sessions.make_document
+    monkeypatch.setattr(sessions, "make_document", lambda *given: made.append(given) or taken(*given))
+    monkeypatch.setattr(
+        "regard.view.server.serve",
+        lambda session, token, bound, view: (served.append(session), bound.close()),
+    )
+    result = regard_in("look", "a b", *RANDOM, "--port", "0", "--no-browser")
+    assert result.exit_code == 0
+    assert "http://127.0.0.1:" in result.stdout
+    (session,) = served
+    assert json.loads(session.answer("trace", {"model": "minilm (random)", "text": "a b"}))["text"] == "a b"
+    assert len(made) == 1
+
+
+def test_text_is_read_from_a_file_or_standard_input(regard_in, tmp_path):
+    """--file names a file, and - is standard input."""
+    (tmp_path / "some.txt").write_text("xy", encoding="utf-8")
+    said = json.loads(regard_in("look", *RANDOM, "--file", "some.txt", "--json").stdout)
+    assert said["rows"] == ["<cls>", "x", "y", "<sep>"]
+    typed = CliRunner().invoke(main, ["look", *RANDOM, "--file", "-", "--json"], input="zz")
+    assert json.loads(typed.stdout)["rows"] == ["<cls>", "z", "z", "<sep>"]
+
+
 def test_the_files_asked_for_are_written_and_no_others(regard_in, tmp_path):
     """--save, --png and --svg each write their one file."""
     result = regard_in("look", "ab", *RANDOM, "--save", "p.html", "--svg", "p.svg", "--layers", "1,3-4")

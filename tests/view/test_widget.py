@@ -133,7 +133,8 @@ def test_with_its_model_text_can_be_typed_and_heads_switched_off(model, made):
 def test_a_text_can_be_shown_at_once(model):
     """With a model a text is enough."""
     shown = regard.show("ab", model=model, layer=3, head=7, view="lines")
-    assert json.loads(shown.start) == {"layer": 3, "head": 7, "view": "lines"}
+    assert json.loads(shown.start) == {"at": "atlas", "layer": 3, "head": 7, "view": "lines"}
+    assert json.loads(regard.show("ab", model=model).start) == {}  # the story opens
     assert Notebook(shown).json("trace", model="", text="")["tokens"] == ["<cls>", "a", "b", "<sep>"]
 
 

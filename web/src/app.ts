@@ -3,21 +3,39 @@
 import type { Theme } from "./colour";
 import { Comparison } from "./comparison";
 import { fill, h, number, option } from "./dom";
+import { Finder } from "./finder";
+import { Machine } from "./machine";
 import { Overview, type Place } from "./overview";
 import { NEEDS_MODEL, Panels } from "./panels";
 import { Player } from "./player";
+import { Share, storyPicture } from "./share";
 import { EmbeddedTiles, type EmbeddedDoc } from "./sources";
-import { placeTip, Stage } from "./stage";
+import { placeTip, sideTokens, Stage } from "./stage";
 import { fromHash, START, toHash, type State } from "./state";
+import { Story } from "./story";
 import { TopBar } from "./topbar";
-import type { Backend, HeadFacts, ModelChoice, TileSource } from "./types";
+import { Tour } from "./tour";
+import type { Backend, Effects, HeadFacts, ModelChoice, Progress, Scene, TileSource } from "./types";
+import { sameToken } from "./words";
 
 export interface Config {
   docs: EmbeddedDoc[];
   start: Partial<State>;
-  version: string;
+  path: Scene[]; // a tour of somebody's own, instead of ours
   useHash: boolean;
 }
+
+/** What a scene does not name is as it is at the start. */
+const PLAIN: Partial<State> = {
+  view: "map",
+  zoom: null,
+  valued: false,
+  compare: "none",
+  more: [],
+  chosen: [],
+  sort: "layer",
+  filter: "",
+};
 
 export class App {
   readonly element = h("div", { class: "regard" });
@@ -28,6 +46,8 @@ export class App {
   private readonly messages = h("div", { class: "messages", role: "alert" });
   private readonly top: TopBar;
   private readonly overview: Overview;
+  private readonly overview2: Overview; // of what it is compared with
+  private readonly other = h("h2", {}, "B");
   private readonly stage: Stage;
   private readonly player: Player;
   private readonly headline = h("div", { class: "headline" });
@@ -35,8 +55,16 @@ export class App {
   private readonly gridTools = h("div", { class: "tools" });
   private readonly legend = h("div", { class: "legend" });
   private loading = 0;
+  private stopper = new AbortController();
   private asked = ""; // the run that is shown or under way
   private readonly panels = new Panels(this);
+  private readonly story = new Story(this);
+  private readonly machine = new Machine(this);
+  private readonly finder = new Finder(this);
+  readonly share = new Share(this);
+  private effects: { id: string; found: Effects | null } = { id: "", found: null };
+  private readonly tour = new Tour((scene) => this.goTo(scene));
+  private readonly atlas: HTMLElement;
   private readonly comparison = new Comparison(this);
   private limit: number | null = null;
   private addressTimer: ReturnType<typeof setTimeout> | undefined;
@@ -53,7 +81,11 @@ export class App {
       this.state = { ...this.state, zoom };
       this.writeAddress();
     };
-    this.stage = new Stage({ change, error: failed, zoomed });
+    this.stage = new Stage(
+      { change, error: failed, zoomed },
+      ({ source, ...at }) => this.overview.picture(source, at) ?? this.overview2.picture(source, at),
+    );
+    for (const { map } of this.stage.panels) map.catchesWheel = config.useHash;
     this.player = new Player(
       (row) => {
         this.limit = row === null ? null : row + 1;
@@ -62,29 +94,34 @@ export class App {
       (count) => this.change({ write: count }),
     );
     this.overview = new Overview(
-      (place, shift) => this.pickHead(place, shift),
+      (place, extra) => this.pickHead(place, extra),
       (place, at) => this.hoverHead(place, at),
       () => this.stage.waiting,
+    );
+    this.overview2 = new Overview(
+      ({ layer, head }) => this.change({ layer2: layer, head2: head }),
+      () => this.stage.tip.replaceChildren(),
+      () => this.stage.waiting || this.overview.element.dataset["filled"] !== "all",
+      "All heads of B, what it is compared with. Arrow keys move.",
     );
     const panel = (title: string, open: boolean, ...inside: HTMLElement[]) =>
       h("details", { class: "panel", open }, h("summary", {}, title), ...inside);
     this.writing = panel("Writing, step by step", false, this.player.element);
-    fill(
-      this.element,
-      this.top.element,
-      this.messages,
+    this.atlas = h(
+      "div",
+      { class: "body" },
       h(
-        "div",
-        { class: "body" },
-        h(
           "aside",
           { class: "side left", "aria-label": "All heads" },
           h("h2", {}, "All heads"),
           this.gridTools,
           this.overview.element,
+          this.other,
+          this.overview2.element,
           this.legend,
           panel("Predictions", true, h("div", { class: "inside" }, this.panels.offs), this.panels.predicting),
           this.writing,
+          panel("Which head does it?", false, this.finder.element),
         ),
         h("main", { class: "main" }, this.headline, this.stage.controls, this.stage.element, this.stage.foot),
         h(
@@ -93,8 +130,18 @@ export class App {
           panel("Why this weight", true, this.panels.why),
           panel("Facts of the head", true, this.panels.about),
         ),
-      ),
+    );
+    fill(
+      this.element,
+      this.top.element,
+      this.messages,
+      this.story.element,
+      this.machine.element,
+      this.atlas,
+      this.tour.element,
+      this.tour.help,
       this.stage.tip,
+      this.stage.announced,
     );
     this.listen();
   }
@@ -125,6 +172,10 @@ export class App {
     if (notebook === "false" || notebook === "dark") return "dark";
     if (notebook === "true" || notebook === "light") return "light";
     return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  }
+
+  openHelp(): void {
+    this.tour.open();
   }
 
   get modelChoices(): ModelChoice[] {
@@ -159,6 +210,9 @@ export class App {
   }
 
   change(patch: Partial<State>): void {
+    const moves = ["at", "layer", "head", "query", "key", "view", "model", "text", "compare", "sort", "filter"];
+    // A scene's caption is about its view: who goes elsewhere leaves it.
+    if (!("scene" in patch) && moves.some((name) => name in patch)) patch = { ...patch, scene: null };
     this.state = { ...this.state, ...patch };
     this.writeAddress();
     const { model, text, target, off, doc, write } = this.state;
@@ -176,17 +230,60 @@ export class App {
     this.addressTimer = setTimeout(() => history.replaceState(null, "", `#${toHash(this.state)}`), 200);
   }
 
+  private get scenes(): Scene[] {
+    return this.config.path.length ? this.config.path : (this.facts?.scenes ?? []);
+  }
+
+  storySvg(): string {
+    return storyPicture(this.story.board, this.story.caption, this.theme);
+  }
+
+  /** What each head does to the prediction, asked for once it is to be seen. */
+  private effectsOf(source: TileSource): Effects | null {
+    if (this.state.tint !== "effect" || !this.backend) return null;
+    if (this.effects.id !== source.meta.id) {
+      this.effects = { id: source.meta.id, found: null };
+      this.backend
+        .effects(source.meta)
+        .then((found) => {
+          if (this.effects.id === source.meta.id) this.effects.found = found;
+          this.render();
+        })
+        .catch((error: unknown) => {
+          this.failed(error);
+          this.change({ tint: "weights" });
+        });
+    }
+    return this.effects.found;
+  }
+
+  private goTo(scene: number | null): void {
+    const wanted = scene === null ? {} : { ...PLAIN, ...this.scenes[scene]?.state };
+    this.change({ ...wanted, scene });
+  }
+
+  /** Look at a text, also at one that could not be looked at before. */
+  look(patch: Partial<State>): void {
+    this.asked = "";
+    this.change(patch);
+  }
+
+  stop(): void {
+    this.stopper.abort();
+  }
+
   private async load(): Promise<void> {
     const ticket = ++this.loading;
     const { model, text, target, off, doc, write } = this.state;
-    this.top.busy(true);
+    this.stopper.abort(); // what was asked before is wanted no more
+    this.stopper = new AbortController();
+    this.top.busy({ done: 0, total: 0 });
     try {
       let source: TileSource;
       if (this.backend && (model || text || !this.config.docs.length)) {
-        const request = { model, text, target: target || null, off };
-        source = await (write
-          ? this.backend.generate({ ...request, maxNew: write })
-          : this.backend.trace(request));
+        const request = { model, text, target: target || null, off, maxNew: write };
+        const told = (progress: Progress) => ticket === this.loading && this.top.busy(progress);
+        source = await this.backend.trace(request, told, this.stopper.signal);
       } else {
         const found = this.config.docs[doc] ?? this.config.docs[0];
         if (!found) throw new Error("There is nothing to show: the page holds no trace.");
@@ -197,7 +294,7 @@ export class App {
     } catch (error) {
       if (ticket === this.loading) this.failed(error);
     } finally {
-      if (ticket === this.loading) this.top.busy(false);
+      if (ticket === this.loading) this.top.busy(null);
     }
   }
 
@@ -206,6 +303,7 @@ export class App {
     this.source = source;
     this.facts = null;
     this.limit = null;
+    this.stage.tip.replaceChildren();
     this.say(source.meta.notices);
     const last = source.meta.layers.length - 1;
     const fresh: Partial<State> = { layer: Math.min(this.state.layer, last) };
@@ -214,7 +312,7 @@ export class App {
     if ((this.state.query ?? 0) >= layer.queries || (this.state.key ?? 0) >= layer.keys)
       Object.assign(fresh, { query: null, key: null });
     if (before && before.meta.tokens.join("\u0000") !== source.meta.tokens.join("\u0000"))
-      Object.assign(fresh, { zoom: null, query: null, key: null, chosen: [] });
+      Object.assign(fresh, { zoom: null, chosen: [], ...this.sameWords(before, source, fresh.layer!) });
     if (!this.state.model)
       this.asked = JSON.stringify([
         (fresh.model = source.meta.modelKey),
@@ -233,13 +331,28 @@ export class App {
       .then(() => (long ? this.overview.whenFilled() : null))
       .then(() => source.facts())
       .then((facts) => {
-        if (this.source === source) {
-          this.facts = facts;
-          this.render();
-        }
+        if (this.source !== source) return;
+        this.facts = facts;
+        const opens = this.state.at === "story" && this.state.query === null;
+        if (opens && this.scenes.length) this.goTo(0);
+        else this.change(opens ? { at: "atlas" } : {}); // a long text has no story
       })
       .catch((error: unknown) => this.failed(error));
     this.change(fresh);
+  }
+
+  /** The chosen words in another text: where a word is changed the others stay chosen. */
+  private sameWords(from: TileSource, to: TileSource, layer: number): Partial<State> {
+    const { query, key } = this.state;
+    const gone = { query: null, key: null };
+    if (query === null || !from.meta.layers[layer]) return gone;
+    const find = (side: "rows" | "cols", index: number) => {
+      const [was, is] = [sideTokens(from, layer, side), sideTokens(to, layer, side)];
+      return was.length === is.length && was[index] === is[index] ? index : sameToken(was, index, is);
+    };
+    const row = find("rows", query);
+    const col = key === null ? -1 : find("cols", key);
+    return row < 0 ? gone : { query: row, key: col < 0 ? null : col };
   }
 
   /** Resolves once the map is drawn: what the eye waits for comes before measures and predictions. */
@@ -248,8 +361,8 @@ export class App {
     while (this.stage.waiting);
   }
 
-  private pickHead(place: Place, shift: boolean): void {
-    if (shift || this.picking === "more") {
+  private pickHead(place: Place, extra: boolean): void {
+    if (extra) {
       if (this.state.view === "lines") {
         const has = this.state.more.some(([l, x]) => l === place.layer && x === place.head);
         this.change({
@@ -274,8 +387,6 @@ export class App {
     });
   }
 
-  private picking: "one" | "more" = "one";
-
   private hoverHead(place: Place | null, at: HTMLElement): void {
     const tip = this.stage.tip;
     if (!place || !this.source) return tip.replaceChildren();
@@ -286,7 +397,10 @@ export class App {
       h("div", {}, h("b", {}, `layer ${place.layer} · head ${place.head}`)),
       h("div", {}, this.source.meta.layers[place.layer]!.name),
       label && h("div", {}, label.label),
-      value !== undefined && value !== null && h("div", {}, `${this.state.sort} ${number(value, 3)}`),
+      value !== undefined && value !== null && h("div", {}, `${this.state.sort} ${number(value)}`),
+      this.state.tint === "effect" &&
+        typeof this.effects.found?.values[place.layer]?.[place.head] === "number" &&
+        h("div", {}, `effect ${number(this.effects.found.values[place.layer]![place.head]!)}`),
     );
     const box = at.getBoundingClientRect();
     placeTip(tip, box.right + 10, box.top);
@@ -296,9 +410,16 @@ export class App {
   render(): void {
     const { source, state } = this;
     this.element.dataset["theme"] = this.theme;
+    this.element.dataset["at"] = state.at;
     this.top.render();
+    this.story.element.hidden = state.at !== "story";
+    this.machine.element.hidden = state.at !== "machine";
+    this.atlas.hidden = state.at !== "atlas";
     this.element.classList.toggle("comparing", state.compare !== "none" && state.view === "map");
     if (!source) return;
+    this.tour.show(this.scenes, state.scene);
+    if (state.at === "story") return void this.story.show(source);
+    if (state.at === "machine") return void this.machine.show(source);
     const layer = source.meta.layers[state.layer]!;
     const at = { layer: state.layer, head: state.head };
     const b = this.comparison.shown();
@@ -312,7 +433,25 @@ export class App {
       sort: state.sort,
       filter: state.filter,
       theme: this.theme,
+      effects: this.effectsOf(source),
     });
+    const apart = b !== null && b.source !== source; // another run: it has heads of its own
+    this.other.hidden = this.overview2.element.hidden = !apart;
+    if (b && apart) {
+      this.other.textContent = `B: ${b.source.meta.title}`;
+      this.overview2.show({
+        source: b.source,
+        facts: null,
+        chosen: b,
+        second: null,
+        more: [],
+        off: b.source.meta.off,
+        sort: "layer",
+        filter: "",
+        theme: this.theme,
+        effects: null,
+      });
+    }
     const label = this.facts?.labels[at.layer]?.[at.head];
     const chip = label ? h("span", { class: "chip", title: label.rule }, label.label) : null;
     chip?.style.setProperty("--label", this.overview.colourOf(label!.label));
@@ -371,6 +510,17 @@ export class App {
         option("", "all labels", state.filter === ""),
         labels.map((l) => option(l, l, l === state.filter)),
       ),
+      h(
+        "select",
+        {
+          "aria-label": "colour of the heads",
+          title: this.backend ? "" : NEEDS_MODEL,
+          onchange: (event: Event) =>
+            this.change({ tint: (event.target as HTMLSelectElement).value as State["tint"] }),
+        },
+        option("weights", "show weights", state.tint === "weights"),
+        option("effect", "show effect on the prediction", state.tint === "effect", !this.backend),
+      ),
     );
     fill(
       this.legend,
@@ -391,7 +541,9 @@ export class App {
       h(
         "span",
         {},
-        "Small pictures: each has its own scale, square root of the largest weight of each block. Shift-click compares.",
+        state.tint === "effect"
+          ? (this.effects.found?.what ?? "Switching heads off…") + ": orange is more, blue is less than nothing."
+          : "Small pictures: each has its own scale, square root of the largest weight of each block. Shift-click compares.",
       ),
     );
   }
@@ -403,22 +555,26 @@ export class App {
         if (location.hash.slice(1) !== toHash(this.state))
           this.change({ ...START, ...fromHash(location.hash) });
       });
-    this.element.addEventListener("keydown", (event) => {
+    // The page's own keys work wherever the focus is; in a notebook only inside its cell.
+    const keys: GlobalEventHandlers = this.config.useHash ? document.documentElement : this.element;
+    keys.addEventListener("keydown", (event) => {
       const from = event.composedPath()[0] as HTMLElement;
       if (/^(INPUT|TEXTAREA|SELECT)$/.test(from.tagName) || event.ctrlKey || event.metaKey || event.altKey)
         return;
-      const view = ({ "1": "map", "2": "lines", "3": "text" } as const)[event.key as "1" | "2" | "3"];
+      const at = ({ s: "story", m: "machine", a: "atlas" } as const)[event.key as "s"];
+      if (at) return this.change({ at, scene: null });
+      if (event.key === "?") return this.tour.open();
+      if (event.key === "p") return void this.element.classList.toggle("presenting");
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (step && this.state.scene !== null && this.state.at !== "atlas") {
+        if (this.scenes[this.state.scene + step]) this.goTo(this.state.scene + step);
+        return;
+      }
+      if (this.state.at !== "atlas") return;
+      const view = ({ "1": "map", "2": "lines", "3": "text" } as const)[event.key as "1"];
       if (view) this.change({ view });
       else if (event.key === "x") this.panels.offs.querySelector<HTMLButtonElement>(".switch")?.click();
     });
-    // Control or command held: a click adds a head to the lines view.
-    addEventListener(
-      "pointerdown",
-      (event) => {
-        this.picking = event.ctrlKey || event.metaKey ? "more" : "one";
-      },
-      true,
-    );
     this.element.addEventListener("dragover", (event) => {
       event.preventDefault();
       this.element.classList.add("drop");
@@ -434,7 +590,7 @@ export class App {
 
   async open(file: File): Promise<void> {
     if (!this.backend) return this.failed(new Error(NEEDS_MODEL));
-    this.top.busy(true);
+    this.top.busy({ done: 0, total: 0 });
     try {
       const source = await this.backend.open(file.name, await file.arrayBuffer());
       this.state = { ...this.state, model: source.meta.modelKey, text: source.meta.text, off: [], write: 0 };
@@ -450,7 +606,7 @@ export class App {
     } catch (error) {
       this.failed(error);
     } finally {
-      this.top.busy(false);
+      this.top.busy(null);
     }
   }
 }

@@ -48,20 +48,21 @@ export const CATEGORY = [
   "#8a6fd1",
   "#7a7f87",
 ];
-/** Each label has one colour everywhere, that of plot.py's figures. */
+/** Each label has one colour everywhere, that of drawing/figures.py; told apart with every kind of colour
+ * blindness: a test measures it. */
 export const LABEL_COLOURS: Record<string, string> = {
-  "previous-token": "#0072b2",
-  "next-token": "#56b4e9",
-  diagonal: "#1f4e79",
-  positional: "#5e3c99",
-  delimiter: "#f4b26a",
-  punctuation: "#d55e00",
-  sink: "#dccfb2",
-  "duplicate-token": "#e07bb0",
-  induction: "#c51b7d",
-  "rare-word": "#1b7837",
-  broadcast: "#a8d8c5",
-  mixed: "#b5b5bb",
+  "previous-token": "#1574b3",
+  "next-token": "#57b5e9",
+  diagonal: "#1c466f",
+  positional: "#573b99",
+  delimiter: "#edad64",
+  punctuation: "#da640d",
+  sink: "#dbcfb0",
+  "duplicate-token": "#d978b0",
+  induction: "#d83787",
+  "rare-word": "#247a3a",
+  broadcast: "#a8d9cd",
+  mixed: "#aba8a3",
 };
 const FLOOR = 1e-4; // what the log scale begins with
 

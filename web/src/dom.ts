@@ -22,6 +22,14 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
+/** The same for SVG. */
+export function svg(tag: string, props: Record<string, string | number> = {}, ...children: Child[]): SVGElement {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(props)) element.setAttribute(name, String(value));
+  append(element, children);
+  return element;
+}
+
 function append(element: Node, children: Child[]): void {
   for (const child of children) {
     if (child === null || child === undefined || child === false) continue;
@@ -30,9 +38,21 @@ function append(element: Node, children: Child[]): void {
   }
 }
 
+/** New children. Who had the focus has it again: the same control by name, or the one in its place. */
 export function fill(element: HTMLElement, ...children: Child[]): void {
+  const root = element.getRootNode() as Document | ShadowRoot;
+  const active = root.activeElement as HTMLElement | null;
+  const held = active && active !== element && element.contains(active) ? active : null;
+  const alike = () => (held ? [...element.querySelectorAll<HTMLElement>(held.tagName)] : []);
+  const index = held ? alike().indexOf(held) : -1;
   element.replaceChildren();
   append(element, children);
+  if (!held) return;
+  if (held.isConnected) return held.focus({ preventScroll: true }); // taken out and put back
+  const name = (one: HTMLElement) => one.getAttribute("aria-label") ?? one.textContent;
+  const now = alike();
+  const same = (one: HTMLElement | undefined) => one !== undefined && name(one) === name(held);
+  (same(now[index]) ? now[index] : (now.find(same) ?? now[index]))?.focus({ preventScroll: true });
 }
 
 export function option(value: string, label: string, chosen: boolean, disabled = false): HTMLOptionElement {
@@ -61,10 +81,16 @@ export function choice<T extends string>(
   return h("div", { class: "choice", role: "group", "aria-label": name }, buttons);
 }
 
-/** 0.1234, 0.00012 as 1.2e-4, 1 as 1.0000. */
-export function number(value: number, digits = 4): string {
+/** The one way numbers are written: 0.640, 12.346, 1.1e−16, −∞. */
+export function number(value: number): string {
   if (!Number.isFinite(value)) return value === -Infinity ? "−∞" : String(value);
   const size = Math.abs(value);
-  if (size !== 0 && size < 0.5 * 10 ** -digits) return value.toExponential(1).replace("-", "−");
-  return value.toFixed(size >= 100 ? 1 : digits).replace("-", "−");
+  if (size !== 0 && size < 0.0005) return value.toExponential(1).replaceAll("-", "−");
+  return value.toFixed(size >= 100 ? 1 : 3).replace("-", "−");
+}
+
+/** Shares are percents where they stand in a sentence: 64 %, 0.4 %, under 0.1 %. */
+export function percent(share: number): string {
+  if (share > 0 && share < 0.001) return "under 0.1 %";
+  return `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 }

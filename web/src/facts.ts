@@ -26,9 +26,9 @@ export function showFacts(
         "tr",
         { title: what },
         h("th", { scope: "row" }, name),
-        h("td", { class: "num" }, number(value, 3)),
+        h("td", { class: "num" }, number(value)),
         h("td", { class: "barcell" }, !counted && bar),
-        h("td", { class: "quiet num" }, level === null || level === undefined ? "" : number(level, 3)),
+        h("td", { class: "quiet num" }, level === null || level === undefined ? "" : number(level)),
       ),
     ];
   });
@@ -65,7 +65,7 @@ export function showFacts(
             { class: "quiet" },
             h("th", { scope: "col" }, "measure"),
             h("th", { scope: "col" }, "here"),
-            h("th", {}),
+            h("td", {}),
             h("th", { scope: "col", title: "of a head that looks at everything alike" }, "chance"),
           ),
         ),
@@ -88,7 +88,7 @@ export function showFacts(
                   { type: "button", class: "link", onclick: () => on.pair(pair) },
                   `${names.rows[pair.query]?.trim() ?? pair.query} → ${names.cols[pair.key]?.trim() ?? pair.key}`,
                 ),
-                h("span", { class: "num" }, number(pair.weight, 3)),
+                h("span", { class: "num" }, number(pair.weight)),
               ),
             ),
         ),
@@ -101,7 +101,7 @@ function bar(p: number, kind: string): HTMLElement {
   return element;
 }
 
-function table(before: Prediction[], after: Prediction[] | null, digits: number): HTMLElement {
+function table(before: Prediction[], after: Prediction[] | null): HTMLElement {
   return h(
     "table",
     { class: "predictions" },
@@ -111,8 +111,8 @@ function table(before: Prediction[], after: Prediction[] | null, digits: number)
       h(
         "tr",
         {},
-        h("th", { scope: "col" }, ""),
-        h("th", { scope: "col" }, after ? "all heads" : ""),
+        h("td", {}),
+        after ? h("th", { scope: "col" }, "all heads") : h("td", {}),
         after && h("th", { scope: "col" }, "heads off"),
       ),
     ),
@@ -125,12 +125,12 @@ function table(before: Prediction[], after: Prediction[] | null, digits: number)
           "tr",
           {},
           h("th", { scope: "row", title: each.token }, each.token.trim() || "␣"),
-          h("td", {}, h("span", { class: "num" }, number(each.p, digits)), bar(each.p, "all")),
+          h("td", {}, h("span", { class: "num" }, number(each.p)), bar(each.p, "all")),
           other &&
             h(
               "td",
               { class: other.p > each.p ? "up" : "down" },
-              h("span", { class: "num" }, number(other.p, digits)),
+              h("span", { class: "num" }, number(other.p)),
               bar(other.p, "off"),
             ),
         );
@@ -184,7 +184,7 @@ export function showPredictions(
           ? "What the model writes in place of this token; click a token of the text view to mask another."
           : "What the model writes in place of the masked word.",
       ),
-    table(answer.before, answer.after, 3),
+    table(answer.before, answer.after),
     answer.moved !== null &&
       h(
         "p",

@@ -1,7 +1,7 @@
 // A layer whose queries, keys and row sums are in the page: any weight is exp(score - lse), as in tracing.py.
 
 import { tensorAt, type TensorPlace } from "./binary";
-import type { LayerMeta, Region, Block, ScoreParts } from "./types";
+import type { LayerMeta, MachineRow, Region, Block, ScoreParts } from "./types";
 
 export interface PackedLayer {
   tensors: Record<string, TensorPlace>;
@@ -15,6 +15,7 @@ export interface PackedLayer {
 }
 
 const NOTHING = new Float32Array(0);
+const MOST_KEYS = 256; // of a row that is taken apart
 
 export class EmbeddedLayer {
   private readonly cache = new Map<string, Float32Array>();
@@ -209,6 +210,33 @@ export class EmbeddedLayer {
       bias,
       score: visible ? capped + bias : null,
       lse: Number.isFinite(lse) ? lse : null,
+    };
+  }
+
+  /** A row taken apart, from the numbers of the file: it begins at the query. As view/machine.py has it. */
+  machine(head: number, query: number, key: number): MachineRow {
+    const parts = this.parts(head, query, key);
+    const { keys, mechanism } = this.meta;
+    const empty = { parts, keys: [], scores: [], visible: [], rest: null, values: null };
+    if (mechanism !== "softmax") return empty;
+    const weights = this.rows(head, query, query + 1, 0, keys, false);
+    let kept = Array.from({ length: keys }, (_, i) => i);
+    if (keys > MOST_KEYS) {
+      const largest = [...kept].sort((a, b) => (weights[b] || 0) - (weights[a] || 0)).slice(0, MOST_KEYS - 1);
+      kept = [...new Set([key, ...largest])].sort((a, b) => a - b);
+    }
+    const left = 1 - kept.reduce((sum, i) => sum + (weights[i] || 0), 0);
+    const raw = (i: number) => {
+      const { similarity, softcap, bias } = this.parts(head, query, i);
+      return (softcap === null ? similarity : softcap * Math.tanh(similarity / softcap)) + bias;
+    };
+    return {
+      parts,
+      keys: kept,
+      scores: kept.map(raw),
+      visible: kept.map((i) => this.visible(head, query, i)),
+      rest: kept.length < keys && left > 1e-9 ? parts.lse! + Math.log(left) : null,
+      values: this.has("v") ? kept.map((i) => this.vector("v", head, i)!) : null,
     };
   }
 

@@ -3,7 +3,7 @@
 import { CATEGORY, type Theme } from "./colour";
 import { fill, h, number } from "./dom";
 import type { Block, TileSource } from "./types";
-import { isSpecial, label, wordsOf, type Word } from "./words";
+import { isSpecial, labels, wordsOf, type Word } from "./words";
 
 export interface LineHead {
   layer: number;
@@ -17,8 +17,13 @@ export interface LineOptions {
   chosen: number[];
   valued: boolean;
   theme: Theme;
+  links: LinkCount;
 }
 
+/** How many links of each token are drawn; few by themselves where many would be a wall. */
+export type LinkCount = "auto" | "all" | "3" | "1";
+
+const ALL_UP_TO = 40; // tokens whose links are all drawn
 const ROW = 21;
 const MOST = 256; // tokens of one window: more lines are a tangle, so long texts are read window by window
 const LEAST = 0.004; // links below are not drawn; their weight still counts in the numbers
@@ -55,6 +60,15 @@ export function sinks(block: Block): boolean[] {
     let sum = 0;
     for (let r = 0; r < block.nRow; r++) sum += block.values[r * block.nCol + c]! || 0;
     return block.nCol > 2 && sum / block.nRow > 0.5;
+  });
+}
+
+/** The smallest weight of each row that is drawn: its `most` largest are; 0: all. */
+function leastDrawn(block: Block, most: number): Float32Array {
+  return Float32Array.from({ length: block.nRow }, (_, r) => {
+    if (!most) return 0;
+    const row = block.values.slice(r * block.nCol, (r + 1) * block.nCol).sort();
+    return row[Math.max(0, row.length - most)] ?? 0;
   });
 }
 
@@ -98,9 +112,9 @@ export class LinesView {
       if (ticket !== this.ticket) return;
       const shift = (words: Word[], by: number) =>
         words.map((w) => ({ ...w, first: w.first + by, last: w.last + by }));
-      const each = (tokens: string[], from: number) =>
+      const each = (tokens: string[], from: number, names = labels(tokens)) =>
         tokens.map((t, i) => ({
-          text: label(t),
+          text: names[i]!,
           first: from + i,
           last: from + i + 1,
           special: isSpecial(t),
@@ -189,7 +203,11 @@ export class LinesView {
       );
     const queries = side(rows, "query");
     const keys = side(cols, "key");
+    const most = options.links === "auto" ? (rows.length > ALL_UP_TO ? 3 : 0) : Number(options.links) || 0;
+    const least = blocks.map((block) => leastDrawn(block, most));
     const notes = [
+      most > 0 &&
+        `Drawn are the ${most === 1 ? "strongest link" : `${most} strongest links`} of each token. A token you point at has them all.`,
       options.noSpecial &&
         `Special tokens and sinks are left out (${left.filter(Boolean).length} keys); the rest of each row is scaled to sum to 1: these are not the model's own weights.`,
       options.words && "Words: the weights of a word's keys are summed, those of its queries averaged.",
@@ -246,7 +264,7 @@ export class LinesView {
       h("div", { class: "heads2" }, h("span", {}, "query → looks"), h("span", {}, "key → is looked at")),
       h("div", { class: "board" }, queries, canvas, keys),
     );
-    const draw = () => this.draw(canvas, queries, keys, rows, cols, blocks, options, height);
+    const draw = () => this.draw(canvas, queries, keys, rows, cols, blocks, least, options, height);
     new ResizeObserver(draw).observe(canvas);
     draw();
   }
@@ -258,6 +276,7 @@ export class LinesView {
     rows: Word[],
     cols: Word[],
     blocks: Block[],
+    least: Float32Array[],
     options: LineOptions,
     height: number,
   ): void {
@@ -281,7 +300,7 @@ export class LinesView {
       for (let r = 0; r < block.nRow; r++) {
         for (let c = 0; c < block.nCol; c++) {
           const weight = block.values[r * block.nCol + c]!;
-          if (weight < LEAST * top || !lit(r, c)) continue;
+          if (weight < LEAST * top || !lit(r, c) || (!hovered && weight < least[i]![r]!)) continue;
           const strength = weight / top;
           const focus = hovered || any;
           context.globalAlpha = focus ? 0.15 + 0.85 * strength : 0.75 * strength ** 1.2;
@@ -298,7 +317,7 @@ export class LinesView {
     const sums = (element: HTMLElement, value: (index: number) => number | null) =>
       element.querySelectorAll(".token").forEach((token, index) => {
         const found = value(index);
-        token.querySelector(".sum")!.textContent = found === null ? "" : number(found, 3);
+        token.querySelector(".sum")!.textContent = found === null ? "" : number(found);
         token.classList.toggle("dim", (hovered !== null || any) && (found === null || found < 0.01 * top));
       });
     const over = (r: number[], c: number[]) =>

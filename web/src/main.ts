@@ -5,7 +5,7 @@ import { MessageTiles, RemoteBackend, ServerTiles, type EmbeddedDoc } from "./so
 import type { State } from "./state";
 import css from "./style.css";
 import { HttpTransport, MessageTransport, type WidgetModel } from "./transport";
-import type { Backend } from "./types";
+import type { Backend, Scene } from "./types";
 
 function mount(host: HTMLElement, config: Config, backend: Backend | null): App {
   const root = host.attachShadow({ mode: "open" });
@@ -22,6 +22,7 @@ interface PageData {
   version: string;
   token: string | null;
   start: Partial<State>;
+  path: Scene[];
   docs: EmbeddedDoc[];
 }
 
@@ -32,7 +33,7 @@ if (host && data?.textContent) {
   const backend = page.token === null ? null : new RemoteBackend(new HttpTransport(page.token), ServerTiles);
   const app = mount(
     host,
-    { docs: page.docs, start: page.start, version: page.version, useHash: true },
+    { docs: page.docs, start: page.start, path: page.path, useHash: true },
     backend,
   );
   (globalThis as unknown as { regard: App }).regard = app; // for the curious, at the console
@@ -50,7 +51,7 @@ export default {
     const start = JSON.parse(String(model.get("start") ?? "{}")) as Partial<State>;
     const app = mount(
       host,
-      { docs, start, version: "", useHash: false },
+      { docs, start, path: [], useHash: false },
       live ? new RemoteBackend(new MessageTransport(model), MessageTiles) : null,
     );
     (host as unknown as { regard: App }).regard = app;

@@ -1,8 +1,8 @@
 // All heads at a glance: a small picture of each, coloured by its label, filled in one after the other.
 
-import { LABEL_COLOURS, paint, type Theme } from "./colour";
+import { css, LABEL_COLOURS, paint, type Theme } from "./colour";
 import { fill, h } from "./dom";
-import { aborted, type HeadFacts, type LayerMeta, type TileSource } from "./types";
+import { aborted, type Block, type Effects, type HeadFacts, type LayerMeta, type TileSource } from "./types";
 
 export interface Place {
   layer: number;
@@ -19,31 +19,30 @@ interface Shown {
   sort: string;
   filter: string;
   theme: Theme;
+  effects: Effects | null; // shown instead of the weights
 }
 
 const SMALL = 40; // cells of a small picture
+const AT_ONCE = 1 << 26; // weights that the pictures of one question are made of
 const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export class Overview {
-  readonly element = h("div", {
-    class: "grid",
-    role: "grid",
-    tabIndex: 0,
-    "aria-label": "All heads: rows are layers. Arrow keys move.",
-  });
+  readonly element = h("div", { class: "grid", role: "grid", tabIndex: 0 });
   private tiles = new Map<string, HTMLButtonElement>();
   private order: Place[] = [];
   private columns = 1;
   private source: TileSource | null = null;
   private stopper = new AbortController();
   private built = "";
-  private pictures = new Map<string, { paint: (theme: Theme) => HTMLCanvasElement }>();
+  private pictures = new Map<string, { block: Block; paint: (theme: Theme) => HTMLCanvasElement }>();
 
   constructor(
-    private readonly pick: (place: Place, second: boolean) => void,
+    private readonly pick: (place: Place, extra: boolean) => void,
     private readonly hover: (place: Place | null, at: HTMLElement) => void,
     private readonly busy: () => boolean,
+    name = "All heads: rows are layers. Arrow keys move.",
   ) {
+    this.element.setAttribute("aria-label", name);
     this.element.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -52,6 +51,11 @@ export class Overview {
   }
 
   private chosen: Place = { layer: 0, head: 0 };
+
+  /** The small picture of a head of this trace, where it is there. */
+  picture(source: TileSource, { layer, head }: Place): Block | null {
+    return source === this.source ? (this.pictures.get(`${layer}.${head}`)?.block ?? null) : null;
+  }
 
   show(what: Shown): void {
     this.chosen = what.chosen;
@@ -70,8 +74,14 @@ export class Overview {
       this.build(what);
       if (fresh) void this.load(source, what.theme, this.stopper.signal);
     }
+    const all = (what.effects?.values ?? []).flat().map((value) => Math.abs(value ?? 0));
+    const largest = Math.max(1e-12, ...all);
+    this.element.classList.toggle("tinted", what.effects !== null);
     for (const [name, tile] of this.tiles) {
       const [layer, head] = name.split(".").map(Number) as [number, number];
+      const effect = what.effects?.values[layer]?.[head];
+      const how = { scale: "sqrt", theme: what.theme, top: largest, diverging: true } as const;
+      tile.style.backgroundColor = typeof effect === "number" ? css(effect, how) : "";
       const is = (place: Place | null) => place !== null && place.layer === layer && place.head === head;
       tile.classList.toggle("chosen", is(what.chosen));
       tile.classList.toggle("second", is(what.second));
@@ -84,8 +94,15 @@ export class Overview {
         what.off.some(([l, x]) => l === layer && x === head),
       );
       tile.setAttribute("aria-selected", String(is(what.chosen)));
-      if (is(what.chosen)) tile.scrollIntoView({ block: "nearest" });
+      if (is(what.chosen)) this.reveal(tile);
     }
+  }
+
+  /** Scroll the grid, and nothing around it, until a tile is in view. */
+  private reveal(tile: HTMLElement): void {
+    const [box, at] = [this.element.getBoundingClientRect(), tile.getBoundingClientRect()];
+    if (at.top < box.top) this.element.scrollTop -= box.top - at.top + 6;
+    else if (at.bottom > box.bottom) this.element.scrollTop += at.bottom - box.bottom + 6;
   }
 
   private build({ source, facts, sort, filter, theme }: Shown): void {
@@ -132,7 +149,8 @@ export class Overview {
       tabIndex: -1,
       "data-head": name,
       "aria-label": `layer ${place.layer}, head ${place.head}${label ? `, ${label}` : ""}${value === null ? "" : `, ${value.toFixed(3)}`}`,
-      onclick: (event: MouseEvent) => this.pick(place, event.shiftKey),
+      onclick: (event: MouseEvent) =>
+        this.pick(place, event.shiftKey || event.ctrlKey || event.metaKey),
       onpointerenter: () => this.hover(place, tile),
       onpointerleave: () => this.hover(null, tile),
     });
@@ -143,49 +161,42 @@ export class Overview {
     return tile;
   }
 
-  /** The chosen head first, then its layer, then the others: two at a time, and none while the map waits. */
+  /** The chosen head first, then its layer, then the others. Short texts need one question for all heads; those
+   * of long ones come a few at a time, and none is asked for while the map waits. */
   private async load(source: TileSource, theme: Theme, signal: AbortSignal): Promise<void> {
     const near = (p: Place) => (p.layer === this.chosen.layer ? (p.head === this.chosen.head ? 0 : 1) : 2);
     const queue = source.meta.layers
       .flatMap((l, layer) => Array.from({ length: l.heads }, (_, head) => ({ layer, head })))
       .sort((a, b) => near(a) - near(b));
-    const work = async () => {
-      for (let place = queue.shift(); place && !signal.aborted; place = queue.shift()) {
-        while (this.busy() && !signal.aborted) await pause(40);
-        const { queries, keys } = source.meta.layers[place.layer]!;
-        const name = `${place.layer}.${place.head}`;
-        try {
-          const block = await source.block(
-            {
-              ...place,
-              r0: 0,
-              r1: queries,
-              c0: 0,
-              c1: keys,
-              nRow: Math.min(SMALL, queries),
-              nCol: Math.min(SMALL, keys),
-              valued: false,
-            },
-            signal,
-          );
-          let top = 1e-9;
-          for (const v of block.values) if (v > top) top = v;
-          const picture = {
-            paint: (theme: Theme) => paint(block, { scale: "sqrt", theme, top, diverging: false }),
-          };
-          this.pictures.set(name, picture);
-          this.tiles.get(name)?.replaceChildren(picture.paint(theme));
-        } catch (error) {
-          if (aborted(error)) return;
-          this.tiles.get(name)?.classList.add("failed");
-        }
-      }
-    };
+    const cost = Math.max(...source.meta.layers.map((l) => l.queries * l.keys));
+    const many = Math.max(1, Math.floor(AT_ONCE / cost));
     while (this.busy() && !signal.aborted) await pause(20);
     // The map is on the screen before anything else is computed.
     await Promise.race([new Promise(requestAnimationFrame).then(() => pause(0)), pause(200)]);
-    await Promise.all([work(), work()]);
+    while (queue.length && !signal.aborted) {
+      while (this.busy() && !signal.aborted) await pause(40);
+      const some = queue.splice(0, many);
+      try {
+        const heads = some.map(({ layer, head }): [number, number] => [layer, head]);
+        const blocks = await source.small(heads, SMALL, signal);
+        some.forEach((place, i) => this.filled(place, blocks[i]!, theme));
+      } catch (error) {
+        if (aborted(error)) return;
+        for (const { layer, head } of some) this.tiles.get(`${layer}.${head}`)?.classList.add("failed");
+      }
+    }
     if (!signal.aborted) this.element.dataset["filled"] = "all";
+  }
+
+  private filled({ layer, head }: Place, block: Block, theme: Theme): void {
+    let top = 1e-9;
+    for (const v of block.values) if (v > top) top = v;
+    const picture = {
+      block,
+      paint: (theme: Theme) => paint(block, { scale: "sqrt", theme, top, diverging: false }),
+    };
+    this.pictures.set(`${layer}.${head}`, picture);
+    this.tiles.get(`${layer}.${head}`)?.replaceChildren(picture.paint(theme));
   }
 
   /** Resolves once every head has its picture. */

@@ -85,7 +85,7 @@ export class Panels {
           this.app
             .backend!.gradient(meta, { ...at, position })
             .then((found) => {
-              answer.textContent = ` ${number(found.gradient, 5)} for ${found.token}`;
+              answer.textContent = ` ${number(found.gradient)} for ${found.token}`;
               answer.dataset["gradient"] = String(found.gradient);
             })
             .catch((error: unknown) => {

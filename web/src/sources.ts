@@ -6,12 +6,17 @@ import type {
   Backend,
   Block,
   DocMeta,
+  Effects,
   HeadFacts,
+  MachineRow,
   Pair,
   PredictionAnswer,
   ModelChoice,
+  Progress,
   Region,
+  Scene,
   ScoreParts,
+  Search,
   TileSource,
   TraceRequest,
 } from "./types";
@@ -34,6 +39,13 @@ function breather(signal?: AbortSignal): () => Promise<void> {
   };
 }
 
+/** All of a head in at most `cells` rows and columns. */
+function whole(meta: DocMeta, layer: number, head: number, cells: number): Region {
+  const { queries, keys } = meta.layers[layer]!;
+  const [nRow, nCol] = [Math.min(cells, queries), Math.min(cells, keys)];
+  return { layer, head, r0: 0, r1: queries, c0: 0, c1: keys, nRow, nCol, valued: false };
+}
+
 export class EmbeddedTiles implements TileSource {
   readonly meta: DocMeta;
   private readonly layers: EmbeddedLayer[];
@@ -50,8 +62,18 @@ export class EmbeddedTiles implements TileSource {
     return pooled(this.layers[region.layer]!, region, breather(signal));
   }
 
+  async small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Block[]> {
+    const blocks: Block[] = [];
+    for (const [layer, head] of heads) blocks.push(await this.block(whole(this.meta, layer, head, cells), signal));
+    return blocks;
+  }
+
   async parts(layer: number, head: number, query: number, key: number): Promise<ScoreParts> {
     return this.layers[layer]!.parts(head, query, key);
+  }
+
+  async machine(layer: number, head: number, query: number, key: number): Promise<MachineRow> {
+    return this.layers[layer]!.machine(head, query, key);
   }
 
   async pairs(layer: number, head: number): Promise<Pair[]> {
@@ -120,8 +142,22 @@ class RemoteTiles implements TileSource {
     return { nRow, nCol, values: exact ? float32(bytes) : float16(bytes) };
   }
 
+  async small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Block[]> {
+    const asked = { doc: this.meta.id, heads, cells };
+    const values = float16(new Uint8Array(await this.transport.ask("small", asked, undefined, signal)));
+    let at = 0;
+    return heads.map(([layer, head]) => {
+      const { nRow, nCol } = whole(this.meta, layer, head, cells);
+      return { nRow, nCol, values: values.slice(at, (at += nRow * nCol)) };
+    });
+  }
+
   parts(layer: number, head: number, query: number, key: number): Promise<ScoreParts> {
     return askJson(this.transport, "parts", { doc: this.meta.id, layer, head, query, key });
+  }
+
+  machine(layer: number, head: number, query: number, key: number): Promise<MachineRow> {
+    return askJson(this.transport, "machine", { doc: this.meta.id, layer, head, query, key });
   }
 
   pairs(layer: number, head: number): Promise<Pair[]> {
@@ -153,12 +189,25 @@ export class RemoteBackend implements Backend {
     return new this.Tiles(await askJson<DocMeta>(this.transport, name, params, body), this.transport);
   }
 
-  trace(request: TraceRequest): Promise<TileSource> {
-    return this.doc("trace", request);
-  }
-
-  generate(request: TraceRequest & { maxNew: number }): Promise<TileSource> {
-    return this.doc("generate", request);
+  async trace(
+    request: TraceRequest,
+    told?: (progress: Progress) => void,
+    signal?: AbortSignal,
+  ): Promise<TileSource> {
+    let running = true;
+    const run = Math.random().toString(36).slice(2);
+    const watch = setInterval(() => {
+      askJson<Progress>(this.transport, "progress", { run })
+        .then((progress) => running && told?.(progress))
+        .catch(() => undefined); // the run itself says what went wrong
+    }, 400);
+    signal?.addEventListener("abort", () => void askJson(this.transport, "stop", { run }));
+    try {
+      return await this.doc(request.maxNew ? "generate" : "trace", { ...request, run });
+    } finally {
+      running = false;
+      clearInterval(watch);
+    }
   }
 
   predict(doc: DocMeta, position: number | null, mask: boolean): Promise<PredictionAnswer> {
@@ -170,6 +219,18 @@ export class RemoteBackend implements Backend {
     at: { layer: number; head: number; query: number; key: number; position: number },
   ): Promise<{ gradient: number; value: number; token: string }> {
     return askJson(this.transport, "gradient", { doc: doc.id, ...at });
+  }
+
+  effects(doc: DocMeta): Promise<Effects> {
+    return askJson(this.transport, "effects", { doc: doc.id });
+  }
+
+  search(doc: DocMeta, lines: string[]): Promise<Search> {
+    return askJson(this.transport, "search", { doc: doc.id, lines });
+  }
+
+  save(path: (Scene & { doc: string })[]): Promise<ArrayBuffer> {
+    return this.transport.ask("save", { path });
   }
 
   open(name: string, bytes: ArrayBuffer): Promise<TileSource> {
@@ -202,8 +263,16 @@ export class DifferenceTiles implements TileSource {
     return { ...x, values: x.values.map((value, i) => value - y.values[i]!) };
   }
 
+  small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Block[]> {
+    return this.a.small(heads, cells, signal);
+  }
+
   parts(_layer: number, _head: number, query: number, key: number): Promise<ScoreParts> {
     return this.a.parts(this.of.layer, this.of.head, query, key);
+  }
+
+  machine(_layer: number, _head: number, query: number, key: number): Promise<MachineRow> {
+    return this.a.machine(this.of.layer, this.of.head, query, key);
   }
 
   pairs(): Promise<Pair[]> {

@@ -1,14 +1,14 @@
 // The middle of the page: one head, or two beside each other, as map, lines or text.
 
 import { css, valueAt, type Colouring, type ScaleName, SCALE_NAMES, type Theme } from "./colour";
-import { choice, fill, h, number } from "./dom";
-import { LinesView } from "./lines";
+import { choice, fill, h, number, option } from "./dom";
+import { LinesView, type LinkCount } from "./lines";
 import { hiddenCss, MapView, type Cell, type Viewport } from "./mapview";
 import { DifferenceTiles } from "./sources";
 import type { State } from "./state";
 import { TextView } from "./textview";
-import type { TileSource } from "./types";
-import { sameToken } from "./words";
+import type { Block, TileSource } from "./types";
+import { labels, sameToken } from "./words";
 
 export interface Shown {
   source: TileSource;
@@ -35,7 +35,7 @@ export function sideTokens(source: TileSource, layer: number, side: "rows" | "co
   const meta = source.meta.layers[layer]!;
   const which = meta[side];
   const count = side === "rows" ? meta.queries : meta.keys;
-  const tokens = which === "tokens" ? source.meta.tokens : which === "source" ? source.meta.source : [];
+  const tokens = which === null ? [] : source.meta[which];
   return tokens.length === count ? tokens : Array.from({ length: count }, (_, i) => String(i));
 }
 
@@ -57,7 +57,7 @@ class MapPanel {
   ) {
     this.map = new MapView(this.hold, {
       hover: (cell, at) => stage.hovered(this, cell, at),
-      pick: (cell) => stage.picked(this, cell),
+      pick: (cell, byKey) => stage.picked(this, cell, byKey),
       moved: (view) => stage.moved(this, view),
       error: events.error,
       drawn: () => stage.recolour(),
@@ -71,20 +71,21 @@ class MapPanel {
     return this.difference.source;
   }
 
-  show(source: TileSource, at: { layer: number; head: number }, valued: boolean, state: State): void {
+  show(source: TileSource, at: { layer: number; head: number }, state: State, seed: Block | null): void {
     if (source !== this.source || at.layer !== this.layer || at.head !== this.head) this.rows.clear();
     this.source = source;
     this.layer = at.layer;
     this.head = at.head;
-    this.map.show(
+    this.map.show({
       source,
-      at.layer,
-      at.head,
-      valued,
-      sideTokens(source, at.layer, "rows"),
-      sideTokens(source, at.layer, "cols"),
-      state.zoom,
-    );
+      layer: at.layer,
+      head: at.head,
+      valued: state.valued,
+      rows: sideTokens(source, at.layer, "rows"),
+      cols: sideTokens(source, at.layer, "cols"),
+      view: state.zoom,
+      seed,
+    });
   }
 
   /** A whole row with all its digits: what the tooltip reads. */
@@ -115,7 +116,8 @@ export class Stage {
   readonly controls = h("div", { class: "controls" });
   readonly element = h("div", { class: "stage" });
   readonly foot = h("div", { class: "foot" });
-  readonly tip = h("div", { class: "tip", role: "status" });
+  readonly tip = h("div", { class: "tip" });
+  readonly announced = h("div", { class: "unseen", role: "status" }); // for those who hear the page
   readonly panels: [MapPanel, MapPanel];
   private readonly lines: LinesView;
   private readonly text: TextView;
@@ -128,7 +130,10 @@ export class Stage {
   private hoverTicket = 0;
   private footTimer: ReturnType<typeof setTimeout> | undefined;
 
-  constructor(private readonly events: StageEvents) {
+  constructor(
+    private readonly events: StageEvents,
+    private readonly seedOf: (shown: Shown) => Block | null,
+  ) {
     this.panels = [new MapPanel(this, events, false), new MapPanel(this, events, true)];
     this.lines = new LinesView((chosen) => events.change({ chosen }), events.error);
     this.text = new TextView(
@@ -171,14 +176,19 @@ export class Stage {
         state.query !== null && state.key !== null ? { row: state.query, col: state.key } : null;
       first.map.limit = limit;
       this.place(b ? [first.element, second.element] : [first.element]);
-      first.show(a.source, a, valued, state);
+      first.show(a.source, a, state, this.seedOf(a));
       first.caption.hidden = !b;
       fill(first.caption, h("b", {}, "A"), a.title);
       first.caption.title = a.title;
       if (b) {
         const differing = this.differing;
         second.map.selected = first.map.selected && this.partner(first, first.map.selected);
-        second.show(differing ? second.minus(a, b) : b.source, differing ? a : b, valued, state);
+        second.show(
+          differing ? second.minus(a, b) : b.source,
+          differing ? a : b,
+          state,
+          differing ? null : this.seedOf(b),
+        );
         fill(
           second.caption,
           h("b", {}, differing ? "A − B" : "B"),
@@ -199,7 +209,7 @@ export class Stage {
         ];
         void this.lines.show(
           a.source,
-          { heads, words: state.words, noSpecial: state.noSpecial, chosen: state.chosen, valued, theme },
+          { heads, words: state.words, noSpecial: state.noSpecial, chosen: state.chosen, links: state.links, valued, theme },
           rows,
           cols,
         );
@@ -279,6 +289,19 @@ export class Stage {
       state.view === "lines" && box("words", state.words, (words) => change({ words, chosen: [] })),
       state.view === "lines" &&
         box("hide special tokens and sinks", state.noSpecial, (noSpecial) => change({ noSpecial })),
+      state.view === "lines" &&
+        h(
+          "select",
+          {
+            "aria-label": "links drawn",
+            onchange: (event: Event) =>
+              change({ links: (event.target as HTMLSelectElement).value as LinkCount }),
+          },
+          option("auto", "links: as fits", state.links === "auto"),
+          option("all", "all links", state.links === "all"),
+          option("3", "3 strongest of each", state.links === "3"),
+          option("1", "strongest of each", state.links === "1"),
+        ),
       state.view === "map" && comparing,
       state.view === "map" &&
         h(
@@ -337,14 +360,14 @@ export class Stage {
       );
       context.fillRect(x, 0, 1, 12);
     }
-    const middle = how.diverging ? "0" : number(valueAt(0.5, how), 3);
+    const middle = how.diverging ? "0" : number(valueAt(0.5, how));
     return h(
       "span",
       { class: "scalebar" },
       name,
-      h("span", { class: "num" }, how.diverging ? number(-how.top, 3) : "0"),
+      h("span", { class: "num" }, how.diverging ? number(-how.top) : "0"),
       canvas,
-      h("span", { class: "num" }, number(how.top, 3) + (clipped ? " and above" : "")),
+      h("span", { class: "num" }, number(how.top) + (clipped ? " and above" : "")),
       h("span", { class: "quiet" }, `(middle ${middle}, ${SCALE_NAMES[how.scale]})`),
     );
   }
@@ -408,9 +431,24 @@ export class Stage {
     this.footTimer = setTimeout(() => this.drawFoot(), 150);
   }
 
-  picked(panel: MapPanel, cell: Cell): void {
+  picked(panel: MapPanel, cell: Cell, byKey: boolean): void {
     const own = panel.second ? this.partner(panel, cell) : cell;
     if (own) this.events.change({ query: own.row, key: own.col });
+    if (byKey)
+      void this.read(panel, cell)
+        .then(([value, where]) => (this.announced.textContent = `${value}, ${where}`))
+        .catch(this.events.error);
+  }
+
+  /** A cell in words: its number, and between which tokens it is. */
+  private async read(panel: MapPanel, cell: Cell): Promise<[string, string]> {
+    const value = (await panel.row(cell.row, this.state.valued))[cell.col]!;
+    const name = (side: "rows" | "cols", index: number) =>
+      labels(sideTokens(panel.source!, panel.layer, side))[index]!;
+    return [
+      Number.isNaN(value) ? "hidden" : number(value),
+      `query ${cell.row} “${name("rows", cell.row)}” → key ${cell.col} “${name("cols", cell.col)}”`,
+    ];
   }
 
   hovered(panel: MapPanel, cell: Cell | null, at: { x: number; y: number }): void {
@@ -421,12 +459,8 @@ export class Stage {
       this.tip.replaceChildren();
       return;
     }
-    const { source, layer } = panel;
-    const rows = sideTokens(source, layer, "rows");
-    const cols = sideTokens(source, layer, "cols");
-    void panel
-      .row(cell.row, this.state.valued)
-      .then((values) => {
+    void Promise.all([panel.row(cell.row, this.state.valued), this.read(panel, cell)])
+      .then(([values, [said, where]]) => {
         if (ticket !== this.hoverTicket) return;
         const value = values[cell.col]!;
         const hidden = Number.isNaN(value);
@@ -438,14 +472,10 @@ export class Stage {
           h(
             "div",
             {},
-            h("b", { class: "num", "data-value": value }, hidden ? "hidden" : number(value)),
+            h("b", { class: "num", "data-value": value }, said),
             hidden ? "" : ` ${what}, ${rank === 1 ? "largest" : `${rank}.`} of its row`,
           ),
-          h(
-            "div",
-            {},
-            `query ${cell.row} “${rows[cell.row]!.trim()}” → key ${cell.col} “${cols[cell.col]!.trim()}”`,
-          ),
+          h("div", {}, where),
         );
         placeTip(this.tip, at.x + 16, at.y + 16);
       })

@@ -1,12 +1,18 @@
 // What is being looked at. All of it is in the address, so that a link opens the same view again.
 
 import type { ScaleName, Theme } from "./colour";
+import type { LinkCount } from "./lines";
 import type { Viewport } from "./mapview";
 
 export type ViewName = "map" | "lines" | "text";
 export type CompareName = "none" | "head" | "random" | "model" | "text" | "heads off" | "document";
 
+/** How near: a sentence and its arcs, how one weight comes about, or everything. */
+export type Altitude = "story" | "machine" | "atlas";
+
 export interface State {
+  at: Altitude;
+  scene: number | null; // of the tour
   model: string;
   text: string;
   target: string;
@@ -29,15 +35,20 @@ export interface State {
   words: boolean;
   noSpecial: boolean;
   chosen: number[]; // tokens of the lines view
+  links: LinkCount;
   reading: "looks at" | "is looked at by";
   sort: string; // "layer", or a measure
   filter: string; // a label, or ""
+  tint: "weights" | "effect"; // what the colours of the grid are
   doc: number; // of the documents in the file
+  suggest: string[]; // a word of the text and another to try in its place
   write: number; // tokens the model writes; 0: it reads
   theme: Theme | "";
 }
 
 export const START: State = {
+  at: "story",
+  scene: null,
   model: "",
   text: "",
   target: "",
@@ -60,10 +71,13 @@ export const START: State = {
   words: false,
   noSpecial: false,
   chosen: [],
+  links: "auto",
   reading: "looks at",
   sort: "layer",
   filter: "",
+  tint: "weights",
   doc: 0,
+  suggest: [],
   write: 0,
   theme: "",
 };
@@ -107,11 +121,14 @@ export function fromHash(hash: string): Partial<State> {
 }
 
 const WORDS: Record<string, string[]> = {
+  at: ["story", "machine", "atlas"],
   view: ["map", "lines", "text"],
   scale: ["linear", "sqrt", "log"],
   range: ["own", "one"],
   compare: ["none", "head", "random", "model", "text", "heads off", "document"],
   reading: ["looks at", "is looked at by"],
+  tint: ["weights", "effect"],
+  links: ["auto", "all", "3", "1"],
   theme: ["light", "dark", ""],
 };
 
@@ -122,6 +139,7 @@ function fits(name: string, value: unknown): boolean {
   if (name === "off" || name === "more")
     return Array.isArray(value) && value.every((p) => Array.isArray(p) && p.length === 2 && p.every(whole));
   if (name === "chosen") return Array.isArray(value) && value.every(whole);
+  if (name === "suggest") return Array.isArray(value) && value.every((word) => typeof word === "string");
   if (name === "zoom")
     return (
       typeof value === "object" &&

@@ -3,7 +3,7 @@
 import { css, inkOn, type Colouring } from "./colour";
 import { choice, fill, h, number } from "./dom";
 import type { TileSource } from "./types";
-import { isSpecial, spelling } from "./words";
+import { characters, isSpecial, label, spelling } from "./words";
 
 export class TextView {
   readonly element = h("div", { class: "textview" });
@@ -71,20 +71,35 @@ export class TextView {
           span.style.backgroundColor = hidden ? "" : css(value, how);
           span.style.color = hidden ? "" : inkOn(value, how);
           span.title = hidden ? "hidden: it may not look here" : number(value);
+          span.dataset["weight"] = String(value);
         });
         caption.textContent = looking
-          ? `“${actors[index]!.trim()}” (${index}) looks at: strongest is ${number(top)}.`
-          : `“${actors[index]!.trim()}” (${index}) is looked at by: strongest is ${number(top)}.`;
+          ? `“${label(actors[index]!)}” (${index}) looks at: strongest is ${number(top)}.`
+          : `“${label(actors[index]!)}” (${index}) is looked at by: strongest is ${number(top)}.`;
       } catch (error) {
         this.error(error);
       }
     };
     const parted = ["pieces", "plain"].includes(spelling(shaded)); // spaces are not in the tokens
+    // One word is reached by Tab, the others from it by arrows: a long text has thousands.
+    const move = (event: KeyboardEvent, index: number) => {
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      const words = [...(event.currentTarget as HTMLElement).parentElement!.querySelectorAll<HTMLElement>(".word")];
+      if (step !== undefined) words[index + step]?.focus();
+      else if (event.key === "Enter" || event.key === " ") this.pick(index);
+      else return;
+      event.preventDefault();
+    };
+    const spelled = (tokens: string[]) =>
+      characters(tokens).flatMap(({ text, count }) => [
+        text,
+        ...Array.from({ length: count - 1 }, () => "·"), // further parts of one character
+      ]);
     const line = (tokens: string[], act: boolean, name: string) =>
       h(
         "p",
-        { class: "running", "aria-label": name },
-        tokens.map((token, i) => {
+        { class: "running", role: "group", "aria-label": name },
+        spelled(tokens).map((token, i) => {
           const joined = token.startsWith("##");
           const space = parted && i > 0 && !joined ? " " : "";
           const span = h(
@@ -92,13 +107,24 @@ export class TextView {
             {
               class: `word${isSpecial(token) ? " special" : ""}${joined ? " joined" : ""}${act && i === chosen ? " chosen" : ""}`,
               "data-index": i,
+              ...(act
+                ? {
+                    role: "button",
+                    tabIndex: i === (chosen ?? 0) ? 0 : -1,
+                    "aria-label": `${label(token)}, ${i}`,
+                    "aria-pressed": String(i === chosen),
+                  }
+                : {}),
             },
             joined ? token.slice(2) : token.replace(/^▁/, " ").replaceAll("␣", " "),
           );
           if (act) {
             span.addEventListener("pointerenter", () => void shade(i));
             span.addEventListener("pointerleave", () => void shade(chosen));
+            span.addEventListener("focus", () => void shade(i));
+            span.addEventListener("blur", () => void shade(chosen));
             span.addEventListener("click", () => this.pick(i));
+            span.addEventListener("keydown", (event) => move(event, i));
           }
           return [space, span];
         }),

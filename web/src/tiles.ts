@@ -4,7 +4,7 @@ import { paint, type Colouring } from "./colour";
 import { aborted, type Block, type Region, type TileSource } from "./types";
 
 export const TILE = 256;
-const MOST = 160; // tiles kept: 160 x 256 KiB
+const MOST = 64; // tiles kept of a head: 64 x 256 KiB
 
 export interface Tile {
   level: number;
@@ -47,6 +47,15 @@ export class Pyramid {
     return this.source.meta.layers[this.layer]!;
   }
 
+  /** The tile that is all of the head, once it is here. */
+  get overview(): Tile | undefined {
+    return this.tiles.get(`${this.top}/0/0`);
+  }
+
+  get ready(): boolean {
+    return this.tiles.size > 0;
+  }
+
   get waiting(): number {
     return this.pending.size;
   }
@@ -54,7 +63,7 @@ export class Pyramid {
   /** Ask for what is in view at `level`, and for nothing else any more. */
   want(level: number, view: Rect): void {
     const wanted = new Set<string>();
-    if (!this.tiles.has(`${this.top}/0/0`)) wanted.add(`${this.top}/0/0`);
+    if (!this.overview) wanted.add(`${this.top}/0/0`);
     const size = TILE << level;
     // The overview first: until it is there nothing finer is asked for, so it comes soonest.
     if (!wanted.size) {

@@ -2,8 +2,9 @@
 
 import type { App } from "./app";
 import { paint, type Theme } from "./colour";
-import { fill, h, option } from "./dom";
+import { choice, fill, h, option } from "./dom";
 import type { State } from "./state";
+import type { Progress } from "./types";
 
 export class TopBar {
   readonly element = h("header", { class: "top" });
@@ -21,13 +22,15 @@ export class TopBar {
   });
   private readonly model = h("select", { "aria-label": "model" });
   private readonly run = h("button", { type: "submit", class: "primary" }, "Look");
-  private readonly brand = h("span", { class: "brand" });
+  private readonly brand = h("h1", { class: "brand" });
   private readonly themer = h(
     "button",
     { type: "button", "aria-label": "light or dark", title: "light or dark" },
     "◐",
   );
+  private readonly altitudes = h("div", { class: "altitudes" });
   private shown = "";
+  private running = false;
 
   constructor(
     private readonly app: App,
@@ -35,8 +38,17 @@ export class TopBar {
   ) {
     const submit = (event: Event) => {
       event.preventDefault();
-      this.change({ text: this.text.value, target: this.target.value, write: 0, off: [] });
+      if (!this.text.value.trim()) {
+        this.text.focus();
+        return this.app.failed(new Error("The text is empty: type at least one word."));
+      }
+      return this.app.look({ text: this.text.value, target: this.target.value, write: 0, off: [] });
     };
+    this.run.addEventListener("click", (event) => {
+      if (!this.running) return;
+      event.preventDefault();
+      this.app.stop();
+    });
     for (const area of [this.text, this.target])
       area.addEventListener("keydown", (event) => {
         if (event.key === "Enter" && !event.shiftKey) submit(event);
@@ -58,6 +70,7 @@ export class TopBar {
     fill(
       this.element,
       this.brand,
+      this.altitudes,
       h(
         "form",
         { onsubmit: submit },
@@ -65,18 +78,36 @@ export class TopBar {
         h("div", { class: "texts" }, this.text, this.target),
         this.run,
       ),
-      this.themer,
+      h(
+        "div",
+        { class: "extras" },
+        app.share.element,
+        h(
+          "button",
+          { type: "button", "aria-label": "words and keys", title: "words and keys", onclick: () => app.openHelp() },
+          "?",
+        ),
+        this.themer,
+      ),
     );
   }
 
-  busy(on: boolean): void {
-    this.run.disabled = on || !this.app.backend;
-    fill(this.run, on ? h("span", { class: "spin", role: "status", "aria-label": "computing" }) : "Look");
+  /** While a model runs the button stops it, and says how many of its layers are done. */
+  busy(progress: Progress | null): void {
+    this.running = progress !== null;
+    const layers = progress?.total ? ` ${progress.done} / ${progress.total} layers` : "";
+    fill(this.run, progress ? [h("span", { class: "spin", "aria-hidden": "true" }), `Stop${layers}`] : "Look");
   }
 
   render(): void {
     const { app } = this;
     const { state, source } = app;
+    fill(
+      this.altitudes,
+      choice("how near", { story: "Story", machine: "Machine", atlas: "Atlas" }, state.at, (at) =>
+        this.change({ at, scene: null }),
+      ),
+    );
     const key = JSON.stringify([
       state.model,
       state.text,
@@ -134,7 +165,5 @@ function mark(theme: Theme): HTMLCanvasElement {
     return c > r ? NaN : c === r ? 0.9 : 0.5 / (r - c + 1);
   });
   const canvas = paint({ nRow: n, nCol: n, values }, { scale: "sqrt", theme, top: 1, diverging: false });
-  canvas.style.width = canvas.style.height = "22px";
-  canvas.style.imageRendering = "pixelated";
   return canvas;
 }

@@ -1,7 +1,7 @@
 // What the Python side says about a trace: written by view/document.py, read here and nowhere changed.
 
 export type Plain = string | number | boolean | null;
-export type Side = "tokens" | "source" | null;
+export type Side = "tokens" | "source" | "written" | null;
 
 export interface LayerMeta {
   name: string;
@@ -23,6 +23,14 @@ export interface HeadLabel {
 export interface HeadFacts {
   measures: Record<string, { what: string; values: (number | null)[][]; chance: (number | null)[] }>;
   labels: (HeadLabel | null)[][]; // [layer][head]
+  scenes: Scene[]; // of the tour; none in a long text
+}
+
+/** A view with a caption: one stop of the tour. */
+export interface Scene {
+  title: string;
+  says: (string | { word: string } | { term: string })[];
+  state: Record<string, unknown>;
 }
 
 export interface DocMeta {
@@ -34,6 +42,7 @@ export interface DocMeta {
   target: string | null;
   tokens: string[];
   source: string[];
+  written: string[]; // what an encoder-decoder writes after reading each token: its rows of cross-attention
   layers: LayerMeta[];
   notices: string[];
   checks: string;
@@ -85,6 +94,25 @@ export interface ScoreParts {
   mechanism: "softmax" | "linear" | "dense";
 }
 
+/** A row taken apart. Softmax over visible scores and `rest` (the keys left out of a long row) gives its weights. */
+export interface MachineRow {
+  parts: ScoreParts;
+  keys: number[]; // none: this layer has no softmax
+  scores: number[];
+  visible: boolean[];
+  rest: number | null;
+  values: number[][] | null;
+  model?: {
+    x: number[];
+    xKey: number[];
+    q: number[]; // before positions turn it
+    k: number[];
+    added?: number; // length of what the head adds to x
+    length?: number; // length of x
+    push?: { tokens: string[]; byKey: number[][] } | null; // on the next token's scores, at weight 1
+  } | null;
+}
+
 export interface Pair {
   query: number;
   key: number;
@@ -106,7 +134,10 @@ export interface ModelChoice {
 export interface TileSource {
   readonly meta: DocMeta;
   block(region: Region, signal?: AbortSignal): Promise<Block>;
+  /** Pictures of whole heads, of at most `cells` rows and columns. */
+  small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Block[]>;
   parts(layer: number, head: number, query: number, key: number): Promise<ScoreParts>;
+  machine(layer: number, head: number, query: number, key: number): Promise<MachineRow>;
   pairs(layer: number, head: number): Promise<Pair[]>;
   facts(): Promise<HeadFacts>;
 }
@@ -116,6 +147,26 @@ export interface TraceRequest {
   text: string;
   target?: string | null;
   off?: [number, number][];
+  maxNew?: number;
+}
+
+export interface Progress {
+  done: number;
+  total: number;
+}
+
+/** What each head does to the prediction, and what that number is. */
+export interface Effects {
+  what: string;
+  values: (number | null)[][];
+}
+
+export interface Search {
+  heads: { layer: number; head: number; share: number }[];
+  pairs: number;
+  offset: number; // in words: the fixed distance that is right most often
+  baseline: number; // how often that is
+  chance: number;
 }
 
 export interface PredictionAnswer {
@@ -129,14 +180,17 @@ export interface PredictionAnswer {
 /** What needs a running model: the server or the notebook's kernel. */
 export interface Backend {
   models(): Promise<ModelChoice[]>;
-  trace(request: TraceRequest): Promise<TileSource>;
-  generate(request: TraceRequest & { maxNew: number }): Promise<TileSource>;
+  /** Run the model; `maxNew` lets it write. `told` hears of its layers as they are done. */
+  trace(request: TraceRequest, told?: (progress: Progress) => void, signal?: AbortSignal): Promise<TileSource>;
   predict(doc: DocMeta, position: number | null, mask: boolean): Promise<PredictionAnswer>;
   gradient(
     doc: DocMeta,
     at: { layer: number; head: number; query: number; key: number; position: number },
   ): Promise<{ gradient: number; value: number; token: string }>;
   open(name: string, bytes: ArrayBuffer): Promise<TileSource>;
+  effects(doc: DocMeta): Promise<Effects>;
+  search(doc: DocMeta, lines: string[]): Promise<Search>;
+  save(path: (Scene & { doc: string })[]): Promise<ArrayBuffer>;
   onConnection(listener: (alive: boolean) => void): void;
 }
 

@@ -5,11 +5,11 @@ import { fill, h, number } from "./dom";
 import type { ScoreParts } from "./types";
 
 /** A vector as bars, up for positive. */
-function bars(name: string, values: number[], colour: string, theme: Theme): HTMLElement {
+export function bars(name: string, values: number[], colour: string, theme: Theme): HTMLElement {
   const canvas = h("canvas", {
     class: "bars",
     role: "img",
-    "aria-label": `${name}: ${values.length} numbers from ${number(Math.min(...values), 2)} to ${number(Math.max(...values), 2)}`,
+    "aria-label": `${name}: ${values.length} numbers from ${number(Math.min(...values))} to ${number(Math.max(...values))}`,
   });
   const note = h("span", { class: "quiet" }, "");
   const draw = () => {

@@ -8,7 +8,47 @@ export function isSpecial(token: string): boolean {
 
 export function label(token: string): string {
   const bare = token.replace(/^▁/, " ").trim();
-  return bare || (token ? "␣" : "∅");
+  // Signs that steer a terminal have pictures of their own.
+  const shown = bare.replace(/[\0-\x1f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)));
+  return shown || (token ? "␣" : "∅");
+}
+
+const BYTES = /\\x[89a-f][0-9a-f]/; // part of a character, as the tokenizer spells its bytes
+
+/** What tokens are called. Parts of one character (an emoji of several byte tokens) are called by it, counted. */
+export function labels(tokens: string[]): string[] {
+  return characters(tokens).flatMap(({ text, count }) =>
+    count === 1
+      ? [label(text)]
+      : Array.from({ length: count }, (_, i) => `${label(text)} ${i + 1}/${count}`),
+  );
+}
+
+/** Tokens that together make one character, as that character; the others as they are. */
+export function characters(tokens: string[]): { text: string; count: number }[] {
+  const out: { text: string; count: number }[] = [];
+  const bytesOf = (text: string) =>
+    text
+      .split(/(\\x[89a-f][0-9a-f])/)
+      .flatMap((part) =>
+        BYTES.test(part) ? [parseInt(part.slice(2), 16)] : [...new TextEncoder().encode(part)],
+      );
+  for (let i = 0; i < tokens.length; i++) {
+    let made: { text: string; count: number } | null = null;
+    const bytes: number[] = [];
+    for (let j = i; j < tokens.length && BYTES.test(tokens[j]!) && !made; j++) {
+      bytes.push(...bytesOf(tokens[j]!));
+      try {
+        const text = new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes));
+        made = { text, count: j - i + 1 };
+      } catch {
+        // Not a whole character yet.
+      }
+    }
+    out.push(made ?? { text: tokens[i]!, count: 1 });
+    i += (made?.count ?? 1) - 1;
+  }
+  return out;
 }
 
 export interface Word {
@@ -33,8 +73,13 @@ export function spelling(tokens: string[]): Spelling {
 
 export function wordsOf(tokens: string[], how: Spelling = spelling(tokens)): Word[] {
   const words: Word[] = [];
-  tokens.forEach((token, i) => {
+  const whole = characters(tokens).flatMap(({ text, count }) => [text, ...Array<string>(count - 1).fill("")]);
+  whole.forEach((token, i) => {
     const last = words[words.length - 1];
+    if (last && !token && tokens[i]) {
+      last.last = i + 1;
+      return;
+    }
     const special = isSpecial(token);
     const letters = /^[\p{L}\p{N}'’]/u.test(token);
     const joins: Record<Spelling, boolean> = {

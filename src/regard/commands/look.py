@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,9 @@ from regard.errors import ArgumentError, LoadError
 if TYPE_CHECKING:
     from regard.view.document import Document
     from regard.view.models import Models
+    from regard.view.session import Progress
 
+SUGGEST = ["tired", "wide"]  # the word of the sentence that decides what "it" is (Levesque et al. 2012)
 SENTENCE = "The animal didn't cross the street because it was too tired"
 NEEDS_NOTHING = "pocket-gpt"  # what is shown where nothing can be downloaded: it is shipped
 MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are measured before they are shown
@@ -26,14 +30,14 @@ MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are 
 @click.command()
 @click.argument("text", default=SENTENCE)
 @model_options("minilm")
+@click.option("--file", type=click.File(encoding="utf-8"), help="Read TEXT from a file; - is standard input.")
 @click.option("--target", help="What an encoder-decoder answers; without it the model writes the answer.")
 @click.option("--layer", type=click.IntRange(0), help="Which layer to show first.")
 @click.option("--head", type=click.IntRange(0), help="Which head to show first.")
 @click.option(
     "--view",
     type=click.Choice(["map", "lines", "text", "heads"]),
-    default="map",
-    help="Which view to show first, or to draw: a head as map, lines or text, or all heads.",
+    help="Which view to show first, or to draw: a head as map (the usual), lines or text, or all heads.",
 )
 @click.option("--query", type=click.IntRange(0), help="The token whose row is shown, counted from 0.")
 @click.option("--against", metavar="LAYER.HEAD", help="Show the difference from another head.")
@@ -54,29 +58,41 @@ MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are 
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("look.png"),
-    show_default=True,
-    help="Where the picture goes when there is no one to look; the page goes beside it.",
+    help="Where a picture goes when there is no one to look; the page goes beside it.",
 )
 @json_option
 def look(text: str, model: str, random: bool, seed: int, device: str, as_json: bool, **more: Any) -> None:
     """Open the page of what attention looks at in TEXT.
 
-    The page is served on this machine alone, until Ctrl-C. Without a terminal or a display it is written
-    to a file instead, with a picture of one head.
+    The page is served on this machine alone, until Ctrl-C. Where nobody is there to look (no terminal) and no
+    --port is named, one head is drawn as text, and --out names the files to write.
     """
+    if more["file"] is not None:
+        text = more["file"].read()
     if not text.strip():
         raise ArgumentError("TEXT has no words: give at least one, as in: regard look 'the cat sat'.")
     models, key, notice = _models(model, random, seed, device, as_json)
-    from regard.view.session import Asked, Session, make_document
+    from regard.view.session import Asked, Session
 
-    document = make_document(models.get(key), Asked(key, text, more["target"]))
-    layer, head = _chosen(document, more["layer"], more["head"])
+    session = Session(models, key, text)
+    with _shown_progress(as_json) as progress:
+        document = session.document(Asked(key, text, more["target"]), progress)
+    long = document.trace.layers[0].n_query > MOST_PRINTED  # measuring it takes longer than anybody waits
+    scenes = [] if long else document.facts()["scenes"]
+    opening = scenes[0]["state"] if scenes else {"layer": 0, "head": 0}
+    layer, head = opening["layer"], opening["head"]
+    if more["layer"] is not None or more["head"] is not None:
+        layer, head = _checked(document, more["layer"] or 0, more["head"] or 0)
     against = _other_head(document, more["against"])
-    view: dict[str, Any] = {"model": key, "text": text, "layer": layer, "head": head}
-    view["view"] = "map" if more["view"] == "heads" else more["view"]  # all heads are beside every view
+    view: dict[str, Any] = {"model": key, "text": text}
+    if text == SENTENCE:
+        view["suggest"] = SUGGEST
     if more["target"]:
         view["target"] = more["target"]
+    named = any(more[name] is not None for name in ("layer", "head", "view", "query", "against"))
+    if named or not scenes:  # else the story opens, with what it ranks first
+        view |= {"at": "atlas", "layer": layer, "head": head}
+        view["view"] = "map" if more["view"] in (None, "heads") else more["view"]  # all heads are beside it
     if more["query"] is not None:
         view |= {"query": more["query"], "chosen": [more["query"]]}
     if against is not None:
@@ -91,15 +107,15 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
     if more["terminal"]:
         _draw(document, layer, head)
     elif not written:
-        if _nobody_looks():
-            more["png"], more["save"] = more["out"], more["out"].with_suffix(".html")
-            written = _written(document, layer, head, more, view)
-            _draw(document, layer, head)
-        else:
-            session = Session(models, key, text)
-            session.document(Asked(key, text, more["target"]))
+        if more["port"] is not None or not _nobody_looks():
             _serve(session, view, more["port"], more["no_browser"])
             return
+        if more["out"] is not None:
+            more["png"], more["save"] = more["out"], more["out"].with_suffix(".html")
+            written = _written(document, layer, head, more, view)
+        _draw(document, layer, head)
+        if not written:
+            click.echo("Nothing was written. --port serves the page, --save and --png write it.", err=True)
     for what, path, n_byte in written:
         click.echo(f"The {what} is in {path} ({n_byte / 1e6:.1f} MB)")
 
@@ -128,35 +144,35 @@ def _models(model: str, random: bool, seed: int, device: str, quiet: bool) -> tu
     return models, key, None
 
 
+@contextmanager
+def _shown_progress(quiet: bool) -> Iterator[Progress]:
+    """Counts layers on the terminal while a model reads; what is done at once shows nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    from regard.view.session import Progress
+
+    columns = (TextColumn("reading, layer"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        task = bar.add_task("reading", total=None)
+        yield Progress(lambda done, total: bar.update(task, completed=done, total=total))
+
+
 def _nobody_looks() -> bool:
     """Whether no person is there: output goes to no terminal, or continuous integration runs."""
     return not sys.stdout.isatty() or bool(os.environ.get("CI"))
 
 
-def _chosen(document: Document, layer: int | None, head: int | None) -> tuple[int, int]:
-    """The head asked for; else the one that looks most sharply at other words, by its measures."""
+def _checked(document: Document, layer: int, head: int) -> tuple[int, int]:
+    """A head that is there."""
     layers = document.trace.layers
-    if layer is not None or head is not None:
-        found = (layer or 0, head or 0)
-        if found[0] >= len(layers) or found[1] >= layers[found[0]].n_head:
-            raise ArgumentError(
-                f"there is no head {found[1]} in layer {found[0]}: there are {len(layers)} layers, of "
-                f"{layers[min(found[0], len(layers) - 1)].n_head} heads."
-            )
-        return found
-    if layers[0].n_query > MOST_PRINTED:  # measuring a long text takes longer than anybody waits
-        return 0, 0
-    measures = document.facts()["measures"]
-
-    def sharpness(place: tuple[int, int]) -> float:
-        def value(name: str) -> float:
-            return float(measures[name]["values"][place[0]][place[1]] or 0.0)
-
-        idle = max(value("special"), value("first"))
-        return value("largest") - 1.5 * idle - 0.5 * max(value("previous"), value("next"), value("same"))
-
-    places = [(index, number) for index, each in enumerate(layers) for number in range(each.n_head)]
-    return max(places, key=sharpness)
+    if layer >= len(layers) or head >= layers[layer].n_head:
+        raise ArgumentError(
+            f"there is no head {head} in layer {layer}: there are {len(layers)} layers, of "
+            f"{layers[min(layer, len(layers) - 1)].n_head} heads."
+        )
+    return layer, head
 
 
 def _other_head(document: Document, said: str | None) -> tuple[int, int] | None:
@@ -166,7 +182,7 @@ def _other_head(document: Document, said: str | None) -> tuple[int, int] | None:
     layer, _, head = said.partition(".")
     if not (layer.isdecimal() and head.isdecimal()):
         raise ArgumentError(f"--against is LAYER.HEAD, as in 3.7. Got {said!r}.")
-    return _chosen(document, int(layer), int(head))
+    return _checked(document, int(layer), int(head))
 
 
 def _written(
@@ -182,7 +198,9 @@ def _written(
         chosen = _layers(more["layers"], len(document.trace.layers))
         kept = tuple(document.trace.layers[index] for index in chosen)
         part = replace(document, trace=replace(document.trace, layers=kept), _facts=[])
-        start = {**view, "layer": chosen.index(layer) if layer in chosen else 0, "model": "", "text": ""}
+        start = {**view, "model": "", "text": ""}
+        if "layer" in view:
+            start["layer"] = chosen.index(layer) if layer in chosen else 0
         done.append(("page", more["save"], export([part], more["save"], start=start, force=more["force"])))
     elif more["layers"]:
         raise ArgumentError("--layers chooses what --save writes: give both.")
@@ -215,7 +233,7 @@ def _picture(document: Document, layer: int, head: int, path: Path, kind: str, m
     from regard.view.picture import Wanted, figure_of
 
     against = _other_head(document, more["against"])
-    figure = figure_of(document, Wanted(layer, head, more["view"], more["query"], against))
+    figure = figure_of(document, Wanted(layer, head, more["view"] or "map", more["query"], against))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*missing from font")  # drawn as boxes
         try:
@@ -240,7 +258,7 @@ def _draw(document: Document, layer: int, head: int) -> None:
     title = f"{document.title}, layer {layer}, head {head}: rows look, columns are looked at."
     console.print(title, markup=False)
     console.print(f"“{printable(document.text)}”\n", markup=False, soft_wrap=True)
-    row_names, col_names = document.trace.query_tokens(layer), document.trace.key_tokens(layer)
+    row_names, col_names = document.names(layer)
     console.print(terminal_heat_map(weights, visible, row_names[rows], col_names[cols]))
     if max(found.n_query, found.n_key) > fits:
         console.print(f"The first {fits} of {max(found.n_query, found.n_key)} tokens fit here.")
@@ -256,8 +274,7 @@ def _as_json(
         "model": document.title,
         "layer": layer,
         "head": head,
-        "rows": list(document.trace.query_tokens(layer)),
-        "cols": list(document.trace.key_tokens(layer)),
+        **dict(zip(("rows", "cols"), document.names(layer), strict=True)),
         "weights": found.tile(document.batch, head, slice(None), slice(None)).tolist(),
         "notices": list(document.notices),
         "files": [str(path) for _, path, _ in written],

@@ -134,21 +134,21 @@ def heat_maps(
     return figure
 
 
-# One colour for each kind of thing: hues that stay apart for most eyes, and letters in the cells for all.
+# One colour for each kind of thing: they stay apart with every kind of colour blindness (a test measures it).
 # What is common (resting on a delimiter or the first token, looking everywhere) is pale.
 KINDS = (
-    "#0072b2",
-    "#56b4e9",
-    "#1f4e79",
-    "#5e3c99",
-    "#f4b26a",
-    "#d55e00",
-    "#dccfb2",
-    "#e07bb0",
-    "#c51b7d",
-    "#1b7837",
-    "#a8d8c5",
-    "#b5b5bb",
+    "#1574b3",
+    "#57b5e9",
+    "#1c466f",
+    "#573b99",
+    "#edad64",
+    "#da640d",
+    "#dbcfb0",
+    "#d978b0",
+    "#d83787",
+    "#247a3a",
+    "#a8d9cd",
+    "#aba8a3",
 )
 
 

@@ -16,6 +16,7 @@ from regard.tracing.layers import AnyLayer, LayerTrace, LinearLayerTrace
 from regard.tracing.pooling import block_ends, pooled_max
 from regard.tracing.traces import Trace
 from regard.view.labels import head_facts
+from regard.view.story import scenes
 
 Json = dict[str, Any]
 ModelKind = Literal["encoder", "decoder", "encoder-decoder", "unknown"]
@@ -40,12 +41,14 @@ class Document:
     kind: ModelKind = "unknown"
     predicts: Predicts | None = None
     generated: Json | None = None
+    written_last: str = "…"  # what an encoder-decoder writes after its last token
     special_ids: frozenset[int] = frozenset()
     _facts: list[Json] = field(default_factory=list)  # filled when first asked for
 
     def meta(self, precision: str = "as computed") -> Json:
         """What the page must know before it asks for a number."""
         trace = self.trace
+        tokens = _line(trace.tokens, self.batch)
         facts = {name: value for name, value in trace.facts.items() if isinstance(value, str | int | bool)}
         return {
             "id": self.id,
@@ -54,9 +57,10 @@ class Document:
             "modelKey": self.model_key,
             "text": self.text,
             "target": self.target,
-            "tokens": list(_line(trace.tokens, self.batch)),
+            "tokens": list(tokens),
+            "written": [*tokens[1:], self.written_last] if tokens else [],
             "source": list(_line(trace.source_tokens, self.batch)),
-            "layers": [self._layer_meta(layer) for layer in trace.layers],
+            "layers": [self._layer_meta(index) for index in range(len(trace.layers))],
             "notices": list(self.notices),
             "checks": str(trace.checks),
             "off": [list(head) for head in self.off],
@@ -66,14 +70,8 @@ class Document:
             "precision": precision,
         }
 
-    def _layer_meta(self, layer: AnyLayer) -> Json:
-        tokens, source = _line(self.trace.tokens, self.batch), _line(self.trace.source_tokens, self.batch)
-
-        def side(labels: Sequence[str]) -> str | None:
-            if source and labels == source:
-                return "source"
-            return "tokens" if tokens and labels == tokens else None
-
+    def _layer_meta(self, index: int) -> Json:
+        layer = self.trace.layers[index]
         return {
             "name": layer.name,
             "kind": layer.kind,
@@ -81,10 +79,28 @@ class Document:
             "heads": layer.n_head,
             "queries": layer.n_query,
             "keys": layer.n_key,
-            "rows": side(self.trace.query_tokens(layer.name, self.batch)),
-            "cols": side(self.trace.key_tokens(layer.name, self.batch)),
+            "rows": self._side(index, "rows"),
+            "cols": self._side(index, "cols"),
             "values": values_of(layer) is not None,
         }
+
+    def _side(self, layer: int, axis: Literal["rows", "cols"]) -> str | None:
+        """Whose names an axis has: a row of cross-attention is called by what the model writes next."""
+        tokens, source = _line(self.trace.tokens, self.batch), _line(self.trace.source_tokens, self.batch)
+        ask = self.trace.query_tokens if axis == "rows" else self.trace.key_tokens
+        labels = ask(layer, self.batch)
+        if axis == "rows" and self.trace.layers[layer].kind == "cross" and tokens and labels == tokens:
+            return "written"
+        if source and labels == source:
+            return "source"
+        return "tokens" if tokens and labels == tokens else None
+
+    def names(self, layer: int) -> tuple[list[str], list[str]]:
+        """What the rows and the columns of a layer are called."""
+        rows = self.trace.query_tokens(layer, self.batch)
+        if self._side(layer, "rows") == "written":
+            rows = (*rows[1:], self.written_last)
+        return list(rows), list(self.trace.key_tokens(layer, self.batch))
 
     def tile(
         self,
@@ -110,6 +126,15 @@ class Document:
         lengths = self._value_lengths(found, head) if valued else None
         return pooled_max(found, self.batch, head, row_ends, col_ends, lengths)
 
+    def small(self, heads: Sequence[tuple[int, int]], n_most: int) -> bytes:
+        """Pictures of some heads one after the other: 16-bit floats, at most `n_most` rows and columns."""
+        pictures = []
+        for layer, head in heads:
+            found = self._layer(layer, head)
+            rows, cols = slice(0, found.n_query), slice(0, found.n_key)
+            pictures.append(self.tile(layer, head, rows, cols, n_most, n_most).astype("<f2").tobytes())
+        return b"".join(pictures)
+
     def parts(self, layer: int, head: int, query: int, key: int) -> Json:
         """The numbers behind one weight."""
         found = self._layer(layer, head)
@@ -123,7 +148,7 @@ class Document:
             "mechanism": found.word,
             "visible": visible,
             "weight": weight if visible else 0.0,
-            "v": None if values is None else _kv(values, self.batch, head, found.n_head)[key].tolist(),
+            "v": None if values is None else of_head(values, self.batch, head, found.n_head)[key].tolist(),
             "q": [], "k": [], "products": [], "additive": False, "scale": None, "similarity": 0.0,
             "softcap": None, "bias": 0.0, "score": None, "lse": None,
         }  # fmt: skip
@@ -143,7 +168,7 @@ class Document:
             )
         elif isinstance(found, LinearLayerTrace):
             one_q = found.q[self.batch, head, query : query + 1].float()
-            one_k = _kv(found.k, self.batch, head, found.n_head)[key : key + 1].float()
+            one_k = of_head(found.k, self.batch, head, found.n_head)[key : key + 1].float()
             q, k = found.kernel.phi_query(one_q)[0], found.kernel.phi(one_k)[0]
             base.update(q=q.tolist(), k=k.tolist(), products=(q * k).tolist(), similarity=float(q @ k))
             base["lse"] = float(found.normaliser[self.batch, head, query])
@@ -162,9 +187,11 @@ class Document:
         return [{"query": query, "key": key, "weight": weight} for weight, query, key in best if weight > 0]
 
     def facts(self) -> Json:
-        """Measures and labels of every head."""
+        """Measures and labels of every head, and the scenes of the tour."""
         if not self._facts:
-            self._facts.append(head_facts(self.trace, self.batch, self.special_ids))
+            facts = head_facts(self.trace, self.batch, self.special_ids)
+            names = [self.names(index) for index in range(len(self.trace.layers))]
+            self._facts.append({**facts, "scenes": scenes(self.trace, names, facts, self.batch)})
         return self._facts[0]
 
     def _layer(self, layer: int, head: int) -> AnyLayer:
@@ -179,7 +206,7 @@ class Document:
         values = values_of(layer)
         if values is None:
             raise ArgumentError(f"the values of {layer.name} were not kept: trace with keep_v=True.")
-        lengths: Tensor = _kv(values, self.batch, head, layer.n_head).float().norm(dim=-1)
+        lengths: Tensor = of_head(values, self.batch, head, layer.n_head).float().norm(dim=-1)
         return lengths
 
 
@@ -212,7 +239,7 @@ def checked_range(name: str, part: slice, size: int) -> tuple[int, int]:
     return part.start, part.stop
 
 
-def _kv(tensor: Tensor, batch: int, head: int, n_head: int) -> Tensor:
+def of_head(tensor: Tensor, batch: int, head: int, n_head: int) -> Tensor:
     """The keys' or values' part that a query head uses."""
     part: Tensor = tensor[batch, head * tensor.shape[1] // n_head]
     return part

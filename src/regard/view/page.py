@@ -68,8 +68,17 @@ def html(data: Json, *, connects: bool = False) -> str:
     )
 
 
-def page(documents: Sequence[Document], start: Json | None = None, *, force: bool = False) -> str:
-    """A self-contained page of these documents; refuses one above 200 MB unless `force`."""
+def page(
+    documents: Sequence[Document],
+    start: Json | None = None,
+    *,
+    path: Sequence[Json] = (),
+    force: bool = False,
+) -> str:
+    """A self-contained page of these documents; refuses one above 200 MB unless `force`.
+
+    `path` is a tour of one's own: views as {title, says, state}.
+    """
     if not documents:
         raise ArgumentError("there is nothing to show: a page needs at least one trace.")
     expected = sum(embedded_bytes(document, "float24") for document in documents)
@@ -79,7 +88,9 @@ def page(documents: Sequence[Document], start: Json | None = None, *, force: boo
             "layers (--layers), a shorter text, or insist (--force)."
         )
     docs = [embedded(document) for document in documents]
-    return html({"version": __version__, "token": None, "start": start or {}, "docs": docs})
+    return html(
+        {"version": __version__, "token": None, "start": start or {}, "path": list(path), "docs": docs}
+    )
 
 
 def export(

@@ -53,8 +53,7 @@ def _title(document: Document, wanted: Wanted) -> str:
 
 
 def _words(document: Document, layer: int) -> tuple[list[str], list[str]]:
-    trace = document.trace
-    rows, cols = trace.query_tokens(layer, document.batch), trace.key_tokens(layer, document.batch)
+    rows, cols = document.names(layer)
     return [word.strip() or "␣" for word in rows], [word.strip() or "␣" for word in cols]
 
 
@@ -109,15 +108,13 @@ def _text(document: Document, wanted: Wanted) -> Figure:
     query = found.n_query - 1 if wanted.query is None else wanted.query
     rows = slice(query, query + 1)
     row = document.tile(wanted.layer, wanted.head, rows, slice(0, found.n_key), 1, found.n_key)[0]
-    trace = document.trace
-    said = trace.query_tokens(wanted.layer, document.batch)[query].strip() or "␣"
-    keys = trace.key_tokens(wanted.layer, document.batch)
-    same = keys == trace.query_tokens(wanted.layer, document.batch)
+    names, keys = document.names(wanted.layer)
+    said = names[query].strip() or "␣"
     return shaded_text(
         torch.from_numpy(np.nan_to_num(row)),
         keys,
         visible=torch.from_numpy(~np.isnan(row)),
-        chosen=query if same else None,
+        chosen=query if names == keys else None,
         title=f"{_title(document, wanted)}: what “{said}” ({query}) looks at, at most {np.nanmax(row):.3f}",
     )
 

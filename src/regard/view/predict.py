@@ -45,12 +45,12 @@ def predict(
         mask = opened.tokenizer.special.mask
         if mask is None:
             raise UnsupportedError("this tokenizer has no mask token.")
-        at = _a_word(opened, ids) if position is None else at
+        at = a_word(opened, ids) if position is None else at
         fed[at] = mask
-    before = _chances(opened, fed, source, None)[at]
+    before = chances(opened, fed, source, None)[at]
     top = before.topk(min(TOP, before.shape[0]))
     names = opened.tokenizer.tokens(top.indices.tolist())
-    after = None if gate is None else _chances(opened, fed, source, gate)[at][top.indices].tolist()
+    after = None if gate is None else chances(opened, fed, source, gate)[at][top.indices].tolist()
     return {
         "kind": opened.predicts,
         "position": at,
@@ -60,24 +60,37 @@ def predict(
     }
 
 
-def _listed(names: list[str], chances: list[float]) -> list[dict[str, Any]]:
-    return [{"token": name, "p": chance} for name, chance in zip(names, chances, strict=True)]
+def _listed(names: list[str], values: list[float]) -> list[dict[str, Any]]:
+    return [{"token": name, "p": value} for name, value in zip(names, values, strict=True)]
 
 
-def _a_word(opened: Opened, ids: list[int]) -> int:
+@torch.no_grad()
+def rivals(
+    opened: Opened, ids: list[int], source: list[int] | None, start: int, count: int = 5
+) -> list[list[dict[str, Any]]]:
+    """For each token from `start` on, and for the one that would come next, the likeliest of its step."""
+    top = chances(opened, ids, source, None, start - 1).topk(count)
+    return [
+        _listed(opened.tokenizer.tokens(tokens), values)
+        for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    ]
+
+
+def a_word(opened: Opened, ids: list[int]) -> int:
     """The last token that is a word: what is masked until another is chosen."""
     special = opened.tokenizer.special.all()
     return max((place for place, token in enumerate(ids) if token not in special), default=0)
 
 
-def _chances(opened: Opened, ids: list[int], source: list[int] | None, gate: Tensor | None) -> Tensor:
-    """Probabilities (position, vocab)."""
+def chances(
+    opened: Opened, ids: list[int], source: list[int] | None, gate: Tensor | None, first: int = 0
+) -> Tensor:
+    """Probabilities (position, vocab) of what follows each position from `first` on."""
     device = next(opened.model.parameters()).device
     tokens = torch.tensor([ids], device=device)
     sequence = (tokens,) if source is None else (torch.tensor([source], device=device), tokens)
-    logits = opened.model(*sequence, head_gate=gate).logits[0]
-    chances: Tensor = logits.float().softmax(-1).cpu()
-    return chances
+    logits: Tensor = opened.model(*sequence, head_gate=gate).logits[0, first:]
+    return logits.float().softmax(-1).cpu()
 
 
 def _vectors(opened: Opened, ids: list[int], gate: Tensor | None) -> dict[str, Any]:
@@ -134,9 +147,9 @@ def gradients(
         name = f"cosine with “{EXAMPLES[nearest]}”"
     else:
         with torch.no_grad():
-            chances = _chances(opened, ids, source, None)
-        at = min(position, chances.shape[0] - 1)
-        token = int(chances[at].argmax())
+            followers = chances(opened, ids, source, None)
+        at = min(position, followers.shape[0] - 1)
+        token = int(followers[at].argmax())
         given.update(position=at, token=token)
         name = f"log p({opened.tokenizer.tokens([token])[0]!r}) at {at}"
     device = next(opened.model.parameters()).device

@@ -11,7 +11,8 @@ import json
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,21 @@ from typing import Any
 import torch
 
 from regard.decoding.loop import generate
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, RegardError
+from regard.layers.attention import MultiHeadAttention
 from regard.tracing.generation import trace_generation
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
+from regard.view.ask import effects, search
 from regard.view.document import Document, documents_of, plain
+from regard.view.machine import from_model, machine
 from regard.view.models import Models, Opened
-from regard.view.predict import gradients, predict
+from regard.view.page import page
+from regard.view.predict import gradients, predict, rivals
 
-_KEPT_BYTES = 3 << 30  # of traces
+QUICK = frozenset({"tile", "small", "parts", "health", "models", "progress", "stop"})  # answered at once
+NUMBERS = frozenset({"tile", "small"})  # answered with bytes, not JSON
+_KEPT_BYTES = 1 << 30  # of traces; the newest is kept whatever it takes
 _MOST_CHARACTERS = 200_000
 _ANSWERED = 24  # tokens an encoder-decoder writes where no answer is given
 
@@ -48,6 +55,36 @@ class Asked:
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
+class Progress:
+    """How far the run of a model is, in layers. `stop` ends it before its next layer."""
+
+    def __init__(self, tell: Callable[[int, int], None] | None = None) -> None:
+        self.done, self.total, self.stopped, self._tell = 0, 0, False, tell
+
+    @contextmanager
+    def of(self, opened: Opened, n_pass: int) -> Iterator[None]:
+        """Count the layers that this thread runs."""
+        layers = [module for module in opened.model.modules() if isinstance(module, MultiHeadAttention)]
+        self.total = len(layers) * n_pass
+        runner = threading.get_ident()
+
+        def reached(*_: object) -> None:
+            if threading.get_ident() != runner:  # the same model, on another text
+                return
+            if self.stopped:
+                raise RegardError("This run was stopped.")
+            self.done += 1
+            if self._tell is not None:
+                self._tell(self.done, self.total)
+
+        hooks = [layer.register_forward_pre_hook(reached) for layer in layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
 class Session:
     """The live side of a page. Its methods may be called from several threads at once."""
 
@@ -58,6 +95,7 @@ class Session:
         self._making: dict[str, threading.Lock] = {}
         self._documents: OrderedDict[str, Document] = OrderedDict()
         self._asked: dict[str, Asked] = {}
+        self._running: dict[str, Progress] = {}  # by what the page calls its question
         self._given: dict[str, Document] = {}  # traces that were handed over, by what the page calls them
         self._alive: dict[str, str] = {}  # the model that made a given trace, where it is here
         self._gradients: OrderedDict[tuple[str, int], Any] = OrderedDict()
@@ -66,13 +104,20 @@ class Session:
             "models": lambda params, body: self._choices(),
             "trace": lambda params, body: self._trace(params, 0),
             "generate": lambda params, body: self._trace(params, _whole(params, "maxNew", 512)),
+            "progress": self._progress,
+            "stop": self._stop,
             "open": self._open,
             "tile": self._tile,
+            "small": self._small,
             "parts": self._parts,
+            "machine": self._machine,
             "pairs": self._pairs,
             "facts": lambda params, body: self._document(params).facts(),
             "predict": self._predict,
             "gradient": self._gradient,
+            "effects": self._effects,
+            "save": self._save,
+            "search": self._search,
         }
 
     def knows(self, name: str) -> bool:
@@ -100,7 +145,7 @@ class Session:
                 self._asked[document.id] = Asked(model.key, document.text, document.target)
         return document
 
-    def document(self, asked: Asked) -> Document:
+    def document(self, asked: Asked, progress: Progress | None = None) -> Document:
         """The trace of a run: the one kept, or a new one."""
         with self._lock:
             self._asked[asked.id] = asked
@@ -113,7 +158,7 @@ class Session:
             with self._lock:
                 found = self._documents.get(asked.id)
             if found is None:
-                found = make_document(self.models.get(asked.model), asked)
+                found = make_document(self.models.get(asked.model), asked, progress)
                 self._keep(found)
         return found
 
@@ -174,7 +219,24 @@ class Session:
         if not (key or self.default):
             raise ArgumentError("there is no model here: choose one above.")
         asked = Asked(str(key or self.default), text, target or None, off, max_new)
-        return self.document(asked).meta()
+        run, progress = str(params.get("run", "")), Progress()
+        with self._lock:
+            self._running[run] = progress
+        try:
+            return self.document(asked, progress).meta()
+        finally:
+            with self._lock:
+                self._running.pop(run, None)
+
+    def _progress(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
+        found = self._running.get(str(params.get("run")))
+        return {"done": 0, "total": 0} if found is None else {"done": found.done, "total": found.total}
+
+    def _stop(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
+        found = self._running.get(str(params.get("run")))
+        if found is not None:
+            found.stopped = True
+        return {"stopped": found is not None}
 
     def _open(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
         name = str(params.get("name", "trace"))
@@ -201,8 +263,25 @@ class Session:
         )
         return tile.astype("<f2" if params.get("dtype") == "float16" else "<f4").tobytes()
 
+    def _small(self, params: dict[str, Any], body: bytes) -> bytes:
+        heads = [_pair(each) for each in params.get("heads") or []]
+        return self._document(params).small(heads, _whole(params, "cells", 256))
+
     def _parts(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
         return self._document(params).parts(*(_index(params, n) for n in ("layer", "head", "query", "key")))
+
+    def _machine(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
+        document = self._document(params)
+        at = [_index(params, name) for name in ("layer", "head", "query", "key")]
+        found = machine(document, *at)
+        if document.id in self._asked and found["keys"]:
+            _, opened, _, source = self._live(params)
+            more = from_model(opened, document, source, *at)
+            if more is not None and "push" in more and more["push"] is not None:
+                by_key = more["push"]["byKey"]
+                more["push"]["byKey"] = [by_key[index] for index in found["keys"]]
+            found["model"] = more
+        return found
 
     def _pairs(self, params: dict[str, Any], body: bytes) -> list[dict[str, Any]]:
         return self._document(params).pairs(_index(params, "layer"), _index(params, "head"))
@@ -226,6 +305,33 @@ class Session:
             position = _index(params, "position")
         return predict(opened, ids, source, asked.off, position)
 
+    def _save(self, params: dict[str, Any], body: bytes) -> bytes:
+        """A page of the traces that a path of views shows."""
+        views = params.get("path")
+        if not isinstance(views, list) or not all(isinstance(view, dict) for view in views):
+            raise ArgumentError("path must be a list of views.")
+        ids = list(dict.fromkeys(str(view.get("doc")) for view in views))
+        documents = [self._document({"doc": each}) for each in ids]
+        path = [
+            {
+                "title": str(view.get("title", "")),
+                "says": [str(line) for line in view.get("says", [])],
+                "state": {**view.get("state", {}), "doc": ids.index(str(view.get("doc")))},
+            }
+            for view in views
+        ]
+        return page(documents, path=path).encode()
+
+    def _effects(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
+        _, opened, ids, source = self._live(params)
+        return effects(opened, ids, source)
+
+    def _search(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
+        lines = params.get("lines")
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise ArgumentError("lines must be a list of sentences.")
+        return search(self._live(params)[1], lines)
+
     def _gradient(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
         asked, opened, ids, source = self._live(params)
         if asked.off:
@@ -248,36 +354,40 @@ class Session:
         return {"gradient": float(tile), "value": result.value, "token": name}
 
 
-def make_document(opened: Opened, asked: Asked) -> Document:
+def make_document(opened: Opened, asked: Asked, progress: Progress | None = None) -> Document:
     """Run the model and keep its trace."""
     ids, notices = _read(opened, asked.text)
     gate = opened.gate(asked.off)
-    generated: dict[str, Any] | None = None
-    if asked.max_new and opened.kind == "decoder" and opened.loaded is not None:
-        if gate is not None:
-            raise ArgumentError("text is written with all heads: switch them on first.")
-        found = trace_generation(opened.loaded, ids, max_new=asked.max_new, keep_v=True)
-        assert found.ids is not None
-        steps = _steps(opened, found.ids[0].tolist(), len(ids))
-        generated = {"start": len(ids), "steps": steps} if steps else None
-    elif opened.kind == "encoder-decoder":
-        target = asked.target
-        if target is None:
-            answer = _answer(opened, ids)
+    if asked.max_new and gate is not None:
+        raise ArgumentError("text is written with all heads: switch them on first.")
+    source = ids if opened.kind == "encoder-decoder" else None
+    with (progress or Progress()).of(opened, max(1, asked.max_new)):
+        if source is not None:
+            if asked.target is None or asked.max_new:
+                answer = _answer(opened, ids, asked.max_new or _ANSWERED)
+            else:
+                answer, more = _read(opened, asked.target)
+                notices += more
+            start = [opened.start_token] if opened.loaded is None else []  # a loaded model knows its own
+            found = trace(
+                opened.traced,
+                [ids],
+                target=[[*start, *answer]],
+                keep_v=True,
+                head_gate=gate,
+                tokenizer=opened.tokenizer,
+            )
+        elif asked.max_new and opened.kind == "decoder" and opened.loaded is not None:
+            found = trace_generation(opened.loaded, ids, max_new=asked.max_new, keep_v=True)
         else:
-            answer, more = _read(opened, target)
-            notices += more
-        start = [opened.start_token] if opened.loaded is None else []  # a loaded model knows its own
-        found = trace(
-            opened.traced,
-            [ids],
-            target=[[*start, *answer]],
-            keep_v=True,
-            head_gate=gate,
-            tokenizer=opened.tokenizer,
-        )
-    else:
-        found = trace(opened.traced, [ids], keep_v=True, head_gate=gate)
+            found = trace(opened.traced, [ids], keep_v=True, head_gate=gate)
+    generated, last = None, "…"
+    if source is not None or asked.max_new:
+        assert found.ids is not None
+        start_at = 1 if source is not None else len(ids)
+        *steps, following = rivals(opened, found.ids[0].tolist(), source, start_at)
+        last = str(following[0]["token"])
+        generated = {"start": start_at, "steps": steps} if asked.max_new and steps else None
     return Document(
         found,
         0,
@@ -291,6 +401,7 @@ def make_document(opened: Opened, asked: Asked) -> Document:
         kind=opened.kind,
         predicts=opened.predicts,
         generated=generated,
+        written_last=last,
         special_ids=opened.tokenizer.special.all(),
     )
 
@@ -310,28 +421,11 @@ def _read(opened: Opened, text: str) -> tuple[list[int], list[str]]:
     return ids[:limit], [said]
 
 
-def _answer(opened: Opened, ids: list[int]) -> list[int]:
+def _answer(opened: Opened, ids: list[int], max_new: int) -> list[int]:
     """What an encoder-decoder says to a text; at least one token, so that there is a row to see."""
     source: Any = opened.model if opened.loaded is None else opened.loaded
-    done = generate(source, torch.tensor([ids]), max_new=_ANSWERED, start_token=opened.start_token)
+    done = generate(source, torch.tensor([ids]), max_new=max_new, start_token=opened.start_token)
     return list(done.tokens[0]) or [opened.start_token or 0]
-
-
-@torch.no_grad()
-def _steps(opened: Opened, ids: list[int], start: int) -> list[list[dict[str, Any]]]:
-    """For each written token the likeliest of its step."""
-    if start >= len(ids):
-        return []
-    device = next(opened.model.parameters()).device
-    logits = opened.model(torch.tensor([ids], device=device)).logits[0, start - 1 : len(ids) - 1]
-    top = logits.float().softmax(-1).topk(5)
-    return [
-        [
-            {"token": name, "p": chance}
-            for name, chance in zip(opened.tokenizer.tokens(tokens), chances, strict=True)
-        ]
-        for tokens, chances in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    ]
 
 
 def _index(params: dict[str, Any], name: str) -> int:

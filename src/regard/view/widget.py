@@ -41,9 +41,9 @@ def show(
     model: Loaded | str | None = None,
     rows: Sequence[str] | None = None,
     cols: Sequence[str] | None = None,
-    layer: int = 0,
-    head: int = 0,
-    view: Literal["map", "lines", "text"] = "map",
+    layer: int | None = None,
+    head: int | None = None,
+    view: Literal["map", "lines", "text"] | None = None,
     height: int = 720,
     embed: bool | None = None,
 ) -> Any:
@@ -51,7 +51,8 @@ def show(
 
     A trace, weights of 1 to 5 dimensions as `Trace.from_weights` takes them (with their labels `rows` and
     `cols`), or a text for `model` to read. With the `model` that made a trace, text can be typed and heads
-    switched off. `embed` keeps the numbers in the notebook too, so that it shows without a kernel: by default
+    switched off. It opens with the story of the text, or in the atlas at the `layer`, `head` and `view` that
+    are named. `embed` keeps the numbers in the notebook too, so that it shows without a kernel: by default
     where they have at most 2 MB.
     """
     session = Session(Models(), default="")
@@ -68,17 +69,21 @@ def show(
             _check_pair(given[0], alive)
     given = [session.add(each, alive) for each in given]
     layers = given[0].trace.layers
-    if not 0 <= layer < len(layers) or not 0 <= head < layers[layer].n_head:
-        raise ArgumentError(
-            f"there is no head {head} in layer {layer}: there are {len(layers)} layers, of "
-            f"{layers[min(max(layer, 0), len(layers) - 1)].n_head} heads."
-        )
+    start: dict[str, Any] = {}
+    if layer is not None or head is not None or view is not None:
+        at, which = layer or 0, head or 0
+        if not 0 <= at < len(layers) or not 0 <= which < layers[at].n_head:
+            raise ArgumentError(
+                f"there is no head {which} in layer {at}: there are {len(layers)} layers, of "
+                f"{layers[min(max(at, 0), len(layers) - 1)].n_head} heads."
+            )
+        start = {"at": "atlas", "layer": at, "head": which, "view": view or "map"}
     if embed is None:
         embed = sum(embedded_bytes(each, "float32") for each in given) <= EMBEDDED_BYTES
     docs = [embedded(each) for each in given] if embed else []
     return _widget_class()(
         session,
-        start={"layer": layer, "head": head, "view": view},
+        start=start,
         docs=docs,
         height=height,
         fallback=given[0].trace._repr_html_(),

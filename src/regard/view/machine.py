@@ -1,0 +1,135 @@
+"""One weight taken apart, every number the model's own: from the vectors that were read to the next token.
+
+What the trace holds is enough from the query and key on. With the model come the vectors before them, the
+output matrix, and what the head adds to the scores of the next token.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.heads.model import attention_of
+from regard.models.transformer import Transformer
+from regard.tracing.layers import LayerTrace
+from regard.view.document import Document, Json, of_head, values_of
+from regard.view.models import Opened
+
+MOST_KEYS = 256  # of a row; beyond, the largest are shown and the rest is one number
+_TOKENS = 4  # raised most, and as many lowered most
+
+
+def machine(document: Document, layer: int, head: int, query: int, key: int) -> Json:
+    """The row of a weight: raw scores of its keys and who may be seen, values, and the parts of one score.
+
+    Softmax over `scores` where `visible`, and over one more key of score `rest`, gives the model's weights.
+    """
+    parts = document.parts(layer, head, query, key)
+    found = document.trace.layers[layer]
+    if not isinstance(found, LayerTrace):
+        return {"parts": parts, "keys": []}
+    row = found.row(document.batch, head, query).float()
+    keys = list(range(found.n_key))
+    if len(keys) > MOST_KEYS:
+        keys = sorted({key, *row.topk(MOST_KEYS - 1).indices.tolist()})
+    visible = found.visible_block(slice(query, query + 1), slice(0, found.n_key), document.batch, head)[0]
+    scores = [_raw(found, document.batch, head, query, index) for index in keys]
+    left_out = 1.0 - float(row[keys].sum())
+    values = values_of(found)
+    kept = None if values is None else of_head(values, document.batch, head, found.n_head)[keys]
+    return {
+        "parts": parts,
+        "keys": keys,
+        "scores": scores,
+        "visible": visible[keys].tolist(),
+        "rest": parts["lse"] + math.log(left_out) if len(keys) < found.n_key and left_out > 1e-9 else None,
+        "values": None if kept is None else kept.float().tolist(),
+    }
+
+
+def _raw(layer: LayerTrace, batch: int, head: int, query: int, key: int) -> float:
+    """A score as it would be if nothing were hidden."""
+    parts = layer.score_parts(batch, head, query, key)
+    capped = parts.similarity
+    if parts.softcap is not None:
+        capped = parts.softcap * math.tanh(capped / parts.softcap)
+    return capped + parts.bias
+
+
+@torch.no_grad()
+def from_model(
+    opened: Opened, document: Document, source: list[int] | None, layer: int, head: int, query: int, key: int
+) -> Json | None:
+    """What the model adds: vectors before query and key, and what each key's value does behind the head.
+
+    None for a model without the matrices, which a recurrent one is.
+    """
+    model, trace = opened.model, document.trace
+    if not isinstance(model, Transformer) or trace.ids is None:
+        return None
+    attention = attention_of(model, trace.names[layer])
+    seen: dict[str, Any] = {}
+
+    def keep(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+        seen["x"] = args[0]
+        seen["memory"] = args[1] if len(args) > 1 else kwargs.get("memory")
+
+    stack = model.decoder if trace.names[layer].startswith("decoder") else model.encoder
+    assert stack is not None
+    hooks = [attention.register_forward_pre_hook(keep, with_kwargs=True)]
+    if stack.norm is not None:
+        hooks.append(stack.norm.register_forward_pre_hook(lambda module, args: seen.update(last=args[0])))
+    try:
+        ids = trace.ids[document.batch : document.batch + 1]
+        read = (ids,) if source is None else (torch.tensor([source], device=ids.device), ids)
+        model(*read, head_gate=opened.gate(document.off), logits="none")
+    finally:
+        for hook in hooks:
+            hook.remove()
+    x, memory = seen["x"][0], seen["memory"]
+    looked_at = x if memory is None else memory[0]
+    kv_head = head * attention.n_kv_head // attention.n_head
+    q = attention.query(x[query]).unflatten(0, (attention.n_head, -1))[head]
+    k = attention.key(looked_at[key]).unflatten(0, (attention.n_kv_head, -1))[kv_head]
+    out = attention.out.weight.unflatten(1, (attention.n_head, -1))[:, head]  # (model_dim, v_dim)
+    found: Json = {"x": x[query].tolist(), "xKey": looked_at[key].tolist(), "q": q.tolist(), "k": k.tolist()}
+    values = values_of(trace.layers[layer])
+    if values is not None:
+        v = of_head(values, document.batch, head, attention.n_head).float()
+        row = trace.layers[layer].row(document.batch, head, query).float()
+        adds = v @ out.float().T  # what each key would add to the query's vector at weight 1
+        found["added"] = float((row @ adds).norm())
+        found["length"] = float(x[query].float().norm())
+        last = seen["last"][0, query].float() if "last" in seen else None
+        found["push"] = _push(opened, model, stack.norm, last, adds, row)
+    return found
+
+
+def _push(
+    opened: Opened,
+    model: Transformer,
+    norm: nn.Module | None,
+    x: Tensor | None,
+    adds: Tensor,
+    row: Tensor,
+) -> Json | None:
+    """By how much each key's value raises the scores of a few next tokens, at weight 1 and the scale of the
+    last norm held (Elhage et al. 2021). None where what a head adds does not reach the scores as it is."""
+    config = model.config
+    if config.head != "language" or config.kind != "decoder" or not config.block.norm_first or x is None:
+        return None
+    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+    if isinstance(norm, nn.LayerNorm):
+        adds = adds - adds.mean(-1, keepdim=True)
+        scale = (x.var(unbiased=False) + norm.eps).sqrt()
+    else:
+        scale = (x.square().mean() + (torch.finfo(x.dtype).eps if norm.eps is None else norm.eps)).sqrt()
+    unembed = (model.token if model.unembed is None else model.unembed).weight.float() * config.head_scale
+    raised = adds * norm.weight.float() / scale
+    total = unembed @ (row @ raised)
+    order = total.argsort(descending=True)
+    tokens = [*order[:_TOKENS].tolist(), *order[-_TOKENS:].tolist()]
+    return {"tokens": opened.tokenizer.tokens(tokens), "byKey": (raised @ unembed[tokens].T).tolist()}

@@ -1,0 +1,216 @@
+"""What the page opens with: the link of a text that says most, and a tour of eight views that begins there.
+
+Nothing is written down for a model or a text: links are ranked by their numbers, heads by their measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.heads.tokens import token_facts
+from regard.tracing.layers import AnyLayer
+from regard.tracing.traces import Trace
+
+MOST_TOKENS = 512  # longer texts open in the atlas: ranking all links would keep somebody waiting
+N_SCENE = 8
+_WEAK = 0.2  # a text whose best link is below this has none worth a story
+
+Names = tuple[Sequence[str], Sequence[str]]  # of the rows and the columns of a layer
+Says = list[str | dict[str, str]]  # a sentence; {"word": w} is a token, {"term": t} a word of the glossary
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One weight: who looks, at what."""
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    weight: float
+    rank: float
+
+
+def links(trace: Trace, names: Sequence[Names], batch: int = 0, count: int = 40) -> list[Link]:
+    """The links of a trace that say most, best first: strong, not shared by other tokens, and long.
+
+    The rank of a weight w is w (w - m) log2(d): m is the mean weight of the other tokens on that key, d the
+    distance in tokens. Neighbours have d = 1 and rank 0. Where an answer looks at a source d is 2, and links
+    within the source or the answer are left out.
+    """
+    ranked: list[Link] = []
+    crossing = any(layer.kind == "cross" for layer in trace.layers)
+    for index, layer in enumerate(trace.layers):
+        if crossing and layer.kind != "cross":
+            continue
+        ranks, weights = _ranks(layer, names[index], batch)
+        top = ranks.flatten().topk(min(count, ranks.numel()))
+        for rank, place in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            head, cell = divmod(place, layer.n_query * layer.n_key)
+            query, key = divmod(cell, layer.n_key)
+            if rank > 0:
+                ranked.append(Link(index, head, query, key, float(weights[head, query, key]), rank))
+    return sorted(ranked, key=lambda link: -link.rank)[:count]
+
+
+def _ranks(layer: AnyLayer, names: Names, batch: int) -> tuple[Tensor, Tensor]:
+    """The rank and the weight of every link of a layer."""
+    weights = layer.block(slice(0, layer.n_query), slice(0, layer.n_key), batch)[0].float().cpu()
+    sees = (weights > 0).float()
+    others = (weights.sum(1, keepdim=True) - weights) / (sees.sum(1, keepdim=True) - sees).clamp(min=1.0)
+    ranks = weights * (weights - others)
+    if layer.kind == "self":
+        rows, cols = torch.arange(layer.n_query)[:, None], torch.arange(layer.n_key)
+        ranks = ranks * (cols - rows - layer.n_key + layer.n_query).abs().clamp(min=1).log2()
+        ranks[:, :, 0] = 0.0  # heads rest on the first token, whatever it is
+    is_word = [torch.tensor(_words(line), dtype=torch.float32) for line in names]
+    return ranks * is_word[0][:, None] * is_word[1], weights
+
+
+def _words(line: Sequence[str]) -> list[bool]:
+    facts = token_facts(line)
+    rests = (facts.special | facts.punctuation).tolist()
+    return [bool(token.strip(" ␣▁")) and not rest for token, rest in zip(line, rests, strict=True)]
+
+
+def opening(trace: Trace, ranked: Sequence[Link], facts: Mapping[str, Any], batch: int = 0) -> Link:
+    """What to look at first: the best of the ranked links, or where the head that rests most rests."""
+    if ranked and ranked[0].weight >= _WEAK:
+        return ranked[0]
+    layer, head = _extreme(facts, ("special", "first", "largest"))[0]
+    return strongest_of(trace, layer, head, batch=batch)
+
+
+def strongest_of(trace: Trace, layer: int, head: int, query: int | None = None, batch: int = 0) -> Link:
+    """The strongest link of a query (of the last one) in a head."""
+    found = trace.layers[layer]
+    at = found.n_query - 1 if query is None else query
+    row = found.row(batch, head, at)
+    return Link(layer, head, at, int(row.argmax()), float(row.max()), 0.0)
+
+
+def _extreme(facts: Mapping[str, Any], measures: Sequence[str]) -> tuple[tuple[int, int], str, float, float]:
+    """The head that is highest above chance in one of these measures: where, which, its value, chance."""
+    ranked = []
+    for name in measures:
+        found = facts["measures"][name]
+        for layer, row in enumerate(found["values"]):
+            chance = found["chance"][layer] or 0.0
+            ranked += [
+                (value - chance, (layer, head), name, value, chance)
+                for head, value in enumerate(row)
+                if value is not None
+            ]
+    _, place, name, value, chance = max(ranked, default=(0.0, (0, 0), measures[0], math.nan, math.nan))
+    return place, name, value, chance
+
+
+_PLACES = {
+    "previous": "the token before",
+    "next": "the token after",
+    "same": "itself",
+    "special": "the special tokens",
+    "first": "the first token",
+}
+
+
+def scenes(
+    trace: Trace, names: Sequence[Names], facts: Mapping[str, Any], batch: int = 0
+) -> list[dict[str, Any]]:
+    """Eight views with captions; each is a state of the page. None for a text that is too long to rank."""
+    if max(layer.n_query * layer.n_key for layer in trace.layers) > MOST_TOKENS**2:
+        return []
+    ranked = links(trace, names, batch)
+    first = opening(trace, ranked, facts, batch)
+    made = [
+        _scene("story", first, "One head, one link", _first_words(trace, first, names)),
+        _spread(trace, first, names, batch),
+        _scene("atlas", first, "All rows at once", [
+            "The ", {"term": "map"}, " has a row for each ", {"term": "query"}, " and a column for each ",
+            {"term": "key"}, ". The marked square is the link you just saw. Dark is much.",
+        ]),
+        _scene("machine", first, "How the number came about", [
+            "A ", {"term": "score"}, " says how well query and key fit; ", {"term": "softmax"},
+            " turns the scores of a row into weights. Every number here is the model's own.",
+        ]),
+    ]  # fmt: skip
+    for title, measures, after in (
+        ("A head that counts", ("previous", "next", "same"), "It knows positions, not meanings."),
+        (
+            "A head at rest",
+            ("special", "first"),
+            "Where there is nothing to find, weight is put aside: a sink.",
+        ),
+    ):
+        (layer, head), name, value, chance = _extreme(facts, measures)
+        if value - chance > _WEAK:
+            link = strongest_of(trace, layer, head, min(first.query, trace.layers[layer].n_query - 1), batch)
+            of_head: Says = [
+                f"Head {layer}.{head} puts {value:.0%} of its weight on {_PLACES[name]} "
+                f"({chance:.0%} would be chance). ",
+            ]
+            made.append(_scene("story", link, title, [*of_head, *_with_terms(after)]))
+    counts = Counter(label["label"] for row in facts["labels"] for label in row if label is not None)
+    n_head = sum(len(row) for row in facts["labels"])
+    listed = ", ".join(f"{count} {name}" for name, count in counts.most_common(4)) or "none has a label"
+    n_layer = len(facts["labels"])
+    everything: Says = [
+        f"{n_head} head{'s' * (n_head > 1)} in {n_layer} ", {"term": "layer"}, f"{'s' * (n_layer > 1)}. "
+        f"By what they look at: {listed}. Choose one, sort them, or press x to switch one off.",
+    ]  # fmt: skip
+    made.append(_scene("atlas", first, "Every head", everything))
+    taken = {(first.layer, first.head), *((s["state"]["layer"], s["state"]["head"]) for s in made)}
+    fresh = [link for link in ranked if (link.layer, link.head) not in taken]
+    more = [*{(link.layer, link.head): link for link in reversed(fresh)}.values()][::-1]
+    more += [link for link in ranked if link.query != first.query and link not in more]
+    next_best: Says = ["Other heads, other links: this one ranks next."]
+    return [*made, *(_scene("story", link, "Another link", next_best) for link in more)][:N_SCENE]
+
+
+def _scene(at: str, link: Link, title: str, says: Says) -> dict[str, Any]:
+    state = {"at": at, "layer": link.layer, "head": link.head, "query": link.query, "key": link.key}
+    return {"title": title, "says": says, "state": state}
+
+
+def _first_words(trace: Trace, link: Link, names: Sequence[Names]) -> Says:
+    rows, cols = names[link.layer]
+    n_head = sum(layer.n_head for layer in trace.layers)
+    about: Says = [
+        "A ", {"term": "head"}, " lets each token (the ", {"term": "query"}, ") gather from others (the ",
+        {"term": "key"}, "s). ",
+    ]  # fmt: skip
+    if trace.layers[link.layer].kind == "cross":
+        return [*about, "Below stands what the model writes, above what it read: the arc is where it looked."]
+    if link.key > 0 and cols[link.key - 1] == rows[link.query]:
+        copy = {"word": rows[link.query]}
+        return [*about, "It has seen ", copy, " before, and looks at what came next then: induction."]
+    if not link.rank:
+        return [*about, "No link of this text stands out. Most weight falls into a ", {"term": "sink"}, "."]
+    return [*about, f"Of all links in {n_head} heads this is the first that is strong, long and not shared."]
+
+
+def _spread(trace: Trace, first: Link, names: Sequence[Names], batch: int) -> dict[str, Any]:
+    """The word of the same head whose weights are spread most evenly."""
+    layer = trace.layers[first.layer]
+    weights = (
+        layer.block(slice(0, layer.n_query), slice(0, layer.n_key), batch, first.head)[0, 0].float().cpu()
+    )
+    spread = torch.special.entr(weights).sum(-1)
+    spread[~torch.tensor(_words(names[first.layer][0]))] = -1.0
+    link = strongest_of(trace, first.layer, first.head, int(spread.argmax()), batch)
+    return _scene("story", link, "The same head, another word", [
+        "Weights of one token always sum to 1: that is what ", {"term": "softmax"}, " does. ",
+        {"word": names[first.layer][0][link.query]}, " spreads them; its largest is ", f"{link.weight:.0%}.",
+    ])  # fmt: skip
+
+
+def _with_terms(sentence: str) -> Says:
+    before, _, after = sentence.partition("sink")
+    return [before, {"term": "sink"}, after] if after else [sentence]

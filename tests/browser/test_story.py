@@ -1,0 +1,218 @@
+"""The three altitudes: the story that opens, the tour, the machine; and what goes out of the page."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.tracing.take import trace
+from regard.view.session import Asked
+
+MODEL, TEXT = "minilm (random)", "to be or not"
+
+
+@pytest.fixture
+def story(looker, served):
+    """A live page at its opening."""
+    looker.page.goto(served[1](at="story"))
+    looker.page.wait_for_function("() => window.regard && regard.facts && regard.story.row", timeout=30_000)
+    return looker.page
+
+
+def test_the_story_opens_with_the_link_that_ranks_first(story, document, served):
+    """What opens is the first scene, and the sentence has the weight of the trace."""
+    facts = served[0].document(Asked(MODEL, TEXT)).facts()
+    first = facts["scenes"][0]["state"]
+    now = story.evaluate("() => regard.state")
+    assert {name: now[name] for name in first} == first
+    weight = document.weights(first["layer"], first["head"])[first["query"], first["key"]].item()
+    assert float(story.get_attribute(".finding", "data-weight")) == pytest.approx(weight, abs=2e-6)
+    assert f"Head {first['layer']}.{first['head']} " in story.inner_text(".story .finding")
+    assert story.locator(f".arc.chosen[data-key='{first['key']}']").count() == 1
+
+
+def test_the_tour_is_walked_with_the_keyboard_alone(story):
+    """Right goes through all eight views, left back; each is a state of the page with its caption."""
+    seen = []
+    for index in range(8):
+        story.wait_for_function(f"() => regard.state.scene === {index}")
+        seen.append(story.evaluate("() => regard.state.at"))
+        assert story.inner_text(".scenetitle") == story.evaluate(
+            "() => regard.scenes[regard.state.scene].title"
+        )
+        button = "button[aria-label='on']"
+        story.focus(button)
+        story.keyboard.press("Enter")
+    assert set(seen) == {"story", "machine", "atlas"}
+    story.focus("button[aria-label='back']")
+    story.keyboard.press("Enter")
+    assert story.evaluate("() => regard.state.scene") == 6
+    assert story.evaluate("() => regard.element.getRootNode().activeElement.ariaLabel") == "back"
+
+
+def test_who_goes_elsewhere_leaves_the_scene(story):
+    """A caption is about its view: choosing another word ends it."""
+    assert story.evaluate("() => regard.state.scene") == 0
+    other = 5 if story.evaluate("() => regard.state.query") != 5 else 6
+    story.click(f".said-token[data-index='{other}']")
+    assert story.evaluate("() => [regard.state.scene, regard.state.query]") == [None, other]
+
+
+def test_a_word_is_changed_in_place(story, models):
+    """The clicked word becomes a field; Enter reads the text with the new word and says what moved."""
+    story.click(".said-token[data-index='7']")  # the o of "or"
+    story.click(".said-token[data-index='7']")
+    story.fill(".edited", "so")
+    story.press(".edited", "Enter")
+    story.wait_for_function("() => regard.source.meta.text === 'to be so not'")
+    story.wait_for_selector(".moved-weights:visible")
+    assert story.inner_text(".moved-weights").startswith("With so for or: ")
+    state = story.evaluate("() => regard.state")
+    one = models.get(MODEL)
+    row = trace(one.traced, [one.tokenizer.encode("to be so not")]).row(
+        state["layer"], state["head"], state["query"]
+    )
+    found = story.evaluate("() => [...regard.story.row.weights]")
+    assert found == pytest.approx(row.tolist(), abs=2e-6)
+
+
+def test_words_are_explained_once_and_listed_on_a_question_mark(story):
+    """The first caption explains head, query and key; ? opens the glossary and the keys, Escape closes it."""
+    assert story.locator(".explained dt").all_inner_texts()[:3] == ["head", "query", "key"]
+    story.keyboard.press("?")
+    said = story.inner_text("dialog.help")
+    for word in ("query", "key", "head", "layer", "softmax", "sink", "switch the chosen head off"):
+        assert word in said
+    story.keyboard.press("Escape")
+    assert not story.is_visible("dialog.help")
+
+
+@pytest.mark.parametrize("where", ["server", "file"])
+def test_the_machine_ends_at_the_weight_of_the_trace(looker, served, exported, made, where):
+    """Its softmax over raw scores gives the trace's row; a file says that it begins at the query."""
+    view = {"at": "machine", "layer": 3, "head": 7, "query": 4, "key": 6}
+    looker.page.goto(served[1](**view) if where == "server" else exported(made, **view))
+    looker.page.wait_for_selector(".card[data-step='softmax']")
+    weight = float(looker.page.get_attribute(".cards", "data-weight"))
+    assert weight == pytest.approx(made.weights(3, 7)[4, 6].item(), abs=2e-6)
+    names = [card.get_attribute("data-step") for card in looker.page.locator(".card").all()]
+    assert names[0] == ("x" if where == "server" else "q, k")
+    if where == "file":
+        assert "holds no model" in looker.page.inner_text(".card >> nth=0")
+
+
+def test_an_overwritten_number_is_followed_to_the_end(looker, served, made):
+    """Temperature, a hidden key and a score of one's own give the softmax of those numbers."""
+    looker.page.goto(served[1](at="machine", layer=3, head=7, query=4, key=6))
+    page = looker.page
+    page.wait_for_selector(".card[data-step='softmax']")
+    parts = [made.layers[3].score_parts(0, 7, 4, key).score for key in range(14)]
+    scores = torch.tensor(parts, dtype=torch.float64)
+
+    def weight():
+        return float(page.get_attribute(".cards", "data-weight"))
+
+    page.evaluate(
+        "() => { regard.machine.heat.value = '1'; regard.machine.heat.dispatchEvent(new Event('input')); }"
+    )
+    assert weight() == pytest.approx((scores / 2).softmax(0)[6].item(), abs=2e-6)
+    assert "no longer the model's" in page.inner_text(".machine .caution")
+    page.click("text=the model's numbers")
+    page.click(".card[data-step='the whole row'] .column1[data-key='2']")
+    hidden = scores.clone()
+    hidden[2] = -torch.inf
+    assert weight() == pytest.approx(hidden.softmax(0)[6].item(), abs=2e-6)
+    page.fill(
+        "input[aria-label='score of "
+        + page.evaluate("() => regard.source.meta.tokens[6].trim() || '␣'")
+        + "']",
+        "5",
+    )
+    page.keyboard.press("Tab")
+    hidden[6] = 5.0
+    assert weight() == pytest.approx(hidden.softmax(0)[6].item(), abs=2e-6)
+    page.click("text=the model's numbers")
+    assert weight() == pytest.approx(scores.softmax(0)[6].item(), abs=2e-6)
+
+
+def test_the_steps_of_the_machine_are_gone_through_forwards_and_back(looker, served):
+    """The slider shows steps up to its own, and the later ones faintly."""
+    looker.page.goto(served[1](at="machine", layer=3, head=7, query=4, key=6))
+    looker.page.wait_for_selector(".card[data-step='softmax']")
+    slider = looker.page.locator("input[aria-label='step of the computation']")
+    slider.focus()
+    looker.page.keyboard.press("Home")
+    assert looker.page.locator(".card:not(.later)").count() == 1
+    looker.page.keyboard.press("ArrowRight")
+    assert looker.page.locator(".card:not(.later)").count() == 2
+    assert slider.evaluate("input => input === input.getRootNode().activeElement")
+
+
+def downloaded(page, name):
+    """What a button of the sharing panel gives to save."""
+    with page.expect_download() as waiting:
+        page.click(f".sharing button:text-is('{name}')")
+    return Path(waiting.value.path()).read_text(encoding="utf-8")
+
+
+def test_what_is_shown_goes_out_as_numbers_picture_and_code(story, document):
+    """CSV has the row's weights, SVG the words and their arcs, the cell runs what is shown."""
+    story.click("summary:text-is('Share')")
+    rows = list(csv.reader(io.StringIO(downloaded(story, "CSV"))))
+    state = story.evaluate("() => regard.state")
+    wanted = document.row(state["layer"], state["head"], state["query"]).tolist()
+    assert [float(cell) for cell in rows[1][1:]] == pytest.approx(wanted, abs=2e-6)
+    picture = downloaded(story, "SVG")
+    assert picture.startswith("<svg")
+    assert picture.count("<path") == story.locator(".arc").count()
+    code = downloaded(story, "Notebook cell")
+    assert TEXT in code
+    compile(code, "cell", "exec")
+
+
+def test_a_path_of_views_is_one_file_that_plays_without_a_server(story, browser, tmp_path, made):
+    """Views and captions come back in the saved page, in order, with the numbers of the trace."""
+    story.click("summary:text-is('Share')")
+    for caption, view in (("first <b>", {"at": "atlas", "layer": 2, "head": 3}), ("second", {"at": "story"})):
+        story.evaluate("view => regard.change(view)", view)
+        story.fill("input[aria-label='caption of this view']", caption)
+        story.click("text=Add view")
+    path = tmp_path / "path.html"
+    path.write_text(downloaded(story, "Save as one offline file"), encoding="utf-8")
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    page.wait_for_function("() => window.regard && regard.facts && regard.state.scene === 0")
+    assert page.evaluate("() => [regard.state.at, regard.state.layer, regard.state.head]") == ["atlas", 2, 3]
+    assert "first <b>" in page.inner_text(".tour")
+    page.click("button[aria-label='on']")
+    assert "second" in page.inner_text(".tour")
+    row = page.evaluate(
+        "async () => [...(await regard.source.block({layer: 2, head: 3, r0: 4, r1: 5, c0: 0, c1: 14, nRow: 1,"
+        " nCol: 14, valued: false})).values]"
+    )
+    assert row == pytest.approx(made.row(2, 3, 4).tolist(), abs=2e-6)
+    context.close()
+
+
+def test_the_grid_shows_what_each_head_does_to_the_prediction(looker, served):
+    """Colours of the grid can be the effect of switching a head off."""
+    looker.open(served[1](model="linear (random)", tint="effect"))
+    looker.page.wait_for_function("() => regard.effects.found", timeout=60_000)
+    assert "without the head" in looker.page.inner_text(".legend")
+    colours = looker.page.locator(".tile").evaluate_all("all => all.map(t => t.style.backgroundColor)")
+    assert len(set(colours)) > 1
+    assert all(colours)
+
+
+def test_which_head_does_it_is_answered_against_chance(looker, served):
+    """The search names heads, the share of sentences and what chance would give."""
+    looker.open(served[1]())
+    looker.page.click("summary:text-is('Which head does it?')")
+    looker.page.fill("textarea[aria-label='sentences']", "the [cat] said *it* ran\nno [dog] where *it* is")
+    looker.page.click("button:text-is('Which head does it?')")
+    looker.page.wait_for_selector("text=A blind guess", timeout=60_000)
+    assert "Of 2 sentences" in looker.page.inner_text(".side.left")
+    assert looker.page.locator(".side.left .pairs li").count() == 8

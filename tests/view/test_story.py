@@ -1,0 +1,221 @@
+"""What a page opens with is found by numbers; the machine's numbers are the model's; colours stay apart."""
+
+import re
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from regard.drawing.figures import KINDS
+from regard.errors import ArgumentError, RegardError
+from regard.heads.flow import logit_attribution
+from regard.tracing.traces import Trace
+from regard.view.ask import effects, search
+from regard.view.document import Document
+from regard.view.machine import from_model, machine
+from regard.view.models import Models
+from regard.view.server import listen
+from regard.view.session import Asked, Progress, Session, make_document
+
+TEXT = "a cat saw a dog and a cat"
+
+
+@pytest.fixture(scope="module")
+def models():
+    return Models()
+
+
+def weights_with(links, n=11, n_head=3):
+    """Heads that look everywhere alike, but for these (head, query, key, weight)."""
+    made = torch.full((n_head, n, n), 1 / n)
+    for head, query, key, weight in links:
+        made[head, query] = (1 - weight) / (n - 1)
+        made[head, query, key] = weight
+    return made
+
+
+def first_scene(weights, tokens):
+    return Document(Trace.from_weights(weights, rows=tokens, cols=tokens)).facts()["scenes"][0]
+
+
+def test_the_opening_is_the_link_that_is_strong_long_and_not_shared():
+    """A long link of one word wins over a stronger one of neighbours and over one that all words share."""
+    tokens = ["[CLS]", *"the old animal did not cross it was tired".split(), "[SEP]"]
+    shared = [(2, query, 3, 0.9) for query in range(11)]
+    made = weights_with([(0, 7, 6, 0.99), (1, 7, 3, 0.6), *shared])
+    state = first_scene(made, tokens)["state"]
+    assert (state["at"], state["head"], state["query"], state["key"]) == ("story", 1, 7, 3)
+
+
+def test_a_repeated_word_that_looks_behind_its_copy_is_called_induction():
+    """The caption says what the link is: the key follows an earlier copy of the query."""
+    tokens = ["[CLS]", *"ab x cd ef gh ij ab kl mn".split(), "[SEP]"]
+    scene = first_scene(weights_with([(1, 7, 2, 0.8)]), tokens)
+    assert "induction" in "".join(part for part in scene["says"] if isinstance(part, str))
+
+
+def test_a_text_without_a_link_opens_where_heads_rest():
+    """Uniform weights have no link: the opening says so, and names the sink."""
+    scene = first_scene(weights_with([]), ["[CLS]", *"abcdefghi", "[SEP]"])
+    assert {"term": "sink"} in scene["says"]
+
+
+def test_every_model_has_eight_scenes_with_states_of_its_own(models):
+    """Tours have eight captioned views over three altitudes, whichever the model."""
+    for key, text in (("pocket-gpt", TEXT), ("pocket-dates", "9 August 1988")):
+        scenes = make_document(models.get(key), Asked(key, text)).facts()["scenes"]
+        assert len(scenes) == 8
+        assert {scene["state"]["at"] for scene in scenes} == {"story", "machine", "atlas"}
+        assert all(scene["title"] and scene["says"] for scene in scenes)
+
+
+def test_rows_of_cross_attention_are_named_by_what_is_written(models):
+    """The row that writes the first digit has its name, and the last row that of what ends the answer."""
+    document = make_document(models.get("pocket-dates"), Asked("pocket-dates", "9 August 1988"))
+    (cross,) = [index for index, layer in enumerate(document.trace.layers) if layer.kind == "cross"]
+    rows, _ = document.names(cross)
+    assert rows == [*"1988-08-09", "<eos>"]
+    assert document.meta()["layers"][cross]["rows"] == "written"
+    assert document.meta()["written"] == rows
+
+
+def test_an_encoder_decoder_writes_step_by_step(models):
+    """Writing gives each written token with its rivals, the written one first."""
+    document = make_document(models.get("pocket-dates"), Asked("pocket-dates", "9 August 1988", max_new=12))
+    generated = document.generated
+    tokens = document.trace.tokens[0]
+    written = [step[0]["token"] for step in generated["steps"]]
+    assert written == list(tokens[generated["start"] :])
+    assert "".join(written) == "1988-08-09"
+
+
+def test_the_machine_begins_with_the_models_own_vectors(models):
+    """x W_q turned by positions is the trace's query: without positions in the heads it is that at once."""
+    opened = models.get("minilm (random)")
+    document = make_document(opened, Asked(opened.key, "abc"))
+    found = machine(document, 3, 7, 2, 1)
+    more = from_model(opened, document, None, 3, 7, 2, 1)
+    layer = document.trace.layers[3]
+    assert more["q"] == pytest.approx(layer.q[0, 7, 2].tolist(), abs=1e-5)
+    assert more["k"] == pytest.approx(layer.k[0, 7, 1].tolist(), abs=1e-5)
+    row = torch.tensor(found["scores"], dtype=torch.float64).softmax(0)
+    assert row.tolist() == pytest.approx(layer.row(0, 7, 2).tolist(), abs=1e-6)
+
+
+def test_the_machines_push_is_the_attribution_of_the_head(models):
+    """Weights times what each key pushes is what `logit_attribution` gives the head at the last position."""
+    opened = models.get("pocket-gpt")
+    document = make_document(opened, Asked(opened.key, TEXT))
+    last = document.trace.layers[0].n_query - 1
+    push = from_model(opened, document, None, 2, 1, last, 0)["push"]
+    row = document.trace.row(2, 1, last).double()
+    totals = row @ torch.tensor(push["byKey"], dtype=torch.float64)
+    ids = document.trace.ids[0]
+    raised = [index for index in range(opened.model.config.vocab)
+              if opened.tokenizer.tokens([index])[0] == push["tokens"][0]]  # fmt: skip
+    wanted = [float(logit_attribution(opened.loaded, ids[None], token).heads[2, 1]) for token in raised]
+    assert min(abs(totals[0].item() - value) for value in wanted) < 1e-4 * (1 + abs(totals[0].item()))
+    assert totals[:4].tolist() == sorted(totals[:4].tolist(), reverse=True)
+
+
+def test_a_long_row_keeps_its_largest_keys_and_one_number_for_the_rest(monkeypatch):
+    """Softmax over the kept scores and the rest gives the kept keys their own weights."""
+    monkeypatch.setattr("regard.view.machine.MOST_KEYS", 5)
+    opened = Models().get("minilm (random)")
+    document = make_document(opened, Asked(opened.key, "abcdefghijk"))
+    found = machine(document, 1, 2, 4, 9)
+    assert len(found["keys"]) <= 5
+    assert 9 in found["keys"]
+    scores = torch.tensor([*found["scores"], found["rest"]], dtype=torch.float64)
+    wanted = document.trace.row(1, 2, 4)[found["keys"]]
+    assert scores.softmax(0)[:-1].tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
+
+
+def test_effects_are_those_of_switching_a_head_off(models):
+    """Where nothing adds up by itself, each head is switched off: its effect is what the prediction loses."""
+    opened = models.get("linear (random)")
+    ids = opened.tokenizer.encode("ab")
+    found = effects(opened, ids, None)
+    with torch.no_grad():
+        before = opened.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        after = (
+            opened.model(torch.tensor([ids]), head_gate=opened.gate(((1, 2),))).logits[0, -1].log_softmax(-1)
+        )
+    token = int(before.argmax())
+    assert found["values"][1][2] == pytest.approx((before - after)[token].item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("line", ["no marks", "*one* mark", "[one] mark"])
+def test_a_search_needs_both_words_marked(models, line):
+    """A sentence without both marks is refused with how to mark."""
+    with pytest.raises(ArgumentError, match=r"\*stars\*"):
+        search(models.get("minilm (random)"), [line])
+
+
+def test_small_pictures_of_many_heads_come_in_one_answer(models):
+    """Their bytes are those of the tiles, one after the other."""
+    session = Session(models, "minilm (random)", "abc")
+    document = session.document(Asked("minilm (random)", "abc"))
+    found = session.answer("small", {"doc": document.id, "heads": [[2, 5], [0, 1]], "cells": 3})
+    wanted = [document.tile(layer, head, slice(0, 5), slice(0, 5), 3, 3) for layer, head in ((2, 5), (0, 1))]
+    assert found == np.concatenate([tile.ravel() for tile in wanted]).astype("<f2").tobytes()
+
+
+def test_a_run_counts_its_layers_and_can_be_stopped(models):
+    """Progress ends at all layers; a stopped run ends with words before its next layer."""
+    opened, told = models.get("minilm (random)"), []
+    make_document(opened, Asked(opened.key, "ab"), Progress(lambda done, total: told.append((done, total))))
+    assert told == [(index + 1, 6) for index in range(6)]
+    progress = Progress(lambda done, total: setattr(progress, "stopped", done == 2))
+    with pytest.raises(RegardError, match="stopped"):
+        make_document(opened, Asked(opened.key, "ab"), progress)
+    assert progress.done == 2
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    """A socket that says it is TCP gets TCP_NODELAY from asyncio."""
+    bound = listen(0)
+    assert bound.proto == socket.IPPROTO_TCP
+    bound.close()
+
+
+# Machado et al. 2009, severity 1: what the kinds of colour blindness make of linear RGB.
+SEEN = {
+    "all colours": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.01182, 0.04294, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.3039],
+    ],
+}
+XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
+)
+
+
+@pytest.mark.parametrize("eye", SEEN)
+def test_colours_of_labels_are_told_apart_by_every_eye(eye):
+    """The page and the figures share their colours, and no two are nearer than 12 in CIELAB."""
+    written = (Path(__file__).parent.parent.parent / "web" / "src" / "colour.ts").read_text(encoding="utf-8")
+    block = written.partition("LABEL_COLOURS")[2].partition("};")[0]
+    assert tuple(re.findall(r"#[0-9a-f]{6}", block)) == KINDS
+    rgb = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in KINDS])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    white = XYZ @ np.ones(3)
+    xyz = np.clip(linear @ np.array(SEEN[eye]).T, 0, 1) @ XYZ.T / white
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    lab = np.stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], axis=1)
+    apart = np.linalg.norm(lab[:, None] - lab, axis=-1)[np.triu_indices(len(lab), 1)]
+    assert apart.min() >= 12

@@ -67,7 +67,7 @@ def test_every_label_comes_with_its_score_and_rule():
     (measured,) = labelled(looking_at([max(0, i - 1) for i in range(N)])[None])
     assert (measured.layer, measured.head, measured.score) == ("weights", 0, 1.0)
     assert 0 < measured.chance < 0.2
-    assert measured.rule == f"previous 1.00 >= 0.5 and above chance {found.chance:.2f}"
+    assert measured.rule == f"previous 1.00 >= 0.5 and above chance {measured.chance:.2f}"
     assert measured.also == ("positional",)
 
 

@@ -183,7 +183,7 @@ def described(model: Model, name: str, source: str) -> ModelFacts:
     )
 
 
-def untrained(loaded: Loaded, seed: int) -> Loaded:
+def untrained(loaded: Loaded, seed: int = 0) -> Loaded:
     """The same config and tokenizer with the weights a training starts from."""
     old = loaded.model
     if isinstance(old, Seq2Seq):

@@ -116,8 +116,10 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
         _draw(document, layer, head)
         if not written:
             click.echo("Nothing was written. --port serves the page, --save and --png write it.", err=True)
+    from rich.filesize import decimal
+
     for what, path, n_byte in written:
-        click.echo(f"The {what} is in {path} ({n_byte / 1e6:.1f} MB)")
+        click.echo(f"The {what} is in {path} ({decimal(n_byte)})")
 
 
 def _models(model: str, random: bool, seed: int, device: str, quiet: bool) -> tuple[Models, str, str | None]:

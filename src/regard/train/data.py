@@ -7,6 +7,7 @@ how many bytes of text each row was. Arrays are mapped, so a corpus larger than 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
 from collections import Counter
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class BadLines:
         return {"total": self.counts.total(), **{r: [n, self.where[r]] for r, n in self.counts.items()}}
 
 
-def _open(path: str | Path) -> IO[bytes] | gzip.GzipFile:
+def _open(path: str | Path) -> io.BufferedIOBase:
     path = Path(path)
     try:
         return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")

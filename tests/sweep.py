@@ -42,6 +42,7 @@ OUTCOMES = (
     "WRONG",
     "CHANGED",
     "failed",
+    "unseen",
     "refused",
     "unverified",
     "as it ran",
@@ -51,9 +52,10 @@ OUTCOMES = (
 )
 
 _WORDS = {
-    "WRONG": "silently wrong",
+    "WRONG": "silently wrong in what was seen",
     "CHANGED": "changed by the trace",
     "failed": "failed",
+    "unseen": "with a softmax that nobody saw, unmarked",
     "refused": "refused although there is a softmax",
     "unverified": "marked",
     "as it ran": "equal to its own run, not to what eager mode returns",
@@ -172,7 +174,7 @@ def judge_run(built: Built, eager: Any, padded: bool) -> Run:
     if wanted and len(unseen) == len(spy.weights):
         return result("WRONG", "; ".join(missing)[:300], n_compared=len(wanted))
     if unseen:  # whatever the trace says of other layers
-        return result("unverified", f"nobody saw {'; '.join(unseen)}"[:300], n_compared=len(spy.weights))
+        return result("unseen", f"nobody saw {'; '.join(unseen)}"[:300], n_compared=len(spy.weights))
     if missing:
         return result(
             "as it ran", f"not in the trace: {'; '.join(missing)}"[:200], n_compared=len(spy.weights)

@@ -12,6 +12,8 @@ SAMPLE = (
     "nllb-moe", "opt", "pegasus_x", "qwen3_next", "splinter", "swin", "t5", "vit", "wav2vec2", "whisper",
     "xlnet",
 )  # fmt: skip
+# Types with a softmax that no door sees and no mark tells: not as it should be, and no more than these.
+UNSEEN = ("groupvit", "levit", "rf_detr", "sam3", "sam3_lite_text", "sam3_video")
 # Some modelling files of transformers still script a function when they are imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
@@ -32,4 +34,5 @@ def test_no_model_type_is_silently_wrong(model_type):
     """Every type that can be built is equal, marked, refused with a reason or without attention."""
     runs = judged(model_type)
     assert overall(runs) not in OPEN, runs
-    assert all(run.why for run in runs.values() if run.outcome in ("refused", "unverified"))
+    assert overall(runs) != "unseen" or model_type in UNSEEN, runs
+    assert all(run.why for run in runs.values() if run.outcome in ("refused", "unverified", "unseen"))

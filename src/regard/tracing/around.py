@@ -35,9 +35,9 @@ class Seen:
         self._lock = threading.Lock()
 
     def _add(self, recorder: Recorder, given: _Given) -> None:
-        thread = threading.get_ident()
+        thread = threading.current_thread()  # not its number: the next thread may get that again
         with self._lock:
-            last = next((text for text in reversed(self._texts) if text.thread == thread), None)
+            last = next((text for text in reversed(self._texts) if text.thread is thread), None)
             if last is None or not last.goes_on_with(recorder):
                 self._texts.append(last := _Text(thread))
             last.append(recorder, given)
@@ -133,7 +133,7 @@ class _Given:
 class _Text:
     """One trace as it grows."""
 
-    thread: int
+    thread: threading.Thread
     layers: dict[str, _Rows] = field(default_factory=dict)
     checks: dict[str, LayerCheck] = field(default_factory=dict)
     given: _Given | None = None
@@ -182,22 +182,16 @@ class _Rows:
     n_key: int = 0
 
     def goes_on_with(self, layer: Recorded) -> bool:
-        """Whether `layer` has the same keys, or those and as many new ones as it has queries."""
-        last = self.steps[-1]
+        """Whether `layer` has the same keys, or some of those and as many new ones as it has queries."""
+        last, first = self.steps[-1], self._first(layer)
         if type(last) is not type(layer) or last.shape[:2] != layer.shape[:2]:
             return False
         if not isinstance(layer, LayerTrace):
-            return isinstance(layer, DenseLayerTrace) and layer.n_key in (
-                last.n_key,
-                last.n_key + layer.n_query,
-            )
+            return isinstance(layer, DenseLayerTrace) and first == 0
         assert self.keys is not None  # of a layer like this one
-        if layer.k.shape[1] != self.keys.shape[1]:
+        if layer.k.shape[1] != self.keys.shape[1] or not 0 <= first < self.n_key:  # then no key is known
             return False
-        first = self._first(layer)
-        return first >= 0 and torch.equal(
-            self.keys[:, :, first:], layer.k[:, :, : self.keys.shape[2] - first]
-        )
+        return torch.equal(self.keys[:, :, first:], layer.k[:, :, : self.n_key - first])
 
     def _first(self, layer: Recorded) -> int:
         n_new = 0 if layer.kind == "cross" else layer.n_query

@@ -190,6 +190,7 @@ def test_the_public_names_are_pinned():
         "feature_map",
         "fill_mask",
         "generate",
+        "intervene",
         "keep_freed_memory",
         "load",
         "masked_softmax",

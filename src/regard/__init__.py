@@ -41,6 +41,7 @@ _HOME = {
     "feature_map": "attention.feature_maps",
     "fill_mask": "decoding.masked",
     "generate": "decoding.loop",
+    "intervene": "tracing.interventions",
     "keep_freed_memory": "allocation",
     "load": "files.loading",
     "masked_softmax": "attention.softmax",
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from regard.layers.cache import KVCache
     from regard.models.transformer import Transformer, TransformerConfig
     from regard.tracing.around import watch
+    from regard.tracing.interventions import intervene
     from regard.tracing.take import trace
     from regard.tracing.traces import Trace
     from regard.view.widget import show

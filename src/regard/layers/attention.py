@@ -24,7 +24,7 @@ from regard.layers.positions import Turn
 
 @runtime_checkable  # so that tests can check signatures that name it
 class Record(Protocol):
-    """A callback given what an attention layer used and gave; nothing is kept on the layer.
+    """A callback given what an attention layer used and gave; what it returns takes the output's place.
 
     `out` is (batch, head, query, v_dim), before any gate and projection. A linear layer gives a `LinearRule`,
     and its normaliser in the place of the log-sum-exp. A decoder that goes step by step reports every step.
@@ -39,7 +39,16 @@ class Record(Protocol):
         out: Tensor,
         lse: Tensor,
         rule: ScoreRule | LinearRule,
-    ) -> None: ...
+    ) -> Tensor | None: ...
+
+
+def reported(
+    record: Record | None, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    rule: ScoreRule | LinearRule,
+) -> Tensor:  # fmt: skip
+    """The output of a layer that reports to `record`: its own, or what the callback puts in its place."""
+    changed = None if record is None else record(name, q, k, v, out, lse, rule)
+    return out if changed is None else changed
 
 
 def split_heads(
@@ -185,9 +194,8 @@ class MultiHeadAttention(nn.Module):
             k, v, start = cache.append(k, v)
         rule = self._rule(visible, bias, start)
         attended = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
-        if record is not None:
-            record(name, q, k, v, attended.out, attended.lse, rule)
-        return attended.out, attention.weights(q, k, rule) if return_weights else None
+        out = reported(record, name, q, k, v, attended.out, attended.lse, rule)
+        return out, attention.weights(q, k, rule) if return_weights else None
 
     def _linear(
         self,
@@ -218,12 +226,11 @@ class MultiHeadAttention(nn.Module):
         )
         if cache is not None and attended.state is not None:
             cache.keep(attended.state, k.shape[2])
-        if record is not None:
-            record(name, q, k, v, attended.out, attended.normaliser, rule)
+        out = reported(record, name, q, k, v, attended.out, attended.normaliser, rule)
         if not return_weights:
-            return attended.out, None
+            return out, None
         shown = linear_weights(q, k, attended.normaliser, self.kernel, causal=causal, visible=keys)
-        return attended.out, shown
+        return out, shown
 
     def _rule(self, visible: Visibility | None, bias: Bias | None, start: int) -> ScoreRule:
         """The layer's rule for queries that start at this position."""
@@ -273,9 +280,7 @@ class AdditiveAttention(nn.Module):
             v = v.to(q.dtype)
         rule = self.rule(visible)
         out, lse = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
-        if record is not None:
-            record(name, q, k, v, out, lse, rule)
-        return out[:, 0]
+        return reported(record, name, q, k, v, out, lse, rule)[:, 0]
 
     def project_keys(self, keys: Float[Tensor, "batch key key_dim"]) -> Float[Tensor, "batch 1 key hidden"]:
         """W_k k, as one head."""

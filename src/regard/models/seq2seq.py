@@ -22,7 +22,7 @@ from regard.attention.scores import ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError
-from regard.layers.attention import AdditiveAttention, Record
+from regard.layers.attention import AdditiveAttention, Record, reported
 from regard.models.model import Model, Output, Sizes
 from regard.models.recurrent_layers import State, Steps, read, run
 
@@ -122,9 +122,7 @@ class DotAttention(nn.Module):
         q, v = queries[:, None].to(k.dtype), values[:, None].to(k.dtype)  # autocast makes projections half
         rule = ScoreRule(scale=1.0, visible=visible or Visibility())
         out, lse = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
-        if record is not None:
-            record(name, q, k, v, out, lse, rule)
-        return out[:, 0]
+        return reported(record, name, q, k, v, out, lse, rule)[:, 0]
 
     def project_keys(self, keys: Float[Tensor, "batch key dim"]) -> Float[Tensor, "batch 1 key dim"]:
         """W k, or the keys themselves, as one head."""

@@ -8,8 +8,8 @@ begins a new one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,24 +84,39 @@ def watch(
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a Loaded model or a torch.nn.Module. Got {type(model).__name__}.")
     seen = Seen(model, tokenizer)
-    running = threading.local()
     negative = layers is not None and any(isinstance(layer, int) and layer < 0 for layer in layers)
+
+    @contextmanager
+    def calling(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        recorder = Recorder(layers=None if negative else layers, keep_v=keep_v, dtype=dtype)
+        given = _Given.of(args, kwargs)
+        with watching(model, recorder):
+            yield
+        if recorder.seen:
+            choose(recorder, layers)
+            seen._add(recorder, given)
+
+    with around_calls(model, calling):
+        yield seen
+
+
+@contextmanager
+def around_calls(
+    model: nn.Module, calling: Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """A block in which every call of the model, in whatever thread, has a block `calling(...)`."""
+    running = threading.local()
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         running.depth = getattr(running, "depth", 0) + 1
         if running.depth == 1:
-            running.recorder = Recorder(layers=None if negative else layers, keep_v=keep_v, dtype=dtype)
-            running.given = _Given.of(args, kwargs)
             running.stack = ExitStack()
-            running.stack.enter_context(watching(model, running.recorder))
+            running.stack.enter_context(calling(args, kwargs))
 
     def end(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         running.depth -= 1
         if running.depth == 0:
             running.stack.close()
-            if running.recorder.seen:
-                choose(running.recorder, layers)
-                seen._add(running.recorder, running.given)
 
     with ExitStack() as stack:
         stack.enter_context(uncompiled())
@@ -110,7 +125,7 @@ def watch(
             if name.count(".") < 2:
                 stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(end, always_call=True).remove)
-        yield seen
+        yield
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,14 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record
+from regard.models.model import Model
 from regard.models.seq2seq import DotAttention
+from regard.tracing.changes import Called
 from regard.tracing.layers import Kind
 from regard.tracing.recorder import Recorder, Rule
+
+# Given a call of attention and the outputs of its heads; answers with those that take their place.
+Put = Callable[[Called, Tensor], Tensor]
 
 
 def refuse_dropout(dropout: float) -> None:
@@ -36,10 +41,11 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def reporting(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """A block in which attention layers of ours inside `model` are called with a `record` for `recorder`.
+def reporting(model: nn.Module, recorder: Recorder | None, change: Put | None = None) -> Iterator[None]:
+    """A block in which attention layers of ours inside `model` report to `recorder` and pass `change`.
 
-    A layer that is given a `record` already reports to both.
+    A layer that is given a `record` already reports to that too. Whoever records sees what was computed,
+    before any change of it.
     """
     thread = threading.get_ident()
     names = {id(module): name for name, module in attention_layers(model).items()}
@@ -51,10 +57,16 @@ def reporting(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         kind: Kind = "cross" if elsewhere or kwargs.get("memory") is not None else "self"
         given: Record | None = kwargs.get("record")
 
-        def record(name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule) -> None:
-            recorder.add(names[id(module)], q, k, v, lse, rule, kind=kind, out=out)
-            if given is not None:
-                given(name, q, k, v, out, lse, rule)
+        def record(
+            name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
+        ) -> Tensor | None:
+            called = name if isinstance(model, Model) else names[id(module)]
+            if recorder is not None:
+                recorder.add(called, q, k, v, lse, rule, kind=kind, out=out)
+            changed = None if given is None else given(name, q, k, v, out, lse, rule)
+            if change is None:
+                return changed
+            return change(Called.by_rule(called, kind, q, k, v, rule), out if changed is None else changed)
 
         return args, {**kwargs, "record": record}
 

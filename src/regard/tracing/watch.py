@@ -9,16 +9,18 @@ take note of attention:
     ours          layers of this library inside a user's module report themselves
 
 What went in and what came out is kept. Weights are recovered from queries, keys and the model's own mask, and
-the recorder checks them against the output that the model computed.
+the recorder checks them against the output that the model computed. Where somebody intervenes, and only
+there, another output takes its place after that.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType, FunctionType
 from typing import Any
@@ -35,11 +37,12 @@ from regard.errors import UnsupportedError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention
 from regard.models.seq2seq import DotAttention
 from regard.tracing.by_hand import SOFTMAX, Follower, Layout, Product, Weights, Written, explained
+from regard.tracing.changes import Called, Change
 from regard.tracing.hf_registry import looking
 from regard.tracing.layers import Kind
 from regard.tracing.masks import MaskReader, ReadMask, compact_bias
-from regard.tracing.ours import refuse_dropout, reporting
-from regard.tracing.recorder import Recorder
+from regard.tracing.ours import Put, refuse_dropout, reporting
+from regard.tracing.recorder import Recorder, ToHeads
 
 _CROSS_WORDS = ("cross", "encoder_attn", "encdec", "multihead_attn", "multi_head_attn")
 _SOURCE_WORDS = ("key_value_states", "encoder_hidden_states")
@@ -50,17 +53,33 @@ _BLOCK = 1 << 21  # scores computed at once where no kernel gives their sums
 _OURS = (MultiHeadAttention, AdditiveAttention, DotAttention)
 
 
+class _Thread(threading.local):
+    """The doors of this thread; the innermost last."""
+
+    def __init__(self) -> None:
+        self.doors: list[_Door] = []
+
+
+_thread = _Thread()
+
+
 @contextmanager
-def watching(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """A block in which every attention that `model` computes in this thread goes to `recorder`."""
-    door = _Door(model, recorder)
+def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = None) -> Iterator[None]:
+    """A block in which every attention that `model` computes in this thread is seen.
+
+    It goes to `recorder`; then `change` says what takes the place of its output.
+    """
+    door = _Door(model, recorder, change)
     with ExitStack() as stack:
         stack.enter_context(uncompiled())
-        stack.enter_context(reporting(model, recorder))
+        stack.enter_context(reporting(model, recorder, change))
         stack.enter_context(looking(door.look))
         stack.enter_context(door)
+        _thread.doors.append(door)
+        stack.callback(_thread.doors.remove, door)
         yield
-    recorder.not_seen = _not_seen(model, recorder.seen, door.unfollowed)
+    if recorder is not None:
+        recorder.not_seen = _not_seen(model, recorder.seen, door.unfollowed)
 
 
 @contextmanager
@@ -76,10 +95,10 @@ def uncompiled() -> Iterator[None]:
 class _Door(TorchFunctionMode):
     """Sees every function of PyTorch's that runs, and takes note of those that are attention."""
 
-    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+    def __init__(self, model: nn.Module, recorder: Recorder | None, change: Put | None) -> None:
         super().__init__()
         self.modules = {id(module): (name, module) for name, module in model.named_modules()}
-        self.recorder = recorder
+        self.recorder, self.change = recorder, change
         self.read = MaskReader()
         self.follow = Follower()
         self.n_seen = 0
@@ -106,8 +125,8 @@ class _Door(TorchFunctionMode):
         out = func(*args, **kwargs)
         written = self.follow(name, args, kwargs, out)
         if written is not None:
-            self._by_hand(written)
-        elif name in SOFTMAX and isinstance(softmax := self.follow.mark_of(out), Weights):
+            return self._by_hand(written)
+        if name in SOFTMAX and isinstance(softmax := self.follow.mark_of(out), Weights):
             caller = _Caller.find(self.modules)
             if caller is not None and _CALLED_ATTENTION.search(type(caller.module).__name__):
                 self.softmaxes.append((caller.name, softmax))
@@ -120,9 +139,7 @@ class _Door(TorchFunctionMode):
             refuse_dropout(call.dropout)
         with _LogSumExp() as kernel:  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs)
-        whole = out if isinstance(out, Tensor) else out[0]
-        self._take(call, whole, kernel.lse)
-        return out
+        return self._take(call, out, kernel.lse)
 
     def _multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """PyTorch's `multi_head_attention_forward`: its own code, in which its calls are seen."""
@@ -147,42 +164,57 @@ class _Door(TorchFunctionMode):
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
         product = Product(q, k, scale)
         softmax = Weights(weights, scores, product)
-        self._by_hand(Written(weights, v, out[0], _as_it_is, softmax, product))
-        return out
+        return (self._by_hand(Written(weights, v, out[0], _as_it_is, softmax, product)), *out[1:])
 
-    def _by_hand(self, written: Written) -> None:
-        """Attention that the model wrote out itself."""
+    def _by_hand(self, written: Written) -> Tensor:
+        """Attention that the model wrote out itself: its output, or what takes its place."""
         caller = _Caller.find(self.modules)
         if caller is None:
-            return
+            return written.out
         layout_of = partial(_layout, batch=_batch(self.modules), n_head=caller.n_head)
         lead = torch.broadcast_shapes(written.weights.shape[:-2], written.v.shape[:-2])
         layout = layout_of(written.out.new_empty(*lead, 0, 0))
+
+        def to_heads(out: Tensor) -> Tensor:
+            return layout.four(written.arrange_out(out))
+
+        self.n_seen += 1
+        if self.recorder is not None:
+            self._record_by_hand(self.recorder, caller, written, layout, layout_of, to_heads)
+        weights, v = layout.four(written.weights), layout.four(written.v)
+        kind = caller.kind(False, *weights.shape[2:])
+        scores = (
+            None
+            if written.softmax is None
+            else layout_of(written.softmax.scores).four(written.softmax.scores)
+        )
+        called = Called.by_weights(caller.name, kind, weights, v, scores)
+        return self._changed(caller, called, written.out, to_heads)
+
+    def _record_by_hand(
+        self, recorder: Recorder, caller: _Caller, written: Written, layout: Layout,
+        layout_of: Callable[[Tensor], Layout], to_heads: ToHeads,
+    ) -> None:  # fmt: skip
         weights, v = layout.four(written.weights.detach()), layout.four(written.v.detach())
         rule = None
         if written.softmax is None or _same_weights(written.softmax, weights, layout_of):
             rule = explained(written, weights, layout_of)
         n_query, n_key = weights.shape[2:]
         kind = caller.kind(rule is not None and rule.rule.visible.causal, n_query, n_key)
-        self.n_seen += 1
         if written.softmax is not None and written.softmax.values.numel() < weights.numel():
-            self.recorder.rearranged.append(caller.name)
-
-        def to_heads(out: Tensor) -> Tensor:
-            return layout.four(written.arrange_out(out))
-
+            recorder.rearranged.append(caller.name)
         if rule is None:
-            self.recorder.add_weights(caller.name, weights, v, kind=kind, out=written.out, to_heads=to_heads)
+            recorder.add_weights(caller.name, weights, v, kind=kind, out=written.out, to_heads=to_heads)
         else:
             k, v = _without_repeats(rule.q, rule.k, v)
-            if self._again(caller, rule.q, k, v):
+            if self._again(recorder, caller, rule.q, k, v):
                 return
-            self.recorder.add(
+            recorder.add(
                 caller.name, rule.q, k, v, rule.lse, rule.rule, kind=kind, sink=rule.sink, alike=rule.alike,
                 out=written.out, to_heads=to_heads,
             )  # fmt: skip
 
-    def _again(self, caller: _Caller, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    def _again(self, recorder: Recorder, caller: _Caller, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether this is the last layer once more, with other values, as differential attention has it.
 
         Its weights are known then; the values are kept side by side.
@@ -191,7 +223,7 @@ class _Door(TorchFunctionMode):
         same = last is not None and last[0] == caller.call and last[1].shape == q.shape
         if last is None or not (same and torch.equal(last[1], q) and torch.equal(last[2], k)):
             return False
-        self.recorder.widen(v)
+        recorder.widen(v)
         return True
 
     def look(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -202,18 +234,20 @@ class _Door(TorchFunctionMode):
             call = _Call.registered(*args, **kwargs)
             if call.dropout:
                 refuse_dropout(call.dropout)
-            self._take(call, out[0] if isinstance(out, tuple) else out, None)
+            return self._take(call, out, None)
         return out
 
-    def _take(self, call: _Call, out: Tensor, lse: Tensor | None) -> None:
-        """Note one call of an attention function: its arguments, its output, the sums its kernel gave."""
+    def _take(self, call: _Call, given: Any, lse: Tensor | None) -> Any:
+        """Note one call of an attention function: its arguments, what it gave, the sums its kernel gave.
+
+        Answers with what it gave, or with another output in its place.
+        """
+        out: Tensor = given if isinstance(given, Tensor) else given[0]
         caller = _Caller.find(self.modules)
         if caller is None:
-            return
+            return given
         lead = call.lead
-        q, k, v = (
-            _four_dimensional(tensor, lead, call.grouped).detach() for tensor in (call.q, call.k, call.v)
-        )
+        q, k, v = (_four_dimensional(tensor, lead, call.grouped) for tensor in (call.q, call.k, call.v))
         if out.dtype != q.dtype:  # autocast gives the kernel fewer digits than the function was given
             q, k, v = (tensor.to(out.dtype) for tensor in (q, k, v))
         mask = call.mask
@@ -225,23 +259,65 @@ class _Door(TorchFunctionMode):
         visible = Visibility(causal=True) & read.visible if call.causal else read.visible
         bias = read.bias if call.bias is None else _added(call.bias, read, shape, visible.start)
         rule = ScoreRule(scale=call.scale, visible=visible, bias=bias, softcap=call.softcap)
+        kind = caller.kind(visible.causal, shape[2], shape[3])
+        heads = partial(call.heads, shape=q.shape)
+        self.n_seen += 1
+        if self.recorder is not None:
+            self._record(
+                self.recorder,
+                caller,
+                kind,
+                call,
+                rule,
+                out,
+                lse,
+                (q.detach(), k.detach(), v.detach()),
+                read.alike,
+            )
+        called = Called.by_rule(caller.name, kind, q, k, v, rule, call.sink, read.alike)
+        changed = self._changed(caller, called, out, heads)
+        return changed if isinstance(given, Tensor) else (changed, *given[1:])
+
+    def _record(
+        self, recorder: Recorder, caller: _Caller, kind: Kind, call: _Call, rule: ScoreRule, out: Tensor,
+        lse: Tensor | None, qkv: tuple[Tensor, Tensor, Tensor], alike: Tensor | None,
+    ) -> None:  # fmt: skip
+        q, k, v = qkv
         if lse is None or lse.numel() != q.shape[0] * q.shape[1] * q.shape[2]:
             lse = _row_sums(q, k, rule)
         else:  # a kernel says 0 of a row that sees nothing
             lse = lse.reshape(q.shape[:3])
-            sees = visible.rows_that_see(shape[2], shape[3], q.device)
+            sees = rule.visible.rows_that_see(q.shape[2], k.shape[2], q.device)
             lse = lse if sees is None else torch.where(sees, lse, -torch.inf)
         if call.sink is not None:
             lse = torch.logaddexp(lse, call.sink.to(lse.dtype)[:, None])
-        kind = caller.kind(visible.causal, shape[2], shape[3])
-        self.n_seen += 1
-        if self._again(caller, q, k, v):
+        if self._again(recorder, caller, q, k, v):
             return
-        heads = partial(call.heads, shape=q.shape)
-        self.recorder.add(
-            caller.name, q, k, v, lse, rule, kind=kind, sink=call.sink, alike=read.alike,
-            out=out, to_heads=heads, owned=True,
+        recorder.add(
+            caller.name, q, k, v, lse, rule, kind=kind, sink=call.sink, alike=alike,
+            out=out, to_heads=partial(call.heads, shape=q.shape), owned=True,
         )  # fmt: skip
+
+    def _changed(self, caller: _Caller, called: Called, out: Tensor, to_heads: ToHeads) -> Tensor:
+        """The output after every change, by the innermost door: the others have seen it then."""
+        doors = [door for door in _thread.doors if id(caller.module) in door.modules]
+        changes = [(door, door.change) for door in doors if door.change is not None]
+        if not changes or doors[-1] is not self:
+            return out
+        heads = before = to_heads(out)
+        for door, change in changes:
+            heads = change(replace(called, name=door.modules[id(caller.module)][0] or "attention"), heads)
+        return out if heads is before else _placed(heads, out, to_heads)
+
+
+def _placed(heads: Tensor, out: Tensor, to_heads: ToHeads) -> Tensor:
+    """Outputs of heads in the layout that `out` has: the inverse of `to_heads`."""
+    places = to_heads(torch.arange(out.numel(), device=out.device).view(out.shape)).reshape(-1)
+    if places.numel() != out.numel():
+        raise UnsupportedError("heads of this attention share their output: nothing can take its place.")
+    order = torch.empty_like(places)
+    order[places] = torch.arange(places.numel(), device=places.device)
+    return heads.reshape(-1)[order].view(out.shape)
 
 
 def _not_seen(model: nn.Module, seen: list[str], unfollowed: tuple[str, ...]) -> str:
@@ -442,7 +518,7 @@ class _Caller:
         while frame is not None:
             seen = frame.f_locals
             module = seen.get("self")
-            if isinstance(module, (Recorder, *_OURS)):
+            if isinstance(module, (Recorder, Change, *_OURS)):
                 return None  # what we compute ourselves
             if isinstance(module, nn.Module) and id(module) in modules:
                 cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)

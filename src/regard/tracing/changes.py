@@ -1,0 +1,313 @@
+"""What may take the place of an attention layer's output: edges cut, heads gated, parts of another run.
+
+A change is given one call of attention and answers with its heads' outputs, (batch, head, query, v_dim). Only
+the heads and rows that it names are computed again, some rows at a time; all others stay, to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regard.attention.linear import LinearRule
+from regard.attention.scores import ScoreRule
+from regard.attention.shapes import whole_index
+from regard.errors import ArgumentError, ShapeError, UnsupportedError
+from regard.tracing.layers import Kind, LayerTrace, LinearLayerTrace
+from regard.tracing.traces import Trace
+
+At = int | slice | Sequence[int] | None  # one place, several, or all
+What = Literal["outputs", "weights", "scores"]
+
+_BLOCK = 1 << 22  # weights computed at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Called:
+    """One call of attention, as it was computed, with whatever graph it has."""
+
+    name: str
+    kind: Kind
+    v: Tensor  # (batch, kv_head, key, v_dim)
+    shape: tuple[int, int, int, int]  # batch, head, query, key
+    scores_of: Callable[[list[int], slice], Tensor] | None  # of these heads and rows; None: not known
+    weights_of: Callable[[list[int], slice], Tensor] | None
+    sink: Tensor | None = None
+    alike: Tensor | None = None  # rows that see nothing, and are given all keys alike
+
+    @classmethod
+    def by_rule(
+        cls, name: str, kind: Kind, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule | LinearRule,
+        sink: Tensor | None = None, alike: Tensor | None = None,
+    ) -> Called:  # fmt: skip
+        """Attention whose scores are made by a rule; linear attention has none."""
+        shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        if isinstance(rule, LinearRule):
+            return cls(name, kind, v, shape, None, None)
+
+        def scores_of(heads: list[int], rows: slice) -> Tensor:
+            keys = k[:, [head // (q.shape[1] // k.shape[1]) for head in heads]]
+            return rule.part(None, heads).scores(q[:, heads], keys, rows)
+
+        return cls(name, kind, v, shape, scores_of, None, sink, alike)
+
+    @classmethod
+    def by_weights(cls, name: str, kind: Kind, weights: Tensor, v: Tensor, scores: Tensor | None) -> Called:
+        """Attention whose weights are there, and its scores where they are too."""
+
+        def part_of(table: Tensor) -> Callable[[list[int], slice], Tensor]:
+            return lambda heads, rows: table[:, heads, rows]
+
+        batch, n_head, n_query, n_key = weights.shape
+        known = None if scores is None or scores.shape != weights.shape else part_of(scores)
+        return cls(name, kind, v, (batch, n_head, n_query, n_key), known, part_of(weights))
+
+    def again(self, times: int) -> Called:
+        """The same, of a layer that runs once more in one forward pass."""
+        return replace(self, name=f"{self.name}#{times}")
+
+    def attended(self, weights: Tensor, heads: list[int]) -> Tensor:
+        """What these heads make of `weights` (batch, head, rows, key)."""
+        group = self.shape[1] // self.v.shape[1]
+        v = self.v[:, [head // group for head in heads]]
+        return weights.to(v.dtype) @ v
+
+    def softmax(self, scores: Tensor, heads: list[int], sums: Tensor | None = None) -> Tensor:
+        """Weights of these scores, 0 in a row that sees nothing; `sums` are other sums than their own."""
+        if sums is None:
+            sums = torch.logsumexp(scores, -1, keepdim=True)
+            if self.sink is not None:
+                sums = torch.logaddexp(sums, self.sink[heads].to(sums.dtype)[:, None, None])
+        return torch.where(sums == -math.inf, 0.0, torch.exp(scores - sums.clamp_min(-1e30)))
+
+
+@dataclass(slots=True, eq=False)
+class Change(ABC):
+    """A change of one layer: of some sequences, heads and queries of it, or of all."""
+
+    layer: int | str
+    head: At = None
+    query: At = None
+    batch: At = None
+    times: int = field(default=0, init=False)  # how often it took place
+    _n_key: int = field(default=0, init=False)  # of the call before
+
+    def __call__(self, called: Called, out: Tensor) -> Tensor:
+        """The outputs of all heads after the change."""
+        n_batch, n_head, n_query, n_key = called.shape
+        first = self._first(called)
+        rows = _positions(self.query, n_query, first)
+        heads = _places("head", self.head, n_head, called.name)
+        batch = _places("batch", self.batch, n_batch, called.name)
+        if not rows or not self.reaches(n_key):
+            return out
+        self.times += 1
+        changed = out.clone()
+        for block in _blocks(rows, n_batch * len(heads) * n_key):
+            new = self.new(called, out[:, heads, block], heads, block, first)
+            if called.alike is not None:  # such a row is padding: it stays as it is
+                alike = called.alike.expand(n_batch, n_head, n_query)[:, heads, block, None]
+                new = torch.where(alike, out[:, heads, block], new)
+            at = torch.tensor(batch)[:, None, None], torch.tensor(heads)[None, :, None]
+            changed[(*at, torch.arange(block.start, block.stop))] = new[batch].to(changed.dtype)
+        return changed
+
+    def reaches(self, n_key: int) -> bool:
+        """Whether a call with so many keys has one that is meant."""
+        return True
+
+    @abstractmethod
+    def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
+        """What takes the place of `out` (batch, head, rows, v_dim) in these heads and rows."""
+
+    def _first(self, called: Called) -> int:
+        """The position of the first query, after what a cache held; refused where that is not known."""
+        n_query, n_key = called.shape[2:]
+        before, self._n_key = self._n_key, n_key
+        if called.kind == "cross" or n_query == n_key:
+            return 0
+        if before + n_query != n_key and not (self.query is None or self.query == -1):
+            raise UnsupportedError(
+                f"{called.name} has {n_query} queries and {n_key} keys, and had {before} before: where its "
+                "queries stand is not known (a cache of fixed size, or one that forgets). Leave out query, "
+                "or say -1, the last."
+            )
+        return n_key - n_query
+
+
+@dataclass(slots=True, eq=False)
+class KnockOut(Change):
+    """Some queries of a head do not see some keys: the rest of a row shares what they had."""
+
+    key: At = None
+    renormalise: bool = True
+
+    def reaches(self, n_key: int) -> bool:
+        return bool(_positions(self.key, n_key, 0))
+
+    def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
+        hidden = torch.zeros(called.shape[3], dtype=torch.bool, device=out.device)
+        hidden[_positions(self.key, called.shape[3], 0)] = True
+        if called.weights_of is not None:
+            before = called.weights_of(heads, rows)
+            weights = before.masked_fill(hidden, 0.0)
+            if self.renormalise:  # a row keeps its sum: 1, or less where a sink takes part
+                left = weights.sum(-1, keepdim=True)
+                weights = weights * torch.where(left == 0, 0.0, before.sum(-1, keepdim=True) / left)
+            return called.attended(weights, heads)
+        if called.scores_of is None:
+            raise UnsupportedError(
+                f"{called.name} is linear attention, which forms no scores: an edge of it cannot be cut. A "
+                "head of it can be gated or patched."
+            )
+        scores = called.scores_of(heads, rows)
+        sums = None
+        if not self.renormalise:
+            sums = torch.logsumexp(scores, -1, keepdim=True)
+            if called.sink is not None:
+                sums = torch.logaddexp(sums, called.sink[heads].to(sums.dtype)[:, None, None])
+        return called.attended(called.softmax(scores.masked_fill(hidden, -math.inf), heads, sums), heads)
+
+
+@dataclass(slots=True, eq=False)
+class Gate(Change):
+    """A head's output times a factor; what the factor leaves may be filled with another output."""
+
+    by: float | Tensor = 0.0  # a number, or one for each head
+    toward: Tensor | None = None  # (head, v_dim) or (v_dim,): of the heads that are gated
+
+    def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
+        by = self.by
+        if isinstance(by, Tensor) and by.dim():
+            if by.shape != (len(heads),):
+                raise ShapeError(
+                    f"by must be one number or (head,) = ({len(heads)},) in {called.name}. "
+                    f"Got {tuple(by.shape)}."
+                )
+            by = by[:, None, None]
+        if self.toward is None:
+            return out * by
+        wanted = (len(heads), out.shape[3])
+        if tuple(self.toward.shape) not in (wanted, wanted[1:]):
+            raise ShapeError(
+                f"toward must be (head, v_dim) = {wanted} in {called.name}. Got {tuple(self.toward.shape)}."
+            )
+        rest = self.toward.to(out)
+        return out * by + (rest[:, None] if rest.dim() == 2 else rest) * (1 - by)
+
+
+@dataclass(slots=True, eq=False)
+class Patch(Change):
+    """Outputs, weights or scores of a head as they were in another run."""
+
+    source: Trace | Tensor | None = None
+    what: What = "outputs"
+    key: At = None  # of scores: only these are exchanged
+
+    def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
+        if isinstance(self.source, Tensor):
+            return self._given(called, out, heads, rows)
+        assert isinstance(self.source, Trace)  # who made this saw to it
+        layer = self.source.layer(called.name)
+        at = slice(rows.start + first, rows.stop + first)
+        if layer.n_head <= max(heads) or layer.n_query < at.stop or layer.n_batch not in (1, called.shape[0]):
+            raise ShapeError(
+                f"{called.name} has (batch, head, query) = {called.shape[:3]} here and {layer.shape[:3]} in "
+                "the source: batches must be equal or 1, and every place that is patched must be there."
+            )
+        if self.what == "outputs":
+            v = layer.v if isinstance(layer, LayerTrace | LinearLayerTrace) else None
+            if v is None:
+                raise ArgumentError("the source has no values: trace it with keep_v=True, or patch weights.")
+            group = layer.n_head // v.shape[1]
+            weights = _of_heads(layer.block, at, slice(0, layer.n_key), heads)
+            return (weights @ v[:, [head // group for head in heads]].to(weights.dtype)).expand_as(out)
+        if layer.n_key != called.shape[3]:
+            raise ShapeError(
+                f"{called.name} has {called.shape[3]} keys here and {layer.n_key} in the source: weights and "
+                "scores can be exchanged between texts of one length only."
+            )
+        if self.what == "weights":
+            return called.attended(_of_heads(layer.block, at, slice(0, layer.n_key), heads), heads).expand_as(
+                out
+            )
+        if called.scores_of is None or not isinstance(layer, LayerTrace):
+            raise UnsupportedError(f"{called.name} has no scores that are known, here or in the source.")
+        keys = _positions(self.key, called.shape[3], 0)
+        scores = called.scores_of(heads, rows).clone()
+        theirs = layer.rule.part(None, heads).scores(
+            layer.q[:, heads], layer.k[:, [head // (layer.n_head // layer.k.shape[1]) for head in heads]], at
+        )
+        scores[..., keys] = theirs.to(scores.dtype).expand_as(scores)[..., keys]
+        return called.attended(called.softmax(scores, heads), heads)
+
+    def _given(self, called: Called, out: Tensor, heads: list[int], rows: slice) -> Tensor:
+        """Outputs that were given as they are: of all heads and queries, or of those that are patched."""
+        assert isinstance(self.source, Tensor)
+        n_batch, n_head, n_query = called.shape[:3]
+        chosen = len(_places("query", self.query, n_query, called.name))
+        if self.source.dim() != 4 or self.source.shape[3] != out.shape[3] or self.what != "outputs":
+            raise ShapeError(
+                f"a tensor to patch {called.name} with must be outputs, (batch, head, query, v_dim) = "
+                f"{(n_batch, len(heads), chosen, out.shape[3])}. Got {tuple(self.source.shape)}."
+            )
+        source = self.source.to(out)
+        if source.shape[1] == n_head:
+            source = source[:, heads]
+        if source.shape[2] == n_query:
+            source = source[:, :, rows]
+        elif source.shape[2] == chosen:
+            before = sum(row < rows.start for row in _places("query", self.query, n_query, called.name))
+            source = source[:, :, before : before + rows.stop - rows.start]
+        if source.shape[0] not in (1, n_batch) or source.shape[1:] != out.shape[1:]:
+            raise ShapeError(
+                f"a tensor to patch {called.name} with must be (batch, head, query, v_dim) = "
+                f"{(n_batch, len(heads), chosen, out.shape[3])}. Got {tuple(self.source.shape)}."
+            )
+        return source.expand_as(out)
+
+
+def _of_heads(block: Callable[..., Tensor], rows: slice, cols: slice, heads: list[int]) -> Tensor:
+    """Weights of some heads, (batch, head, rows, cols)."""
+    return torch.cat([block(rows, cols, None, head) for head in heads], 1)
+
+
+def _places(name: str, at: At, size: int, where: str) -> list[int]:
+    """The indices that `at` means; raises where one is not there."""
+    if at is None:
+        return list(range(size))
+    if isinstance(at, slice):
+        return list(range(*at.indices(size)))
+    try:
+        return [whole_index(name, index, size) for index in ([at] if isinstance(at, int) else at)]
+    except (ArgumentError, IndexError, ShapeError) as error:
+        raise ArgumentError(f"{where}: {error}") from None
+
+
+def _positions(at: At, n: int, first: int) -> list[int]:
+    """Which of the `n` positions from `first` on are meant: in a text that grows, others come later."""
+    if at is None:
+        return list(range(n))
+    end = first + n
+    if isinstance(at, slice):
+        places = list(range(*at.indices(end)))
+    else:
+        places = [place + end if place < 0 else place for place in ([at] if isinstance(at, int) else at)]
+    return sorted({place - first for place in places if first <= place < end})
+
+
+def _blocks(rows: list[int], cost: int) -> Iterator[slice]:
+    """Rows as slices of neighbours, each of about `_BLOCK` weights at `cost` weights a row."""
+    most = max(1, _BLOCK // max(1, cost))
+    start = previous = rows[0]
+    for row in [*rows[1:], None]:
+        if row is None or row != previous + 1 or row - start >= most:
+            yield slice(start, previous + 1)
+            start = -1 if row is None else row
+        previous = -1 if row is None else row

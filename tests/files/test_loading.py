@@ -116,7 +116,7 @@ def test_old_bert_files_spell_their_norms_gamma_and_beta(folder):
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"model_type": "mamba"}, UnsupportedError, "model_type 'mamba'"),
+        ({"model_type": "mamba"}, LoadError, "model_type 'mamba'"),
         ({"model_type": None}, UnsupportedError, "only gpt2"),
         ({"hidden_size": None}, LoadError, "hidden_size"),
         ({"hidden_act": "quadratic"}, UnsupportedError, "activation 'quadratic'"),

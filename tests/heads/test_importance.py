@@ -2,17 +2,18 @@
 
 import pytest
 import torch
-from heads.test_pruning import small
+from heads.test_pruning import gate_without, small
 
 from regard.heads.effects import (
     ablated,
     ablation,
+    gated,
     head_means,
     importance,
     mean_loss,
     next_token_loss,
 )
-from regard.heads.pruning import gate_without, prune
+from regard.heads.pruning import prune
 
 TEXTS = ["the cat sat on the mat", "a dog ran", "abcabcabcabc"]
 
@@ -28,7 +29,8 @@ def test_importance_is_the_slope_of_the_loss(family):
         losses = []
         for value in (1 + 1e-5, 1 - 1e-5):
             gate[layer, head] = value
-            losses.append(mean_loss(loaded, TEXTS[:1], head_gate=gate))
+            with gated(loaded, gate):
+                losses.append(mean_loss(loaded, TEXTS[:1]))
         assert float(values[layer, head]) == pytest.approx(
             abs(losses[0] - losses[1]) / 2e-5, rel=1e-4, abs=1e-8
         )
@@ -40,9 +42,10 @@ def test_effects_of_opposite_sign_do_not_cancel():
     each = [importance(loaded, [text], normalise=False) for text in TEXTS]
     torch.testing.assert_close(importance(loaded, TEXTS, normalise=False), sum(each) / 3)
     gate = torch.ones(3, 6, requires_grad=True)
-    total = sum(
-        next_token_loss(loaded.model, torch.tensor([loaded.tokenizer.encode(text)]), gate) for text in TEXTS
-    )
+    with gated(loaded, gate):
+        total = sum(
+            next_token_loss(loaded.model, torch.tensor([loaded.tokenizer.encode(text)])) for text in TEXTS
+        )
     (signed,) = torch.autograd.grad(total / 3, gate)
     assert (importance(loaded, TEXTS, normalise=False) > signed.abs() + 1e-6).any()
 
@@ -58,10 +61,11 @@ def test_layers_are_normalised_and_weights_left_alone():
 def test_zero_ablation_is_the_closed_gate_and_the_pruned_model():
     """Three ways of taking a head out give one loss."""
     loaded = small("llama")
-    gate = gate_without(loaded.model, [(1, 2)])
+    gate = gate_without(loaded, [(1, 2)])
     with ablated(loaded.model, [(1, 2)]):
         inside = mean_loss(loaded, TEXTS)
-    assert inside == pytest.approx(mean_loss(loaded, TEXTS, head_gate=gate), rel=1e-5)
+    with gated(loaded, gate):
+        assert inside == pytest.approx(mean_loss(loaded, TEXTS), rel=1e-5)
     assert inside == pytest.approx(mean_loss(prune(loaded, [(1, 2)]), TEXTS), rel=1e-5)
     rise = ablation(loaded, TEXTS, layers=[1])
     assert float(rise[1, 2]) == pytest.approx(inside - mean_loss(loaded, TEXTS), abs=1e-5)

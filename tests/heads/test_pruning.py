@@ -10,8 +10,8 @@ from regard.errors import UnsupportedError
 from regard.files.loading import Loaded, ModelFacts, load, save
 from regard.files.tokenizer import byte_tokenizer
 from regard.heads import mean_loss, measure, prune, pruning_curve, ranked_heads, save_pruned
+from regard.heads.effects import gated
 from regard.heads.model import attention_of, kept_heads
-from regard.heads.pruning import gate_without
 from regard.layers.block import BlockConfig
 from regard.models.families import FAMILIES
 from regard.models.pruned import PrunedAttention
@@ -50,6 +50,14 @@ def loaded(request):
     return small(request.param)
 
 
+def gate_without(loaded, heads):
+    """The gate that silences these heads: what `prune` must equal."""
+    gate = torch.ones(len(loaded.model.attention_names), loaded.model.config.block.n_head)
+    for at in heads:
+        gate[at] = 0.0
+    return gate.to(next(loaded.model.parameters()))
+
+
 def small(family):
     pruned_model = FAMILIES[family]
     model = Transformer(pruned_model.config(SIZES[family])).eval()
@@ -84,7 +92,7 @@ def run(model, gate=None):
 
 def test_pruned_equals_masked(loaded):
     """The smaller model computes what the whole one does with those heads silenced, to rounding."""
-    masked = run(loaded.model, gate_without(loaded.model, GONE))
+    masked = run(loaded.model, gate_without(loaded, GONE))
     pruned = prune(loaded, GONE)
     # Products are summed in another order: a few roundings of the largest logit.
     torch.testing.assert_close(run(pruned.model), masked, rtol=0, atol=3e-5 * float(masked.abs().max()))
@@ -182,7 +190,7 @@ def test_decoding_with_a_cache_equals_the_whole_sequence(family):
         steps = [pruned.model(TOKENS[:, i : i + 1], cache=cache).logits for i in range(11)]
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
     written = generate(pruned, [[5, 6, 7]], max_new=6).tokens[0]
-    gate = gate_without(loaded.model, GONE)
+    gate = gate_without(loaded, GONE)
     ids = torch.tensor([[5, 6, 7]])
     for token in written:
         with torch.no_grad():
@@ -269,7 +277,7 @@ def test_least_important_heads_cost_least():
     logits = run(loaded.model)
 
     def change(order, seed=0):
-        gone = ranked_heads(loaded.model, importance, order, seed)[:6]
+        gone = ranked_heads(loaded, importance, order, seed)[:6]
         return float((run(prune(loaded, gone).model) - logits).abs().mean())
 
     # One draw may hold the heads that matter most: the claim is about the mean of draws.
@@ -278,5 +286,6 @@ def test_least_important_heads_cost_least():
     curve = pruning_curve(loaded, texts, importance, shares=(0.0, 0.5, 1.0))
     assert curve.metric[0] == pytest.approx(mean_loss(loaded, texts))
     assert curve.share_removed == (0.0, 0.5, 1.0)
-    everything = gate_without(loaded.model, ranked_heads(loaded.model, importance))
-    assert curve.metric[2] == pytest.approx(mean_loss(loaded, texts, head_gate=everything), rel=1e-5)
+    everything = gate_without(loaded, ranked_heads(loaded, importance))
+    with gated(loaded, everything):
+        assert curve.metric[2] == pytest.approx(mean_loss(loaded, texts), rel=1e-5)

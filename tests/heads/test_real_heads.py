@@ -131,9 +131,9 @@ def test_gradient_importance_finds_the_induction_heads(smollm2, repeated):
     assert int(measured[17].argsort(descending=True).tolist().index(3)) < 3
 
 
-def second_half_loss(model, ids, gate):
+def second_half_loss(model, ids):
     """The loss on the repetition alone."""
-    logits = model(ids[:, :-1], head_gate=gate).logits[0]
+    logits = model(ids[:, :-1]).logits[0]
     return torch.nn.functional.cross_entropy(logits[40:], ids[0, 41:])
 
 

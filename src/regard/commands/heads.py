@@ -199,7 +199,7 @@ def prune(
         labels = {"x_label": "heads removed, %", "y_label": "loss (nats a token)"}
         _saved(curves(drawings, title=title, **labels), out)
     if folder is not None:
-        ranked = ranked_heads(loaded.transformer, importances)
+        ranked = ranked_heads(loaded, importances)
         save_pruned(prune(loaded, ranked[: round(remove * len(ranked))]), folder)
     if as_json:
         said: dict[str, Any] = {

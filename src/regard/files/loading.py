@@ -1,7 +1,8 @@
 """Models from files and back: `load("minilm")`, `load("folder")`, `load("file.gguf")`, `save(...)`.
 
 Whatever the file, the model is `models.transformer.Transformer`, in evaluation mode; a folder that `save`
-wrote of a recurrent model gives a `models.seq2seq.Seq2Seq`.
+wrote of a recurrent model gives a `models.seq2seq.Seq2Seq`. A folder of any other type is opened by the
+transformers library, where that is installed, and gives a `models.foreign.Foreign`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, LoadError
+from regard.errors import ArgumentError, LoadError, UnsupportedError
 from regard.files import hub
 from regard.files import raw as files
 from regard.files.safetensors import LazyTensor, write_safetensors
-from regard.files.tokenizer import TextTokenizer, byte_tokenizer
+from regard.files.tokenizer import TextTokenizer, byte_tokenizer, read_json
 from regard.models.families import (
     FAMILIES,
     Family,
@@ -29,8 +30,9 @@ from regard.models.families import (
     initialise,
     published_config,
 )
+from regard.models.foreign import Foreign, open_folder
 from regard.models.model import Model
-from regard.models.pruned import stated_kept_heads
+from regard.models.pruned import MODEL_TYPE, stated_kept_heads
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -80,6 +82,11 @@ class Loaded:
     @property
     def transformer(self) -> Transformer:
         """The model, where only a Transformer will do; `ArgumentError` for a recurrent one."""
+        if isinstance(self.model, Foreign):
+            raise UnsupportedError(
+                f"{self.facts.name} is a {self.model.family} of the transformers library, and this needs a "
+                "model of our own. Traces, measures, experiments and generation take it as it is."
+            )
         if not isinstance(self.model, Transformer):
             raise ArgumentError(
                 f"{self.facts.name} must be a Transformer: a recurrent model has one alignment and no heads. "
@@ -122,6 +129,8 @@ def load(
         raw = files.read(hub.get_showing(name))
         licence = raw.facts.licence or hub.listed()[name].licence
         loaded = from_raw(replace(raw, facts=replace(raw.facts, name=name, licence=licence)), dtype=dtype)
+    elif (stated := _foreign_config(Path(name))) is not None:
+        loaded = _foreign(Path(name), stated, dtype)
     elif Path(name).exists():
         loaded = from_raw(files.read(name), dtype=dtype)
     else:
@@ -173,6 +182,29 @@ def from_raw(raw: files.RawModel, *, dtype: torch.dtype = torch.float32) -> Load
         notes=tuple(notes),
     )
     return Loaded(model.eval(), tokenizer, facts, start, stop)
+
+
+def _foreign_config(folder: Path) -> Published | None:
+    """The config.json of a folder whose model is none of ours; None where there is no such folder."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return None
+    stated = read_json(path)
+    ours = {_SEQ2SEQ, MODEL_TYPE, *(kind for family in FAMILIES.values() for kind in family.architectures)}
+    kind = stated.get("model_type")
+    return stated if isinstance(kind, str) and kind not in ours else None
+
+
+def _foreign(folder: Path, stated: Published, dtype: torch.dtype) -> Loaded:
+    """The model that transformers makes of a folder."""
+    model = open_folder(folder, stated, dtype)
+    tokenizer = TextTokenizer.from_folder(folder) if (folder / "tokenizer.json").is_file() else None
+    notes = ["Computed by the transformers library."]
+    if tokenizer is None and model.sizes.vocab >= 256:
+        tokenizer = byte_tokenizer(model.sizes.vocab)
+        notes.append("The folder has no tokenizer.json: text is fed as bytes, which it was not trained on.")
+    facts = replace(described(model, folder.name or str(folder), str(folder)), notes=tuple(notes))
+    return Loaded(model, tokenizer, facts, model.start_token, model.stop_tokens)
 
 
 def described(model: Model, name: str, source: str) -> ModelFacts:

@@ -100,6 +100,20 @@ class TextTokenizer:
                         named[role.name] = index
         return replace(tokenizer, special=replace(tokenizer.special, **named))
 
+    @classmethod
+    def of(cls, tokenizer: Any) -> TextTokenizer:
+        """Ours, one of the `tokenizers` library, or a fast one of transformers', as ours."""
+        if isinstance(tokenizer, cls):
+            return tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not isinstance(backend, Tokenizer):
+            raise ArgumentError(
+                "tokenizer must be ours, one of the tokenizers library or a fast one of transformers. "
+                f"Got {type(tokenizer).__name__}."
+            )
+        known = {role.name: getattr(tokenizer, f"{role.name}_token_id", None) for role in fields(SpecialIds)}
+        return cls(backend, SpecialIds(**known) if any(known.values()) else usual_special_ids(backend))
+
     @property
     def vocab_size(self) -> int:
         """How many ids there are, special ones included."""

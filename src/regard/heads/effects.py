@@ -1,4 +1,4 @@
-"""How much a model needs each head: gradient importance, and what happens without it.
+"""How much a model needs each head: gradient importance, and what happens without it. Of any model.
 
 importance(model, texts)          Michel et al. 2019: |dL/d gate|, one backward pass for each text
 ablation(model, texts)            the loss with each head gone, one forward pass for each head and text
@@ -7,10 +7,11 @@ ablated(model, heads, "mean")     a block in which heads give zero, or their mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -18,18 +19,24 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.heads.model import Head, attention_of, checked_heads, kept_heads, transformer_of, watched_heads
-from regard.models.transformer import Transformer
+from regard.heads.model import Head, Layers, checked_heads, layers_of, loaded_of
+from regard.models.model import Model
+from regard.tracing.changes import Called, Change
+from regard.tracing.interventions import intervene
 
 Texts = Sequence[str] | Sequence[Sequence[int]]
-# A loss of one example, which goes through the gate: (model, ids (1, position), gate) -> number.
-Loss = Callable[[Transformer, Tensor, Tensor | None], Tensor]
+Loss = Callable[[Model, Tensor], Tensor]  # of one example: (model, ids (1, position)) -> number
 
 EVERY = 7  # of a masked model's tokens, one in so many is hidden and asked for
 
 
 def importance(
-    loaded: Loaded, texts: Texts, *, loss: Loss | None = None, normalise: bool = True
+    model: Loaded | nn.Module,
+    texts: Texts,
+    *,
+    loss: Loss | None = None,
+    normalise: bool = True,
+    tokenizer: Any = None,
 ) -> Float[Tensor, "layer head"]:
     """Mean over texts of |dL/d gate| of each head (Michel et al. 2019), each layer of norm 1.
 
@@ -37,13 +44,14 @@ def importance(
     would do. The absolute value is taken for each text, lest effects of opposite sign cancel. `loss` is
     the model's own by default: of the next token, or of hidden tokens.
     """
-    model, find_loss = transformer_of(loaded), loss or loss_of(loaded)
-    gates = len(model.attention_names), model.config.block.n_head
-    total = torch.zeros(gates, dtype=torch.float64)
+    loaded = loaded_of(model, tokenizer)
+    find_loss, shape = loss or loss_of(loaded), gate_shape(layers_of(loaded))
+    total = torch.zeros(shape, dtype=torch.float64)
     examples = encoded(loaded, texts)
     for ids in examples:
-        gate = torch.ones(gates, device=ids.device, dtype=next(model.parameters()).dtype, requires_grad=True)
-        value = find_loss(model, ids, gate)
+        gate = torch.ones(shape, device=ids.device, dtype=_dtype(loaded), requires_grad=True)
+        with torch.enable_grad(), gated(loaded, gate):
+            value = find_loss(loaded.model, ids)
         (gradient,) = torch.autograd.grad(value, gate)
         total += gradient.detach().abs().double().cpu()
     total /= len(examples)
@@ -54,135 +62,170 @@ def importance(
 
 @torch.no_grad()
 def mean_loss(
-    loaded: Loaded,
-    texts: Texts,
-    *,
-    loss: Loss | None = None,
-    head_gate: Float[Tensor, "layer head"] | None = None,
+    model: Loaded | nn.Module, texts: Texts, *, loss: Loss | None = None, tokenizer: Any = None
 ) -> float:
     """The mean loss over texts."""
+    loaded = loaded_of(model, tokenizer)
     find_loss = loss or loss_of(loaded)
-    values = [float(find_loss(transformer_of(loaded), ids, head_gate)) for ids in encoded(loaded, texts)]
+    values = [float(find_loss(loaded.model, ids)) for ids in encoded(loaded, texts)]
     return sum(values) / len(values)
 
 
 @torch.no_grad()
 def ablation(
-    loaded: Loaded,
+    model: Loaded | nn.Module,
     texts: Texts,
     *,
     how: Literal["zero", "mean"] = "zero",
     loss: Loss | None = None,
     layers: Sequence[int] | None = None,
+    tokenizer: Any = None,
 ) -> Float[Tensor, "layer head"]:
     """By how much the mean loss rises without each head; NaN for layers not asked for."""
-    model, left = transformer_of(loaded), kept_heads(transformer_of(loaded))
+    loaded = loaded_of(model, tokenizer)
+    known = layers_of(loaded)
     means = head_means(loaded, texts) if how == "mean" else None
     before = mean_loss(loaded, texts, loss=loss)
-    rise = torch.full((len(left), model.config.block.n_head), torch.nan, dtype=torch.float64)
-    for layer in range(len(left)) if layers is None else layers:
-        if not 0 <= layer < len(left):
-            raise ArgumentError(f"there is no layer {layer}: there are {len(left)}, counted from 0.")
-        for head in left[layer]:
-            with ablated(model, [(layer, head)], how, means):
+    rise = torch.full(gate_shape(known), torch.nan, dtype=torch.float64)
+    for layer in range(len(known)) if layers is None else layers:
+        if not 0 <= layer < len(known):
+            raise ArgumentError(f"there is no layer {layer}: there are {len(known)}, counted from 0.")
+        for head in list(known.values())[layer]:
+            with ablated(loaded, [(layer, head)], how, means):
                 rise[layer, head] = mean_loss(loaded, texts, loss=loss) - before
     return rise
 
 
+@dataclass(slots=True, eq=False)
+class _Sum(Change):
+    """Adds up the outputs of a layer's heads, and leaves them as they are."""
+
+    sums: Tensor | None = None
+    n_position: int = 0
+    by_block: ClassVar[bool] = False
+
+    def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
+        self.n_position += out.shape[0] * out.shape[2]
+        part = out.detach().double().sum((0, 2)).cpu()
+        self.sums = part if self.sums is None else self.sums + part
+        return out
+
+
 @torch.no_grad()
-def head_means(loaded: Loaded, texts: Texts) -> Float[Tensor, "layer head v_dim"]:
+def head_means(
+    model: Loaded | nn.Module, texts: Texts, *, tokenizer: Any = None
+) -> Float[Tensor, "layer head v_dim"]:
     """The mean output of each head, before the output projection, over all positions of all texts."""
-    model, left = transformer_of(loaded), kept_heads(transformer_of(loaded))
-    v_dim = attention_of(model, model.attention_names[0]).v_dim
-    sums = torch.zeros(len(left), model.config.block.n_head, v_dim, dtype=torch.float64)
-    n_position = torch.zeros(len(left), dtype=torch.long)
+    loaded = loaded_of(model, tokenizer)
+    layers, examples = layers_of(loaded), encoded(loaded, texts)
+    sums = {name: _Sum(name) for name, heads in layers.items() if heads}
+    with intervene(loaded) as run:
+        run.changes.extend(sums.values())
+        for ids in examples:
+            loaded.model(ids, logits="none")
+    sizes = {total.sums.shape[-1] for total in sums.values() if total.sums is not None}
+    if len(sizes) != 1:
+        raise UnsupportedError(f"heads of {loaded.facts.name} differ in size: {sorted(sizes)}.")
+    means = torch.zeros(*gate_shape(layers), sizes.pop(), dtype=torch.float64)
+    for index, (name, heads) in enumerate(layers.items()):
+        if heads and (total := sums[name]).sums is not None:
+            means[index, list(heads)] = total.sums / total.n_position
+    return means
 
-    def add(layer: int, outputs: Tensor) -> None:
-        n_position[layer] += outputs.shape[0] * outputs.shape[1]
-        sums[layer, list(left[layer])] += outputs.double().sum((0, 1)).cpu()
 
-    with watched_heads(model, {layer: partial(add, layer) for layer, heads in enumerate(left) if heads}):
-        for ids in encoded(loaded, texts):
-            model(ids, logits="none")
-    return sums / n_position.clamp(min=1)[:, None, None]
-
-
+@contextmanager
 def ablated(
-    model: Transformer,
+    model: Loaded | nn.Module,
     heads: Iterable[Head],
     how: Literal["zero", "mean"] = "zero",
     means: Float[Tensor, "layer head v_dim"] | None = None,
-) -> AbstractContextManager[None]:
+) -> Iterator[None]:
     """A block in which these heads, (layer, head), give zero or their mean output (`head_means`)."""
     if how not in ("zero", "mean"):
         raise ArgumentError(f"how must be 'zero' or 'mean'. Got {how!r}.")
-    left, n_head = kept_heads(model), model.config.block.n_head
-    if how == "mean" and (means is None or means.shape[:2] != (len(left), n_head)):
+    loaded = loaded_of(model)
+    layers = layers_of(loaded)
+    wanted = gate_shape(layers)
+    if how == "mean" and (means is None or tuple(means.shape[:2]) != wanted):
         raise ShapeError(
-            f"means must be (layer, head, v_dim) = ({len(left)}, {n_head}, ...), as head_means gives them. "
-            f"Got {None if means is None else tuple(means.shape)}."
+            f"means must be (layer, head, v_dim) = ({wanted[0]}, {wanted[1]}, ...), as head_means gives "
+            f"them. Got {None if means is None else tuple(means.shape)}."
         )
-    by_layer: dict[int, list[int]] = {}
-    for layer, head in checked_heads(model, heads):
-        by_layer.setdefault(layer, []).append(head)
+    chosen = checked_heads(layers, heads)
+    with intervene(loaded) as run:
+        for layer, head in chosen:
+            name, left = list(layers.items())[layer]
+            toward = None if means is None or how == "zero" else means[layer, head]
+            run.gate(layer=name, head=left.index(head), by=0.0, toward=toward)
+        yield
 
-    def replace_heads(layer: int, outputs: Tensor) -> Tensor:
-        gone, outputs = by_layer[layer], outputs.clone()
-        places = [left[layer].index(head) for head in gone]
-        outputs[..., places, :] = 0.0 if means is None or how == "zero" else means[layer, gone].to(outputs)
-        return outputs
 
-    return watched_heads(model, {layer: partial(replace_heads, layer) for layer in by_layer})
+@contextmanager
+def gated(model: Loaded | nn.Module, gate: Float[Tensor, "layer head"]) -> Iterator[None]:
+    """A block in which every head's output is multiplied by its gate; a gradient reaches the gates."""
+    loaded = loaded_of(model)
+    layers = layers_of(loaded)
+    if tuple(gate.shape) != gate_shape(layers):
+        raise ShapeError(
+            f"gate must be (layer, head) = {gate_shape(layers)}, as this model has them. "
+            f"Got {tuple(gate.shape)}."
+        )
+    with intervene(loaded) as run:
+        for row, (name, heads) in zip(gate, layers.items(), strict=True):
+            if heads:
+                run.gate(layer=name, by=row[list(heads)])
+        yield
+
+
+def gate_shape(layers: Layers) -> tuple[int, int]:
+    """(layer, head): as many columns as the widest layer has had heads."""
+    return len(layers), max((max(heads) + 1 for heads in layers.values() if heads), default=0)
 
 
 def loss_of(loaded: Loaded) -> Loss:
     """The loss a model was trained with: of each next token, or of hidden tokens."""
-    config = transformer_of(loaded).config
-    if config.head == "language" and config.kind == "decoder":
+    model = loaded.model
+    if model.head == "language" and model.kind == "decoder":
         return next_token_loss
     special = None if loaded.tokenizer is None else loaded.tokenizer.special
-    if config.head == "masked" and special is not None and special.mask is not None:
+    if model.head == "masked" and special is not None and special.mask is not None:
         return partial(masked_token_loss, mask=special.mask)
     raise UnsupportedError(
-        f"{loaded.facts.name} ({config.kind}, head {config.head!r}) foretells no token, so it has no loss "
-        "of its own: give `loss`, a function of (model, ids, head_gate)."
+        f"{loaded.facts.name} ({model.kind}, head {model.head!r}) foretells no token, so it has no loss "
+        "of its own: give `loss`, a function of (model, ids)."
     )
 
 
-def next_token_loss(
-    model: Transformer, ids: Int[Tensor, "batch position"], gate: Float[Tensor, "layer head"] | None = None
-) -> Float[Tensor, ""]:
+def next_token_loss(model: Model, ids: Int[Tensor, "batch position"]) -> Float[Tensor, ""]:
     """Mean of -log p(next token)."""
-    logits = model(ids[:, :-1], head_gate=gate).logits
+    logits = model(ids[:, :-1]).logits
     return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
-def masked_token_loss(
-    model: Transformer,
-    ids: Int[Tensor, "batch position"],
-    gate: Float[Tensor, "layer head"] | None,
-    mask: int,
-) -> Float[Tensor, ""]:
+def masked_token_loss(model: Model, ids: Int[Tensor, "batch position"], mask: int) -> Float[Tensor, ""]:
     """Mean of -log p(token) over every seventh token, hidden; the first and last are left."""
     hidden = torch.zeros_like(ids, dtype=torch.bool)
     hidden[:, 1:-1][:, ::EVERY] = True
-    logits = model(torch.where(hidden, mask, ids), head_gate=gate).logits
+    logits = model(torch.where(hidden, mask, ids)).logits
     return nn.functional.cross_entropy(logits[hidden], ids[hidden])
 
 
 def encoded(loaded: Loaded, texts: Texts) -> list[Int[Tensor, "1 position"]]:
     """Texts, or lists of ids, as ids of at least three tokens."""
-    transformer_of(loaded)  # raises for a model without heads of ours
     if isinstance(texts, str) or not len(texts):
         raise ArgumentError(f"texts must be a list of one text at least. Got {texts!r}.")
     examples = []
     for text in texts:
         if isinstance(text, str):
             if loaded.tokenizer is None:
-                raise ArgumentError(f"{loaded.facts.name} has no tokenizer: give ids.")
+                raise ArgumentError(f"{loaded.facts.name} has no tokenizer: give one, or ids.")
             text = loaded.tokenizer.encode(text)
         ids = torch.as_tensor(text, dtype=torch.long, device=loaded.device)
         if ids.dim() != 1 or ids.shape[0] < 3:
             raise ArgumentError(f"a text needs three tokens at least to have a loss. Got {tuple(ids.shape)}.")
         examples.append(ids[None])
     return examples
+
+
+def _dtype(loaded: Loaded) -> torch.dtype:
+    return next(loaded.model.parameters()).dtype

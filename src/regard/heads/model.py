@@ -1,28 +1,73 @@
-"""A model's heads by name and number: its attention layers, and which heads they have left."""
+"""A model's heads by name and number: its layers, the heads that they have left, and where these write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from torch import Tensor
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from regard.errors import ArgumentError
-from regard.files.loading import Loaded
+from regard.errors import ArgumentError, UnsupportedError
+from regard.files.loading import Loaded, described
+from regard.files.tokenizer import TextTokenizer
 from regard.layers.attention import MultiHeadAttention
+from regard.models.foreign import Foreign
+from regard.models.model import Model
 from regard.models.transformer import Transformer
+from regard.tracing.changes import Called
+from regard.tracing.take import model_of, trace
+from regard.tracing.watch import watching
 
 Head = tuple[int | str, int]  # a layer, by index or name, and a head by its number before any pruning
+Layers = dict[str, tuple[int, ...]]  # the heads that each attention layer has, in the order the layers run
+
+_PROBE = 5  # tokens: enough to run a model once and see its layers
+_layers: weakref.WeakKeyDictionary[nn.Module, Layers] = weakref.WeakKeyDictionary()
+
+
+def loaded_of(model: Loaded | nn.Module, tokenizer: Any = None) -> Loaded:
+    """A model to be studied: one that was loaded, or anybody's that can be watched, with its tokenizer."""
+    if isinstance(model, Loaded):
+        return model
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model must be a Loaded model or a torch.nn.Module. Got {type(model).__name__}.")
+    read = None if tokenizer is None else TextTokenizer.of(tokenizer)
+    whole = model if isinstance(model, Model) else Foreign(model)
+    return Loaded(whole, read, described(whole, type(model).__name__, "memory"), whole.start_token)
 
 
 def transformer_of(loaded: Loaded) -> Transformer:
-    """The model, whose heads can be measured and switched off; a recurrent or foreign one is refused."""
+    """The model, where only one of ours will do: to lose heads for good."""
     if not isinstance(loaded, Loaded):
         raise ArgumentError(
-            "heads are switched off and pruned in models of this library: load it with regard.load. Of any "
-            f"model, measure(regard.trace(model, ...)) says what its heads do. Got {type(loaded).__name__}."
+            "heads are taken out for good in models of this library: load it with regard.load. Of any model, "
+            f"regard.intervene and ablation switch heads off. Got {type(loaded).__name__}."
         )
     return loaded.transformer
+
+
+def layers_of(loaded: Loaded) -> Layers:
+    """The attention layers of any model, and the heads that each has left, by their numbers."""
+    model = loaded.model
+    if isinstance(model, Transformer):
+        return dict(zip(model.attention_names, kept_heads(model), strict=True))
+    if not isinstance(model, Foreign):
+        loaded.transformer  # noqa: B018  # says why not
+    known = _layers.get(model_of(loaded))
+    if known is None:
+        answer = _probe(loaded) if model.kind == "encoder-decoder" else None
+        seen = trace(loaded, _probe(loaded), target=answer)
+        known = {layer.name: tuple(range(layer.n_head)) for layer in seen.layers}
+        _layers[model_of(loaded)] = known
+    return known
+
+
+def _probe(loaded: Loaded) -> Tensor:
+    vocab = loaded.model.sizes.vocab or 8
+    return torch.arange(_PROBE, device=loaded.device)[None] % vocab
 
 
 def attention_of(model: Transformer, name: str) -> MultiHeadAttention:
@@ -35,6 +80,57 @@ def attention_of(model: Transformer, name: str) -> MultiHeadAttention:
     return layer
 
 
+def projections(loaded: Loaded) -> dict[str, Float[Tensor, "model_dim head v_dim"]]:
+    """The output projection of each attention layer, head by head.
+
+    Of a foreign model it is the matrix that is given exactly what the heads gave, side by side.
+    """
+    model = loaded.model
+    if isinstance(model, Transformer):
+        return {
+            name: attention_of(model, name).out.weight.unflatten(1, (len(heads), -1))
+            for name, heads in layers_of(loaded).items()
+        }
+    outputs: dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
+
+    def note(called: Called, out: Tensor) -> Tensor:
+        outputs[called.name] = out
+        return out
+
+    def compare(module: nn.Module, args: tuple[Any, ...]) -> None:
+        given = args[0] if args and isinstance(args[0], Tensor) else None
+        for name, out in list(outputs.items()):
+            merged = out.transpose(1, 2).flatten(2)
+            if (
+                given is not None
+                and given.numel() == merged.numel()
+                and torch.equal(given.view_as(merged), merged)
+            ):
+                weight: Tensor = module.weight  # type: ignore[assignment]
+                matrices[name] = (weight if isinstance(module, nn.Linear) else weight.T).unflatten(
+                    1, (out.shape[1], -1)
+                )
+                del outputs[name]
+
+    inner = model_of(loaded)
+    linear = [m for m in inner.modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"]
+    handles = [module.register_forward_pre_hook(compare) for module in linear]
+    try:
+        with torch.no_grad(), watching(inner, None, note):
+            model(_probe(loaded))
+    finally:
+        for handle in handles:
+            handle.remove()
+    missing = [name for name in layers_of(loaded) if name not in matrices]
+    if missing:
+        raise UnsupportedError(
+            f"{loaded.facts.name}: no matrix is given what the heads of {missing[0]} give, as it is, so "
+            "where they write is not known."
+        )
+    return matrices
+
+
 def kept_heads(model: Transformer) -> tuple[tuple[int, ...], ...]:
     """The heads a model has, for each of `attention_names`, by their numbers before any pruning."""
     if model.config.kept_heads is not None:
@@ -42,9 +138,9 @@ def kept_heads(model: Transformer) -> tuple[tuple[int, ...], ...]:
     return (tuple(range(model.config.block.n_head)),) * len(model.attention_names)
 
 
-def checked_heads(model: Transformer, heads: Iterable[Head]) -> list[tuple[int, int]]:
+def checked_heads(layers: Layers, heads: Iterable[Head]) -> list[tuple[int, int]]:
     """Heads as (index of layer, number); raises for one that is not there."""
-    names, left = model.attention_names, kept_heads(model)
+    names = list(layers)
     checked = []
     for pair in heads:
         if not isinstance(pair, Sequence) or len(pair) != 2:
@@ -55,38 +151,9 @@ def checked_heads(model: Transformer, heads: Iterable[Head]) -> list[tuple[int, 
             raise ArgumentError(
                 f"there is no layer {layer!r}: layers are 0 to {len(names) - 1} or {', '.join(names)}."
             )
-        if head not in left[index]:
+        if head not in layers[names[index]]:
             raise ArgumentError(
-                f"layer {layer} has no head {head}: it has {', '.join(map(str, left[index]))}."
+                f"layer {layer} has no head {head}: it has {', '.join(map(str, layers[names[index]]))}."
             )
         checked.append((index, int(head)))
     return checked
-
-
-@contextmanager
-def watched_heads(
-    model: Transformer, watchers: Mapping[int, Callable[[Tensor], Tensor | None]]
-) -> Iterator[None]:
-    """A block in which the outputs of a layer's heads, (batch, position, head, v_dim), pass its watcher.
-
-    They are those before the output projection; what the watcher returns takes their place.
-    """
-
-    def hook(layer: int, watcher: Callable[[Tensor], Tensor | None]) -> Callable[..., tuple[Tensor] | None]:
-        n_head = len(kept_heads(model)[layer])
-
-        def pass_by(module: object, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
-            changed = watcher(args[0].unflatten(-1, (n_head, -1)))
-            return None if changed is None else (changed.flatten(-2),)
-
-        return pass_by
-
-    handles = [
-        attention_of(model, model.attention_names[layer]).out.register_forward_pre_hook(hook(layer, watcher))
-        for layer, watcher in watchers.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

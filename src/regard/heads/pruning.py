@@ -9,27 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.files.loading import Loaded, write_folder
-from regard.heads.effects import Texts, mean_loss
-from regard.heads.model import Head, attention_of, checked_heads, kept_heads, transformer_of
+from regard.heads.effects import Texts, ablated, gate_shape, mean_loss
+from regard.heads.model import (
+    Head,
+    attention_of,
+    checked_heads,
+    kept_heads,
+    layers_of,
+    loaded_of,
+    transformer_of,
+)
 from regard.layers.attention import MultiHeadAttention
 from regard.models.families import published_config
+from regard.models.foreign import Foreign
 from regard.models.pruned import MODEL_TYPE, PrunedAttention
 from regard.models.transformer import Transformer
-
-
-def gate_without(model: Transformer, heads: Iterable[Head]) -> Float[Tensor, "layer head"]:
-    """The `head_gate` that silences these heads: what `prune` must equal."""
-    gate = torch.ones(len(model.attention_names), model.config.block.n_head)
-    for layer, head in checked_heads(model, heads):
-        gate[layer, head] = 0.0
-    return gate.to(next(model.parameters()))
 
 
 @torch.no_grad()
@@ -40,7 +42,7 @@ def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
     number when others go. What is not pruned is shared with the model given, not copied.
     """
     model = transformer_of(loaded)
-    gone = set(checked_heads(model, heads))
+    gone = set(checked_heads(layers_of(loaded), heads))
     kept = tuple(
         tuple(head for head in left if (index, head) not in gone)
         for index, left in enumerate(kept_heads(model))
@@ -119,35 +121,42 @@ class Curve:
 
 @torch.no_grad()
 def pruning_curve(
-    loaded: Loaded,
+    model: Loaded | nn.Module,
     texts: Texts,
     importance: Float[Tensor, "layer head"],
     *,
     order: str = "least first",
     shares: Sequence[float] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
     seed: int = 0,
+    tokenizer: Any = None,
 ) -> Curve:
-    """The mean loss with more and more heads really removed: "least first", "random" or "most first"."""
-    names, n_head = loaded.model.attention_names, transformer_of(loaded).config.block.n_head
-    if tuple(importance.shape) != (len(names), n_head):
-        raise ArgumentError(
-            f"importance must be (layer, head) = ({len(names)}, {n_head}). Got {tuple(importance.shape)}."
-        )
-    ranked = ranked_heads(transformer_of(loaded), importance, order, seed)
+    """The mean loss with more and more heads removed: "least first", "random" or "most first".
+
+    Heads of one of our models are really taken out, those of another are switched off.
+    """
+    loaded = loaded_of(model, tokenizer)
+    shape = gate_shape(layers_of(loaded))
+    if tuple(importance.shape) != shape:
+        raise ArgumentError(f"importance must be (layer, head) = {shape}. Got {tuple(importance.shape)}.")
+    ranked = ranked_heads(loaded, importance, order, seed)
     metric = []
     for share in shares:
         if not 0 <= share <= 1:
             raise ArgumentError(f"shares must lie between 0 and 1. Got {share}.")
-        smaller = prune(loaded, ranked[: round(share * len(ranked))])
-        metric.append(mean_loss(smaller, texts))
+        gone = ranked[: round(share * len(ranked))]
+        if isinstance(loaded.model, Foreign):
+            with ablated(loaded, gone):
+                metric.append(mean_loss(loaded, texts))
+        else:
+            metric.append(mean_loss(prune(loaded, gone), texts))
     return Curve(order, tuple(shares), tuple(metric))
 
 
 def ranked_heads(
-    model: Transformer, importance: Float[Tensor, "layer head"], order: str = "least first", seed: int = 0
+    loaded: Loaded, importance: Float[Tensor, "layer head"], order: str = "least first", seed: int = 0
 ) -> list[tuple[int, int]]:
     """All heads in the order in which they are to go."""
-    there = [(layer, head) for layer, heads in enumerate(kept_heads(model)) for head in heads]
+    there = [(layer, head) for layer, heads in enumerate(layers_of(loaded).values()) for head in heads]
     if order == "random":
         mixed = torch.randperm(len(there), generator=torch.Generator().manual_seed(seed)).tolist()
         return [there[index] for index in mixed]

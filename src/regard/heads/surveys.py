@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 from regard.errors import ArgumentError, LoadError
 from regard.files.loading import Loaded
@@ -30,7 +30,7 @@ from regard.files.safetensors import write_safetensors
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import Measures, measure
-from regard.heads.model import kept_heads, transformer_of
+from regard.heads.model import layers_of, loaded_of
 from regard.heads.tokens import counts_of
 from regard.tracing.take import trace
 
@@ -75,7 +75,7 @@ def repeated_tokens(
 
     The second half can be foretold by nothing but looking back at the first.
     """
-    vocab = transformer_of(loaded).config.vocab
+    vocab = loaded.model.sizes.vocab
     special = set() if loaded.tokenizer is None else set(loaded.tokenizer.special.all())
     allowed = torch.tensor([index for index in range(vocab) if index not in special])
     if not 1 <= n_token <= len(allowed):
@@ -99,7 +99,7 @@ def _around(loaded: Loaded) -> tuple[list[int], list[int]]:
 
 
 def survey(
-    loaded: Loaded,
+    model: Loaded | nn.Module,
     texts: Sequence[str],
     *,
     n_repeat: int = 4,
@@ -108,6 +108,7 @@ def survey(
     longest: int = 512,
     state: str | Path | None = None,
     progress: bool = True,
+    tokenizer: Any = None,
 ) -> Survey:
     """Every measure of every head, averaged over `texts`; induction and copies on repeated random tokens.
 
@@ -122,19 +123,20 @@ def survey(
         raise ArgumentError(
             f"n_repeat must not be negative and longest at least 2. Got {n_repeat} and {longest}."
         )
-    model = transformer_of(loaded)
+    loaded = loaded_of(model, tokenizer)
+    layers, sizes = layers_of(loaded), loaded.model.sizes
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: a survey reads texts.")
     inputs: list[list[int]] = [loaded.tokenizer.encode(text)[:longest] for text in texts]
     empty = [index for index, ids in enumerate(inputs) if len(ids) < 2]
     if empty:
         raise ArgumentError(f"texts {empty[:5]} have fewer than 2 tokens: nothing can be looked at.")
-    limit = model.config.n_position
-    if n_repeat and limit is not None and model.position is not None:
+    limit = sizes.n_position
+    if n_repeat and limit is not None:
         n_token = min(n_token, (limit - sum(map(len, _around(loaded)))) // 2)
     inputs += [repeated_tokens(loaded, n_token, seed + index).tolist() for index in range(n_repeat)]
     counts = counts_of(texts, loaded.tokenizer)
-    counts = torch.nn.functional.pad(counts, (0, max(0, model.config.vocab - counts.shape[0])))
+    counts = torch.nn.functional.pad(counts, (0, max(0, sizes.vocab - counts.shape[0])))
     store = _Store(None if state is None else Path(state), _fingerprint(loaded, inputs))
     done = store.read()
     rank, n_process = _place()
@@ -144,7 +146,7 @@ def survey(
     saved = time.monotonic()
     shown = with_bar(mine, "measuring heads") if progress and rank == 0 and len(mine) > 1 else mine
     for index in shown:
-        traced = trace(loaded, torch.tensor(inputs[index]))
+        traced = trace(loaded, torch.tensor([inputs[index]]))
         fresh[index] = _packed(measure(traced, counts=counts, special_ids=loaded.tokenizer.special.all()))
         if time.monotonic() - saved > SAVE_SECONDS:
             store.write(rank, n_process, fresh)
@@ -157,9 +159,7 @@ def survey(
         for part in parts:
             done |= part or {}
     # A layer whose heads were all pruned has no trace.
-    heads = {
-        name: len(left) for name, left in zip(model.attention_names, kept_heads(model), strict=True) if left
-    }
+    heads = {name: len(left) for name, left in layers.items() if left}
     packed = [done[index] for index in range(len(inputs))]
     return _combined(packed, len(texts), tuple(heads), tuple(heads.values()))
 
@@ -222,7 +222,7 @@ def with_bar(items: Sequence[Item], words: str) -> Iterable[Item]:
 def _fingerprint(loaded: Loaded, inputs: list[list[int]]) -> str:
     """What makes two surveys the same: the model's weights (in sum), its shape and every input."""
     digest = hashlib.sha256(json.dumps(inputs).encode())
-    digest.update(repr(transformer_of(loaded).config).encode())
+    digest.update(f"{loaded.model.family} {loaded.model.sizes} {layers_of(loaded)}".encode())
     for parameter in loaded.model.parameters():
         digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
     return digest.hexdigest()

@@ -30,7 +30,7 @@ def run(quick: bool, seed: int) -> Result:
         for share in shares:
             draws = []
             for number in range(n_draw if order == "random" else 1):
-                ranked = ranked_heads(loaded.transformer, important, order, seed + number)
+                ranked = ranked_heads(loaded, important, order, seed + number)
                 smaller = prune(loaded, ranked[: round(share * len(ranked))])
                 draws.append(_losses(smaller, tested))
             after = [sum(losses) / len(losses) for losses in zip(*draws, strict=True)]

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -97,6 +97,7 @@ class Change(ABC):
     batch: At = None
     times: int = field(default=0, init=False)  # how often it took place
     _n_key: int = field(default=0, init=False)  # of the call before
+    by_block: ClassVar[bool] = True  # whether weights are computed, some rows at a time
 
     def __call__(self, called: Called, out: Tensor) -> Tensor:
         """The outputs of all heads after the change."""
@@ -109,7 +110,7 @@ class Change(ABC):
             return out
         self.times += 1
         changed = out.clone()
-        for block in _blocks(rows, n_batch * len(heads) * n_key):
+        for block in _blocks(rows, n_batch * len(heads) * n_key if self.by_block else 1):
             new = self.new(called, out[:, heads, block], heads, block, first)
             if called.alike is not None:  # such a row is padding: it stays as it is
                 alike = called.alike.expand(n_batch, n_head, n_query)[:, heads, block, None]
@@ -181,6 +182,7 @@ class Gate(Change):
 
     by: float | Tensor = 0.0  # a number, or one for each head
     toward: Tensor | None = None  # (head, v_dim) or (v_dim,): of the heads that are gated
+    by_block: ClassVar[bool] = False
 
     def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
         by = self.by

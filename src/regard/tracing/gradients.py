@@ -33,6 +33,7 @@ from regard.tracing.take import (
     facts_of,
     feed_foreign,
     feed_ours,
+    model_of,
     recorder_options,
 )
 from regard.tracing.traces import Trace
@@ -98,7 +99,7 @@ def score_gradients(
     The prediction is the log-probability of `token` (None: the likeliest) at `position`, summed over the
     batch; or what `objective` makes of the model's output, one number.
     """
-    found = model.model if isinstance(model, Loaded) else model
+    found = model_of(model)
     if isinstance(model, Loaded) and tokenizer is None:
         tokenizer = model.tokenizer
     with torch.enable_grad():

@@ -34,6 +34,7 @@ class Run:
         self.changes: list[Change] = []
         self.layers: list[str] = model.attention_names if isinstance(model, Model) else []  # by their numbers
         self._modules: dict[str, _Module] = {}
+        self._n_call = 0
 
     def knock_out(
         self,
@@ -167,7 +168,7 @@ class Run:
 
     def _check_all_took_place(self) -> None:
         for change in self.changes:
-            if self.layers and not change.times:
+            if self._n_call and not change.times:
                 raise ArgumentError(
                     self._no_layer(change.layer)
                     if change.layer not in (*self.layers, *range(len(self.layers)))
@@ -181,6 +182,7 @@ class _Calls:
 
     def __init__(self, run: Run) -> None:
         self.run, self.seen = run, list[str]()
+        run._n_call += 1
 
     def __call__(self, called: Called, out: Tensor) -> Tensor:
         name = called.name

@@ -27,6 +27,7 @@ from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
 from regard.files.tokenizer import readable
+from regard.models.foreign import Foreign
 from regard.models.model import Model
 from regard.models.transformer import Transformer
 from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace
@@ -97,7 +98,7 @@ def trace(
             found(*fed.args, **fed.kwargs)
         if answer:
             fed = replace(fed, ids=answer[0], source_ids=fed.ids, real=None, source_real=fed.real)
-        facts = facts_about(found)
+        facts = facts_of(model.facts) if isinstance(model, Loaded) else facts_about(found)
         check_seen(found, recorder)
         choose(recorder, layers)
     return assemble(recorder, fed, tokenizer, facts)
@@ -342,6 +343,7 @@ def choose(recorder: Recorder, layers: Sequence[int | str] | None) -> None:
 def model_of(model: Any) -> Any:
     """The module itself, where torch.compile has wrapped it: compiled code calls nothing that can be seen."""
     module = model.model if isinstance(model, Loaded) else model
+    module = module.inner if isinstance(module, Foreign) else module
     return getattr(module, "_orig_mod", module)
 
 

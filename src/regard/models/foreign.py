@@ -1,0 +1,230 @@
+"""A model of the transformers library as one of ours: read, traced, changed and decoded where it lives.
+
+`Foreign(model)` answers what `Model` asks and leaves all computing to the model inside. Which layers of it
+are attention is seen when it runs (`regard.tracing`), so that no list of architectures stands here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, LoadError, UnsupportedError
+from regard.layers.attention import Record
+from regard.models.model import Model, Output, Sizes
+
+_LISTS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
+
+
+class Foreign(Model):
+    """Anybody's model over tokens, with the arguments that models of transformers take."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.training = inner.training
+        self.config: Any = getattr(inner, "config", None)
+        text = self._text_config()
+        self.family = str(getattr(self.config, "model_type", None) or type(inner).__name__)
+        both = bool(getattr(self.config, "is_encoder_decoder", False))
+        masked = "MaskedLM" in type(inner).__name__
+        self.unembed: nn.Module | None = None
+        find = getattr(inner, "get_output_embeddings", None)
+        with suppress(NotImplementedError):  # some say so instead of having none
+            self.unembed = find() if callable(find) else None
+        writes = self.unembed is not None and not masked
+        self.kind: Literal["encoder", "decoder", "encoder-decoder"] = (
+            "encoder-decoder" if both else "decoder" if writes else "encoder"
+        )
+        self.head: Literal["language", "masked", "none"] = (
+            "masked" if masked else "language" if writes else "none"
+        )
+        start = getattr(text, "decoder_start_token_id", None)
+        self.start_token = start if isinstance(start, int) else None
+        stop = getattr(getattr(inner, "generation_config", None), "eos_token_id", None)
+        stop = getattr(text, "eos_token_id", None) if stop is None else stop
+        self.stop_tokens = tuple(stop) if isinstance(stop, list) else () if stop is None else (int(stop),)
+
+    def _text_config(self) -> Any:
+        find = getattr(self.config, "get_text_config", None)
+        return find() if callable(find) else self.config
+
+    @property
+    def sizes(self) -> Sizes:
+        """As the config states them; 0 where it does not."""
+        text = self._text_config()
+
+        def said(*names: str) -> int:
+            values = (getattr(text, name, None) for name in names)
+            return next((value for value in values if isinstance(value, int) and value > 0), 0)
+
+        n_head = said("num_attention_heads", "n_head", "decoder_attention_heads")
+        return Sizes(
+            n_layer=said("num_hidden_layers", "n_layer", "decoder_layers"),
+            n_head=n_head,
+            n_kv_head=said("num_key_value_heads") or n_head,
+            model_dim=said("hidden_size", "n_embd", "d_model"),
+            vocab=said("vocab_size"),
+            n_position=said("max_position_embeddings", "n_positions") or None,
+        )
+
+    @property
+    def attention_names(self) -> list[str]:
+        """None that are known beforehand: a trace has them."""
+        return []
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch position"],
+        target: Int[Tensor, "batch target_position"] | None = None,
+        *,
+        visible: Bool[Tensor, "batch key"] | None = None,
+        target_visible: Bool[Tensor, "batch target_key"] | None = None,
+        record: Record | None = None,
+        head_gate: Float[Tensor, "layer head"] | None = None,
+        logits: Literal["all", "last", "none"] = "all",
+        **more: Any,
+    ) -> Output:
+        """What the model inside gives, by our names."""
+        if record is not None or head_gate is not None:
+            raise UnsupportedError(
+                "record and head_gate are for models of this library: trace this one with regard.trace, and "
+                "change it with regard.intervene."
+            )
+        if target is not None:
+            more |= {"decoder_input_ids": target}
+            if target_visible is not None:
+                more |= {"decoder_attention_mask": target_visible.long()}
+        if self.config is None:  # written by somebody else altogether
+            out = self.inner(tokens)
+            out = out if isinstance(out, Tensor) else out[0] if isinstance(out, tuple) else out.logits
+            return Output(hidden=out, logits=out)
+        out = self.inner(
+            input_ids=tokens,
+            attention_mask=None if visible is None else visible.long(),
+            return_dict=True,
+            **more,
+        )
+        scores = out.get("logits")
+        if scores is not None and logits == "last":
+            scores = scores[:, -1:]
+        hidden = out.get("last_hidden_state")
+        if hidden is None:
+            hidden = scores if scores is not None else out[0]
+        return Output(
+            hidden=hidden, logits=None if logits == "none" else scores, pooled=out.get("pooler_output")
+        )
+
+    @torch.no_grad()
+    def begin(
+        self,
+        prompt: Int[Tensor, "batch position"],
+        visible: Bool[Tensor, "batch position"] | None = None,
+        *,
+        start_token: int | None = None,
+        record: Record | None = None,
+        head_gate: Float[Tensor, "layer head"] | None = None,
+    ) -> tuple[Float[Tensor, "batch vocab"], ForeignDecoding]:
+        """Read the prompt: the scores of the token after it, and what decodes the next ones."""
+        if record is not None or head_gate is not None:
+            raise UnsupportedError(
+                "a foreign model is traced while it writes with `with regard.watch(model)`."
+            )
+        if self.head != "language":
+            raise UnsupportedError(
+                f"{self.family} is {self.kind} with head {self.head!r} and generates no text. For masked "
+                "words use fill_mask."
+            )
+        decoding = ForeignDecoding(self, prompt, visible)
+        if self.kind == "decoder":
+            return decoding.feed(prompt), decoding
+        start_token = self.start_token if start_token is None else start_token
+        if start_token is None:
+            raise ArgumentError("an encoder-decoder needs the start_token its answers begin with.")
+        return decoding.feed(prompt.new_full((prompt.shape[0], 1), start_token)), decoding
+
+
+class ForeignDecoding:
+    """One running decode: the model's own cache, and which positions are padding."""
+
+    def __init__(self, model: Foreign, prompt: Tensor, visible: Tensor | None) -> None:
+        self.model, self.past = model, None
+        self.visible = torch.ones_like(prompt, dtype=torch.bool) if visible is None else visible
+        self.both = model.kind == "encoder-decoder"
+        self.memory: Any = None
+        if self.both:
+            self.memory = model.inner.get_encoder()(input_ids=prompt, attention_mask=self.visible.long())  # type: ignore[operator]
+
+    def next(self, tokens: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
+        """The scores of the token after these, one new token for each sequence."""
+        if not self.both:
+            self.visible = torch.cat([self.visible, self.visible.new_ones(tokens.shape[0], 1)], 1)
+        return self.feed(tokens[:, None])
+
+    @torch.no_grad()
+    def feed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch vocab"]:
+        """The scores of the token after the last of these."""
+        given: dict[str, Any] = {"input_ids": tokens, "attention_mask": self.visible.long()}
+        if self.both:
+            given = {"encoder_outputs": self.memory, "attention_mask": self.visible.long()}
+            given["decoder_input_ids"] = tokens
+        elif not bool(self.visible.all()):  # how many real tokens stand before each
+            given["position_ids"] = (self.visible.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        out = self.model.inner(**given, past_key_values=self.past, use_cache=True, return_dict=True)
+        self.past = out.get("past_key_values")
+        if self.past is None:
+            raise UnsupportedError(f"{self.model.family} has no cache that grows: it cannot be decoded here.")
+        scores: Tensor = out.logits[:, -1].float()
+        return scores
+
+    def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
+        """Go on with these sequences in this order, as beam search does."""
+        self.past.batch_select_indices(sequences)  # type: ignore[attr-defined]
+        self.visible = self.visible.index_select(0, sequences)
+        if self.memory is not None:
+            states = self.memory.last_hidden_state.index_select(0, sequences)
+            self.memory = type(self.memory)(last_hidden_state=states)
+
+
+def open_folder(folder: Path, config: Mapping[str, Any], dtype: torch.dtype) -> Foreign:
+    """The model in a Hugging Face folder, by the class its config names; code in the folder is never run."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise LoadError(
+            f"{folder}: model_type {config.get('model_type')!r} is none of ours, and the transformers "
+            "library, which may know it, is not installed: pip install regard[hf]."
+        ) from error
+    stated = config.get("architectures") or []
+    classes = [*stated, *_LISTS] if isinstance(stated, list) else list(_LISTS)
+    reasons = []
+    for name in classes:
+        found = getattr(transformers, str(name), None)
+        if found is None or not hasattr(found, "from_pretrained"):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model, report = found.from_pretrained(
+                    folder, local_files_only=True, dtype=dtype, output_loading_info=True, use_safetensors=True
+                )
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, ImportError) as error:
+            reasons.append(f"{name}: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}")
+            continue
+        missing = sorted(report["missing_keys"])
+        if missing:
+            reasons.append(f"{name}: the files lack {len(missing)} weights, such as {missing[0]}")
+            continue
+        return Foreign(model.eval())
+    listed = "\n    ".join(dict.fromkeys(reasons)) or "it knows no class for it"
+    raise LoadError(
+        f"{folder}: model_type {config.get('model_type')!r} is none of ours, and transformers cannot open it."
+        f"\n    {listed}"
+    )

@@ -209,6 +209,10 @@ def open_folder(folder: Path, config: Mapping[str, Any], dtype: torch.dtype) -> 
         found = getattr(transformers, str(name), None)
         if found is None or not hasattr(found, "from_pretrained"):
             continue
+        kind = getattr(getattr(found, "config_class", None), "model_type", None)
+        if kind and kind != config.get("model_type"):
+            reasons.append(f"{name} is of type {kind}")
+            continue
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -199,6 +199,7 @@ def test_the_public_names_are_pinned():
         "trace",
         "watch",
         "weights",
+        "why",
     ]
 
 
@@ -228,7 +229,8 @@ PACKAGES = {
         attend_linear feature_map linear_step linear_weights masked_softmax weights""",
     "costs": """Cost Formula Latent Machine Placed Row cost leading measure_machine parameters placed
         roofline_figure symbols what_if""",
-    "drawing": "curves head_grid head_pictures heat_map heat_maps lines shaded_text",
+    "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
+    "experiments": "Estimate Finding PatchEffects Why patch_effects why",
     "heads": """LABELS RULES Attribution Curve HeadLabel Measures RelationScore Rule Sentence Survey Word
         ablated ablation head_means importance label logit_attribution mean_loss measure prune pruning_curve
         ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs score_relations survey
@@ -240,7 +242,8 @@ PACKAGES = {
     "recurrent": """GRUWeights LSTMWeights RNNWeights gru_forward gru_step last_state lstm_forward lstm_step
         rnn_forward rnn_step""",
     "tracing": """AnyLayer Checks DenseLayerTrace GrowingTrace LayerCheck LayerGradient LayerTrace
-        LinearLayerTrace Recorder ScoreGradients ScoreParts Trace score_gradients trace trace_generation""",
+        LinearLayerTrace Recorder Run ScoreGradients ScoreParts Trace intervene score_gradients trace
+        trace_generation""",
 }
 
 

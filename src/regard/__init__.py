@@ -6,9 +6,10 @@
     Transformer, TransformerConfig                   a whole model
     load, save, generate, fill_mask                  models from files and back, and what they write
     trace, show                                      every weight of a forward pass, and its page
+    watch, intervene, why                            around any call: see, change, explain
 
 The rest is in packages: `regard.attention`, `regard.layers`, `regard.models`, `regard.recurrent`,
-`regard.tracing`, `regard.heads`, `regard.costs`, `regard.drawing`, `regard.train`.
+`regard.tracing`, `regard.heads`, `regard.experiments`, `regard.costs`, `regard.drawing`, `regard.train`.
 
 The names load on first use, so that `import regard` and `regard --help` answer at once.
 """
@@ -50,6 +51,7 @@ _HOME = {
     "trace": "tracing.take",
     "watch": "tracing.around",
     "weights": "attention.softmax",
+    "why": "experiments.answers",
 }
 
 __all__ = sorted(_HOME)  # derived, so that the two cannot differ
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     from regard.decoding.loop import generate
     from regard.decoding.masked import fill_mask
     from regard.errors import RegardError
+    from regard.experiments.answers import why
     from regard.files.loading import Loaded, load, save
     from regard.layers.attention import AdditiveAttention, MultiHeadAttention
     from regard.layers.block import Block, BlockConfig

@@ -31,6 +31,7 @@ COMMANDS = {
     "look": ("look", "Show what attention looks at."),
     "models": ("models", "List the models one can have, and get them."),
     "prune": ("heads", "Remove heads, and draw what that costs."),
+    "why": ("heads", "Say what moved the next token, by switching it off."),
     "quiz": ("exercises", "Written questions, checked or shown."),
     "start": ("exercises", "Write the starter of an exercise."),
     "train": ("train", "Train a model, and see it learn."),

@@ -1,4 +1,4 @@
-"""`regard heads` and `regard prune`."""
+"""`regard heads`, `regard prune` and `regard why`."""
 
 from __future__ import annotations
 
@@ -371,3 +371,71 @@ def _number(value: float) -> str:
 
 def _range(low: float, high: float) -> str:
     return "-" if math.isnan(low) else f"{low:.2f}-{high:.2f}"
+
+
+@click.command()
+@click.argument("text")
+@model_options("smollm2")
+@click.option("--target", help="The token to explain, as text; the likeliest if not said.")
+@click.option("--against", help="Another token: then the difference of their scores is explained.")
+@click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Of each kind.")
+@picture_option
+@json_option
+def why(
+    text: str,
+    model: str,
+    random: bool,
+    seed: int,
+    device: str,
+    target: str | None,
+    against: str | None,
+    top: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Say which heads, edges and positions moved the token after TEXT, by switching them off.
+
+    Candidates come from one backward pass and from what heads write toward the token. Each is then
+    switched off, and so are some at random: what changes the answer no more than those means
+    nothing.
+    """
+    if not text.strip():
+        raise ArgumentError("TEXT is empty: give at least a few words.")
+    loaded = load_model(model, random, seed, device)
+    from regard.experiments import why as explain
+
+    said = explain(loaded, text, target=target, against=against, top=top, seed=seed)
+    if out is not None:
+        _saved(said.figure(), out)
+    if as_json:
+        plain = {
+            "model": said.model, "tokens": said.tokens, "target": said.target, "against": said.against,
+            "score": said.score, "probability": said.probability, "likeliest": said.likeliest,
+            "findings": [asdict(one) for one in said.findings], "chance": said.chance,
+            "agreement": None if math.isnan(said.agreement) else said.agreement, "note": said.note,
+            "png": None if out is None else str(out),
+        }  # fmt: skip
+        click.echo(json.dumps(plain))
+        return
+    from rich.table import Table
+
+    rivals = ", ".join(f"{name!r} {chance:.1%}" for name, chance in said.likeliest)
+    click.echo(f"After {text!r}: {rivals}")
+    number = "log-probability" if said.against is None else f"score over {said.against!r}"
+    click.echo(f"Explained: {said.target!r}, {number} {said.score:.3f}. What changes it when switched off:")
+    table = Table()
+    for column in ("", "switched off", "weight", "written", "estimated", "ran"):
+        table.add_column(column, justify="left" if column in ("", "switched off") else "right")
+    for one in said.findings:
+        numbers = [one.weight, one.written, one.estimated, one.ran]
+        shown = ["" if value is None else f"{value:+.3f}" for value in numbers]
+        shown[0] = "" if one.weight is None else f"{one.weight:.3f}"
+        table.add_row(one.kind, one.what, *shown[:3], f"{shown[3]}{'' if one.beyond_chance else ' ?'}")
+    print_table(table)
+    levels = ", ".join(f"{kind} {value:.3f}" for kind, value in said.chance.items())
+    click.echo(f"?: no more than parts drawn at random change it (19 of 20 change less than: {levels}).")
+    click.echo(f"Estimates and runs agree by rank: {said.agreement:.2f}. Estimates are of first order.")
+    if said.note:
+        click.echo(f"Not known: {said.note}")
+    if out is not None:
+        click.echo(f"The picture is in {out}")

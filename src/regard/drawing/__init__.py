@@ -3,14 +3,14 @@
     heat_map, heat_maps     one head, several heads
     lines, shaded_text      links between tokens, the text itself
     head_grid, head_pictures   layers x heads: labels, small pictures
-    curves                  named lines
+    curves, effect_maps     named lines; layers x heads, and layers x positions, of effects
 
 The names load on first use: matplotlib is slow to import, and most of what imports this package never draws.
 """
 
 from importlib import import_module
 
-__all__ = ["curves", "head_grid", "head_pictures", "heat_map", "heat_maps", "lines", "shaded_text"]
+__all__ = ["curves", "effect_maps", "head_grid", "head_pictures", "heat_map", "heat_maps", "lines", "shaded_text"]
 
 
 def __getattr__(name: str) -> object:

@@ -247,6 +247,51 @@ def curves(
     return figure
 
 
+def effect_maps(
+    tables: Mapping[str, tuple[Tensor, Sequence[str] | None]],
+    *,
+    rows: Sequence[str],
+    title: str | None = None,
+) -> Figure:
+    """A figure of tables side by side, layers down: name -> (effects, names of its columns).
+
+    One scale for all, symmetric about 0: orange raises, purple lowers. What was not measured stays grey.
+
+    >>> import torch
+    >>> figure = effect_maps({"heads": (torch.tensor([[1.0, -2.0]]), None)}, rows=["0"])
+    >>> [ax.get_title() for ax in figure.axes[:1]]
+    ['heads']
+    """
+    values = {name: np.asarray(table.detach().cpu().double()) for name, (table, _) in tables.items()}
+    if not values or any(table.ndim != 2 or len(table) != len(rows) for table in values.values()):
+        raise ShapeError(f"each table must have a row for each of {len(rows)} layers.")
+    reach = max(float(np.nanmax(np.abs(table), initial=0.0)) for table in values.values()) or 1.0
+    widths = [max(8, table.shape[1]) for table in values.values()]
+    cell = min(CELL, 0.8 * LARGEST_SIDE / max(sum(widths), len(rows)))
+    figure = Figure(figsize=(cell * sum(widths) + 3.2, cell * len(rows) + 2.2), layout="constrained", dpi=120)
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(values), squeeze=False, width_ratios=widths)[0]
+    colours = colormaps[DIVERGING].with_extremes(bad=HIDDEN)
+    for index, (ax, (name, table)) in enumerate(zip(axes, values.items(), strict=True)):
+        image = ax.imshow(table, colours, vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
+        columns = tables[name][1]
+        names = [str(n) for n in range(table.shape[1])] if columns is None else list(columns)
+        step = max(1, math.ceil(len(names) / max(1, 6 * cell * widths[index])))
+        places = range(0, len(names), step)
+        ax.set_xticks(places, [names[at] for at in places], rotation=90 if columns else 0, fontsize=7)
+        skip = max(1, math.ceil(len(rows) / 40))
+        shown = range(0, len(rows), skip) if index == 0 else ()
+        ax.set_yticks(shown, [rows[at] for at in shown], fontsize=7)
+        ax.set_title(name, fontsize=9)
+        ax.set_xlabel("head" if columns is None else "", fontsize=8)
+    figure.colorbar(image, ax=list(axes), shrink=0.8, label="change of the answer").ax.tick_params(
+        labelsize=7
+    )
+    if title is not None:
+        figure.suptitle(title, fontsize=10)
+    return figure
+
+
 def head_pictures(
     pictures: Sequence[Sequence[np.ndarray]],
     *,

@@ -2,6 +2,7 @@
 
 from regard.tracing.generation import GrowingTrace, trace_generation
 from regard.tracing.gradients import LayerGradient, ScoreGradients, score_gradients
+from regard.tracing.interventions import Run, intervene
 from regard.tracing.layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace, ScoreParts
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import trace
@@ -17,9 +18,11 @@ __all__ = [
     "LayerTrace",
     "LinearLayerTrace",
     "Recorder",
+    "Run",
     "ScoreGradients",
     "ScoreParts",
     "Trace",
+    "intervene",
     "score_gradients",
     "trace",
     "trace_generation",

@@ -254,7 +254,7 @@ def pruning_tables(options: Options) -> list[RatioTable | PlainTable]:
     )
     n_token = 128 if options.quick else 1024
     ids = torch.randint(0, 40_000, (1, n_token), generator=torch.Generator().manual_seed(0))
-    ranked = ranked_heads(loaded.transformer, scores)
+    ranked = ranked_heads(loaded, scores)
     cases: dict[str, Case] = {}
     for share in (0.0, 0.3, 0.6):
         model = prune(loaded, ranked[: round(share * len(ranked))]).transformer

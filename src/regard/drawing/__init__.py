@@ -10,7 +10,16 @@ The names load on first use: matplotlib is slow to import, and most of what impo
 
 from importlib import import_module
 
-__all__ = ["curves", "effect_maps", "head_grid", "head_pictures", "heat_map", "heat_maps", "lines", "shaded_text"]
+__all__ = [
+    "curves",
+    "effect_maps",
+    "head_grid",
+    "head_pictures",
+    "heat_map",
+    "heat_maps",
+    "lines",
+    "shaded_text",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -7,8 +7,8 @@ are attention is seen when it runs (`regard.tracing`), so that no list of archit
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -193,6 +193,26 @@ class ForeignDecoding:
             self.memory = type(self.memory)(last_hidden_state=states)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A block in which transformers prints neither bars nor advice."""
+    from transformers.utils import logging as chatter
+
+    logging: Any = chatter
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def open_folder(folder: Path, config: Mapping[str, Any], dtype: torch.dtype) -> Foreign:
     """The model in a Hugging Face folder, by the class its config names; code in the folder is never run."""
     try:
@@ -214,8 +234,7 @@ def open_folder(folder: Path, config: Mapping[str, Any], dtype: torch.dtype) -> 
             reasons.append(f"{name} is of type {kind}")
             continue
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with _quiet():
                 model, report = found.from_pretrained(
                     folder, local_files_only=True, dtype=dtype, output_loading_info=True, use_safetensors=True
                 )

@@ -324,3 +324,86 @@ def test_metrics_are_written_for_tensorboard(tmp_path):
     told = [each for each in read_metrics(run.folder / "metrics.jsonl") if each["kind"] == "train"]
     assert [each.step for each in found] == [1, 2, 3]
     assert [each.value for each in found] == pytest.approx([each["loss"] for each in told])
+
+
+DAMAGE = {
+    "no result": ("result.json", b"{}"),
+    "half a result": ("result.json", b'{"step": 6, "sto'),
+    "metrics that are no text": (
+        "metrics.jsonl",
+        b'\xff\xfe\n{"step": []}\n[1]\n{"kind": "train", "step": 1}\n',
+    ),
+    "a nested state": ("checkpoints/step-00000006/state.json", b"[" * 100_000),
+    "a state without a checksum": ("checkpoints/step-00000006/state.json", b'{"step": 6, "tensors": {}}'),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_does_not_stop_a_run(tmp_path, name, content):
+    """The result is made again from the newest checkpoint that is whole, with the same bits."""
+    folder = train(settings_of("copy", tmp_path / "run"), quiet=True).folder
+    weights, result = final_weights(folder), json.loads((folder / "result.json").read_text())
+    if name != "result.json":
+        (folder / "result.json").unlink()
+    (folder / name).write_bytes(content)
+    assert resume(folder, quiet=True).scores == result["scores"]
+    assert_same_bits(final_weights(folder), weights)
+
+
+def test_a_changed_number_in_the_state_is_noticed(tmp_path):
+    """state.json has a checksum of its own: the run goes on from the checkpoint before, to the same bits."""
+    folder = train(settings_of("copy", tmp_path / "run"), quiet=True).folder
+    weights, state = final_weights(folder), folder / "checkpoints/step-00000006/state.json"
+    state.write_text(state.read_text().replace('"n_token": ', '"n_token": 1'))
+    (folder / "result.json").unlink()
+    assert checkpoint.latest(folder / "checkpoints").state["step"] == 4
+    resume(folder, quiet=True)
+    assert_same_bits(final_weights(folder), weights)
+
+
+def test_a_damaged_best_model_is_refused(tmp_path):
+    """Weights that were kept have a checksum too: a flipped bit is no other result."""
+    folder = train(settings_of("copy", tmp_path / "run"), quiet=True).folder
+    (folder / "result.json").unlink()
+    for path in (folder / "kept").iterdir():
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 16
+        path.write_bytes(content)
+    with pytest.raises(TrainError, match="its checksum differs"):
+        resume(folder, quiet=True)
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):
+    """A second --resume would write every line of metrics twice: it is refused, and the run is left alone."""
+    folder = tmp_path / "run"
+    code = (
+        "import sys, time, regard.train.run as run\n"
+        "from regard.train import Settings\n"
+        f"settings = Settings.of('copy', {dict(TINY, out=str(folder))!r})\n"
+        "run._Running.go = lambda self: (print('training', flush=True), time.sleep(60))\n"
+        "run.train(settings, quiet=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "training\n"
+        before = sorted(folder.rglob("*"))
+        with pytest.raises(TrainError, match="another process"):
+            resume(folder, quiet=True)
+        assert sorted(folder.rglob("*")) == before
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    resume(folder, quiet=True)  # the lock went with its process
+
+
+def test_a_failed_start_leaves_nothing_in_the_way(tmp_path):
+    """The corrected retry takes the same folder."""
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat\n" * 200)
+    for wrong in ({"text": (str(tmp_path / "missing.txt"),)}, {"text": (str(text),), "device": "nonsense"}):
+        with pytest.raises((LoadError, ArgumentError)):
+            train(settings_of("lm", tmp_path / "run", model="gpt2", **wrong), quiet=True)
+        assert not (tmp_path / "run").exists()
+    run = train(settings_of("lm", tmp_path / "run", model="gpt2", text=(str(text),), context=8), quiet=True)
+    assert run.finished

@@ -96,7 +96,8 @@ def attend(
         raise UnsupportedError(f"the fused path cannot do this: {refusal}. Use path='tiled' or None.")
     if path == "fused" and not _values_unknown(q) and (visible.everything or not _needs_graph(q, k, v)):
         out, lse, sound = _fused(q, k, v, rule)
-        if sound:  # hidden garbage would show: 0 x NaN is NaN
+        # Hidden garbage would show: 0 x NaN is NaN. A score of -inf would not.
+        if sound and (visible.everything or _all_finite(k)):
             return Attended(out, lse)
         path = "tiled" if visible.everything else path
     q, k, v, poisoned = _quarantine(q, k, v, rule.visible)
@@ -325,14 +326,14 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Te
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
         lse = lses[0] if len(lses) == 1 else torch.cat(lses, dim=2)
         sees = torch.cat(seeing, dim=2) if seeing else visible.rows_that_see(n_query, n_key, q.device)
-    sound = _values_unknown(q) or _sound(q, k, out, lse)
+    sound = _values_unknown(q) or _sound(q, k, out, lse, scale)
     if sees is not None:  # the kernel reports lse 0 for a row that sees nothing
         out = torch.where(sees[..., None], out, 0.0)
         lse = torch.where(sees, lse, -math.inf)
     return out, lse, sound
 
 
-def _sound(q: Tensor, k: Tensor, out: Tensor, lse: Tensor) -> bool:
+def _sound(q: Tensor, k: Tensor, out: Tensor, lse: Tensor, scale: float) -> bool:
     """Whether a kernel's numbers are those of the definition.
 
     It multiplies before it scales, and gives output 0 and lse 0 to a row that sees nothing and to one of NaN.
@@ -341,14 +342,14 @@ def _sound(q: Tensor, k: Tensor, out: Tensor, lse: Tensor) -> bool:
     low, high = lse.detach().abs().aminmax()
     if not (high < 1 / (64 * torch.finfo(lse.dtype).eps) and _all_finite(out)):
         return False
-    return bool(low > 0) or _cannot_overflow(q, k)
+    return bool(low > 0) or _cannot_overflow(q, k, scale)
 
 
-def _cannot_overflow(q: Tensor, k: Tensor) -> bool:
-    """Whether all products q . k are numbers, by their lengths; False where something is not finite."""
+def _cannot_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
+    """Whether lengths tell that all products q . k are numbers, scaled and not."""
     wide = torch.promote_types(q.dtype, torch.float32)
     longest = [torch.linalg.vector_norm(t.detach(), dim=-1, dtype=wide).max() for t in (q, k)]
-    return bool(longest[0] * longest[1] < math.inf)
+    return bool(longest[0] * longest[1] * max(1.0, abs(scale)) < math.inf)
 
 
 def _check_range(q: Tensor, k: Tensor, lse: Tensor, rule: ScoreRule) -> None:
@@ -356,7 +357,7 @@ def _check_range(q: Tensor, k: Tensor, lse: Tensor, rule: ScoreRule) -> None:
     if _values_unknown(q):
         return
     low, high = lse.detach().aminmax()
-    if (low > -math.inf and high < math.inf) or _cannot_overflow(q, k):
+    if (low > -math.inf and high < math.inf) or _cannot_overflow(q, k, rule.scale_for(q.shape[3])):
         return
     if not all(bool(torch.isfinite(t).all()) for t in (q, k)):
         return  # NaN begets NaN

@@ -7,6 +7,7 @@ Settings.read("config.toml")               what `write` wrote, or a person did
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -89,14 +90,14 @@ class Settings:
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value < least:
+            if not value >= least:  # NaN is not
                 raise ArgumentError(f"{name} must be at least {least}. Got {value}.")
         for name in ("valid_fraction", "dropout", "label_smoothing", "beta1", "beta2"):
             value = getattr(self, name)
             if not 0 <= value < 1:
                 raise ArgumentError(f"{name} must be at least 0 and below 1. Got {value}.")
-        if not self.lr > 0:
-            raise ArgumentError(f"lr must be above 0. Got {self.lr}.")
+        if not 0 < self.lr < math.inf:
+            raise ArgumentError(f"lr must be above 0 and finite. Got {self.lr}.")
         if not 0 <= self.min_lr <= 1:
             raise ArgumentError(f"min_lr is a part of lr, from 0 to 1. Got {self.min_lr}.")
         if self.max_words < self.min_words:

@@ -189,7 +189,7 @@ def test_tokenizers(record_property, tmp_path, capfd):
             tokenizer.tokens(ids)
             tokenizer.offsets(text, add_special=False)
         tokenizer.decode([0, 3, 2**31, 5], skip_special=False)
-        tokenizer.tokens([0, 10**6])
+        tokenizer.tokens([0, 10**6, 2**40, -1])
         return "read"
 
     attack(record_property, "tokenizer.json", case, few=400, many=3_000)

@@ -126,16 +126,20 @@ class Models:
                 self._kept.move_to_end(key)
                 return self._kept[key]
             lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
+        try:
+            with lock:
+                with self._lock:
+                    if key in self._kept:
+                        return self._kept[key]
+                made = self._load(key)
+                with self._lock:
+                    self._kept[key] = made
+                    while len(self._kept) > _KEPT:
+                        self._kept.popitem(last=False)
+                return made
+        finally:
             with self._lock:
-                if key in self._kept:
-                    return self._kept[key]
-            made = self._load(key)
-            with self._lock:
-                self._kept[key] = made
-                while len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
-            return made
+                self._locks.pop(key, None)
 
     def _load(self, key: str) -> Opened:
         if key == f"seq2seq{RANDOM}":

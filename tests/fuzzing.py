@@ -4,6 +4,7 @@
 prints the counts. A case is a function of (REGARD_FUZZ_SEED, kind, number), so a number repeats it.
 """
 
+import copy
 import json
 import math
 import os
@@ -23,9 +24,9 @@ SLOWEST = 20  # seconds: a case that takes longer hangs
 MOST_MEMORY = 2**30  # that one attack may add to the process
 
 HOSTILE = [
-    None, True, False, 0, 1, -1, -5, 7, 2**31, 2**53, 2**63, 10**30, -(2**63), 0.5, -0.0, 1e-320, 1e308, math.nan,
-    math.inf, -math.inf, "", "x", "1e5", "\ud800", "\x00", "\x1b[2J", "a" * 5000, [], [[]], {}, {"a": 1}, [None] * 3,
-    json.loads("[" * 60 + "]" * 60),
+    None, True, False, 0, 1, -1, -5, 7, 2**31, 2**53, 2**63, 10**30, -(2**63), 0.5, -0.0, 1e-320, 1e308,
+    math.nan, math.inf, -math.inf, "", "x", "1e5", "\ud800", "\x00", "\x1b[2J", "a" * 5000, [], [[]], {},
+    {"a": 1}, [None] * 3, json.loads("[" * 60 + "]" * 60),
 ]  # fmt: skip
 
 
@@ -109,17 +110,17 @@ def damaged_json(rng, value):
         if not places:
             return rng.choice(HOSTILE)
         inside, key = rng.choice(places)
+        other = rng.choice(places)
+        hostile = copy.deepcopy(rng.choice([*HOSTILE, other[0][other[1]]]))
         kind = rng.random()
-        if kind < 0.7:
-            inside[key] = rng.choice(HOSTILE)
-        elif kind < 0.8:
-            inside[key] = inside[rng.choice(list(inside))] if isinstance(inside, dict) else rng.choice(inside)
+        if kind < 0.8:
+            inside[key] = hostile
         elif kind < 0.9:
             del inside[key]
         elif isinstance(inside, list):
-            inside.insert(key, rng.choice(HOSTILE))
+            inside.insert(key, hostile)
         else:
-            inside[f"{key}x"] = rng.choice(HOSTILE)
+            inside[f"{key}x"] = hostile
     return value
 
 

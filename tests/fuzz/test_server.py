@@ -102,6 +102,7 @@ def questions(session):
     }
 
 
+@pytest.mark.filterwarnings("ignore:the trace does not agree")  # the page shows it, as it should
 def test_server_bodies(record_property, session, ask, tmp_path):
     """Damaged questions and dropped traces: 200, 400, 404 or 413, and never 500."""
     asked = questions(session)

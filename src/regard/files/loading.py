@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError
+from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError, no_such
 from regard.files import hub
 from regard.files import raw as files
 from regard.files.safetensors import LazyTensor, write_safetensors
@@ -136,9 +136,10 @@ def load(
     elif Path(name).exists():
         loaded = from_raw(files.read(name), dtype=dtype)
     else:
+        shapes = ", ".join(_shapes())
         raise LoadError(
-            f"there is no model {name!r}: no such file or folder, and the models by name are "
-            f"{', '.join(hub.listed())}. With random=True (--random) also {', '.join(_shapes())}."
+            f"{no_such('model', name, hub.listed())} With random=True (--random) also {shapes}; "
+            "and there is no such file or folder."
         )
     loaded.model.to(device, dtype)
     if packed == "int8":
@@ -382,10 +383,7 @@ def _write(
 def _random(name: str, seed: int) -> Loaded:
     shapes = _shapes()
     if name not in shapes:
-        raise ArgumentError(
-            f"there is no shape called {name!r} to fill with random weights: "
-            f"one of {', '.join(shapes)} is known."
-        )
+        raise ArgumentError(no_such("shape to fill with random weights", name, shapes))
     family = shapes[name]
     with torch.device("meta"):  # no time spent on weights that are drawn anew
         model = Transformer(family.config(family.sizes[name]))

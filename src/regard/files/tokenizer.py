@@ -95,7 +95,8 @@ class TextTokenizer:
                 for role in fields(SpecialIds):
                     token = stated.get(f"{role.name}_token")
                     token = token.get("content") if isinstance(token, dict) else token
-                    index = tokenizer.backend.token_to_id(token) if isinstance(token, str) else None
+                    with _library_errors(f"{folder / file_name} names a token that cannot be"):
+                        index = tokenizer.backend.token_to_id(token) if isinstance(token, str) else None
                     if index is not None:
                         named[role.name] = index
         return replace(tokenizer, special=replace(tokenizer.special, **named))

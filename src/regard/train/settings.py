@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from regard.errors import ArgumentError, LoadError
+from regard.errors import ArgumentError, LoadError, no_such
 
 Task = Literal["dates", "translate", "lm", "reverse", "copy", "sort", "recall"]
 GENERATED: tuple[Task, ...] = ("dates", "reverse", "copy", "sort", "recall")
@@ -132,9 +132,6 @@ class Settings:
 
         >>> Settings.of("dates", {"steps": 7}).steps
         7
-        >>> Settings.of("dates", {"stepps": 7})
-        Traceback (most recent call last):
-        regard.errors.ArgumentError: there is no setting 'stepps'. Did you mean 'steps'?
         """
         values = {**DEFAULTS.get(task, {}), **(given or {}), "task": task}
         return cls(**{name: checked(name, value) for name, value in values.items()})
@@ -210,11 +207,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 def checked(name: str, value: Any) -> Any:
     """A setting's value in its type; an error that names the setting where it is of another."""
     if name not in _TYPES:
-        from difflib import get_close_matches
-
-        close = get_close_matches(str(name), _TYPES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(_TYPES)}."
-        raise ArgumentError(f"there is no setting {name!r}.{hint}")
+        raise ArgumentError(no_such("setting", name, _TYPES))
     kind = _TYPES[name]
     if get_origin(kind) is Literal:
         if value not in get_args(kind):

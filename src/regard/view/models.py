@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, LoadError
+from regard.errors import ArgumentError, LoadError, no_such
 from regard.files import hub
 from regard.files.loading import Loaded, described, load, random_seq2seq, untrained
 from regard.files.tokenizer import TextTokenizer, byte_tokenizer
@@ -154,8 +154,7 @@ class Models:
         if key in hub.listed() and hub.present(key) is None:
             raise LoadError(f"{key} is not on this machine. Get it with: regard models get {key}")
         if key not in hub.listed() and key not in self.extra:
-            known = ", ".join([*hub.listed(), *self.extra])
-            raise LoadError(f"there is no model {key!r} here: there are {known}, and random shapes.")
+            raise LoadError(no_such("model", key, [*hub.listed(), *self.extra]))
         return opened(load(key, device=self.device), key)
 
     def _untrained(self, key: str) -> Loaded:

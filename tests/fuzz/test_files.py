@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 
 import pytest
 import torch
@@ -21,8 +20,6 @@ from regard.models.transformer import Transformer
 from regard.tracing.layers import LayerTrace
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
-from regard.train import Settings, train
-from regard.train.run import resume
 from regard.view.document import documents_of
 from regard.view.models import _seq2seq
 
@@ -270,56 +267,3 @@ def test_notebooks(record_property, tmp_path):
         return "read" if submission.undefined is not None and submission.modules is not None else ""
 
     attack(record_property, "notebook", case, few=250, many=3_000)
-
-
-TINY_RUN = {
-    "hidden_dim": 7, "embed_dim": 5, "steps": 6, "eval_every": 2, "save_every": 2, "log_every": 1,
-    "eval_size": 2, "batch_tokens": 101, "symbols": 11, "max_words": 3, "tensorboard": False, "keep_best": 2,
-}  # fmt: skip
-
-
-def test_runs(record_property, tmp_path, monkeypatch, capsys):
-    """A run's folder with one file damaged is resumed to the same bits, or refused."""
-    monkeypatch.setattr("regard.train.corpus.FINAL_SIZE", 3)
-    monkeypatch.setattr("regard.train.run.alignment_maps", lambda *_: [])
-    monkeypatch.setattr("regard.train.display.curves", lambda *_, **__: _Figure())
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train(Settings.of("copy", {**TINY_RUN, "out": str(whole)}), quiet=True)
-    shutil.copytree(whole, stopped)
-    # As a kill after step 4 leaves it: no result, one checkpoint less.
-    shutil.rmtree(stopped / "checkpoints" / "step-00000006")
-    (stopped / "result.json").unlink()
-    shutil.rmtree(stopped / "best")
-    wanted = (whole / "best" / "model.safetensors").read_bytes()
-    work = tmp_path / "work"
-
-    def case(rng):
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(rng.choice((whole, stopped, stopped)), work)
-        files = sorted(path for path in work.rglob("*") if path.is_file() and path.suffix != ".png")
-        files = [path for path in files if path.parent.name != "best" and path.name != "config.toml"]
-        victim = rng.choice(files)
-        content = victim.read_bytes()
-        if rng.random() < 0.05:
-            victim.unlink()
-        elif victim.suffix == ".json":
-            victim.write_bytes(damaged_text(rng, content.decode()))
-        else:
-            victim.write_bytes(damaged_bytes(rng, content))
-        if resume(work, quiet=True).scores == {}:
-            return "stopped"
-        if victim.name in ("tokenizer.json", "special_tokens_map.json"):
-            return "read"  # another spelling of the same words may go unnoticed
-        assert (work / "best" / "model.safetensors").read_bytes() == wanted, f"{victim} made another model"
-        return "resumed to the bit"
-
-    attack(record_property, "run", case, few=60, many=3_000)
-    capsys.readouterr()
-    sys.stdout.flush()
-
-
-class _Figure:
-    """Stands for a picture, which takes longer to draw than the run."""
-
-    def savefig(self, path):
-        path.write_bytes(b"")

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -261,58 +260,6 @@ def test_the_command_trains_and_resumes(tmp_path):
     refused = CliRunner().invoke(main, ["train", "--resume", said["run"], "--steps", "9"])
     assert refused.exit_code == 2
     assert "leave out steps" in refused.output
-
-
-KILLED = """
-import sys
-import regard.train.corpus
-regard.train.corpus.FINAL_SIZE = 7
-from regard.train import Settings, train
-from regard.train.run import resume
-if len(sys.argv) == 2:
-    resume(sys.argv[1], quiet=True)
-else:
-    train(Settings.read(sys.argv[1], {"out": sys.argv[2]}), quiet=True)
-"""
-
-
-@pytest.mark.slow  # several processes, each killed
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(tmp_path, seed):
-    """kill -9 at random moments, some of them in the checkpoint's write, dropout on; then the same bits."""
-    settings = settings_of(
-        "dates", tmp_path / "whole", steps=60, save_every=1, eval_every=20, dropout=0.3, n_layer=2, threads=1
-    )
-    whole = train(settings, quiet=True)
-    config = tmp_path / "config.toml"
-    config.write_text(settings.to_toml())
-    moments = random.Random(seed)
-    killed, command = 0, [str(config), str(tmp_path / "run")]
-    while not (tmp_path / "run" / "result.json").exists():
-        began = time.monotonic()
-        process = subprocess.Popen([sys.executable, "-c", KILLED, *command])
-        try:
-            # Wait until it trains, then a random while: a checkpoint is written after every update.
-            folder = tmp_path / "run" / "checkpoints"
-            here = set(os.listdir(folder)) if folder.exists() else set()
-            while process.poll() is None and time.monotonic() - began < 120:
-                if folder.exists() and set(os.listdir(folder)) != here:
-                    break
-                time.sleep(0.005)
-            if killed < 4:
-                time.sleep(moments.uniform(0.0, 0.3))
-                process.kill()
-                killed += 1
-            process.wait(timeout=120)
-        finally:
-            process.kill()
-            process.wait()
-        if (tmp_path / "run" / "config.toml").exists():
-            command = [str(tmp_path / "run")]
-    assert killed == 4
-    assert_same_bits(final_weights(whole.folder), final_weights(tmp_path / "run"))
-    result = [json.loads((folder / "result.json").read_text()) for folder in (whole.folder, tmp_path / "run")]
-    assert result[0]["scores"] == result[1]["scores"]
 
 
 def test_metrics_are_written_for_tensorboard(tmp_path):

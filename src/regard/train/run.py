@@ -137,7 +137,9 @@ def _new_folder(settings: Settings) -> Path:
         raise ArgumentError(
             f"{folder} holds a run already: go on with it (--resume {folder}), or give another folder."
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    # A process that was killed as it began leaves these two.
+    started = {".lock", "config.toml.part"}
+    if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - started):
         raise ArgumentError(f"{folder} is not an empty folder: a run needs one of its own.")
     return folder
 

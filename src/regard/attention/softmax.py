@@ -354,7 +354,7 @@ def _cannot_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
 
 def _check_range(q: Tensor, k: Tensor, lse: Tensor, rule: ScoreRule) -> None:
     """Raise where a row has no number for its log-sum-exp although its queries and keys have."""
-    if _values_unknown(q):
+    if _values_unknown(q) or not lse.numel():
         return
     low, high = lse.detach().aminmax()
     if (low > -math.inf and high < math.inf) or _cannot_overflow(q, k, rule.scale_for(q.shape[3])):

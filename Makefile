@@ -16,7 +16,7 @@ KERNEL_TESTS := $(addprefix tests/,attention recurrent layers models heads/test_
 OLD := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 LAPTOP := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: help look test test-all test-cpus lint tests dist bench web clean
+.PHONY: help look test test-all test-cpus fuzz lint tests dist bench web clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test      set up and run lint, types and tests"
 	@echo "make test-all  the same, with the slow tests"
 	@echo "make test-cpus the tests that touch kernels, as older processors and one or two threads would see them"
+	@echo "make fuzz      thousands of hostile inputs, files, requests, submissions and kills, counted by outcome"
 	@echo "make dist      build the wheel and the source archive into dist/"
 	@echo "make web       build the page's module from web/ (needs Node)"
 	@echo "make bench     run every comparison of bench/"
@@ -48,10 +49,10 @@ lint: $(VENV)/.dev
 # Error messages and torch.compile are tested as users meet them, so without the shape-checking import hook.
 tests: $(VENV)/.dev lint
 	@sh tests/browser/chromium.sh
-	@echo "==> tests without shape checks (error messages, torch.compile)"
-	@REGARD_SHAPE_CHECKS=0 $(BIN)/pytest tests/unhooked -n $(WORKERS) $(PYTEST_MARKS)
+	@echo "==> tests without shape checks (error messages, torch.compile, hostile inputs)"
+	@REGARD_SHAPE_CHECKS=0 $(BIN)/pytest tests/unhooked tests/fuzz -n $(WORKERS) $(PYTEST_MARKS)
 	@echo "==> tests with shape checks"
-	@REGARD_SHAPE_CHECKS=1 $(BIN)/pytest tests --ignore=tests/unhooked -n $(WORKERS) $(PYTEST_MARKS)
+	@REGARD_SHAPE_CHECKS=1 $(BIN)/pytest tests --ignore=tests/unhooked --ignore=tests/fuzz -n $(WORKERS) $(PYTEST_MARKS)
 
 # Two threads leave no core for a second worker, and matter to kernels alone.
 test-cpus: $(VENV)/.dev
@@ -59,6 +60,11 @@ test-cpus: $(VENV)/.dev
 	$(LAPTOP) $(BIN)/pytest $(KERNEL_TESTS) -n $(WORKERS)
 	REGARD_TEST_THREADS=2 $(OLD) $(BIN)/pytest tests/attention tests/recurrent -n 0
 	REGARD_TEST_THREADS=2 $(LAPTOP) $(BIN)/pytest tests/attention tests/recurrent -n 0
+
+# REGARD_FUZZ_SEED=1 draws other cases. Hostile submissions are a table of tests/checking.
+fuzz: $(VENV)/.dev
+	@REGARD_FUZZ=many REGARD_SHAPE_CHECKS=0 $(BIN)/pytest tests/fuzz -n $(WORKERS) -q
+	@$(BIN)/pytest tests/checking -k hostile -n $(WORKERS) -q || [ $$? = 5 ]
 
 dist: $(VENV)/.runtime
 	@rm -rf dist

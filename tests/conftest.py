@@ -3,7 +3,8 @@
 `REGARD_TEST_THREADS=2` is for `make test-cpus`.
 
 `REGARD_SHAPE_CHECKS=0` leaves the check off. It replaces our error messages by its own and breaks
-torch.compile, so the tests of those live in tests/unhooked and run in a process of their own.
+torch.compile, so the tests of those live in tests/unhooked, the attacks of `make fuzz` in tests/fuzz, and
+both run in a process of their own.
 """
 
 import os
@@ -23,7 +24,7 @@ if SHAPE_CHECKS:
     from jaxtyping import install_import_hook
 
     install_import_hook("regard", "beartype.beartype")
-    collect_ignore = ["unhooked"]
+    collect_ignore = ["unhooked", "fuzz"]
 
 import hypothesis  # noqa: E402  # the hook comes first
 import pytest  # noqa: E402

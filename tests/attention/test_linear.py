@@ -258,6 +258,25 @@ def test_garbage_in_hidden_keys_never_leaks(kernel, causal):
 
 
 @every_kernel
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("garbage", [math.nan, math.inf])
+def test_garbage_in_a_padded_query_reaches_no_gradient(kernel, causal, garbage):
+    """Nobody uses its output; the gradients are those of a finite query whose output nobody uses."""
+    q, k, v = draw(KEY)
+    spoilt = q.clone()
+    spoilt[0, :, 5:7] = garbage
+    direction = torch.randn(BATCH, HEAD, KEY, V_DIM, dtype=torch.float64)
+    direction[0, :, 5:7] = 0
+    results = []
+    for queries in (q, spoilt):
+        inputs = [x.clone().requires_grad_() for x in (queries, k, v)]
+        out = attend_linear(*inputs, kernel, causal=causal, chunk=4).out
+        results.append(torch.autograd.grad(out, inputs, direction))
+    for clean, dirty in zip(*results, strict=True):
+        torch.testing.assert_close(clean, dirty)
+
+
+@every_kernel
 @pytest.mark.parametrize("chunk", [4, 64])
 def test_a_future_value_that_is_not_finite_reaches_no_earlier_row(kernel, chunk):
     """Inside a chunk a future value has weight 0, and 0 times NaN must not count."""

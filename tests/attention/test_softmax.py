@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.softmax import _why_not_fused, attend, attend_hard, weights
 from regard.attention.visibility import Visibility
-from regard.errors import UnsupportedError
+from regard.errors import ArgumentError, UnsupportedError
 
 PATHS = ["plain", "tiled", "fused"]
 
@@ -476,3 +476,58 @@ def test_fused_refuses_what_it_cannot_do_on_every_example():
     assert possible_paths(Case(q, q, v, ScoreRule())) == PATHS[:2]
     with pytest.raises(UnsupportedError, match="v_dim = qk_dim"):
         attend(q, q, v, path="fused")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("size", "scale"), [(1e30, 0.0), (1e19, None), (1e25, 1e-13)])
+def test_large_numbers_with_scores_in_range_are_averaged(path, size, scale):
+    """The kernel multiplies before it scales, and gives 0 or NaN: equal scores have the mean for output."""
+    q, k, v = torch.full((1, 1, 3, 4), size), torch.full((1, 1, 5, 4), size), torch.randn(1, 1, 5, 4)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    out, lse = attend(*leaves, ScoreRule(scale=scale), path=path)
+    torch.testing.assert_close(out, v.mean(2, keepdim=True).expand_as(out))
+    assert torch.isfinite(lse).all()
+    assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(out.sum(), leaves))
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["above", "below"])
+def test_scores_that_overflow_are_refused_on_every_path(sign):
+    """No NaN, and no row that takes itself for blind: the error says how large q, k and the scale are."""
+    q, k, v = torch.full((1, 1, 3, 4), 1e25), torch.full((1, 1, 5, 4), sign * 1e25), torch.randn(1, 1, 5, 4)
+    rule = ScoreRule(visible=Visibility(causal=True))
+    calls = [lambda path=path: attend(q, k, v, rule, path=path) for path in PATHS]
+    for call in (*calls, lambda: weights(q, k, rule), lambda: attend_hard(q, k, v, rule)):
+        with pytest.raises(ArgumentError, match=r"out of range.*\|q\| up to 1\.0e\+25"):
+            call()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_large_numbers_in_hidden_keys_change_nothing(path):
+    """A product that overflows where nobody looks is no reason to refuse, and no NaN."""
+    q, k, v = torch.randn(2, 1, 3, 4) * 1e15, torch.randn(2, 1, 5, 4), torch.randn(2, 1, 5, 4)
+    rule = ScoreRule(visible=Visibility(lengths=torch.tensor([4, 0])))
+    clean = attend(q, k, v, rule, path="plain")
+    k[:, :, 4] = 1e38
+    torch.testing.assert_close(attend(q, k, v, rule, path=path), clean)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_query_of_nan_is_nan_where_all_is_visible(path):
+    """The kernel itself answers 0 to it."""
+    q, k, v = (torch.randn(1, 1, 5, 4) for _ in range(3))
+    q[0, 0, 1, 2] = math.nan
+    out, lse = attend(q, k, v, path=path)
+    assert torch.isnan(out[0, 0, 1]).all()
+    assert torch.isnan(lse).sum() == 1
+    assert torch.isfinite(out).all(-1).sum() == 4
+
+
+@pytest.mark.parametrize("size", [1e4, 1e9, 1e17])
+def test_gradients_of_saturated_rows_agree(size):
+    """Scores so large that rounding moves them by more than 1 have the same gradients on both paths."""
+    q, k, v = (torch.randn(2, 2, 29, 4) for _ in range(3))
+    case = Case(q * size, k * size, v, ScoreRule(visible=Visibility(causal=True)))
+    weighted = torch.randn(2, 2, 29, 4, dtype=torch.float64), torch.zeros(2, 2, 29, dtype=torch.float64)
+    plain, fused = (gradients(case, path, *weighted) for path in ("plain", "fused"))
+    for got, expected, largest in zip(fused, plain, (1, size**2, size, size, 1), strict=True):
+        assert_near(got, expected, 1e-5, largest)

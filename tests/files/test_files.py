@@ -188,25 +188,6 @@ def test_a_file_cut_short_after_it_was_opened_is_refused(tmp_path):
         raw.tensors["b"].read()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"hidden_size": 10**12},
-        {"num_hidden_layers": 10**6},
-        {"vocab_size": -1},
-        {"num_attention_heads": "3"},
-        {"d_ff": 1.5},
-        {"n_positions": 10**9},
-    ],
-)
-def test_a_config_larger_than_its_weights_is_refused(tmp_path, change):
-    """A size that no weights could fill is found before a model of that size is built."""
-    folder_with(tmp_path, weights())
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
-    with pytest.raises(LoadError, match=f"{next(iter(change))} is"):
-        files.read(tmp_path)
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{", "3", "nul", '{"a":' * 50_000, "\udcff"])
 def test_a_config_that_is_no_json_object_is_refused(tmp_path, text):
     """config.json must hold an object."""

@@ -12,6 +12,7 @@ from tiny_gguf import HEAD_DIM, MODEL_DIM, damaged, llama_weights, write_llama
 from regard.errors import LoadError
 from regard.files import gguf as gguf_header
 from regard.files import raw as files
+from regard.files.loading import load
 
 
 def test_a_gguf_file_gives_the_checkpoint_it_was_made_from(tmp_path):
@@ -112,8 +113,8 @@ def test_a_gpt2_gguf_file_gives_linear_weights_the_way_gpt2_has_them(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"llama__block_count": 10**9}, "num_hidden_layers is 1000000000"),
-        ({"llama__embedding_length": 2**31}, "hidden_size is"),
+        ({"llama__block_count": 10**9}, "num_hidden_layers must be from 0 to 20. Got 1000000000"),
+        ({"llama__embedding_length": 2**31}, "hidden_size must be from 1 to"),
         ({"llama__attention__head_count": 0}, "head_count 0: it must be a positive"),
         ({"llama__attention__head_count": None}, "head_count None: it must be a positive"),
         ({"llama__attention__head_count": 5}, "do not split into pairs in 5 heads"),
@@ -132,7 +133,7 @@ def test_gguf_metadata_that_make_no_model_are_refused_with_the_reason(tmp_path, 
     path = tmp_path / "tiny.gguf"
     write_llama(path, **changes)
     with pytest.raises(LoadError, match=words):
-        files.read(path)
+        load(path)
 
 
 # --- headers written byte by byte

@@ -284,7 +284,7 @@ def test_get_showing_says_what_how_much_and_where(shelf, monkeypatch, capsys):
 
 def test_an_unknown_name_lists_those_there_are():
     """The error is the list."""
-    with pytest.raises(ArgumentError, match=r"no model 'gpt5' to get\. There are: minilm, smollm2"):
+    with pytest.raises(ArgumentError, match=r"no model 'gpt5'\. There are: minilm, smollm2"):
         hub.get("gpt5")
 
 

@@ -1,6 +1,7 @@
 """Loading: names, folders, GGUF, random weights, and what is said about files that do not fit."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -136,6 +137,74 @@ def test_a_config_that_cannot_be_used_is_refused_in_words(folder, change, error,
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(error, match=words):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("llama", "rms_norm_eps", "x"),
+        ("llama", "rms_norm_eps", -5),
+        ("llama", "rms_norm_eps", math.nan),
+        ("llama", "rope_theta", -1),
+        ("llama", "rope_theta", "1e5"),
+        ("llama", "rope_scaling", {"rope_type": "linear", "factor": "2"}),
+        ("llama", "rope_scaling", 5),
+        ("llama", "hidden_size", None),
+        ("llama", "hidden_size", 2**31),
+        ("llama", "num_hidden_layers", 10**9),
+        ("llama", "max_position_embeddings", 0),
+        ("llama", "max_position_embeddings", 2**31),
+        ("llama", "sliding_window", -3),
+        ("llama", "attention_bias", "no"),
+        ("llama", "hidden_act", ["silu"]),
+        ("llama", "architectures", 5),
+        ("gpt2", "n_embd", "x"),
+        ("gpt2", "n_head", True),
+        ("gpt2", "n_layer", 1.5),
+        ("bert", "vocab_size", -1),
+        ("bert", "type_vocab_size", 2**40),
+        ("t5", "d_model", 0),
+        ("t5", "relative_attention_max_distance", 10**30),
+        ("t5", "feed_forward_proj", 3),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_size_is_refused_before_a_model_is_built(folder, family, key, value):
+    """Each field by its type and range: no TypeError, no NaN logits, no model of an absurd size."""
+    path = folder(family)
+    config = json.loads((path / "config.json").read_text())
+    config.pop("rope_parameters", None)
+    (path / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises((LoadError, UnsupportedError), match=r"config\.json|not known"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.index_put_((torch.tensor(1),), torch.tensor(math.nan)), "norm.weight holds NaN or inf"),
+        (lambda t: t.fill_(math.inf), "norm.weight holds NaN or inf"),
+        (lambda t: t.int(), "norm.weight is stored as I32: weights must be floating"),
+        (lambda t: t.bool(), "norm.weight is stored as BOOL"),
+    ],
+    ids=["NaN", "infinity", "whole numbers", "booleans"],
+)
+def test_weights_that_are_no_finite_numbers_are_refused_by_name(folder, change, words):
+    """Looked at once, as they load."""
+    path = folder("llama")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"] = change(tensors["model.norm.weight"])
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(LoadError, match=words):
+        load(path)
+
+
+def test_large_weights_whose_sum_overflows_are_finite(folder):
+    """The quick look adds them up: an infinite sum is a false alarm."""
+    path = folder("llama")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"].fill_(3e38)
+    save_file(tensors, path / "model.safetensors")
+    assert load(path).model.decoder.norm.weight[0] == torch.tensor(3e38)
 
 
 def test_an_unknown_name_lists_the_names_there_are():

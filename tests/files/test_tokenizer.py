@@ -198,3 +198,14 @@ def test_a_gguf_tokenizer_that_cannot_be_is_refused_with_the_reason(change, erro
     """Contradictions are load errors; a kind we cannot rebuild is said to be unsupported."""
     with pytest.raises(error, match=words):
         gguf_tokenizer(GGUF | change)
+
+
+def test_ids_and_texts_that_the_library_fails_on_are_our_errors():
+    """A number beyond its ids, and a model without an unknown token: a line of ours, no panic."""
+    tokenizer = byte_tokenizer()
+    with pytest.raises(LoadError, match="cannot write these ids"):
+        tokenizer.decode([2**40])
+    assert tokenizer.tokens([2**40, -1]) == [f"<{2**40}>", "<-1>"]
+    lacking = TextTokenizer(Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]")), SpecialIds())
+    with pytest.raises(LoadError, match="cannot read this text"):
+        lacking.encode("b")

@@ -117,7 +117,7 @@ def test_prune_draws_the_curve_and_saves_a_smaller_model(call, tmp_path):
         (["heads", "--texts", "empty.txt"], "has no text"),
         (["heads", TEXT, "--csv", "-", "--json"], "--csv - and --json both print"),
         (["heads", TEXT, "--model", "nowhere"], "there is no model 'nowhere'"),
-        (["heads", TEXT, "--out", "no/such/folder.png"], "cannot write the picture"),
+        (["heads", TEXT, "--out", "no/such/folder.png"], "cannot write 'no/such/folder.png'"),
         (["heads", TEXT, "--csv", "no/such/folder.csv"], "cannot write 'no/such/folder.csv'"),
         (["prune", "--model", "minilm"], "foretells no token, so it has no loss of its own"),
         (["prune", "--texts", "texts.txt"], "two texts at least"),

@@ -57,7 +57,7 @@ def test_lab_as_json_is_json_alone(regard_in, tmp_path):
         (["lab", "nothing"], "there is no experiment 'nothing'"),
         (["lab", "heads", "--all"], "give NAME or --all, not both"),
         (["cost", "--model", "nowhere"], "nowhere"),
-        (["cost", "--model", "gpt2", "--out", "no/cost.png"], "cannot write the picture"),
+        (["cost", "--model", "gpt2", "--out", "no/cost.png"], "cannot write 'no/cost.png'"),
         (["cost", "--context", "0"], "--context"),
     ],
     ids=["unknown", "both", "model", "folder", "context"],

@@ -103,5 +103,5 @@ def test_the_report_is_one_page_that_loads_nothing():
 
 def test_an_unknown_experiment_is_refused_with_the_known_ones():
     """The message lists what there is."""
-    with pytest.raises(ArgumentError, match=r"no experiment 'nothing': there are variance, temperature"):
+    with pytest.raises(ArgumentError, match=r"no experiment 'nothing'\. There are: variance, temperature"):
         find("nothing")

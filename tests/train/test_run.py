@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -263,58 +262,6 @@ def test_the_command_trains_and_resumes(tmp_path):
     assert "leave out steps" in refused.output
 
 
-KILLED = """
-import sys
-import regard.train.corpus
-regard.train.corpus.FINAL_SIZE = 7
-from regard.train import Settings, train
-from regard.train.run import resume
-if len(sys.argv) == 2:
-    resume(sys.argv[1], quiet=True)
-else:
-    train(Settings.read(sys.argv[1], {"out": sys.argv[2]}), quiet=True)
-"""
-
-
-@pytest.mark.slow  # several processes, each killed
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(tmp_path, seed):
-    """kill -9 at random moments, some of them in the checkpoint's write, dropout on; then the same bits."""
-    settings = settings_of(
-        "dates", tmp_path / "whole", steps=60, save_every=1, eval_every=20, dropout=0.3, n_layer=2, threads=1
-    )
-    whole = train(settings, quiet=True)
-    config = tmp_path / "config.toml"
-    config.write_text(settings.to_toml())
-    moments = random.Random(seed)
-    killed, command = 0, [str(config), str(tmp_path / "run")]
-    while not (tmp_path / "run" / "result.json").exists():
-        began = time.monotonic()
-        process = subprocess.Popen([sys.executable, "-c", KILLED, *command])
-        try:
-            # Wait until it trains, then a random while: a checkpoint is written after every update.
-            folder = tmp_path / "run" / "checkpoints"
-            here = set(os.listdir(folder)) if folder.exists() else set()
-            while process.poll() is None and time.monotonic() - began < 120:
-                if folder.exists() and set(os.listdir(folder)) != here:
-                    break
-                time.sleep(0.005)
-            if killed < 4:
-                time.sleep(moments.uniform(0.0, 0.3))
-                process.kill()
-                killed += 1
-            process.wait(timeout=120)
-        finally:
-            process.kill()
-            process.wait()
-        if (tmp_path / "run" / "config.toml").exists():
-            command = [str(tmp_path / "run")]
-    assert killed == 4
-    assert_same_bits(final_weights(whole.folder), final_weights(tmp_path / "run"))
-    result = [json.loads((folder / "result.json").read_text()) for folder in (whole.folder, tmp_path / "run")]
-    assert result[0]["scores"] == result[1]["scores"]
-
-
 def test_metrics_are_written_for_tensorboard(tmp_path):
     """TensorBoard's own reader finds the losses of metrics.jsonl."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -324,3 +271,86 @@ def test_metrics_are_written_for_tensorboard(tmp_path):
     told = [each for each in read_metrics(run.folder / "metrics.jsonl") if each["kind"] == "train"]
     assert [each.step for each in found] == [1, 2, 3]
     assert [each.value for each in found] == pytest.approx([each["loss"] for each in told])
+
+
+DAMAGE = {
+    "no result": ("result.json", b"{}"),
+    "half a result": ("result.json", b'{"step": 6, "sto'),
+    "metrics that are no text": (
+        "metrics.jsonl",
+        b'\xff\xfe\n{"step": []}\n[1]\n{"kind": "train", "step": 1}\n',
+    ),
+    "a nested state": ("checkpoints/step-00000006/state.json", b"[" * 100_000),
+    "a state without a checksum": ("checkpoints/step-00000006/state.json", b'{"step": 6, "tensors": {}}'),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_does_not_stop_a_run(tmp_path, name, content):
+    """The result is made again from the newest checkpoint that is whole, with the same bits."""
+    folder = train(settings_of("copy", tmp_path / "run"), quiet=True).folder
+    weights, result = final_weights(folder), json.loads((folder / "result.json").read_text())
+    if name != "result.json":
+        (folder / "result.json").unlink()
+    (folder / name).write_bytes(content)
+    assert resume(folder, quiet=True).scores == result["scores"]
+    assert_same_bits(final_weights(folder), weights)
+
+
+def test_a_changed_number_in_the_state_is_noticed(tmp_path):
+    """state.json has a checksum of its own: the run goes on from the checkpoint before, to the same bits."""
+    folder = train(settings_of("copy", tmp_path / "run"), quiet=True).folder
+    weights, state = final_weights(folder), folder / "checkpoints/step-00000006/state.json"
+    state.write_text(state.read_text().replace('"n_token": ', '"n_token": 1'))
+    (folder / "result.json").unlink()
+    assert checkpoint.latest(folder / "checkpoints").state["step"] == 4
+    resume(folder, quiet=True)
+    assert_same_bits(final_weights(folder), weights)
+
+
+def test_a_damaged_best_model_is_refused(tmp_path):
+    """Weights that were kept have a checksum too: a flipped bit is no other result."""
+    folder = train(settings_of("copy", tmp_path / "run"), quiet=True).folder
+    (folder / "result.json").unlink()
+    for path in (folder / "kept").iterdir():
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 16
+        path.write_bytes(content)
+    with pytest.raises(TrainError, match="its checksum differs"):
+        resume(folder, quiet=True)
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):
+    """A second --resume would write every line of metrics twice: it is refused, and the run is left alone."""
+    folder = tmp_path / "run"
+    code = (
+        "import sys, time, regard.train.run as run\n"
+        "from regard.train import Settings\n"
+        f"settings = Settings.of('copy', {dict(TINY, out=str(folder))!r})\n"
+        "run._Running.go = lambda self: (print('training', flush=True), time.sleep(60))\n"
+        "run.train(settings, quiet=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "training\n"
+        before = sorted(folder.rglob("*"))
+        with pytest.raises(TrainError, match="another process"):
+            resume(folder, quiet=True)
+        assert sorted(folder.rglob("*")) == before
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    resume(folder, quiet=True)  # the lock went with its process
+
+
+def test_a_failed_start_leaves_nothing_in_the_way(tmp_path):
+    """The corrected retry takes the same folder."""
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat\n" * 200)
+    for wrong in ({"text": (str(tmp_path / "missing.txt"),)}, {"text": (str(text),), "device": "nonsense"}):
+        with pytest.raises((LoadError, ArgumentError)):
+            train(settings_of("lm", tmp_path / "run", model="gpt2", **wrong), quiet=True)
+        assert not (tmp_path / "run").exists()
+    run = train(settings_of("lm", tmp_path / "run", model="gpt2", text=(str(text),), context=8), quiet=True)
+    assert run.finished

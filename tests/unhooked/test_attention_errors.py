@@ -43,7 +43,7 @@ def test_tensors_that_do_not_fit_are_named_with_their_shapes(door, q, k, v, mess
 @pytest.mark.parametrize(
     ("visible", "error", "message"),
     [
-        (lambda: Visibility(start=-1), ArgumentError, r"start .* must be >= 0. Got -1"),
+        (lambda: Visibility(start=-1), ArgumentError, r"start .* from 0 on. Got -1"),
         (lambda: Visibility(window=0), ArgumentError, r"window .* at least 1. Got 0"),
         (lambda: Visibility(query_segment=t(2, 5).long()), ArgumentError, r"give both or neither"),
         (lambda: Visibility(lengths=t(2, 5, 1).long()), ShapeError, r"lengths must be \(batch,\) or"),

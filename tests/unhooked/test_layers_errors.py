@@ -6,7 +6,7 @@ import torch
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, RegardError, ShapeError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention
-from regard.layers.block import Block, BlockConfig, FeedForward, make_norm
+from regard.layers.block import Block, BlockConfig, FeedForward
 from regard.layers.cache import KVCache, LayerCache
 from regard.layers.positions import (
     LearnedPositions,
@@ -159,8 +159,8 @@ def test_blocks_say_what_they_are_made_of():
         FeedForward(5, 0, **sizes)
     with pytest.raises(ArgumentError, match=r"dropout .* Got 1"):
         FeedForward(5, 7, **{**sizes, "dropout": 1.0})
-    with pytest.raises(ArgumentError, match=r"norm must be 'layer' or 'rms'. Got 'batch'"):
-        make_norm(BlockConfig(12, 3, 19, norm="batch"))
+    with pytest.raises(ArgumentError, match=r"norm must be one of layer, rms. Got 'batch'"):
+        BlockConfig(12, 3, 19, norm="batch")
     with pytest.raises(ArgumentError, match="needs the encoder's output as `memory`"):
         Block(BlockConfig(12, 3, 19), cross=True)(torch.zeros(2, 5, 12))
     with pytest.raises(ArgumentError, match="takes no `memory`"):
@@ -197,8 +197,8 @@ def test_positions_outside_the_table_are_refused(kind, positions, error, message
         (lambda: Rotary(5), ShapeError, "qk_dim must be even. Got 5"),
         (lambda: Rotary(0), ShapeError, "qk_dim must be even. Got 0"),
         (lambda: Rotary(4, base=0.0), ArgumentError, "base must be above 0. Got 0.0"),
-        (lambda: RotaryScaling("yarn"), ArgumentError, "must be 'linear' or 'llama3'. Got 'yarn'"),
-        (lambda: RotaryScaling("linear", 0.0), ArgumentError, "factor .* above 0. Got 0.0"),
+        (lambda: RotaryScaling("yarn"), ArgumentError, "kind must be one of linear, llama3. Got 'yarn'"),
+        (lambda: RotaryScaling("linear", 0.0), ArgumentError, "factor must be from 0.001 to .* Got 0.0"),
         (lambda: RotaryScaling("llama3", 8.0, 4.0, 4.0), ArgumentError, "low_freq_factor .* Got 4.0 and 4.0"),
         (lambda: RelativeBias(0, bidirectional=True), ShapeError, "n_head must be at least 1. Got 0"),
         (lambda: RelativeBias(3, 2, bidirectional=True), ArgumentError, "n_bucket must be at least 4"),

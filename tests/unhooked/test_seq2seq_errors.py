@@ -21,15 +21,15 @@ def model():
     [
         ({"cell": "lsmt"}, "cell must be one of gru, lstm, rnn. Got 'lsmt'"),
         ({"score": "cosine"}, "score must be one of additive, dot, general, none. Got 'cosine'"),
-        ({"hidden_dim": 0}, "hidden_dim must be a whole number of at least 1. Got 0"),
-        ({"n_layer": 1.5}, "n_layer must be a whole number of at least 1. Got 1.5"),
-        ({"embed_dim": "5"}, "embed_dim must be a whole number of at least 1. Got '5'"),
-        ({"source_vocab": None}, "source_vocab must be a whole number of at least 1. Got None"),
-        ({"attention_dim": -1}, "attention_dim must be a whole number of at least 1. Got -1"),
+        ({"hidden_dim": 0}, "hidden_dim must be at least 1. Got 0"),
+        ({"n_layer": 1.5}, "n_layer must be a whole number. Got 1.5"),
+        ({"embed_dim": "5"}, "embed_dim must be a whole number. Got '5'"),
+        ({"source_vocab": None}, "source_vocab must be a whole number. Got None"),
+        ({"attention_dim": -1}, "attention_dim must be at least 1. Got -1"),
         ({"bidirectional": "false"}, "bidirectional must be True or False. Got 'false'"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1. Got 1.0"),
-        ({"bos": 13}, "bos must be a token of the target, between 0 and 12. Got 13"),
-        ({"eos": -1}, "eos must be a token of the target, between 0 and 12. Got -1"),
+        ({"bos": 13}, "bos must be from 0 to 12. Got 13"),
+        ({"eos": -1}, "eos must be at least 0. Got -1"),
     ],
 )
 def test_a_config_names_the_field_that_is_wrong(fields, message):

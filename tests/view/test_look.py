@@ -12,10 +12,12 @@ import urllib.request
 import pytest
 import torch
 from click.testing import CliRunner
+from tiny_models import tiny
 
 from regard.cli import main
 from regard.errors import LoadError
 from regard.files import hub
+from regard.tracing.take import trace
 
 RANDOM = ("--model", "minilm", "--random")
 
@@ -185,8 +187,8 @@ def test_a_narrow_terminal_shows_what_fits(regard_in):
     [
         ([""], "TEXT has no words"),
         ([" \t\n"], "TEXT has no words"),
-        (["a", "--png", "nowhere/look.png"], "cannot write the picture 'nowhere/look.png': No such file"),
-        (["a", "--save", "nowhere/page.html"], "cannot write the page 'nowhere/page.html': No such file"),
+        (["a", "--png", "nowhere/look.png"], "cannot write 'nowhere/look.png': there is no folder"),
+        (["a", "--save", "nowhere/page.html"], "cannot write 'nowhere/page.html': there is no folder"),
         (["a", "--save", "p.html", "--layers", "x"], "--layers must be numbers and ranges"),
         (["a", "--save", "p.html", "--layers", "9"], "--layers must lie in 0 to 5"),
         (["a", "--layers", "1"], "--layers chooses what --save writes"),
@@ -230,3 +232,26 @@ def test_on_a_terminal_the_page_is_served_until_ctrl_c(tmp_path):
         server.kill()
         server.wait()
         os.close(outside)
+
+
+def test_a_trace_and_a_text_file_are_opened_by_name(regard_in, tmp_path):
+    """x.trace needs no model, notes.txt is read; what is not there is said to be a missing file."""
+    trace(tiny("gpt2"), "abc").save(tmp_path / "some.trace")
+    (tmp_path / "notes.txt").write_text("a b", encoding="utf-8")
+    seen = json.loads(regard_in("look", "some.trace", "--json").stdout)
+    assert seen["rows"] == ["a", "b", "c"]
+    assert json.loads(regard_in("look", "notes.txt", *RANDOM, "--json").stdout)["rows"][1:4] == [
+        "a",
+        "␣",
+        "b",
+    ]
+    for call, words in (
+        (["missing.trace"], "there is no file missing.trace"),
+        (["missing.txt"], "'missing.txt': No such file"),
+        (["some.trace", "--model", "pocket-gpt"], "some.trace is a trace"),
+        (["notes.trace.txt"], "No such file"),
+    ):
+        result = regard_in("look", *call)
+        assert result.exit_code == 2
+        assert words in result.stderr
+    assert "see notes.md" in regard_in("look", "see notes.md", *RANDOM).stdout

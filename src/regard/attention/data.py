@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
-from types import UnionType
+from functools import cache
+from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
 from regard.errors import ArgumentError, UnsupportedError
 
+Ranges = Mapping[str, tuple[float, float]]  # of fields: at least and at most
 Some = TypeVar("Some", bound="Data")
 
 
@@ -57,12 +60,12 @@ class Data:
         kinds = {kind.word: kind for kind in _derived(cls)}
         if word not in kinds:
             raise ArgumentError(f"no {cls.__name__} is of type {word!r}: there are {', '.join(kinds)}.")
-        hints = get_type_hints(kinds[word])
+        hints = _hints(kinds[word])  # type: ignore[arg-type]  # a class can be hashed
         values = {name: value for name, value in described.items() if name != "type"}
         for name, value in values.items():
             if name not in hints:
                 raise ArgumentError(f"a {kinds[word].__name__} has no {name!r}.")
-            values[name] = _fitting(f"{name} of {kinds[word].__name__}", value, hints[name])
+            values[name] = fitting(f"{name} of {kinds[word].__name__}", value, hints[name])
         made: Some = kinds[word](**values)
         return made
 
@@ -118,22 +121,56 @@ def _derived(cls: type[Data]) -> Iterator[type[Any]]:
         yield from _derived(kind)
 
 
-def _fitting(what: str, value: Any, hint: Any) -> Any:
+def check_fields(data: Any) -> None:
+    """Raise unless every field of a dataclass is of its type, and in the range that its `ranges` give it."""
+    for field in fields(data):
+        check_field(type(data), field.name, getattr(data, field.name))
+
+
+def check_field(
+    kind: Any, field: str, value: Any, name: str | None = None, most: int | float = math.inf
+) -> None:
+    """Raise unless `value` may be that field of the dataclass `kind`, and is at most `most`."""
+    fitting(name or field, value, _hints(kind)[field])
+    least, usual = kind.ranges.get(field, (-math.inf, math.inf))
+    most = min(usual, most)
+    if isinstance(value, int | float) and not least <= value <= most:
+        limits = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        raise ArgumentError(f"{name or field} must be {limits}. Got {value!r}.")
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def fitting(what: str, value: Any, hint: Any) -> Any:
     """The value of a field, which must be of the field's type."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for option in options if value is not None else ():
         origin, inner = get_origin(option), get_args(option)
-        if isinstance(option, type) and issubclass(option, Data):
+        if isinstance(option, type) and issubclass(option, Data) and not isinstance(value, Data):
             return option.from_dict(value)
-        if origin is tuple and isinstance(value, list):
-            return tuple(_fitting(what, item, inner[0]) for item in value)
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(fitting(what, item, inner[0]) for item in value)
         if origin is Mapping and isinstance(value, Mapping):
-            return {name: _fitting(what, item, inner[1]) for name, item in value.items()}
+            return {name: fitting(what, item, inner[1]) for name, item in value.items()}
         if origin is Literal and value in inner:
             return value
     plain = tuple(option for option in options if get_origin(option) is None)
-    if float in plain and type(value) is int:
-        return value
-    if not isinstance(value, plain):
-        raise ArgumentError(f"{what} must be {getattr(hint, '__name__', hint)}. Got {short(value)}.")
+    if type(value) in (bool, int):  # a bool is an int to Python; a tensor takes no larger int
+        fits = type(value) in plain or (type(value) is int and float in plain)
+        fits = fits and abs(value) < 2**62
+    else:
+        fits = isinstance(value, plain)
+    if not fits:
+        raise ArgumentError(f"{what} must be {' or '.join(map(_word, options))}. Got {short(value)}.")
     return value
+
+
+def _word(hint: Any) -> str:
+    """A type, as a person says it."""
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, get_args(hint)))}"
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "text", NoneType: "None"}
+    return words.get(hint, getattr(hint, "__name__", str(hint)))

@@ -134,6 +134,7 @@ class Causal(torch.autograd.Function):
     @_once
     def backward(ctx: Any, grad: Tensor, _: Tensor, grad_after: Tensor | None) -> Gradients:
         q, k, v, visible, before, out, normaliser = ctx.saved_tensors
+        q, grad, out, normaliser = _finite_rows(q, grad, out, normaliser)
         grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         grad_before = None if before is None else torch.zeros_like(before)
         with no_autocast(q.device):
@@ -315,6 +316,7 @@ class Read(torch.autograd.Function):
     @_once
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Gradients:
         q, sums, out, normaliser = ctx.saved_tensors
+        q, grad, out, normaliser = _finite_rows(q, grad, out, normaliser)
         grad_q, grad_seen = torch.empty_like(q), torch.zeros_like(sums)
         with no_autocast(q.device):
             for lane in _lanes(sums, ctx.cost * q.shape[2]):
@@ -470,6 +472,14 @@ def _divide(sums: Tensor, floor: Tensor | float, out: Tensor, normaliser: Tensor
     # Divided by infinity, a row that sees nothing is 0, while NaN stays NaN.
     divisor = below.masked_fill(nothing, math.inf).view_as(normaliser)
     torch.div(sums[..., :-1].view_as(out), divisor, out=out)
+
+
+def _finite_rows(q: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+    """The queries and what belongs to them, 0 where a query is not finite: padding passes no gradient."""
+    if not torch.compiler.is_compiling() and q.sum().isfinite():
+        return q, *rows
+    finite = q.isfinite().all(-1)
+    return tuple(torch.where(finite[..., None] if x.dim() == 4 else finite, x, 0.0) for x in (q, *rows))
 
 
 def _grad_sums(kv_head: int, span: Span, made: Made) -> Tensor:

@@ -269,7 +269,9 @@ class ScoreRule(Data):
                 scores = hidden @ self.additive.to(compute)
             else:
                 scale = self.scale_for(qk_dim)
-                scores = (grouped if scale == 1 else grouped * scale) @ k.transpose(-1, -2)
+                scores = (grouped if abs(scale) >= 1 else grouped * scale) @ k.transpose(-1, -2)
+                if abs(scale) > 1 or scale == -1:  # the smaller product first: neither should overflow
+                    scores = scores * scale
         return scores.reshape(batch, n_head, n_query, n_key)
 
 

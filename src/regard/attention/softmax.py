@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from regard.attention import kernels
+from regard.attention import kernels, torch_ops
 from regard.attention.data import short
 from regard.attention.scores import ScoreRule, no_autocast
 from regard.attention.shapes import check_attention, check_rank, check_same_kind
@@ -62,7 +62,8 @@ def attend(
     Query heads are a multiple of key heads (multi-head, grouped, multi-query); keys are never repeated in
     memory. A row that sees nothing has output 0 and lse -inf. What is hidden may hold NaN or inf: it
     reaches neither output nor gradient. A query that is itself not finite, or sees a key or value that is
-    not, has output and lse NaN and passes no gradient, under a rule that hides anything.
+    not, has output and lse NaN; under a rule that hides anything it passes no gradient either. Finite
+    queries and keys whose scores overflow are an `ArgumentError`, unless compiled.
 
     >>> q = k = v = torch.eye(2)[None, None]
     >>> out, lse = attend(q, k, v)
@@ -93,17 +94,19 @@ def attend(
         path = "fused" if refusal is None else "plain" if n_score <= _PLAIN_UP_TO else "tiled"
     elif path == "fused" and refusal is not None:
         raise UnsupportedError(f"the fused path cannot do this: {refusal}. Use path='tiled' or None.")
-    if path == "fused" and not visible.everything and not (_needs_graph(q, k, v) or _values_unknown(q)):
-        out, lse = _fused(q, k, v, rule)
-        if _all_finite(out):  # hidden garbage would show here: 0 x NaN is NaN
+    if path == "fused" and not _values_unknown(q) and (visible.everything or not _needs_graph(q, k, v)):
+        out, lse, sound = _fused(q, k, v, rule)
+        # Hidden garbage would show: 0 x NaN is NaN. A score of -inf would not.
+        if sound and (visible.everything or _all_finite(k)):
             return Attended(out, lse)
+        path = "tiled" if visible.everything else path
     q, k, v, poisoned = _quarantine(q, k, v, rule.visible)
     if path == "fused":
-        out, lse = _fused(q, k, v, rule)
-    elif path == "tiled":
-        out, lse = _tiled(q, k, v, rule, dropout)
-    else:
-        out, lse = _plain(q, k, v, rule, dropout)
+        out, lse, sound = _fused(q, k, v, rule)
+        path = "fused" if sound else "tiled"
+    if path != "fused":
+        out, lse = (_plain if path == "plain" else _tiled)(q, k, v, rule, dropout)
+        _check_range(q, k, lse, rule)
     if poisoned is not None:
         out = torch.where(poisoned[..., None], math.nan, out)
         lse = torch.where(poisoned, math.nan, lse)
@@ -140,7 +143,8 @@ def weights(
     if k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], 0)
     q, k, _, poisoned = _quarantine(q, k, None, rule.visible)
-    rows, _ = _softmax(rule.scores(q, k))
+    rows, lse = _softmax(rule.scores(q, k))
+    _check_range(q, k, lse, rule)
     if poisoned is not None:
         rows = torch.where(poisoned[..., None], math.nan, rows)
     return rows.to(q.dtype)
@@ -188,12 +192,11 @@ def attend_hard(
         return _nothing_to_see(q, k, v).out
     clean_q, clean_k, clean_v, poisoned = _quarantine(q, k, v, rule.visible)
     group = q.shape[1] // k.shape[1]
-    blocks = []
     with torch.no_grad():
-        for rows in _row_blocks(q, k, rule):
-            best, index = rule.scores(clean_q, clean_k, rows).max(-1)
-            blocks.append(torch.where(best == -math.inf, -1, index))
-    index = torch.cat(blocks, dim=-1)  # -1: sees nothing
+        blocks = [rule.scores(clean_q, clean_k, rows).max(-1) for rows in _row_blocks(q, k, rule)]
+        best, index = (torch.cat(parts, dim=-1) for parts in zip(*blocks, strict=True))
+        _check_range(clean_q, clean_k, best, rule)
+        index = torch.where(best == -math.inf, -1, index)  # -1: sees nothing
     # (batch, head, query) picks from (batch, kv_head, key): the heads of a group share their values.
     flat = index.clamp(min=0).unflatten(1, (-1, group)).flatten(2, 3)
     picked = clean_v.gather(2, flat[..., None].expand(-1, -1, -1, v.shape[3]))
@@ -290,8 +293,11 @@ def _why_not_fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: fl
     return kernels.why_not(q, k, masked=visible.by_key or not (simple and plain_causal))
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
-    """One kernel call where its causal flag and a row of hidden keys say it all, else one a block of rows."""
+def _fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor, bool]:
+    """One kernel call where its causal flag and a row of hidden keys say it all, else one a block of rows.
+
+    The last says whether the kernel's numbers are sound; taken to be so where they cannot be asked.
+    """
     visible = rule.visible
     n_query, n_key = q.shape[2], k.shape[2]
     scale = rule.scale_for(q.shape[3])
@@ -320,10 +326,52 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Te
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
         lse = lses[0] if len(lses) == 1 else torch.cat(lses, dim=2)
         sees = torch.cat(seeing, dim=2) if seeing else visible.rows_that_see(n_query, n_key, q.device)
+    sound = _values_unknown(q) or _sound(q, k, out, lse, scale)
     if sees is not None:  # the kernel reports lse 0 for a row that sees nothing
         out = torch.where(sees[..., None], out, 0.0)
         lse = torch.where(sees, lse, -math.inf)
-    return out, lse
+    return out, lse, sound
+
+
+def _sound(q: Tensor, k: Tensor, out: Tensor, lse: Tensor, scale: float) -> bool:
+    """Whether a kernel's numbers are those of the definition.
+
+    It multiplies before it scales, and gives output 0 and lse 0 to a row that sees nothing and to one of NaN.
+    Its backward pass computes the scores anew: of this size their rounding would not cancel against lse.
+    """
+    low, high = lse.detach().abs().aminmax()
+    if not (high < 1 / (64 * torch.finfo(lse.dtype).eps) and _all_finite(out)):
+        return False
+    return bool(low > 0) or _cannot_overflow(q, k, scale)
+
+
+def _cannot_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
+    """Whether lengths tell that all products q . k are numbers, scaled and not."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    longest = [torch.linalg.vector_norm(t.detach(), dim=-1, dtype=wide).max() for t in (q, k)]
+    return bool(longest[0] * longest[1] * max(1.0, abs(scale)) < math.inf)
+
+
+def _check_range(q: Tensor, k: Tensor, lse: Tensor, rule: ScoreRule) -> None:
+    """Raise where a row has no number for its log-sum-exp although its queries and keys have."""
+    if _values_unknown(q) or not lse.numel():
+        return
+    low, high = lse.detach().aminmax()
+    if (low > -math.inf and high < math.inf) or _cannot_overflow(q, k, rule.scale_for(q.shape[3])):
+        return
+    if not all(bool(torch.isfinite(t).all()) for t in (q, k)):
+        return  # NaN begets NaN
+    blind = []
+    for rows in _row_blocks(q, k, rule):
+        added = _mask(rule, rows, slice(0, k.shape[2]), q.device, lse.dtype)
+        blind.append((added == -math.inf).all(-1).expand(*q.shape[:2], -1))
+    if not bool((torch.isfinite(lse) | torch.cat(blind, 2)).all()):
+        most = f"{torch.finfo(lse.dtype).max:.1e}"
+        raise ArgumentError(
+            f"q and k are out of range: scores must stay below {most}, the largest {lse.dtype}. "
+            f"Got |q| up to {float(q.detach().abs().max()):.1e}, |k| up to "
+            f"{float(k.detach().abs().max()):.1e} and scale {rule.scale_for(q.shape[3]):.1e}."
+        )
 
 
 def _depends_on_head(visible: Visibility) -> bool:
@@ -382,8 +430,8 @@ def _sees_one(visible: Visibility, flags: Tensor, n_query: int) -> Tensor:
 
 
 def _values_unknown(tensor: Tensor) -> bool:
-    """Whether what tensors hold cannot be asked: while compiling or exporting, and on the meta device."""
-    return torch.compiler.is_compiling() or tensor.is_meta
+    """Whether what tensors hold cannot be asked: while compiling or exporting, and of fake and meta ones."""
+    return torch.compiler.is_compiling() or tensor.is_meta or torch_ops.is_fake(tensor)
 
 
 def _all_finite(*tensors: Tensor) -> bool:

@@ -46,6 +46,11 @@ def has_vnni() -> bool:
     return bool(asked()) if asked is not None else False
 
 
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape and no numbers, as those of `FakeTensorMode`."""
+    return type(tensor).__name__ == "FakeTensor"
+
+
 def settle(tensor: Tensor) -> None:
     """Before the first work on a real tensor of the CPU: call MKL's vector functions once, in one thread.
 

@@ -30,6 +30,7 @@ _WORDS = {
 }
 # An additive mask hides with -inf, or with a number so low that exp() of it is 0 in every dtype.
 _HIDDEN_AT = -1e9
+_FAR = 1 << 30  # beyond any position
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -50,10 +51,8 @@ class Visibility(Data):
     dense: Bool[Tensor, "_batch _head query key"] | None = None  # whatever nothing above can say
 
     def __post_init__(self) -> None:
-        if self.start < 0:
-            raise ArgumentError(
-                f"start is the position of the first query and must be >= 0. Got {self.start}."
-            )
+        if not 0 <= self.start < _FAR:
+            raise ArgumentError(f"start is the position of the first query, from 0 on. Got {self.start}.")
         if self.window is not None and self.window < 1:
             raise ArgumentError(
                 f"window counts the positions seen, with oneself: at least 1. Got {self.window}."

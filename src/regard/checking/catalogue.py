@@ -7,7 +7,7 @@ from pathlib import Path
 
 from regard.checking.folder import load_folder
 from regard.checking.spec import Exercise
-from regard.errors import ArgumentError, LoadError
+from regard.errors import ArgumentError, LoadError, no_such
 
 OURS = Path(__file__).parent.parent / "exercises"
 TEMPLATE = OURS / "template"  # what `regard author new` copies
@@ -38,5 +38,5 @@ def catalogue(folder: Path | None = None) -> dict[str, Exercise]:
 def pick(exercises: dict[str, Exercise], id: str) -> Exercise:
     """The exercise of that id."""
     if id not in exercises:
-        raise ArgumentError(f"there is no exercise {id!r}. There are: {', '.join(sorted(exercises))}.")
+        raise ArgumentError(no_such("exercise", id, sorted(exercises)))
     return exercises[id]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.checking import expressions
-from regard.errors import ArgumentError, LoadError
+from regard.errors import ArgumentError, LoadError, no_such
 
 if TYPE_CHECKING:
     from regard.checking.runner import Runner
@@ -138,5 +138,5 @@ def _question(id: str, table: dict[str, Any], abouts: dict[str, Any]) -> Questio
 def question(id: str) -> Question:
     """The question of that id."""
     if id not in questions():
-        raise ArgumentError(f"there is no question {id!r}. There are: {', '.join(questions())}.")
+        raise ArgumentError(no_such("question", id, questions()))
     return questions()[id]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from regard.commands.options import Command, json_option
+from regard.commands.options import Command, Group, NewFile, json_option
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
@@ -89,7 +89,7 @@ def exercises(folder: Path | None, as_json: bool) -> None:
 @click.command()
 @click.argument("id")
 @click.option("--notebook", is_flag=True, help="Write a notebook (.ipynb) in place of a script.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write it.")
+@click.option("--out", type=NewFile(), help="Where to write it.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 @from_option
 def start(id: str, notebook: bool, out: Path | None, force: bool, folder: Path | None) -> None:
@@ -108,9 +108,9 @@ def start(id: str, notebook: bool, out: Path | None, force: bool, folder: Path |
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--exercise", "only", help="The exercise that is answered, where names do not tell.")
 @click.option("--watch", is_flag=True, help="Check again whenever a file is saved.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report with pictures.")
-@click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write JUnit XML.")
-@click.option("--gradescope", type=click.Path(dir_okay=False, path_type=Path), help="Write a results.json.")
+@click.option("--html", type=NewFile(), help="Write a report with pictures.")
+@click.option("--junit", type=NewFile(), help="Write JUnit XML.")
+@click.option("--gradescope", type=NewFile(), help="Write a results.json.")
 @click.option(
     "--points", type=click.FloatRange(min=0), default=10.0, show_default=True, help="For each exercise."
 )
@@ -269,7 +269,7 @@ def hint(id: str, folder: Path | None, as_json: bool) -> None:
     click.echo(f"{grade}{about}: {text}")
 
 
-@click.group()
+@click.group(cls=Group)
 def author() -> None:
     """For teachers: make an exercise, and prove it before students see it."""
 
@@ -286,10 +286,7 @@ def author_new(id: str, parent: Path) -> None:
     folder = parent / id.replace("-", "_")
     if folder.exists():
         raise ArgumentError(f"{folder} is there already: give another ID, or another place with --in.")
-    try:
-        starters.new_exercise(id, folder)
-    except OSError as error:
-        raise ArgumentError(f"cannot write {folder}: {error.strerror}.") from error
+    starters.new_exercise(id, folder)
     click.echo(f"{folder}/ is a whole exercise. Change it, then: regard author check {id} --from {parent}")
 
 
@@ -321,13 +318,10 @@ def author_check(id: str, seed: int | None, folder: Path | None, as_json: bool) 
 
 
 def _write(path: Path, text: str, force: bool) -> None:
-    """Write a file, or say in one line why not."""
+    """Write a file, over one that is there only by force."""
     if path.exists() and not force:
         raise ArgumentError(f"{path} is there already: give --out another name, or --force to write over it.")
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}.") from error
+    path.write_text(text, encoding="utf-8")
 
 
 @click.command()

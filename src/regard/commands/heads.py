@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import json_option, load_model, model_options, picture_option
+from regard.commands.options import NewFile, json_option, load_model, model_options, picture_option
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
@@ -69,10 +69,10 @@ def _sorting() -> click.Choice[str]:
 @click.option(
     "--csv",
     "csv_path",
-    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    type=NewFile(allow_dash=True),
     help="Write all heads there; - prints them, and nothing else.",
 )
-@click.option("--state", type=click.Path(dir_okay=False, path_type=Path),
+@click.option("--state", type=NewFile(),
               help="Keep what is done in this file, and go on from it.")  # fmt: skip
 @json_option
 def heads(
@@ -273,13 +273,10 @@ def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """All rows, into a file or, for -, to standard output."""
-    try:
-        with click.open_file(str(path), "w", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise ArgumentError(f"cannot write {str(path)!r}: {error.strerror}.") from error
+    with click.open_file(str(path), "w", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _grids(surveys: dict[str, Survey], labels: dict[str, list[HeadLabel]]) -> Figure:
@@ -310,10 +307,7 @@ def _saved(figure: Figure, out: Path) -> bool:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        try:
-            figure.savefig(out, format="png")
-        except OSError as error:
-            raise ArgumentError(f"cannot write the picture {str(out)!r}: {error.strerror}.") from error
+        figure.savefig(out, format="png")
     return any("missing from font" in str(warning.message) for warning in caught)
 
 

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import json_option, model_options
+from regard.commands.options import NewFile, json_option, model_options, offer_download
 from regard.errors import ArgumentError, LoadError
 
 if TYPE_CHECKING:
     from regard.view.document import Document
     from regard.view.models import Models
-    from regard.view.session import Progress
+    from regard.view.session import Progress, Session
 
 SUGGEST = ["tired", "wide"]  # the word of the sentence that decides what "it" is (Levesque et al. 2012)
 SENTENCE = "The animal didn't cross the street because it was too tired"
 NEEDS_NOTHING = "pocket-gpt"  # what is shown where nothing can be downloaded: it is shipped
+FILES = (".trace", ".txt", ".md")  # endings by which TEXT is known to be a file's name
 MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are measured before they are shown
 
 
@@ -41,15 +42,9 @@ MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are 
 )
 @click.option("--query", type=click.IntRange(0), help="The token whose row is shown, counted from 0.")
 @click.option("--against", metavar="LAYER.HEAD", help="Show the difference from another head.")
-@click.option(
-    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the page as one file, and end."
-)
-@click.option(
-    "--png", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG of the view, and end."
-)
-@click.option(
-    "--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG of the view, and end."
-)
+@click.option("--save", type=NewFile(), help="Write the page as one file, and end.")
+@click.option("--png", type=NewFile(), help="Write a PNG of the view, and end.")
+@click.option("--svg", type=NewFile(), help="Write an SVG of the view, and end.")
 @click.option("--layers", help="Layers of the saved page, such as 0,2-4. All by default.")
 @click.option("--force", is_flag=True, help="Save a page above 200 MB too.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Of the local server; another where it is taken.")
@@ -57,46 +52,53 @@ MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are 
 @click.option("--terminal", is_flag=True, help="Draw one head on the terminal, and end.")
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NewFile(),
     help="Where a picture goes when there is no one to look; the page goes beside it.",
 )
 @json_option
 def look(text: str, model: str, random: bool, seed: int, device: str, as_json: bool, **more: Any) -> None:
-    """Open the page of what attention looks at in TEXT.
+    """Open the page of what attention looks at in TEXT, or in the .trace, .txt or .md file that it names.
 
     The page is served on this machine alone, until Ctrl-C. Where nobody is there to look (no terminal) and no
     --port is named, one head is drawn as text, and --out names the files to write.
     """
+    pair = _head_pair(more["against"])
+    numbers = _numbers(more["layers"])
+    if numbers and not more["save"]:
+        raise ArgumentError("--layers chooses what --save writes: give both.")
+    path = None if more["file"] is not None else _named_file(text)
     if more["file"] is not None:
         text = more["file"].read()
+    elif path is not None and path.suffix != ".trace":
+        text = _content(path)
     if not text.strip():
         raise ArgumentError("TEXT has no words: give at least one, as in: regard look 'the cat sat'.")
-    models, key, notice = _models(model, random, seed, device, as_json)
-    from regard.view.session import Asked, Session
-
-    session = Session(models, key, text)
-    with _shown_progress(as_json) as progress:
-        document = session.document(Asked(key, text, more["target"]), progress)
+    if path is not None and path.suffix == ".trace":
+        session, document, notice = _opened(path, more)
+    else:
+        session, document, notice = _taken(text, model, random, seed, device, more["target"], as_json)
+    key, text = document.model_key, document.text
     long = document.trace.layers[0].n_query > MOST_PRINTED  # measuring it takes longer than anybody waits
     scenes = [] if long else document.facts()["scenes"]
     opening = scenes[0]["state"] if scenes else {"layer": 0, "head": 0}
     layer, head = opening["layer"], opening["head"]
     if more["layer"] is not None or more["head"] is not None:
         layer, head = _checked(document, more["layer"] or 0, more["head"] or 0)
-    against = _other_head(document, more["against"])
+    against = None if pair is None else _checked(document, *pair)
     view: dict[str, Any] = {"model": key, "text": text}
     if text == SENTENCE:
         view["suggest"] = SUGGEST
     if more["target"]:
         view["target"] = more["target"]
-    named = any(more[name] is not None for name in ("layer", "head", "view", "query", "against"))
-    if named or not scenes:  # else the story opens, with what it ranks first
+    chosen = any(more[name] is not None for name in ("layer", "head", "view", "query", "against"))
+    if chosen or not scenes:  # else the story opens, with what it ranks first
         view |= {"at": "atlas", "layer": layer, "head": head}
         view["view"] = "map" if more["view"] in (None, "heads") else more["view"]  # all heads are beside it
     if more["query"] is not None:
         view |= {"query": more["query"], "chosen": [more["query"]]}
     if against is not None:
         view |= {"compare": "head", "difference": True, "layer2": against[0], "head2": against[1]}
+    more |= {"against": against, "layers": _within(numbers, len(document.trace.layers))}
     written = _written(document, layer, head, more, view)
     if as_json:
         click.echo(json.dumps(_as_json(document, layer, head, written)))
@@ -122,7 +124,51 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
         click.echo(f"The {what} is in {path} ({decimal(n_byte)})")
 
 
-def _models(model: str, random: bool, seed: int, device: str, quiet: bool) -> tuple[Models, str, str | None]:
+def _named_file(text: str) -> Path | None:
+    """The file that TEXT names, there or not; None where it is a text."""
+    path = Path(text)
+    if path.suffix not in FILES or len(text) > 250:
+        return None
+    return path if path.is_file() or not any(map(str.isspace, text)) else None
+
+
+def _content(path: Path) -> str:
+    """The text of a file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{path} is not UTF-8 text.") from error
+
+
+def _opened(path: Path, more: dict[str, Any]) -> tuple[Session, Document, None]:
+    """A trace from its file, which needs no model."""
+    from dataclasses import replace
+
+    from regard.tracing.traces import Trace
+    from regard.view.document import documents_of
+    from regard.view.session import Session
+
+    source = click.get_current_context().get_parameter_source("model")
+    if more["target"] or (source is not None and source.name != "DEFAULT"):
+        raise ArgumentError(f"{path} is a trace, of a model and its text: leave out --model and --target.")
+    session = Session(default="")
+    document = replace(documents_of(Trace.load(path))[0], model_key=f"file {path.name}")
+    return session, session.add(document), None
+
+
+def _taken(
+    text: str, model: str, random: bool, seed: int, device: str, target: str | None, quiet: bool
+) -> tuple[Session, Document, str | None]:
+    """The trace of a text, and a line where another model had to read it."""
+    models, key, notice = _models(model, random, seed, device)
+    from regard.view.session import Asked, Session
+
+    session = Session(models, key, text)
+    with _shown_progress(quiet) as progress:
+        return session, session.document(Asked(key, text, target), progress), notice
+
+
+def _models(model: str, random: bool, seed: int, device: str) -> tuple[Models, str, str | None]:
     """The models with the wanted one loaded; another where it cannot be had, and a line that says so."""
     from regard.files import hub
     from regard.files.loading import checked_device
@@ -135,6 +181,7 @@ def _models(model: str, random: bool, seed: int, device: str, quiet: bool) -> tu
         if not random and (model in hub.listed() or Path(model).exists()):
             from regard.files.loading import load
 
+            offer_download(model)
             models.put(opened(load(model, device=models.device), key))
         models.get(key)
     except LoadError as error:
@@ -177,14 +224,14 @@ def _checked(document: Document, layer: int, head: int) -> tuple[int, int]:
     return layer, head
 
 
-def _other_head(document: Document, said: str | None) -> tuple[int, int] | None:
-    """A head from words such as 3.7."""
+def _head_pair(said: str | None) -> tuple[int, int] | None:
+    """Layer and head from words such as 3.7."""
     if said is None:
         return None
     layer, _, head = said.partition(".")
     if not (layer.isdecimal() and head.isdecimal()):
         raise ArgumentError(f"--against is LAYER.HEAD, as in 3.7. Got {said!r}.")
-    return _checked(document, int(layer), int(head))
+    return int(layer), int(head)
 
 
 def _written(
@@ -197,15 +244,13 @@ def _written(
 
         from regard.view.page import export
 
-        chosen = _layers(more["layers"], len(document.trace.layers))
+        chosen = more["layers"]
         kept = tuple(document.trace.layers[index] for index in chosen)
         part = replace(document, trace=replace(document.trace, layers=kept), _facts=[])
         start = {**view, "model": "", "text": ""}
         if "layer" in view:
             start["layer"] = chosen.index(layer) if layer in chosen else 0
         done.append(("page", more["save"], export([part], more["save"], start=start, force=more["force"])))
-    elif more["layers"]:
-        raise ArgumentError("--layers chooses what --save writes: give both.")
     done += [
         ("picture", more[kind], _picture(document, layer, head, more[kind], kind, more))
         for kind in ("png", "svg")
@@ -214,34 +259,34 @@ def _written(
     return done
 
 
-def _layers(said: str | None, n_layer: int) -> list[int]:
+def _numbers(said: str | None) -> list[int]:
     """Layers from words such as 0,2-4."""
-    if said is None:
-        return list(range(n_layer))
-    found: set[int] = set()
+    numbers: set[int] = set()
     try:
-        for part in said.split(","):
+        for part in said.split(",") if said is not None else ():
             first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
+            numbers.update(range(int(first), min(int(last or first), 10**4) + 1))
     except ValueError as error:
         raise ArgumentError(f"--layers must be numbers and ranges, as in 0,2-4. Got {said!r}.") from error
-    if not found or min(found) < 0 or max(found) >= n_layer:
-        raise ArgumentError(f"--layers must lie in 0 to {n_layer - 1}. Got {said!r}.")
-    return sorted(found)
+    return sorted(numbers)
+
+
+def _within(layers: list[int], n_layer: int) -> list[int]:
+    """Those layers, or all; an error where there are not so many."""
+    if layers and not 0 <= layers[0] <= layers[-1] < n_layer:
+        raise ArgumentError(f"--layers must lie in 0 to {n_layer - 1}. Got {layers[0]} to {layers[-1]}.")
+    return layers or list(range(n_layer))
 
 
 def _picture(document: Document, layer: int, head: int, path: Path, kind: str, more: dict[str, Any]) -> int:
     """Write the view as a figure."""
     from regard.view.picture import Wanted, figure_of
 
-    against = _other_head(document, more["against"])
-    figure = figure_of(document, Wanted(layer, head, more["view"] or "map", more["query"], against))
+    wanted = Wanted(layer, head, more["view"] or "map", more["query"], more["against"])
+    figure = figure_of(document, wanted)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*missing from font")  # drawn as boxes
-        try:
-            figure.savefig(path, format=kind)
-        except OSError as error:
-            raise ArgumentError(f"cannot write the picture {str(path)!r}: {error.strerror}.") from error
+        figure.savefig(path, format=kind)
     return path.stat().st_size
 
 

@@ -7,7 +7,7 @@ import time
 
 import click
 
-from regard.commands.options import json_option, load_model, model_options
+from regard.commands.options import Group, json_option, load_model, model_options
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
@@ -36,7 +36,7 @@ def families(as_json: bool) -> None:
     print_table(table)
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @json_option
 @click.pass_context
 def models(ctx: click.Context, as_json: bool) -> None:
@@ -116,10 +116,12 @@ def generate(
     """Continue TEXT, token by token as they come, with the speed at the end."""
     if not text.strip():
         raise ArgumentError("TEXT is empty: give at least one word to start from.")
-    loaded = load_model(model, random, seed, device)
     from regard.decoding.loop import generate as generate_text
     from regard.decoding.loop import stream
+    from regard.decoding.sampling import Choice
 
+    Choice(temperature, top_k, top_p, repetition_penalty)  # checked before anything is loaded
+    loaded = load_model(model, random, seed, device)
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: it takes ids, not text.")
     prompt = loaded.tokenizer.chat(text) if chat else text

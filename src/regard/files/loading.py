@@ -8,14 +8,16 @@ transformers library, where that is installed, and gives a `models.foreign.Forei
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, LoadError, UnsupportedError
+from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError, no_such
 from regard.files import hub
 from regard.files import raw as files
 from regard.files.safetensors import LazyTensor, write_safetensors
@@ -134,9 +136,10 @@ def load(
     elif Path(name).exists():
         loaded = from_raw(files.read(name), dtype=dtype)
     else:
+        shapes = ", ".join(_shapes())
         raise LoadError(
-            f"there is no model {name!r}: no such file or folder, and the models by name are "
-            f"{', '.join(hub.listed())}. With random=True (--random) also {', '.join(_shapes())}."
+            f"{no_such('model', name, hub.listed())} With random=True (--random) also {shapes}; "
+            "and there is no such file or folder."
         )
     loaded.model.to(device, dtype)
     if packed == "int8":
@@ -158,8 +161,6 @@ def from_raw(raw: files.RawModel, *, dtype: torch.dtype = torch.float32) -> Load
         start, stop = model.start_token, model.stop_tokens
     else:
         stated, kept_heads = stated_kept_heads(raw.config, source)
-        if kept_heads is not None:
-            files.check_sizes(stated, raw.tensors, source)
         family = family_of(stated)
         config = _config(family, stated, raw, source)
         if kept_heads is not None:
@@ -235,14 +236,16 @@ def random_seq2seq(config: Seq2SeqConfig, seed: int) -> Seq2Seq:
 
 def _seq2seq(raw: files.RawModel, source: str) -> Seq2Seq:
     """The recurrent model that `save` wrote."""
-    config = Seq2SeqConfig.from_dict({key: value for key, value in raw.config.items() if key != "model_type"})
-    with torch.device("meta"):
+    with _reading_config(source), torch.device("meta"):
+        config = Seq2SeqConfig.from_dict({key: raw.config[key] for key in raw.config if key != "model_type"})
+        if config.n_layer > len(raw.tensors):  # before they are built
+            raise ArgumentError(f"n_layer is {config.n_layer}, and there are {len(raw.tensors)} tensors.")
         model = Seq2Seq(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     _check_tensors(shapes, raw.tensors, source)
     # A recurrent layer keeps its weights in a list of its own too, which `assign` does not reach.
     model = Seq2Seq(config)
-    model.load_state_dict({name: tensor.read() for name, tensor in raw.tensors.items()})
+    model.load_state_dict({name: _numbers(tensor, source) for name, tensor in raw.tensors.items()})
     return model
 
 
@@ -254,7 +257,7 @@ def build(
     dtype: torch.dtype = torch.float32,
 ) -> Transformer:
     """A Transformer filled with published tensors; one error lists all that do not fit."""
-    with torch.device("meta"):
+    with _reading_config(source), torch.device("meta"):
         model = Transformer(config)
     names = _names_in(tensors, family, family.names(model))
     shapes = {}
@@ -269,7 +272,7 @@ def build(
     for ours, where in names.items():
         tensor = read.get(where.name)
         if tensor is None:
-            tensor = tensors[where.name].read().to(dtype)
+            tensor = _numbers(tensors[where.name], source, dtype)
         if where.part == 0:
             read[where.name] = tensor
         elif where.part == 2:
@@ -278,6 +281,20 @@ def build(
         state[ours] = (tensor if where.part is None else tensor.chunk(3)[where.part]).contiguous()
     model.load_state_dict(state, assign=True)
     return model.to(dtype)
+
+
+def _numbers(stored: LazyTensor, source: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A weight's numbers, which must be floating and finite: looked at once, here."""
+    read = stored.read()
+    if not read.is_floating_point():
+        raise LoadError(
+            f"{source}: {stored.name} is stored as {stored.stored_as}: weights must be floating numbers."
+        )
+    numbers = read.to(dtype)
+    # The sum is quick and hides no NaN; it may overflow where every number is finite.
+    if not math.isfinite(numbers.sum(dtype=torch.float32)) and not torch.isfinite(numbers).all():
+        raise LoadError(f"{source}: {stored.name} holds NaN or infinity as {dtype}: weights must be finite.")
+    return numbers
 
 
 def _names_in(
@@ -366,10 +383,7 @@ def _write(
 def _random(name: str, seed: int) -> Loaded:
     shapes = _shapes()
     if name not in shapes:
-        raise ArgumentError(
-            f"there is no shape called {name!r} to fill with random weights: "
-            f"one of {', '.join(shapes)} is known."
-        )
+        raise ArgumentError(no_such("shape to fill with random weights", name, shapes))
     family = shapes[name]
     with torch.device("meta"):  # no time spent on weights that are drawn anew
         model = Transformer(family.config(family.sizes[name]))
@@ -388,17 +402,23 @@ def _shapes() -> dict[str, Family]:
 
 
 def _config(family: Family, stated: Published, raw: files.RawModel, source: str) -> TransformerConfig:
-    try:
+    with _reading_config(source):
+        family.check(stated, len(raw.tensors), sum(tensor.n_element for tensor in raw.tensors.values()))
         config = family.config(stated)
-    except KeyError as error:
-        raise LoadError(
-            f"{source}: config.json has no {error.args[0]!r}, which a {family.name} model needs."
-        ) from error
-    except (TypeError, AttributeError) as error:
-        raise LoadError(f"{source}: config.json has a value of the wrong kind: {error}.") from error
     if config.pooler and not any(family.weights["pooler"].name in name for name in raw.tensors):
         config = replace(config, pooler=False)
     return config
+
+
+@contextmanager
+def _reading_config(source: str) -> Iterator[None]:
+    """What is wrong with a config.json, as a `LoadError` that names the file."""
+    try:
+        yield
+    except KeyError as error:
+        raise LoadError(f"{source}: config.json has no {error.args[0]!r}, which its model needs.") from error
+    except (TypeError, AttributeError, ArgumentError, ShapeError, RuntimeError) as error:
+        raise LoadError(f"{source}: config.json has a value that cannot be: {error}") from error
 
 
 def _stop_tokens(stated: Published, tokenizer: TextTokenizer | None) -> tuple[int, ...]:

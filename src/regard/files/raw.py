@@ -28,15 +28,6 @@ from regard.files.tokenizer import TextTokenizer, gguf_tokenizer, read_json, rea
 from regard.models.families import FAMILIES, Family, Published, Said, Weight
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-# Sizes in a config that a model is built from: none can exceed the number of weights there are.
-_SIZE_KEYS = re.compile(
-    r"(hidden|intermediate|vocab|type_vocab)_size|num_(hidden_|decoder_)?layers|n_(layer|head|embd|inner)"
-    r"|num_(attention_|key_value_)?heads|head_dim|d_(model|ff|kv)"
-)
-# Positions may have no weights (rotary, relative), but tables are made of this many rows.
-_POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx")
-MAX_POSITIONS = 2**24
-_LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +107,6 @@ def read_folder(folder: Path, *, weights: list[Path] | None = None) -> RawModel:
         raise LoadError(f"{folder}: these tensors are stored in more than one file: {_few(twice)}.")
     if weights is None and not (folder / "model.safetensors").exists():
         _check_index(folder, tensors)
-    check_sizes(config, tensors, str(folder / "config.json"))
     tokenizer, notes = None, tuple[str, ...]()
     if (folder / "tokenizer.json").is_file():
         tokenizer = TextTokenizer.from_folder(folder)
@@ -154,7 +144,6 @@ def read_gguf(path: Path) -> RawModel:
         tensors = _translated(header, family, config)
     except LoadError as error:
         raise LoadError(f"{path}: {error}") from error
-    check_sizes(config, tensors, str(path))
     tokenizer, notes = None, tuple[str, ...]()
     try:
         tokenizer = gguf_tokenizer(header.metadata, str(path), usual_cut=family.gguf_cut)
@@ -181,25 +170,6 @@ def count_weights(tensors: Mapping[str, LazyTensor]) -> dict[str, int]:
     for tensor in tensors.values():
         counts[tensor.stored_as] += tensor.n_element
     return dict(counts.most_common())
-
-
-def check_sizes(config: Published, tensors: Mapping[str, LazyTensor], source: str) -> None:
-    """Raise if the config asks for more than the weights can fill, before a model of that size is built."""
-    in_all = sum(tensor.n_element for tensor in tensors.values())
-    wrong = []
-    for key, value in config.items():
-        if key in _POSITION_KEYS:
-            most, of = MAX_POSITIONS, f"it may be {MAX_POSITIONS}"
-        elif key in _LAYER_KEYS:
-            most, of = len(tensors), f"there are {len(tensors)} tensors"
-        elif _SIZE_KEYS.fullmatch(key):
-            most, of = in_all, f"there are {in_all} numbers in all the weights"
-        else:
-            continue
-        if value is not None and (type(value) is not int or not 0 <= value <= most):
-            wrong.append(f"{key} is {str(value)[:40]} and {of}")
-    if wrong:
-        raise LoadError(f"{source} does not fit its weights: {'; '.join(wrong)}.")
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -72,7 +72,7 @@ class TextTokenizer:
         """
         if len(text) > MAX_JSON_BYTES:
             raise LoadError(f"{source} has {len(text)} characters; a tokenizer may have {MAX_JSON_BYTES}.")
-        with _library_errors(source):
+        with _library_errors(f"{source} does not describe a tokenizer that can be built"):
             backend = Tokenizer.from_str(text)
             backend.no_truncation()
             backend.no_padding()
@@ -95,7 +95,8 @@ class TextTokenizer:
                 for role in fields(SpecialIds):
                     token = stated.get(f"{role.name}_token")
                     token = token.get("content") if isinstance(token, dict) else token
-                    index = tokenizer.backend.token_to_id(token) if isinstance(token, str) else None
+                    with _library_errors(f"{folder / file_name} names a token that cannot be"):
+                        index = tokenizer.backend.token_to_id(token) if isinstance(token, str) else None
                     if index is not None:
                         named[role.name] = index
         return replace(tokenizer, special=replace(tokenizer.special, **named))
@@ -133,7 +134,8 @@ class TextTokenizer:
         if skip_special:
             hidden = self.special.all()
             wanted = [index for index in wanted if index not in hidden]
-        return str(self.backend.decode(wanted, skip_special_tokens=skip_special))
+        with _library_errors("the tokenizer cannot write these ids"):
+            return str(self.backend.decode(wanted, skip_special_tokens=skip_special))
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, "position"]) -> list[str]:
         """One readable string per id, for labels: spaces kept, line ends and stray bytes spelled out."""
@@ -176,10 +178,11 @@ class TextTokenizer:
                 f"The text has a lone surrogate, {text[error.start]!r} at position {error.start}: "
                 "it is not Unicode text, so it has no bytes to encode."
             ) from error
-        return self.backend.encode(text, add_special_tokens=add_special)
+        with _library_errors("the tokenizer cannot read this text"):
+            return self.backend.encode(text, add_special_tokens=add_special)
 
     def _readable(self, index: int, byte_level: bool) -> str:
-        token = self.backend.id_to_token(index) if index >= 0 else None
+        token = self.backend.id_to_token(index) if 0 <= index < 1 << 32 else None
         if token is None:
             return f"<{index}>"
         return readable(token, byte_level)
@@ -295,7 +298,7 @@ def gguf_tokenizer(
         raise LoadError(f"{source} has {len(tokens)} tokens and {n_type} token types: one each is needed.")
 
     llama3 = cut in _LLAMA3_CUT
-    with _library_errors(source):
+    with _library_errors(f"{source} does not describe a tokenizer that can be built"):
         backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=llama3))
         backend.pre_tokenizer = _gguf_cut(cut, bool(metadata.get("tokenizer.ggml.add_space_prefix")), source)
         backend.decoder = decoders.ByteLevel()
@@ -311,7 +314,7 @@ def gguf_tokenizer(
     special = _gguf_special_ids(metadata, len(tokens), source)
     if metadata.get("tokenizer.ggml.add_bos_token") and special.bos is not None:
         bos = tokens[special.bos]
-        with _library_errors(source):
+        with _library_errors(f"{source} does not describe a tokenizer that can be built"):
             backend.post_processor = processors.TemplateProcessing(
                 single=[bos, "$A"], pair=None, special_tokens=[(bos, special.bos)]
             )
@@ -378,16 +381,14 @@ _BYTE_OF = {character: byte for byte, character in enumerate(_CHARACTER_OF)}
 
 
 @contextmanager
-def _library_errors(source: str) -> Iterator[None]:
+def _library_errors(what: str) -> Iterator[None]:
     """Turn whatever the tokenizers library raises into a `LoadError`; a Rust panic is a BaseException."""
     try:
         yield
     except (LoadError, UnsupportedError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
     except BaseException as error:
-        raise LoadError(
-            f"{source} does not describe a tokenizer that can be built: {str(error)[:300]}."
-        ) from error
+        raise LoadError(f"{what}: {str(error)[:300]}.") from error
 
 
 def read_text(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, no_such
 from regard.lab.spec import Experiment
 
 # id -> its claim in a few words, for a list that imports no torch
@@ -35,6 +35,6 @@ def find(name: str) -> Experiment:
     """
     wanted = name.replace("-", " ").replace("_", " ")
     if wanted not in EXPERIMENTS:
-        raise ArgumentError(f"there is no experiment {name!r}: there are {', '.join(EXPERIMENTS)}.")
+        raise ArgumentError(no_such("experiment", name, EXPERIMENTS))
     experiment: Experiment = import_module(f"regard.lab.{wanted.replace(' ', '_')}").EXPERIMENT
     return experiment

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.attention.data import Ranges, check_fields
 from regard.attention.scores import Bias
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError
@@ -74,12 +76,17 @@ class BlockConfig:
     kernel: str | None = None  # a feature map's name: linear attention in place of softmax
     window: int | None = None
     dropout: float = 0.0
+    ranges: ClassVar[Ranges] = {
+        **dict.fromkeys("model_dim n_head ff_dim n_kv_head qk_dim v_dim window".split(), (1, math.inf)),
+        "norm_eps": (0, 1),
+    }
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def make_norm(config: BlockConfig) -> nn.Module:
     """LayerNorm or RMSNorm."""
-    if config.norm not in ("layer", "rms"):
-        raise ArgumentError(f"norm must be 'layer' or 'rms'. Got {config.norm!r}.")
     kind = nn.LayerNorm if config.norm == "layer" else RMSNorm
     return kind(config.model_dim, eps=config.norm_eps)
 

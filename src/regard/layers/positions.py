@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.data import Ranges, check_fields
 from regard.attention.scores import DistanceBias
 from regard.errors import ArgumentError, ShapeError
 
@@ -85,17 +87,18 @@ def check_positions(positions: Tensor, n_position: int) -> None:
 class RotaryScaling:
     """How rotary angles are stretched for contexts longer than in training."""
 
-    kind: str = "linear"  # "linear": all angles divided by factor; "llama3": only the slow ones
+    kind: Literal["linear", "llama3"] = "linear"  # all angles are divided by factor, or the slow ones
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_positions: int = 8192
+    ranges: ClassVar[Ranges] = {
+        "factor": (1e-3, 1e6),  # it divides the angles
+        "original_positions": (1, 2**31),
+    }
 
     def __post_init__(self) -> None:
-        if self.kind not in ("linear", "llama3"):
-            raise ArgumentError(f"rotary scaling must be 'linear' or 'llama3'. Got {self.kind!r}.")
-        if not self.factor > 0:
-            raise ArgumentError(f"factor divides the angles and must be above 0. Got {self.factor}.")
+        check_fields(self)
         if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ArgumentError(
                 "low_freq_factor must be above 0 and below high_freq_factor. "

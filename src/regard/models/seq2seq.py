@@ -10,19 +10,21 @@ encoder's outputs; what it sees and the embedding of the previous word feed the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.attention.data import Ranges, check_field, check_fields
 from regard.attention.scores import ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError
-from regard.layers.attention import AdditiveAttention, Record, reported
+from regard.layers.attention import AdditiveAttention, Record, check_dropout, reported
 from regard.models.model import Model, Output, Sizes
 from regard.models.recurrent_layers import State, Steps, read, run
 
@@ -50,27 +52,17 @@ class Seq2SeqConfig:
     eos: int | None = None  # what ends a sequence
     pad: int | None = None  # what stands after the end
 
+    ranges: ClassVar[Ranges] = {
+        **dict.fromkeys("source_vocab target_vocab embed_dim hidden_dim n_layer".split(), (1, math.inf)),
+        "attention_dim": (1, math.inf),
+        **dict.fromkeys(("bos", "eos", "pad"), (0, math.inf)),
+    }
+
     def __post_init__(self) -> None:
-        for name in ("source_vocab", "target_vocab", "embed_dim", "hidden_dim", "n_layer", "attention_dim"):
-            size = getattr(self, name)
-            if size is None and name == "attention_dim":
-                continue
-            if not _is_whole(size) or size < 1:
-                raise ArgumentError(f"{name} must be a whole number of at least 1. Got {size!r}.")
-        for name, kinds in (("cell", get_args(Cell)), ("score", get_args(Score))):
-            if getattr(self, name) not in kinds:
-                raise ArgumentError(f"{name} must be one of {', '.join(kinds)}. Got {getattr(self, name)!r}.")
-        if not isinstance(self.bidirectional, bool):
-            raise ArgumentError(f"bidirectional must be True or False. Got {self.bidirectional!r}.")
-        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
-            raise ArgumentError(f"dropout must be at least 0 and below 1. Got {self.dropout!r}.")
-        for name in ("bos", "eos", "pad"):
-            token = getattr(self, name)
-            if token is not None and not (_is_whole(token) and 0 <= token < self.target_vocab):
-                raise ArgumentError(
-                    f"{name} must be a token of the target, between 0 and {self.target_vocab - 1}. "
-                    f"Got {token!r}."
-                )
+        check_fields(self)
+        check_dropout(self.dropout)
+        for name in ("bos", "eos", "pad"):  # tokens of the target
+            check_field(Seq2SeqConfig, name, getattr(self, name), most=self.target_vocab - 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by its name: what `from_dict` reads, and JSON can hold."""
@@ -414,10 +406,6 @@ def _side_by_side(state: Tensor) -> Tensor:
     """(layer * direction, batch, hidden) as (layer, batch, direction * hidden)."""
     directions: Tensor = state.unflatten(0, (-1, 2))
     return directions.transpose(1, 2).flatten(2)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_tokens(name: str, tokens: Tensor, vocab: int) -> None:

@@ -5,15 +5,17 @@ Read `TransformerConfig` for what can differ, `families/` for who differs how.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.attention.data import Ranges, check_fields
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.layers.attention import Record
@@ -49,14 +51,19 @@ class TransformerConfig:
     family: str = "custom"
     kept_heads: tuple[tuple[int, ...], ...] | None = None  # pruned: those left, for each of `attention_names`
 
+    ranges: ClassVar[Ranges] = {
+        **dict.fromkeys("vocab n_bucket max_distance".split(), (1, math.inf)),
+        **dict.fromkeys("n_encoder_layer n_decoder_layer n_token_type".split(), (0, math.inf)),
+        "n_position": (1, 2**24),
+        "rotary_base": (1, 1e30),
+    }
+
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.kept_heads is not None:
             n_attention = self.n_encoder_layer + self.n_decoder_layer * (2 if self.n_encoder_layer else 1)
             check_kept_heads(self.kept_heads, n_attention, self.block.n_head)
-        if self.vocab < 1:
-            raise ArgumentError(f"vocab must be at least 1. Got {self.vocab}.")
-        n_layer = self.n_encoder_layer, self.n_decoder_layer
-        if min(n_layer) < 0 or max(n_layer) < 1:
+        if self.n_encoder_layer + self.n_decoder_layer < 1:
             raise ArgumentError(
                 "a Transformer needs at least one layer in its encoder or its decoder. "
                 f"Got n_encoder_layer={self.n_encoder_layer}, n_decoder_layer={self.n_decoder_layer}."

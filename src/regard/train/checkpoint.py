@@ -4,8 +4,9 @@
       step-00000200/      tensors.safetensors: weights and the optimizer's moments; state.json: the rest
       step-00000400/
 
-`state.json` holds the size and the checksum of the tensors, so a file damaged later is noticed and the
-checkpoint before it is taken. No pickle. Random numbers need no state: each update seeds its own.
+`state.json` holds the size and the checksum of the tensors and a checksum of itself, so a file damaged later
+is noticed and the checkpoint before it is taken. No pickle. Random numbers need no state: each update seeds
+its own.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ def save_checkpoint(
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         write_safetensors(tensors, part / TENSORS)
-        facts = {"bytes": (part / TENSORS).stat().st_size, "crc": _crc(part / TENSORS)}
-        (part / STATE).write_text(json.dumps({**state, "tensors": facts}), encoding="utf-8")
+        facts = {"bytes": (part / TENSORS).stat().st_size, "crc": crc_of(part / TENSORS)}
+        state = {**state, "tensors": facts}
+        text = json.dumps({**state, "checksum": _checksum(state)})
+        (part / STATE).write_text(text, encoding="utf-8")
         for name in (TENSORS, STATE):
             _flush(part / name)
         _flush(part)
@@ -96,24 +99,37 @@ def latest(folder: str | Path) -> Checkpoint | None:
     return None
 
 
-def _read(path: Path) -> dict[str, Any] | str:
-    """The state of a checkpoint, or what is wrong with it."""
+def read_state(path: Path) -> dict[str, Any] | str:
+    """What a checkpoint says beside its tensors, or what is wrong with it."""
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
-        size = (path / TENSORS).stat().st_size
-    except (OSError, ValueError) as error:
-        return f"cannot be read ({error})"
-    facts = state.get("tensors") if isinstance(state, dict) else None
-    if not isinstance(facts, dict) or "step" not in state:
-        return "state.json is not that of a checkpoint"
-    if size != facts.get("bytes"):
-        return f"{TENSORS} has {size} bytes, not {facts.get('bytes')}"
-    if _crc(path / TENSORS) != facts.get("crc"):
-        return f"{TENSORS} is not what was written (its checksum differs)"
-    return dict(state)
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{STATE} cannot be read ({error})"
+    if not isinstance(state, dict) or state.pop("checksum", None) != _checksum(state):
+        return f"{STATE} is not what was written (its checksum differs)"
+    return state
 
 
-def _crc(path: Path) -> int:
+def _read(path: Path) -> dict[str, Any] | str:
+    """The state of a whole checkpoint, or what is wrong with it."""
+    state = read_state(path)
+    if isinstance(state, str):
+        return state
+    try:
+        size, crc = (path / TENSORS).stat().st_size, crc_of(path / TENSORS)
+    except OSError as error:
+        return f"{TENSORS} cannot be read ({error})"
+    if {"bytes": size, "crc": crc} != state["tensors"]:
+        return f"{TENSORS} is not what was written (its size or checksum differs)"
+    return state
+
+
+def _checksum(state: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(state, sort_keys=True).encode())
+
+
+def crc_of(path: Path) -> int:
+    """The checksum of a file."""
     crc = 0
     with path.open("rb") as file:
         while piece := file.read(2**22):

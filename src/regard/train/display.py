@@ -62,8 +62,16 @@ class Metrics:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl."""
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    """The lines of metrics.jsonl; one that is damaged is left out."""
+    rows = []
+    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("kind"), str):
+            rows.append(row)
+    return rows
 
 
 class Display:
@@ -136,7 +144,11 @@ def loss_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
     """The loss by step as a PNG: training, and held out where it was evaluated."""
     lines = {}
     for kind, name in (("train", "training"), ("valid", "held out")):
-        points = [(float(m["step"]), float(m["loss"])) for m in metrics if m["kind"] == kind]
+        points = [
+            (float(row["step"]), float(row["loss"]))
+            for row in metrics
+            if row["kind"] == kind and isinstance(row.get("loss"), int | float)
+        ]
         if points:
             lines[name] = ([x for x, _ in points], [y for _, y in points])
     if lines:

@@ -17,7 +17,9 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from regard.allocation import keep_freed_memory
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, LoadError, TrainError
 from regard.files.loading import Loaded, save
+from regard.files.locks import held
 from regard.files.safetensors import write_safetensors
 from regard.train import checkpoint
 from regard.train.batches import Batches
@@ -70,10 +73,11 @@ def train(settings: Settings, *, quiet: bool = False) -> Run:
     with joined(settings) as world:
         folder = Path(world.from_first(str(_new_folder(settings)) if world.first else ""))
         settings = replace(settings, out=str(folder))
-        if world.first:
-            _begin(settings, folder)
-        world.from_first(None)  # the others wait until it is there
-        return _run(settings, folder, world, quiet)
+        with _alone(folder, world):
+            if world.first:
+                _begin(settings, folder)
+            world.from_first(None)  # the others wait until it is there
+            return _run(folder, world, quiet, new=True)
 
 
 def resume(folder: str | Path, *, quiet: bool = False) -> Run:
@@ -84,12 +88,42 @@ def resume(folder: str | Path, *, quiet: bool = False) -> Run:
             f"{folder} is not a run: a folder that `regard train` made has a config.toml. "
             f"{'It does not exist.' if not folder.exists() else 'There is none in it.'}"
         )
-    if (folder / "result.json").is_file():
+    if (done := _done(folder)) is not None:
+        return done
+    with joined(Settings.read(folder / "config.toml")) as world, _alone(folder, world):
+        return _run(folder, world, quiet, new=False)
+
+
+def _done(folder: Path) -> Run | None:
+    """What result.json says; None where there is none, or a damaged one, which is then made again."""
+    try:
         done = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        return Run(folder, done["step"], done["stopped"], done["scores"])
-    settings = replace(Settings.read(folder / "config.toml"), out=str(folder))
-    with joined(settings) as world:
-        return _run(settings, folder, world, quiet)
+        run = Run(folder, done["step"], done["stopped"], done["scores"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    sound = type(run.step) is int and isinstance(run.stopped, str) and isinstance(run.scores, dict)
+    return run if sound and run.finished and run.best.is_dir() else None
+
+
+@contextmanager
+def _alone(folder: Path, world: World) -> Iterator[None]:
+    """No other process trains in this folder meanwhile."""
+    problem: TrainError | None = None
+    with ExitStack() as stack:
+        if world.first:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held(folder / ".lock", wait=False))
+            except BlockingIOError:
+                problem = TrainError(f"{folder} is being trained by another process: wait for it, or end it.")
+            except OSError as error:
+                problem = TrainError(
+                    f"the run's folder {folder} cannot be written: {error.strerror or error}."
+                )
+        problem = world.from_first(problem)
+        if problem is not None:
+            raise problem
+        yield
 
 
 def _new_folder(settings: Settings) -> Path:
@@ -103,7 +137,9 @@ def _new_folder(settings: Settings) -> Path:
         raise ArgumentError(
             f"{folder} holds a run already: go on with it (--resume {folder}), or give another folder."
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    # A process that was killed as it began leaves these two.
+    started = {".lock", "config.toml.part"}
+    if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - started):
         raise ArgumentError(f"{folder} is not an empty folder: a run needs one of its own.")
     return folder
 
@@ -112,7 +148,6 @@ def _begin(settings: Settings, folder: Path) -> None:
     """The run's folder with its config, the threads it starts with written down."""
     settings = replace(settings, threads=settings.threads or torch.get_num_threads())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         part = folder / "config.toml.part"
         part.write_text(settings.to_toml(), encoding="utf-8")
         part.replace(folder / "config.toml")
@@ -122,13 +157,21 @@ def _begin(settings: Settings, folder: Path) -> None:
         ) from error
 
 
-def _run(settings: Settings, folder: Path, world: World, quiet: bool) -> Run:
+def _run(folder: Path, world: World, quiet: bool, *, new: bool) -> Run:
     settings = replace(Settings.read(folder / "config.toml"), out=str(folder))
     keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     try:
-        return _Running(settings, folder, world, quiet).go()
+        try:
+            running = _Running(settings, folder, world, quiet)
+        except BaseException:
+            if (
+                new and world.first
+            ):  # a start that failed: all in the folder is ours, and in the way of the next
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return running.go()
     finally:
         torch.set_num_threads(before)
 
@@ -153,7 +196,9 @@ class _Running:
                 else TrainError(f"the data of {folder} could not be written: {problem.strerror or problem}.")
             )
         self.corpus: Corpus = open_corpus(settings, folder)
-        special = self.corpus.tokenizer.special
+        tokenizer = self.corpus.tokenizer
+        special = tokenizer.special
+        self.crc = zlib.crc32(f"{tokenizer.to_json()} {special}".encode(), self.corpus.crc)
         assert special.pad is not None  # every vocabulary of ours has one
         self.pad = special.pad
         objective = Objective(build_model(settings, self.corpus.tokenizer), settings.label_smoothing)
@@ -174,9 +219,9 @@ class _Running:
         if newest is None:
             return
         state = newest.state
-        if state["crc"] != self.corpus.crc:
+        if state["crc"] != self.crc:
             raise TrainError(
-                f"{self.folder} was trained on other data than {self.folder / 'data'} now holds: "
+                f"{self.folder} was trained on other data or with another tokenizer than it now holds: "
                 "a run goes on with the data it began with. Start a new run."
             )
         self.training.restore(newest.tensors(), state["progress"])
@@ -206,7 +251,7 @@ class _Running:
                     )
                     return Run(self.folder, progress.step, stopped)
                 return self._finish(stopped)
-        except (TrainError, OSError) as error:
+        except (TrainError, SafetensorError, OSError) as error:
             last = checkpoint.names(self.folder / "checkpoints")
             where = f"The last checkpoint is {self.folder / 'checkpoints' / last[-1]}." if last else ""
             raise TrainError(f"{error} {where}".strip()) from error
@@ -269,8 +314,10 @@ class _Running:
     def _keep(self, score: list[float], step: int, weights: Mapping[str, Tensor]) -> None:
         """Keep a model that is among the best; what falls out is deleted after the next checkpoint."""
         progress = self.training.progress
-        this = [*score, float(step)]
-        ranked = sorted([*progress.kept, this], key=lambda model: (model[:-1], -model[-1]), reverse=True)
+        this: dict[str, Any] = {"score": score, "step": step}
+        ranked = sorted(
+            [*progress.kept, this], key=lambda model: (model["score"], -model["step"]), reverse=True
+        )
         kept = ranked[: self.settings.keep_best]
         if this in kept:
             path = self._kept_path(step)
@@ -279,12 +326,23 @@ class _Running:
                 write_safetensors(
                     {name: weight.contiguous() for name, weight in weights.items()}, f"{path}.part"
                 )
+                this["crc"] = checkpoint.crc_of(Path(f"{path}.part"))
                 os.replace(f"{path}.part", path)
             except (OSError, SafetensorError) as error:
                 raise TrainError(
                     f"{path} could not be written: {error}. Free some space and resume."
                 ) from error
         progress.kept = kept
+
+    def _kept(self) -> list[dict[str, Tensor]]:
+        """The weights of the models kept, best first."""
+        for model in self.training.progress.kept:
+            path = self._kept_path(model["step"])
+            if checkpoint.crc_of(path) != model["crc"]:
+                raise TrainError(
+                    f"{path} is not what was written (its checksum differs): start the run anew."
+                )
+        return [load_file(self._kept_path(model["step"])) for model in self.training.progress.kept]
 
     def _kept_path(self, step: int) -> Path:
         return self.folder / "kept" / f"step-{step:08d}.safetensors"
@@ -299,7 +357,7 @@ class _Running:
             state = {
                 "step": progress.step,
                 "progress": progress.to_dict(),
-                "crc": self.corpus.crc,
+                "crc": self.crc,
                 "processes": self.world.size,
                 "threads": torch.get_num_threads(),
                 "torch": torch.__version__,
@@ -318,8 +376,9 @@ class _Running:
         """Delete kept models that no checkpoint speaks of."""
         spoken = set()
         for name in checkpoint.names(self.folder / "checkpoints"):
-            state = json.loads((self.folder / "checkpoints" / name / checkpoint.STATE).read_text("utf-8"))
-            spoken |= {self._kept_path(int(model[-1])) for model in state["progress"]["kept"]}
+            state = checkpoint.read_state(self.folder / "checkpoints" / name)
+            if isinstance(state, dict):
+                spoken |= {self._kept_path(model["step"]) for model in state["progress"]["kept"]}
         for path in (self.folder / "kept").glob("*"):
             if path not in spoken:
                 path.unlink(missing_ok=True)
@@ -329,7 +388,7 @@ class _Running:
         progress = self.training.progress
         result: dict[str, Any] = {}
         if self.world.first:
-            kept = [load_file(self._kept_path(int(model[-1]))) for model in progress.kept]
+            kept = self._kept()
             weights = kept[0]
             if self.settings.average:
                 weights = {name: torch.stack([model[name] for model in kept]).mean(0) for name in weights}
@@ -347,7 +406,7 @@ class _Running:
                 # A model that has learned nothing may answer nothing: then the true answer is aligned.
                 pairs = [(source, answer or target) for source, target, answer in samples[:4]]
                 alignment_maps(loaded, pairs, self.folder)
-            steps = [int(model[-1]) for model in progress.kept]
+            steps = [model["step"] for model in progress.kept]
             result = {
                 "step": progress.step,
                 "stopped": stopped,
@@ -357,7 +416,8 @@ class _Running:
                 "scores": scores,
             }
             text = json.dumps(result, indent=2, ensure_ascii=False)
-            (self.folder / "result.json").write_text(text, encoding="utf-8")
+            (self.folder / "result.json.part").write_text(text, encoding="utf-8")
+            os.replace(self.folder / "result.json.part", self.folder / "result.json")
             self.display.note(f"{self.folder}: {figures(scores)}")
         result = self.world.from_first(result)
         return Run(self.folder, progress.step, stopped, result["scores"])

@@ -261,4 +261,4 @@ def plain(value: Any) -> Any:
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+    return plain(value.tolist()) if isinstance(value, torch.Tensor) else value

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, LoadError
+from regard.errors import ArgumentError, LoadError, no_such
 from regard.files import hub
 from regard.files.loading import Loaded, described, load, random_seq2seq, untrained
 from regard.files.tokenizer import TextTokenizer, byte_tokenizer
@@ -126,16 +126,20 @@ class Models:
                 self._kept.move_to_end(key)
                 return self._kept[key]
             lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
+        try:
+            with lock:
+                with self._lock:
+                    if key in self._kept:
+                        return self._kept[key]
+                made = self._load(key)
+                with self._lock:
+                    self._kept[key] = made
+                    while len(self._kept) > _KEPT:
+                        self._kept.popitem(last=False)
+                return made
+        finally:
             with self._lock:
-                if key in self._kept:
-                    return self._kept[key]
-            made = self._load(key)
-            with self._lock:
-                self._kept[key] = made
-                while len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
-            return made
+                self._locks.pop(key, None)
 
     def _load(self, key: str) -> Opened:
         if key == f"seq2seq{RANDOM}":
@@ -150,8 +154,7 @@ class Models:
         if key in hub.listed() and hub.present(key) is None:
             raise LoadError(f"{key} is not on this machine. Get it with: regard models get {key}")
         if key not in hub.listed() and key not in self.extra:
-            known = ", ".join([*hub.listed(), *self.extra])
-            raise LoadError(f"there is no model {key!r} here: there are {known}, and random shapes.")
+            raise LoadError(no_such("model", key, [*hub.listed(), *self.extra]))
         return opened(load(key, device=self.device), key)
 
     def _untrained(self, key: str) -> Loaded:

@@ -33,7 +33,7 @@ from regard.view.page import bundle, html, policy
 from regard.view.session import NUMBERS, QUICK, Session
 
 PORT = 8471
-_MOST_BODY = 1 << 31  # a trace that is dropped on the page
+_MOST_BODY = 1 << 28  # a trace that is dropped on the page; `regard look FILE` opens larger ones
 _SMALL_BODY = 1 << 21
 
 
@@ -65,8 +65,9 @@ def app(session: Session, token: str, port: int, start: dict[str, Any] | None = 
         except ClientDisconnect:
             return Response(status_code=499)
         except _TooLargeError:
-            return PlainTextResponse("this is too large to be read.", 413)
-        except (ValueError, TypeError, UnicodeDecodeError):
+            # What is still being sent is not waited for.
+            return PlainTextResponse("this is too large to be read.", 413, {"connection": "close"})
+        except (ValueError, TypeError, RecursionError):
             return PlainTextResponse("the question is no JSON.", 400)
         limiter = quick if name in QUICK else slow
         async with limiter:
@@ -93,13 +94,15 @@ class _TooLargeError(Exception):
 
 
 async def _body(request: Request, most: int) -> bytes:
-    parts, length = [], 0
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > most:
+        raise _TooLargeError
+    body = bytearray()
     async for part in request.stream():
-        length += len(part)
-        if length > most:
+        body += part
+        if len(body) > most:
             raise _TooLargeError
-        parts.append(part)
-    return b"".join(parts)
+    return bytes(body)
 
 
 class _Guard:

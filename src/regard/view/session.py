@@ -1,7 +1,7 @@
 """What the page asks and Python answers, over HTTP or a notebook's messages: `Session.answer`.
 
-Answers are bytes: JSON, or numbers. A session keeps the models and the last traces; a trace that was let go
-is taken again when it is asked for.
+Answers are bytes: JSON, or numbers. A session keeps the models, the last traces and the last texts; a trace
+that was let go is taken again when it is asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from regard.view.predict import gradients, predict, rivals
 QUICK = frozenset({"tile", "small", "parts", "health", "models", "progress", "stop"})  # answered at once
 NUMBERS = frozenset({"tile", "small"})  # answered with bytes, not JSON
 _KEPT_BYTES = 1 << 30  # of traces; the newest is kept whatever it takes
+_KEPT = 256  # traces, and texts
 _MOST_CHARACTERS = 200_000
 _ANSWERED = 24  # tokens an encoder-decoder writes where no answer is given
 
@@ -94,7 +96,8 @@ class Session:
         self._lock = threading.Lock()
         self._making: dict[str, threading.Lock] = {}
         self._documents: OrderedDict[str, Document] = OrderedDict()
-        self._asked: dict[str, Asked] = {}
+        self._asked: OrderedDict[str, Asked] = OrderedDict()
+        self._lasting: set[str] = set()  # what Python gave: it cannot be had again
         self._running: dict[str, Progress] = {}  # by what the page calls its question
         self._given: dict[str, Document] = {}  # traces that were handed over, by what the page calls them
         self._alive: dict[str, str] = {}  # the model that made a given trace, where it is here
@@ -131,8 +134,11 @@ class Session:
         found = self._questions[name](params, body)
         return found if isinstance(found, bytes) else json.dumps(plain(found), allow_nan=False).encode()
 
-    def add(self, document: Document, model: Opened | None = None) -> Document:
-        """Take a document that is made already; with its `model` it can be run again and changed."""
+    def add(self, document: Document, model: Opened | None = None, *, lasting: bool = True) -> Document:
+        """Take a document that is made already; with its `model` it can be run again and changed.
+
+        Unless `lasting`, it is let go of as runs are when there are newer ones.
+        """
         if model is not None:
             self.models.put(model)
             document = replace(document, kind=model.kind, predicts=model.predicts)
@@ -143,34 +149,47 @@ class Session:
             if model is not None:
                 self._alive[document.model_key] = model.key
                 self._asked[document.id] = Asked(model.key, document.text, document.target)
+            if lasting:
+                self._lasting.add(document.id)
+            self._forget()
         return document
 
     def document(self, asked: Asked, progress: Progress | None = None) -> Document:
         """The trace of a run: the one kept, or a new one."""
         with self._lock:
             self._asked[asked.id] = asked
+            self._asked.move_to_end(asked.id)
             found = self._documents.get(asked.id)
             if found is not None:
                 self._documents.move_to_end(asked.id)
                 return found
             lock = self._making.setdefault(asked.id, threading.Lock())
-        with lock:
+        try:
+            with lock:
+                with self._lock:
+                    found = self._documents.get(asked.id)
+                if found is None:
+                    found = make_document(self.models.get(asked.model), asked, progress)
+                    with self._lock:
+                        self._documents[found.id] = found
+        finally:
             with self._lock:
-                found = self._documents.get(asked.id)
-            if found is None:
-                found = make_document(self.models.get(asked.model), asked, progress)
-                self._keep(found)
+                self._making.pop(asked.id, None)
+                self._forget()
         return found
 
-    def _keep(self, document: Document) -> None:
-        with self._lock:
-            self._documents[document.id] = document
-            held = sum(each.trace.bytes for each in self._documents.values())
-            for key in list(self._documents):
-                asked = self._asked.get(key)
-                if held <= _KEPT_BYTES or key == document.id or asked is None or asked.id != key:
-                    continue  # what was given cannot be made again
-                held -= self._documents.pop(key).trace.bytes
+    def _forget(self) -> None:
+        """Let go of the oldest traces and texts beyond what is kept; not of what lasts, nor of the newest."""
+        held = sum(document.trace.bytes for document in self._documents.values())
+        for key in list(self._documents)[:-1]:
+            if key not in self._lasting and (held > _KEPT_BYTES or len(self._documents) > _KEPT):
+                document = self._documents.pop(key)
+                held -= document.trace.bytes
+                if self._given.get(document.model_key) is document:
+                    del self._given[document.model_key]
+        for key in list(self._asked)[:-_KEPT]:
+            if key not in self._lasting:
+                del self._asked[key]
 
     def _document(self, params: dict[str, Any]) -> Document:
         key = params.get("doc")
@@ -180,7 +199,9 @@ class Session:
         if found is not None:
             return found
         if asked is None:
-            raise ArgumentError("this trace is not here any more: press Look to take it again.")
+            raise ArgumentError(
+                "this trace is not here any more: press Look to take it again, or drop its file anew."
+            )
         return self.document(asked)
 
     def _choices(self) -> list[dict[str, Any]]:
@@ -215,7 +236,7 @@ class Session:
             raise ArgumentError("The text is empty: type at least one word.")
         if len(text) > _MOST_CHARACTERS:
             raise ArgumentError(f"the text has {len(text)} characters: at most {_MOST_CHARACTERS} are read.")
-        off = tuple(sorted({_pair(each) for each in params.get("off") or []}))
+        off = tuple(sorted({_pair(head) for head in _list(params, "off")}))
         if not (key or self.default):
             raise ArgumentError("there is no model here: choose one above.")
         asked = Asked(str(key or self.default), text, target or None, off, max_new)
@@ -247,7 +268,7 @@ class Session:
         # The tensors are mapped: they outlive the name of their file.
         document = replace(documents_of(found)[0], title=f"{name} · {found.facts.get('name', 'trace')}")
         document = replace(document, id=hashlib.sha256(body).hexdigest()[:16], model_key=f"file {name}")
-        return self.add(document).meta()
+        return self.add(document, lasting=False).meta()
 
     def _tile(self, params: dict[str, Any], body: bytes) -> bytes:
         rows = slice(_index(params, "r0"), _index(params, "r1"))
@@ -264,7 +285,7 @@ class Session:
         return tile.astype("<f2" if params.get("dtype") == "float16" else "<f4").tobytes()
 
     def _small(self, params: dict[str, Any], body: bytes) -> bytes:
-        heads = [_pair(each) for each in params.get("heads") or []]
+        heads = [_pair(head) for head in _list(params, "heads")]
         return self._document(params).small(heads, _whole(params, "cells", 256))
 
     def _parts(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
@@ -307,15 +328,15 @@ class Session:
 
     def _save(self, params: dict[str, Any], body: bytes) -> bytes:
         """A page of the traces that a path of views shows."""
-        views = params.get("path")
-        if not isinstance(views, list) or not all(isinstance(view, dict) for view in views):
+        views = _list(params, "path")
+        if not all(isinstance(view, dict) and isinstance(view.get("state", {}), dict) for view in views):
             raise ArgumentError("path must be a list of views.")
         ids = list(dict.fromkeys(str(view.get("doc")) for view in views))
         documents = [self._document({"doc": each}) for each in ids]
         path = [
             {
                 "title": str(view.get("title", "")),
-                "says": [str(line) for line in view.get("says", [])],
+                "says": [str(line) for line in _list(view, "says")],
                 "state": {**view.get("state", {}), "doc": ids.index(str(view.get("doc")))},
             }
             for view in views
@@ -327,8 +348,8 @@ class Session:
         return effects(opened, ids, source)
 
     def _search(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
-        lines = params.get("lines")
-        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        lines = _list(params, "lines")
+        if not all(isinstance(line, str) for line in lines):
             raise ArgumentError("lines must be a list of sentences.")
         return search(self._live(params)[1], lines)
 
@@ -428,10 +449,17 @@ def _answer(opened: Opened, ids: list[int], max_new: int) -> list[int]:
     return list(done.tokens[0]) or [opened.start_token or 0]
 
 
+def _list(params: dict[str, Any], name: str) -> list[Any]:
+    value = params.get(name)
+    if not isinstance(value, list | NoneType):
+        raise ArgumentError(f"{name} must be a list. Got {str(value)[:80]!r}.")
+    return value or []
+
+
 def _index(params: dict[str, Any], name: str) -> int:
     value = params.get(name)
-    if type(value) is not int or value < 0:
-        raise ArgumentError(f"{name} must be a whole number from 0. Got {value!r}.")
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise ArgumentError(f"{name} must be a whole number from 0. Got {str(value)[:80]!r}.")
     return value
 
 

@@ -35,7 +35,7 @@ def family_of(said: Published) -> Family:
     """The family a config.json belongs to."""
     kinds = {kind: family for family in FAMILIES.values() for kind in family.architectures}
     kind = said.get("model_type")
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise UnsupportedError(
             f"config.json says model_type {kind!r}: only {', '.join(kinds)} are known here."
         )

@@ -7,6 +7,7 @@ package knows a family by name.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from regard.attention.data import check_field
 from regard.errors import UnsupportedError
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
@@ -22,6 +24,8 @@ from regard.models.transformer import Transformer, TransformerConfig
 Published = Mapping[str, Any]  # a Hugging Face config.json
 Said = dict[str, Any]  # one that is being written
 
+# Fields that cannot exceed the number of weights there are.
+_SIZES = "vocab n_bucket n_token_type model_dim n_head n_kv_head qk_dim v_dim ff_dim".split()
 # The activation's name in config.json -> ours; the first of two with one meaning is the one written.
 _ACTIVATIONS = {
     "relu": "relu",
@@ -77,6 +81,14 @@ class Family:
     around: tuple[str | None, str | None] = (None, None)  # special tokens before and after a text
     gguf: str | None = None  # GGUF's general.architecture; None: its GGUF files are not read
     gguf_cut: str | None = None  # how text is cut where a GGUF file does not say
+
+    def check(self, said: Published, n_tensor: int, n_number: int) -> None:
+        """Raise unless each of `keys` has the type and range of our field, and weights enough to fill it."""
+        for key, path in self.keys.items():
+            kind, field = (BlockConfig, path[6:]) if path.startswith("block.") else (TransformerConfig, path)
+            most = n_tensor if field.endswith("_layer") else n_number if field in _SIZES else math.inf
+            if said.get(key) is not None and path != "block.activation":
+                check_field(kind, field, said[key], key, most)
 
     def config(self, said: Published) -> TransformerConfig:
         """Our config of what a config.json says; `KeyError` where it says too little."""

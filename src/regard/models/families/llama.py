@@ -5,6 +5,8 @@ Touvron et al. 2023; Mistral (a window) and Qwen2 (biases of query, key and valu
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from regard.errors import LoadError, UnsupportedError
@@ -88,13 +90,13 @@ class Llama(Family):
                 )
             said = {**said, "attention_bias": True, "sliding_window": window}
         rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
-        n_position = said.get("max_position_embeddings") or 2048
+        n_position = _first(said.get("max_position_embeddings"), 2048)
         return self.filled(
             said,
             {
                 "positions": "rotary",
                 "n_position": n_position,
-                "rotary_base": float(rope.get("rope_theta") or said.get("rope_theta") or 10_000.0),
+                "rotary_base": _first(rope.get("rope_theta"), said.get("rope_theta"), 10_000.0),
                 "rotary_scaling": _scaling(rope, n_position),
                 "head": language_head(said),
                 "tied": False,
@@ -184,15 +186,20 @@ class Llama(Family):
 
 
 def _scaling(rope: Published, n_position: int) -> RotaryScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind: Any = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
     if kind not in ("linear", "llama3"):
         raise UnsupportedError(f"rotary scaling {kind!r} is not supported, only 'linear' and 'llama3'.")
     return RotaryScaling(
         kind=kind,
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
-        original_positions=int(rope.get("original_max_position_embeddings", n_position)),
+        factor=rope["factor"],
+        low_freq_factor=rope.get("low_freq_factor", 1.0),
+        high_freq_factor=rope.get("high_freq_factor", 4.0),
+        original_positions=rope.get("original_max_position_embeddings", n_position),
     )
+
+
+def _first(*values: Any) -> Any:
+    """The first that is said at all."""
+    return next(value for value in values if value is not None)

@@ -152,7 +152,7 @@ class _Text:
     layers: dict[str, _Rows] = field(default_factory=dict)
     checks: dict[str, LayerCheck] = field(default_factory=dict)
     given: _Given | None = None
-    not_seen: str = ""
+    remarks: dict[str, str] = field(default_factory=dict)
 
     def goes_on_with(self, recorder: Recorder) -> bool:
         """Whether a call continues this text: further rows of its layers, or layers it does not have yet."""
@@ -167,7 +167,7 @@ class _Text:
         for check in recorder.checks():
             if self.checks.get(check.name, check).passed:  # the first that failed stays
                 self.checks[check.name] = check
-        self.not_seen = self.not_seen or recorder.not_seen
+        self.remarks = {**recorder.remarks, **self.remarks}
         before = self.given
         if before is None or before.ids is None or given.ids is None:
             self.given = given
@@ -180,7 +180,7 @@ class _Text:
         recorder = Recorder()
         recorder.layers = [rows.whole() for rows in self.layers.values()]
         recorder.seen = list(self.layers)
-        recorder.not_seen = self.not_seen
+        recorder.remarks = self.remarks
         given = self.given or _Given(None, None, None)
         fits = given.real is not None and given.ids is not None and given.real.shape == given.ids.shape
         fed = Fed(ids=given.ids, source_ids=given.source_ids, real=given.real if fits else None)

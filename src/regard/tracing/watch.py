@@ -36,10 +36,10 @@ from regard.attention.visibility import Visibility
 from regard.errors import UnsupportedError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention
 from regard.models.seq2seq import DotAttention
-from regard.tracing.by_hand import SOFTMAX, Follower, Layout, Product, Weights, Written, explained
+from regard.tracing.by_hand import SOFTMAX, Fate, Follower, Layout, Product, Weights, Written, explained
 from regard.tracing.changes import Called, Change
 from regard.tracing.hf_registry import looking
-from regard.tracing.layers import Kind
+from regard.tracing.layers import Kind, all_scores
 from regard.tracing.masks import MaskReader, ReadMask, compact_bias
 from regard.tracing.ours import Put, refuse_dropout, reporting
 from regard.tracing.recorder import Recorder, ToHeads
@@ -50,6 +50,8 @@ _HEAD_WORDS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead",
 _KERNELS = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)")
 _CALLED_ATTENTION = re.compile(r"att(entio)?n", re.IGNORECASE)
 _BLOCK = 1 << 21  # scores computed at once where no kernel gives their sums
+_FEW = 1 << 18  # scores: summed in less time than the layer around them takes
+_LARGE = 20.0  # scores of this size are off by 1e-6 in float32
 _OURS = (MultiHeadAttention, AdditiveAttention, DotAttention)
 
 
@@ -79,7 +81,7 @@ def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = N
         stack.callback(_thread.doors.remove, door)
         yield
     if recorder is not None:
-        recorder.not_seen = _not_seen(model, recorder.seen, door.unfollowed)
+        recorder.remarks |= door.remarks(model, recorder.seen)
 
 
 @contextmanager
@@ -103,12 +105,21 @@ class _Door(TorchFunctionMode):
         self.follow = Follower()
         self.n_seen = 0
         self.last: tuple[int, Tensor, Tensor] | None = None  # call, queries and keys of the layer seen last
-        self.softmaxes: list[tuple[str, Weights]] = []  # in modules called attention, and where
+        self.fates: list[Fate] = []  # of every softmax that the model took
+        self.changed: list[str] = []  # where what met the values is not what the softmax gave
 
-    @property
-    def unfollowed(self) -> tuple[str, ...]:
-        """The modules called attention whose softmax met no values: what became of it was not seen."""
-        return tuple(dict.fromkeys(name for name, softmax in self.softmaxes if not softmax.used))
+    def remarks(self, model: nn.Module, seen: list[str]) -> dict[str, str]:
+        """What is to be said of a run that is over, by the names that facts of a trace have."""
+        changed = ", ".join(dict.fromkeys(self.changed))
+        other = (fate.module for fate in self.fates if not (fate.met or fate.of_scores))
+        said = {
+            "not_seen": ", ".join(_not_seen(model, seen, self.fates)),
+            "changed": "weights are changed after their softmax (gated, mixed, cut into blocks), and held as "
+            f"they met the values, in {changed}" * bool(changed),
+            # A router's, a classifier's.
+            "other_softmax": ", ".join(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in other)),
+        }
+        return {name: words for name, words in said.items() if words}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -127,10 +138,16 @@ class _Door(TorchFunctionMode):
         if written is not None:
             return self._by_hand(written)
         if name in SOFTMAX and isinstance(softmax := self.follow.mark_of(out), Weights):
-            caller = _Caller.find(self.modules)
-            if caller is not None and _CALLED_ATTENTION.search(type(caller.module).__name__):
-                self.softmaxes.append((caller.name, softmax))
+            self._softmax(softmax)
         return out
+
+    def _softmax(self, softmax: Weights) -> None:
+        """Note where a softmax was taken: one that meets no values must be named in the end."""
+        caller = _Caller.find(self.modules)
+        if caller is not None and softmax.values.shape[-1] > 1:
+            softmax.fate.module = caller.name
+            softmax.fate.of_scores |= bool(_CALLED_ATTENTION.search(type(caller.module).__name__))
+            self.fates.append(softmax.fate)
 
     def _scaled_dot_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """PyTorch's function of that name, or a kernel of it, called directly."""
@@ -141,11 +158,11 @@ class _Door(TorchFunctionMode):
             out = func(*args, **kwargs)
         return self._take(call, out, kernel.lse)
 
-    def _multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """PyTorch's `multi_head_attention_forward`: its own code, in which its calls are seen."""
+    def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of PyTorch's written in Python: its own code, in which its calls are seen."""
         # It asks at its door whether somebody wants to see it, which would lead back here: the same code
         # with that one name changed, for this call alone.
-        names = {**func.__globals__, "has_torch_function": _never}
+        names = {**func.__globals__, "has_torch_function": _never, "has_torch_function_unary": _never}
         same = FunctionType(func.__code__, names, func.__name__, func.__defaults__)
         same.__kwdefaults__ = func.__kwdefaults__
         with self:
@@ -163,7 +180,7 @@ class _Door(TorchFunctionMode):
             *_, scores = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
         product = Product(q, k, scale)
-        softmax = Weights(weights, scores, product)
+        softmax = Weights(weights, scores, product, Fate(met=True))
         return (self._by_hand(Written(weights, v, out[0], _as_it_is, softmax, product)), *out[1:])
 
     def _by_hand(self, written: Written) -> Tensor:
@@ -199,12 +216,12 @@ class _Door(TorchFunctionMode):
         rule = None
         if written.softmax is None or _same_weights(written.softmax, weights, layout_of):
             rule = explained(written, weights, layout_of)
+        else:
+            self.changed.append(caller.name)
         n_query, n_key = weights.shape[2:]
         kind = caller.kind(rule is not None and rule.rule.visible.causal, n_query, n_key)
-        if written.softmax is not None and written.softmax.values.numel() < weights.numel():
-            recorder.rearranged.append(caller.name)
         if rule is None:
-            recorder.add_weights(caller.name, weights, v, kind=kind, out=written.out, to_heads=to_heads)
+            recorder.add_weights(caller.name, weights, kind=kind, v=v, out=written.out, to_heads=to_heads)
         else:
             k, v = _without_repeats(rule.q, rule.k, v)
             if self._again(recorder, caller, rule.q, k, v):
@@ -228,9 +245,11 @@ class _Door(TorchFunctionMode):
 
     def look(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A registered attention function of transformers: where nothing in it was seen, it is itself."""
-        before = self.n_seen
+        before, n_fate = self.n_seen, len(self.fates)
         out = function(*args, **kwargs)
         if self.n_seen == before:
+            for fate in self.fates[n_fate:]:  # a softmax of its own is what is taken here
+                fate.met = True
             call = _Call.registered(*args, **kwargs)
             if call.dropout:
                 refuse_dropout(call.dropout)
@@ -283,7 +302,7 @@ class _Door(TorchFunctionMode):
         lse: Tensor | None, qkv: tuple[Tensor, Tensor, Tensor], alike: Tensor | None,
     ) -> None:  # fmt: skip
         q, k, v = qkv
-        if lse is None or lse.numel() != q.shape[0] * q.shape[1] * q.shape[2]:
+        if lse is None or lse.numel() != q.shape[0] * q.shape[1] * q.shape[2] or _rough(q, k, rule):
             lse = _row_sums(q, k, rule)
         else:  # a kernel says 0 of a row that sees nothing
             lse = lse.reshape(q.shape[:3])
@@ -320,10 +339,19 @@ def _placed(heads: Tensor, out: Tensor, to_heads: ToHeads) -> Tensor:
     return heads.reshape(-1)[order].view(out.shape)
 
 
-def _not_seen(model: nn.Module, seen: list[str], unfollowed: tuple[str, ...]) -> str:
-    """The layers of a stack in which no softmax attention was seen, while others of it have some."""
+def _not_seen(model: nn.Module, seen: list[str], fates: list[Fate]) -> list[str]:
+    """What of the model may be attention and was not seen."""
     names = [name.partition("#")[0] for name in seen]
-    missing = [f"{name} (its softmax meets no values)" for name in unfollowed if name not in names]
+    missing = [
+        f"{name} (a softmax that was not seen to meet values)"
+        for name in dict.fromkeys(fate.module for fate in fates if fate.of_scores and not fate.met)
+    ]
+    missing += [
+        f"{name} (compiled by torch.jit: nobody sees into it)"
+        for name, module in model.named_modules()
+        if isinstance(module, torch.jit.ScriptModule)
+    ]
+    # The layers of a stack in which there was none, while others of it have some.
     stacks: list[str] = []
     for stack, modules in model.named_modules():
         if isinstance(modules, nn.ModuleList) and not any(stack.startswith(f"{outer}.") for outer in stacks):
@@ -332,7 +360,7 @@ def _not_seen(model: nn.Module, seen: list[str], unfollowed: tuple[str, ...]) ->
             with_attention = [any(f"{name}.".startswith(f"{place}.") for name in names) for place in places]
             if any(with_attention):
                 missing += [place for place, has in zip(places, with_attention, strict=True) if not has]
-    return ", ".join(missing)
+    return missing
 
 
 _names: dict[Any, str] = {}
@@ -341,7 +369,8 @@ _ATTENTION: dict[str, _Handler] = {
     "scaled_dot_product_attention": _Door._scaled_dot_product,
     "_scaled_dot_product_flash_attention_for_cpu": _Door._scaled_dot_product,
     "_scaled_dot_product_flash_attention": _Door._scaled_dot_product,
-    "multi_head_attention_forward": _Door._multi_head,
+    "multi_head_attention_forward": _Door._inside,
+    "gumbel_softmax": _Door._inside,
     "flex_attention": _Door._flex,
 }
 
@@ -461,11 +490,28 @@ def _kernel_call(
     return _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, query.shape[1] != key.shape[1])
 
 
+def _rough(q: Tensor, k: Tensor, rule: ScoreRule) -> bool:
+    """Whether scores are so large that a kernel's rounding shows in the weights, and few enough to sum anew.
+
+    Rows that our own scores were summed for sum to 1 whatever the rounding.
+    """
+    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > _FEW or q.dtype != torch.float32:
+        return False
+    longest_q, longest_k = (float(torch.linalg.vector_norm(tensor, dim=-1).max()) for tensor in (q, k))
+    return not abs(rule.scale_for(q.shape[3])) * longest_q * longest_k < _LARGE  # NaN: summed too
+
+
 def _row_sums(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
     """The log-sum-exp of every row, a block of rows at a time."""
+    cols = slice(0, k.shape[2])
     step = max(1, _BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     blocks = [slice(first, min(q.shape[2], first + step)) for first in range(0, q.shape[2], step)]
-    return torch.cat([torch.logsumexp(rule.scores(q, k, rows), -1) for rows in blocks], -1)
+    sums = []
+    for rows in blocks:
+        scores = all_scores(q, k, rule, rows, cols, widen=False)
+        visible = rule.visible.tile(rows, cols, q.device)
+        sums.append(torch.logsumexp(torch.where(visible, scores, -torch.inf), -1))
+    return torch.cat(sums, -1)
 
 
 def _four_dimensional(tensor: Tensor, shape: tuple[int, ...], grouped: bool) -> Tensor:
@@ -496,10 +542,14 @@ def _layout(tensor: Tensor, batch: int | None, n_head: int | None) -> Layout:
 
 def _same_weights(softmax: Weights, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> bool:
     """Whether what met the values is what the softmax gave, but for a last column of a sink."""
-    given = layout_of(softmax.values).four(softmax.values.detach())
-    if given.shape[:3] != weights.shape[:3] or given.shape[3] - weights.shape[3] not in (0, 1):
+    given = layout_of(softmax.values).four(softmax.values.detach()).to(weights.dtype)
+    if given.shape[:3] == weights.shape[:3] and given.shape[3] - weights.shape[3] in (0, 1):
+        given = given[..., : weights.shape[3]]
+    elif given.numel() == weights.numel():  # its dimensions may stand in another order
+        given, weights = given.flatten().sort()[0], weights.flatten().sort()[0]
+    else:
         return False
-    return torch.equal(given[..., : weights.shape[3]].to(weights.dtype), weights)
+    return torch.equal(given, weights) or torch.equal(given.nan_to_num(2.0), weights.nan_to_num(2.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,6 +10,7 @@ untraced must be equal to the bit. Its weights are compared with what its eager 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -21,7 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,8 +140,25 @@ def judge(model_type: str, seed: int = 0) -> dict[str, Run]:
     for mode, tried in (("default", built), ("eager", eager)):
         for padded in (False, True):
             if built.padded is not None or not padded:
-                runs[f"{mode}, padded" if padded else mode] = judge_run(tried, eager.model, padded)
+                run = judge_run(tried, eager.model, padded)
+                if run.outcome == "as it ran":
+                    run = _without_rounding(tried, eager, padded) or run
+                runs[f"{mode}, padded" if padded else mode] = run
     return runs
+
+
+def _without_rounding(built: Built, eager: Built, padded: bool) -> Run | None:
+    """The same run in float64, if its weights are those of eager mode there: only rounding differed."""
+    models = [copy.deepcopy(one.model).double() for one in (built, eager)]
+    given = [
+        one and {name: value.double() if value.is_floating_point() else value for name, value in one.items()}
+        for one in (built.inputs, built.padded)
+    ]
+    with suppress(Exception):  # some have float32 written into them
+        run = judge_run(Built(models[0], given[0] or {}, given[1]), models[1], padded)
+        if run.outcome == "equal":
+            return replace(run, why="; ".join(filter(None, [run.why, "in float64"])))
+    return None
 
 
 def judge_run(built: Built, eager: Any, padded: bool) -> Run:

@@ -375,7 +375,8 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
         return None  # scores of half precision move every weight by a percent: the weights alone are exact
     lead = torch.broadcast_shapes(product.q.shape[:-2], product.k.shape[:-2])
     layout = layout_of(product.q.new_empty(*lead, 0, 0))
-    q, k = (layout.four(tensor.detach()) for tensor in (product.q, product.k))
+    # As they will be kept: in another order of memory products round differently.
+    q, k = (layout.four(tensor.detach()).contiguous() for tensor in (product.q, product.k))
     n_key = weights.shape[3]
     if (*q.shape[:3], k.shape[2]) != weights.shape or k.shape[:2] != q.shape[:2]:
         return None

@@ -303,7 +303,7 @@ class _Door(TorchFunctionMode):
     ) -> None:  # fmt: skip
         q, k, v = qkv
         if lse is None or lse.numel() != q.shape[0] * q.shape[1] * q.shape[2] or _rough(q, k, rule):
-            lse = _row_sums(q, k, rule)
+            lse = _row_sums(q.contiguous(), k.contiguous(), rule)  # as they will be kept
         else:  # a kernel says 0 of a row that sees nothing
             lse = lse.reshape(q.shape[:3])
             sees = rule.visible.rows_that_see(q.shape[2], k.shape[2], q.device)

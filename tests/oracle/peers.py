@@ -80,10 +80,10 @@ def open_clip() -> Iterator[Case]:
     for name, more in {
         "plain": {},
         "attention pooling": {"attentional_pool": True, "attn_pooler_heads": 3, "attn_pooler_queries": 5},
-        "scaled cosine": {"block_type": "custom", "scaled_cosine_attn": True, "qk_norm": True},
+        "scaled heads": {"block_type": "custom", "qk_norm": True, "scale_heads": True},
     }.items():
         torch.manual_seed(0)
-        model = open_clip.CLIP(32, {**vision, **more}, dict(text))
+        model = open_clip.CLIP(48, {**vision, **more}, dict(text))
         yield f"CLIP, {name}", model, model, (image, ids)
     torch.manual_seed(0)
     both = MultimodalCfg(width=48, heads=3, layers=2, context_length=13, vocab_size=99)

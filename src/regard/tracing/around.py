@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
+from regard.tracing.fast_paths import fast_paths, with_fast_path
 from regard.tracing.layers import DenseLayerTrace, LayerTrace
 from regard.tracing.masks import compact_bias, read_visible
 from regard.tracing.recorder import Recorded, Recorder
 from regard.tracing.take import Fed, assemble, choose, facts_about, model_of, padding_in, token_ids
 from regard.tracing.traces import LayerCheck, Trace
-from regard.tracing.watch import uncompiled, watching
+from regard.tracing.watch import uncompiled, watched_only, watching
 
 
 class Seen:
@@ -120,9 +121,14 @@ def around_calls(
 
     with ExitStack() as stack:
         stack.enter_context(uncompiled())
+        stack.enter_context(
+            fast_paths(model, watched_only)
+        )  # a call has chosen its `forward` when `begin` runs
         # `generate` calls an encoder by itself, which is the model's child or grandchild.
+        fast = tuple(f"{name}." if name else "" for name in with_fast_path(model))
         for name, module in model.named_modules():
-            if name.count(".") < 2:
+            closes = name.startswith(fast) or isinstance(module, nn.TransformerEncoderLayer)
+            if name.count(".") < 2 and not (name and closes):  # a hook would close a fast path
                 stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(end, always_call=True).remove)
         yield

@@ -38,6 +38,7 @@ from regard.layers.attention import AdditiveAttention, MultiHeadAttention
 from regard.models.seq2seq import DotAttention
 from regard.tracing.by_hand import SOFTMAX, Fate, Follower, Layout, Product, Weights, Written, explained
 from regard.tracing.changes import Called, Change
+from regard.tracing.fast_paths import fast_paths
 from regard.tracing.hf_registry import looking
 from regard.tracing.layers import Kind, all_scores
 from regard.tracing.masks import MaskReader, ReadMask, compact_bias
@@ -75,6 +76,7 @@ def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = N
     with ExitStack() as stack:
         stack.enter_context(uncompiled())
         stack.enter_context(reporting(model, recorder, change))
+        stack.enter_context(fast_paths(model, watched_only))
         stack.enter_context(looking(door.look))
         stack.enter_context(door)
         _thread.doors.append(door)
@@ -92,6 +94,11 @@ def uncompiled() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+def watched_only() -> bool:
+    """Whether attention of this thread is watched, and left as it is."""
+    return bool(_thread.doors) and all(door.change is None for door in _thread.doors)
 
 
 class _Door(TorchFunctionMode):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def timm() -> Iterator[Case]:
         "swin_tiny_patch4_window7_224": {"depths": (1, 2, 1, 1), "window_size": 4},
         "swinv2_tiny_window8_256": {"depths": (1, 2, 1, 1), "window_size": 4},
         "pvt_v2_b0": {"img_size": None},
-        "mvitv2_tiny": {"depths": (1, 1, 1, 1)},
+        "mvitv2_tiny": {},
         "levit_128s": {"img_size": 224},
         "xcit_nano_12_p16_224": {"depth": 2},
         "vit_base_patch16_siglip_224": {"depth": 2, "embed_dim": 48, "num_heads": 3},
@@ -107,7 +107,7 @@ def x_transformers() -> Iterator[Case]:
         "one key head": (Decoder, {"attn_one_kv_head": True}),
         "memories": (Decoder, {"attn_num_mem_kv": 3}),
         "qk norm": (Decoder, {"attn_qk_norm": True}),
-        "talking heads": (Decoder, {"attn_talking_heads": True}),
+        "talking heads": (Decoder, {"attn_pre_talking_heads": True, "attn_post_talking_heads": True}),
         "gated": (Decoder, {"attn_gate_values": True}),
         "sparse": (Decoder, {"attn_sparse_topk": 3}),
         "macaron": (Encoder, {"macaron": True}),
@@ -187,12 +187,30 @@ PEERS: dict[str, Callable[[], Iterator[Case]]] = {
 }  # fmt: skip
 
 
+@contextmanager
+def asked_for_weights(spy: Spy, model: nn.Module) -> Iterator[None]:
+    """A block in which every nn.MultiheadAttention, in which no softmax is seen, is asked for its weights."""
+
+    def ask(module: nn.Module, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        asked = {**kwargs, "need_weights": True, "average_attn_weights": False}
+        spy.weights.append(module.forward(*args, **asked)[1])
+        spy.places.append(spy.names[id(module)])
+
+    modules = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+    handles = [module.register_forward_hook(ask, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 @torch.no_grad()
 def compared(model: nn.Module, plain: nn.Module, given: tuple[torch.Tensor, ...]) -> dict[str, Any]:
     """A trace of `model` beside the softmax calls of `plain`, the same with attention written out."""
     plain.load_state_dict(model.state_dict())
     spy = Spy(plain)
-    with spy:
+    with spy, asked_for_weights(spy, plain):
         plain(*given)
     wanted = list(_tensors(model(*given)))
     outs: list[torch.Tensor] = []

@@ -121,9 +121,7 @@ def around_calls(
 
     with ExitStack() as stack:
         stack.enter_context(uncompiled())
-        stack.enter_context(
-            fast_paths(model, watched_only)
-        )  # a call has chosen its `forward` when `begin` runs
+        stack.enter_context(fast_paths(model, watched_only))  # `begin` is too late: a call has its `forward`
         # `generate` calls an encoder by itself, which is the model's child or grandchild.
         fast = tuple(f"{name}." if name else "" for name in with_fast_path(model))
         for name, module in model.named_modules():

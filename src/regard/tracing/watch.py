@@ -113,11 +113,11 @@ class _Door(TorchFunctionMode):
         self.n_seen = 0
         self.last: tuple[int, Tensor, Tensor] | None = None  # call, queries and keys of the layer seen last
         self.fates: list[Fate] = []  # of every softmax that the model took
-        self.changed: list[str] = []  # where what met the values is not what the softmax gave
+        self.rewritten: list[str] = []  # where what met the values is not what the softmax gave
 
     def remarks(self, model: nn.Module, seen: list[str]) -> dict[str, str]:
         """What is to be said of a run that is over, by the names that facts of a trace have."""
-        changed = ", ".join(dict.fromkeys(self.changed))
+        changed = ", ".join(dict.fromkeys(self.rewritten))
         other = (fate.module for fate in self.fates if not (fate.met or fate.of_scores))
         said = {
             "not_seen": ", ".join(_not_seen(model, seen, self.fates)),
@@ -224,7 +224,7 @@ class _Door(TorchFunctionMode):
         if written.softmax is None or _same_weights(written.softmax, weights, layout_of):
             rule = explained(written, weights, layout_of)
         else:
-            self.changed.append(caller.name)
+            self.rewritten.append(caller.name)
         n_query, n_key = weights.shape[2:]
         kind = caller.kind(rule is not None and rule.rule.visible.causal, n_query, n_key)
         if rule is None:

@@ -330,6 +330,11 @@ class Layout:
     batch: int | None  # of the model's input, where known
     n_head: int | None  # what the module says
 
+    @classmethod
+    def of(cls, tensor: Tensor, batch: int | None, n_head: int | None) -> Layout:
+        """That of (*lead, a, b)."""
+        return cls(tuple(tensor.shape[:-2]), batch, n_head)
+
     def four(self, tensor: Tensor) -> Tensor:
         """(*lead, a, b) as (batch, head, a, b)."""
         tensor = tensor.expand(*self.lead, *tensor.shape[-2:])
@@ -427,6 +432,18 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
     if _size(recovered - weights.to(recovered.dtype)) > min(4 * noise, _CLOSE):
         return None
     return Explained(q, k, lse, rule, sink, alike if bool(alike.any()) else None)
+
+
+def same_weights(softmax: Weights, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> bool:
+    """Whether what met the values is what the softmax gave, but for a last column of a sink."""
+    given = layout_of(softmax.values).four(softmax.values.detach()).to(weights.dtype)
+    if given.shape[:3] == weights.shape[:3] and given.shape[3] - weights.shape[3] in (0, 1):
+        given = given[..., : weights.shape[3]]
+    elif given.numel() == weights.numel():  # its dimensions may stand in another order
+        given, weights = given.flatten().sort()[0], weights.flatten().sort()[0]
+    else:
+        return False
+    return torch.equal(given, weights) or torch.equal(given.nan_to_num(2.0), weights.nan_to_num(2.0))
 
 
 def _is_learned(tensor: Tensor) -> bool:

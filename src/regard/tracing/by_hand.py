@@ -423,10 +423,11 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
     rule = replace(rule, visible=visible, bias=bias)
     recovered = all_scores(q, k, rule, *everywhere, widen=False)
     recovered = torch.where(visible.tile(*everywhere, q.device), recovered, -math.inf)
-    lse = torch.logsumexp(recovered, -1)  # of these scores, not of the model's: rounding in both cancels
+    # Of these scores, not of the model's: rounding in both cancels.
+    lse = torch.logsumexp(recovered.double() if 4 * noise > _CLOSE else recovered, -1)
     if sink is not None:
         lse = torch.logaddexp(lse, sink[:, None]).masked_fill(blind[..., 0], -math.inf)
-    recovered = torch.exp(recovered - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None])
+    recovered = torch.exp(recovered - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None]).to(dots.dtype)
     alike = blind[..., 0] & (weights.amax(-1) > 0)
     recovered = torch.where(alike[..., None], 1 / n_key, recovered)
     if _size(recovered - weights.to(recovered.dtype)) > min(4 * noise, _CLOSE):

@@ -130,8 +130,10 @@ class Understood:
     def row_sums(self, given: Tensor | None) -> Tensor:
         """The log-sum-exp of every row; `given` are those of a kernel, where there was one."""
         q, k = self.q.detach(), self.k.detach()
-        if given is None or given.numel() != q.shape[:3].numel() or _rough(q, k, self.rule):
+        rough = _rough(q, k, self.rule)
+        if given is None or given.numel() != q.shape[:3].numel() or rough:
             sums = _row_sums(q.contiguous(), k.contiguous(), self.rule)  # as they will be kept
+            sums = sums if rough else sums.to(torch.promote_types(q.dtype, torch.float32))
         else:  # a kernel says 0 of a row that sees nothing
             sums = given.reshape(q.shape[:3])
             sees = self.rule.visible.rows_that_see(q.shape[2], k.shape[2], q.device)
@@ -167,9 +169,9 @@ def _kernel_call(
 
 
 def _rough(q: Tensor, k: Tensor, rule: ScoreRule) -> bool:
-    """Whether scores are so large that a kernel's rounding shows in the weights, and few enough to sum anew.
+    """Whether scores are so large that rounding of their sum shows in weights, and few enough to sum anew.
 
-    Rows that our own scores were summed for sum to 1 whatever the rounding.
+    Where our own scores are summed, in float64, rows sum to 1 whatever the rounding.
     """
     if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > _FEW or q.dtype != torch.float32:
         return False
@@ -178,7 +180,7 @@ def _rough(q: Tensor, k: Tensor, rule: ScoreRule) -> bool:
 
 
 def _row_sums(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
-    """The log-sum-exp of every row, a block of rows at a time."""
+    """The log-sum-exp of every row, in float64, a block of rows at a time."""
     cols = slice(0, k.shape[2])
     step = max(1, _BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     blocks = [slice(first, min(q.shape[2], first + step)) for first in range(0, q.shape[2], step)]
@@ -186,7 +188,7 @@ def _row_sums(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
     for rows in blocks:
         scores = all_scores(q, k, rule, rows, cols, widen=False)
         visible = rule.visible.tile(rows, cols, q.device)
-        sums.append(torch.logsumexp(torch.where(visible, scores, -torch.inf), -1))
+        sums.append(torch.logsumexp(torch.where(visible, scores, -torch.inf).double(), -1))
     return torch.cat(sums, -1)
 
 

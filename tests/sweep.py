@@ -198,22 +198,24 @@ def judge_run(built: Built, eager: Any, padded: bool) -> Run:
         return result("unverified", remark)
     wanted = eager_attentions(eager, given)
     missing, unseen = _missing(traced, wanted, real), _missing(traced, spy.weights, real)
-    n_compared = len(wanted) + len(spy.weights)
-    if wanted and missing and len(unseen) == len(spy.weights):
-        return result("WRONG", "; ".join(missing.values())[:300], n_compared=n_compared)
+    result = partial(result, n_compared=len(wanted) + len(spy.weights))
     places = {spy.places[index]: text for index, text in unseen.items()}
     named = set(re.findall(r"[\w.]+", marks))
-    silent = [f"{text} in {place}" for place, text in places.items() if place not in named]
     others = str(traced.facts.get("other_softmax", "")).split(", ")
-    if [text for text in silent if re.sub(r"\b\d+\b", "*", text.rpartition(" ")[2]) not in others]:
-        return result("unseen", f"nobody saw {'; '.join(silent)}"[:300], n_compared=n_compared)
-    if len(silent) < len(places):
-        return result("unverified", remark, n_compared=n_compared)
+    silent = [
+        f"{text} in {place}"
+        for place, text in places.items()
+        if place not in named and re.sub(r"\b\d+\b", "*", place) not in others
+    ]
+    if silent and missing and len(unseen) == len(spy.weights):
+        return result("WRONG", "; ".join(missing.values())[:300])
+    if silent:
+        return result("unseen", f"nobody saw {'; '.join(silent)}"[:300])
+    if named & set(places) and (missing or not wanted):
+        return result("unverified", remark)
     if missing:
-        return result(
-            "as it ran", f"not in the trace: {'; '.join(missing.values())}"[:200], n_compared=n_compared
-        )
-    return result("equal", remark, n_compared=n_compared)
+        return result("as it ran", f"not in the trace: {'; '.join(missing.values())}"[:200])
+    return result("equal", remark)
 
 
 def eager_attentions(model: Any, given: dict[str, Any]) -> list[torch.Tensor]:

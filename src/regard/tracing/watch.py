@@ -110,7 +110,7 @@ class _Door(TorchFunctionMode):
         self.n_seen = 0
         self.last: tuple[int, Tensor, Tensor] | None = None  # call, queries and keys of the layer seen last
         self.fates: list[Fate] = []  # of every softmax that the model took
-        self.rewritten: list[str] = []  # where what met the values is not what the softmax gave
+        self.rewritten: list[str] = []  # where a softmax was taken that is not what met the values
 
     def remarks(self, model: nn.Module, seen: list[str]) -> dict[str, str]:
         """What is to be said of a run that is over, by the names that facts of a trace have."""
@@ -221,7 +221,7 @@ class _Door(TorchFunctionMode):
         if written.softmax is None or same_weights(written.softmax, weights, layout_of):
             rule = explained(written, weights, layout_of)
         else:
-            self.rewritten.append(caller.name)
+            self.rewritten.append(written.softmax.fate.module or caller.name)
         n_query, n_key = weights.shape[2:]
         kind = caller.kind(rule is not None and rule.rule.visible.causal, n_query, n_key)
         if rule is None:

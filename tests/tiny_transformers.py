@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig, ResNetConfig
 from transformers.models.auto import modeling_auto
 
 VOCAB = 99
@@ -76,6 +76,58 @@ _VARIANTS = (
     {"hidden": 64, "head": 16, "heads": 4, "kv": 2, "ff": 64},
     {"hidden": 48, "head": 12, "heads": 4, "kv": 1, "ff": 48},
 )
+_SMALL_IMAGES = {
+    "embed_dim": 24,
+    "num_heads": [2] * 4,
+    "depths": [1, 2, 1, 1],
+    "window_size": 4,
+    "patch_size": 4,
+}
+_SERIES = {
+    "prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2, 3], "num_time_features": 1,
+    "feature_size": None, "input_size": None,
+}  # fmt: skip
+
+
+def _backbone(*stages: str) -> dict[str, Any]:
+    made = ResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[8] * 4,
+        depths=[1] * 4,
+        out_features=[f"stage{stage}" for stage in stages],
+    )
+    return {"backbone_config": made, "backbone": None, "use_timm_backbone": False}
+
+
+# What the config of a type leaves open, or what must fit together. None: as the class has it.
+_CHOSEN: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 5},
+    "esm": {"vocab_size": VOCAB, "pad_token_id": 1, "mask_token_id": 3},
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 8},
+    "deepseek_v2": {"num_experts_per_tok": 2, "num_key_value_heads": 4, "head_dim": 8},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "ministral": {"head_dim": 8},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "swinv2": {**_SMALL_IMAGES, "pretrained_window_sizes": [0] * 4},
+    "reformer": {
+        "axial_pos_embds": False, "attn_layers": ["local", "lsh"], "local_attn_chunk_length": 4,
+        "lsh_attn_chunk_length": 4, "num_buckets": 2, "hash_seed": 0, "feed_forward_size": 40,
+    },
+    "speech_to_text": {"input_feat_per_channel": 16, "conv_channels": 32},
+    "lxmert": {"visual_feat_dim": 24, "l_layers": 1, "x_layers": 1, "r_layers": 1},
+    "detr": _backbone("4"),
+    "conditional_detr": _backbone("4"),
+    "table-transformer": _backbone("4"),
+    "deformable_detr": {**_backbone("2", "3", "4"), "num_feature_levels": 3},
+    "autoformer": _SERIES,
+    "informer": _SERIES,
+    "time_series_transformer": _SERIES,
+    "mgp-str": {"image_size": [32, 64], "max_token_length": 7},
+    "qwen2_vl_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    },
+    "patchtst": {"context_length": 32, "patch_length": 8, "patch_stride": 8, "num_input_channels": 2},
+}  # fmt: skip
 _ORDER = (
     "MODEL_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
@@ -108,7 +160,7 @@ def build(model_type: str, seed: int = 0, mode: str | None = None) -> Built:
     reasons = []
     for variant, short in product(_VARIANTS, (True, False)):
         try:
-            config = tiny_config(CONFIG_MAPPING[model_type], variant, short)
+            config = tiny_config(CONFIG_MAPPING[model_type], variant, short, _CHOSEN.get(model_type, {}))
             if mode is not None:
                 config._attn_implementation = mode
         except Exception as error:
@@ -131,9 +183,12 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:120]}"
 
 
-def tiny_config(kind: type[PretrainedConfig], sizes: dict[str, int], short: bool) -> PretrainedConfig:
+def tiny_config(
+    kind: type[PretrainedConfig], sizes: dict[str, int], short: bool, chosen: dict[str, Any]
+) -> PretrainedConfig:
     """A config of that class with every size made small. `short`: one layer of each type it lists."""
-    return kind(**_shrunk(kind(), sizes, short))
+    small = {**_shrunk(kind(), sizes, short), **chosen}
+    return kind(**{name: value for name, value in small.items() if name not in chosen or value is not None})
 
 
 def _shrunk(config: PretrainedConfig, sizes: dict[str, int], short: bool) -> dict[str, Any]:
@@ -234,9 +289,9 @@ def _candidates(model: Any, names: set[str], main: str) -> Any:
         text["attention_mask"] = torch.ones(2, _TEXT, dtype=torch.long)
     answer = {"decoder_input_ids": ids(_ANSWER)} if "decoder_input_ids" in names else {}
     channels, side = _find(model.config, "num_channels", 3), _find(model.config, "image_size", 32)
-    side = side if isinstance(side, int) else side[0]
+    high, side = (side, side) if isinstance(side, int) else (side[0], side[-1])
     mels = _find(model.config, "num_mel_bins", 16)
-    pixels = numbers(2, channels, side, side)
+    pixels = numbers(2, channels, high, side)
     video = numbers(2, _find(model.config, "num_frames", 4), channels, side, side)
     sounds = [numbers(2, mels, 64), numbers(2, 64, mels), numbers(2, mels, 128), numbers(2, mels, 3000)]
     if main == "input_ids" or "input_ids" in names:
@@ -247,6 +302,13 @@ def _candidates(model: Any, names: set[str], main: str) -> Any:
         yield {**text, "bbox": torch.zeros(2, _TEXT, 4, dtype=torch.long)}
         for sound in sounds[:2]:
             yield {**text, "input_features": sound}
+    if "visual_feats" in names:
+        yield {**text, "visual_feats": numbers(2, 5, 24), "visual_pos": numbers(2, 5, 4)}
+    if "past_values" in names:
+        times = {"past_time_features": numbers(2, 11, 1), "future_time_features": numbers(2, 4, 1)}
+        known = {"past_observed_mask": torch.ones(2, 11), "future_values": numbers(2, 4)}
+        yield {"past_values": numbers(2, 11), **times, **known}
+        yield {"past_values": numbers(2, 32, 2)}
     yield {"pixel_values": pixels, **answer}
     yield {"pixel_values": pixels}
     yield {"pixel_values": numbers(2, channels, 64, 64)}
@@ -256,6 +318,7 @@ def _candidates(model: Any, names: set[str], main: str) -> Any:
         for sound in sounds:
             yield {name: sound, **answer}
             yield {name: sound}
+        yield {name: numbers(2, 3200), **answer}
         yield {name: numbers(2, 3200)}
         yield {name: numbers(2, 1, 3200)}
 

@@ -159,6 +159,21 @@ def test_padding_neither_looks_nor_is_looked_at():
         torch.testing.assert_close(padded[name], alone[name], rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+def test_padding_on_the_left_moves_the_first_position():
+    """A text after padding has the measures of the text alone, the weight on its first token too."""
+    rule = ScoreRule(visible=Visibility(causal=True, keys=torch.arange(N)[None] >= 4))
+    trace, _ = traced(rule)
+    real = torch.arange(N) >= 4
+    padded = measure(Trace(trace.layers, trace.tokens, ids=IDS[None], real=real[None]))
+    layer = trace.layers[0]
+    causal = ScoreRule(visible=Visibility(causal=True))
+    short = LayerTrace("layer", layer.q[:, :, 4:], layer.k[:, :, 4:], layer.lse[:, :, 4:], causal)
+    alone = measure(Trace((short,), (tuple(WORDS[4:]),), ids=IDS[None, 4:]))
+    assert not alone["first"].isnan().any()
+    for name in ROW_MEASURES:
+        torch.testing.assert_close(padded[name], alone[name], rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 def test_sequences_of_a_batch_count_by_their_rows():
     """Measures of a batch are those of all rows together; one sequence can be chosen."""
     q, k, v = torch.randn(3, 2, 3, 11, 5)

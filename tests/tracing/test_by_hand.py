@@ -9,7 +9,8 @@ from tiny_models import whole
 from torch import nn
 from torch.nn import functional as F
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, TraceError
+from regard.tracing.around import watch
 from regard.tracing.layers import DenseLayerTrace, LayerTrace
 from regard.tracing.take import trace
 
@@ -149,6 +150,10 @@ def test_what_is_done_to_weights_after_the_softmax_is_in_them():
     assert torch.allclose(
         whole(found.layers[0]).sum(-1), torch.tensor([1.0, 0.5]).view(1, 2, 1).expand(1, 2, 5)
     )
+    assert "changed after their softmax" in found.marks["changed"]
+    with watch(model := Gated()) as seen:
+        model(x)
+    assert seen.trace.marks == found.marks
 
 
 def test_dropout_of_weights_by_hand_is_refused():
@@ -163,16 +168,108 @@ def test_a_softmax_that_is_no_attention_is_no_layer():
     class Routed(nn.Module):
         def __init__(self):
             super().__init__()
-            self.attention, self.router = Head(), nn.Linear(8, 4)
+            self.attention, self.router = Head(), nn.Sequential(nn.Linear(8, 4), nn.Softmax(-1))
 
         def forward(self, x):
             x = self.attention(x, None)
-            gate = self.router(x).softmax(-1)
+            gate = self.router(x)
             return x * gate.amax(-1, keepdim=True)
 
     found = trace(Routed().eval(), (torch.randn(2, 13, 24),))
     assert found.names == ("attention",)
     assert "not_seen" not in found.facts
+    assert found.facts["other_softmax"] == "router.*"
+
+
+class Summed(nn.Module):
+    """Softmax over products whose weights meet values one by one: no product of matrices to be seen."""
+
+    def forward(self, x, mask=None):
+        self.attn = (x @ x.mT).softmax(-1)
+        return (self.attn[..., None] * x[:, None]).sum(2)
+
+
+def test_a_softmax_that_meets_no_values_is_named():
+    """Whatever its module is called, and also where another softmax of the same module is seen."""
+
+    class Twice(Head):
+        def forward(self, x, mask=None):
+            out = super().forward(x, mask)
+            (out @ out.mT).softmax(-1)
+            return out
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixer, self.twice = Summed(), Twice()
+
+        def forward(self, x):
+            return self.twice(self.mixer(x))
+
+    found = trace(Both().eval(), (torch.randn(2, 13, 24),))
+    assert found.names == ("twice",)
+    said = "(a softmax that was not seen to meet values)"
+    assert found.not_seen == f"mixer {said}, twice {said}"
+    assert found.not_seen in repr(found)
+
+
+def test_weights_that_a_model_returns_are_the_last_resort():
+    """Where no call can be seen: as returned by the model, and marked so."""
+
+    class Returning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Summed(), Summed()])
+
+        def forward(self, x, output_attentions=False):
+            for layer in self.layers:
+                x = layer(x)
+            attentions = tuple(layer.attn[:, None] for layer in self.layers)
+            return {"x": x, "attentions": attentions} if output_attentions else {"x": x}
+
+    model, x = Returning(), torch.randn(2, 5, 3)
+    found = trace(model, (x,))
+    assert found.names == ("attentions.0", "attentions.1")
+    for layer, summed in zip(found.layers, model.layers, strict=True):
+        assert torch.equal(whole(layer)[:, 0], summed.attn)
+    assert "as returned by the model" in found.marks["as returned"]
+    assert "layers.1" in found.not_seen
+    assert "as returned" in repr(found)
+    with pytest.raises(TraceError, match="made no attention call that can be seen"):
+        trace(Summed(), (x,))
+
+
+@pytest.mark.parametrize("kind", ["by hand", "fused"])
+def test_weights_of_large_scores_are_as_the_model_had_them(kind):
+    """Scores of hundreds round to 1e-5, and their sums again: weights are nearer all the same."""
+    x = torch.randn(2, 3, 17, 8) * 6
+    (layer,) = trace(Plain() if kind == "by hand" else Fused(), (x,)).layers
+    assert (x @ x.mT).max() > 400
+    assert isinstance(layer, LayerTrace)
+    assert torch.allclose(whole(layer), (x @ x.mT).softmax(-1), atol=1e-6, rtol=0)
+
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return (x @ x.mT).softmax(-1) @ x
+
+
+class Fused(nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x, scale=1.0)
+
+
+def test_a_softmax_inside_a_function_of_pytorch_is_seen():
+    """`F.gumbel_softmax` is written in Python, around a softmax."""
+
+    class Gumbel(nn.Module):
+        def forward(self, x):
+            self.attn = F.gumbel_softmax(x @ x.mT)
+            return self.attn @ x
+
+    model = Gumbel()
+    (layer,) = trace(model, (torch.randn(1, 2, 5, 3),)).layers
+    assert torch.equal(whole(layer), model.attn)
 
 
 def test_layers_of_a_hybrid_that_were_not_seen_are_named():

@@ -25,7 +25,21 @@ def test_rows_appended_while_writing_are_the_trace_of_the_finished_text(family):
         assert one.shape == other.shape
         assert torch.allclose(whole(one), whole(other), atol=2e-5), one.name
     assert written.checks.passed, str(written.checks)
+    assert all(layer.output is not None for layer in written.checks.layers)
     assert written.tokens == (tuple(loaded.tokenizer.tokens(written.ids[0])),)
+
+
+def test_steps_whose_output_is_another_fail_the_check():
+    """What was recovered is compared with what the model computed at every step."""
+    loaded, growing, ids = tiny("gpt2"), GrowingTrace(), torch.tensor([[5, 7, 11]])
+
+    def record(name, q, k, v, out, lse, rule):
+        growing(name, q, k, v, out + 0.01 * (name == "decoder.1.self"), lse, rule)
+
+    _, decoding = loaded.model.begin(ids, record=record)
+    decoding.next(torch.tensor([13]))
+    with pytest.warns(UserWarning, match=r"FAILED in decoder\.1\.self:"):
+        growing.trace(torch.tensor([[5, 7, 11, 13]]))
 
 
 def test_a_growing_trace_can_be_looked_at_at_every_step():

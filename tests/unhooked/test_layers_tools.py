@@ -10,7 +10,9 @@ from regard.attention.scores import ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError
+from regard.files.loading import load
 from regard.layers.attention import MultiHeadAttention
+from regard.models.model import Output
 
 LAYERS = {
     "causal": {"causal": True},
@@ -32,6 +34,18 @@ def test_a_layer_can_be_exported(name):
     assert torch.allclose(exported(x), layer(x), atol=1e-6)
     x[1, 5, 0] = float("nan")  # seen by the tokens after it, and by nobody before
     assert torch.equal(exported(x).isnan(), layer(x).isnan())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "llama", "t5"])
+@torch.no_grad()
+def test_a_whole_model_can_be_exported(family):
+    """The exported graph returns an `Output` with the model's numbers."""
+    model, ids = load(family, random=True).model, torch.randint(0, 50, (2, 7))
+    given = (ids, ids[:, :5]) if model.kind == "encoder-decoder" else (ids,)
+    exported, wanted = torch.export.export(model, given).module()(*given), model(*given)
+    assert isinstance(exported, Output)
+    assert torch.allclose(exported.hidden, wanted.hidden, atol=1e-5)
+    assert torch.allclose(exported.logits, wanted.logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", LAYERS)

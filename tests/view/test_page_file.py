@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,14 @@ def data_of(html):
     """What the page carries, read as a browser reads it."""
     (found,) = re.findall(r'<script type="application/json" id="regard-data">(.*?)</script>', html, re.DOTALL)
     return json.loads(found)
+
+
+def test_the_page_says_what_its_trace_is_not():
+    """Marks of a trace are notices of its page: nothing unverified or unseen is shown as fact."""
+    facts = {"unverified": "in layer 1", "not_seen": "layers.2", "as_returned": "by the model"}
+    (document,) = data_of(page(documents_of(replace(a_trace(), facts=facts))))["docs"]
+    said = ["unverified: in layer 1", "not seen: layers.2", "as returned: by the model"]
+    assert document["meta"]["notices"] == said
 
 
 def sources_hash():

@@ -77,6 +77,7 @@ class Frame:
     followed: Copies | None
     columns: Float[Tensor, "key kind"]
     start: int | None  # the position of the first query; None: queries and keys have no common positions
+    first: int  # the first key that a query sees: padding may stand before it
 
 
 def visibility_of(layer: AnyLayer) -> Visibility:
@@ -94,24 +95,25 @@ def make_frame(
     n_query, n_key = layer.n_query, layer.n_key
     start = layer.visibility.start if layer.kind == "self" and n_key >= n_query else None
     n_visible = torch.zeros(n_query, dtype=torch.long, device=layer.device)
-    first_seen = torch.zeros_like(n_visible, dtype=torch.bool)
-    at_offset = {offset: torch.zeros_like(first_seen) for offset in OFFSETS}
+    real = torch.ones_like(n_visible, dtype=torch.bool) if real_queries is None else real_queries
+    reached = torch.zeros(n_key, dtype=torch.bool, device=layer.device)
+    at_offset = {offset: torch.zeros_like(real) for offset in OFFSETS}
     for rows, cols in row_blocks(layer, 1):
         seen = layer.visible_block(rows, cols, batch, 0)
         n_visible[rows] = seen.sum(-1)
-        if cols.start == 0 and n_key:
-            first_seen[rows] = seen[:, 0]
+        reached[cols] |= seen[real[rows]].any(0)
         for offset in OFFSETS if start is not None else ():
             part, where = diagonal(seen[None], rows, cols, (start or 0) + offset)
             at_offset[offset][rows.start + where.start : rows.start + where.stop] = part[0]
-    choice = n_visible >= 2
-    if real_queries is not None:
-        choice = choice & real_queries
+    choice = (n_visible >= 2) & real
+    first = int(reached.int().argmax()) if n_key else 0
+    sees_first = layer.visible_block(slice(0, n_query), slice(first, first + 1), batch, 0).any(-1)
+    after_first = torch.arange(n_query, device=layer.device) + (start or 0) > (0 if start is None else first)
     has_copies = facts.ids is not None and start == 0 and n_query == n_key
     duplicates, followed = (copies(facts, shift) if has_copies else None for shift in (0, 1))
     none = torch.zeros_like(choice)
     rule = {
-        "first": choice & first_seen & (torch.arange(n_query, device=layer.device) + (start or 0) > 0),
+        "first": choice & sees_first & after_first,
         "previous": choice & at_offset[-1],
         "next": choice & at_offset[1],
         "same": choice & at_offset[0],
@@ -121,7 +123,7 @@ def make_frame(
         **{f"argmax{offset:+d}": choice & at_offset[offset] for offset in OFFSETS},
     }
     counted = torch.stack([rule.get(name, choice) for name in ROW_MEASURES])
-    return Frame(n_visible, counted, duplicates, followed, facts.columns, start)
+    return Frame(n_visible, counted, duplicates, followed, facts.columns, start, first)
 
 
 def row_blocks(layer: AnyLayer, n_head: int) -> Iterator[tuple[slice, slice]]:
@@ -177,7 +179,8 @@ class Cells:
         # Rows that have no such key read another, and do not count.
         position = row + rows.start + (frame.start or 0) - cols.start
         at = (position[:, None] + torch.tensor(OFFSETS, device=device)).clamp(0, n_col - 1)
-        at = torch.cat([at, torch.zeros_like(at[:, :1])], dim=-1)
+        first = min(max(0, frame.first - cols.start), n_col - 1)
+        at = torch.cat([at, torch.full_like(at[:, :1], first)], dim=-1)
         near = (row[:, None] * n_col + at).flatten()
         parts = [near]
         for copied, name in ((frame.duplicates, "duplicate"), (frame.followed, "induction")):

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils._pytree import register_dataclass
 
 from regard.layers.attention import Record
 
@@ -27,6 +28,10 @@ class Output:
     def __repr__(self) -> str:
         shapes = ((name, getattr(self, name)) for name in ("hidden", "logits", "pooled", "memory"))
         return f"Output({', '.join(f'{name}={tuple(t.shape)}' for name, t in shapes if t is not None)})"
+
+
+# torch.export and torch.func look into what a model returns.
+register_dataclass(Output, serialized_type_name="regard.Output")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
+from regard.tracing.fast_paths import fast_paths, with_fast_path
 from regard.tracing.layers import DenseLayerTrace, LayerTrace
 from regard.tracing.masks import compact_bias, read_visible
 from regard.tracing.recorder import Recorded, Recorder
 from regard.tracing.take import Fed, assemble, choose, facts_about, model_of, padding_in, token_ids
 from regard.tracing.traces import LayerCheck, Trace
-from regard.tracing.watch import uncompiled, watching
+from regard.tracing.watch import uncompiled, watched_only, watching
 
 
 class Seen:
@@ -120,9 +121,12 @@ def around_calls(
 
     with ExitStack() as stack:
         stack.enter_context(uncompiled())
+        stack.enter_context(fast_paths(model, watched_only))  # `begin` is too late: a call has its `forward`
         # `generate` calls an encoder by itself, which is the model's child or grandchild.
+        fast = tuple(f"{name}." if name else "" for name in with_fast_path(model))
         for name, module in model.named_modules():
-            if name.count(".") < 2:
+            closes = name.startswith(fast) or isinstance(module, nn.TransformerEncoderLayer)
+            if name.count(".") < 2 and not (name and closes):  # a hook would close a fast path
                 stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(end, always_call=True).remove)
         yield
@@ -152,7 +156,7 @@ class _Text:
     layers: dict[str, _Rows] = field(default_factory=dict)
     checks: dict[str, LayerCheck] = field(default_factory=dict)
     given: _Given | None = None
-    not_seen: str = ""
+    remarks: dict[str, str] = field(default_factory=dict)
 
     def goes_on_with(self, recorder: Recorder) -> bool:
         """Whether a call continues this text: further rows of its layers, or layers it does not have yet."""
@@ -167,7 +171,7 @@ class _Text:
         for check in recorder.checks():
             if self.checks.get(check.name, check).passed:  # the first that failed stays
                 self.checks[check.name] = check
-        self.not_seen = self.not_seen or recorder.not_seen
+        self.remarks = {**recorder.remarks, **self.remarks}
         before = self.given
         if before is None or before.ids is None or given.ids is None:
             self.given = given
@@ -180,7 +184,7 @@ class _Text:
         recorder = Recorder()
         recorder.layers = [rows.whole() for rows in self.layers.values()]
         recorder.seen = list(self.layers)
-        recorder.not_seen = self.not_seen
+        recorder.remarks = self.remarks
         given = self.given or _Given(None, None, None)
         fits = given.real is not None and given.ids is not None and given.real.shape == given.ids.shape
         fed = Fed(ids=given.ids, source_ids=given.source_ids, real=given.real if fits else None)

@@ -18,19 +18,25 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.scores import DenseBias, ScoreRule
+from regard.tracing.layers import all_scores
 from regard.tracing.masks import compact_bias, read_visible
 
-SOFTMAX = ("softmax", "_softmax", "_safe_softmax")
+SOFTMAX = ("softmax", "_softmax", "_safe_softmax", "special_softmax")
 _PRODUCT = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
 _TIMES = ("mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply")
 _OVER = ("div", "div_", "__truediv__", "__itruediv__", "true_divide", "divide")
 _SHORTER = ("sum", "mean", "amax", "max", "argmax", "norm", "size", "logsumexp", "topk", "any", "all")
+# What these make of scores is no longer scores: hidden states, mostly.
+_PROJECTED = ("linear", "addmm", "conv1d", "conv2d", "layer_norm", "embedding")
 _DROPOUT = ("dropout", "dropout_", "native_dropout")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 HIDDEN_AT = -5000.0  # a score as low as this was made so by a mask; its weight is 0 in every dtype
+_CLOSE = (
+    5e-6  # a weight recovered from queries and keys is this close to the model's, or the weights are kept
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +54,11 @@ class Product:
             replace(self, cap=self.cap * factor) if self.capped else replace(self, scale=self.scale * factor)
         )
 
+    def made(self, scores: Tensor) -> bool:
+        """Whether `scores` may be of these queries and keys, both of them computed, not learned."""
+        sizes = {self.q.shape[-2], self.k.shape[-2]}
+        return sizes <= set(scores.shape) and not any(_is_learned(tensor) for tensor in (self.q, self.k))
+
     def rule(self) -> ScoreRule:
         """The scores as far as the product alone makes them."""
         if self.capped:
@@ -56,13 +67,22 @@ class Product:
 
 
 @dataclass(slots=True, eq=False)
+class Fate:
+    """What became of a softmax: all that is kept of it when its weights are gone."""
+
+    module: str = ""  # where it was taken
+    of_scores: bool = False  # of a product that was computed, or in a module called attention
+    met: bool = False  # its weights, or what was made of them, met values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Weights:
     """What a softmax gave."""
 
     values: Tensor  # (..., query, key)
     scores: Tensor
     product: Product | None
-    used: bool = False
+    fate: Fate
 
 
 Mark = Product | Weights
@@ -122,15 +142,10 @@ class Follower:
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if not isinstance(scores, Tensor) or not isinstance(out, Tensor) or out.dim() < 2 or dim is None:
             return
-        product = self.mark_of(scores)
-        self._mark(
-            out,
-            Weights(
-                out.movedim(dim, -1),
-                scores.movedim(dim, -1),
-                product if isinstance(product, Product) else None,
-            ),
-        )
+        mark = self.mark_of(scores)
+        product = mark if isinstance(mark, Product) else None
+        fate = Fate(of_scores=product is not None and product.made(scores))
+        self._mark(out, Weights(out.movedim(dim, -1), scores.movedim(dim, -1), product, fate))
 
     def _passed_on(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         marked = [
@@ -140,6 +155,8 @@ class Follower:
             return
         _, mark = max(marked, key=lambda pair: (isinstance(pair[1], Weights), pair[0].numel()))
         if isinstance(mark, Product):
+            if name in _PROJECTED:
+                return
             factor = _factor(name, args)
             if factor is not None:
                 mark = mark.times(factor)
@@ -157,7 +174,7 @@ class Follower:
         left, right = self.mark_of(terms.left), self.mark_of(terms.right)
         for mark, other, side in ((left, right, terms), (right, left, terms.turned())):
             if isinstance(mark, Weights) and not isinstance(other, Weights):
-                return None if mark.used else _completed(side, out, mark, mark.product)
+                return None if mark.fate.met else _completed(side, out, mark, mark.product)
         if isinstance(left, Product) and right is None:
             return _completed(terms, out, None, left)
         product = _product(terms)
@@ -280,7 +297,7 @@ def _completed(
     if softmax is None and not _sums_to_one(weights):
         return None
     if softmax is not None:
-        softmax.used = True
+        softmax.fate.met = True
 
     def arrange(tensor: Tensor) -> Tensor:
         return _arranged(tensor, terms.out_at, [*lead, query, value])
@@ -312,6 +329,11 @@ class Layout:
     lead: tuple[int, ...]
     batch: int | None  # of the model's input, where known
     n_head: int | None  # what the module says
+
+    @classmethod
+    def of(cls, tensor: Tensor, batch: int | None, n_head: int | None) -> Layout:
+        """That of (*lead, a, b)."""
+        return cls(tuple(tensor.shape[:-2]), batch, n_head)
 
     def four(self, tensor: Tensor) -> Tensor:
         """(*lead, a, b) as (batch, head, a, b)."""
@@ -358,12 +380,14 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
         return None  # scores of half precision move every weight by a percent: the weights alone are exact
     lead = torch.broadcast_shapes(product.q.shape[:-2], product.k.shape[:-2])
     layout = layout_of(product.q.new_empty(*lead, 0, 0))
-    q, k = (layout.four(tensor.detach()) for tensor in (product.q, product.k))
+    # As they will be kept: in another order of memory products round differently.
+    q, k = (layout.four(tensor.detach()).contiguous() for tensor in (product.q, product.k))
     n_key = weights.shape[3]
     if (*q.shape[:3], k.shape[2]) != weights.shape or k.shape[:2] != q.shape[:2]:
         return None
     rule = product.rule()
-    dots = rule.scores(q, k)
+    everywhere = slice(0, q.shape[2]), slice(0, n_key)
+    dots = all_scores(q, k, rule, *everywhere, widen=False)
     if written.softmax is None:
         scores = torch.where(weights > 0, dots, -math.inf)
     else:
@@ -396,14 +420,35 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
         sink = scores[0, :, 0, -1]
         if _size(scores[..., -1] - sink[:, None]) > noise:
             return None
-    lse = torch.logsumexp(scores, -1).masked_fill(blind[..., 0], -math.inf)
     rule = replace(rule, visible=visible, bias=bias)
-    given_back = torch.exp(rule.scores(q, k) - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None])
+    recovered = all_scores(q, k, rule, *everywhere, widen=False)
+    recovered = torch.where(visible.tile(*everywhere, q.device), recovered, -math.inf)
+    # Of these scores, not of the model's: rounding in both cancels.
+    lse = torch.logsumexp(recovered.double() if 4 * noise > _CLOSE else recovered, -1)
+    if sink is not None:
+        lse = torch.logaddexp(lse, sink[:, None]).masked_fill(blind[..., 0], -math.inf)
+    recovered = torch.exp(recovered - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None]).to(dots.dtype)
     alike = blind[..., 0] & (weights.amax(-1) > 0)
-    given_back = torch.where(alike[..., None], 1 / n_key, given_back)
-    if _size(given_back - weights.to(given_back.dtype)) > 4 * noise:
+    recovered = torch.where(alike[..., None], 1 / n_key, recovered)
+    if _size(recovered - weights.to(recovered.dtype)) > min(4 * noise, _CLOSE):
         return None
     return Explained(q, k, lse, rule, sink, alike if bool(alike.any()) else None)
+
+
+def same_weights(softmax: Weights, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> bool:
+    """Whether what met the values is what the softmax gave, but for a last column of a sink."""
+    given = layout_of(softmax.values).four(softmax.values.detach()).to(weights.dtype)
+    if given.shape[:3] == weights.shape[:3] and given.shape[3] - weights.shape[3] in (0, 1):
+        given = given[..., : weights.shape[3]]
+    elif given.numel() == weights.numel():  # its dimensions may stand in another order
+        given, weights = given.flatten().sort()[0], weights.flatten().sort()[0]
+    else:
+        return False
+    return torch.equal(given, weights) or torch.equal(given.nan_to_num(2.0), weights.nan_to_num(2.0))
+
+
+def _is_learned(tensor: Tensor) -> bool:
+    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
 
 
 def _size(tensor: Tensor) -> float:

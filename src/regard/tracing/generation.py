@@ -34,6 +34,9 @@ class _Rows:
     lses: list[Tensor] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)  # one, of all so far; of linear attention one a step
     values: list[Tensor] = field(default_factory=list)
+    outs: list[Tensor] = field(
+        default_factory=list
+    )  # what the model computed: weights are checked against it
     rule: Rule | None = None
     start: int = 0  # position of the first query
 
@@ -90,6 +93,7 @@ class GrowingTrace:
             rows.keys, rows.values = [k.detach()], [v.detach()]
         rows.queries.append(q.detach().clone())
         rows.lses.append(lse.detach().clone())
+        rows.outs.append(out.detach().clone())
         rows.rule = rule
 
     def __repr__(self) -> str:
@@ -122,8 +126,8 @@ class GrowingTrace:
                 bias = None if rule.bias is None else rule.bias.covering(k.shape[2], rows.start)
                 rule = replace(rule, visible=replace(rule.visible, start=rows.start), bias=bias)
             kind: Kind = "cross" if name.endswith("cross") else "self"
-            q, lse = torch.cat(rows.queries, 2), torch.cat(rows.lses, 2)
-            recorder.add(name, q, k, v, lse, rule, kind=kind)
+            q, lse, out = (torch.cat(steps, 2) for steps in (rows.queries, rows.lses, rows.outs))
+            recorder.add(name, q, k, v, lse, rule, kind=kind, out=out)
         return recorder
 
     def trace(

@@ -35,7 +35,7 @@ _thread = _Thread()
 @contextmanager
 def looking(look: Look) -> Iterator[None]:
     """A block in which calls of registered attention functions in this thread go through `look`."""
-    if "transformers" not in sys.modules:  # then no model is one of theirs
+    if "transformers.modeling_utils" not in sys.modules:  # then no model is one of theirs
         yield
         return
     _patch(1)
@@ -49,7 +49,7 @@ def looking(look: Look) -> Iterator[None]:
 
 def _patch(change: int) -> None:
     """Put the look in place for the first user, take it away after the last."""
-    from transformers import AttentionInterface
+    from transformers.modeling_utils import AttentionInterface
 
     global _n_user, _original
     with _lock:

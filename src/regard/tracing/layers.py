@@ -191,7 +191,8 @@ class LayerTrace(AnyLayer):
     name: str
     q: Float[Tensor, "batch head query qk_dim"]  # after rotary positions and q/k norm
     k: Float[Tensor, "batch kv_head key qk_dim"]
-    lse: Float[Tensor, "batch head query"]  # natural log; -inf: the row sees no key
+    # Natural log; -inf: the row sees no key. In float64 where scores are large: its rounding would show.
+    lse: Float[Tensor, "batch head query"]
     rule: ScoreRule
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
@@ -225,7 +226,7 @@ class LayerTrace(AnyLayer):
         lse = lse[:, :, rows, None]
         # Hidden last: exp takes ten times as long where it is given -inf. A row may see nothing: its
         # log-sum-exp is -inf, and made finite so that a score of -inf stays one.
-        weights = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min))
+        weights = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min)).to(scores.dtype)
         if not rule.visible.sees_all(rows, cols):
             weights = torch.where(rule.visible.tile(rows, cols, weights.device), weights, 0.0)
         if self.alike is not None:

@@ -59,8 +59,7 @@ class Recorder:
         self.layers: list[Recorded] = []
         self.samples: list[_Sample] = []
         self.seen: list[str] = []  # every layer that ran, wanted or not
-        self.rearranged: list[str] = []  # whose weights were cut into blocks before they met the values
-        self.not_seen = ""  # what of the model computes something else than softmax attention, in words
+        self.remarks: dict[str, str] = {}  # what is to be said of a foreign model, for the facts of a trace
         self.keep_graph = keep_graph
         # For gradients: what of the graph holds a layer's output, of every step, and how it becomes heads.
         self.graph: list[list[tuple[Tensor, ToHeads]]] = []
@@ -115,12 +114,28 @@ class Recorder:
         return layer
 
     def add_weights(
-        self, name: str, weights: Tensor, v: Tensor, *, kind: Kind, out: Tensor, to_heads: ToHeads
+        self,
+        name: str,
+        weights: Tensor,
+        *,
+        kind: Kind,
+        v: Tensor | None = None,
+        out: Tensor | None = None,
+        to_heads: ToHeads = _as_it_is,
     ) -> None:
-        """Keep the weights themselves of a layer whose queries and keys are not known."""
+        """Keep the weights themselves of a layer whose queries and keys are not known.
+
+        Without values nothing is known that they could be checked against.
+        """
         name, wanted = self._named(name)
-        if wanted:
-            self._take(DenseLayerTrace(name, _copied(weights, None), kind), v, out, to_heads)
+        if not wanted:
+            return
+        layer = DenseLayerTrace(name, _copied(weights, None), kind)
+        if v is None:
+            self.layers.append(layer)
+            self.graph.append([])
+        else:
+            self._take(layer, v, out, to_heads)
 
     def widen(self, v: Tensor) -> None:
         """More values of the layer taken last, beside those it has."""

@@ -9,6 +9,7 @@ The forward pass runs once, with the attention it would have run with; queries, 
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from regard.tracing.masks import dense_bytes
 from regard.tracing.ours import attention_layers
 from regard.tracing.recorder import Recorder
 from regard.tracing.traces import Checks, LayerCheck, Plain, Trace
-from regard.tracing.watch import watching
+from regard.tracing.watch import uncompiled, watching
 
 Ids = Int[Tensor, "batch position"]
 
@@ -99,6 +100,8 @@ def trace(
         if answer:
             fed = replace(fed, ids=answer[0], source_ids=fed.ids, real=None, source_real=fed.real)
         facts = facts_of(model.facts) if isinstance(model, Loaded) else facts_about(found)
+        if not recorder.seen:
+            take_returned(found, fed, recorder)
         check_seen(found, recorder)
         choose(recorder, layers)
     return assemble(recorder, fed, tokenizer, facts)
@@ -113,7 +116,7 @@ def assemble(
 ) -> Trace:
     """The trace of what a recorder has; warns where its self-check fails. `checked`: it was done before."""
     checks = Checks(recorder.checks() if checked is None else checked)
-    more: dict[str, Plain] = {"n_layer_traced": len(recorder.layers)}
+    more: dict[str, Plain] = {"n_layer_traced": len(recorder.layers), **recorder.remarks}
     failed = [check.name for check in checks.layers if not check.passed]
     if failed:
         warnings.warn(f"the trace does not agree with the model it was taken from. {checks}.", stacklevel=3)
@@ -124,13 +127,6 @@ def assemble(
             f"{len(weights_kept)} layers hold the weights themselves, from {weights_kept[0]} on: "
             "their scores are not a product of queries and keys that could be followed"
         )
-    if recorder.rearranged:
-        more["rearranged"] = (
-            f"weights are cut into blocks before they meet the values, and held so, in "
-            f"{', '.join(dict.fromkeys(recorder.rearranged))}"
-        )
-    if recorder.not_seen:
-        more["not_seen"] = recorder.not_seen
     kept_whole = {
         layer.name: size
         for layer in recorder.layers
@@ -310,10 +306,34 @@ def _range(names: Sequence[str]) -> range:
     return range(-len(names), len(names))
 
 
+def take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:
+    """Weights as the model itself returns them when it is asked to: the last resort, where none was seen."""
+    forward = inspect.signature(model.forward).parameters
+    if "output_attentions" not in (*forward, *dir(getattr(model, "config", None))):
+        return
+    try:
+        with torch.no_grad(), uncompiled():
+            # Not through hooks: for those who look on, the model has run.
+            out = model.forward(*fed.args, **{**fed.kwargs, "output_attentions": True})
+    except Exception:  # whatever it says: it does not return them
+        return
+    for name, layers in dict(out).items() if isinstance(out, Mapping) else ():
+        if "attentions" in name and isinstance(layers, list | tuple):
+            for index, weights in enumerate(layers):
+                if isinstance(weights, Tensor) and weights.dim() == 4:
+                    kind: Kind = "cross" if "cross" in name else "self"
+                    recorder.add_weights(f"{name}.{index}", weights, kind=kind)
+    if recorder.seen:
+        recorder.remarks["as_returned"] = (
+            "weights are as returned by the model: no call was seen, nothing checked"
+        )
+
+
 def check_seen(model: nn.Module, recorder: Recorder) -> None:
     """Raise where nothing was seen, with what to do about it."""
     if not recorder.seen:
-        unfollowed = f" Not followed: {recorder.not_seen}." if recorder.not_seen else ""
+        not_seen = recorder.remarks.get("not_seen")
+        unfollowed = f" Not followed: {not_seen}." if not_seen else ""
         raise TraceError(
             f"{type(model).__name__} made no attention call that can be seen: traced are "
             "F.scaled_dot_product_attention, nn.MultiheadAttention, flex_attention, the attention registry "

@@ -31,6 +31,7 @@ from regard.tracing.pooling import Pooling, block_ends
 
 Plain = str | int | float | bool | None
 
+_MARKS = ("unverified", "not_seen", "changed", "as_returned")  # facts that say what the trace is not
 _SMALL = 40  # blocks of a small picture
 _SMALL_COST = 1 << 28  # weights read for them: about a second's work
 
@@ -145,6 +146,17 @@ class Trace(Data):
         return tuple(check.name for check in self.checks.layers if not check.passed)
 
     @property
+    def not_seen(self) -> str:
+        """What of the model may be attention and is in no layer, in words; empty where there is nothing."""
+        return self.marks.get("not seen", "")
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """What a reader must know before believing the trace, in words; empty where that is nothing."""
+        said = {word.replace("_", " "): self.facts.get(word) for word in _MARKS}
+        return {word: str(words) for word, words in said.items() if words}
+
+    @property
     def bytes(self) -> int:
         """Bytes of all tensors held, each counted once."""
         return sum({(t.data_ptr(), t.dtype): t.numel() * t.element_size() for t in self.tensors}.values())
@@ -217,8 +229,7 @@ class Trace(Data):
             "layers": f"{self.n_layer} of {max((layer.n_head for layer in self.layers), default=0)} heads",
             "holds": f"{self.bytes / 1e6:.1f} MB",
             "check": str(self.checks),
-            "unverified": str(known.get("unverified", "")),
-            "not seen": str(known.get("not_seen", "")),
+            **self.marks,
         }
         return {word: said for word, said in about.items() if said}
 
@@ -226,7 +237,7 @@ class Trace(Data):
         said = self._about()
         sizes = f"{said['tokens']} tokens, layers {said['layers']}, {said['holds']}"
         marked = f", UNVERIFIED: {', '.join(self.unverified)}" if self.unverified else ""
-        missing = f", not seen: {said['not seen']}" if "not seen" in said else ""
+        missing = "".join(f", {word}: {words}" for word, words in self.marks.items() if word != "unverified")
         return f"Trace({said['trace of'][:60]}: {sizes}, {self.checks!r}{marked}{missing})"
 
     def _repr_html_(self) -> str:

@@ -20,37 +20,37 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.attention.scores import ScoreRule
-from regard.attention.visibility import Visibility
 from regard.errors import UnsupportedError
-from regard.layers.attention import AdditiveAttention, MultiHeadAttention
-from regard.models.seq2seq import DotAttention
-from regard.tracing.by_hand import SOFTMAX, Follower, Layout, Product, Weights, Written, explained
-from regard.tracing.changes import Called, Change
+from regard.tracing.by_hand import (
+    SOFTMAX,
+    Fate,
+    Follower,
+    Layout,
+    Product,
+    Weights,
+    Written,
+    explained,
+    same_weights,
+)
+from regard.tracing.callers import Caller, batch_of
+from regard.tracing.calls import Call, LogSumExp, without_repeats
+from regard.tracing.changes import Called
+from regard.tracing.fast_paths import fast_paths
 from regard.tracing.hf_registry import looking
-from regard.tracing.layers import Kind
-from regard.tracing.masks import MaskReader, ReadMask, compact_bias
+from regard.tracing.masks import MaskReader
 from regard.tracing.ours import Put, refuse_dropout, reporting
 from regard.tracing.recorder import Recorder, ToHeads
 
-_CROSS_WORDS = ("cross", "encoder_attn", "encdec", "multihead_attn", "multi_head_attn")
-_SOURCE_WORDS = ("key_value_states", "encoder_hidden_states")
-_HEAD_WORDS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
-_KERNELS = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)")
 _CALLED_ATTENTION = re.compile(r"att(entio)?n", re.IGNORECASE)
-_BLOCK = 1 << 21  # scores computed at once where no kernel gives their sums
-_OURS = (MultiHeadAttention, AdditiveAttention, DotAttention)
 
 
 class _Thread(threading.local):
@@ -73,13 +73,14 @@ def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = N
     with ExitStack() as stack:
         stack.enter_context(uncompiled())
         stack.enter_context(reporting(model, recorder, change))
+        stack.enter_context(fast_paths(model, watched_only))
         stack.enter_context(looking(door.look))
         stack.enter_context(door)
         _thread.doors.append(door)
         stack.callback(_thread.doors.remove, door)
         yield
     if recorder is not None:
-        recorder.not_seen = _not_seen(model, recorder.seen, door.unfollowed)
+        recorder.remarks |= door.remarks(model, recorder.seen)
 
 
 @contextmanager
@@ -90,6 +91,11 @@ def uncompiled() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+def watched_only() -> bool:
+    """Whether attention of this thread is watched, and left as it is."""
+    return bool(_thread.doors) and all(door.change is None for door in _thread.doors)
 
 
 class _Door(TorchFunctionMode):
@@ -103,12 +109,21 @@ class _Door(TorchFunctionMode):
         self.follow = Follower()
         self.n_seen = 0
         self.last: tuple[int, Tensor, Tensor] | None = None  # call, queries and keys of the layer seen last
-        self.softmaxes: list[tuple[str, Weights]] = []  # in modules called attention, and where
+        self.fates: list[Fate] = []  # of every softmax that the model took
+        self.rewritten: list[str] = []  # where a softmax was taken that is not what met the values
 
-    @property
-    def unfollowed(self) -> tuple[str, ...]:
-        """The modules called attention whose softmax met no values: what became of it was not seen."""
-        return tuple(dict.fromkeys(name for name, softmax in self.softmaxes if not softmax.used))
+    def remarks(self, model: nn.Module, seen: list[str]) -> dict[str, str]:
+        """What is to be said of a run that is over, by the names that facts of a trace have."""
+        changed = ", ".join(dict.fromkeys(self.rewritten))
+        other = (fate.module for fate in self.fates if not (fate.met or fate.of_scores))
+        said = {
+            "not_seen": ", ".join(_not_seen(model, seen, self.fates)),
+            "changed": "weights are changed after their softmax (gated, mixed, cut into blocks), and held as "
+            f"they met the values, in {changed}" * bool(changed),
+            # A router's, a classifier's.
+            "other_softmax": ", ".join(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in other)),
+        }
+        return {name: words for name, words in said.items() if words}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -127,25 +142,31 @@ class _Door(TorchFunctionMode):
         if written is not None:
             return self._by_hand(written)
         if name in SOFTMAX and isinstance(softmax := self.follow.mark_of(out), Weights):
-            caller = _Caller.find(self.modules)
-            if caller is not None and _CALLED_ATTENTION.search(type(caller.module).__name__):
-                self.softmaxes.append((caller.name, softmax))
+            self._softmax(softmax)
         return out
+
+    def _softmax(self, softmax: Weights) -> None:
+        """Note where a softmax was taken: one that meets no values must be named in the end."""
+        caller = Caller.find(self.modules)
+        if caller is not None and softmax.values.shape[-1] > 1:
+            softmax.fate.module = caller.name
+            softmax.fate.of_scores |= bool(_CALLED_ATTENTION.search(type(caller.module).__name__))
+            self.fates.append(softmax.fate)
 
     def _scaled_dot_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """PyTorch's function of that name, or a kernel of it, called directly."""
-        call = _Call.of(func, args, kwargs)
+        call = Call.of(func, args, kwargs)
         if call.dropout:
             refuse_dropout(call.dropout)
-        with _LogSumExp() as kernel:  # type: ignore[no-untyped-call]
+        with LogSumExp() as kernel:  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs)
         return self._take(call, out, kernel.lse)
 
-    def _multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """PyTorch's `multi_head_attention_forward`: its own code, in which its calls are seen."""
+    def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of PyTorch's written in Python: its own code, in which its calls are seen."""
         # It asks at its door whether somebody wants to see it, which would lead back here: the same code
         # with that one name changed, for this call alone.
-        names = {**func.__globals__, "has_torch_function": _never}
+        names = {**func.__globals__, "has_torch_function": _never, "has_torch_function_unary": _never}
         same = FunctionType(func.__code__, names, func.__name__, func.__defaults__)
         same.__kwdefaults__ = func.__kwdefaults__
         with self:
@@ -163,15 +184,15 @@ class _Door(TorchFunctionMode):
             *_, scores = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
         product = Product(q, k, scale)
-        softmax = Weights(weights, scores, product)
+        softmax = Weights(weights, scores, product, Fate(met=True))
         return (self._by_hand(Written(weights, v, out[0], _as_it_is, softmax, product)), *out[1:])
 
     def _by_hand(self, written: Written) -> Tensor:
         """Attention that the model wrote out itself: its output, or what takes its place."""
-        caller = _Caller.find(self.modules)
+        caller = Caller.find(self.modules)
         if caller is None:
             return written.out
-        layout_of = partial(_layout, batch=_batch(self.modules), n_head=caller.n_head)
+        layout_of = partial(Layout.of, batch=batch_of(self.modules), n_head=caller.n_head)
         lead = torch.broadcast_shapes(written.weights.shape[:-2], written.v.shape[:-2])
         layout = layout_of(written.out.new_empty(*lead, 0, 0))
 
@@ -192,21 +213,21 @@ class _Door(TorchFunctionMode):
         return self._changed(caller, called, written.out, to_heads)
 
     def _record_by_hand(
-        self, recorder: Recorder, caller: _Caller, written: Written, layout: Layout,
+        self, recorder: Recorder, caller: Caller, written: Written, layout: Layout,
         layout_of: Callable[[Tensor], Layout], to_heads: ToHeads,
     ) -> None:  # fmt: skip
         weights, v = layout.four(written.weights.detach()), layout.four(written.v.detach())
         rule = None
-        if written.softmax is None or _same_weights(written.softmax, weights, layout_of):
+        if written.softmax is None or same_weights(written.softmax, weights, layout_of):
             rule = explained(written, weights, layout_of)
+        else:
+            self.rewritten.append(written.softmax.fate.module or caller.name)
         n_query, n_key = weights.shape[2:]
         kind = caller.kind(rule is not None and rule.rule.visible.causal, n_query, n_key)
-        if written.softmax is not None and written.softmax.values.numel() < weights.numel():
-            recorder.rearranged.append(caller.name)
         if rule is None:
-            recorder.add_weights(caller.name, weights, v, kind=kind, out=written.out, to_heads=to_heads)
+            recorder.add_weights(caller.name, weights, kind=kind, v=v, out=written.out, to_heads=to_heads)
         else:
-            k, v = _without_repeats(rule.q, rule.k, v)
+            k, v = without_repeats(rule.q, rule.k, v)
             if self._again(recorder, caller, rule.q, k, v):
                 return
             recorder.add(
@@ -214,7 +235,7 @@ class _Door(TorchFunctionMode):
                 out=written.out, to_heads=to_heads,
             )  # fmt: skip
 
-    def _again(self, recorder: Recorder, caller: _Caller, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    def _again(self, recorder: Recorder, caller: Caller, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether this is the last layer once more, with other values, as differential attention has it.
 
         Its weights are known then; the values are kept side by side.
@@ -228,77 +249,42 @@ class _Door(TorchFunctionMode):
 
     def look(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A registered attention function of transformers: where nothing in it was seen, it is itself."""
-        before = self.n_seen
+        before, n_fate = self.n_seen, len(self.fates)
         out = function(*args, **kwargs)
         if self.n_seen == before:
-            call = _Call.registered(*args, **kwargs)
+            for fate in self.fates[n_fate:]:  # a softmax of its own is what is taken here
+                fate.met = True
+            call = Call.registered(*args, **kwargs)
             if call.dropout:
                 refuse_dropout(call.dropout)
             return self._take(call, out, None)
         return out
 
-    def _take(self, call: _Call, given: Any, lse: Tensor | None) -> Any:
+    def _take(self, call: Call, given: Any, lse: Tensor | None) -> Any:
         """Note one call of an attention function: its arguments, what it gave, the sums its kernel gave.
 
         Answers with what it gave, or with another output in its place.
         """
         out: Tensor = given if isinstance(given, Tensor) else given[0]
-        caller = _Caller.find(self.modules)
+        caller = Caller.find(self.modules)
         if caller is None:
             return given
-        lead = call.lead
-        q, k, v = (_four_dimensional(tensor, lead, call.grouped) for tensor in (call.q, call.k, call.v))
-        if out.dtype != q.dtype:  # autocast gives the kernel fewer digits than the function was given
-            q, k, v = (tensor.to(out.dtype) for tensor in (q, k, v))
-        mask = call.mask
-        if mask is not None and mask.dim() > 2 and len(lead) != 2:
-            mask = _four_dimensional(mask, lead, False)
-        shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        k, v = _without_repeats(q, k, v)
-        read = self.read(mask, shape)
-        visible = Visibility(causal=True) & read.visible if call.causal else read.visible
-        bias = read.bias if call.bias is None else _added(call.bias, read, shape, visible.start)
-        rule = ScoreRule(scale=call.scale, visible=visible, bias=bias, softcap=call.softcap)
-        kind = caller.kind(visible.causal, shape[2], shape[3])
-        heads = partial(call.heads, shape=q.shape)
+        seen = call.read(self.read, out.dtype)
+        kind = caller.kind(seen.rule.visible.causal, seen.q.shape[2], seen.k.shape[2])
+        to_heads = partial(call.heads, shape=seen.q.shape)
         self.n_seen += 1
         if self.recorder is not None:
-            self._record(
-                self.recorder,
-                caller,
-                kind,
-                call,
-                rule,
-                out,
-                lse,
-                (q.detach(), k.detach(), v.detach()),
-                read.alike,
-            )
-        called = Called.by_rule(caller.name, kind, q, k, v, rule, call.sink, read.alike)
-        changed = self._changed(caller, called, out, heads)
+            q, k, v = (tensor.detach() for tensor in (seen.q, seen.k, seen.v))
+            if not self._again(self.recorder, caller, q, k, v):
+                self.recorder.add(
+                    caller.name, q, k, v, seen.row_sums(lse), seen.rule, kind=kind, sink=seen.sink,
+                    alike=seen.alike, out=out, to_heads=to_heads, owned=True,
+                )  # fmt: skip
+        called = Called.by_rule(caller.name, kind, seen.q, seen.k, seen.v, seen.rule, seen.sink, seen.alike)
+        changed = self._changed(caller, called, out, to_heads)
         return changed if isinstance(given, Tensor) else (changed, *given[1:])
 
-    def _record(
-        self, recorder: Recorder, caller: _Caller, kind: Kind, call: _Call, rule: ScoreRule, out: Tensor,
-        lse: Tensor | None, qkv: tuple[Tensor, Tensor, Tensor], alike: Tensor | None,
-    ) -> None:  # fmt: skip
-        q, k, v = qkv
-        if lse is None or lse.numel() != q.shape[0] * q.shape[1] * q.shape[2]:
-            lse = _row_sums(q, k, rule)
-        else:  # a kernel says 0 of a row that sees nothing
-            lse = lse.reshape(q.shape[:3])
-            sees = rule.visible.rows_that_see(q.shape[2], k.shape[2], q.device)
-            lse = lse if sees is None else torch.where(sees, lse, -torch.inf)
-        if call.sink is not None:
-            lse = torch.logaddexp(lse, call.sink.to(lse.dtype)[:, None])
-        if self._again(recorder, caller, q, k, v):
-            return
-        recorder.add(
-            caller.name, q, k, v, lse, rule, kind=kind, sink=call.sink, alike=alike,
-            out=out, to_heads=partial(call.heads, shape=q.shape), owned=True,
-        )  # fmt: skip
-
-    def _changed(self, caller: _Caller, called: Called, out: Tensor, to_heads: ToHeads) -> Tensor:
+    def _changed(self, caller: Caller, called: Called, out: Tensor, to_heads: ToHeads) -> Tensor:
         """The output after every change, by the innermost door: the others have seen it then."""
         doors = [door for door in _thread.doors if id(caller.module) in door.modules]
         changes = [(door, door.change) for door in doors if door.change is not None]
@@ -320,10 +306,19 @@ def _placed(heads: Tensor, out: Tensor, to_heads: ToHeads) -> Tensor:
     return heads.reshape(-1)[order].view(out.shape)
 
 
-def _not_seen(model: nn.Module, seen: list[str], unfollowed: tuple[str, ...]) -> str:
-    """The layers of a stack in which no softmax attention was seen, while others of it have some."""
+def _not_seen(model: nn.Module, seen: list[str], fates: list[Fate]) -> list[str]:
+    """What of the model may be attention and was not seen."""
     names = [name.partition("#")[0] for name in seen]
-    missing = [f"{name} (its softmax meets no values)" for name in unfollowed if name not in names]
+    missing = [
+        f"{name} (a softmax that was not seen to meet values)"
+        for name in dict.fromkeys(fate.module for fate in fates if fate.of_scores and not fate.met)
+    ]
+    missing += [
+        f"{name} (compiled by torch.jit: nobody sees into it)"
+        for name, module in model.named_modules()
+        if isinstance(module, torch.jit.ScriptModule)
+    ]
+    # The layers of a stack in which there was none, while others of it have some.
     stacks: list[str] = []
     for stack, modules in model.named_modules():
         if isinstance(modules, nn.ModuleList) and not any(stack.startswith(f"{outer}.") for outer in stacks):
@@ -332,7 +327,7 @@ def _not_seen(model: nn.Module, seen: list[str], unfollowed: tuple[str, ...]) ->
             with_attention = [any(f"{name}.".startswith(f"{place}.") for name in names) for place in places]
             if any(with_attention):
                 missing += [place for place, has in zip(places, with_attention, strict=True) if not has]
-    return ", ".join(missing)
+    return missing
 
 
 _names: dict[Any, str] = {}
@@ -341,145 +336,10 @@ _ATTENTION: dict[str, _Handler] = {
     "scaled_dot_product_attention": _Door._scaled_dot_product,
     "_scaled_dot_product_flash_attention_for_cpu": _Door._scaled_dot_product,
     "_scaled_dot_product_flash_attention": _Door._scaled_dot_product,
-    "multi_head_attention_forward": _Door._multi_head,
+    "multi_head_attention_forward": _Door._inside,
+    "gumbel_softmax": _Door._inside,
     "flex_attention": _Door._flex,
 }
-
-
-class _LogSumExp(TorchDispatchMode):
-    """Keeps the log-sum-exp of the kernel that PyTorch chooses, where it chooses one that gives it."""
-
-    lse: Tensor | None = None
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if _KERNELS.match(func.__name__):
-            self.lse = out[1]
-        return out
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """The arguments of an attention function, by our names."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Tensor | None = None
-    dropout: float = 0.0
-    causal: bool = False
-    scale: float | None = None
-    grouped: bool = False
-    bias: Tensor | None = None  # beside the mask
-    softcap: float | None = None
-    sink: Tensor | None = None
-    turned: bool = False  # the output is (batch, query, head, v_dim)
-
-    @classmethod
-    def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        """A call of scaled_dot_product_attention, or of a flash kernel."""
-        if func is F.scaled_dot_product_attention:
-            return _function_call(*args, **kwargs)
-        return _kernel_call(*args, **kwargs)
-
-    @classmethod
-    def registered(
-        cls,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        is_causal: bool | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        **_: Any,
-    ) -> _Call:
-        """A call of a function in the registry of transformers."""
-        if is_causal is None:
-            is_causal = getattr(module, "is_causal", True)
-        if not isinstance(attention_mask, Tensor):
-            attention_mask = None
-        causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
-        grouped = query.shape[1] != key.shape[1]
-        return cls(
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout,
-            causal,
-            scaling,
-            grouped,
-            position_bias,
-            softcap,
-            s_aux,
-            True,
-        )
-
-    @property
-    def lead(self) -> tuple[int, ...]:
-        """The dimensions before (query, qk_dim)."""
-        if self.grouped:
-            return tuple(self.q.shape[:-2])
-        return tuple(torch.broadcast_shapes(self.q.shape[:-2], self.v.shape[:-2]))
-
-    def heads(self, out: Tensor, shape: torch.Size) -> Tensor:
-        """The output, or its gradient, as (batch, head, query, v_dim)."""
-        return out.transpose(1, 2) if self.turned else out.reshape(*shape[:3], out.shape[-1])
-
-
-def _function_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> _Call:
-    return _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-
-def _kernel_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *_: Any,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-    **__: Any,
-) -> _Call:
-    return _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, query.shape[1] != key.shape[1])
-
-
-def _row_sums(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
-    """The log-sum-exp of every row, a block of rows at a time."""
-    step = max(1, _BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
-    blocks = [slice(first, min(q.shape[2], first + step)) for first in range(0, q.shape[2], step)]
-    return torch.cat([torch.logsumexp(rule.scores(q, k, rows), -1) for rows in blocks], -1)
-
-
-def _four_dimensional(tensor: Tensor, shape: tuple[int, ...], grouped: bool) -> Tensor:
-    """(batch, head, position, dim), whatever comes before the last two."""
-    if tensor.is_nested:
-        raise UnsupportedError("nested tensors cannot be traced: give padded ones, with a mask.")
-    if not grouped:
-        tensor = tensor.expand(*shape, *tensor.shape[-2:])
-    lead = tensor.shape[:-2]
-    if len(lead) == 2:
-        return tensor
-    if not lead:
-        return tensor[None, None]
-    return tensor[:, None] if len(lead) == 1 else tensor.flatten(0, -4)
 
 
 def _never(*_: object) -> bool:
@@ -488,98 +348,3 @@ def _never(*_: object) -> bool:
 
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _layout(tensor: Tensor, batch: int | None, n_head: int | None) -> Layout:
-    return Layout(tuple(tensor.shape[:-2]), batch, n_head)
-
-
-def _same_weights(softmax: Weights, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> bool:
-    """Whether what met the values is what the softmax gave, but for a last column of a sink."""
-    given = layout_of(softmax.values).four(softmax.values.detach())
-    if given.shape[:3] != weights.shape[:3] or given.shape[3] - weights.shape[3] not in (0, 1):
-        return False
-    return torch.equal(given[..., : weights.shape[3]].to(weights.dtype), weights)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Caller:
-    """The module from which attention was called."""
-
-    name: str
-    module: nn.Module
-    cross: bool
-    call: int  # a number for this run of it
-
-    @classmethod
-    def find(cls, modules: dict[int, tuple[str, nn.Module]]) -> _Caller | None:
-        """The innermost module of the model on the stack of calls; None where it is none, or one of ours."""
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            seen = frame.f_locals
-            module = seen.get("self")
-            if isinstance(module, (Recorder, Change, *_OURS)):
-                return None  # what we compute ourselves
-            if isinstance(module, nn.Module) and id(module) in modules:
-                cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)
-                if isinstance(module, nn.MultiheadAttention):
-                    cross = seen.get("key") is not seen.get("query")
-                return cls(modules[id(module)][0] or "attention", module, cross, id(frame))
-            frame = frame.f_back
-        return None
-
-    @property
-    def n_head(self) -> int | None:
-        """How many heads the module says it has."""
-        for word in _HEAD_WORDS:
-            said = getattr(self.module, word, None)
-            if isinstance(said, int) and said > 0:
-                return said
-        return None
-
-    def kind(self, causal: bool, n_query: int, n_key: int) -> Kind:
-        """Cross-attention by name or argument; a single query over more keys is a step with a cache."""
-        named = any(word in self.name.lower() for word in _CROSS_WORDS)
-        another = n_query not in (1, n_key) and not causal
-        return "cross" if self.cross or named or another else "self"
-
-
-def _batch(modules: dict[int, tuple[str, nn.Module]]) -> int | None:
-    """How many sequences the model was given: the first dimension of its first tensor, where it has one."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        seen = frame.f_locals
-        if modules.get(id(seen.get("self")), ("inner", None))[0] == "":
-            for value in (*seen.values(), *(seen.get("kwargs") or {}).values()):
-                if isinstance(value, Tensor) and value.dim() > 1:
-                    return value.shape[0]
-        frame = frame.f_back
-    return None
-
-
-def _added(bias: Tensor, read: ReadMask, shape: tuple[int, int, int, int], start: int) -> Any:
-    """A bias that comes beside the mask, and what the mask itself adds."""
-    table = bias.detach().expand(-1, -1, shape[2], -1)
-    rows, cols = slice(0, shape[2]), slice(0, shape[3])
-    if read.bias is not None:
-        table = table + read.bias.tile(rows, cols, read.visible.start)
-    hides = ~read.visible.tile(rows, cols, table.device)
-    return compact_bias(table, hides.expand(-1, table.shape[1], -1, -1), start)
-
-
-def _without_repeats(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values once for each group of query heads, where a model has copied them for every head."""
-    n_head = q.shape[1]
-    if k.shape[1] != n_head or v.shape[1] != n_head or n_head < 2:
-        return k, v
-    group = 1
-    # Copies stand side by side; one number of each tells those apart that are none.
-    while group < n_head and torch.equal(k[:, group, :1], k[:, 0, :1]):
-        group += 1
-    if group == 1 or n_head % group:
-        return k, v
-    for tensor in (k, v):
-        split = tensor.unflatten(1, (-1, group))
-        if not bool((split == split[:, :, :1]).all()):
-            return k, v
-    return k[:, ::group], v[:, ::group]

@@ -61,7 +61,7 @@ class Document:
             "written": [*tokens[1:], self.written_last] if tokens else [],
             "source": list(_line(trace.source_tokens, self.batch)),
             "layers": [self._layer_meta(index) for index in range(len(trace.layers))],
-            "notices": list(self.notices),
+            "notices": [*self.notices, *(f"{word}: {said}" for word, said in trace.marks.items())],
             "checks": str(trace.checks),
             "off": [list(head) for head in self.off],
             "kind": self.kind,

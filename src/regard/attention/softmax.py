@@ -339,10 +339,10 @@ def _sound(q: Tensor, k: Tensor, out: Tensor, lse: Tensor, scale: float) -> bool
     It multiplies before it scales, and gives output 0 and lse 0 to a row that sees nothing and to one of NaN.
     Its backward pass computes the scores anew: of this size their rounding would not cancel against lse.
     """
-    low, high = lse.detach().abs().aminmax()
+    low, high = (bound.item() for bound in lse.detach().abs().aminmax())
     if not (high < 1 / (64 * torch.finfo(lse.dtype).eps) and _all_finite(out)):
         return False
-    return bool(low > 0) or _cannot_overflow(q, k, scale)
+    return low > 0 or _cannot_overflow(q, k, scale)
 
 
 def _cannot_overflow(q: Tensor, k: Tensor, scale: float) -> bool:

@@ -341,7 +341,7 @@ class Session:
             }
             for view in views
         ]
-        return page(documents, path=path).encode()
+        return page(documents, path=plain(path)).encode()
 
     def _effects(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
         _, opened, ids, source = self._live(params)

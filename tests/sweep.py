@@ -5,7 +5,8 @@
 
 Each model runs as it is built and with eager attention, with and without padding. Its outputs traced and
 untraced must be equal to the bit. Its weights are compared with what its eager mode returns
-(`output_attentions`), and where it returns none with the softmax calls that a spy of this file saw.
+(`output_attentions`), and where it returns none with the softmax calls that a spy of this file saw. A softmax
+that is not in the trace must be named by it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,10 @@ class Run:
     n_layer: int = 0
     n_compared: int = 0
     n_whole: int = 0  # layers that hold their weights, not queries and keys
+
+
+class TooLong(BaseException):
+    """No mere Exception, for those are what building tries and catches."""
 
 
 class Spy(TorchFunctionMode):
@@ -292,7 +297,7 @@ def judged(model_type: str) -> dict[str, Run]:
     """`judge` with a limit of time; a router's hard choice that rounding turned around gets another seed."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"longer than {SECONDS} s")
+        raise TooLong(f"longer than {SECONDS} s")
 
     signal.signal(signal.SIGPROF, stop)
     runs: dict[str, Run] = {}
@@ -300,7 +305,7 @@ def judged(model_type: str) -> dict[str, Run]:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             runs = judge(model_type, seed)
-        except TimeoutError as error:
+        except TooLong as error:
             return {"": Run("cannot be built", str(error))}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -384,7 +389,8 @@ def page(done: dict[str, tuple[str, str]]) -> str:
         "that attention is far from uniform. Each runs as built and with eager attention, with and without "
         "padding. Outputs of the traced and the untraced run must be equal to the bit, and every weight "
         "within 1e-5 of what the model returns in eager mode (`output_attentions`), or of what a spy on its "
-        "softmax calls saw where it returns none.",
+        "softmax calls saw where it returns none. Where the two modes round so differently that more than "
+        "1e-5 remains, they are compared in float64, and the remark says so.",
         "",
         f"Of {len(done)} types {built} can be built so: "
         + ", ".join(
@@ -392,8 +398,8 @@ def page(done: dict[str, tuple[str, str]]) -> str:
         )
         + ".",
         "",
-        "A type has the outcome of the worst of its runs. Remarks name the run; layers named alone are those "
-        "in which no softmax attention was seen, as the trace says too.",
+        "A type has the outcome of the worst of its runs. Remarks name the run and repeat what the trace "
+        "says of itself: layers named alone are those in which no softmax attention was seen.",
         "",
         "| Model type | Outcome | Remarks |",
         "| --- | --- | --- |",

@@ -122,6 +122,7 @@ _CHOSEN: dict[str, dict[str, Any]] = {
     "autoformer": _SERIES,
     "informer": _SERIES,
     "time_series_transformer": _SERIES,
+    "yolos": {"image_size": [32, 48], "num_detection_tokens": 6},
     "mgp-str": {"image_size": [32, 64], "max_token_length": 7},
     "qwen2_vl_text": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}

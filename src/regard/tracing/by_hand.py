@@ -34,9 +34,9 @@ _PROJECTED = ("linear", "addmm", "conv1d", "conv2d", "layer_norm", "embedding")
 _DROPOUT = ("dropout", "dropout_", "native_dropout")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 HIDDEN_AT = -5000.0  # a score as low as this was made so by a mask; its weight is 0 in every dtype
-_CLOSE = (
-    5e-6  # a weight recovered from queries and keys is this close to the model's, or the weights are kept
-)
+# A weight recovered from queries and keys is this close to the model's own, or the weights are kept.
+_CLOSE = 5e-6
+_FEW = 1 << 22  # weights: in float64 they still take little
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -424,7 +424,8 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
     recovered = all_scores(q, k, rule, *everywhere, widen=False)
     recovered = torch.where(visible.tile(*everywhere, q.device), recovered, -math.inf)
     # Of these scores, not of the model's: rounding in both cancels.
-    lse = torch.logsumexp(recovered.double() if 4 * noise > _CLOSE else recovered, -1)
+    rough = 4 * noise > _CLOSE and weights.numel() <= _FEW
+    lse = torch.logsumexp(recovered.double() if rough else recovered, -1)
     if sink is not None:
         lse = torch.logaddexp(lse, sink[:, None]).masked_fill(blind[..., 0], -math.inf)
     recovered = torch.exp(recovered - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None]).to(dots.dtype)

@@ -1,6 +1,7 @@
 """Layers of a trace and the trace itself: any weight, recovered from O(N) numbers."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,6 +94,28 @@ def test_rows_columns_and_matrices_are_parts_of_one_table(kind):
     strips = list(layer.strips(1, n_weight=5 * N_HEAD * N_KEY))
     assert [rows.stop - rows.start for rows, _ in strips] == [5, 5, 5, 4]
     assert torch.allclose(torch.cat([part for _, part in strips], dim=1), table[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_sums_of_columns_are_those_of_the_table(kind):
+    """Of all heads and of one, of all rows and of some; a layer of given weights sums its own."""
+    layer = layer_of(some_rules()[kind])
+    table = layer.block(*EVERYTHING)
+    trace = Trace((layer, DenseLayerTrace("dense", table)))
+    for name in trace.names:
+        torch.testing.assert_close(trace.column_sums(name, batch=1), table[1].sum(1), rtol=0, atol=1e-5)
+        some = trace.column_sums(name, 4, batch=1, rows=slice(5, 16))
+        torch.testing.assert_close(some, table[1, 4, 5:16].sum(0), rtol=0, atol=1e-5)
+
+
+def test_rows_that_see_all_alike_are_in_the_sums_of_columns():
+    """Rows of padding that a finite number hides, which no rule explains."""
+    layer = layer_of(some_rules()["causal"])
+    alike = torch.zeros(BATCH, 1, N_QUERY, dtype=torch.bool)
+    alike[:, :, 3] = True
+    marked = replace(layer, alike=alike)
+    torch.testing.assert_close(marked.column_sums(1), marked.block(*EVERYTHING)[1].sum(1))
+    assert not torch.allclose(marked.column_sums(1), layer.column_sums(1))
 
 
 @pytest.mark.parametrize("kind", RULES)

@@ -4,7 +4,8 @@ LayerTrace        softmax attention: q, k and the row log-sum-exp; a weight is e
 LinearLayerTrace  kernelised attention: q, k and the row normaliser
 DenseLayerTrace   weights that somebody already has
 
-All three answer the same questions: a tile, a row, a column, an overview pooled over blocks.
+All three answer the same questions: a tile, a row, a column, the sums of columns, an overview pooled over
+blocks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.attention.columns import column_sums
 from regard.attention.data import Data
 from regard.attention.feature_maps import FeatureMap
 from regard.attention.linear import attend_linear, linear_weights
@@ -118,6 +120,28 @@ class AnyLayer(Data, ABC):
         """Which cells of a tile may be looked at: a hidden one is drawn differently from a weight of 0."""
         batch, head = self._at(batch, head)
         return self.visible_block(*self._span(rows, cols), batch, head)
+
+    def column_sums(
+        self, batch: int, head: int | None = None, rows: slice = slice(None)
+    ) -> Float[Tensor, "*head key"]:
+        """How much all queries, or those of `rows`, look at each key, of one head or all (None).
+
+        In O(N) memory; of softmax attention one call of a fused kernel.
+        """
+        batch, one = self._at(batch, 0 if head is None else head)
+        rows, _ = self._span(rows, slice(None))
+        sums = self._column_sums(batch, None if head is None else one, rows)
+        return sums if head is None else sums[0]
+
+    def _column_sums(self, batch: int, head: int | None, rows: slice) -> Float[Tensor, "_head key"]:
+        n_head, dtype = self.n_head if head is None else 1, self.tensors[0].dtype
+        sums = self.tensors[0].new_zeros(n_head, self.n_key, dtype=torch.promote_types(dtype, torch.float32))
+        step = max(1, _BLOCK // max(1, n_head * self.n_key))
+        for first in range(rows.start, rows.stop, step):
+            strip = slice(first, min(rows.stop, first + step))
+            cols = self.key_range(strip)
+            sums[:, cols] += self.block(strip, cols, batch, head)[0].sum(1)
+        return sums
 
     def strips(
         self, batch: int, head: int | None = None, n_weight: int = _BLOCK
@@ -243,6 +267,11 @@ class LayerTrace(AnyLayer):
         lse = lse.masked_fill(lse == -math.inf, 0.0)[..., None]
         wider_q = torch.cat([q * self.rule.scale_for(q.shape[3]), -lse], -1)
         return wider_q[0], F.pad(k, (0, 1), value=1.0)[0]
+
+    def _column_sums(self, batch: int, head: int | None, rows: slice) -> Float[Tensor, "_head key"]:
+        if self.alike is not None:  # rows that no rule explains
+            return AnyLayer._column_sums(self, batch, head, rows)
+        return column_sums(*self._part(batch, head), rows)[0]
 
     def row_sums(self, rows: slice) -> Float[Tensor, "batch head rows"]:
         """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""

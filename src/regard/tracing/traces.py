@@ -184,6 +184,12 @@ class Trace(Data):
         """How much every query looks at one key."""
         return self.layer(layer).column(batch, head, key)
 
+    def column_sums(
+        self, layer: int | str, head: int | None = None, batch: int = 0, rows: slice = slice(None)
+    ) -> Float[Tensor, "*head key"]:
+        """How much all queries, or those of `rows`, look at each key, of one head or all (None): O(N)."""
+        return self.layer(layer).column_sums(batch, head, rows)
+
     def weights(self, layer: int | str, head: int, batch: int = 0) -> Float[Tensor, "query key"]:
         """One head's whole matrix; warns where it is large."""
         return self.layer(layer).weights(batch, head)

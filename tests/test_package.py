@@ -174,6 +174,7 @@ def test_the_public_names_are_pinned():
         "Attended",
         "Block",
         "BlockConfig",
+        "Evict",
         "FeatureMap",
         "KVCache",
         "Loaded",
@@ -232,10 +233,10 @@ PACKAGES = {
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
     "experiments": "Estimate Finding PatchEffects Why patch_effects why",
     "heads": """LABELS RULES Attribution Curve HeadLabel Measures RelationScore Rule Sentence Survey Word
-        ablated ablation head_means importance label logit_attribution mean_loss measure prune pruning_curve
-        ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs score_relations survey
-        value_weighted""",
-    "layers": """AdditiveAttention Block BlockConfig FeedForward KVCache LayerCache LearnedPositions
+        ablated ablation head_means importance label logit_attribution lost_attention mean_loss measure prune
+        pruning_curve ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
+        score_relations survey value_weighted""",
+    "layers": """AdditiveAttention Block BlockConfig Evict FeedForward KVCache LayerCache LearnedPositions
         MultiHeadAttention RMSNorm Record RelativeBias Rotary RotaryScaling SinusoidalPositions Turn
         merge_heads sinusoidal split_heads""",
     "models": "Output Seq2Seq Seq2SeqConfig Transformer TransformerConfig",

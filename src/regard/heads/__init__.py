@@ -6,6 +6,7 @@
     Flow        rollout value_weighted logit_attribution  where an output's information came from
     Importance  importance ablation ablated               what the loss would be without a head
     Pruning     prune save_pruned pruning_curve ranked_heads
+    Caches      lost_attention                            what one that forgets would lose of each head
 
 >>> from regard import trace, load
 >>> from regard.heads import label, measure
@@ -14,6 +15,7 @@
 
 from regard.heads.conllu import Sentence, Word, read_conllu
 from regard.heads.effects import ablated, ablation, head_means, importance, mean_loss
+from regard.heads.eviction import lost_attention
 from regard.heads.flow import Attribution, logit_attribution, rollout, value_weighted
 from regard.heads.labels import LABELS, RULES, HeadLabel, Rule, label
 from regard.heads.measures import Measures, measure
@@ -39,6 +41,7 @@ __all__ = [
     "importance",
     "label",
     "logit_attribution",
+    "lost_attention",
     "mean_loss",
     "measure",
     "prune",

@@ -233,9 +233,9 @@ PACKAGES = {
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
     "experiments": "Estimate Finding PatchEffects Why patch_effects why",
     "heads": """LABELS RULES Attribution Curve HeadLabel Measures RelationScore Rule Sentence Survey Word
-        ablated ablation head_means importance label logit_attribution lost_attention mean_loss measure prune
-        pruning_curve ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
-        score_relations survey value_weighted""",
+        ablated ablation columns_of head_means importance label logit_attribution lost_attention mean_loss
+        measure prune pruning_curve ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
+        score_relations survey to_dataframe value_weighted""",
     "layers": """AdditiveAttention Block BlockConfig Evict FeedForward KVCache LayerCache LearnedPositions
         MultiHeadAttention RMSNorm Record RelativeBias Rotary RotaryScaling SinusoidalPositions Turn
         merge_heads sinusoidal split_heads""",

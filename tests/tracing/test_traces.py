@@ -1,6 +1,7 @@
 """Layers of a trace and the trace itself: any weight, recovered from O(N) numbers."""
 
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from regard.attention import attend_linear, feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.tracing.layers import DenseLayerTrace, LayerTrace, LinearLayerTrace
 from regard.tracing.traces import Trace
 
@@ -259,6 +260,57 @@ def test_given_labels_stand_at_their_sides():
     square = Trace.from_weights(torch.rand(2, 2), rows=["a", "b"])
     assert (square.query_tokens(0), square.key_tokens(0)) == (("a", "b"), ("a", "b"))
     assert Trace.from_weights(weights).key_tokens(0) == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("kind", ["causal", "padding", "softcap"])
+def test_all_heads_and_all_sequences_have_axes(kind):
+    """None is an axis: of heads, of sequences, of both; NumPy has the same numbers."""
+    layer = layer_of(some_rules()[kind])
+    table, trace = layer.block(*EVERYTHING), Trace((layer,))
+    assert torch.equal(trace.weights(0, None, None), table)
+    torch.testing.assert_close(trace.weights(0, None, 1), table[1])
+    torch.testing.assert_close(trace.weights(0, -1, None), table[:, -1])
+    torch.testing.assert_close(trace.weights("layer", 4), table[0, 4])
+    given = trace.to_numpy(0, batch=None)
+    assert given.shape == (BATCH, N_HEAD, N_QUERY, N_KEY)
+    assert np.array_equal(given, table.numpy())
+    half = Trace((DenseLayerTrace("half", table.bfloat16()),)).to_numpy(0, 3)
+    assert half.dtype == np.float32
+
+
+class FakePandas:
+    """What `dataframe` asks of pandas."""
+
+    @staticmethod
+    def DataFrame(columns):
+        return columns
+
+
+def test_weights_become_rows_of_a_table(monkeypatch):
+    """One for each cell that may be looked at, with both tokens; without pandas an error says what to do."""
+    trace = Trace((layer_of(some_rules()["causal"]),), (("a",) * N_QUERY,) * BATCH)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UnsupportedError, match="pip install pandas"):
+        trace.to_dataframe(0)
+    monkeypatch.setitem(sys.modules, "pandas", FakePandas)
+    table = trace.to_dataframe(0, 4, batch=1)
+    visible = trace.layers[0].visible(*EVERYTHING, 1, 4)
+    assert len(table["weight"]) == int(visible.sum()) < N_QUERY * N_KEY
+    at = table["query"], table["key"]
+    assert torch.allclose(torch.tensor(table["weight"]), trace.weights(0, 4, 1)[at])
+    assert (set(table["head"]), set(table["query_token"])) == ({4}, {"a"})
+    assert table["key_token"] == [str(key) for key in table["key"]]  # positions, where tokens do not fit
+    assert len(trace.to_dataframe(0)["head"]) == N_HEAD * len(table["head"])
+
+
+def test_a_page_of_a_trace_is_one_text():
+    """The page that `regard look --save` writes, opened where it is told."""
+    trace = Trace.from_weights(torch.rand(2, 3, 3).softmax(-1), rows=["a", "b", "<c>"])
+    page = trace.to_html(layer=0, head=1)
+    assert page.startswith("<!doctype html>")
+    assert '"head":1' in page
+    assert "<c>" not in page  # nothing of a text ends an element
+    assert "\\u003cc\\u003e" in page
 
 
 def test_a_whole_matrix_that_is_large_warns_with_its_size(monkeypatch):

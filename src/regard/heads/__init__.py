@@ -6,6 +6,7 @@
     Flow        rollout value_weighted logit_attribution  where an output's information came from
     Importance  importance ablation ablated               what the loss would be without a head
     Pruning     prune save_pruned pruning_curve ranked_heads
+    Tables      columns_of to_dataframe                   for pandas, or a CSV file
     Caches      lost_attention                            what one that forgets would lose of each head
 
 >>> from regard import trace, load
@@ -22,6 +23,7 @@ from regard.heads.measures import Measures, measure
 from regard.heads.pruning import Curve, prune, pruning_curve, ranked_heads, save_pruned
 from regard.heads.relations import RelationScore, score_pairs, score_relations
 from regard.heads.surveys import Survey, repeated_tokens, survey
+from regard.heads.tables import columns_of, to_dataframe
 
 __all__ = [
     "LABELS",
@@ -37,6 +39,7 @@ __all__ = [
     "Word",
     "ablated",
     "ablation",
+    "columns_of",
     "head_means",
     "importance",
     "label",
@@ -54,5 +57,6 @@ __all__ = [
     "score_pairs",
     "score_relations",
     "survey",
+    "to_dataframe",
     "value_weighted",
 ]

@@ -487,6 +487,8 @@ def check_evicts(config: TransformerConfig) -> None:
         reason = "linear attention keeps a sum of the past, not its positions"
     elif config.block.window is not None:
         reason = f"a window of {config.block.window} counts positions that would be gone"
+    elif config.kept_heads is not None:
+        reason = "pruned layers may have keys that no even group of heads shares"
     elif config.positions == "relative":
         reason = "relative positions are counted over all keys"
     if reason is not None:

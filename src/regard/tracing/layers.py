@@ -105,16 +105,25 @@ class AnyLayer(Data, ABC):
         key = whole_index("key", key, self.n_key)
         return self.tile(batch, head, slice(None), slice(key, key + 1))[:, 0]
 
-    def weights(self, batch: int, head: int) -> Float[Tensor, "query key"]:
-        """One head's whole matrix; warns where it is large."""
-        n_weight = self.n_query * self.n_key
+    def weights(self, batch: int | None, head: int | None) -> Float[Tensor, "*batch_and_head query key"]:
+        """One head's whole matrix, or those of all heads or sequences (None); warns where it is large."""
+        at_batch, at_head = self._at(batch or 0, head or 0)
+        n_matrix = (self.n_batch if batch is None else 1) * (self.n_head if head is None else 1)
+        n_weight = n_matrix * self.n_query * self.n_key
         if n_weight > LARGE:
+            which = "one head's matrix" if n_matrix == 1 else f"{n_matrix} matrices"
             warnings.warn(
-                f"one head's matrix of {self.n_query} x {self.n_key} weights takes "
+                f"{which} of {self.n_query} x {self.n_key} weights takes "
                 f"{n_weight * 4 / 2**20:.0f} MiB in float32: use tile, row, column or pooled.",
                 stacklevel=2,
             )
-        return self.tile(batch, head, slice(None), slice(None))
+        whole = self.block(
+            *self._span(slice(None), slice(None)),
+            None if batch is None else at_batch,
+            None if head is None else at_head,
+        )
+        whole = whole if batch is None else whole[0]
+        return whole if head is None else whole.select(-3, 0)
 
     def visible(self, rows: slice, cols: slice, batch: int = 0, head: int = 0) -> Bool[Tensor, "rows cols"]:
         """Which cells of a tile may be looked at: a hidden one is drawn differently from a weight of 0."""

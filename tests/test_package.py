@@ -232,10 +232,11 @@ PACKAGES = {
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
     "experiments": "Estimate Finding PatchEffects Why patch_effects why",
-    "heads": """LABELS RULES Attribution Curve HeadLabel Measures RelationScore Rule Sentence Survey Word
-        ablated ablation columns_of head_means importance label logit_attribution lost_attention mean_loss
-        measure prune pruning_curve ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
-        score_relations survey to_dataframe value_weighted""",
+    "heads": """LABELS RULES Attribution Circuit Composition Curve HeadLabel Measures RelationScore Rule
+        ScoreSplit Sentence Survey Word ablated ablation columns_of composition head_means importance
+        label logit_attribution logit_lens lost_attention mean_loss measure ov_circuit prune pruning_curve
+        qk_circuit ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
+        score_relations score_split survey to_dataframe value_weighted""",
     "layers": """AdditiveAttention Block BlockConfig Evict FeedForward KVCache LayerCache LearnedPositions
         MultiHeadAttention RMSNorm Record RelativeBias Rotary RotaryScaling SinusoidalPositions Turn
         merge_heads sinusoidal split_heads""",

@@ -3,10 +3,9 @@
 import sys
 
 import pytest
-import torch
 from tiny_models import tiny
 
-from regard.errors import ArgumentError, UnsupportedError
+from regard.errors import UnsupportedError
 from regard.heads import columns_of, label, measure, survey, to_dataframe
 from regard.tracing.take import trace
 
@@ -36,9 +35,3 @@ def test_pandas_makes_the_table_where_it_is_installed(monkeypatch):
     fake = type("pandas", (), {"DataFrame": staticmethod(lambda columns: ("frame", list(columns)))})
     monkeypatch.setitem(sys.modules, "pandas", fake)
     assert to_dataframe(label(measures)) == ("frame", list(columns_of(label(measures))))
-
-
-def test_what_is_no_table_is_refused():
-    """With what would be one."""
-    with pytest.raises(ArgumentError, match="Measures, a Survey or labels"):
-        columns_of([torch.zeros(1)])

@@ -142,7 +142,7 @@ def run(quick: bool, seed: int) -> Result:
     loaded = load("smollm2")
     n_row, n_token, budgets = (10, 40, (16,)) if quick else (12, 128, (16, 32, 64))
     figure, (loss_ax, lost_ax, recall_ax) = panels(
-        "SmolLM2: the loss rises", "SmolLM2: attention lost", "Recall of one of 16 facts"
+        "SmolLM2: log perplexity rises", "SmolLM2: attention lost", "Recall of one of 16 facts"
     )
     measured: list[Measurement] = []
     rows = _rows(loaded, n_row, n_token)
@@ -158,7 +158,7 @@ def run(quick: bool, seed: int) -> Result:
             rises[name].append(Measurement.mean(f"rise of the loss, {name}, budget {budget}", rise, "nats"))
         draw(loss_ax, budgets, rises[name], name, index)
         measured += rises[name]
-    finish(loss_ax, "positions kept", "rise, nats a token", doublings=budgets, log_y=not quick)
+    finish(loss_ax, "positions kept", "rise, nats a token", doublings=budgets)
     seen = [trace(loaded, row[None]) for row in rows[:2]]
     lost: dict[str, list[Measurement]] = {}
     parts = [n_token * share // 8 for share in (1, 2, 3)]  # a quarter of the prompt, half, three quarters

@@ -66,7 +66,7 @@ def test_a_saved_trace_is_measured_without_its_model(call, tmp_path):
     assert drawn.exit_code == 0, drawn.output
     assert (tmp_path / "heads.png").exists()
     refused = call("heads", "some.trace", "--random")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "it goes without --texts" in refused.output
 
 

@@ -26,6 +26,7 @@ _HOME = {
     "Attended": "attention.softmax",
     "Block": "layers.block",
     "BlockConfig": "layers.block",
+    "Evict": "layers.eviction",
     "FeatureMap": "attention.feature_maps",
     "KVCache": "layers.cache",
     "Loaded": "files.loading",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from regard.layers.attention import AdditiveAttention, MultiHeadAttention
     from regard.layers.block import Block, BlockConfig
     from regard.layers.cache import KVCache
+    from regard.layers.eviction import Evict
     from regard.models.transformer import Transformer, TransformerConfig
     from regard.tracing.around import watch
     from regard.tracing.interventions import intervene

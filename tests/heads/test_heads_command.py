@@ -5,10 +5,13 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from tiny_models import tiny
 
 from regard.cli import main
 from regard.files.loading import load
+from regard.heads import label, measure
 from regard.heads.labels import LABELS
+from regard.tracing.take import trace
 
 TEXT = "The dog, which had slept, saw the cat. The cat saw the dog."
 
@@ -50,6 +53,21 @@ def test_heads_as_json_has_every_head_and_its_measures(call, tmp_path):
     assert len(said["rules"]) == len(LABELS) - 2
     assert said["png"] is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_saved_trace_is_measured_without_its_model(call, tmp_path):
+    """The same labels as of the trace in memory, in all forms; what would run a model is refused."""
+    saved = trace(tiny("llama"), TEXT)
+    saved.save(tmp_path / "some.trace")
+    said = json.loads(call("heads", "some.trace", "--json").stdout)
+    assert [head["label"] for head in said["heads"]] == [head.label for head in label(measure(saved))]
+    assert (said["model"], said["n_text"]) == ("llama", 1)
+    drawn = call("heads", "some.trace", "--out", "heads.png", "--csv", "heads.csv")
+    assert drawn.exit_code == 0, drawn.output
+    assert (tmp_path / "heads.png").exists()
+    refused = call("heads", "some.trace", "--random")
+    assert refused.exit_code == 2
+    assert "it goes without --texts" in refused.output
 
 
 def test_heads_as_csv_reads_back(call, tmp_path):

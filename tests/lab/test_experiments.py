@@ -17,6 +17,7 @@ from regard.lab.catalogue import EXPERIMENTS, find
 from regard.lab.spec import perform
 from regard.layers.attention import merge_heads, split_heads
 from regard.layers.cache import LayerCache
+from regard.layers.eviction import Evict
 from regard.recurrent.loops import gru_forward, lstm_forward
 
 
@@ -142,6 +143,16 @@ def importance_upside_down(patch):
     replace_function(patch, importance, lambda *args, **kwargs: -importance(*args, **kwargs))
 
 
+def only_the_latest_are_kept(patch):
+    """A cache that keeps its last positions, whatever the policy."""
+
+    def kept(self, looked_at, real=None):
+        n_key = looked_at.shape[2]
+        return torch.arange(max(0, n_key - self.budget), n_key).expand(*looked_at.shape[:2], -1)
+
+    patch.setattr(Evict, "kept", kept)
+
+
 BREAKS = {  # one fault or several, each of which must be found
     "variance": wrong_scale(lambda rule, d: 1 / d if rule.scale is None else rule.scale),
     "temperature": wrong_scale(lambda rule, d: 1.0 if rule.scale is None else rule.scale),
@@ -157,6 +168,7 @@ BREAKS = {  # one fault or several, each of which must be found
     "context": everyone_for_himself,
     "wide values": merged_without_transpose,
     "pruning": importance_upside_down,
+    "eviction": only_the_latest_are_kept,
     "families": nothing_is_hidden,
 }
 

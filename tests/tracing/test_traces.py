@@ -1,6 +1,8 @@
 """Layers of a trace and the trace itself: any weight, recovered from O(N) numbers."""
 
 import math
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from regard.attention import attend_linear, feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.tracing.layers import DenseLayerTrace, LayerTrace, LinearLayerTrace
 from regard.tracing.traces import Trace
 
@@ -93,6 +95,28 @@ def test_rows_columns_and_matrices_are_parts_of_one_table(kind):
     strips = list(layer.strips(1, n_weight=5 * N_HEAD * N_KEY))
     assert [rows.stop - rows.start for rows, _ in strips] == [5, 5, 5, 4]
     assert torch.allclose(torch.cat([part for _, part in strips], dim=1), table[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_sums_of_columns_are_those_of_the_table(kind):
+    """Of all heads and of one, of all rows and of some; a layer of given weights sums its own."""
+    layer = layer_of(some_rules()[kind])
+    table = layer.block(*EVERYTHING)
+    trace = Trace((layer, DenseLayerTrace("dense", table)))
+    for name in trace.names:
+        torch.testing.assert_close(trace.column_sums(name, batch=1), table[1].sum(1), rtol=0, atol=1e-5)
+        some = trace.column_sums(name, 4, batch=1, rows=slice(5, 16))
+        torch.testing.assert_close(some, table[1, 4, 5:16].sum(0), rtol=0, atol=1e-5)
+
+
+def test_rows_that_see_all_alike_are_in_the_sums_of_columns():
+    """Rows of padding that a finite number hides, which no rule explains."""
+    layer = layer_of(some_rules()["causal"])
+    alike = torch.zeros(BATCH, 1, N_QUERY, dtype=torch.bool)
+    alike[:, :, 3] = True
+    marked = replace(layer, alike=alike)
+    torch.testing.assert_close(marked.column_sums(1), marked.block(*EVERYTHING)[1].sum(1))
+    assert not torch.allclose(marked.column_sums(1), layer.column_sums(1))
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -236,6 +260,57 @@ def test_given_labels_stand_at_their_sides():
     square = Trace.from_weights(torch.rand(2, 2), rows=["a", "b"])
     assert (square.query_tokens(0), square.key_tokens(0)) == (("a", "b"), ("a", "b"))
     assert Trace.from_weights(weights).key_tokens(0) == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("kind", ["causal", "padding", "softcap"])
+def test_all_heads_and_all_sequences_have_axes(kind):
+    """None is an axis: of heads, of sequences, of both; NumPy has the same numbers."""
+    layer = layer_of(some_rules()[kind])
+    table, trace = layer.block(*EVERYTHING), Trace((layer,))
+    assert torch.equal(trace.weights(0, None, None), table)
+    torch.testing.assert_close(trace.weights(0, None, 1), table[1])
+    torch.testing.assert_close(trace.weights(0, -1, None), table[:, -1])
+    torch.testing.assert_close(trace.weights("layer", 4), table[0, 4])
+    given = trace.to_numpy(0, batch=None)
+    assert given.shape == (BATCH, N_HEAD, N_QUERY, N_KEY)
+    assert np.array_equal(given, table.numpy())
+    half = Trace((DenseLayerTrace("half", table.bfloat16()),)).to_numpy(0, 3)
+    assert half.dtype == np.float32
+
+
+class FakePandas:
+    """What `dataframe` asks of pandas."""
+
+    @staticmethod
+    def DataFrame(columns):
+        return columns
+
+
+def test_weights_become_rows_of_a_table(monkeypatch):
+    """One for each cell that may be looked at, with both tokens; without pandas an error says what to do."""
+    trace = Trace((layer_of(some_rules()["causal"]),), (("a",) * N_QUERY,) * BATCH)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UnsupportedError, match="pip install pandas"):
+        trace.to_dataframe(0)
+    monkeypatch.setitem(sys.modules, "pandas", FakePandas)
+    table = trace.to_dataframe(0, 4, batch=1)
+    visible = trace.layers[0].visible(*EVERYTHING, 1, 4)
+    assert len(table["weight"]) == int(visible.sum()) < N_QUERY * N_KEY
+    at = table["query"], table["key"]
+    assert torch.allclose(torch.tensor(table["weight"]), trace.weights(0, 4, 1)[at])
+    assert (set(table["head"]), set(table["query_token"])) == ({4}, {"a"})
+    assert table["key_token"] == [str(key) for key in table["key"]]  # positions, where tokens do not fit
+    assert len(trace.to_dataframe(0)["head"]) == N_HEAD * len(table["head"])
+
+
+def test_a_page_of_a_trace_is_one_text():
+    """The page that `regard look --save` writes, opened where it is told."""
+    trace = Trace.from_weights(torch.rand(2, 3, 3).softmax(-1), rows=["a", "b", "<c>"])
+    page = trace.to_html(layer=0, head=1)
+    assert page.startswith("<!doctype html>")
+    assert '"head":1' in page
+    assert "<c>" not in page  # nothing of a text ends an element
+    assert "\\u003cc\\u003e" in page
 
 
 def test_a_whole_matrix_that_is_large_warns_with_its_size(monkeypatch):

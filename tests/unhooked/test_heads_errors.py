@@ -10,6 +10,7 @@ from regard.files.loading import load
 from regard.heads import (
     ablated,
     ablation,
+    columns_of,
     importance,
     label,
     logit_attribution,
@@ -226,3 +227,9 @@ def test_a_foreign_model_loses_no_head_for_good():
         regard.heads.prune(torch.nn.Linear(3, 3), [(0, 1)])
     with pytest.raises(UnsupportedError, match="foretells no token"):
         regard.heads.mean_loss(torch.nn.Linear(3, 3), [[1, 2, 3]])
+
+
+def test_what_is_no_table_of_heads_is_refused():
+    """With what would be one."""
+    with pytest.raises(ArgumentError, match="Measures, a Survey or labels"):
+        columns_of([torch.zeros(1)])

@@ -8,6 +8,7 @@ from regard.errors import ArgumentError, RegardError, ShapeError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention
 from regard.layers.block import Block, BlockConfig, FeedForward
 from regard.layers.cache import KVCache, LayerCache
+from regard.layers.eviction import Evict
 from regard.layers.positions import (
     LearnedPositions,
     RelativeBias,
@@ -290,3 +291,11 @@ def test_every_error_is_a_value_error_and_one_of_ours():
     for error in (ShapeError, ArgumentError):
         assert issubclass(error, ValueError)
         assert issubclass(error, RegardError)
+
+
+def test_policies_that_do_not_exist_are_named_with_those_that_do():
+    """So are places that positions cannot have."""
+    with pytest.raises(ArgumentError, match=r"policy must be one of streaming, h2o, snapkv. Got 'lru'"):
+        Evict("lru", budget=4)
+    with pytest.raises(ArgumentError, match=r"positions must be 'text', 'cache' or None. Got 'here'"):
+        Evict("h2o", budget=4, positions="here")

@@ -1,5 +1,6 @@
 """`regard look` as a person meets it: the page, its files, the terminal, and where nothing can be had."""
 
+import csv
 import json
 import os
 import pty
@@ -83,6 +84,19 @@ def test_a_named_port_serves_without_a_terminal(regard_in, monkeypatch):
     (session,) = served
     assert json.loads(session.answer("trace", {"model": "minilm (random)", "text": "a b"}))["text"] == "a b"
     assert len(made) == 1
+
+
+def test_a_heads_weights_are_written_as_csv(regard_in, tmp_path):
+    """A line a query, and a column for each key, whose names are all different."""
+    saved = trace(tiny("gpt2"), "a b c a")
+    saved.save(tmp_path / "some.trace")
+    written = regard_in("look", "some.trace", "--layer", "1", "--head", "3", "--csv", "some.csv")
+    assert written.exit_code == 0, written.output
+    with (tmp_path / "some.csv").open() as file:
+        names, *rows = csv.reader(file)
+    assert (names[0], len(set(names))) == ("query", 8)
+    table = torch.tensor([[float(cell) for cell in row[1:]] for row in rows])
+    torch.testing.assert_close(table, saved.weights(1, 3))
 
 
 def test_text_is_read_from_a_file_or_standard_input(regard_in, tmp_path):

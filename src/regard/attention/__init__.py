@@ -1,5 +1,6 @@
 """Attention as functions on tensors: who may look at whom, scores by tile, `attend`, kernelised attention."""
 
+from regard.attention.columns import column_sums
 from regard.attention.feature_maps import (
     EluPlusOne,
     FeatureMap,
@@ -38,6 +39,7 @@ __all__ = [
     "attend",
     "attend_hard",
     "attend_linear",
+    "column_sums",
     "feature_map",
     "linear_step",
     "linear_weights",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from dataclasses import asdict
@@ -14,11 +13,12 @@ import click
 from regard.commands.options import NewFile, json_option, load_model, model_options, picture_option
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError
+from regard.tables import csv_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.heads import HeadLabel, Survey
+    from regard.heads import HeadLabel, Measures
 
 TEXTS = (
     "When the storm had passed, the old lighthouse keeper climbed the stairs again. The lamp was out, and "
@@ -93,32 +93,46 @@ def heads(
     """Say what each head does on TEXT, or on every line of a file, and draw layers x heads by label.
 
     A label needs a score that reaches its threshold and lies above what looking everywhere alike
-    would give on the same text. Most heads get none. Without TEXT a few built-in ones are read.
+    would give on the same text. Most heads get none. Without TEXT a few built-in ones are read. TEXT may
+    name a .trace file, of any model, which is measured as it is.
     """
-    lines = _texts(text, texts)
     piped = csv_path is not None and str(csv_path) == "-"
     if piped and as_json:
         raise ArgumentError("--csv - and --json both print: give one of them.")
-    loaded = load_model(model, random, seed, device)
-    from regard.files.loading import untrained
-    from regard.heads import RULES, survey
+    from regard.heads import RULES
     from regard.heads.labels import share_labelled
 
-    surveys = {loaded.facts.name: survey(loaded, lines, state=state, progress=not as_json)}
-    if against is not None:
-        surveys["random weights"] = survey(untrained(loaded, seed), lines, progress=not as_json)
-    labels = {name: of_model.labels() for name, of_model in surveys.items()}
+    trace_path = None if text is None or not text.endswith(".trace") else Path(text)
+    if trace_path is not None and trace_path.is_file():
+        if texts is not None or against is not None or state is not None or random:
+            raise ArgumentError(
+                "a trace holds its text and what its model saw: it goes without --texts, --against, --state "
+                "and --random."
+            )
+        name, n_text, surveys, labels = _of_trace(trace_path)
+    else:
+        lines = _texts(text, texts)
+        loaded = load_model(model, random, seed, device)
+        from regard.files.loading import untrained
+        from regard.heads import survey
+
+        name, n_text = loaded.facts.name, len(lines)
+        of_texts = {name: survey(loaded, lines, state=state, progress=not as_json)}
+        if against is not None:
+            of_texts["random weights"] = survey(untrained(loaded, seed), lines, progress=not as_json)
+        labels = {of: surveyed.labels() for of, surveyed in of_texts.items()}
+        surveys = {of: surveyed.measures for of, surveyed in of_texts.items()}
     missing_glyphs = out is not None and _saved(_grids(surveys, labels), out)
-    rows = _rows(surveys[loaded.facts.name], labels[loaded.facts.name])
+    rows = _rows(surveys[name], labels[name])
     if csv_path is not None:
         _write_csv(csv_path, rows)
     if piped:
         return
-    shares = {name: share_labelled(of_model) for name, of_model in labels.items()}
+    shares = {of: share_labelled(of_model) for of, of_model in labels.items()}
     if as_json:
         said = {
-            "model": loaded.facts.name,
-            "n_text": len(lines),
+            "model": name,
+            "n_text": n_text,
             "heads": _plain(rows),
             "shares": shares,
             "rules": [
@@ -129,8 +143,8 @@ def heads(
         }
         click.echo(json.dumps(said))
         return
-    _print_heads(rows, sort, top, shares, len(lines))
-    n_row = int(surveys[loaded.facts.name].measures.n_query["entropy"].max())
+    _print_heads(rows, sort, top, shares, n_text)
+    n_row = int(surveys[name].n_query["entropy"].max())
     if n_row < FEW_ROWS:
         click.echo(f"Only {n_row} tokens had a choice where to look: a longer text says more.")
     if missing_glyphs:
@@ -245,22 +259,24 @@ def _texts(text: str | None, path: Path | None) -> list[str]:
     return lines
 
 
-def _rows(measured: Survey, labels: list[HeadLabel]) -> list[dict[str, Any]]:
+def _of_trace(path: Path) -> tuple[str, int, dict[str, Measures], dict[str, list[HeadLabel]]]:
+    """The model of a saved trace, its number of texts, and its heads' measures and labels."""
+    from regard.heads import label, measure
+    from regard.tracing.traces import Trace
+
+    saved = Trace.load(path)
+    name = str(saved.facts.get("name", path.name))
+    measures = measure(saved)
+    return name, saved.n_batch, {name: measures}, {name: label(measures)}
+
+
+def _rows(measures: Measures, labels: list[HeadLabel]) -> list[dict[str, Any]]:
     """One row for each head: its label and why, then every measure."""
-    measures = measured.measures
-    names = [*(name for name in measures.values if not name.startswith("argmax")), "positional"]
-    rows = []
-    for label in labels:
-        at = measures.layers.index(label.layer), label.head
-        rows.append(
-            {
-                **asdict(label),
-                "also": " ".join(label.also),
-                **{name: float(measures[name][at]) for name in names},
-                "offset": int(measures.offset[at]),
-            }
-        )
-    return rows
+    from regard.heads import columns_of
+
+    columns = {**columns_of(measures), **columns_of(labels)}
+    columns = {name: columns[name] for name in dict.fromkeys([*columns_of(labels), *columns])}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -274,12 +290,10 @@ def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """All rows, into a file or, for -, to standard output."""
     with click.open_file(str(path), "w", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        file.write(csv_text({name: [row[name] for row in rows] for name in rows[0]}))
 
 
-def _grids(surveys: dict[str, Survey], labels: dict[str, list[HeadLabel]]) -> Figure:
+def _grids(surveys: dict[str, Measures], labels: dict[str, list[HeadLabel]]) -> Figure:
     """Layers x heads by label, one beside the other."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -287,7 +301,7 @@ def _grids(surveys: dict[str, Survey], labels: dict[str, list[HeadLabel]]) -> Fi
     from regard.drawing.figures import CELL, LARGEST_SIDE, head_grid
     from regard.heads.labels import LABELS, grid
 
-    grids = {name: grid(labels[name], surveys[name].measures.layers) for name in surveys}
+    grids = {name: grid(labels[name], surveys[name].layers) for name in surveys}
     if len(grids) == 1:
         ((name, cells),) = grids.items()
         return head_grid(cells, LABELS, title=name)

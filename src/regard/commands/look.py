@@ -55,6 +55,7 @@ MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are 
     type=NewFile(),
     help="Where a picture goes when there is no one to look; the page goes beside it.",
 )
+@click.option("--csv", type=NewFile(), help="Write the head's weights as CSV, a line a query, and end.")
 @json_option
 def look(text: str, model: str, random: bool, seed: int, device: str, as_json: bool, **more: Any) -> None:
     """Open the page of what attention looks at in TEXT, or in the .trace, .txt or .md file that it names.
@@ -251,12 +252,28 @@ def _written(
         if "layer" in view:
             start["layer"] = chosen.index(layer) if layer in chosen else 0
         done.append(("page", more["save"], export([part], more["save"], start=start, force=more["force"])))
+    if more["csv"]:
+        done.append(("table", more["csv"], _weights_csv(document, layer, head, more["csv"])))
     done += [
         ("picture", more[kind], _picture(document, layer, head, more[kind], kind, more))
         for kind in ("png", "svg")
         if more[kind]
     ]
     return done
+
+
+def _weights_csv(document: Document, layer: int, head: int, path: Path) -> int:
+    """Write one head's weights, the tokens beside them and above them."""
+    from regard.tables import csv_text
+
+    queries, keys = document.names(layer)
+    weights = document.trace.weights(layer, head, document.batch).tolist()
+    # Tokens come twice: a number makes each column's name its own.
+    columns = {"query": list(queries)} | {
+        f"{index} {key}": [row[index] for row in weights] for index, key in enumerate(keys)
+    }
+    path.write_text(csv_text(columns), encoding="utf-8")
+    return path.stat().st_size
 
 
 def _numbers(said: str | None) -> list[int]:

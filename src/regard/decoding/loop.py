@@ -17,6 +17,7 @@ from regard.decoding.sampling import Choice, Sampler
 from regard.decoding.start import Decodable, Start
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
+from regard.layers.eviction import Evict
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,16 @@ def generate(
     stop: Sequence[int] | None = None,
     start_token: int | None = None,
     seed: int | None = None,
+    cache: Evict | None = None,
 ) -> Generated:
     """Continue each prompt, or answer it where the model is an encoder-decoder.
 
     `prompt` is a text, several texts, lists of token ids, or a tensor of ids. Greedy by default; a
     `temperature` samples; `n_beam` above 1 searches. Prompts of different lengths are padded, which does not
-    change what comes out.
+    change what comes out. `cache` says what is let go of what has been read; by default, nothing is.
     """
     choice = Choice(temperature, top_k, top_p, repetition_penalty)
-    start = Start.of(model, prompt, max_new, stop, start_token)
+    start = Start.of(model, prompt, max_new, stop, start_token, cache)
     if n_beam < 1:
         raise ArgumentError(f"n_beam must be at least 1. Got {n_beam}.")
     if n_beam > 1 and temperature > 0:
@@ -89,11 +91,12 @@ def stream(
     repetition_penalty: float = 1.0,
     stop: Sequence[int] | None = None,
     seed: int | None = None,
+    cache: Evict | None = None,
 ) -> Iterator[str]:
     """The pieces of text of one continuation, as they come; together they are what `generate` gives."""
     if model.tokenizer is None:
         raise UnsupportedError("this model has no tokenizer: use generate with token ids.")
-    start = Start.of(model, prompt, max_new, stop)
+    start = Start.of(model, prompt, max_new, stop, cache=cache)
     sampler = Sampler(start, Choice(temperature, top_k, top_p, repetition_penalty), seed)
     text = shown = ""
     for _ in _decode(start, sampler):

@@ -13,7 +13,9 @@ from torch import Tensor
 from regard.decoding.prompts import Prompt, Side, encoded
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
+from regard.layers.eviction import Evict
 from regard.models.model import Decoding
+from regard.models.transformer import Transformer
 
 
 @runtime_checkable
@@ -36,6 +38,7 @@ class Start:
     max_new: int
     stop: frozenset[int]
     start_token: int | None
+    cache: Evict | None = None
 
     @classmethod
     def of(
@@ -45,6 +48,7 @@ class Start:
         max_new: int,
         stop: Sequence[int] | None = None,
         start_token: int | None = None,
+        cache: Evict | None = None,
     ) -> Start:
         """What is given, completed by what the model says of itself."""
         if max_new < 1:
@@ -53,6 +57,10 @@ class Start:
         decodable = model if loaded is None else loaded.model
         if not isinstance(decodable, Decodable):
             raise UnsupportedError(f"{type(decodable).__name__} cannot be decoded: it has no `begin`.")
+        if cache is not None and not isinstance(decodable, Transformer):
+            raise UnsupportedError(
+                f"a {type(decodable).__name__} has no cache to evict from: `cache` is for our Transformer."
+            )
         parameter = next(iter(getattr(decodable, "parameters", list)()), None)
         device = torch.device("cpu") if parameter is None else parameter.device
         # An encoder reads, a decoder goes on at the end.
@@ -71,8 +79,9 @@ class Start:
                     f"the prompt has {n_prompt} tokens, the model's limit is {limit}: "
                     "nothing can follow. Shorten the prompt."
                 )
-            max_new = min(max_new, limit - n_prompt)
-        return cls(decodable, given.ids, given.visible, max_new, frozenset(stop), start_token)
+            if cache is None or not cache.moves(getattr(decodable, "rotary", None) is not None):
+                max_new = min(max_new, limit - n_prompt)
+        return cls(decodable, given.ids, given.visible, max_new, frozenset(stop), start_token, cache)
 
     def begin(self) -> tuple[Float[Tensor, "batch vocab"], Decoding]:
         """The scores of the first token, and the decode that goes on."""
@@ -80,7 +89,10 @@ class Start:
             raise ArgumentError(
                 "the model is in training mode, where dropout is on: call model.eval() first."
             )
-        return self.model.begin(self.prompt, self.visible, start_token=self.start_token)
+        if self.cache is None:
+            return self.model.begin(self.prompt, self.visible, start_token=self.start_token)
+        assert isinstance(self.model, Transformer)  # `of` made sure
+        return self.model.begin(self.prompt, self.visible, start_token=self.start_token, cache=self.cache)
 
     def seen(self, vocab: int) -> Bool[Tensor, "batch vocab"]:
         """Which tokens each text holds, for the repetition penalty."""

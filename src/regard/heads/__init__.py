@@ -6,43 +6,67 @@
     Flow        rollout value_weighted logit_attribution  where an output's information came from
     Importance  importance ablation ablated               what the loss would be without a head
     Pruning     prune save_pruned pruning_curve ranked_heads
+    Circuits    ov_circuit qk_circuit composition logit_lens score_split
+    Tables      columns_of to_dataframe                   for pandas, or a CSV file
+    Caches      lost_attention                            what one that forgets would lose of each head
 
 >>> from regard import trace, load
 >>> from regard.heads import label, measure
 >>> labels = label(measure(trace(load("pocket-gpt"), "the cat sat on the mat")))
 """
 
+from regard.heads.circuits import (
+    Circuit,
+    Composition,
+    ScoreSplit,
+    composition,
+    logit_lens,
+    ov_circuit,
+    qk_circuit,
+    score_split,
+)
 from regard.heads.conllu import Sentence, Word, read_conllu
 from regard.heads.effects import ablated, ablation, head_means, importance, mean_loss
+from regard.heads.eviction import lost_attention
 from regard.heads.flow import Attribution, logit_attribution, rollout, value_weighted
 from regard.heads.labels import LABELS, RULES, HeadLabel, Rule, label
 from regard.heads.measures import Measures, measure
 from regard.heads.pruning import Curve, prune, pruning_curve, ranked_heads, save_pruned
 from regard.heads.relations import RelationScore, score_pairs, score_relations
 from regard.heads.surveys import Survey, repeated_tokens, survey
+from regard.heads.tables import columns_of, to_dataframe
 
 __all__ = [
     "LABELS",
     "RULES",
     "Attribution",
+    "Circuit",
+    "Composition",
     "Curve",
     "HeadLabel",
     "Measures",
     "RelationScore",
     "Rule",
+    "ScoreSplit",
     "Sentence",
     "Survey",
     "Word",
     "ablated",
     "ablation",
+    "columns_of",
+    "composition",
     "head_means",
     "importance",
     "label",
     "logit_attribution",
+    "logit_lens",
+    "lost_attention",
     "mean_loss",
     "measure",
+    "ov_circuit",
     "prune",
     "pruning_curve",
+    "qk_circuit",
     "ranked_heads",
     "read_conllu",
     "repeated_tokens",
@@ -50,6 +74,8 @@ __all__ = [
     "save_pruned",
     "score_pairs",
     "score_relations",
+    "score_split",
     "survey",
+    "to_dataframe",
     "value_weighted",
 ]

@@ -23,6 +23,7 @@ EXPERIMENTS: dict[str, str] = {
     "context": "a word's vector depends on its sentence, more with every layer",
     "wide values": "values may be wider than keys: what must change, and what it costs",
     "pruning": "many heads can go, if the right ones go first",
+    "eviction": "a cache may forget most of a text, and not the fact that is asked for",
     "families": "GPT, BERT and T5 differ in where they may look and how they know positions",
 }
 

@@ -3,6 +3,7 @@
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record, merge_heads, split_heads
 from regard.layers.block import Block, BlockConfig, FeedForward
 from regard.layers.cache import KVCache, LayerCache
+from regard.layers.eviction import Evict
 from regard.layers.norms import RMSNorm
 from regard.layers.positions import (
     LearnedPositions,
@@ -18,6 +19,7 @@ __all__ = [
     "AdditiveAttention",
     "Block",
     "BlockConfig",
+    "Evict",
     "FeedForward",
     "KVCache",
     "LayerCache",

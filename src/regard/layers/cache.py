@@ -1,6 +1,6 @@
 """Keys and values of the past, kept so that decoding one token costs one token.
 
-The one thing in the library that mutates, and only in `append`, `crop` and `reorder`.
+The one thing in the library that mutates, and only in `append`, `crop`, `select` and `reorder`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.linear import LinearState
 from regard.attention.shapes import KEY_WORDS, VALUE_WORDS, check_rank, named
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 
 
@@ -28,14 +29,22 @@ class LayerCache:
         if block < 1:
             raise ArgumentError(f"block is how many positions the buffers grow by: at least 1. Got {block}.")
         self.block = block
-        self.length = 0
+        self.length = 0  # positions held
+        self.held: Int[Tensor, "batch kv_head key"] | None = None  # which of those read; None: all
+        self._n_gone = 0  # positions that `select` let go
         self._written = 0  # positions of the buffers that somebody may still hold a view of
         self._k: Tensor | None = None
         self._v: Tensor | None = None
         self.state: LinearState | None = None  # in place of keys and values, where the layer is linear
 
     def __repr__(self) -> str:
-        return f"LayerCache({self.length} positions, {self.bytes / 1e6:.1f} MB)"
+        gone = f" of {self.read}" if self._n_gone else ""
+        return f"LayerCache({self.length}{gone} positions, {self.bytes / 1e6:.1f} MB)"
+
+    @property
+    def read(self) -> int:
+        """How many positions have been read: those held, and those that were let go."""
+        return self.length + self._n_gone
 
     def keep(self, state: LinearState, n_new: int) -> None:
         """Replace a linear layer's state by one that has seen `n_new` positions more."""
@@ -58,6 +67,9 @@ class LayerCache:
         new_k, new_v = self._room(self._k, k, stop, "k"), self._room(self._v, v, stop, "v")
         new_k[:, :, start:stop] = k
         new_v[:, :, start:stop] = v
+        if self.held is not None:
+            new = torch.arange(self.read, self.read + k.shape[2], device=k.device)
+            self.held = torch.cat([self.held, new.expand(*k.shape[:3])], 2)
         self._k, self._v, self.length, self._written = new_k, new_v, stop, stop
         return new_k[:, :, :stop], new_v[:, :, :stop], start
 
@@ -119,11 +131,51 @@ class LayerCache:
         """Forget every position from `length` on."""
         if not 0 <= length <= self.length:
             raise ArgumentError(f"a cache of {self.length} positions cannot be cropped to {length}.")
+        if self.held is not None and length < self.length:
+            raise UnsupportedError(
+                "this cache let positions go: those left cannot be cropped by their number."
+            )
         if self.state is not None and length < self.length:
             raise UnsupportedError(
                 "linear attention keeps a sum of the past: nothing can be taken out of it."
             )
         self.length = length
+
+    def select(
+        self,
+        kept: Int[Tensor, "batch kv_head kept"],
+        k: Float[Tensor, "batch kv_head kept qk_dim"] | None = None,
+    ) -> None:
+        """Let go all but these of the positions held, head by head; `k` takes the place of the keys kept."""
+        if self._k is None or self._v is None:
+            raise UnsupportedError("positions can be let go where keys and values are held: here are none.")
+        before = self.length
+        if self.held is None:
+            self.held = torch.arange(before, device=kept.device).expand(*self._k.shape[:2], before)
+        index = kept[..., None].expand(-1, -1, -1, self._k.shape[3])
+        self._k = self._k[:, :, :before].gather(2, index) if k is None else k
+        self._v = self._v[:, :, :before].gather(2, kept[..., None].expand(-1, -1, -1, self._v.shape[3]))
+        self.held = self.held.gather(2, kept)
+        self.length = self._written = kept.shape[2]  # the buffers are new: nobody else has seen them
+        self._n_gone += before - self.length
+
+    def of_held(self, flags: Bool[Tensor, "batch _read"] | None) -> Bool[Tensor, "batch kv_head key"] | None:
+        """Flags of all positions that were read, for those that are held."""
+        if flags is None or self._k is None:
+            return None
+        if self.held is None:
+            return flags[:, None, : self.length].expand(-1, self._k.shape[1], -1)
+        return flags[:, None].expand(-1, self._k.shape[1], -1).gather(2, self.held)
+
+    def visibility(self, keys: Bool[Tensor, "batch _key"], n_head: int) -> Visibility:
+        """Which keys are real, those held and then the new ones; `keys` has all that was read and the new."""
+        held = self.of_held(keys)
+        if held is None or self.held is None:
+            return Visibility(keys=keys)
+        new = keys[:, None, self.read :]
+        flags = torch.cat([held, new.expand(-1, held.shape[1], -1)], 2)
+        flags = flags.repeat_interleave(n_head // held.shape[1], 1)
+        return Visibility(dense=flags[:, :, None].expand(-1, -1, new.shape[2], -1))
 
     def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
         """Keep these sequences in this order, as beam search does; one may come several times."""
@@ -146,6 +198,8 @@ class LayerCache:
             self.state = self.state.select(sequences)
         if self._k is not None and self._v is not None:
             self._k, self._v = self._k.index_select(0, sequences), self._v.index_select(0, sequences)
+        if self.held is not None:
+            self.held = self.held.index_select(0, sequences)
         self._written = self.length  # the buffers are new: nobody else has seen them
 
     @property
@@ -200,6 +254,11 @@ class KVCache:
     def length(self) -> int:
         """How many positions are held."""
         return self.layers[0].length if self.layers else 0
+
+    @property
+    def read(self) -> int:
+        """How many positions have been read: those held, and those that were let go."""
+        return self.layers[0].read if self.layers else 0
 
     def crop(self, length: int) -> None:
         """Forget every position from `length` on; the memory stays."""

@@ -110,6 +110,8 @@ class Engine:
         start, held = cache.length, cache[0].k
         if held is None or not start or tokens.shape != (held.shape[0],) or held.dtype != torch.float32:
             return None
+        if cache[0].held is not None:
+            return None  # positions were let go: a slot is no position any more
         if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
             return None
         if visible is not None and not memory and visible.shape != (len(tokens), start + 1):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +21,7 @@ from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.layers.attention import Record
 from regard.layers.block import ACTIVATIONS, Block, BlockConfig, make_norm
 from regard.layers.cache import KVCache
+from regard.layers.eviction import Evict, Evicting
 from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, RotaryScaling, SinusoidalPositions
 from regard.models import fast
 from regard.models.model import Model, Output, Sizes
@@ -108,13 +109,15 @@ class Stack(nn.Module):
         layers: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch position model_dim"]:
         turn = None if rotary is None else rotary(positions)
-        start = 0 if cache is None else cache.length
+        start = 0 if cache is None else cache.read
         visible = None if keys is None else Visibility(keys=keys)
         memory_visible = None if memory_keys is None else Visibility(keys=memory_keys)
         bias = None if self.relative is None else self.relative(x.shape[1], start + x.shape[1], start)
         for index, block in enumerate(self.blocks):
             if layers is not None:
                 layers.append(x)
+            if cache is not None and keys is not None:
+                visible = cache[index].visibility(keys, cast(Block, block).attention.n_head)
             x = block(
                 x,
                 memory,
@@ -230,12 +233,14 @@ class Transformer(Model):
         start_token: int | None = None,
         record: Record | None = None,
         head_gate: Float[Tensor, "layer head"] | None = None,
+        cache: Evict | None = None,
     ) -> tuple[Float[Tensor, "batch vocab"], TransformerDecoding]:
         """Read the prompt: the scores of the token after it, and what decodes the next ones.
 
-        An encoder-decoder reads it with the encoder and starts the answer with `start_token`.
+        An encoder-decoder reads it with the encoder and starts the answer with `start_token`. `cache` says
+        what is let go of what has been read.
         """
-        decoding = TransformerDecoding(self, prompt, visible, record=record, head_gate=head_gate)
+        decoding = TransformerDecoding(self, prompt, visible, record=record, head_gate=head_gate, cache=cache)
         if self.encoder is None:
             return decoding.feed(prompt), decoding
         if start_token is None:
@@ -329,7 +334,7 @@ class Transformer(Model):
         assert stack is not None  # the config made sure that there is one
         if cache is not None and stack is self.encoder:
             raise UnsupportedError("an encoder sees its whole input at once: it takes no cache.")
-        start = 0 if cache is None else cache.length
+        start = 0 if cache is None else cache.read
         self._check(tokens, keys, start)
         if positions is None:  # how many real tokens stand before each
             positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
@@ -416,6 +421,7 @@ class TransformerDecoding:
         *,
         record: Record | None = None,
         head_gate: Tensor | None = None,
+        cache: Evict | None = None,
     ) -> None:
         if model.config.head != "language" or model.decoder is None:
             raise UnsupportedError(
@@ -424,7 +430,11 @@ class TransformerDecoding:
             )
         self.model, self.record, self.head_gate = model, record, head_gate
         self.cache = model.new_cache()
-        self.fast = fast.FastSteps(model, plain=record is None and head_gate is None)
+        self.evicting: Evicting | None = None
+        if cache is not None:
+            check_evicts(model.config)
+            self.record = self.evicting = Evicting(cache, self.cache, model.rotary, record)
+        self.fast = fast.FastSteps(model, plain=self.record is None and head_gate is None)
         self.visible = None if visible is None or bool(visible.all()) else visible
         self.memory: Tensor | None = None
         if model.encoder is not None:
@@ -440,9 +450,14 @@ class TransformerDecoding:
     @torch.no_grad()
     def feed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch vocab"]:
         """The scores of the token after the last of these."""
+        positions = None
+        if self.evicting is not None:
+            self.evicting.real = self.visible
+            positions = self.evicting.positions(tokens.shape[1])
         output = self.model(
             **({"tokens": tokens} if self.memory is None else {"tokens": None, "target": tokens}),
             visible=self.visible,
+            positions=positions,
             memory=self.memory,
             cache=self.cache,
             logits="last",
@@ -455,7 +470,26 @@ class TransformerDecoding:
     def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
         """Go on with these sequences in this order, as beam search does."""
         self.cache.reorder(sequences)
+        if self.evicting is not None:
+            self.evicting.reorder(sequences)
         if self.visible is not None:
             self.visible = self.visible.index_select(0, sequences)
         if self.memory is not None:
             self.memory = self.memory.index_select(0, sequences)
+
+
+def check_evicts(config: TransformerConfig) -> None:
+    """Raise unless a cache of this model can let positions go."""
+    reason = None
+    if config.kind != "decoder":
+        reason = "an encoder-decoder reads its prompt with the encoder"
+    elif config.block.kernel is not None:
+        reason = "linear attention keeps a sum of the past, not its positions"
+    elif config.block.window is not None:
+        reason = f"a window of {config.block.window} counts positions that would be gone"
+    elif config.kept_heads is not None:
+        reason = "pruned layers may have keys that no even group of heads shares"
+    elif config.positions == "relative":
+        reason = "relative positions are counted over all keys"
+    if reason is not None:
+        raise UnsupportedError(f"Evict is for decoders that look at all of the past: {reason}.")

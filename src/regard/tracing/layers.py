@@ -4,7 +4,8 @@ LayerTrace        softmax attention: q, k and the row log-sum-exp; a weight is e
 LinearLayerTrace  kernelised attention: q, k and the row normaliser
 DenseLayerTrace   weights that somebody already has
 
-All three answer the same questions: a tile, a row, a column, an overview pooled over blocks.
+All three answer the same questions: a tile, a row, a column, the sums of columns, an overview pooled over
+blocks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.attention.columns import column_sums
 from regard.attention.data import Data
 from regard.attention.feature_maps import FeatureMap
 from regard.attention.linear import attend_linear, linear_weights
@@ -103,21 +105,52 @@ class AnyLayer(Data, ABC):
         key = whole_index("key", key, self.n_key)
         return self.tile(batch, head, slice(None), slice(key, key + 1))[:, 0]
 
-    def weights(self, batch: int, head: int) -> Float[Tensor, "query key"]:
-        """One head's whole matrix; warns where it is large."""
-        n_weight = self.n_query * self.n_key
+    def weights(self, batch: int | None, head: int | None) -> Float[Tensor, "*batch_and_head query key"]:
+        """One head's whole matrix, or those of all heads or sequences (None); warns where it is large."""
+        at_batch, at_head = self._at(batch or 0, head or 0)
+        n_matrix = (self.n_batch if batch is None else 1) * (self.n_head if head is None else 1)
+        n_weight = n_matrix * self.n_query * self.n_key
         if n_weight > LARGE:
+            which = "one head's matrix" if n_matrix == 1 else f"{n_matrix} matrices"
             warnings.warn(
-                f"one head's matrix of {self.n_query} x {self.n_key} weights takes "
+                f"{which} of {self.n_query} x {self.n_key} weights takes "
                 f"{n_weight * 4 / 2**20:.0f} MiB in float32: use tile, row, column or pooled.",
                 stacklevel=2,
             )
-        return self.tile(batch, head, slice(None), slice(None))
+        whole = self.block(
+            *self._span(slice(None), slice(None)),
+            None if batch is None else at_batch,
+            None if head is None else at_head,
+        )
+        whole = whole if batch is None else whole[0]
+        return whole if head is None else whole.select(-3, 0)
 
     def visible(self, rows: slice, cols: slice, batch: int = 0, head: int = 0) -> Bool[Tensor, "rows cols"]:
         """Which cells of a tile may be looked at: a hidden one is drawn differently from a weight of 0."""
         batch, head = self._at(batch, head)
         return self.visible_block(*self._span(rows, cols), batch, head)
+
+    def column_sums(
+        self, batch: int, head: int | None = None, rows: slice = slice(None)
+    ) -> Float[Tensor, "*head key"]:
+        """How much all queries, or those of `rows`, look at each key, of one head or all (None).
+
+        In O(N) memory; of softmax attention one call of a fused kernel.
+        """
+        batch, one = self._at(batch, 0 if head is None else head)
+        rows, _ = self._span(rows, slice(None))
+        sums = self._column_sums(batch, None if head is None else one, rows)
+        return sums if head is None else sums[0]
+
+    def _column_sums(self, batch: int, head: int | None, rows: slice) -> Float[Tensor, "_head key"]:
+        n_head, dtype = self.n_head if head is None else 1, self.tensors[0].dtype
+        sums = self.tensors[0].new_zeros(n_head, self.n_key, dtype=torch.promote_types(dtype, torch.float32))
+        step = max(1, _BLOCK // max(1, n_head * self.n_key))
+        for first in range(rows.start, rows.stop, step):
+            strip = slice(first, min(rows.stop, first + step))
+            cols = self.key_range(strip)
+            sums[:, cols] += self.block(strip, cols, batch, head)[0].sum(1)
+        return sums
 
     def strips(
         self, batch: int, head: int | None = None, n_weight: int = _BLOCK
@@ -243,6 +276,11 @@ class LayerTrace(AnyLayer):
         lse = lse.masked_fill(lse == -math.inf, 0.0)[..., None]
         wider_q = torch.cat([q * self.rule.scale_for(q.shape[3]), -lse], -1)
         return wider_q[0], F.pad(k, (0, 1), value=1.0)[0]
+
+    def _column_sums(self, batch: int, head: int | None, rows: slice) -> Float[Tensor, "_head key"]:
+        if self.alike is not None:  # rows that no rule explains
+            return AnyLayer._column_sums(self, batch, head, rows)
+        return column_sums(*self._part(batch, head), rows)[0]
 
     def row_sums(self, rows: slice) -> Float[Tensor, "batch head rows"]:
         """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""

@@ -1,7 +1,7 @@
 """A trace: every attention weight of a model on some text, in O(N) memory.
 
 trace = regard.trace(model, "some text")
-trace.weights(layer=3, head=0)                       # one matrix
+trace.weights(layer=3, head=0)                       # one matrix; head=None: of all heads
 trace.tile(3, 0, slice(0, 256), slice(0, 256))       # a part of it, for the price of the part
 trace.pooled(3, 0, 64, 64)                           # an overview of a long input
 trace.save("some.trace"); Trace.load("some.trace")   # memory-mapped
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from regard.attention.data import Data
 from regard.attention.shapes import whole_index
 from regard.drawing.html import picture, tag
 from regard.errors import ArgumentError, ShapeError
+from regard.tables import dataframe
 from regard.tracing import store
 from regard.tracing.layers import AnyLayer, DenseLayerTrace
 from regard.tracing.pooling import Pooling, block_ends
@@ -184,9 +186,53 @@ class Trace(Data):
         """How much every query looks at one key."""
         return self.layer(layer).column(batch, head, key)
 
-    def weights(self, layer: int | str, head: int, batch: int = 0) -> Float[Tensor, "query key"]:
-        """One head's whole matrix; warns where it is large."""
+    def column_sums(
+        self, layer: int | str, head: int | None = None, batch: int = 0, rows: slice = slice(None)
+    ) -> Float[Tensor, "*head key"]:
+        """How much all queries, or those of `rows`, look at each key, of one head or all (None): O(N)."""
+        return self.layer(layer).column_sums(batch, head, rows)
+
+    def weights(
+        self, layer: int | str, head: int | None, batch: int | None = 0
+    ) -> Float[Tensor, "*batch_and_head query key"]:
+        """One head's whole matrix; None for all heads, or all sequences, which then have an axis."""
         return self.layer(layer).weights(batch, head)
+
+    def to_numpy(
+        self, layer: int | str, head: int | None = None, batch: int | None = 0
+    ) -> Float[np.ndarray, "*batch_and_head query key"]:
+        """`weights` as a NumPy array, of float32 at least."""
+        found = self.weights(layer, head, batch)
+        return found.to(torch.promote_types(found.dtype, torch.float32)).cpu().numpy()
+
+    def to_dataframe(self, layer: int | str, head: int | None = None, batch: int = 0) -> Any:
+        """Every weight that may be other than 0 as a row of a pandas table: head, query, key, their tokens.
+
+        Hidden cells are left out.
+        """
+        traced = self.layer(layer)
+        heads = range(traced.n_head) if head is None else [whole_index("head", head, traced.n_head)]
+        columns: dict[str, list[Any]] = {name: [] for name in ("head", "query", "key", "weight")}
+        everything = slice(0, traced.n_query), slice(0, traced.n_key)
+        for one in heads:
+            query, key = traced.visible(*everything, batch, one).nonzero(as_tuple=True)
+            columns["head"] += [one] * len(query)
+            columns["query"] += query.tolist()
+            columns["key"] += key.tolist()
+            columns["weight"] += traced.weights(batch, one)[query, key].tolist()
+        rows, cols = self.query_tokens(layer, batch), self.key_tokens(layer, batch)
+        columns["query_token"] = [rows[index] for index in columns["query"]]
+        columns["key_token"] = [cols[index] for index in columns["key"]]
+        return dataframe(columns)
+
+    def to_html(self, **start: Any) -> str:
+        """The interactive page of this trace as one self-contained text, to be written to a file.
+
+        `start` is what it opens with: layer, head, view ("map", "lines", "text").
+        """
+        page = import_module("regard.view.page")  # by name: the page is built on traces, not they on it
+        documents = import_module("regard.view.document").documents_of(self)
+        return str(page.page(documents, {"at": "atlas", **start} if start else None))
 
     def pooled(
         self,

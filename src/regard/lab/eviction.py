@@ -1,0 +1,242 @@
+"""A cache that forgets: what it costs on text, what it costs where one fact must be remembered.
+
+On text, SmolLM2 reads with caches of several budgets. Facts are those of the task `recall`, pairs of a key
+and a value and then a key, answered by a model that is built by hand: a head that looks at the token before,
+and one that looks for the key it is asked for. With all of the past it is always right, so that whatever it
+misses, the cache forgot.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.files.loading import Loaded, load
+from regard.heads import lost_attention
+from regard.lab.drawing import draw, finish, panels
+from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal, near
+from regard.lab.texts import TEXTS
+from regard.layers.block import Block, BlockConfig
+from regard.layers.eviction import Evict
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.tracing.take import trace
+from regard.train.settings import Settings
+from regard.train.tasks import generated_task
+
+N_SYMBOL, N_PAIR = 24, 16
+N_WORD = 2 * N_SYMBOL + 1  # values, keys, and the question mark
+N_PLACE = 2 * N_PAIR + 4
+SHARP = 400.0  # how much a score counts: a match takes all of the attention
+SINKS = 4
+
+
+def _policy(name: str, budget: int) -> Evict:
+    """The policies by the names that the figure gives them."""
+    if name == "SnapKV":
+        return Evict("snapkv", budget, recent=2, pool=1)
+    if name == "H2O":
+        return Evict("h2o", budget)
+    return Evict("streaming", budget, sinks=0 if name == "window" else SINKS)
+
+
+class _Slots:
+    """Where the parts of a vector stand: the token, the token before it, the answer, the position."""
+
+    token, before, answer = (slice(index * N_WORD, (index + 1) * N_WORD) for index in range(3))
+    place = slice(3 * N_WORD, 3 * N_WORD + N_PLACE)
+    n = 3 * N_WORD + N_PLACE
+
+
+@torch.no_grad()
+def built_by_hand() -> Transformer:
+    """A Transformer of two layers that answers every question of `recall`."""
+    dim = max(N_WORD, N_PLACE)
+    block = BlockConfig(
+        _Slots.n, 1, 1, qk_dim=dim, v_dim=dim, norm="rms", attention_bias=False, ff_bias=False, scale=1.0
+    )
+    config = TransformerConfig(
+        N_WORD, block, n_decoder_layer=2, n_position=N_PLACE, tied=False, final_norm=False
+    )
+    model = Transformer(config).eval()
+    for weight in model.parameters():
+        weight.fill_(1.0 if weight.dim() == 1 else 0.0)
+    assert model.decoder is not None
+    assert model.unembed is not None
+    words, places = torch.eye(N_WORD), torch.eye(N_PLACE)
+    model.token.weight[:, _Slots.token] = words
+    model.position.weight[:, _Slots.place] = places  # type: ignore[union-attr, operator]
+    look_back, look_up = (layer.attention for layer in model.decoder.blocks if isinstance(layer, Block))
+    # Position p looks for the key that is found at p - 1, and carries that token on.
+    look_back.query.weight[:N_PLACE, _Slots.place] = places * SHARP / _Slots.n
+    look_back.key.weight[:N_PLACE, _Slots.place] = places.roll(1, 0)
+    look_back.value.weight[:N_WORD, _Slots.token] = words
+    look_back.out.weight[_Slots.before, :N_WORD] = words
+    # A token looks for itself among the tokens before, and answers with what stands there.
+    look_up.query.weight[:N_WORD, _Slots.token] = words * SHARP / _Slots.n
+    look_up.key.weight[:N_WORD, _Slots.before] = words
+    look_up.value.weight[:N_WORD, _Slots.token] = words
+    look_up.out.weight[_Slots.answer, :N_WORD] = words
+    model.unembed.weight[:, _Slots.answer] = words
+    return model
+
+
+def _questions(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Prompts of pairs, the questions after them, and the right answers."""
+    sizes = {"symbols": N_SYMBOL, "min_words": N_PAIR, "max_words": N_PAIR}
+    task = generated_task(Settings.of("recall", sizes))
+
+    def ids(text: str) -> list[int]:
+        kinds = {"?": 2 * N_SYMBOL}
+        return [
+            kinds[word] if word in kinds else N_SYMBOL + int(word[1:]) if word[0] == "k" else int(word)
+            for word in text.split()
+        ]
+
+    examples = [task.example(seed, index) for index in range(n)]
+    asked = torch.tensor([ids(question) for question, _ in examples])
+    return asked[:, :-2], asked[:, -2:], torch.tensor([ids(answer)[0] for _, answer in examples])
+
+
+@torch.no_grad()
+def _recall(
+    name: str, evict: Evict | None, examples: tuple[Tensor, Tensor, Tensor], *, told: bool = False
+) -> Measurement:
+    """The share of right answers, the question coming after the eviction, or before it too where `told`."""
+    pairs, question, right = examples
+    prompt = torch.cat([pairs, question], 1) if told else pairs
+    scores, decoding = built_by_hand().begin(prompt, cache=evict)
+    for token in question.T:
+        scores = decoding.next(token)
+    answers = scores[:, :N_SYMBOL].argmax(-1)
+    return Measurement.share(name, int((answers == right).sum()), len(right))
+
+
+def _share_in_reach(budget: int) -> float:
+    """The share of values that sinks and the latest positions hold, the question mark being the latest."""
+    end = 2 * N_PAIR
+    held = {*range(SINKS), *range(end - (budget - SINKS - 1), end)}
+    return sum(place in held for place in range(1, end, 2)) / N_PAIR
+
+
+@torch.no_grad()
+def _losses(loaded: Loaded, rows: Tensor, evict: Evict | None) -> list[float]:
+    """The mean loss of each row's tokens."""
+    if evict is None:
+        scores = loaded.model(rows[:, :-1]).logits
+    else:
+        first, decoding = loaded.transformer.begin(rows[:, :1], cache=evict)
+        scores = torch.stack([first, *(decoding.next(token) for token in rows[:, 1:-1].T)], 1)
+    losses = nn.functional.cross_entropy(scores.flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+    means: list[float] = losses.view(len(rows), -1).mean(1).tolist()
+    return means
+
+
+def _rows(loaded: Loaded, n_row: int, n_token: int) -> Tensor:
+    """Rows of `n_token` tokens, each of which begins with another text."""
+    assert loaded.tokenizer is not None
+    turned = [" ".join([*TEXTS[index:], *TEXTS[:index]]) for index in range(n_row)]
+    return torch.tensor([loaded.tokenizer.encode(text)[:n_token] for text in turned])
+
+
+def run(quick: bool, seed: int) -> Result:
+    loaded = load("smollm2")
+    n_row, n_token, budgets = (10, 40, (16,)) if quick else (12, 128, (16, 32, 64))
+    figure, (loss_ax, lost_ax, recall_ax) = panels(
+        "SmolLM2: log perplexity rises", "SmolLM2: attention lost", "Recall of one of 16 facts"
+    )
+    measured: list[Measurement] = []
+    rows = _rows(loaded, n_row, n_token)
+    whole = _losses(loaded, rows, None)
+    rises: dict[str, list[Measurement]] = {}
+    paired: dict[str, list[float]] = {}
+    for index, name in enumerate(("window", "sinks and window", "H2O")):
+        rises[name] = []
+        for budget in budgets:
+            after = _losses(loaded, rows, _policy(name, budget))
+            rise = [a - b for a, b in zip(after, whole, strict=True)]
+            paired.setdefault(name, rise)
+            rises[name].append(Measurement.mean(f"rise of the loss, {name}, budget {budget}", rise, "nats"))
+        draw(loss_ax, budgets, rises[name], name, index)
+        measured += rises[name]
+    finish(loss_ax, "positions kept", "rise, nats a token", doublings=budgets)
+    seen = [trace(loaded, row[None]) for row in rows[:2]]
+    lost: dict[str, list[Measurement]] = {}
+    parts = [n_token * share // 8 for share in (1, 2, 3)]  # a quarter of the prompt, half, three quarters
+    for index, name in enumerate(("window", "sinks and window", "H2O", "SnapKV")):
+        lost[name] = []
+        for budget in parts:
+            shares = torch.stack([lost_attention(one, _policy(name, budget)) for one in seen]).mean(0)
+            what = f"attention lost, {name}, budget {budget}"
+            lost[name].append(Measurement.mean(what, shares[~shares.isnan()].tolist()))
+        draw(lost_ax, parts, lost[name], name, index)
+        measured += lost[name]
+    finish(lost_ax, f"positions kept of {n_token // 2}", "share, mean over heads")
+    examples = _questions(200 if quick else 1000, seed)
+    always = _recall("recall, all kept", None, examples)
+    kept = (8, 16, 24) if quick else (8, 12, 16, 20, 24, 28, 32)
+    recalls: dict[str, list[Measurement]] = {}
+    for index, (name, told) in enumerate(
+        (("sinks and window", False), ("H2O", False), ("SnapKV", False), ("SnapKV", True))
+    ):
+        label = f"{name}, knows the question" if told else name
+        recalls[label] = [
+            _recall(f"recall, {label}, budget {budget}", _policy(name, budget), examples, told=told)
+            for budget in kept
+        ]
+        draw(recall_ax, kept, recalls[label], label, index + 1)
+        measured += recalls[label]
+    draw(recall_ax, kept, [_share_in_reach(budget) for budget in kept], "values in reach", 1, dashed=True)
+    recall_ax.set_ylim(0, 1.05)
+    finish(recall_ax, f"positions kept of {2 * N_PAIR}", "share right")
+    gap = Measurement.mean(
+        "window minus sinks and window",
+        [a - b for a, b in zip(paired["window"], paired["sinks and window"], strict=True)],
+        "nats",
+    )
+    known, unknown = recalls["SnapKV, knows the question"][0], recalls["SnapKV"][0]
+    checks: list[Check] = [
+        above(f"{budgets[0]} kept: a window alone costs more than one with {SINKS} sinks", gap, 0.0),
+        above(
+            "a window alone loses more attention than one with sinks",
+            lost["window"][0],
+            lost["sinks and window"][0],
+        ),
+        equal("with all of the past every fact is recalled", always.value, 1.0),
+        *(
+            near(
+                f"{budget} kept: a window recalls what is in reach",
+                recall,
+                _share_in_reach(budget),
+                slack=0.1,
+            )
+            for budget, recall in zip(kept, recalls["sinks and window"], strict=True)
+        ),
+        above(f"{kept[0]} kept: SnapKV recalls what it knows will be asked", known, 0.9),
+        below(f"{kept[0]} kept: SnapKV does not recall what it cannot know", unknown, 0.5),
+    ]
+    return Result(
+        [*measured, gap, always],
+        checks,
+        figure,
+        f"with {budgets[0]} positions kept SmolLM2 loses {rises['window'][0].value:.2f} nats without sinks "
+        f"and {rises['sinks and window'][0].value:.2f} with {SINKS}; with {kept[0]} of {2 * N_PAIR} "
+        f"positions, SnapKV recalls {known.value:.0%} of the facts it knows will be asked for, and "
+        f"{unknown.value:.0%} of those it does not",
+        notes=(
+            f"{n_row} texts of {n_token} tokens; intervals of the loss are over texts, of lost attention "
+            "over heads, of recall over questions.",
+            "Where kept keys stand is counted in the cache for windows, and in the text for H2O.",
+        ),
+    )
+
+
+EXPERIMENT = Experiment(
+    "eviction",
+    "A model that reads text needs its first tokens and the latest; one that must remember a fact needs that "
+    "fact, and no policy keeps it that does not know what will be asked.",
+    "At equal budgets a window without the first tokens costs surely more loss, and more attention, than one "
+    "with four of them. A window recalls the facts in its reach, no more; SnapKV recalls nearly all if the "
+    "question is in its prompt, and less than half if it is not, with a quarter of the positions.",
+    run,
+    needs=("smollm2",),
+)

@@ -1,0 +1,197 @@
+"""A cache that forgets: which keys and values stay when there is room for `budget` positions only.
+
+    generate(model, text, cache=Evict("streaming", budget=256))
+
+What has been read is read in full: positions go when a layer has attended, so a query sees what was kept
+and the tokens it is read with. With grouped heads, those that share keys share what is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.attention.columns import column_sums
+from regard.attention.linear import LinearRule
+from regard.attention.scores import ScoreRule
+from regard.errors import ArgumentError
+from regard.layers.attention import Record, reported
+from regard.layers.cache import KVCache
+from regard.layers.positions import Rotary, Turn
+
+Policy = Literal["streaming", "h2o", "snapkv"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """What a cache keeps of each head, by one of three policies.
+
+    streaming  the first `sinks` positions and the latest (StreamingLLM, Xiao et al. 2024)
+    h2o        the latest `recent`, and those that all queries so far looked at most (Zhang et al. 2023)
+    snapkv     of the prompt its last `recent`, and those that these looked at most, averaged over `pool`
+               neighbours (Li et al. 2024); all that comes after the prompt is kept
+
+    >>> Evict("h2o", budget=6).recent
+    3
+    """
+
+    policy: Policy
+    budget: int  # positions that a head keeps
+    sinks: int | None = None  # streaming: None is 4
+    recent: int | None = None  # h2o: None is half the budget; snapkv: at most 32, and half the budget
+    pool: int | None = None  # snapkv: an odd number, None is 7
+    # Where kept keys stand: in the text, or in the cache, one after the other, so that no position grows
+    # beyond the budget. None: in the cache where the policy is streaming and positions are rotary.
+    positions: Literal["text", "cache"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise ArgumentError(f"policy must be one of {', '.join(get_args(Policy))}. Got {self.policy!r}.")
+        if self.positions not in ("text", "cache", None):
+            raise ArgumentError(f"positions must be 'text', 'cache' or None. Got {self.positions!r}.")
+        if self.budget < 1:
+            raise ArgumentError(f"budget is how many positions a head keeps: at least 1. Got {self.budget}.")
+        used = {"streaming": {"sinks": 4}, "h2o": {"recent": max(1, self.budget // 2)}}.get(
+            self.policy, {"recent": max(1, min(32, self.budget // 2)), "pool": 7}
+        )
+        for name in ("sinks", "recent", "pool"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, used.get(name))
+            elif name not in used:
+                raise ArgumentError(
+                    f"{self.policy} has no {name!r}: it takes {', '.join(used)} beside its budget."
+                )
+        if self.sinks is not None and not 0 <= self.sinks < self.budget:
+            raise ArgumentError(
+                "the sinks are part of the budget, and at least one position must be left for the latest. "
+                f"Got sinks={self.sinks}, budget={self.budget}."
+            )
+        if self.recent is not None and not 1 <= self.recent <= self.budget:
+            raise ArgumentError(
+                "recent positions are part of the budget: at least 1, at most all of it. "
+                f"Got recent={self.recent}, budget={self.budget}."
+            )
+        if self.pool is not None and (self.pool < 1 or self.pool % 2 == 0):
+            raise ArgumentError(f"pool is a position and its neighbours: an odd number. Got {self.pool}.")
+
+    def moves(self, rotary: bool) -> bool:
+        """Whether kept keys move to their place in the cache; only `rotary` positions can."""
+        if self.positions == "cache" and not rotary:
+            raise ArgumentError(
+                "positions='cache' moves keys that are kept, and only rotary positions can be moved: this "
+                "model has others. Use positions='text'."
+            )
+        return rotary and (
+            self.positions == "cache" or (self.positions is None and self.policy == "streaming")
+        )
+
+    def counted(self, n_query: int) -> slice:
+        """The queries, of `n_query`, whose looking decides what is kept."""
+        if self.policy == "streaming":
+            return slice(0, 0)
+        last = 0 if self.policy == "h2o" else max(0, n_query - (self.recent or 0))
+        return slice(last, n_query)
+
+    def kept(
+        self,
+        looked_at: Float[Tensor, "batch kv_head key"],
+        real: Bool[Tensor, "batch kv_head key"] | None = None,
+    ) -> Int[Tensor, "batch kv_head kept"]:
+        """The positions that stay, in their order; `looked_at` has how much `counted` looked at each.
+
+        What is not `real` is padding: it goes first, and is counted by no policy.
+        """
+        n_key = looked_at.shape[2]
+        if n_key <= self.budget:
+            return torch.arange(n_key, device=looked_at.device).expand(looked_at.shape)
+        ranked = looked_at
+        slot = torch.arange(n_key, device=looked_at.device).expand_as(ranked)
+        if self.policy == "streaming":
+            assert self.sinks is not None  # the constructor made sure
+            first = slot if real is None else real.long().cumsum(-1) - 1
+            ranked, always = slot.to(looked_at.dtype), first < self.sinks
+        else:
+            assert self.recent is not None
+            always = slot >= n_key - self.recent
+            if self.policy == "snapkv":
+                ranked = torch.cat(
+                    [self._smooth(ranked[..., : -self.recent]), ranked[..., -self.recent :]], 2
+                )
+        ranked = ranked.masked_fill(always, torch.inf)
+        if real is not None:
+            ranked = ranked.masked_fill(~real, -1.0)
+        return ranked.topk(self.budget, dim=-1).indices.sort(-1).values
+
+    def _smooth(self, votes: Tensor) -> Tensor:
+        assert self.pool is not None
+        return F.avg_pool1d(votes, self.pool, stride=1, padding=self.pool // 2)
+
+
+class Evicting:
+    """The eviction of one running decode: a `Record` that drops from the cache what its policy lets go."""
+
+    def __init__(
+        self, evict: Evict, cache: KVCache, rotary: Rotary | None, record: Record | None = None
+    ) -> None:
+        self.evict, self.cache, self.record = evict, cache, record
+        self.rotary = rotary if evict.moves(rotary is not None) else None
+        self.real: Tensor | None = None  # (batch, position): what has been read and is no padding; None: all
+        self._looked_at: dict[int, Tensor] = {}  # by layer, (batch, kv_head, key)
+
+    def __call__(
+        self,
+        name: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        rule: ScoreRule | LinearRule,
+    ) -> Tensor:
+        """What the layer gave, or what another record puts in its place; its cache is within the budget."""
+        changed = reported(self.record, name, q, k, v, out, lse, rule)
+        assert isinstance(rule, ScoreRule)  # who began the decode made sure
+        index = int(name.split(".")[1])
+        layer, n_new = self.cache[index], q.shape[2]
+        before = self._looked_at.get(index)
+        if self.evict.policy != "snapkv" or layer.read == n_new:  # SnapKV looks at the prompt alone
+            sums = column_sums(q, k, lse, rule, self.evict.counted(n_new))
+            looked_at = sums.unflatten(1, (k.shape[1], -1)).sum(2)
+            if before is not None:
+                looked_at = looked_at + F.pad(before, (0, n_new))
+            real = layer.of_held(self.real)
+            kept = self.evict.kept(looked_at, real)
+            if kept.shape[2] < k.shape[2]:
+                looked_at = looked_at.gather(2, kept)
+                layer.select(kept, None if self.rotary is None else self._moved(k, kept, real))
+            self._looked_at[index] = looked_at
+        return changed
+
+    def _moved(self, k: Tensor, kept: Tensor, real: Tensor | None) -> Tensor:
+        """The kept keys, each turned to its place among those that are kept."""
+        assert self.rotary is not None
+        here = torch.ones_like(k[..., 0], dtype=torch.bool) if real is None else real
+        old = (here.long().cumsum(-1) - 1).clamp(min=0).gather(2, kept)
+        new = (here.gather(2, kept).long().cumsum(-1) - 1).clamp(min=0)
+        stay = k.gather(2, kept[..., None].expand(-1, -1, -1, k.shape[3]))
+        turn: Turn = self.rotary((new - old).flatten(0, 1))
+        return turn(stay.flatten(0, 1)[:, None])[:, 0].view_as(stay)
+
+    def positions(self, n_new: int) -> Int[Tensor, "_batch new"] | None:
+        """Where the next tokens stand, where that is not their place in the text."""
+        if self.rotary is None or not self.cache.read:
+            return None
+        held, k = self.cache[0].of_held(self.real), self.cache[0].k
+        assert k is not None  # something has been read
+        # Padding goes first: all heads of a sequence hold as many real positions.
+        start = k.new_full((1,), k.shape[2], dtype=torch.long) if held is None else held[:, 0].sum(-1)
+        return start[:, None] + torch.arange(n_new, device=k.device)
+
+    def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
+        """Go on with these sequences in this order."""
+        self._looked_at = {layer: sums.index_select(0, sequences) for layer, sums in self._looked_at.items()}

@@ -202,7 +202,6 @@ class _Plain:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **ONE_THREAD},
-            start_new_session=True,
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -17,7 +17,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 REGARD = Path(__file__).resolve().parents[2]
-SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime", "/sys/devices/system/cpu")
+SYSTEM = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/bin",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/proc/cpuinfo",
+    "/sys/devices/system/cpu",
+)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 # Of <linux/landlock.h>. The numbers of these three calls are the same on every processor.

@@ -164,7 +164,7 @@ class Loaded:
         """The outcome of one call."""
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
-        torch.manual_seed(order.seed)
+        torch.default_generator.manual_seed(order.seed)  # `torch.manual_seed` also asks every other device
         inputs: list[Tensor] = []
 
         def prepared(item: Any) -> Any:

@@ -15,9 +15,6 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-import torch
-from torch import nn
-
 from .limits import failure, time_limit
 from .messages import Answer, Failure, Loaded, Skipped, Subject
 
@@ -136,11 +133,6 @@ def _executed(statement: ast.stmt) -> ast.stmt:
     return statement
 
 
-def _uncompiled(model: Any = None, **options: Any) -> Any:
-    """In place of `torch.compile`: the same results, without minutes of compiling."""
-    return (lambda inner: inner) if model is None else model
-
-
 def load(answer: Answer, tell: Callable[[int, str], None]) -> tuple[Loaded, dict[str, Any] | None]:
     """Execute the cells; a statement that fails is skipped and reported, and the rest goes on.
 
@@ -159,8 +151,6 @@ def load(answer: Answer, tell: Callable[[int, str], None]) -> tuple[Loaded, dict
     for lent in answer.lent:
         exec(compile(lent.source, "<lent>", "exec"), names)
     sys.argv = ["answer.py"]
-    torch.compile = _uncompiled
-    nn.Module.compile = lambda self, *args, **options: None  # type: ignore[method-assign]
     bound: dict[Subject, Any] = {}
     skipped: list[Skipped] = []
     left = LOAD_SECONDS

@@ -393,4 +393,19 @@ def test_a_shape_is_not_shrunk_until_it_says_nothing(check):
     """A missing dimension is told at sizes that differ."""
     result = check(SOFTMAX.format(body="return torch.softmax(X, -1).sum(1)"), "masked-softmax")
     first = next(each for each in result.checks if not each.passed)
-    assert "the shape must be (batch 2" in first.message
+    assert "the shape must be (batch 3" in first.message
+
+
+def test_answers_that_are_defined_in_other_ways_are_run(checker, tmp_path):
+    """What is found without running a file is also there when it runs: a main block, a file beside it."""
+    (tmp_path / "beside.py").write_text(SOFTMAX.format(body=HIDE))
+    text = SOFTMAX.format(body=HIDE).strip().replace("\n", "\n    ")
+    texts = {
+        "main": f"if __name__ == '__main__':\n    {text}\n    while True: pass\n",
+        "imported": "from .beside import masked_softmax\n",
+        "lambda": "import beside\nmasked_softmax = lambda X, v=None: beside.masked_softmax(X, v)\n",
+    }
+    for name, content in texts.items():
+        (tmp_path / f"{name}.py").write_text(content)
+    results = checker.check_files([str(tmp_path / f"{name}.py") for name in texts])
+    assert [(result.exercise, failed(result)) for result in results] == [("masked-softmax", set())] * 3

@@ -111,7 +111,7 @@ def test_what_could_not_be_withheld_is_told():
 
 
 SPY = """
-import gc, sys, types
+import gc, os, sys, types
 def double_it(x):
     loaded = sorted(name for name in sys.modules if name.partition(".")[0] == "regard")
     made = {type(o).__module__ for o in gc.get_objects()}
@@ -121,56 +121,42 @@ def double_it(x):
     while frame:
         held += [name for name in frame.f_locals if "expected" in name or "reference" in name]
         frame = frame.f_back
-    raise ValueError(f"loaded {loaded} held {held}")
+    secrets = [name for name in os.environ if "SECRET" in name]
+    del sys.meta_path[0]
+    try:
+        import regard.attention
+    except PermissionError:
+        raise ValueError(f"loaded {loaded} held {held} secrets {secrets}")
 """
 
 
-@pytest.fixture
-def course(tmp_path):
-    """A folder with one small exercise, and a way to run the command on it as a person would."""
+def test_a_worker_forked_by_the_command_holds_nothing_of_ours(tmp_path):
+    """Its modules, objects and frames have neither regard nor an expected value; the walls are the same."""
     new_exercise("double-it", tmp_path / "course" / "double_it")
-
-    def check(text, *options, **environment):
-        (tmp_path / "answer.py").write_text(text)
-        command = [
-            sys.executable,
-            "-m",
-            "regard",
-            "check",
-            "answer.py",
-            "--from",
-            "course",
-            "--json",
-            *options,
-        ]
-        state = {"XDG_STATE_HOME": str(tmp_path / "state"), "REGARD_SECRET": "secret"}
-        done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, **state, **environment}, capture_output=True, text=True
-        )
-        assert done.stderr == ""
-        (result,) = json.loads(done.stdout)
-        return result
-
-    return check
+    (tmp_path / "answer.py").write_text(SPY)
+    options = ["--from", "course", "--hide-solutions", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", "check", "answer.py", *options],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "REGARD_SECRET": "secret"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    (result,) = json.loads(done.stdout)
+    assert "loaded [] held [] secrets []" in result["checks"][0]["message"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answer.py", "course", "regard"]
 
 
-def test_a_worker_forked_by_the_command_holds_nothing_of_ours(course):
-    """Its modules, its objects and the frames below it have neither regard nor an expected value."""
-    message = course(SPY)["checks"][0]["message"]
-    assert "loaded [] held []" in message
-
-
-def test_a_worker_forked_by_the_command_is_confined_too(course):
-    """The same walls stand around it, and the environment of who runs the check is not there."""
-    text = "import os, sys\ndef double_it(x):\n    print(os.environ['REGARD_SECRET'])\n"
-    assert "KeyError" in course(text)["checks"][0]["message"]
-    text = "import sys\ndef double_it(x):\n    del sys.meta_path[0]\n    import regard.attention\n"
-    assert "PermissionError" in course(text, "--hide-solutions")["checks"][0]["message"]
-
-
-def test_a_process_for_each_answer_gives_the_same_results(course):
-    """The plain way of systems that cannot fork: right is right, and what ends the process costs one run."""
-    assert course("def double_it(x):\n    return 2 * x\n", REGARD_PLAIN_WORKER="1")["passed"]
-    text = "import os\ndef double_it(x):\n    if x.shape[0] == 1: os._exit(3)\n    return 2 * x\n"
-    result = course(text, REGARD_PLAIN_WORKER="1")
-    assert [check["name"] for check in result["checks"] if not check["passed"]] == ["one sequence"]
+def test_a_process_for_each_job_gives_the_same_results(monkeypatch):
+    """The plain way of systems that cannot fork: what ends the process costs one run, and nothing is left."""
+    monkeypatch.setenv("REGARD_PLAIN_WORKER", "1")
+    source = "import os\ndef f(x):\n    if len(x) == 3: os._exit(3)\n    return len(x), os.getcwd()\n"
+    calls = [Call((torch.arange(float(size)),)) for size in (2, 3, 5)]
+    answers = [Answer([Cell("", source)], [Subject("f")])]
+    with Runner() as plain:
+        (result,) = plain.run(Job(answers, calls, [Order(n, n) for n in range(3)]))
+    assert [result.runs[n].value[0] for n in (0, 2)] == [2, 5]
+    assert result.runs[1].error.message == "it ended Python with exit code 3"
+    assert result.loaded.unconfined == WITHHELD
+    assert not any(Path(result.runs[n].value[1]).exists() for n in (0, 2))

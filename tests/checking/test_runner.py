@@ -30,6 +30,11 @@ def with_line(line):
     return f"{head}    if len(x) == 3:\n        {line}\n    return 2 * x\n"
 
 
+# REGARD_PLAIN_WORKER=1 runs the others through the plain way.
+zygote = pytest.mark.skipif(
+    os.environ.get("REGARD_PLAIN_WORKER", "0") != "0", reason="the plain way has no process between jobs"
+)
+
 FATAL = {
     "leaves at once": "os._exit(3)",
     "crashes": "import ctypes; ctypes.string_at(0)",
@@ -71,6 +76,7 @@ def test_what_ends_the_process_costs_one_run(runner, line):
     assert all(run.error is None for run in after.runs.values())
 
 
+@zygote
 def test_a_worker_that_dies_costs_no_other_run(runner):
     """The run that was being made is lost; a new worker makes the others."""
     worker = runner.idle.queue[0]
@@ -96,6 +102,7 @@ def sleeping(seconds):
     return found
 
 
+@zygote
 def test_nothing_is_left_running(runner):
     """Processes that an answer leaves behind, also daemons, are gone when the job ends."""
     (result,) = runner.run(job(f"import subprocess\ndef f(x):\n    {daemon(987654)}\n    return x\n"))
@@ -103,6 +110,7 @@ def test_nothing_is_left_running(runner):
     assert sleeping(987654) == []
 
 
+@zygote
 def test_a_worker_that_no_longer_answers_is_ended_with_all_below_it():
     """The process that would end an answer hangs: both go, and the next answer has a new worker."""
     source = f"import os, signal, subprocess, time\ndef f(x):\n    {daemon(987655)}\n    time.sleep(50)\n"
@@ -169,6 +177,7 @@ def test_memory_is_limited():
     assert "allocate" in result.runs[2].error.message
 
 
+@zygote
 def test_the_worker_ends_with_its_owner():
     """A checker that is killed leaves no worker behind."""
     code = (

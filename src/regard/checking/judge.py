@@ -331,7 +331,8 @@ def _all(
         return Check(kind, False, CHANGES, "wrong")
     tried = [run for run in runs if run.item.name in right]
     if not tried and any(isinstance(run.item, Trial) and not run.item.optional for run in runs):
-        return Check(kind, False, NOT_TRIED, family)
+        unfit = any((error := outcomes[run.id].error) and error.kind == "unfit" for run in runs)
+        return Check(kind, False, UNFIT if unfit else NOT_TRIED, family)
     for run in tried:
         outcome = outcomes[run.id]
         if kind == "gradients":

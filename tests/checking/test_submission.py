@@ -46,7 +46,7 @@ def test_a_cell_that_is_no_python_is_named_with_its_line(tmp_path):
     """The others are read; which one is broken, where and how, is kept for a result that fails."""
     submission = read(notebook(tmp_path, "x = 1\ndef f(:", "def rnn_step(): pass"))
     assert [each.name for each in submission.definitions] == ["rnn_step"]
-    assert submission.broken == ("cell 1 is no Python: line 2: invalid syntax: def f(:.",)
+    assert submission.broken == ("cell 1 is no Python: line 2: invalid syntax: `def f(:`.",)
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,14 @@ def test_a_cell_that_is_no_python_is_named_with_its_line(tmp_path):
         "masked_softmax = lambda X, valid_lens=None: X",
         "if __name__ == '__main__':\n    def masked_softmax(X, valid_lens=None): return X",
         "try:\n    import nothing\nexcept ImportError:\n    def masked_softmax(X, valid_lens=None): return X",
+        "async def masked_softmax(X, valid_lens=None): return X",
         "def mine(X, valid_lens=None): return X\nmasked_softmax = mine",
         "import torch\ndef mine(X, valid_lens=None): return X\nmasked_softmax = torch.compile(mine)",
         "from beside import masked_softmax",
         "from beside import *",
         "from .beside import mine as masked_softmax",
     ],
-    ids=["lambda", "main", "try", "alias", "compiled", "imported", "star", "renamed"],
+    ids=["lambda", "main", "try", "async", "alias", "compiled", "imported", "star", "renamed"],
 )
 def test_an_answer_may_be_defined_in_other_ways(exercises, tmp_path, text):
     """A lambda, another name, a block, a file beside this one."""

@@ -441,8 +441,9 @@ def _variant(kind: str, plan: Plan, run: Run, outcome: Outcome, expected: Expect
         if run.dtype == "bfloat16" and _in_numpy(error):
             notes.append(NUMPY_NOTE)
             return ""
-        if run.dtype in ("float16", "bfloat16") and NOT_FOR_HALF in error.message:
-            return ""
+        half = run.dtype in ("float16", "bfloat16")
+        if half and (NOT_FOR_HALF in error.message or error.type == "AssertionError"):
+            return ""  # an answer that checks itself does so with more digits than these have
         return error_message(error)
     wrong = compared(plan, run, expected.value, outcome.value)
     if kind == "called twice":

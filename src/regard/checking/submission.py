@@ -224,7 +224,7 @@ def _complaint(error: BaseException) -> str:
     """What the parser says: line, reason, and the line itself."""
     if not isinstance(error, SyntaxError):
         return str(error) or "it is nested too deeply"
-    text = f": {error.text.strip()[:80]}" if error.text else ""
+    text = f": `{error.text.strip()[:80]}`" if error.text else ""
     return f"line {error.lineno}: {error.msg}{text}"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from .limits import failure, time_limit
 from .messages import Answer, Failure, Loaded, Skipped, Subject
 
-DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 BLOCKS = (ast.If, ast.Try, ast.With)
 STATEMENT_SECONDS = 1.5
 LOAD_SECONDS = 4.0
@@ -112,6 +112,9 @@ def _withheld(name: str) -> Callable[..., Any]:
 
 def defined_in(statement: ast.stmt) -> list[ast.FunctionDef | ast.ClassDef]:
     """Functions and classes that a statement defines for the file, also inside of `if`, `try` and `with`."""
+    if isinstance(statement, ast.AsyncFunctionDef):  # what it returns will tell the student
+        plain = ast.FunctionDef(statement.name, statement.args, statement.body, statement.decorator_list)
+        return [ast.copy_location(plain, statement)]
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return [statement]
     if not isinstance(statement, BLOCKS):

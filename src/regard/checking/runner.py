@@ -244,16 +244,20 @@ class _Plain:
 
 
 class Runner:
-    """A pool of workers: `run(job)` from any thread."""
+    """A pool of workers: `run(job)` from any thread.
 
-    def __init__(self, n_worker: int = 1, limits: Limits | None = None) -> None:
+    `fork_here` is for a command, which has this process to itself: torch is imported here, with one thread.
+    """
+
+    def __init__(self, n_worker: int = 1, limits: Limits | None = None, *, fork_here: bool = False) -> None:
         self.limits = limits or Limits()
         self.n_worker = n_worker
         self.idle: LifoQueue[_Forking | _Plain] = LifoQueue()
         self.plain = sys.platform != "linux" or os.environ.get("REGARD_PLAIN_WORKER", "0") != "0"
         # Once torch has computed or an exercise is read, a fork would carry threads that are not there, and
         # more than an answer may see.
-        fork_here = not self.plain and not {"torch", "regard.checking.spec"} & set(sys.modules)
+        late = {"torch", "regard.checking.spec"} & set(sys.modules)
+        fork_here = fork_here and not self.plain and not late
         if fork_here:
             os.environ.update(ONE_THREAD)  # the work is small, and a process with threads cannot be forked
             import_module("torch")

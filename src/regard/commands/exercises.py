@@ -54,7 +54,7 @@ def _runner(n_job: int, *, must_confine: bool = False) -> Runner:
             "--hide-solutions needs a Linux with Landlock: here answers could read every file."
         )
     n_worker = max(1, min(n_job, os.cpu_count() or 1, MOST_WORKERS))
-    return Runner(n_worker, Limits(must_confine=must_confine))
+    return Runner(n_worker, Limits(must_confine=must_confine), fork_here=True)
 
 
 @click.command()

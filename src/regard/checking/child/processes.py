@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable
 
@@ -17,7 +18,7 @@ KILL_SECONDS = 20.0  # a killed process may need a while on a machine that stood
 
 def prctl(option: int, value: int) -> None:
     """Set an option of this process, on Linux."""
-    with contextlib.suppress(OSError, AttributeError):
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 

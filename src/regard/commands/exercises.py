@@ -224,8 +224,10 @@ class _Writer:
             self._files(done)
             with contextlib.suppress(ArgumentError):  # a home that cannot be written to must not stop a check
                 progress.save()
+        if not done:  # a folder without a single answer
+            raise ArgumentError("no file there answers an exercise: regard exercises lists what to define.")
         self._summary(done)
-        return bool(done) and all(result.passed for result in done)
+        return all(result.passed for result in done)
 
     def _files(self, done: list[Result]) -> None:
         from regard.checking.reports import ci
@@ -251,7 +253,7 @@ class _Writer:
 
     def _summary(self, done: list[Result]) -> None:
         if self.as_json:
-            click.echo("]" if done else "[]")
+            click.echo("]")
             return
         failed = [result for result in done if not result.passed]
         seeds = {result.seed for result in failed if result.seed}
@@ -331,7 +333,7 @@ def author_new(id: str, parent: Path) -> None:
 @json_option
 def author_check(id: str, seed: int | None, folder: Path | None, as_json: bool) -> None:
     """Prove exercise ID: right variants pass, the starter fails, every mistake is caught and named."""
-    with _runner(1) as runner:
+    with _runner(2) as runner:
         import torch
 
         from regard.checking.author import prove

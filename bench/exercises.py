@@ -1,14 +1,15 @@
 """How well the exercises tell right from wrong: mistakes caught and named, right variants refused, mutations.
 
-    python bench/exercises.py [ID ...] [--seeds 3] [--quick] [--times] [--rows FILE] [--write]
+    python bench/exercises.py [ID ...] [--seeds 3] [--quick] [--times] [--costs] [--rows FILE] [--write]
 
 For each exercise: its known mistakes (caught, and named where values show them), pairs of mistakes (named),
 its right variants (refused), and every one-edit mutation of each right variant (flip an operator, a constant,
 an axis, drop a term). A mutation that passes is listed with its reason: it is still right, or a hole.
 
 --times measures the command itself: one failing answer of each exercise, from a cold start, and fifty files
-in one call. --rows keeps what was measured, so that a long run can be made in parts; --write puts all of
-it into bench/results.md.
+in one call. --costs prints one wrong answer against `import torch`, and a hundred answers of five exercises,
+and nothing else. --rows keeps what was measured, so that a long run can be made in parts; --write puts all
+of it into bench/results.md.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ from regard.checking.spec import Exercise
 MOST_MUTATIONS = 60  # of one right variant
 MOST_PAIRS_TRIED = 12
 AT_ONCE = 6
+TURNS = 5
+FIVE = ("masked-softmax", "multi-head", "rnn-step", "lstm-step", "dot-product-attention")
+WRONG = "import torch\n\ndef masked_softmax(X, valid_lens=None):\n    return torch.softmax(X, -1)\n"
 
 # exercise, survivor -> why the mutation is still a right answer
 EXPLAINED: tuple[tuple[str, str, str], ...] = (
@@ -218,16 +222,58 @@ def times(exercises: list[Exercise]) -> dict[str, tuple[float, float]]:
     return found
 
 
+def costs() -> None:
+    """One wrong answer against `import torch`, in turns; a hundred answers of five exercises."""
+    exercises = [pick(ours(), id) for id in FIVE]
+    sources = [
+        (exercise, source)
+        for exercise in exercises
+        for source in (
+            *(right.source for right in exercise.right),
+            *(exercise.source_of(mistake) for mistake in exercise.mistakes if mistake.edits),
+        )
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for number in range(100):
+            exercise, source = sources[number % len(sources)]
+            path = Path(folder, str(number), f"{exercise.id.replace('-', '_')}.py")
+            path.parent.mkdir()
+            path.write_text(source)
+            files.append(str(path))
+        wrong = Path(folder, "masked_softmax.py")
+        wrong.write_text(WRONG)
+        torch = [sys.executable, "-c", "import torch"]
+        turns = [(_measured(torch)[:2], _seconds([str(wrong)], folder)) for _ in range(TURNS)]
+        baseline, check = (
+            [min(column) for column in zip(*side, strict=True)] for side in zip(*turns, strict=True)
+        )
+        clock, work = (ours / theirs for ours, theirs in zip(check, baseline, strict=True))
+        print(f"- import torch: {shown(baseline)}; one wrong answer: {shown(check)}")
+        print(
+            f"- their ratio: {clock:.2f} by the clock (goal 1.5), {work:.2f} of work (goal 2.0)", flush=True
+        )
+        hundred = [seconds / 100 for seconds in _seconds(files, folder)]
+        print(
+            f"- each of a hundred answers of five exercises: {hundred[0]:.2f} s ({hundred[1]:.2f} s of work)"
+        )
+
+
 def _seconds(files: list[str], folder: str, *options: str) -> tuple[float, float]:
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "XDG_STATE_HOME": folder}
     command = [sys.executable, "-m", "regard", "check", *files, *options, "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    n_result = len(json.loads(done.stdout))
+    took, work, printed = _measured(command, XDG_STATE_HOME=folder)
+    n_result = len(json.loads(printed))
     if n_result < len(files):  # a file may answer several exercises
-        raise SystemExit(f"{len(files)} files gave {n_result} results: {done.stderr[-500:]}")
-    return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        raise SystemExit(f"{len(files)} files gave {n_result} results.")
+    return took, work
+
+
+def _measured(command: list[str], **environment: str) -> tuple[float, float, str]:
+    """Seconds by the clock, seconds of work on all cores, and what was printed."""
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
 
 
 def shown(seconds: Sequence[float]) -> str:
@@ -284,9 +330,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one seed, no mutations")
     parser.add_argument("--times", action="store_true", help="measure the command's time too")
+    parser.add_argument(
+        "--costs", action="store_true", help="one check against `import torch`, and a hundred"
+    )
     parser.add_argument("--rows", type=Path, help="keep rows here, and do not measure those that are there")
     parser.add_argument("--write", action="store_true", help="write bench/results.md")
     options = parser.parse_args()
+    if options.costs:
+        costs()
+        return
     exercises = ours()
     chosen = [pick(exercises, id) for id in options.ids] or list(exercises.values())
     seeds = list(range(1, 2 if options.quick else 1 + options.seeds))

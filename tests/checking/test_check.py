@@ -1,8 +1,10 @@
 """The whole check, on answers as students write them: right ones pass, wrong ones are told what they did."""
 
 import pytest
+import torch
 
 from regard.checking.check import Checker
+from regard.checking.compare import difference
 from regard.checking.submission import answered, from_source, read
 
 SOFTMAX = """
@@ -247,7 +249,163 @@ def test_files_of_all_kinds_give_one_result_each(checker, tmp_path):
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
         paths.append(str(tmp_path / name))
-    results = checker.check_files(paths)
+    results = list(checker.check_files(paths))
     assert [result.passed for result in results] == [False, False, True]
     assert [result.exercise for result in results] == [None, None, "masked-softmax"]
     assert set(results[2].as_json()) == {"file", "exercise", "passed", "mistakes", "conventions", "checks"}
+
+
+LAYERS = "self.W_q, self.W_k, self.W_v, self.W_o = (nn.LazyLinear(num_hiddens, bias=bias) for _ in range(4))"
+HEAD = "import torch\nfrom torch import nn\nfrom d2l import torch as d2l\n"
+
+
+def renamed(*names):
+    """The textbook's class with its four layers under other names."""
+    text = multi_head_with_d2l()
+    for ours, theirs in zip(("W_q", "W_k", "W_v", "W_o"), names, strict=True):
+        text = text.replace(f"self.{ours}", f"self.{theirs}")
+    return HEAD + text
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("query", "key", "value", "out_proj"),
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
+        ("linear_q", "linear_k", "linear_v", "fc_out"),
+        ("toQueries", "toKeys", "toValues", "combine"),
+    ],
+    ids=lambda names: names[0],
+)
+def test_layers_under_common_names_get_their_weights(check, names):
+    """query, q_proj and linear_q are W_q; the one that is left is W_o."""
+    text = renamed(*names).replace("nn.LazyLinear(num_hiddens,", "nn.Linear(num_hiddens, num_hiddens,")
+    assert failed(check(text, "multi-head")) == set()
+
+
+FUSED = """
+class MultiHeadAttention(nn.Module):
+    def __init__(self, num_hiddens, num_heads, dropout, bias=False, **kwargs):
+        super().__init__()
+        self.heads = num_heads
+        self.attention = d2l.DotProductAttention(dropout)
+        self.in_proj_weight = nn.Parameter(torch.randn(3 * num_hiddens, num_hiddens))
+        self.in_proj_bias = nn.Parameter(torch.randn(3 * num_hiddens)) if bias else None
+        self.W_o = nn.Linear(num_hiddens, num_hiddens, bias=bias)
+    def forward(self, queries, keys, values, valid_lens):
+        def split(x):
+            return x.reshape(*x.shape[:2], self.heads, -1).permute(0, 2, 1, 3).flatten(0, 1)
+        w = self.in_proj_weight.chunk(3)
+        b = self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None, None, None)
+        q, k, v = (split(nn.functional.linear(*p)) for p in zip((queries, keys, values), w, b))
+        if valid_lens is not None:
+            valid_lens = valid_lens.repeat_interleave(self.heads, 0)
+        out = self.attention(q, k, v, valid_lens)
+        return self.W_o(out.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2))
+"""
+
+
+def test_one_matrix_for_queries_keys_and_values_is_filled(check):
+    """in_proj_weight holds the three one below the other, and its gradient is read in three parts."""
+    assert failed(check(HEAD + FUSED, "multi-head")) == set()
+
+
+def test_layers_whose_names_tell_nothing_are_taken_in_order_or_asked_for(check):
+    """a, b, c, d in the order of the task pass and are noted; otherwise the report asks, and says no more."""
+    linear = ("nn.LazyLinear(num_hiddens,", "nn.Linear(num_hiddens, num_hiddens,")
+    right = check(renamed("a", "b", "c", "d").replace(*linear), "multi-head")
+    assert failed(right) == set()
+    assert any("a.weight as W_q.weight" in note for note in right.conventions)
+    text = (
+        renamed("d", "c", "b", "a")
+        .replace(*linear)
+        .replace("self.d, self.c, self.b, self.a =", "self.a, self.b, self.c, self.d =")
+    )
+    asked = check(text, "multi-head")
+    told = {each.message for each in asked.checks if not each.passed}
+    assert len(told) == 2
+    assert any("which layer is which?" in message for message in told)
+    assert asked.mistakes == ()
+
+
+def test_nothing_is_said_of_numbers_that_come_of_random_weights(check):
+    """Where parameters do not fit, the rest is not tried: no false sentence on values."""
+    text = renamed("W_q", "W_k", "W_v", "W_o").replace(
+        LAYERS, LAYERS + "\n        self.more = nn.Linear(3, 5)"
+    )
+    told = {each.message for each in check(text, "multi-head").checks if not each.passed}
+    assert len(told) == 2
+    assert any("more.weight" in message for message in told)
+
+
+def test_layers_made_in_forward_are_told(check):
+    """They have no place in the module when it is made."""
+    text = renamed("W_q", "W_k", "W_v", "W_o").replace(LAYERS, "self.n = num_hiddens")
+    text = text.replace(
+        "    def split", "    self_W = lambda x: nn.Linear(x.shape[-1], self.n)(x)\n        def split"
+    )
+    for letter in "qkvo":
+        text = text.replace(f"self.W_{letter}(", "self_W(")
+    told = [each.message for each in check(text, "multi-head").checks if each.name == "parameters"]
+    assert "Layers are made in __init__" in told[0]
+
+
+def test_a_result_that_changes_from_call_to_call_is_told(check):
+    """Chance in an answer has its own sentence, whatever else is wrong."""
+    text = SOFTMAX.format(body="return torch.softmax(X + torch.rand_like(X), -1)")
+    result = check(text, "masked-softmax")
+    assert any("changes from call to call" in each.message for each in result.checks)
+
+
+@pytest.mark.parametrize("body", ["@torch.compile\ndef", "@torch.compile(mode='max-autotune')\ndef"])
+def test_a_compiled_answer_is_checked_without_the_compiler(check, body):
+    """torch.compile gives the same numbers after minutes: it is left out."""
+    assert check(SOFTMAX.format(body=HIDE).replace("def", body, 1), "masked-softmax").passed
+
+
+def test_strict_fails_what_the_task_says_otherwise(exercises, runner):
+    """A convention of the student's passes unless the assignment is strict."""
+    text = SOFTMAX.format(body="return torch.softmax(X.masked_fill(hidden, float('-inf')), -1)")
+    submission = from_source(text)
+    for strict in (False, True):
+        checker = Checker(exercises, runner, 3, strict=strict)
+        (answer,) = answered(submission, checker.exercises, "masked-softmax")
+        result = checker.check(submission, answer)
+        assert failed(result) == ({"as the task says"} if strict else set())
+
+
+def test_numbers_that_differ_are_shown_as_different():
+    """Never "expected -1.1329, yours is -1.1329"."""
+    want = torch.tensor([-1.13285, 2.0], dtype=torch.float64)
+    told = difference(want, want + torch.tensor([1e-5, 0.0], dtype=torch.float64), 1e-6)
+    assert told.message == "at (0,): expected -1.13285, yours is -1.13284 (1 of 2 numbers differ)."
+
+
+def test_arguments_are_called_by_their_names(check):
+    """The gradient that is missing, and the input that was written into, are those of the signature."""
+    result = check(SOFTMAX.format(body=f"X.masked_fill_(hidden, -9.); {HIDE}"), "masked-softmax")
+    assert any("X is not what it was" in each.message for each in result.checks)
+    result = check(SOFTMAX.format(body=f"X = X.detach(); {HIDE}"), "masked-softmax")
+    assert any("no gradient reaches X:" in each.message for each in result.checks)
+
+
+def test_a_shape_is_not_shrunk_until_it_says_nothing(check):
+    """A missing dimension is told at sizes that differ."""
+    result = check(SOFTMAX.format(body="return torch.softmax(X, -1).sum(1)"), "masked-softmax")
+    first = next(each for each in result.checks if not each.passed)
+    assert "the shape must be (batch 3" in first.message
+
+
+def test_answers_that_are_defined_in_other_ways_are_run(checker, tmp_path):
+    """What is found without running a file is also there when it runs: a main block, a file beside it."""
+    (tmp_path / "beside.py").write_text(SOFTMAX.format(body=HIDE))
+    text = SOFTMAX.format(body=HIDE).strip().replace("\n", "\n    ")
+    texts = {
+        "main": f"if __name__ == '__main__':\n    {text}\n    while True: pass\n",
+        "imported": "from .beside import masked_softmax\n",
+        "lambda": "import beside\nmasked_softmax = lambda X, v=None: beside.masked_softmax(X, v)\n",
+    }
+    for name, content in texts.items():
+        (tmp_path / f"{name}.py").write_text(content)
+    results = checker.check_files([str(tmp_path / f"{name}.py") for name in texts])
+    assert [(result.exercise, failed(result)) for result in results] == [("masked-softmax", set())] * 3

@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from regard.checking.child.messages import Seen, ShapeNote
 from regard.checking.child.watcher import Watcher
 from regard.checking.comments import dims, disagreements, shape_notes
 
@@ -67,3 +68,18 @@ def test_each_call_binds_its_symbols_anew():
 def test_only_lists_of_sizes_are_shapes(text, expected):
     """Brackets are needed; what stands inside is read as sizes."""
     assert dims(text) == expected
+
+
+def test_a_comment_that_fits_one_of_several_tensors_binds_no_other():
+    """`[batch, input] -> [batch, hidden]` on a line with several tensors: which one is meant shows later."""
+    note = ShapeNote(
+        "", 1, 1, "t", "h", ["W", "h", "x"], before=["batch", "input"], after=["batch", "hidden"]
+    )
+    later = ShapeNote("", 2, 2, "t", "y", [], before=None, after=["input", "hidden"])
+    records = [
+        Seen(0, 1, before={"W": [5, 7], "h": [3, 7], "x": [3, 5]}, after=[3, 7]),
+        Seen(1, 1, before={}, after=[5, 7]),
+    ]
+    assert disagreements([note, later], records) == {}
+    wrong = Seen(1, 1, before={}, after=[2, 7])
+    assert list(disagreements([note, later], [records[0], wrong])) == [1]

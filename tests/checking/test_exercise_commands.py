@@ -1,5 +1,6 @@
 """The commands: what they write, print and exit with."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -16,8 +17,13 @@ WRONG = "def double_it(x):\n    return x * 3\n"
 
 
 @pytest.fixture
-def regard_in(tmp_path, monkeypatch):
-    """Runs a command in a folder with one exercise of a teacher's, which loads faster than ours."""
+def regard_in(tmp_path, monkeypatch, runner):
+    """Runs a command in a folder with one exercise of a teacher's, which loads faster than ours.
+
+    The worker is that of all tests; `test_confinement.py` has commands that fork theirs.
+    """
+    shared = contextlib.nullcontext(runner)
+    monkeypatch.setattr("regard.commands.exercises._runner", lambda *args, **options: shared)
     monkeypatch.chdir(tmp_path)
     new_exercise("double-it", tmp_path / "course" / "double_it")
     monkeypatch.setattr("regard.checking.catalogue.ours", dict)
@@ -49,10 +55,84 @@ def test_check_exits_with_what_it_found_and_hints_follow(regard_in, tmp_path):
     assert hints[0] == "symptom (three times): Half too large."
     assert [hint.split(" ")[0] for hint in hints] == ["symptom", "place", "cause", "fix", "fix"]
     listed = json.loads(regard_in("exercises", "--from", "course", "--json").stdout)
-    assert listed[0]["progress"].endswith("%")
+    assert listed[0]["progress"] == "passed"  # what was reached stays reached
 
     assert regard_in("check", "none.py", "--from", "course").exit_code == 2
     assert regard_in("check", "right.py", "--from", "course", "--exercise", "none").exit_code == 2
+
+
+def test_a_folder_is_checked_whole(regard_in, tmp_path):
+    """Scripts and notebooks that answer something are checked, helpers beside them are not answers."""
+    (tmp_path / "work" / "inner").mkdir(parents=True)
+    (tmp_path / "work" / "helper.py").write_text("def other(): pass\n")
+    (tmp_path / "work" / "a.py").write_text(RIGHT)
+    (tmp_path / "work" / "inner" / "b.py").write_text(WRONG)
+    (tmp_path / "work" / ".ipynb_checkpoints").mkdir()
+    (tmp_path / "work" / ".ipynb_checkpoints" / "c.py").write_text(WRONG)
+    results = json.loads(regard_in("check", "work", "--from", "course", "--json").stdout)
+    assert [(result["file"], result["passed"]) for result in results] == [
+        ("work/a.py", True),
+        ("work/inner/b.py", False),
+    ]
+
+
+def test_a_broken_cell_fails_a_notebook_whose_other_answers_pass(regard_in, tmp_path):
+    """The cell, the line and the text are told, and the exit code is that of a failure."""
+    cells = [{"cell_type": "code", "source": text} for text in (RIGHT, "def third(x:\n    return x")]
+    (tmp_path / "homework.ipynb").write_text(json.dumps({"cells": cells}))
+    done = regard_in("check", "homework.ipynb", "--from", "course")
+    assert done.exit_code == 1
+    told = " ".join(done.stdout.split())
+    assert "cell 2 is no Python: line 1" in told
+    assert "1 of 2 passed" in told
+
+
+def test_a_check_of_ours_that_fails_costs_one_result(regard_in, tmp_path, monkeypatch):
+    """An error in judging one answer is said of that one; the reports hold all the others."""
+    from regard.checking.check import Checker
+
+    judged = Checker._check
+
+    def breaks(self, submission, answers):
+        if "second" in submission.path:
+            raise TypeError("a bug")
+        return judged(self, submission, answers)
+
+    monkeypatch.setattr(Checker, "_check", breaks)
+    for name in ("first", "second", "third"):
+        (tmp_path / f"{name}.py").write_text(RIGHT)
+    names = ["first.py", "second.py", "third.py"]
+    done = regard_in("check", *names, "--from", "course", "--json", "--html", "r.html")
+    results = json.loads(done.stdout)
+    assert [result["passed"] for result in results] == [True, False, True]
+    assert "a mistake of ours: TypeError: a bug" in results[1]["checks"][0]["message"]
+    assert "third.py" in (tmp_path / "r.html").read_text()
+
+
+def test_results_are_written_as_they_come(regard_in, tmp_path, monkeypatch):
+    """What breaks the command off leaves the results before it on the page."""
+    from regard.checking.check import Checker
+
+    checked = Checker.check_files
+
+    def breaks(self, *arguments):
+        yield next(checked(self, *arguments))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checker, "check_files", breaks)
+    (tmp_path / "first.py").write_text(RIGHT)
+    (tmp_path / "second.py").write_text(RIGHT)
+    regard_in("check", "first.py", "second.py", "--from", "course", "--html", "r.html")
+    assert "first.py" in (tmp_path / "r.html").read_text()
+
+
+def test_hide_solutions_refuses_where_files_cannot_be_withheld(tmp_path, monkeypatch):
+    """No answer runs where it could read the right variants."""
+    monkeypatch.setattr("regard.checking.child.confine.landlock_version", lambda: 0)
+    (tmp_path / "right.py").write_text(RIGHT)
+    done = CliRunner().invoke(main, ["check", str(tmp_path / "right.py"), "--hide-solutions"])
+    assert done.exit_code == 2
+    assert "Landlock" in done.output
 
 
 def test_check_writes_every_report(regard_in, tmp_path):

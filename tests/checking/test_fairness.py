@@ -158,7 +158,7 @@ def test_a_file_may_answer_both_exercises_of_one_signature(fair, tmp_path):
     path = tmp_path / "homework.py"
     wrong = HEADS.format(wide=2).replace("math.sqrt(Q.shape[-1])", "1")
     path.write_text(HEADS.format(wide=1) + wrong + HEADS.format(wide=2))
-    results = fair.check_files([str(path)])
+    results = list(fair.check_files([str(path)]))
     assert {result.exercise: result.passed for result in results} == {
         "multi-head-mask": True,
         "wide-values": True,

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -85,6 +86,29 @@ def test_gradescope_gives_partial_points_and_keeps_hidden_checks_hidden(wrong, e
     hidden = json.loads(ci.gradescope([evil]))["tests"][1]
     assert hidden["name"].endswith("secret")
     assert "alert" not in hidden["output"]
+
+
+def test_a_hidden_check_tells_its_name_alone_in_every_report(evil):
+    """Also in the list for scripts, and on the page."""
+    assert "alert" not in json.dumps(evil.as_json()["checks"][1])
+    assert (
+        html.page([replace(evil, checks=evil.checks[1:], file="", exercise="", notes=())]).count("alert") == 0
+    )
+
+
+def lines(result):
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_result(console, result)
+    return console.export_text().splitlines()
+
+
+def test_a_pass_is_one_line_and_a_failure_has_one_for_each_kind(wrong):
+    """Nine checks that fail in the same way are one line."""
+    passed = Result("a.py", "some", (Check("plain", True), Check("device", True)))
+    assert len(lines(passed)) == 1
+    checks = tuple(Check(f"c{n}", False, f"wrong {n}.", "wrong" if n < 7 else "fragile") for n in range(9))
+    failing = lines(Result("a.py", "some", checks))
+    assert failing[1:] == ["  ✗ c0, c1, c2 and 4 more: wrong 0.", "  ✗ c7, c8 (fragile): wrong 7."]
 
 
 def test_the_terminal_shows_the_numbers_of_the_smallest_case(wrong):

@@ -1,8 +1,11 @@
 """Child processes: what an answer does to itself costs it its own runs and nothing more."""
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -26,6 +29,11 @@ def with_line(line):
     head = "import os, sys, time\nimport torch\ndef f(x):\n"
     return f"{head}    if len(x) == 3:\n        {line}\n    return 2 * x\n"
 
+
+# REGARD_PLAIN_WORKER=1 runs the others through the plain way.
+zygote = pytest.mark.skipif(
+    os.environ.get("REGARD_PLAIN_WORKER", "0") != "0", reason="the plain way has no process between jobs"
+)
 
 FATAL = {
     "leaves at once": "os._exit(3)",
@@ -68,9 +76,12 @@ def test_what_ends_the_process_costs_one_run(runner, line):
     assert all(run.error is None for run in after.runs.values())
 
 
-def test_killing_the_worker_costs_no_other_run(runner):
-    """An answer that kills the process that started it loses its own run; a new worker makes the others."""
-    (result,) = runner.run(job(with_line("os.kill(os.getppid(), 9); time.sleep(1)")))
+@zygote
+def test_a_worker_that_dies_costs_no_other_run(runner):
+    """The run that was being made is lost; a new worker makes the others."""
+    worker = runner.idle.queue[0]
+    threading.Timer(0.5, os.kill, [worker.pid, signal.SIGKILL]).start()
+    (result,) = runner.run(job(with_line("time.sleep(1)")))
     assert result.runs[1].error.kind == "died"
     for n, size in ((0, 2), (2, 5)):
         assert torch.equal(result.runs[n].value, 2 * torch.arange(float(size)))
@@ -91,6 +102,7 @@ def sleeping(seconds):
     return found
 
 
+@zygote
 def test_nothing_is_left_running(runner):
     """Processes that an answer leaves behind, also daemons, are gone when the job ends."""
     (result,) = runner.run(job(f"import subprocess\ndef f(x):\n    {daemon(987654)}\n    return x\n"))
@@ -98,12 +110,15 @@ def test_nothing_is_left_running(runner):
     assert sleeping(987654) == []
 
 
+@zygote
 def test_a_worker_that_no_longer_answers_is_ended_with_all_below_it():
-    """An answer may stop the process that would end it: both go, and the next answer has a new worker."""
-    stop = "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(50)"
-    source = f"import os, signal, subprocess, time\ndef f(x):\n    {daemon(987655)}\n    {stop}\n"
-    limits = Limits(run_seconds=60.0, stall_seconds=0.5, job_seconds=2.0, kill_seconds=0.5, restarts=0)
+    """The process that would end an answer hangs: both go, and the next answer has a new worker."""
+    source = f"import os, signal, subprocess, time\ndef f(x):\n    {daemon(987655)}\n    time.sleep(50)\n"
+    limits = Limits(run_seconds=60.0, stall_seconds=1.0, job_seconds=2.0, kill_seconds=0.5, restarts=0)
     with Runner(limits=limits) as runner:
+        worker = runner.idle.queue[0]
+        worker.wait_until_ready()
+        threading.Timer(0.5, os.kill, [worker.pid, signal.SIGSTOP]).start()
         (result,) = runner.run(job(source))
         assert result.runs[0].error.kind == "died"
         assert sleeping(987655) == []
@@ -162,11 +177,12 @@ def test_memory_is_limited():
     assert "allocate" in result.runs[2].error.message
 
 
+@zygote
 def test_the_worker_ends_with_its_owner():
     """A checker that is killed leaves no worker behind."""
     code = (
         "import os, signal, sys; from regard.checking.runner import Runner\n"
-        "r = Runner(1); w = r.idle.queue[0]; w.wait_until_ready(); print(w.process.pid, flush=True)\n"
+        "r = Runner(1); w = r.idle.queue[0]; w.wait_until_ready(); print(w.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -6,7 +6,7 @@ import pytest
 
 from regard.checking.child.messages import Subject
 from regard.checking.lending import lent
-from regard.checking.submission import answered, from_source, read
+from regard.checking.submission import answered, from_source, read, unanswered
 from regard.errors import ArgumentError, LoadError
 
 CLASS = """class MultiHeadAttention(nn.Module):
@@ -42,11 +42,53 @@ def test_a_notebook_loses_its_magics_and_keeps_its_lines(tmp_path):
     assert any("%%bash" in note for note in submission.notes)
 
 
-def test_a_cell_that_is_no_python_costs_that_cell_only(tmp_path):
-    """The others are read, and the report says which was left out."""
-    submission = read(notebook(tmp_path, "def f(:", "def rnn_step(): pass"))
+def test_a_cell_that_is_no_python_is_named_with_its_line(tmp_path):
+    """The others are read; which one is broken, where and how, is kept for a result that fails."""
+    submission = read(notebook(tmp_path, "x = 1\ndef f(:", "def rnn_step(): pass"))
     assert [each.name for each in submission.definitions] == ["rnn_step"]
-    assert "cell 1 is no Python" in submission.notes[0]
+    assert submission.broken == ("cell 1 is no Python: line 2: invalid syntax: `def f(:`.",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "masked_softmax = lambda X, valid_lens=None: X",
+        "if __name__ == '__main__':\n    def masked_softmax(X, valid_lens=None): return X",
+        "try:\n    import nothing\nexcept ImportError:\n    def masked_softmax(X, valid_lens=None): return X",
+        "async def masked_softmax(X, valid_lens=None): return X",
+        "def mine(X, valid_lens=None): return X\nmasked_softmax = mine",
+        "import torch\ndef mine(X, valid_lens=None): return X\nmasked_softmax = torch.compile(mine)",
+        "from beside import masked_softmax",
+        "from beside import *",
+        "from .beside import mine as masked_softmax",
+    ],
+    ids=["lambda", "main", "try", "async", "alias", "compiled", "imported", "star", "renamed"],
+)
+def test_an_answer_may_be_defined_in_other_ways(exercises, tmp_path, text):
+    """A lambda, another name, a block, a file beside this one."""
+    defined = "def masked_softmax(X, valid_lens=None): return X\nmine = masked_softmax\n"
+    (tmp_path / "beside.py").write_text(defined + "from answer import masked_softmax\n")
+    (tmp_path / "answer.py").write_text(text)
+    (answer,) = answered(read(tmp_path / "answer.py"), exercises)
+    assert answer.exercise.id == "masked-softmax"
+
+
+@pytest.mark.parametrize("suffix", [".py", ".ipynb"])
+@pytest.mark.parametrize("text", ["x=" + "-" * 200_000 + "1", "x=" + "(" * 300, "x=" + "1+" * 100_000 + "1"])
+def test_what_the_parser_gives_up_on_is_told(tmp_path, suffix, text):
+    """Python's own parser runs out of memory or depth: that is said of the file, or of the cell."""
+    if suffix == ".py":
+        (tmp_path / "deep.py").write_text(text)
+        with pytest.raises(LoadError, match="no Python"):
+            read(tmp_path / "deep.py")
+    else:
+        assert "cell 1 is no Python" in read(notebook(tmp_path, text)).broken[0]
+
+
+def test_a_nearly_right_name_is_asked_for(exercises):
+    """A file that defines maskedSoftmax is told which name was meant."""
+    text = unanswered(from_source("def maskedSoftmax(X): return X"), exercises)
+    assert text == "no exercise is answered here. It defines maskedSoftmax: did you mean masked_softmax?"
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,24 @@
-"""Checks a student's file: every exercise found in it, each in a process of its own."""
+"""Checks a student's file: every exercise that it answers, each in a process of its own."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.checking import comments, lending
 from regard.checking.child.messages import Answer, Cell, Loaded, Outcome
-from regard.checking.judge import Check, Verdict, compared
+from regard.checking.judge import Check, Verdict, compared, visible, with_weights
 from regard.checking.naming import Library, Named, best_verdict, named
 from regard.checking.plan import Plan, shrunk_plan
 from regard.checking.runner import Runner
 from regard.checking.spec import Exercise
-from regard.checking.submission import Answered, Submission, answered, read
+from regard.checking.submission import Answered, Submission, answered, read, unanswered
 from regard.checking.trials import Trial
-from regard.errors import RegardError
+from regard.errors import ArgumentError, RegardError
 
 SHRINK_ROUNDS = 3
 COMMENT_RUNS = 4
@@ -36,6 +36,12 @@ class Result:
     notes: tuple[str, ...] = ()  # what was lent, stubbed or skipped
     seed: int = 0
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Names of files and what was lent hold an author's text: none of it may move a terminal's cursor."""
+        object.__setattr__(self, "file", visible(self.file))
+        for name in ("conventions", "notes"):
+            object.__setattr__(self, name, tuple(map(visible, getattr(self, name))))
 
     @property
     def passed(self) -> bool:
@@ -60,8 +66,7 @@ class Result:
             ],
             "conventions": [*self.conventions, *self.notes],
             "checks": [
-                {"name": check.name, "passed": check.passed, "message": check.message}
-                for check in self.checks
+                {"name": check.name, "passed": check.passed, "message": check.told} for check in self.checks
             ],
         }
 
@@ -70,10 +75,16 @@ class Checker:
     """Checks files with one seed; plans and known mistakes are made once for all of them."""
 
     def __init__(
-        self, exercises: Mapping[str, Exercise], runner: Runner, seed: int, *, comments_count: bool = False
+        self,
+        exercises: Mapping[str, Exercise],
+        runner: Runner,
+        seed: int,
+        *,
+        comments_count: bool = False,
+        strict: bool = False,
     ) -> None:
         self.exercises, self.runner, self.seed = exercises, runner, seed
-        self.comments_count = comments_count
+        self.comments_count, self.strict = comments_count, strict
         self.lock = threading.Lock()
         self._libraries: dict[str, Library] = {}
 
@@ -86,50 +97,64 @@ class Checker:
             library.plan.expected(library.plan.choices()[0])
         return library
 
-    def check_files(self, paths: list[str], only: str | None = None) -> list[Result]:
-        """Results of all files, in order; a file that cannot be read is a result that failed."""
-        work: list[tuple[Submission, Answered] | Result] = []
-        for path in paths:
-            try:
-                submission = read(path)
-                answers = answered(submission, self.exercises, only)
-            except RegardError as error:
-                work.append(Result(path, only, (Check("loads", False, str(error)),)))
-                continue
-            if not answers:
-                defined = dict.fromkeys(definition.name for definition in submission.definitions)
-                names = ", ".join(defined) or "nothing"
-                text = f"no exercise is answered here. The file defines {names}."
-                work.append(Result(path, None, (Check("loads", False, text),)))
-            work += [(submission, answer) for answer in answers]
-        with ThreadPoolExecutor(max(1, self.runner.n_worker)) as pool:
-            results = list(
-                pool.map(lambda item: item if isinstance(item, Result) else self.check(*item), work)
-            )
-        # Of two definitions that turn out to answer the same exercise, the later one counts.
-        last = {
-            (result.file, result.exercise) if result.exercise else (result.file, index): index
-            for index, result in enumerate(results)
-        }
-        return [results[index] for index in sorted(last.values())]
+    def check_files(
+        self, paths: Iterable[str], only: str | None = None, maybe: Collection[str] = ()
+    ) -> Iterator[Result]:
+        """Results of all files, in order, as they come; whatever a file does, the others have theirs.
 
-    def check(self, submission: Submission, found: Answered) -> Result:
+        Of the paths of `maybe`, as those of a folder, files that answer nothing have no result.
+        """
+        work = [(path, self._work(path, only, path in maybe)) for path in paths]
+        with ThreadPoolExecutor(max(1, self.runner.n_worker)) as pool:
+            running = [
+                (path, [pool.submit(self._safely, path, item) for item in items]) for path, items in work
+            ]
+            for _, futures in running:
+                results = [future.result() for future in futures]
+                # Of two definitions that turn out to answer the same exercise, the later one counts.
+                last = {result.exercise or index: index for index, result in enumerate(results)}
+                yield from (results[index] for index in sorted(last.values()))
+
+    def _work(self, path: str, only: str | None, maybe: bool) -> list[tuple[Submission, Answered] | Result]:
+        """What there is to check in a file, and what is wrong with it already."""
+        try:
+            submission = read(path)
+            answers = answered(submission, self.exercises, only)
+        except RegardError as error:
+            return [] if maybe and isinstance(error, ArgumentError) else [_unreadable(path, only, str(error))]
+        except Exception as error:  # a mistake of ours, in reading what nobody thought of
+            return [_unreadable(path, only, _ours(error))]
+        broken = [_unreadable(path, None, " ".join(submission.broken))] if submission.broken else []
+        if not answers and not broken and not maybe:
+            return [_unreadable(path, None, unanswered(submission, self.exercises))]
+        return [*((submission, answer) for answer in answers), *broken]
+
+    def _safely(self, path: str, item: tuple[Submission, Answered] | Result) -> Result:
+        """The result of one exercise in one file; where the check itself fails, a result that says so."""
+        if isinstance(item, Result):
+            return item
+        try:
+            return self.check(*item)
+        except Exception as error:
+            return _unreadable(path, item[1].exercise.id, _ours(error))
+
+    def check(self, submission: Submission, answer: Answered) -> Result:
         """The result of one exercise in one file; of exercises with one signature, that whose weights fit."""
-        result = self._check(submission, found)
-        for rival in found.rivals:
+        result = self._check(submission, answer)
+        for rival in answer.rivals:
             if not _misfit(result):
                 break
-            other = self._check(submission, replace(found, exercise=rival))
+            other = self._check(submission, replace(answer, exercise=rival))
             if not _misfit(other):
                 return other
         return result
 
-    def _check(self, submission: Submission, found: Answered) -> Result:
+    def _check(self, submission: Submission, answers: Answered) -> Result:
         began = time.monotonic()
-        exercise = found.exercise
+        exercise = answers.exercise
         library = self.library(exercise)
         plan = library.plan
-        answer, notes = message(submission, found)
+        answer, notes = message(submission, answers)
         job = plan.job([answer])
         if answer.notes:
             watched = [run.order for run in plan.runs if run.kind == "value"][:COMMENT_RUNS]
@@ -154,11 +179,15 @@ class Checker:
         mistakes: list[Named] = []
         checks = verdict.checks
         if verdict.failed:
-            if not _unwritten(ran.runs):
-                mistakes = named(library, ran.runs, choices, verdict)
+            outcomes = with_weights(plan, ran.runs)
+            if not all(outcomes[run.id].error for run in plan.runs):  # errors alone name nothing
+                mistakes = named(library, outcomes, choices, verdict)
             # What failed or took long while loading is left out from now on.
             skip = [statement.number for statement in ran.loaded.skipped]
             checks = self._shrunk(plan, replace(answer, skip=skip), verdict, choices)
+        if self.strict and chosen:
+            checks += (Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}"),)
+            chosen = []
         if answer.notes:
             seen = [ran.runs.get(len(plan.runs) + index, Outcome()) for index in range(COMMENT_RUNS)]
             checks += (self._comments(answer, seen, notes),)
@@ -189,7 +218,8 @@ class Checker:
         """The checks, the first of those with wrong numbers replaced by its smallest failing case."""
         trials = {trial.name: trial for trial in plan.checks.trials}
         for index, check in enumerate(verdict.checks):
-            if not check.passed and check.difference is not None and check.name in trials and check.sizes:
+            wrong = check.difference.wrong if check.difference is not None else None
+            if not check.passed and wrong is not None and check.name in trials and check.sizes:
                 smaller = self._smallest(plan.exercise, answer, trials[check.name], check, choices)
                 return (*verdict.checks[:index], smaller, *verdict.checks[index + 1 :])
         return verdict.checks
@@ -212,7 +242,7 @@ class Checker:
                 if outcome is None or outcome.error is not None:
                     continue
                 wrong = compared(plan, run, expected[run.id].value, outcome.value)
-                if wrong is not None:
+                if wrong is not None and wrong.wrong is not None:  # a shape of size 1 tells nothing
                     best = replace(best, message=wrong.message, difference=wrong, sizes=run.item.sizes)
                     break
             else:
@@ -220,13 +250,21 @@ class Checker:
         return best
 
 
+def _unreadable(path: str, exercise: str | None, text: str) -> Result:
+    return Result(path, exercise, (Check("loads", False, text),))
+
+
+def _ours(error: Exception) -> str:
+    return f"the check itself failed, which is a mistake of ours: {type(error).__name__}: {error}"
+
+
 def _misfit(result: Result) -> bool:
     return any(check.name == "parameters" and not check.passed for check in result.checks)
 
 
-def message(submission: Submission, found: Answered) -> tuple[Answer, list[str]]:
+def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str]]:
     """The answer as a child gets it, and what the report says about it."""
-    exercise = found.exercise
+    exercise = answers.exercise
     lent = lending.lent(submission.undefined, exercise.names)
     notes = list(submission.notes)
     if lent:
@@ -234,7 +272,7 @@ def message(submission: Submission, found: Answered) -> tuple[Answer, list[str]]
         notes.append(f"lent, because the file uses but does not define it: {names}.")
     answer = Answer(
         cells=[Cell(cell.label, cell.source) for cell in submission.cells],
-        subjects=list(found.subjects),
+        subjects=list(answers.subjects),
         is_class=exercise.is_class,
         drive=exercise.drive,
         lent=lent,
@@ -252,6 +290,8 @@ def _load_notes(loaded: Loaded | None) -> list[str]:
     if loaded is None or loaded.died:
         return []
     notes = [f"{statement.where} was skipped: {statement.reason}." for statement in loaded.skipped]
+    if loaded.unconfined:
+        notes.append(f"this system kept nothing from the answer of: {', '.join(loaded.unconfined)}.")
     if loaded.d2l:
         notes.append("d2l is not installed: the few names of it that homework uses were lent.")
     if loaded.stubbed:
@@ -269,11 +309,3 @@ def _load_problem(loaded: Loaded | None) -> str:
         reasons = "; ".join(f"{statement.where}: {statement.reason}" for statement in loaded.skipped)
         return f"{', '.join(loaded.missing)} could not be defined: {reasons or 'nothing defines it'}."
     return ""
-
-
-def _unwritten(outcomes: Mapping[int, Outcome]) -> bool:
-    """Whether every call says that it is not written yet."""
-    return all(
-        outcome.error is not None and outcome.error.type == "NotImplementedError"
-        for outcome in outcomes.values()
-    )

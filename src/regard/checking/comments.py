@@ -18,6 +18,8 @@ SHAPE = re.compile(r"[\[(]\s*([A-Za-z0-9_.*/+\- ]+(?:,[A-Za-z0-9_.*/+\- ]*)*)\s*
 COMMENT = re.compile(
     r"#\s*(?:shape\s*:?\s*)?([\[(][^\])]*[\])])(?:\s*(?:->|=>|→)\s*([\[(][^\])]*[\])]))?\s*$"
 )
+Sizes = dict[str, int]
+MOST_WAYS = 64
 WORD = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]*$|^\d+$")
 
 
@@ -86,31 +88,35 @@ def disagreements(notes: list[ShapeNote], records: list[Seen]) -> dict[int, str]
     {0: 'line 3 says [b, s], and the shape is [2, 3, 5].'}
     """
     sentences: dict[int, str] = {}
-    sizes: dict[int, dict[str, int]] = {}
+    sizes: dict[int, list[Sizes]] = {}  # by call: every way to read the comments so far
     for record in records:
         note = notes[record.note]
-        known = sizes.setdefault(record.call, {})
-        where = f"{note.label}line {note.line}"
-        if note.before is not None:
-            candidates = [shape for shape in record.before.values() if shape is not None]
-            fits = [trial for shape in candidates if (trial := _bind(note.before, shape, known)) is not None]
-            if candidates and not fits:
-                shown = " or ".join(str(shape) for shape in candidates)
-                sentences.setdefault(record.note, f"{where} says {note.text}, and it starts from {shown}.")
-            elif fits:
-                known.update(fits[0])
+        known = sizes.get(record.call, [{}])
+        where = f"{note.label}line {note.line} says {note.text}, and"
+        shapes = [shape for shape in record.before.values() if shape is not None]
+        if note.before is not None and shapes:  # which of the tensors of the line is meant is not said
+            known = _bound(note.before, shapes, known)
+            if not known:
+                shown = " or ".join(map(str, shapes))
+                sentences.setdefault(record.note, f"{where} it starts from {shown}.")
+                continue
         if record.after is not None:
-            bound = _bind(note.after, record.after, known)
-            if bound is None:
-                sentences.setdefault(
-                    record.note, f"{where} says {note.text}, and the shape is {record.after}."
-                )
-            else:
-                known.update(bound)
+            known = _bound(note.after, [record.after], known)
+            if not known:
+                sentences.setdefault(record.note, f"{where} the shape is {record.after}.")
+                continue
+        sizes[record.call] = known
     return sentences
 
 
-def _bind(dimensions: list[str], shape: list[int], known: dict[str, int]) -> dict[str, int] | None:
+def _bound(dimensions: list[str], shapes: list[list[int]], known: list[Sizes]) -> list[Sizes]:
+    """Every way in which `dimensions` are one of the shapes, beside what is known."""
+    ways = (_bind(dimensions, shape, sizes) for sizes in known for shape in shapes)
+    unique = {tuple(sorted(way.items())): way for way in ways if way is not None}
+    return list(unique.values())[:MOST_WAYS]
+
+
+def _bind(dimensions: list[str], shape: list[int], known: Sizes) -> Sizes | None:
     """The sizes that make `dimensions` equal to `shape`, or None when nothing does."""
     if len(dimensions) != len(shape):
         return None

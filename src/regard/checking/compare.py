@@ -51,9 +51,24 @@ def difference(
         names = words.get(path, ())
         wrong = _leaf(want, have, tolerance, names, dtype)
         if wrong is not None:
-            prefix = f"part {path} of the result: " if path else ""
+            prefix = f"{_part(expected, path)}: " if path else ""
             return Difference(prefix + wrong.message, wrong.expected, wrong.got, wrong.wrong, names)
     return None
+
+
+def _part(tree: Tree, path: str) -> str:
+    """Which of several results a path means.
+
+    >>> _part((1, 2), "1"), _part({"h": 1, "c": 2}, "c")
+    ('result 2 of 2', "result 'c'")
+    """
+    first, _, rest = path.partition(".")
+    inner = f", {rest}" if rest else ""
+    return (
+        f"result {first!r}{inner}"
+        if isinstance(tree, dict)
+        else f"result {int(first) + 1} of {len(tree)}{inner}"
+    )
 
 
 def same(first: Tree, second: Tree, tolerance: float) -> bool:
@@ -101,7 +116,7 @@ def _leaf(
     close = math.isclose(want, have, rel_tol=tolerance, abs_tol=tolerance) or (want != want and have != have)
     if close or want == math.inf:
         return None
-    return Difference(f"expected {want:.6g}, yours is {have:.6g}.")
+    return Difference("expected {}, yours is {}.".format(*_shown(want, have)))
 
 
 def _tensors(
@@ -123,14 +138,22 @@ def _tensors(
         return None
     first = wrong.nonzero()[0].tolist()
     at = f"at {named(words, first)}: " if first else ""
-    values = f"expected {_shown(want, first)}, yours is {_shown(have, first)}"
+    values = "expected {}, yours is {}".format(*_shown(want[tuple(first)].item(), have[tuple(first)].item()))
     share = "" if wrong.numel() == 1 else f" ({int(wrong.sum())} of {wrong.numel()} numbers differ)"
     return Difference(f"{at}{values}{share}.", want, have, wrong, words)
 
 
-def _shown(tensor: Tensor, index: list[int]) -> str:
-    value = tensor[tuple(index)].item()
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+def _shown(want: float, have: float) -> tuple[str, str]:
+    """Both numbers, with as many digits as tell them apart.
+
+    >>> _shown(-1.1328561, -1.1328602)
+    ('-1.1328561', '-1.1328602')
+    """
+    for digits in (5, 8, 12, 17):
+        texts = [f"{value:.{digits}g}" if isinstance(value, float) else str(value) for value in (want, have)]
+        if texts[0] != texts[1]:
+            break
+    return texts[0], texts[1]
 
 
 def _number_kind(tensor: Tensor) -> str:

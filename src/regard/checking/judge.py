@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -9,11 +11,11 @@ import torch
 from torch import Tensor
 
 from regard.attention.shapes import named
-from regard.checking.child.messages import Failure, Outcome, Tree
+from regard.checking.child.messages import Failure, Outcome, Tree, Unfit
 from regard.checking.child.trees import leaves
-from regard.checking.compare import GRADIENT_TOLERANCE, Difference, difference, moved, tolerance_of
+from regard.checking.compare import GRADIENT_TOLERANCE, Difference, difference, moved, same, tolerance_of
 from regard.checking.plan import VARIANTS, Expected, Plan, Run
-from regard.checking.spec import BIAS, Exercise, left_out
+from regard.checking.spec import BIAS, left_out
 from regard.checking.trials import Kind, Probe, Trial
 
 Outcomes = Mapping[int, Outcome]  # by the run's id
@@ -25,6 +27,13 @@ NOT_FOR_HALF = "not implemented for"
 IN_NUMPY = ("numpy() on Tensor that requires grad", "unsupported ScalarType BFloat16", "tensor to numpy")
 NUMPY_NOTE = "it computes in NumPy, which has no bfloat16 and stays on the CPU."
 NOT_TRIED = "not tried, because the ordinary calls fail."
+UNFIT = "not tried, because the parameters do not fit."
+NO_CHANGE = "your result did not change"
+HIDDEN = "a hidden check failed."
+CHANGES = (
+    "your result changes from call to call: the same inputs gave other numbers. Something in it is random: a "
+    "layer made in forward, dropout outside of training, torch.rand."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +47,34 @@ class Check:
     hidden: bool = False
     difference: Difference | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
-    raised: bool = False  # no result came back: what the check is about was not tried
+    whole: bool = False  # the message says all: no sentence of the trial's belongs beside it
+
+    def __post_init__(self) -> None:
+        """An answer may have written the message, control characters and half pairs of Unicode included."""
+        object.__setattr__(self, "message", visible(self.message))
+
+    @property
+    def told(self) -> str:
+        """What a student may read."""
+        return HIDDEN if self.hidden and not self.passed else self.message
+
+    @property
+    def tried(self) -> bool:
+        """Whether the answer could show what this check is about."""
+        return self.message not in (NOT_TRIED, UNFIT)
+
+
+def visible(text: str) -> str:
+    """The text with everything that a terminal would obey, or no file could hold, written out.
+
+    >>> print(visible("a\x1b[2Jb.."))
+    a\\x1b[2Jb.
+    """
+    text = re.sub(r"([.?!])\.(?=\s|$)", r"\1", text) if not text.endswith("...") else text
+    if text.isprintable():
+        return text
+    shown = (c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +98,8 @@ def judged(plan: Plan, outcomes: Outcomes, choices: Mapping[str, str]) -> Verdic
     checks: list[Check] = []
     values = [run for run in plan.runs if run.kind == "value"]
     if exercise.is_class:
-        checks.append(_parameters(exercise, values, outcomes, choices, notes))
+        checks.append(_parameters(plan, values, outcomes, choices, notes))
+        outcomes = with_weights(plan, outcomes)
     right: set[str] = set()  # trials whose ordinary call gives the right numbers
     for run in values:
         check = _value(plan, run, outcomes[run.id], expected[run.id], notes)
@@ -78,8 +115,38 @@ def judged(plan: Plan, outcomes: Outcomes, choices: Mapping[str, str]) -> Verdic
     for kind, runs in grouped.items():
         if runs:
             checks.append(_all(kind, plan, runs, right, outcomes, expected, notes))
-    checks.append(_unchanged(values, outcomes))
+    checks.append(_unchanged(plan, values, outcomes))
+    guessed = [guess for run in values if (unfit := outcomes[run.id].unfit) for guess in unfit.guessed]
+    if guessed and any(not check.passed and check.kind == "wrong" for check in checks):
+        return Verdict(_asked(checks, list(dict.fromkeys(guessed))))
+    notes += [f"layers were taken in their order: {', '.join(dict.fromkeys(guessed))}."] if guessed else []
     return Verdict(tuple(_explained(checks, plan)), tuple(dict.fromkeys(notes)))
+
+
+def with_weights(plan: Plan, outcomes: Outcomes) -> dict[int, Outcome]:
+    """The outcomes, without those that came of weights at random because ours found no place."""
+    run_cases = {run.id: plan.cases[run.case] for run in plan.runs}
+
+    def at_random(id: int, unfit: Unfit | None) -> bool:
+        weights = run_cases[id].weights if id in run_cases else {}
+        return unfit is not None and bool(unfit.yours or (weights and len(unfit.ours) == len(weights)))
+
+    return {
+        id: replace(outcome, error=Failure("unfit"))
+        if outcome.error is None and at_random(id, outcome.unfit)
+        else outcome
+        for id, outcome in outcomes.items()
+    }
+
+
+def _asked(checks: list[Check], guessed: list[str]) -> tuple[Check, ...]:
+    """Layers taken in their order gave wrong numbers, which may be our fault: a question, and no more."""
+    text = (
+        f"which layer is which? The names do not tell, and in their order ({', '.join(guessed)}) the results "
+        "are wrong. Name your layers as the task does."
+    )
+    rest = (replace(check, passed=False, message=UNFIT, difference=None) for check in checks[1:])
+    return Check("parameters", False, text), *rest
 
 
 def _explained(checks: list[Check], plan: Plan) -> list[Check]:
@@ -89,7 +156,7 @@ def _explained(checks: list[Check], plan: Plan) -> list[Check]:
 
     def explained(check: Check) -> Check:
         sentence = says.get(check.name, "")
-        if check.passed or check.raised or not sentence or (wrong and check.kind != "wrong"):
+        if check.passed or check.whole or not sentence or (wrong and check.kind != "wrong"):
             return check
         return replace(check, message=f"{check.message} {sentence[0].upper()}{sentence[1:]}".strip())
 
@@ -104,6 +171,8 @@ def error_message(error: Failure) -> str:
         return f"it takes too long: an endless loop?{at}"
     if error.kind == "died":
         return f"it had to be stopped: {error.message}."
+    if error.kind == "unfit":
+        return UNFIT
     if error.kind == "not run":
         return "not run, because calls before it took too long or ended the process."
     if error.kind == "missing":
@@ -118,15 +187,16 @@ def error_message(error: Failure) -> str:
 
 
 def _parameters(
-    exercise: Exercise, runs: list[Run], outcomes: Outcomes, choices: Mapping[str, str], notes: list[str]
+    plan: Plan, runs: list[Run], outcomes: Outcomes, choices: Mapping[str, str], notes: list[str]
 ) -> Check:
     """Whether the weights found their places.
 
     Biases that nobody asked for are no fault unless there is an option for them, nor are missing ones where a
     convention leaves them out.
     """
+    exercise = plan.exercise
     for run in runs:
-        unfit = outcomes[run.id].unfit
+        unfit, weights = outcomes[run.id].unfit, plan.cases[run.case].weights
         if not unfit or (isinstance(run.item, Trial) and run.item.raises):
             continue
         without = left_out(choices.get(BIAS, "used"))
@@ -135,9 +205,11 @@ def _parameters(
         if unfit.zeroed and not exercise.has_bias_option:
             notes.append(f"biases that are not asked for were set to zero: {', '.join(unfit.zeroed)}.")
         if ours or yours:
-            sides = ", ".join(ours) or "nothing", ", ".join(yours) or "nothing"
             text = "the parameters do not fit. Expected, without a place: {}. Yours, left over: {}."
-            return Check("parameters", False, text.format(*sides))
+            text = text.format(", ".join(ours) or "nothing", ", ".join(yours) or "nothing")
+            if not yours and len(ours) == len(weights):
+                text += " Layers are made in __init__: those made in forward are new and random in each call."
+            return Check("parameters", False, text)
     return Check("parameters", True)
 
 
@@ -158,7 +230,7 @@ def _value(plan: Plan, run: Run, outcome: Outcome, expected: Expected, notes: li
         if trial.optional and error.kind == "missing":
             notes.append(f"there is no {error.message}: its checks were left out.")
             return None
-        return replace(check, passed=False, message=error_message(error), raised=True)
+        return replace(check, passed=False, message=error_message(error), whole=True)
     wrong = compared(plan, run, expected.value, outcome.value)
     if wrong is not None:
         return replace(check, passed=False, message=wrong.message, difference=wrong)
@@ -204,7 +276,7 @@ def _probe(
             if probe.optional and error.kind == "missing":
                 notes.append(f"there is no {error.message}: its checks were left out.")
                 return None
-            return replace(check, passed=False, message=error_message(error), raised=True)
+            return replace(check, passed=False, message=error_message(error), whole=True)
     results = [outcomes[run.id].value for run in runs]
     if probe.judge is not None:
         try:
@@ -215,7 +287,7 @@ def _probe(
         text = _leak(plan, [expected[run.id].value for run in runs], results)
     if text is None:
         return check
-    return replace(check, passed=False, message=text)
+    return replace(check, passed=False, message=text, whole=text.startswith(NO_CHANGE))
 
 
 def _leak(plan: Plan, expected: list[Tree], results: list[Tree]) -> str | None:
@@ -234,12 +306,12 @@ def _leak(plan: Plan, expected: list[Tree], results: list[Tree]) -> str | None:
             words = plan.exercise.words.get(path, ())
             if bool((does & ~may).any()):
                 at = (does & ~may).nonzero()[0].tolist()
-                return f"yours changes at {named(words, at)} and must not."
+                return f"your result changed at {named(words, at)}, where it must not."
             # Only a change large enough to be seen in float32 has to show.
             must = moved(base, changed, 50 * tolerance)
             if bool((must & ~does).any()):
                 at = (must & ~does).nonzero()[0].tolist()
-                return f"yours does not change at {named(words, at)} and must."
+                return f"{NO_CHANGE} at {named(words, at)}: what was changed must show there."
     return None
 
 
@@ -254,13 +326,17 @@ def _all(
 ) -> Check:
     """One check over the runs of a kind, gradients or a variant, of the trials whose numbers are right."""
     family: Kind = "wrong" if kind == "gradients" else "fragile"
+    unsure = (run for run in runs if kind == "called twice" and run.item.name not in right)
+    if any(_changes(plan, run, outcomes[run.id]) for run in unsure):
+        return Check(kind, False, CHANGES, "wrong")
     tried = [run for run in runs if run.item.name in right]
     if not tried and any(isinstance(run.item, Trial) and not run.item.optional for run in runs):
-        return Check(kind, False, NOT_TRIED, family)
+        unfit = any((error := outcomes[run.id].error) and error.kind == "unfit" for run in runs)
+        return Check(kind, False, UNFIT if unfit else NOT_TRIED, family)
     for run in tried:
         outcome = outcomes[run.id]
         if kind == "gradients":
-            text = _gradients(plan, outcome, expected[run.id])
+            text = _gradients(plan, run, outcome, expected[run.id])
         elif kind == "device":
             text = _device(outcome, notes)
         else:
@@ -270,7 +346,14 @@ def _all(
     return Check(kind, True, kind=family)
 
 
-def _gradients(plan: Plan, outcome: Outcome, expected: Expected) -> str:
+def _changes(plan: Plan, run: Run, outcome: Outcome) -> bool:
+    """Whether the same call gave two results, one after the other."""
+    if outcome.error is not None or plan.cases[run.case].train:
+        return False
+    return not same(outcome.value, outcome.again, tolerance_of("float32", plan.exercise.tolerance))
+
+
+def _gradients(plan: Plan, run: Run, outcome: Outcome, expected: Expected) -> str:
     error = outcome.error
     if error is not None:
         if _in_numpy(error):
@@ -283,7 +366,7 @@ def _gradients(plan: Plan, outcome: Outcome, expected: Expected) -> str:
     grads = outcome.grads
     wanted = expected.grads or {}
     unreached = [
-        _input_name(name)
+        _input_name(plan, run, name)
         for name, want in wanted.items()
         if grads.get(name) is None and bool(moved(want, torch.zeros_like(want), tolerance).any())
     ]
@@ -293,20 +376,39 @@ def _gradients(plan: Plan, outcome: Outcome, expected: Expected) -> str:
         have = grads.get(name)
         if have is None:
             continue
-        if have.shape != want.shape and have.dim() == 2 and have.T.shape == want.shape:
-            have = have.T
         wrong = difference(want, have.double(), tolerance)
-        if wrong is not None and have.dim() == 2 and have.shape[0] == have.shape[1] and "input" not in name:
-            # A square parameter that is used as x @ W holds the transpose of ours, and so does its gradient.
-            wrong = difference(want, have.T.double(), tolerance)
         if wrong is not None:
-            return f"the gradient of {_input_name(name)} is wrong: {wrong.message}"
+            return f"the gradient of {_input_name(plan, run, name)} is wrong: {wrong.message}"
     return ""
 
 
-def _input_name(name: str) -> str:
+def _input_name(plan: Plan, run: Run, name: str) -> str:
+    """What the student calls the tensor that the harness calls "input 3"; a parameter's name as it is."""
     number = name.removeprefix("input ")
-    return name if number == name else f"tensor {int(number) + 1} of the arguments"
+    return name if number == name else argument_names(plan, run)[int(number)]
+
+
+def argument_names(plan: Plan, run: Run) -> list[str]:
+    """The names of the tensors among the arguments, from the starter's signature where there is one call."""
+    exercise, case = plan.exercise, plan.cases[run.case]
+    paths = [path for path, leaf in leaves([list(case.args), dict(case.kwargs)]) if isinstance(leaf, Tensor)]
+    defined = exercise.definitions
+    node: ast.AST | None = defined.get(case.call, defined[exercise.names[0]])
+    if isinstance(node, ast.ClassDef):
+        name = case.call or "forward"
+        node = next((part for part in node.body if getattr(part, "name", "") == name), None)
+    names: list[str] = []
+    if isinstance(node, ast.FunctionDef) and not exercise.drive_file:
+        names = [argument.arg for argument in node.args.args if argument.arg != "self"]
+
+    def called(index: int, path: str) -> str:
+        kind, first, *_ = path.split(".")
+        plain = kind == "0" and int(first) < len(names)
+        return (
+            first if kind == "1" else names[int(first)] if plain else f"tensor {index + 1} of the arguments"
+        )
+
+    return [called(index, path) for index, path in enumerate(paths)]
 
 
 def _in_numpy(error: Failure) -> bool:
@@ -339,8 +441,9 @@ def _variant(kind: str, plan: Plan, run: Run, outcome: Outcome, expected: Expect
         if run.dtype == "bfloat16" and _in_numpy(error):
             notes.append(NUMPY_NOTE)
             return ""
-        if run.dtype in ("float16", "bfloat16") and NOT_FOR_HALF in error.message:
-            return ""
+        half = run.dtype in ("float16", "bfloat16")
+        if half and (NOT_FOR_HALF in error.message or error.type == "AssertionError"):
+            return ""  # an answer that checks itself does so with more digits than these have
         return error_message(error)
     wrong = compared(plan, run, expected.value, outcome.value)
     if kind == "called twice":
@@ -352,11 +455,12 @@ def _variant(kind: str, plan: Plan, run: Run, outcome: Outcome, expected: Expect
     return wrong.message if wrong is not None else ""
 
 
-def _unchanged(runs: list[Run], outcomes: Outcomes) -> Check:
+def _unchanged(plan: Plan, runs: list[Run], outcomes: Outcomes) -> Check:
     for run in runs:
         changed = outcomes[run.id].changed
         if changed:
-            which = ", ".join(str(index + 1) for index in changed)
-            text = f"{run.item.name}: tensor {which} of the arguments is another after the call."
+            names = argument_names(plan, run)
+            which = ", ".join(names[index] for index in changed if index < len(names))
+            text = f"{run.item.name}: {which} is not what it was before the call."
             return Check("inputs unchanged", False, text, "fragile")
     return Check("inputs unchanged", True, kind="fragile")

@@ -20,6 +20,11 @@ def state_file() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "regard" / "exercises.json"
 
 
+def _number(value: object) -> float:
+    """The number, or 0 for what a damaged file holds instead."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e9 else 0.0
+
+
 class Progress:
     """The state file, read once; a broken or missing one counts as no progress."""
 
@@ -38,7 +43,7 @@ class Progress:
         entry = self.entries.get(id)
         if entry is None:
             return ""
-        return "passed" if entry.get("passed") else f"{round(100 * float(entry.get('share', 0)))} %"
+        return "passed" if entry.get("passed") else f"{round(100 * _number(entry.get('share')))} %"
 
     def note(self, result: Result) -> None:
         """Remember a result; the hints start again when the mistake is another."""
@@ -48,8 +53,8 @@ class Progress:
         mistake = result.mistakes[0].mistakes[0].name if result.mistakes else None
         shown = old.get("shown", 0) if old.get("mistake") == mistake else 0
         self.entries[result.exercise] = {
-            "passed": result.passed,
-            "share": round(result.share, 4),
+            "passed": result.passed or bool(old.get("passed")),  # what was reached stays reached
+            "share": max(round(result.share, 4), _number(old.get("share"))),
             "mistake": mistake,
             "shown": shown,
         }
@@ -62,7 +67,7 @@ class Progress:
         by_name = {mistake.name: mistake for mistake in exercise.mistakes}
         mistake = by_name.get(str(entry.get("mistake")))
         hints = mistake.hints if mistake is not None else exercise.hints
-        shown = min(int(entry.get("shown", 0)), len(GRADES) - 1)
+        shown = min(int(_number(entry.get("shown"))), len(GRADES) - 1)
         entry["shown"] = shown + 1
         return GRADES[shown], hints[shown], mistake.name if mistake is not None else None
 

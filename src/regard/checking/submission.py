@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import builtins
+import difflib
 import json
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from regard.checking.child.loader import defined_in
 from regard.checking.child.messages import Subject
 from regard.checking.spec import Exercise
 from regard.errors import ArgumentError, LoadError
@@ -20,7 +22,13 @@ MOST_BYTES = 1 << 25
 MAGIC = re.compile(r"^\s*(%|!|\?)|^\s*[\w.]+\?{1,2}\s*$")
 # Cell magics whose cell is Python all the same.
 PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3")
+NEAR = 0.8  # how alike two names are, of which one was probably meant
 TIE = 0.6  # below it, a signature tells nothing: more than the names of layers can make up
+
+
+Node = ast.FunctionDef | ast.ClassDef
+# What the parser of Python itself fails with: it gives up on deep nesting in several ways.
+UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Definition:
 
     name: str
     number: int  # of its statement, counted over all cells
-    node: ast.FunctionDef | ast.ClassDef
+    node: Node
     cell: Cell
 
 
@@ -56,17 +64,39 @@ class Submission:
     cells: tuple[Cell, ...]
     notes: tuple[str, ...] = ()
     folder: str = ""
+    broken: tuple[str, ...] = ()  # cells that are no Python: where, and why
 
     @cached_property
     def definitions(self) -> tuple[Definition, ...]:
-        """Every function and class at the top level, in order; later ones replace earlier ones."""
-        definitions, number = [], -1
+        """Every function and class at the top level, in order; later ones replace earlier ones.
+
+        Lambdas and other names of a definition count too, and so does what a file beside this one defines.
+        """
+        definitions: list[Definition] = []
+        number = -1
         for cell in self.cells:
-            for node in cell.tree.body:
+            for statement in cell.tree.body:
                 number += 1
-                if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                    definitions.append(Definition(node.name, number, node, cell))
+                nodes = {node.name: node for node in defined_in(statement)}
+                known = {definition.name: definition.node for definition in definitions}
+                nodes = nodes or self._imported(statement) or _named(statement, known)
+                definitions += [Definition(name, number, node, cell) for name, node in nodes.items()]
         return tuple(definitions)
+
+    def _imported(self, statement: ast.stmt) -> dict[str, Node]:
+        """What a statement imports from a file beside this one."""
+        if not isinstance(statement, ast.ImportFrom) or not statement.module or not self.folder:
+            return {}
+        path = Path(self.folder, *statement.module.split(".")).with_suffix(".py")
+        try:
+            beside = replace(read(path), folder="")  # what that file imports in turn is not followed
+            there = {definition.name: definition.node for definition in beside.definitions}
+        except LoadError:
+            return {}
+        if statement.names[0].name == "*":
+            return there
+        pairs = ((alias.asname or alias.name, there.get(alias.name)) for alias in statement.names)
+        return {name: node for name, node in pairs if node is not None}
 
     @cached_property
     def imported(self) -> tuple[str, ...]:
@@ -117,6 +147,20 @@ class Submission:
         return frozenset(used - (bound - (methods - top)))
 
 
+def _named(statement: ast.stmt, known: Mapping[str, Node]) -> dict[str, Node]:
+    """The name that an assignment gives to a lambda, or to something made of a definition above it."""
+    if not isinstance(statement, ast.Assign) or not isinstance(target := statement.targets[0], ast.Name):
+        return {}
+    value = statement.value
+    if isinstance(value, ast.Lambda):
+        body = ast.copy_location(ast.Return(value.body), value)
+        node = ast.FunctionDef(target.id, value.args, [body], [])
+        return {target.id: ast.copy_location(node, statement)}
+    if isinstance(value, ast.Call) and value.args:
+        value = value.args[0]
+    return {target.id: known[value.id]} if isinstance(value, ast.Name) and value.id in known else {}
+
+
 def read(path: str | Path) -> Submission:
     """The submission in a `.py` or `.ipynb` file."""
     path = Path(path)
@@ -140,10 +184,8 @@ def from_source(text: str, path: str = "answer.py", folder: str = "") -> Submiss
     cell = Cell("", clean)
     try:
         _ = cell.tree
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", None)
-        where = f"line {line}: " if line else ""
-        raise LoadError(f"{path} is no Python: {where}{getattr(error, 'msg', None) or error}.") from error
+    except UNPARSED as error:
+        raise LoadError(f"{path} is no Python: {_complaint(error)}.") from error
     return Submission(path, (cell,), notes, folder)
 
 
@@ -160,21 +202,30 @@ def _notebook(text: str, path: str, folder: str) -> Submission:
         ]
         if not all(isinstance(source, str) for source in sources):
             raise TypeError("a cell's source is no text")
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise LoadError(f"{path} is no notebook: {error}.") from error
+    except (*UNPARSED, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise LoadError(f"{path} is no notebook: {str(error) or type(error).__name__}.") from error
     parsed: list[Cell] = []
     notes: list[str] = []
+    broken: list[str] = []
     for number, source in enumerate(sources, 1):
         clean, dropped = _without_magics(source)
         notes += dropped
         cell = Cell(f"cell {number}, ", clean)
         try:
             _ = cell.tree
-        except (SyntaxError, ValueError, RecursionError) as error:
-            notes.append(f"cell {number} is no Python and was skipped: {getattr(error, 'msg', error)}.")
+        except UNPARSED as error:
+            broken.append(f"cell {number} is no Python: {_complaint(error)}.")
             continue
         parsed.append(cell)
-    return Submission(path, tuple(parsed), tuple(dict.fromkeys(notes)), folder)
+    return Submission(path, tuple(parsed), tuple(dict.fromkeys(notes)), folder, tuple(broken))
+
+
+def _complaint(error: BaseException) -> str:
+    """What the parser says: line, reason, and the line itself."""
+    if not isinstance(error, SyntaxError):
+        return str(error) or "it is nested too deeply"
+    text = f": `{error.text.strip()[:80]}`" if error.text else ""
+    return f"line {error.lineno}: {error.msg}{text}"
 
 
 def _without_magics(text: str) -> tuple[str, tuple[str, ...]]:
@@ -186,7 +237,7 @@ def _without_magics(text: str) -> tuple[str, tuple[str, ...]]:
     try:
         compile(text, "<answer>", "exec", ast.PyCF_ONLY_AST)
         return text, ()
-    except (SyntaxError, ValueError, RecursionError):
+    except UNPARSED:
         pass
     lines = text.splitlines()
     first = next((line for line in lines if line.strip()), "")
@@ -230,10 +281,9 @@ def answered(
         exercise = exercises[only]
         subjects = _places(submission, exercise)
         if subjects is None:
-            names = [definition.name for definition in submission.definitions]
             raise ArgumentError(
                 f"{submission.path} does not answer {only!r}: it must define {', '.join(exercise.names)}. "
-                f"It defines {', '.join(dict.fromkeys(names)) or 'nothing'}."
+                f"{_defines(submission, {only: exercise})}"
             )
         return [Answered(exercise, subjects)]
     chosen: dict[tuple[str, int], Answered] = {}
@@ -263,7 +313,27 @@ def answered(
     return [chosen[key] for key in sorted(chosen, key=lambda key: (order.index(key[0]), key[1]))]
 
 
-def likeness(node: ast.FunctionDef | ast.ClassDef, exercise: Exercise) -> float:
+def unanswered(submission: Submission, exercises: Mapping[str, Exercise]) -> str:
+    """What to tell about a file in which no exercise is answered."""
+    return f"no exercise is answered here. {_defines(submission, exercises)}"
+
+
+def _defines(submission: Submission, exercises: Mapping[str, Exercise]) -> str:
+    """What a file defines, and which name was probably meant."""
+    names = list(dict.fromkeys(definition.name for definition in submission.definitions))
+    wanted = {_bare(name): name for exercise in exercises.values() for name in exercise.names}
+    for name in names:
+        near = difflib.get_close_matches(_bare(name), wanted, 1, NEAR)
+        if near:
+            return f"It defines {name}: did you mean {wanted[near[0]]}?"
+    return f"It defines {', '.join(names) or 'nothing'}."
+
+
+def _bare(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def likeness(node: Node, exercise: Exercise) -> float:
     """How much a definition looks like the starter's: constructor, methods, arguments, layers."""
     starter = exercise.definitions[exercise.names[0]]
     mine, theirs = _features(node), _features(starter)
@@ -278,7 +348,7 @@ def likeness(node: ast.FunctionDef | ast.ClassDef, exercise: Exercise) -> float:
     return score + 0.5 * sum(layer in exercise.task for layer in named) / max(1, len(named))
 
 
-def _features(node: ast.FunctionDef | ast.ClassDef) -> dict[str, list[str]]:
+def _features(node: Node) -> dict[str, list[str]]:
     if isinstance(node, ast.FunctionDef):
         return {"init": [], "methods": [], "forward": _arguments(node), "layers": []}
     methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}

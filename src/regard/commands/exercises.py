@@ -7,7 +7,8 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from regard.checking.check import Result
     from regard.checking.quiz import Marked, Question
     from regard.checking.runner import Runner
-    from regard.checking.spec import Exercise
 
 MOST_WORKERS = 4
+SECONDS_BETWEEN_REPORTS = 1.0
 
 
 def from_option(command: Command) -> Command:
@@ -43,14 +44,17 @@ def seed_option(command: Command) -> Command:
     )(command)
 
 
-def _runner(n_job: int) -> Runner:
-    """Workers, started before this process imports torch itself, so that all load side by side.
+def _runner(n_job: int, *, must_confine: bool = False) -> Runner:
+    """Workers, forked from this process when it has imported torch and nothing of ours has run."""
+    from regard.checking.child.confine import landlock_version
+    from regard.checking.runner import Limits, Runner
 
-    Two for a single job too: known mistakes are tried on both.
-    """
-    from regard.checking.runner import Runner
-
-    return Runner(max(1, min(max(n_job, 2), os.cpu_count() or 1, MOST_WORKERS)))
+    if must_confine and not landlock_version():
+        raise ArgumentError(
+            "--hide-solutions needs a Linux with Landlock: here answers could read every file."
+        )
+    n_worker = max(1, min(n_job, os.cpu_count() or 1, MOST_WORKERS))
+    return Runner(n_worker, Limits(must_confine=must_confine), fork_here=True)
 
 
 @click.command()
@@ -115,6 +119,8 @@ def start(id: str, notebook: bool, out: Path | None, force: bool, folder: Path |
     "--points", type=click.FloatRange(min=0), default=10.0, show_default=True, help="For each exercise."
 )
 @click.option("--comments", is_flag=True, help="Wrong shape comments fail the check.")
+@click.option("--strict", is_flag=True, help="Conventions other than the task's fail the check.")
+@click.option("--hide-solutions", is_flag=True, help="Run no answer that could read our solutions.")
 @seed_option
 @from_option
 @json_option
@@ -127,107 +133,137 @@ def check(
     gradescope: Path | None,
     points: float,
     comments: bool,
+    strict: bool,
+    hide_solutions: bool,
     seed: int | None,
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Check every exercise that FILES (scripts or notebooks) answer, and name the mistakes.
+    """Check every exercise that FILES (scripts, notebooks, folders of them) answer, and name the mistakes.
 
-    Answers run in processes of their own, with limits on time and memory. That protects the check from
-    accidents. It is no security sandbox: check only files you would run yourself.
+    Answers run in processes of their own, with limits on time and memory. On Linux they can read neither our
+    files nor yours, but for the folder they lie in, and reach no network; elsewhere the report says so.
 
     Exit code 0: all passed; 1: something failed; 2: the command could not be carried out.
     """
-    missing = [str(path) for path in files if not path.is_file()]
-    if missing:
-        raise ArgumentError(f"no such file: {', '.join(missing)}.")
-    paths = [str(path) for path in files]
-    with _runner(len(paths)) as runner:
-        from regard.checking.catalogue import catalogue, pick
+    paths, maybe = _files(files)
+    with _runner(len(paths), must_confine=hide_solutions) as runner:
+        import torch
 
+        from regard.checking.catalogue import catalogue, pick
+        from regard.checking.check import Checker
+
+        torch.set_num_threads(1)  # the work is small, and the workers need the cores
         known = catalogue(folder)
         if only is not None:
             pick(known, only)
+        writer = _Writer(html, junit, gradescope, points, as_json)
 
-        def once() -> list[Result]:
-            results = _checked(runner, known, paths, only, seed, comments)
-            _report(results, html, junit, gradescope, points, as_json)
-            return results
+        def once() -> bool:
+            # A seed nobody can know beforehand: results cannot be prepared for it.
+            fresh = secrets.randbelow(2**31) if seed is None else seed
+            checker = Checker(known, runner, fresh, comments_count=comments, strict=strict)
+            return writer.write(checker.check_files(paths, only, maybe))
 
-        results = once()
+        passed = once()
         if watch:
             with contextlib.suppress(KeyboardInterrupt):
-                _watch(files, once)
-    raise SystemExit(0 if all(result.passed for result in results) else 1)
+                _watch([Path(path) for path in paths], once)
+    raise SystemExit(0 if passed else 1)
 
 
-def _checked(
-    runner: Runner,
-    exercises: dict[str, Exercise],
-    paths: list[str],
-    only: str | None,
-    seed: int | None,
-    comments: bool,
-) -> list[Result]:
-    import torch
-
-    from regard.checking.check import Checker
-    from regard.checking.progress import Progress
-
-    torch.set_num_threads(1)  # the work is small, and the workers need the cores
-    # A seed nobody can know beforehand: results cannot be prepared for it.
-    fresh = secrets.randbelow(2**31) if seed is None else seed
-    checker = Checker(exercises, runner, fresh, comments_count=comments)
-    results = checker.check_files(paths, only)
-    progress = Progress()
-    for result in results:
-        progress.note(result)
-    with contextlib.suppress(ArgumentError):  # a home that cannot be written to must not stop a check
-        progress.save()
-    return results
+def _files(given: tuple[Path, ...]) -> tuple[list[str], set[str]]:
+    """The files to check, and those of them that lie in a given folder: they may answer nothing."""
+    missing = [str(path) for path in given if not path.exists()]
+    if missing:
+        raise ArgumentError(f"no such file: {', '.join(missing)}.")
+    paths: list[str] = []
+    maybe: set[str] = set()
+    for path in given:
+        inside = [str(file) for file in sorted(path.rglob("*")) if _is_answer(file.relative_to(path))]
+        if path.is_dir() and not inside:
+            raise ArgumentError(f"{path} holds no .py or .ipynb file.")
+        maybe |= set(inside)
+        paths += inside if path.is_dir() else [str(path)]
+    return paths, maybe
 
 
-def _report(
-    results: list[Result],
-    html: Path | None,
-    junit: Path | None,
-    gradescope: Path | None,
-    points: float,
-    as_json: bool,
-) -> None:
-    from regard.checking.reports import ci
-    from regard.checking.reports import html as pages
-
-    if html is not None:
-        _write(html, pages.page(results), True)
-    if junit is not None:
-        _write(junit, ci.junit(results), True)
-    if gradescope is not None:
-        _write(gradescope, ci.gradescope(results, points), True)
-    if as_json:
-        click.echo(json.dumps([result.as_json() for result in results]))
-        return
-    from rich.console import Console
-
-    from regard.checking.reports.terminal import print_result
-
-    console = Console(highlight=False)
-    told: dict[str, set[str]] = {}  # notes of each file, said once
-    for result in results:
-        known = told.setdefault(result.file, set())
-        print_result(console, result, known)
-        known |= set(result.notes)
-    n_passed = sum(result.passed for result in results)
-    seeds = {result.seed for result in results if result.exercise is not None and result.seed}
-    again = f" Repeat with --seed {seeds.pop()}." if seeds and n_passed < len(results) else ""
-    console.print(f"\n{n_passed} of {len(results)} passed.{again}")
-    if n_passed < len(results):
-        first = next(result for result in results if not result.passed)
-        if first.exercise is not None:
-            console.print(f"A hint: regard hint {first.exercise}", style="dim")
+def _is_answer(path: Path) -> bool:
+    """Whether a file of a folder may be an answer: a script or a notebook, in no hidden folder."""
+    hidden = any(part.startswith((".", "__")) for part in path.parts)
+    return path.suffix in (".py", ".ipynb") and not hidden
 
 
-def _watch(files: tuple[Path, ...], once: Callable[[], object]) -> None:
+@dataclass
+class _Writer:
+    """Where results are written, as they come: a check that is broken off loses the one it was at."""
+
+    html: Path | None
+    junit: Path | None
+    gradescope: Path | None
+    points: float
+    as_json: bool
+
+    def write(self, results: Iterator[Result]) -> bool:
+        """Print and keep each result; whether all passed."""
+        from regard.checking.progress import Progress
+
+        progress = Progress()
+        done: list[Result] = []
+        told: dict[str, set[str]] = {}  # notes of each file, said once
+        written = time.monotonic()
+        try:
+            for result in results:
+                done.append(result)
+                self._print(result, told.setdefault(result.file, set()), first=len(done) == 1)
+                progress.note(result)
+                if time.monotonic() > written + SECONDS_BETWEEN_REPORTS:
+                    self._files(done)
+                    written = time.monotonic()
+        finally:
+            self._files(done)
+            with contextlib.suppress(ArgumentError):  # a home that cannot be written to must not stop a check
+                progress.save()
+        if not done:  # a folder without a single answer
+            raise ArgumentError("no file there answers an exercise: regard exercises lists what to define.")
+        self._summary(done)
+        return all(result.passed for result in done)
+
+    def _files(self, done: list[Result]) -> None:
+        from regard.checking.reports import ci
+        from regard.checking.reports import html as pages
+
+        if self.html is not None:
+            _write(self.html, pages.page(done), True)
+        if self.junit is not None:
+            _write(self.junit, ci.junit(done), True)
+        if self.gradescope is not None:
+            _write(self.gradescope, ci.gradescope(done, self.points), True)
+
+    def _print(self, result: Result, told: set[str], *, first: bool) -> None:
+        if self.as_json:
+            click.echo(("[" if first else ", ") + json.dumps(result.as_json()), nl=False)
+            return
+        from rich.console import Console
+
+        from regard.checking.reports.terminal import print_result
+
+        print_result(Console(highlight=False), result, told)
+        told |= set(result.notes)
+
+    def _summary(self, done: list[Result]) -> None:
+        if self.as_json:
+            click.echo("]")
+            return
+        failed = [result for result in done if not result.passed]
+        seeds = {result.seed for result in failed if result.seed}
+        again = f" Repeat with --seed {seeds.pop()}." if seeds else ""
+        hint = next((f" A hint: regard hint {result.exercise}" for result in failed if result.exercise), "")
+        if len(done) != 1 or failed:
+            click.echo(f"{len(done) - len(failed)} of {len(done)} passed.{again}{hint}")
+
+
+def _watch(files: list[Path], once: Callable[[], object]) -> None:
     """Run `once` again whenever a file's time of change is another."""
 
     def times() -> list[float]:
@@ -297,7 +333,7 @@ def author_new(id: str, parent: Path) -> None:
 @json_option
 def author_check(id: str, seed: int | None, folder: Path | None, as_json: bool) -> None:
     """Prove exercise ID: right variants pass, the starter fails, every mistake is caught and named."""
-    with _runner(1) as runner:
+    with _runner(2) as runner:
         import torch
 
         from regard.checking.author import prove
@@ -321,7 +357,7 @@ def _write(path: Path, text: str, force: bool) -> None:
     """Write a file, over one that is there only by force."""
     if path.exists() and not force:
         raise ArgumentError(f"{path} is there already: give --out another name, or --force to write over it.")
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 @click.command()

@@ -22,7 +22,7 @@ from .loader import load
 from .messages import Call, Code, Failure, Foreign, Job, Loading, Meta, Order, Outcome, Printed, Tree, Unfit
 from .trees import leaves, mapped
 from .watcher import Watcher
-from .weights import fitted, transfer
+from .weights import Place, fitted, transfer
 
 MOST_NUMBERS_OUT = 4_000_000
 MOST_TIMEOUTS = 3
@@ -164,7 +164,7 @@ class Loaded:
         """The outcome of one call."""
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
-        torch.manual_seed(order.seed)
+        torch.default_generator.manual_seed(order.seed)  # `torch.manual_seed` also asks every other device
         inputs: list[Tensor] = []
 
         def prepared(item: Any) -> Any:
@@ -290,15 +290,19 @@ def _gradients(
             total = term if total is None else total + term
     names = [f"input {index}" for index, item in enumerate(inputs) if item.requires_grad]
     wanted = [item for item in inputs if item.requires_grad]
+    places: dict[str, Place] = {}
     if isinstance(module, nn.Module):
         mine = dict(module.named_parameters())
-        for name, parameter in fitted(mine, weights).items():
-            names.append(name)
-            wanted.append(parameter[0])
+        places, _ = fitted(mine, weights)
+    names += places
     if total is None:
         return dict.fromkeys(names)
-    grads = torch.autograd.grad(total, wanted, allow_unused=True)
-    return {name: None if grad is None else grad.detach() for name, grad in zip(names, grads, strict=True)}
+    wanted += [place.parameter for place in places.values()]
+    grads = dict(zip(names, torch.autograd.grad(total, wanted, allow_unused=True), strict=True))
+    return {
+        name: places[name].view(grad) if grad is not None and name in places else grad
+        for name, grad in grads.items()
+    }
 
 
 def _fitting(value: Any, forms: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -312,7 +316,7 @@ def _fitting(value: Any, forms: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return next(same, forms[0])
 
 
-def work(job: Job, send: Callable[[Any], None]) -> None:
+def work(job: Job, send: Callable[[Any], None], unconfined: list[str]) -> None:
     """Load each answer of the job and make its runs, sending each outcome as it is known."""
     stdout = sys.stdout
     for number, answer in enumerate(job.answers):
@@ -323,7 +327,7 @@ def work(job: Job, send: Callable[[Any], None]) -> None:
             send(Loading(number, statement, where))
 
         report, subjects = load(answer, tell)
-        send(replace(report, answer=number))
+        send(replace(report, answer=number, unconfined=unconfined))
         if subjects is None:
             continue
         loaded = Loaded(subjects, answer.drive, answer.is_class)

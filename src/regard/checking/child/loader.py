@@ -18,7 +18,8 @@ from typing import Any
 from .limits import failure, time_limit
 from .messages import Answer, Failure, Loaded, Skipped, Subject
 
-DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+BLOCKS = (ast.If, ast.Try, ast.With)
 STATEMENT_SECONDS = 1.5
 LOAD_SECONDS = 4.0
 
@@ -109,6 +110,32 @@ def _withheld(name: str) -> Callable[..., Any]:
     return refuse
 
 
+def defined_in(statement: ast.stmt) -> list[ast.FunctionDef | ast.ClassDef]:
+    """Functions and classes that a statement defines for the file, also inside of `if`, `try` and `with`."""
+    if isinstance(statement, ast.AsyncFunctionDef):  # what it returns will tell the student
+        plain = ast.FunctionDef(statement.name, statement.args, statement.body, statement.decorator_list)
+        return [ast.copy_location(plain, statement)]
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return [statement]
+    if not isinstance(statement, BLOCKS):
+        return []
+    inner = [part for part in ast.iter_child_nodes(statement) if isinstance(part, ast.stmt)]
+    for handler in getattr(statement, "handlers", []):
+        inner += handler.body
+    return [node for part in inner for node in defined_in(part)]
+
+
+def _executed(statement: ast.stmt) -> ast.stmt:
+    """The statement as it is executed: a block for `__main__` that defines something is entered."""
+    if isinstance(statement, ast.If) and defined_in(statement):
+        names = {node.id for node in ast.walk(statement.test) if isinstance(node, ast.Name)}
+        if "__name__" in names:
+            statement.test = ast.copy_location(ast.Constant(True), statement.test)
+    if isinstance(statement, ast.ImportFrom) and statement.module:
+        statement.level = 0  # the answer is in no package, and what lies beside it can be imported
+    return statement
+
+
 def load(answer: Answer, tell: Callable[[int, str], None]) -> tuple[Loaded, dict[str, Any] | None]:
     """Execute the cells; a statement that fails is skipped and reported, and the rest goes on.
 
@@ -144,7 +171,8 @@ def load(answer: Answer, tell: Callable[[int, str], None]) -> tuple[Loaded, dict
                 for alias in statement.names:
                     flags |= getattr(future, alias.name).compiler_flag
                 continue
-            defines = isinstance(statement, DEFINITIONS)
+            lambda_named = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda)
+            defines = isinstance(statement, DEFINITIONS) or lambda_named
             if not defines:
                 if left <= 0:
                     skipped.append(Skipped(where, "the statements before it took too long", number))
@@ -152,7 +180,8 @@ def load(answer: Answer, tell: Callable[[int, str], None]) -> tuple[Loaded, dict
                 tell(number, where)
             began = monotonic()
             try:
-                code = compile(ast.Module([statement], []), filename, "exec", flags=flags, dont_inherit=True)
+                tree = ast.Module([_executed(statement)], [])
+                code = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
                 with time_limit(LOAD_SECONDS if defines else min(left, STATEMENT_SECONDS)):
                     exec(code, names)
             except BaseException as error:

@@ -144,7 +144,7 @@ class Job:
 class Failure:
     """Why a run has no result: an exception, a limit, or the end of the process."""
 
-    kind: str  # "error", "construct", "gradient", "time", "missing", "died", "not run", "unsent"
+    kind: str  # "error", "construct", "gradient", "time", "missing", "died", "not run", "unsent", "unfit"
     type: str = ""
     message: str = ""
     where: str = ""  # the answer's own line
@@ -158,6 +158,7 @@ class Unfit:
     ours: list[str]
     yours: list[str]
     zeroed: list[str]
+    guessed: list[str] = field(default_factory=list)  # places that the order of the layers alone tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ class Loaded:
     d2l: bool = False
     missing: list[str] = field(default_factory=list)  # subjects that nothing defines
     died: str = ""  # why it could not be executed at all
+    unconfined: list[str] = field(default_factory=list)  # what the system did not keep from it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""The script of a worker: loads the folder it lies in as a package of another name, and serves.
+"""Makes a worker of a process: loads the folder it lies in as a package of another name, and serves.
 
-Arguments: the number of the socket to serve, then where to look for packages.
+As a script, for a process that was started afresh: its arguments are `serve` and the number of a socket, or
+`once` and the settings of a single job that comes through a pipe, then where to look for packages.
 """
 
 import importlib
@@ -8,11 +9,14 @@ import importlib.util
 import signal
 import sys
 from pathlib import Path
+from types import ModuleType
 
 
-def main() -> None:
-    """Serve, without regard in reach: nothing of it is imported, not even as the name of a package."""
+def worker() -> ModuleType:
+    """The module that serves, without regard in reach: nothing of it is left, not even a package's name."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the checker's to handle
+    for name in [name for name in sys.modules if name.partition(".")[0] == "regard"]:
+        del sys.modules[name]
     here = Path(__file__).parent
     spec = importlib.util.spec_from_file_location(
         "_answer", here / "__init__.py", submodule_search_locations=[str(here)]
@@ -22,10 +26,10 @@ def main() -> None:
     package = importlib.util.module_from_spec(spec)
     sys.modules["_answer"] = package  # a name that no student's import means
     spec.loader.exec_module(package)
-    number, *paths = sys.argv[1:]
-    sys.path[:] = [*dict.fromkeys([*sys.path, *paths])]
-    importlib.import_module("_answer.zygote").main(int(number))
+    return importlib.import_module("_answer.zygote")
 
 
 if __name__ == "__main__":
-    main()
+    way, argument, *paths = sys.argv[1:]
+    sys.path[:] = [*dict.fromkeys([*sys.path, *paths])]
+    getattr(worker(), way)(argument)

@@ -1,44 +1,102 @@
-"""Our weights in an answer's parameters, by name, then by shape."""
+"""Our weights in an answer's parameters: by name, by what it means, by shape, at last in their order."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from .messages import Unfit
 
+# What layers are commonly called, and words that tell nothing.
+MEANS = {
+    **dict.fromkeys(("query", "queries", "wq"), "q"),
+    **dict.fromkeys(("key", "keys", "wk"), "k"),
+    **dict.fromkeys(("value", "values", "wv"), "v"),
+    **dict.fromkeys(("out", "output", "wo", "mix"), "o"),
+    **dict.fromkeys(("ln", "layernorm"), "norm"),
+}
+NOISE = {"w", "b", "weight", "weights", "bias", "proj", "projection", "linear", "lin", "fc", "layer", "to"}
 
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "").removesuffix(".weight")
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a weight of ours lies in an answer's module."""
+
+    parameter: nn.Parameter
+    transposed: bool = False
+    first: int = 0  # row, and the one after the last: one matrix may hold queries, keys and values
+    last: int | None = None
+
+    def view(self, whole: Tensor) -> Tensor:
+        """Our part of the parameter, or of its gradient, laid out as ours is."""
+        return (whole.T if self.transposed else whole)[self.first : self.last] if whole.dim() else whole
 
 
-def fitted(mine: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, tuple[Any, bool]]:
-    """Our name -> (the answer's parameter, whether it is ours transposed), for all that can be told."""
-    pairs: dict[str, tuple[Any, bool]] = {}
+def meaning(name: str) -> tuple[str, ...]:
+    """What a parameter is for, as far as the name of its layer tells.
+
+    >>> meaning("attention.query_proj.weight") == meaning("W_q.weight") == ("weight", "q")
+    True
+    """
+    last = name.rpartition(".")[2]
+    layer = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
+    words = re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", layer).lower())
+    telling = [MEANS.get(word, word) for word in words if word not in NOISE]
+    return ("bias" if "bias" in last or last.startswith("b_") else "weight", *(telling or words))
+
+
+def fitted(
+    mine: dict[str, nn.Parameter], weights: dict[str, Tensor]
+) -> tuple[dict[str, Place], dict[str, str]]:
+    """Our name -> its place, for all that can be told; our name -> theirs, where the order alone tells."""
+    places: dict[str, Place] = {}
     left = dict(mine)
 
     def take(name: str, theirs: str) -> None:
         parameter = left.pop(theirs)
         # A bare parameter is used as x @ W, a linear layer holds the transpose.
         bare = name.endswith(".weight") and not theirs.endswith("weight") and parameter.dim() == 2
-        pairs[name] = (parameter, bare)
+        places[name] = Place(parameter, bare)
 
-    for name in weights:
+    def missing() -> list[str]:
+        return [name for name in weights if name not in places]
+
+    for name in missing():
         if name in left:
             take(name, name)
-    for name in weights:
-        near = [other for other in left if _plain(other) == _plain(name)]
-        if name not in pairs and len(near) == 1:
+    for name in missing():
+        near = [other for other in left if meaning(other) == meaning(name)]
+        rivals = [other for other in missing() if meaning(other) == meaning(name)]
+        if len(near) == len(rivals) == 1 and left[near[0]].numel() == weights[name].numel():
             take(name, near[0])
-    missing = [name for name in weights if name not in pairs]
-    for name in missing:
+    for kind in ("weight", "bias"):
+        three = [name for letter in "qkv" for name in missing() if meaning(name) == (kind, letter)]
+        if len(three) == 3 and len({weights[name].shape[1:] for name in three}) == 1:
+            stacked = torch.cat([weights[name] for name in three]).shape
+            for theirs, parameter in list(left.items()):
+                flat = parameter.dim() == 1 or theirs.endswith("weight")
+                if (parameter.shape if flat else parameter.T.shape) == stacked:
+                    del left[theirs]
+                    first = 0
+                    for name in three:
+                        last = first + len(weights[name])
+                        places[name] = Place(parameter, not flat, first, last)
+                        first = last
+                    break
+    guessed: dict[str, str] = {}
+    for name in missing():
+        if name in places:
+            continue
         same = [other for other in left if left[other].shape == weights[name].shape]
-        rivals = [other for other in missing if weights[other].shape == weights[name].shape]
-        if len(same) == 1 and len(rivals) == 1:
-            take(name, same[0])
-    return pairs
+        rivals = [other for other in missing() if weights[other].shape == weights[name].shape]
+        if len(same) == len(rivals):
+            guessed |= dict(zip(rivals, same, strict=True)) if len(same) > 1 else {}
+            for ours, theirs in zip(rivals, same, strict=True):
+                take(ours, theirs)
+    return places, guessed
 
 
 def transfer(module: nn.Module, weights: dict[str, Tensor]) -> Unfit | None:
@@ -49,37 +107,42 @@ def transfer(module: nn.Module, weights: dict[str, Tensor]) -> Unfit | None:
     for prefix, part in module.named_modules():
         lazy = getattr(part, "has_uninitialized_params", None)
         name = f"{prefix}.weight" if prefix else "weight"
-        if lazy is not None and lazy() and name in weights:
-            part.initialize_parameters(torch.empty(1, weights[name].shape[-1]))
+        if lazy is not None and lazy():
+            alike = [ours for ours in weights if ours == name] or [
+                ours for ours in weights if meaning(ours) == meaning(name)
+            ]
+            if alike:
+                part.initialize_parameters(torch.empty(1, weights[alike[0]].shape[-1]))
     mine = {
         name: parameter
         for name, parameter in module.named_parameters()
         if not isinstance(parameter, nn.parameter.UninitializedParameter)
     }
-    pairs = fitted(mine, weights)
+    places, guessed = fitted(mine, weights)
     wrong = []
     with torch.no_grad():
-        for name, (parameter, transposed) in pairs.items():
-            value = weights[name].T if transposed else weights[name]
-            if parameter.shape == value.shape:
-                parameter.copy_(value)
+        for name, place in places.items():
+            view = place.view(place.parameter)
+            if view.shape == weights[name].shape:
+                view.copy_(weights[name])
             else:
                 wrong.append(name)
-        taken = {id(parameter) for parameter, _ in pairs.values()}
+        taken = {id(place.parameter) for place in places.values()}
         extra = [name for name, parameter in mine.items() if id(parameter) not in taken]
         zeroed = [name for name in extra if name.endswith("bias")]
         for name in zeroed:
             mine[name].zero_()
-    ours = [name for name in weights if name not in pairs or name in wrong]
-    shapes = {id(parameter): name for name, parameter in mine.items()}
+    ours = [name for name in weights if name not in places or name in wrong]
+    names = {id(parameter): name for name, parameter in mine.items()}
     theirs = [
         *(name for name in extra if name not in zeroed),
-        *(shapes[id(pairs[name][0])] for name in wrong),
+        *(names[id(places[name].parameter)] for name in wrong),
     ]
-    if not ours and not theirs and not zeroed:
+    if not ours and not theirs and not zeroed and not guessed:
         return None
     return Unfit(
         ours=[f"{name} {tuple(weights[name].shape)}" for name in ours],
         yours=[f"{name} {tuple(mine[name].shape)}" for name in theirs],
         zeroed=zeroed,
+        guessed=[f"{theirs} as {name}" for name, theirs in guessed.items()],
     )

@@ -1,6 +1,6 @@
-"""A process that has torch loaded and forks one child for each job; `start.py` runs it.
+"""A process that has torch loaded and forks one child for each job; `start.py` makes it.
 
-Forking after any parallel torch operation hangs the child, so this process computes nothing at all. It is a
+Forking after any parallel torch operation hangs the child, so this process computes nothing. It is a
 subreaper: whatever a child leaves behind becomes its own, and is killed before the job counts as ended.
 A process-count limit would do nothing for root, so a fork bomb is stopped by freezing its tree first.
 """
@@ -8,11 +8,11 @@ A process-count limit would do nothing for root, so a fork bomb is stopped by fr
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -20,44 +20,69 @@ import tempfile
 import time
 from typing import Any
 
+import torch
+
+from .confine import confine
 from .harness import work
+from .limits import limit
 from .messages import Failure, Outcome
 from .processes import (
+    NOT_CONFINED,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     TOO_MANY_PROCESSES,
+    TOO_MUCH_MEMORY,
     descendants,
-    kill_tree,
-    limit,
+    kill_children,
+    memory_of,
     prctl,
 )
+from .uncompiled import leave_out_the_compiler
 from .wire import Reader, encode
 
 MOST_PROCESSES = 48  # that an answer may start before it is stopped
+KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "HOME", "TMPDIR", "MPLCONFIGDIR")
 
 
 class NoRegard:
-    """Refuses to import regard: an answer is checked without the library that solves it."""
+    """Says why regard cannot be imported: an answer is checked without the library that solves it."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.partition(".")[0] == "regard":
             raise ModuleNotFoundError("regard cannot be imported in an answer: write it yourself.", name=name)
 
 
-def _child(job: int, results: int, limits: dict[str, Any]) -> None:
-    """Run one job in this fresh process, and never return."""
-    os.setsid()
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):  # a flood of output goes nowhere
-        os.dup2(nothing, stream)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    limit(limits["memory"], limits["cpu_seconds"])
-    os.chdir(limits["folder"])
-    with os.fdopen(job, "rb") as file:
-        raw = file.read()
-    (job_message,) = Reader().feed(raw)
+def _prepare() -> None:
+    """What every answer finds, in the zygote so that it is done once."""
+    sys.meta_path.insert(0, NoRegard())
+    for name in set(os.environ) - set(KEPT):
+        del os.environ[name]
+    os.environ |= {"MPLBACKEND": "Agg", "CUDA_VISIBLE_DEVICES": "", "USER": "student", "LOGNAME": "student"}
+    torch.set_num_threads(1)
+    leave_out_the_compiler()
 
+
+def _child(job: int, results: int, settings: dict[str, Any]) -> int:
+    """Run one job in this fresh process; its exit code."""
+    if hasattr(os, "setsid"):
+        os.setsid()
+    with os.fdopen(job, "rb") as file:
+        (job_message,) = Reader().feed(file.read())
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in {0, 1, 2} - {nothing}:  # a flood of output goes nowhere
+        os.dup2(nothing, stream)
+    os.closerange(3, results)
+    os.closerange(results + 1, 1 << 16)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    limit(settings["memory"], settings["cpu_seconds"])
+    folder = settings["folder"]
+    os.chdir(folder)
+    os.environ |= {"HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder}
+    tempfile.tempdir = folder
+    unconfined = confine([path for answer in job_message.answers for path in answer.folders], folder)
+    if "files" in unconfined and settings["must_confine"]:
+        return NOT_CONFINED
+    prctl(PR_SET_PDEATHSIG, 9)  # after the new namespace, which forgets it
     mine = os.getpid()
 
     def send(message: Any) -> None:
@@ -74,74 +99,72 @@ def _child(job: int, results: int, limits: dict[str, Any]) -> None:
         while view:
             view = view[os.write(results, view) :]
 
-    work(job_message, send)
+    work(job_message, send, unconfined)
+    return 0
 
 
-def serve(control: socket.socket) -> None:
-    """Fork a child for each job that arrives, until the other side closes."""
+def once(settings: str) -> None:
+    """The plain way, where there is no fork: one job from standard input, its results to standard output."""
+    _prepare()
+    status = 1
+    try:
+        os.write(1, b"R")
+        status = _child(0, os.dup(1), json.loads(settings))
+    finally:
+        os._exit(status)
+
+
+def serve(number: str) -> None:
+    """Fork a child for each job that arrives through the socket of that number, until it is closed."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prepare()
+    control = socket.socket(fileno=int(number))
+    gc.freeze()  # what is here already is no garbage, and not the answers' to find
     control.sendall(b"R")
     while True:
         header, fds, _, _ = socket.recv_fds(control, 4096, 2)
         if not header:
             return
-        # An order to kill what had ended by itself comes late, and means nothing any more.
-        header = header.lstrip(b"K")
-        if not header:
-            continue
-        limits = json.loads(header)
-        for name in limits.pop("warm", []):
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
-        limits["folder"] = tempfile.mkdtemp(prefix="answer-")
+        if header == b"K":
+            continue  # an order to kill what had ended by itself comes late
+        status = _supervised(control, fds, json.loads(header))
+        if status is None:
+            return
+        control.sendall(b"%d" % status)
+
+
+def _supervised(control: socket.socket, fds: list[int], settings: dict[str, Any]) -> int | None:
+    """How a child ended that made the job; None when nobody waits for it any more."""
+    for name in settings["warm"]:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    inherited = memory_of(os.getpid())
+    status, gone, looked = None, False, time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as folder:
         child = os.fork()
         if child == 0:
-            status = 1
+            code = 1
             try:
-                control.close()
                 job, results = fds
-                _child(job, results, limits)
-                status = 0
+                code = _child(job, results, {**settings, "folder": folder})
             finally:
-                os._exit(status)
+                os._exit(code)
         for fd in fds:
             os.close(fd)
-        status, ended = 0, False
-        looked = time.monotonic()
-        while not ended:
-            if time.monotonic() - looked > 0.05:
-                looked = time.monotonic()
-                if len(descendants(os.getpid())) > MOST_PROCESSES:
-                    kill_tree(child)
-                    status = TOO_MANY_PROCESSES
-                    break
-            ready, _, _ = select.select([control], [], [], 0.004)
-            if ready:  # either "kill it" or the other side is gone
+        while status is None and not gone:
+            if select.select([control], [], [], 0.004)[0]:  # either "kill it" or the other side is gone
                 gone = not control.recv(1)
-                kill_tree(child)
-                shutil.rmtree(limits["folder"], ignore_errors=True)
-                if gone:
-                    return
-                status, ended = -signal.SIGKILL, True
-                break
-            try:
-                # Orphans of the child are waited for too, so that they do not pile up.
-                pid, raw = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                pid, raw = child, 0
-            if pid == child:
-                status, ended = os.waitstatus_to_exitcode(raw), True
-                kill_tree(child)
-        shutil.rmtree(limits["folder"], ignore_errors=True)
-        control.sendall(json.dumps(status).encode() + b"\n")
-
-
-def main(number: int) -> None:
-    """Serve the socket of that number."""
-    sys.meta_path.insert(0, NoRegard())
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    import torch
-
-    torch.set_num_threads(1)
-    # The first operation on the meta device loads much of torch: once here, not in each child.
-    torch.softmax(torch.empty(2, device="meta") + 1, 0)
-    serve(socket.socket(fileno=number))
+                status = -signal.SIGKILL
+            # Orphans of the child are waited for too, so that they do not pile up.
+            while status is None and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == child:
+                    status = os.waitstatus_to_exitcode(ended[1])
+            if status is None and time.monotonic() - looked > 0.05:
+                below = descendants(os.getpid())
+                if len(below) > MOST_PROCESSES:
+                    status = TOO_MANY_PROCESSES
+                elif sum(max(0, memory_of(pid) - inherited) for pid in below) > settings["memory"]:
+                    status = TOO_MUCH_MEMORY
+                looked = time.monotonic()
+        kill_children()
+    return None if gone else status

@@ -7,7 +7,6 @@ import re
 from xml.etree import ElementTree
 
 from regard.checking.check import Result
-from regard.checking.judge import Check
 
 # What XML 1.0 cannot hold, even escaped.
 UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -32,7 +31,7 @@ def junit(results: list[Result]) -> str:
                 suite, "testcase", classname=_clean(result.exercise or result.file), name=_clean(check.name)
             )
             if not check.passed:
-                told = _clean(_told(check))
+                told = _clean(check.told)
                 failure = ElementTree.SubElement(case, "failure", message=told, type=check.kind)
                 failure.text = _clean(" ".join([told, *(each.sentence for each in result.mistakes)]))
         lines = [*result.conventions, *result.notes]
@@ -49,7 +48,7 @@ def gradescope(results: list[Result], points: float = 10.0) -> str:
         most = points / max(1, len(result.checks))
         named = " ".join(each.sentence for each in result.mistakes)
         for check in result.checks:
-            output = "" if check.passed else _told(check)
+            output = "" if check.passed else check.told
             if named and not check.passed and not check.hidden:
                 output = f"{output} {named}".strip()
             tests.append(
@@ -71,10 +70,6 @@ def gradescope(results: list[Result], points: float = 10.0) -> str:
         "tests": tests,
     }
     return json.dumps(page, indent=1) + "\n"
-
-
-def _told(check: Check) -> str:
-    return "a hidden check failed" if check.hidden else check.message
 
 
 def _clean(text: str) -> str:

@@ -14,54 +14,58 @@ from torch import Tensor
 from regard.checking.author import Proof
 from regard.checking.check import Result
 from regard.checking.compare import Difference
-from regard.checking.judge import NOT_TRIED
+from regard.checking.judge import Check
 
 MOST_CELLS = 64
+MOST_NAMES = 3  # of checks that fail in the same way
 
 
 def print_result(console: Console, result: Result, known: Collection[str] = ()) -> None:
-    """One exercise of one file: the mistake first, then the checks, then the numbers.
+    """One exercise of one file, in one line if it passed: else its mistake, its smallest case, what failed.
 
     `known` are notes on the file that another of its exercises has told already.
     """
-    word = "[green]passed[/green]" if result.passed else "[red]not yet[/red]"
-    title = result.exercise or "no exercise"
-    console.print(f"\n[b]{escape(title)}[/b]  {word}  [dim]{escape(result.file)}[/dim]")
-    for each in result.mistakes:
-        console.print(Text(f"  {each.sentence}", style="yellow"))
-    failed: dict[str, list[str]] = {}  # message -> the checks that say so
-    for check in result.checks:
-        if not check.passed:
-            kind = "" if check.kind == "wrong" or check.message == NOT_TRIED else f" ({check.kind})"
-            failed.setdefault("a hidden check" if check.hidden else check.message, []).append(
-                check.name + kind
-            )
-    for text, checks in failed.items():
-        console.print(Text.assemble(("  ✗ ", "red"), (", ".join(checks), "bold"), f": {text}"))
     n_passed = sum(check.passed for check in result.checks)
-    if n_passed:
-        names = ", ".join(check.name for check in result.checks if check.passed)
-        console.print(
-            Text.assemble(("  ✓ ", "green"), f"{n_passed} of {len(result.checks)}: {names}"), style="dim"
-        )
+    mark = ("✓ ", "green") if result.passed else ("✗ ", "red")
+    count = f"{n_passed} checks" if result.passed else f"{n_passed} of {len(result.checks)} checks"
+    title = (result.exercise or "no exercise", "bold")
+    console.print(Text.assemble(mark, title, f"  {count}  ", (result.file, "dim")))
+    for named in result.mistakes:
+        console.print(Text(f"  {named.sentence}", style="yellow"))
+    _print_smallest(console, result)
+    for kind, checks in _by_kind(result).items():
+        names = ", ".join(check.name for check in checks[:MOST_NAMES])
+        more = f" and {len(checks) - MOST_NAMES} more" if len(checks) > MOST_NAMES else ""
+        about = f" ({kind})" if kind in ("fragile", "train mode", "wasteful") else ""
+        console.print(Text.assemble(("  ✗ ", "red"), (names, "bold"), f"{more}{about}: {checks[0].told}"))
+    untried = [check for check in result.checks if not check.tried]
+    if untried:
+        console.print(Text(f"  {len(untried)} checks were {untried[0].message}", style="dim"))
     for note in result.conventions:
         console.print(Text(f"  Another convention: {note}", style="cyan"))
     for note in result.notes:
-        if note in known:
-            continue
-        console.print(Text(f"  Note: {note}", style="dim"))
-    shown = next(
-        (
-            each
-            for each in result.checks
-            if each.difference and each.difference.wrong is not None and not each.hidden
-        ),
-        None,
-    )
-    if shown is not None and shown.difference is not None:
-        sizes = ", ".join(f"{word} {size}" for word, size in shown.sizes.items())
-        console.print(f"  The smallest case of [b]{escape(shown.name)}[/b] that fails ({escape(sizes)}):")
-        _print_difference(console, shown.difference)
+        if note not in known:
+            console.print(Text(f"  Note: {note}", style="dim"))
+
+
+def _by_kind(result: Result) -> dict[str, list[Check]]:
+    """The checks that failed, by what that means: one line for each tells more than one for each check."""
+    kinds: dict[str, list[Check]] = {}
+    for check in result.checks:
+        if not check.passed and check.tried:
+            kind = "hidden" if check.hidden else "without a result" if check.whole else check.kind
+            kinds.setdefault(kind, []).append(check)
+    return kinds
+
+
+def _print_smallest(console: Console, result: Result) -> None:
+    """The smallest case that fails, as expected and as it is."""
+    for check in result.checks:
+        if check.difference is not None and check.difference.wrong is not None and not check.hidden:
+            sizes = ", ".join(f"{word} {size}" for word, size in check.sizes.items())
+            console.print(f"  The smallest case of [b]{escape(check.name)}[/b] that fails ({escape(sizes)}):")
+            _print_difference(console, check.difference)
+            return
 
 
 def _print_difference(console: Console, difference: Difference) -> None:

@@ -1,0 +1,134 @@
+"""Shuts a process in, on Linux: it reads Python, torch and the answer's folder, and writes to one folder.
+
+Landlock withholds files, a user and network namespace the machine and its network, a filter of system calls
+every socket. All of it also holds for what the process starts, and none of it can be undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import struct
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+REGARD = Path(__file__).resolve().parents[2]
+SYSTEM = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/bin",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/proc/cpuinfo",
+    "/sys/devices/system/cpu",
+)
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+
+# Of <linux/landlock.h>. The numbers of these three calls are the same on every processor.
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+VERSION, PATH_BENEATH = 1, 1
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE, IOCTL_DEV = 1, 2, 4, 8, 1 << 14, 1 << 15
+ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+N_RIGHT = {1: 13, 2: 14, 3: 15, 4: 15}  # by version of Landlock; 16 in later ones
+ALL = (1 << 16) - 1
+
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
+# processor -> its number in <linux/audit.h>, its call `socket`; `io_uring_setup` is 425 on both.
+CALLS = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+IO_URING_SETUP = 425
+
+
+def confine(folders: Iterable[str], writable: str) -> list[str]:
+    """Let this process read Python, torch and `folders` alone; what the system did not withhold, in words."""
+    if sys.platform != "linux":
+        return ["files", "the network"]
+    libc = ctypes.CDLL(None, use_errno=True)
+    separated = libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0
+    files = libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and _landlock(libc, folders, writable)
+    sockets = _without_sockets(libc)
+    return [*([] if files else ["files"]), *([] if separated or sockets else ["the network"])]
+
+
+def landlock_version() -> int:
+    """The version of Landlock that this system has; 0 where it has none."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, int(ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, VERSION)))
+
+
+def _landlock(libc: ctypes.CDLL, folders: Iterable[str], writable: str) -> bool:
+    """Whether files are withheld from now on, all but those that an answer needs."""
+    version = landlock_version()
+    if version < 1:
+        return False
+    handled = (1 << N_RIGHT.get(version, 16)) - 1
+    # TCP, since version 4; signals and abstract sockets to processes outside, since version 6.
+    attributes = struct.pack("QQQ", handled, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
+    ruleset = libc.syscall(CREATE_RULESET, attributes, len(attributes), 0)
+    rules = [
+        *readable([*python_folders(), *SYSTEM, *folders]),
+        *((path, ON_FILES) for path in DEVICES),
+        (writable, ALL),
+    ]
+    failed = 0
+    for path, rights in rules:
+        with contextlib.suppress(OSError):  # what is not there need not be read
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            allowed = rights & handled & (ALL if os.path.isdir(path) else ON_FILES)
+            failed |= libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", allowed, place), 0)
+            os.close(place)
+    failed |= libc.syscall(RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+    return bool(failed == 0)
+
+
+def python_folders() -> list[str]:
+    """The standard library, and where packages are looked for."""
+    paths = sysconfig.get_paths()
+    folders = [path for path in sys.path if os.path.isdir(path)]
+    return [paths["stdlib"], paths["platstdlib"], os.path.join(sys.prefix, "pyvenv.cfg"), *folders]
+
+
+def readable(paths: Iterable[str]) -> list[tuple[str, int]]:
+    """Paths with their rights; of folders around regard, which can solve exercises, everything but that."""
+    copies = (Path(path, "regard").resolve() for path in sys.path)
+    withheld = {REGARD, *(copy for copy in copies if copy.is_dir())}
+    around = {parent for path in withheld for parent in path.parents}
+    rules: dict[str, int] = {}
+    waiting = [Path(path).resolve() for path in paths]
+    while waiting:
+        path = waiting.pop()
+        if path in around:
+            rules[str(path)] = READ_DIR  # names alone
+            with contextlib.suppress(OSError):  # a link may lead anywhere, back to regard too
+                waiting += [entry for entry in path.iterdir() if not entry.is_symlink()]
+        elif not withheld & {path, *path.parents}:
+            rules[str(path)] = READ_DIR | READ_FILE | EXECUTE
+    return list(rules.items())
+
+
+def _without_sockets(libc: ctypes.CDLL) -> bool:
+    """Whether no socket can be made from now on: those of files are withheld by nothing else."""
+    if platform.machine() not in CALLS:
+        return False
+    machine, call = CALLS[platform.machine()]
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    steps = [  # a filter in BPF: code, steps to skip if true, if not, number
+        (load, 0, 0, 4),  # for which processor
+        (equal, 0, 5, machine),
+        (load, 0, 0, 0),  # which call
+        (equal, 3, 0, call),
+        (equal, 2, 0, IO_URING_SETUP),
+        (at_least, 1, 0, 0x40000000),  # the same calls under other numbers
+        (answer, 0, 0, 0x7FFF0000),  # allow
+        (answer, 0, 0, 0x00050000 | 13),  # fail with EACCES
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+    program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code))
+    return bool(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) == 0)

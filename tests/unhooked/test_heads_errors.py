@@ -119,7 +119,7 @@ def test_pruning_again_what_is_gone_is_refused(minilm):
         (((0, 3),), r"different heads from 0 to 2, in order. Got \(0, 3\)"),
         (((1, 0),), "in order. Got"),
         (((1, 1),), "different heads"),
-        (((True,),), "different heads"),
+        (((True,),), "kept_heads must be a whole number"),
     ],
 )
 def test_a_config_lists_heads_that_exist(kept, message):

@@ -15,6 +15,7 @@ of it into bench/results.md.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -33,12 +34,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from mutations import Mutation, mutations
 from timing import write_section
 
+from regard.checking.author import outcomes_of
 from regard.checking.catalogue import ours, pick
 from regard.checking.child.messages import Failure, Outcome
-from regard.checking.naming import Library, best_verdict, named, passing_runs, plain_answer
+from regard.checking.naming import Named, Space, best_verdict, diagnosis, plain_answer
 from regard.checking.plan import Plan
 from regard.checking.runner import Runner
-from regard.checking.spec import Exercise
+from regard.checking.spec import Exercise, Mistake
 
 MOST_MUTATIONS = 60  # of one right variant
 MOST_PAIRS_TRIED = 12
@@ -106,19 +108,19 @@ def measure(exercise: Exercise, runner: Runner, seeds: list[int], with_mutations
     row = Row(exercise.id)
     began = time.perf_counter()
     for seed in seeds:
-        library = Library(Plan(exercise, seed), runner)
-        _right(library, runner, row)
-        _mistakes(library, row)
+        space = Space(Plan(exercise, seed))
+        _right(space.plan, runner, row)
+        _mistakes(space, row)
         if seed == seeds[0]:
-            _pairs(library, row)
+            _pairs(space, row)
     if with_mutations:
         _mutants(exercise, runner, seeds[0], row)
     row.seconds = time.perf_counter() - began
     return row
 
 
-def _right(library: Library, runner: Runner, row: Row) -> None:
-    exercise, plan = library.plan.exercise, library.plan
+def _right(plan: Plan, runner: Runner, row: Row) -> None:
+    exercise = plan.exercise
     job = plan.job([plain_answer(exercise, right.source) for right in exercise.right])
     for right, result in zip(exercise.right, runner.run(job, patient=True), strict=True):
         row.right += 1
@@ -128,36 +130,49 @@ def _right(library: Library, runner: Runner, row: Row) -> None:
             row.notes.append(f"refused: {right.name!r} ({', '.join(sorted(verdict.failed))})")
 
 
-def _mistakes(library: Library, row: Row) -> None:
-    for known in library.singles():
-        (mistake,) = known.mistakes
+def _mistakes(space: Space, row: Row) -> None:
+    """Each mistake whose numbers some call shows; of twins, either name will do."""
+    for mistake in space.mistakes:
+        known = _known(space, mistake)
+        if known is None:
+            continue
         row.mistakes += 1
-        row.caught += bool(known.verdict.failed)
-        if not known.verdict.failed:
-            row.notes.append(f"not caught: {mistake.name!r}")
-            continue
-        if len(passing_runs(library.plan, known.outcomes, known.choices)) == len(library.value_runs):
-            continue
+        row.caught += 1
         row.visible += 1
-        guesses = named(library, known.outcomes, known.choices, known.verdict)
-        right = bool(guesses) and guesses[0].certain and guesses[0].mistakes == (mistake,)
+        right = bool(known) and known[0].certain
         row.named += right
         if not right:
-            told = " and ".join(each.name for each in guesses[0].mistakes) if guesses else "nothing"
-            row.notes.append(f"not named: {mistake.name!r} (told: {told})")
+            row.notes.append(f"not named: {mistake.name!r}")
 
 
-def _pairs(library: Library, row: Row) -> None:
+def _pairs(space: Space, row: Row) -> None:
     """Two mistakes at once, that do not amount to one of them or to a right answer."""
-    some = library.pairs[:: max(1, len(library.pairs) // MOST_PAIRS_TRIED)]
-    for known in library.known(some, library.value_runs):
-        if not known.verdict.failed:
-            continue
-        guesses = named(library, known.outcomes, known.choices, known.verdict)
-        row.pairs += 1
-        told = set(guesses[0].mistakes) if guesses and guesses[0].certain else set()
-        # One of the two may hide the other: then naming it alone is all that can be said.
-        row.pairs_named += bool(told) and told <= set(known.mistakes)
+    pairs = [
+        pair
+        for pair in itertools.combinations(space.mistakes, 2)
+        if not set(pair[0].choices) & set(pair[1].choices)
+    ]
+    for pair in pairs[:: max(1, len(pairs) // MOST_PAIRS_TRIED)]:
+        known = _known(space, *pair)
+        if known is not None:
+            row.pairs += 1
+            # One of the two may hide the other: then naming it alone is all that can be said.
+            made = {choice for mistake in pair for choice in mistake.choices.items()}
+            told = (
+                {choice for mistake in known[0].mistakes for choice in mistake.choices.items()}
+                if known
+                else set()
+            )
+            row.pairs_named += bool(told) and told <= made
+
+
+def _known(space: Space, *mistakes: Mistake) -> tuple[Named, ...] | None:
+    """The names that an answer with these mistakes is given; None where no call shows them."""
+    outcomes = outcomes_of(space, *mistakes)
+    choices, verdict = best_verdict(space.plan, outcomes)
+    if not any(check.difference is not None for check in verdict.checks):
+        return None
+    return diagnosis(space, outcomes, choices, verdict).named
 
 
 def _mutants(exercise: Exercise, runner: Runner, seed: int, row: Row) -> None:
@@ -201,7 +216,7 @@ def times(exercises: list[Exercise]) -> dict[str, tuple[float, float]]:
     answers = [
         (exercise, source)
         for exercise in exercises
-        for source in (exercise.source_of(exercise.mistakes[0]), exercise.right[0].source)
+        for source in (mutations(exercise.right[0].source)[0].source, exercise.right[0].source)
     ]
     with tempfile.TemporaryDirectory() as folder:
 
@@ -230,7 +245,7 @@ def costs() -> None:
         for exercise in exercises
         for source in (
             *(right.source for right in exercise.right),
-            *(exercise.source_of(mistake) for mistake in exercise.mistakes if mistake.edits),
+            *(mutation.source for right in exercise.right for mutation in mutations(right.source)[:8]),
         )
     ]
     with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,7 @@ def test_a_right_answer_passes_every_check(check):
         ("w = torch.softmax(X, -1) * ~hidden; return w", "masked after the softmax"),
         (
             "return torch.softmax(X.masked_fill(hidden, 0), -1) * ~hidden",
-            "hidden scores are set to 0 instead of -inf",
+            "hidden scores are set to 0, and their weights too",
         ),
         (
             "X = torch.where(hidden, X, torch.full_like(X, -torch.inf)); return X.softmax(-1).nan_to_num(0)",
@@ -252,7 +252,15 @@ def test_files_of_all_kinds_give_one_result_each(checker, tmp_path):
     results = list(checker.check_files(paths))
     assert [result.passed for result in results] == [False, False, True]
     assert [result.exercise for result in results] == [None, None, "masked-softmax"]
-    assert set(results[2].as_json()) == {"file", "exercise", "passed", "mistakes", "conventions", "checks"}
+    assert set(results[2].as_json()) == {
+        "file",
+        "exercise",
+        "passed",
+        "mistakes",
+        "nearest",
+        "conventions",
+        "checks",
+    }
 
 
 LAYERS = "self.W_q, self.W_k, self.W_v, self.W_o = (nn.LazyLinear(num_hiddens, bias=bias) for _ in range(4))"

@@ -48,7 +48,7 @@ def test_check_exits_with_what_it_found_and_hints_follow(regard_in, tmp_path):
     assert failed.exit_code == 1
     (result,) = json.loads(failed.stdout)
     assert result["mistakes"] == [{"name": "three times", "hint": "Half too large."}]
-    assert set(result) == {"file", "exercise", "passed", "mistakes", "conventions", "checks"}
+    assert set(result) == {"file", "exercise", "passed", "mistakes", "nearest", "conventions", "checks"}
     assert set(result["checks"][0]) == {"name", "passed", "message"}
 
     hints = [regard_in("hint", "double-it", "--from", "course").stdout.strip() for _ in range(5)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,19 @@ from torch import Tensor
 
 from regard.checking.child.messages import Failure, Outcome
 from regard.checking.child.trees import leaves, mapped
+from regard.checking.forms import Whatever
 from regard.checking.judge import judged
-from regard.checking.naming import Library, best_verdict, named, passing_runs, plain_answer
+from regard.checking.naming import (
+    RAISED,
+    Space,
+    best_verdict,
+    diagnosis,
+    passing_runs,
+    plain_answer,
+)
 from regard.checking.plan import Plan
 from regard.checking.runner import Ran, Runner
-from regard.checking.spec import Exercise
+from regard.checking.spec import Exercise, Mistake
 from regard.checking.trials import Trial
 
 FEWEST_MISTAKES = 8
@@ -72,23 +81,60 @@ def _lines(exercise: Exercise, runner: Runner, seed: int) -> Iterator[Line]:
         failed = _failures(plan, result)
         yield Line(f"the right variant {right.name!r} passes", not failed, failed, "right")
     yield Line("the starter fails", bool(_failures(plan, results[-1])))
-    library = Library(plan, runner)
-    for known in library.singles():
-        (mistake,) = known.mistakes
-        failed_names = sorted(known.verdict.failed)
-        yield Line(
-            f"the mistake {mistake.name!r} is caught", bool(failed_names), ", ".join(failed_names), "caught"
+    yield from _mistakes(plan)
+
+
+def _mistakes(plan: Plan) -> Iterator[Line]:
+    """Each mistake is seen by some call and named by its numbers; checks that are to fail are there.
+
+    Of mistakes that are shared, those that this exercise cannot show are left out of account.
+    """
+    exercise, space = plan.exercise, Space(plan)
+    ours = tomllib.loads(exercise.read("exercise.toml")).get("mistake", {})
+    checks = {item.name for item in plan.checks.items} | {run.kind for run in plan.runs}
+    checks |= {"inputs unchanged", *(["parameters"] if exercise.is_class else [])}
+    for mistake in exercise.mistakes:
+        if mistake.fails:
+            missing = ", ".join(sorted(set(mistake.fails) - checks))
+            if not missing or mistake.name in ours:
+                what = f"the checks that the mistake {mistake.name!r} fails are there"
+                yield Line(what, not missing, f"there is no {missing}", "named, by pattern")
+            continue
+        outcomes = outcomes_of(space, mistake)
+        choices, verdict = best_verdict(plan, outcomes)
+        shown = any(
+            outcomes[run.id].error is None and run.id not in passing_runs(plan, outcomes, choices)
+            for run in space.runs
         )
-        visible = len(passing_runs(plan, known.outcomes, known.choices)) < len(library.value_runs)
-        guesses = named(library, known.outcomes, known.choices, known.verdict)
-        names = [guess.mistakes[0].name for guess in guesses]
-        group = "named, by value" if visible else "named, by pattern"
+        if shown or mistake.name in ours:
+            yield Line(f"the mistake {mistake.name!r} is caught", shown, "no call shows it", "caught")
+        if not shown:
+            continue
+        known = diagnosis(space, outcomes, choices, verdict).named
+        names = [guess.name for guess in known[0].mistakes] if known else []
+        twin = mistake.name not in ours and bool(known) and known[0].certain and not known[0].where
         yield Line(
             f"the mistake {mistake.name!r} is named",
-            names[:1] == [mistake.name],
-            f"named {names[0]!r}" if names and names[0] != mistake.name else "" if names else "no name",
-            group,
+            names == [mistake.name] or twin,
+            f"named {', '.join(names)!r}" if names else "no name",
+            "named, by value",
         )
+
+
+def outcomes_of(space: Space, *mistakes: Mistake) -> dict[int, Outcome]:
+    """What an answer with these mistakes gives, in the calls that tell by their numbers."""
+    outcomes = {run.id: Outcome(error=Failure("missing")) for run in space.plan.runs}
+    for run in space.runs:
+        value = space.raw(run, space.plan.choices()[0], mistakes)
+        if value is RAISED:
+            outcomes[run.id] = Outcome(error=Failure("error", "RuntimeError"))
+        else:
+            outcomes[run.id] = Outcome(value=mapped(value, _anything_else))
+    return outcomes
+
+
+def _anything_else(leaf: Any) -> Any:
+    return torch.zeros(1) if isinstance(leaf, Whatever) else leaf
 
 
 def _failures(plan: Plan, ran: Ran) -> str:

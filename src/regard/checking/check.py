@@ -12,7 +12,7 @@ from typing import Any
 from regard.checking import comments, lending
 from regard.checking.child.messages import Answer, Cell, Loaded, Outcome
 from regard.checking.judge import Check, Verdict, compared, visible, with_weights
-from regard.checking.naming import Library, Named, best_verdict, named
+from regard.checking.naming import Diagnosis, Named, Space, best_verdict, diagnosis
 from regard.checking.plan import Plan, shrunk_plan
 from regard.checking.runner import Runner
 from regard.checking.spec import Exercise
@@ -32,6 +32,7 @@ class Result:
     exercise: str | None
     checks: tuple[Check, ...]
     mistakes: tuple[Named, ...] = ()
+    nearest: str = ""  # what comes nearest, where no known mistake fits
     conventions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was lent, stubbed or skipped
     seed: int = 0
@@ -64,6 +65,7 @@ class Result:
                 for named in self.mistakes
                 for mistake in named.mistakes
             ],
+            "nearest": self.nearest,
             "conventions": [*self.conventions, *self.notes],
             "checks": [
                 {"name": check.name, "passed": check.passed, "message": check.told} for check in self.checks
@@ -86,16 +88,16 @@ class Checker:
         self.exercises, self.runner, self.seed = exercises, runner, seed
         self.comments_count, self.strict = comments_count, strict
         self.lock = threading.Lock()
-        self._libraries: dict[str, Library] = {}
+        self._spaces: dict[str, Space] = {}
 
-    def library(self, exercise: Exercise) -> Library:
-        """The exercise's plan and known mistakes."""
+    def space(self, exercise: Exercise) -> Space:
+        """The exercise's plan and its choices."""
         with self.lock:
-            if exercise.id not in self._libraries:
-                self._libraries[exercise.id] = Library(Plan(exercise, self.seed), self.runner)
-            library = self._libraries[exercise.id]
-            library.plan.expected(library.plan.choices()[0])
-        return library
+            if exercise.id not in self._spaces:
+                self._spaces[exercise.id] = Space(Plan(exercise, self.seed))
+            space = self._spaces[exercise.id]
+            space.plan.expected(space.plan.choices()[0])
+        return space
 
     def check_files(
         self, paths: Iterable[str], only: str | None = None, maybe: Collection[str] = ()
@@ -152,8 +154,8 @@ class Checker:
     def _check(self, submission: Submission, answers: Answered) -> Result:
         began = time.monotonic()
         exercise = answers.exercise
-        library = self.library(exercise)
-        plan = library.plan
+        space = self.space(exercise)
+        plan = space.plan
         answer, notes = message(submission, answers)
         job = plan.job([answer])
         if answer.notes:
@@ -176,12 +178,12 @@ class Checker:
             for convention in exercise.conventions
             if choices[convention.name] != next(iter(convention.choices))
         ]
-        mistakes: list[Named] = []
+        known = Diagnosis()
         checks = verdict.checks
         if verdict.failed:
             outcomes = with_weights(plan, ran.runs)
             if not all(outcomes[run.id].error for run in plan.runs):  # errors alone name nothing
-                mistakes = named(library, outcomes, choices, verdict)
+                known = diagnosis(space, outcomes, choices, verdict)
             # What failed or took long while loading is left out from now on.
             skip = [statement.number for statement in ran.loaded.skipped]
             checks = self._shrunk(plan, replace(answer, skip=skip), verdict, choices)
@@ -194,7 +196,8 @@ class Checker:
         return replace(
             result,
             checks=checks,
-            mistakes=tuple(mistakes),
+            mistakes=known.named,
+            nearest=known.nearest,
             conventions=(*chosen, *verdict.notes),
             notes=tuple(dict.fromkeys(notes)),
             seconds=time.monotonic() - began,

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.attention.shapes import named
 from regard.checking.child.messages import Foreign, Meta, Tree
 from regard.checking.child.trees import leaves
+from regard.checking.forms import Whatever
 
 # Of the largest number expected, or of 1. float64 leaves room for a constant that was computed in float32.
 # Half precision adds its rounding once an operation, over some ten of them.
@@ -87,6 +88,66 @@ def same(first: Tree, second: Tree, tolerance: float) -> bool:
         elif a != b:
             return False
     return True
+
+
+def equal_rows(first: Tree, second: Tree, tolerance: float) -> Tensor:
+    """For each row of `first` (a tensor's last axis, or one number), whether `second` has the same there.
+
+    All are False where the two have not one form; what `second` leaves open, as `Whatever`, is equal.
+
+    >>> equal_rows(torch.eye(2), torch.zeros(2, 2), 1e-3).tolist()
+    [False, False]
+    """
+    rows: list[Tensor] = []
+    _add_rows(rows, first, second, tolerance)
+    return torch.cat(rows) if rows else torch.tensor([_structure(first) == _structure(second)])
+
+
+def _add_rows(rows: list[Tensor], first: Tree, second: Tree, tolerance: float) -> None:
+    if isinstance(second, Whatever):
+        rows += [torch.ones(n_row(leaf), dtype=torch.bool) for _, leaf in leaves(first)]
+    elif isinstance(first, list | tuple | dict):
+        a, b = (list(tree.values()) if isinstance(tree, dict) else tree for tree in (first, second))
+        if (
+            isinstance(b, list | tuple)
+            and len(a) == len(b)
+            and isinstance(first, dict) == isinstance(second, dict)
+        ):
+            for one, other in zip(a, b, strict=True):
+                _add_rows(rows, one, other, tolerance)
+        else:
+            rows += [torch.zeros(n_row(leaf), dtype=torch.bool) for _, leaf in leaves(first)]
+    elif isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape:
+        if _number_kind(first) == _number_kind(second):
+            equal = ~moved(second, first, tolerance)
+            rows.append(equal.all(-1).reshape(-1) if first.dim() else equal.reshape(1))
+        else:
+            rows.append(torch.zeros(n_row(first), dtype=torch.bool))
+    elif not any(isinstance(leaf, list | tuple | dict) or _several(leaf) for leaf in (first, second)):
+        rows.append(torch.tensor([_leaf(second, first, tolerance, (), None) is None]))
+    else:
+        rows.append(torch.zeros(n_row(first), dtype=torch.bool))
+
+
+def apart(first: Tree, second: Tree) -> float:
+    """The mean distance of the numbers of two results of one form; infinite where they have not one."""
+    pairs = list(zip(leaves(first), leaves(second), strict=False))
+    total = count = 0.0
+    for (_, a), (_, b) in pairs:
+        if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
+            return math.inf
+        total += float((a.double() - b.double()).abs().nan_to_num(0.0, 1e3).sum())
+        count += a.numel()
+    return total / max(1.0, count)
+
+
+def _several(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.numel() != 1
+
+
+def n_row(leaf: Any) -> int:
+    """How many rows a leaf of a result has."""
+    return math.prod(leaf.shape[:-1]) if isinstance(leaf, Tensor) else 1
 
 
 def moved(first: Tensor, second: Tensor, tolerance: float) -> Tensor:

@@ -2,13 +2,13 @@
 
 title = "Masked softmax"
 names = ["masked_softmax"]       # what an answer defines
-shared = ["lengths"]             # ../shared/lengths.toml comes first: words, conventions, hints, mistakes
+shared = ["always", "lengths"]   # of ../shared, or of ours: words, conventions, hints, choices, mistakes
 needs = ["rnn-step"]             # exercises whose answers are lent to a file that leaves them out
 drive = "drive.py"               # where one call is not enough
 tolerance = 2.0                  # times the usual one
 
 [right]                          # files of right/, and what is special about each
-flat = "rows made flat"          # the first is what mistakes edit
+flat = "rows made flat"
 
 [words]                          # dimensions of the result; of one of several results by its number
 "" = ["batch", "query", "key"]
@@ -24,8 +24,13 @@ symptom = "The weight lies on the padding."
 place = "Look at the comparison of positions with lengths."
 cause = "True means hidden here, and the comparison is true for the valid keys."
 fix = "Hide the positions at or past the length."
-of = "flat"                      # the right variant that is edited, where it is not the first
-edits = [['>= lens', '< lens']]  # old text, which is there once, and new text
+choice = { polarity = "hides the valid" }   # keywords of the reference that give its numbers
+# or, where numbers are right:
+# fails = { device = "on the CPU" }         # checks that fail, and words of what they say
+
+[choice.polarity]                # place and fix of all mistakes that choose it, where they say none
+place = "..."
+fix = "..."
 """
 
 from __future__ import annotations
@@ -38,7 +43,8 @@ from typing import Any
 from regard.checking.spec import GRADES, Convention, Exercise, Hints, Mistake
 from regard.errors import LoadError
 
-TABLES = ("words", "conventions", "hints", "mistake")  # what exercises may share
+OURS = Path(__file__).parent.parent / "exercises" / "shared"
+TABLES = ("words", "conventions", "hints", "choice", "mistake")  # what exercises may share
 KEYS = ("title", "names", "shared", "needs", "drive", "tolerance", "right", *TABLES)
 
 
@@ -48,9 +54,12 @@ def load_folder(folder: Path) -> Exercise:
     about = _read(path)
     tables: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
     for name in _texts(path, about, "shared"):
-        shared = folder.parent / "shared" / f"{name}.toml"
+        beside = folder.parent / "shared" / f"{name}.toml"
+        shared = beside if beside.exists() else OURS / f"{name}.toml"
         _join(shared, tables, _read(shared))
     _join(path, tables, about)
+    # Of mistakes that give the same numbers the first is named: the exercise's before those that are shared.
+    mistakes = {**about.get("mistake", {}), **tables["mistake"]}
     unknown = sorted(set(about) - set(KEYS))
     if unknown:
         raise LoadError(f"{path}: {', '.join(unknown)}: no such keys. There are: {', '.join(KEYS)}.")
@@ -67,7 +76,7 @@ def load_folder(folder: Path) -> Exercise:
         names=names,
         variants=variants,
         hints=_hints(path, "hints", tables["hints"]),
-        mistakes=tuple(_mistake(path, name, table, variants) for name, table in tables["mistake"].items()),
+        mistakes=tuple(_mistake(path, name, table, tables["choice"]) for name, table in mistakes.items()),
         conventions=tuple(_convention(path, name, table) for name, table in tables["conventions"].items()),
         words={word: _texts(path, tables["words"], word) for word in tables["words"]},
         drive_file=_text(path, "drive", about.get("drive", "")),
@@ -128,15 +137,18 @@ def _convention(path: Path, name: str, table: object) -> Convention:
     return Convention(name, choices)
 
 
-def _mistake(path: Path, name: str, table: object, variants: Mapping[str, str]) -> Mistake:
+def _mistake(path: Path, name: str, table: object, common: Mapping[str, Any]) -> Mistake:
     if not isinstance(table, dict):
         raise LoadError(f"{path}: mistake {name!r} must be a table. Got {table!r}.")
-    hints = _hints(path, f"mistake {name!r}", table)
-    of = _text(path, f"mistake {name!r}: of", table.get("of", ""))
-    if of and of not in variants:
-        raise LoadError(f"{path}: mistake {name!r} edits {of!r}. Right variants are: {', '.join(variants)}.")
-    edits = table.get("edits")
-    pairs = isinstance(edits, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in edits)
-    if not pairs or not edits or not all(isinstance(text, str) for pair in edits for text in pair):
-        raise LoadError(f"{path}: mistake {name!r} needs edits = [['old', 'new'], ...]. Got {edits!r}.")
-    return Mistake(name, hints, tuple((old, new) for old, new in edits), of)
+    unknown = sorted(set(table) - {*GRADES, "choice", "fails"})
+    if unknown or ("choice" in table) == ("fails" in table):
+        raise LoadError(
+            f"{path}: mistake {name!r} needs {', '.join(GRADES)} and either choice = {{...}} or "
+            f"fails = {{...}}. Got: {', '.join(table)}."
+        )
+    choices = _strings(path, f"mistake {name!r}: choice", table.get("choice", {}))
+    fails = _strings(path, f"mistake {name!r}: fails", table.get("fails", {}))
+    hints: dict[str, Any] = {}
+    for choice in choices:
+        hints = {**_strings(path, f"choice.{choice}", common.get(choice, {})), **hints}
+    return Mistake(name, _hints(path, f"mistake {name!r}", {**hints, **table}), choices, fails)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.checking.child.messages import Answer, Call, Job, Order
 from regard.checking.child.trees import leaves, mapped
+from regard.checking.compare import same
 from regard.checking.spec import Exercise
 from regard.checking.trials import Case, Draw, Impossible, Probe, Trial
 from regard.errors import ArgumentError, RegardError
@@ -64,6 +65,7 @@ class Plan:
         self.cases: list[Case] = []
         self.runs: list[Run] = []
         self._expected: dict[tuple[str, ...], dict[int, Expected]] = {}
+        self._told_apart: list[dict[str, str]] = []
         self._factors: dict[int, list[dict[str, Tensor]]] = {}
         self.checks = exercise.checks
         for trial in () if empty else self.checks.trials:
@@ -104,6 +106,24 @@ class Plan:
             dict(zip([convention.name for convention in conventions], combination, strict=True))
             for combination in itertools.product(*(convention.choices for convention in conventions))
         ]
+
+    def told_apart(self) -> list[dict[str, str]]:
+        """The combinations whose results differ in some call from those of every one before."""
+        if not self._told_apart:
+            results: list[list[Any]] = []
+            for choices in self.choices():
+                with torch.no_grad():
+                    given = [
+                        None
+                        if isinstance(run.item, Trial) and run.item.raises
+                        else self.checks.reference(self.cases[run.case], **choices)
+                        for run in self.runs
+                        if run.kind in ("value", "probe")
+                    ]
+                if not any(same(given, other, 1e-9) for other in results):
+                    results.append(given)
+                    self._told_apart.append(choices)
+        return self._told_apart
 
     def expected(self, choices: Mapping[str, str]) -> dict[int, Expected]:
         """What each run must give, by its id."""

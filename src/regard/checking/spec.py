@@ -59,12 +59,16 @@ class Right:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A small wrong version: edits of a right variant. Of the four `hints` the first tells the least."""
+    """A way to be wrong that has a name. Of the four `hints` the first tells the least.
+
+    Its `choices` make the reference give its numbers. Where numbers cannot show it, `fails` has the checks
+    that fail, each with words of what they say.
+    """
 
     name: str
     hints: Hints
-    edits: tuple[tuple[str, str], ...]
-    of: str = ""  # the file of the right variant that is edited; the first unless it is named
+    choices: Mapping[str, str] = field(default_factory=dict)
+    fails: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,19 +153,3 @@ class Exercise:
             and any(argument.arg == "bias" for argument in part.args.args)
             for part in self.definitions[self.names[0]].body
         )
-
-    def source_of(self, *mistakes: Mistake) -> str:
-        """The wrong version: all edits of the given mistakes, which must edit the same right variant."""
-        files = list(self.variants)
-        (number,) = {files.index(mistake.of) if mistake.of else 0 for mistake in mistakes}
-        right = self.right[number]
-        source = right.source
-        for mistake in mistakes:
-            for old, new in mistake.edits:
-                if source.count(old) != 1:
-                    raise ArgumentError(
-                        f"{self.id}: an edit of mistake {mistake.name!r} must match once in right variant "
-                        f"{right.name!r}. {old!r} is there {source.count(old)} times."
-                    )
-                source = source.replace(old, new)
-        return source

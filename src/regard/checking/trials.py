@@ -23,7 +23,19 @@ from torch import Tensor
 from regard.checking.child.messages import Code
 from regard.errors import LoadError
 
-__all__ = ["ANYTHING", "Case", "Checks", "Code", "Draw", "Impossible", "Kind", "Probe", "Trial", "load"]
+__all__ = [
+    "ANYTHING",
+    "Case",
+    "Checks",
+    "Code",
+    "Draw",
+    "Impossible",
+    "Kind",
+    "Probe",
+    "Trial",
+    "load",
+    "made",
+]
 
 Kind = Literal["wrong", "fragile", "train mode", "wasteful"]
 OURS = Path(__file__).parent.parent / "exercises"
@@ -138,6 +150,11 @@ class Checks:
     def items(self) -> list[Trial | Probe]:
         """Trials, then probes."""
         return [*self.trials, *self.probes]
+
+
+def made(options: Mapping[str, Callable[[], Tensor]], choice: str) -> Tensor:
+    """What is chosen among the options of a decision; the others are not computed."""
+    return options[choice]()
 
 
 def load(folder: Path) -> Checks:

@@ -32,6 +32,8 @@ def print_result(console: Console, result: Result, known: Collection[str] = ()) 
     console.print(Text.assemble(mark, title, f"  {count}  ", (result.file, "dim")))
     for named in result.mistakes:
         console.print(Text(f"  {named.sentence}", style="yellow"))
+    if result.nearest:
+        console.print(Text(f"  {result.nearest}", style="yellow"))
     _print_smallest(console, result)
     for kind, checks in _by_kind(result).items():
         names = ", ".join(check.name for check in checks[:MOST_NAMES])

@@ -2,41 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from regard.attention import softmax as attention
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend
-from regard.attention.visibility import Visibility
-from regard.checking.trials import ANYTHING, Case, Draw, Probe, Trial
+from regard.checking.trials import ANYTHING, Case, Draw, Probe, Trial, made
+from regard.exercises.shared import attention
+from regard.exercises.shared.attention import opened, past_lengths, weighed
 from regard.exercises.shared.lengths import (
     DROPOUT,
     drops_something,
     drops_weights,
     identity_values,
     lengths_of,
-    with_empty_rows,
 )
+from regard.exercises.shared.recurrent import ACTIVATIONS
 
 
-def reference(case: Case, *, empty_row: str = "zeros", returns: str = "output") -> Tensor | None:
-    """Our own attention as one head, with additive scores."""
+@dataclass(frozen=True)
+class Choices(attention.Choices):
+    """What attention decides after its scores, and how they are made here."""
+
+    returns: str = "output"
+    activation: str = "tanh"
+    pairs: str = "added"
+    by: str = "w_v"
+
+
+def scored(c: Choices, q: Tensor, k: Tensor, w_v: Tensor) -> Tensor:
+    """Scores (batch, 1, query, key) of projected queries and keys."""
+    act = ACTIVATIONS[c.activation]
+    each_q, each_k = q[:, :, None], k[:, None]
+    features = made(
+        {
+            "added": lambda: act(each_q + each_k),
+            "multiplied": lambda: act(each_q * each_k),
+            "subtracted": lambda: act(each_q - each_k),
+            "tanh of each": lambda: act(each_q) + act(each_k),
+            "keys with queries": lambda: act(q[:, None] + k[:, :, None]),
+        },
+        c.pairs,
+    )
+    root = q.shape[-1] ** 0.5
+    scores = made(
+        {
+            "w_v": lambda: features @ w_v,
+            "tanh after w_v": lambda: act((each_q + each_k) @ w_v),
+            "w_v over the root of num_hiddens": lambda: features @ w_v / root,
+            "a sum": lambda: features.sum(-1),
+            "a mean": lambda: features.mean(-1),
+            "dot products": lambda: q @ k.transpose(1, 2),
+            "scaled dot products": lambda: q @ k.transpose(1, 2) / root,
+        },
+        c.by,
+    )
+    return scores[:, None]
+
+
+def reference(case: Case, **choices: str) -> Tensor | None:
+    """The output, or the weights where they are returned."""
+    c = Choices(**choices)
     what, queries, keys, values, lengths = case.args
-    q, k = linear(queries, case.weights["W_q.weight"]), linear(keys, case.weights["W_k.weight"])
-    rule = ScoreRule(additive=case.weights["w_v.weight"][0], visible=Visibility(lengths=lengths))
-    q, k = q[:, None], k[:, None]
+    w_q, w_k, w_v = (case.weights[f"{name}.weight"] for name in ("W_q", "W_k", "w_v"))
+    by = {"q": w_q, "k": w_k}
+    scores = scored(c, linear(queries, by[c.query_by]), linear(keys, by[c.key_by]), w_v[0])
+    hidden = past_lengths(lengths, scores, c)
+    weights = weighed(scores, hidden, c)[:, 0]
+    output = (weights.transpose(1, 2) if c.weights == "transposed" else weights) @ (
+        keys if c.value_from == "keys" else values
+    )
     if what == "weights":
-        return None if returns == "output" else attention.weights(q, k, rule)[:, 0]
-    output = attend(q, k, values[:, None], rule).out[:, 0]
+        return None if c.returns == "output" else weights
     if case.train:  # the judge of dropout says more than a comparison
         return torch.full_like(output, ANYTHING)
-    if lengths is None:
-        return output
-    return with_empty_rows(output, values.mean(1, keepdim=True), lengths, empty_row)
+    return opened(output, hidden, c)
 
 
 def layer(draw: Draw, *, dropout: float = 0.0, train: bool = False) -> Case:

@@ -2,29 +2,71 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Trial
-from regard.decoding.loop import generate
-from regard.exercises.shared.search import Hypothesis, Stepped, Table, as_tokens, chosen, whole
+from regard.exercises.shared.search import Hypothesis, Table, as_tokens, chosen, given_to_step
 
 
-def reference(case: Case, *, start: str = "with", end: str = "with") -> tuple[list[int], float]:
-    """Our own decoder without a length penalty, with the step function as its model."""
-    step, first, last, beam_size, max_new = case.args
-    found = generate(
-        Stepped(step.value()),
-        torch.tensor([[first]]),
-        max_new=max_new,
-        stop=[last],
-        n_beam=beam_size,
-        length_penalty=0.0,
-    )
-    return whole(case, found.tokens[0], last, max_new, start, end), found.log_probabilities[0]
+def reference(
+    case: Case,
+    *,
+    start: str = "with",
+    end: str = "with",
+    adds: str = "log-probabilities",
+    keeps: str = "the best",
+    ends: str = "at end",
+    count: str = "max_new",
+    given: str = "all",
+    wins: str = "the best",
+    score: str = "the sum",
+) -> tuple[list[int], float]:
+    """The best sequence and its score."""
+    code, first, last, beam_size, max_new = case.args
+    step = code.value()
+    live: list[tuple[list[int], float]] = [([first], 0.0)]
+    done: list[tuple[list[int], float]] = []
+    width = {"1": 1, "one more": beam_size + 1, "70": 70}.get(keeps, beam_size)
+    for _ in range(max_new + {"one more": 1, "one less": -1}.get(count, 0)):
+        grown = []
+        for tokens, so_far in live:
+            logits = step(given_to_step(tokens, given))
+            values = {"logits": logits, "probabilities": logits.softmax(-1)}.get(adds, logits.log_softmax(-1))
+            base = 0.0 if adds == "the last alone" else so_far
+            for token, value in enumerate(values.tolist()):
+                free = adds == "not that of the end" and token == last
+                grown.append(([*tokens, token], base + (0.0 if free else value)))
+        grown.sort(key=lambda pair: pair[1], reverse=keeps != "the worst")
+        if keeps == "one of each":
+            best_of: dict[Any, tuple[list[int], float]] = {}
+            for pair in grown:
+                best_of.setdefault(tuple(pair[0][:-1]) if len(live) > 1 else pair[0][-1], pair)
+            grown = list(best_of.values())
+        kept = grown[:width]
+        done += [pair for pair in kept if ends != "never" and pair[0][-1] == last]
+        live = [pair for pair in kept if ends == "never" or pair[0][-1] != last]
+        if not live or (ends == "all at the first" and done):
+            break
+    choice = live or done if wins == "an unfinished one" else done + live
+    if ends == "all at the first":
+        choice = done or live
+    keys: dict[str, Callable[[tuple[list[int], float]], Any]] = {
+        "the longest": lambda pair: (len(pair[0]), pair[1]),
+        "the best mean": lambda pair: pair[1] / max(1, len(pair[0]) - 1),
+    }
+    tokens, total = max(choice, key=keys.get(wins, lambda pair: pair[1]))
+    shown = {
+        "a mean": total / max(1, len(tokens) - 1),
+        "a probability": math.exp(min(total, 50.0)),
+        "a loss": -total,
+    }
+    if end == "without" and len(tokens) > 1 and tokens[-1] == last:
+        tokens = tokens[:-1]
+    return (tokens if start == "with" else tokens[1:]), shown.get(score, total)
 
 
 def view(case: Case, result: Any) -> tuple[list[int], float]:

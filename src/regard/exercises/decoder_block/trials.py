@@ -6,15 +6,27 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.attention.visibility import Visibility
 from regard.checking.trials import Case, Draw, Probe, Trial
-from regard.exercises.shared.blocks import DROPOUT_PROBES, SIZES, block, inputs, neighbour_changed, our_block
+from regard.exercises.shared.attention import future
+from regard.exercises.shared.blocks import (
+    DROPOUT_PROBES,
+    SIZES,
+    Choices,
+    Reference,
+    block,
+    inputs,
+    neighbour_changed,
+)
 
 
-def reference(case: Case, *, norm: str = "before", gelu: str = "exact") -> Tensor:
-    """Our own block."""
-    activation = "gelu" if gelu == "exact" else "gelu_tanh"
-    return our_block(case, Visibility(), causal=True, norm_first=norm == "before", activation=activation)
+def reference(
+    case: Case, *, norm: str = "before", gelu: str = "exact", activation: str = "gelu", **choices: str
+) -> Tensor:
+    """The block's output."""
+    if activation == "gelu" and gelu == "tanh":
+        activation = "gelu by tanh"
+    c = Choices(norm=norm, activation=activation, **choices)
+    return Reference(case, c, lambda scores: future(scores, True, c))(case.args[0])
 
 
 def plain(draw: Draw, **kwargs: Any) -> Case:

@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention import softmax as attention
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend
-from regard.attention.visibility import Visibility
 from regard.checking.trials import ANYTHING, Case, Draw, Probe, Trial
+from regard.exercises.shared import attention
+from regard.exercises.shared.attention import attended, opened, past_lengths
 from regard.exercises.shared.lengths import (
     DROPOUT,
     drops_something,
     drops_weights,
     identity_values,
     lengths_of,
-    with_empty_rows,
 )
 
 
-def reference(
-    case: Case, *, empty_row: str = "zeros", returned: str = "before dropout"
-) -> tuple[Tensor, Tensor]:
-    """Our own attention as one head; with all weights dropped, any output will do."""
-    queries, keys, values = (x[:, None] for x in case.args[:3])
+@dataclass(frozen=True)
+class Choices(attention.Choices):
+    """Attention of one head, and what is returned."""
+
+    returned: str = "before dropout"
+    beside: str = "weights"
+
+
+def reference(case: Case, **choices: str) -> tuple[Tensor, Tensor]:
+    """Output and weights; with all weights dropped, any output will do."""
+    c = Choices(**choices)
+    given = dict(zip(("queries", "keys", "values"), case.args, strict=True))
     lengths = case.kwargs.get("valid_lens")
-    rule = ScoreRule(visible=Visibility(lengths=lengths))
-    output, weights = (
-        attend(queries, keys, values, rule).out[:, 0],
-        attention.weights(queries, keys, rule)[:, 0],
-    )
-    if lengths is not None:
-        output = with_empty_rows(output, case.args[2].mean(1, keepdim=True), lengths, empty_row)
-        weights = with_empty_rows(weights, torch.full_like(weights, 1 / keys.shape[2]), lengths, empty_row)
+    q, k, v = (given[name][:, None] for name in (c.query_from, c.key_from, c.value_from))
+    heads, weights, scores = attended(c, q, k, v, lambda scores: past_lengths(lengths, scores, c))
+    hidden = past_lengths(lengths, scores, c)
+    output, beside = opened(heads[:, 0], hidden, c), opened(weights[:, 0], hidden, c)
     if case.train:  # everything is dropped; a dropout written by hand divides 0 by 0
         output = torch.full_like(output, ANYTHING)
-        weights = weights if returned == "before dropout" else torch.zeros_like(weights)
-    return output, weights
+        beside = beside if c.returned == "before dropout" else torch.zeros_like(beside)
+    return output, scores[:, 0] if c.beside == "scores" else beside
 
 
 def inputs(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:

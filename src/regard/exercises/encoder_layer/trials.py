@@ -7,16 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.visibility import Visibility
 from regard.checking.trials import Case, Draw, Probe, Trial
-from regard.exercises.shared.blocks import DROPOUT_PROBES, SIZES, block, inputs, neighbour_changed, our_block
+from regard.exercises.shared.attention import past_lengths
+from regard.exercises.shared.blocks import (
+    DROPOUT_PROBES,
+    SIZES,
+    Choices,
+    Reference,
+    block,
+    inputs,
+    neighbour_changed,
+)
 
 
-def reference(case: Case, *, norm: str = "after") -> Tensor:
-    """Our own block."""
-    lens = case.kwargs.get("valid_lens")
-    visible = Visibility() if lens is None else Visibility(lengths=lens)
-    return our_block(case, visible, causal=False, norm_first=norm == "before", activation="relu")
+def reference(case: Case, *, norm: str = "after", activation: str = "relu", **choices: str) -> Tensor:
+    """The layer's output."""
+    c = Choices(norm=norm, activation=activation, **choices)
+    lengths = case.kwargs.get("valid_lens")
+    out = Reference(case, c, lambda scores: past_lengths(lengths, scores, c))(case.args[0])
+    if c.padding == "zeroed" and lengths is not None:
+        out = out * (torch.arange(out.shape[1]) < lengths[:, None])[..., None]
+    return out
 
 
 def unpadded(draw: Draw, **kwargs: Any) -> Case:

@@ -6,20 +6,54 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Trial
-from regard.decoding.loop import generate
-from regard.exercises.shared.search import Stepped, Table, as_tokens, chosen, whole
+from regard.exercises.shared.search import Table, as_tokens, chosen, given_to_step
 
 
-def reference(case: Case, *, start: str = "with", end: str = "with") -> list[int]:
-    """Our own decoder, with the step function as its model."""
-    step, first, last, max_new = case.args
-    found = generate(Stepped(step.value()), torch.tensor([[first]]), max_new=max_new, stop=[last])
-    return whole(case, found.tokens[0], last, max_new, start, end)
+def reference(
+    case: Case,
+    *,
+    start: str = "with",
+    end: str = "with",
+    stops: str = "at end",
+    count: str = "max_new",
+    takes: str = "the likeliest",
+    given: str = "all",
+    returned: str = "a list",
+) -> Any:
+    """The tokens, with start and end token as the conventions say."""
+    code, first, last, max_new = case.args
+    step, tokens = code.value(), [first]
+    for _ in range(max_new + {"one more": 1, "one less": -1}.get(count, 0)):
+        logits = step(given_to_step(tokens, given)).tolist()
+        for forbidden, token in (("not the end", last), ("not the start", first)):
+            if takes == forbidden:
+                logits[token] = -100.0
+        ranked = sorted(range(len(logits)), key=lambda token: -logits[token])
+        token = {
+            "the least likely": ranked[-1],
+            "the second": ranked[1],
+            "the logit": abs(int(max(logits))) % len(logits),
+        }.get(takes, ranked[0])
+        if stops == "at a repeat" and token in tokens:
+            break
+        tokens.append(token)
+        if stops != "never" and token == (first if stops == "at start" else last):
+            break
+    if returned == "the last":
+        return tokens[-1:]
+    if returned == "a tensor":
+        return torch.tensor(tokens)
+    if end == "without" and len(tokens) > 1 and tokens[-1] == last:
+        tokens = tokens[:-1]
+    return tokens if start == "with" else tokens[1:]
 
 
 def view(case: Case, result: Any) -> list[int]:
+    if isinstance(result, Tensor):
+        raise TypeError("a list of tokens is wanted, not a tensor")
     return as_tokens(result)
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.feature_maps import FeatureMap
-from regard.attention.linear import attend_linear
-from regard.checking.trials import Case, Code, Draw, Probe, Trial
+from regard.checking.trials import Case, Code, Draw, Probe, Trial, made
+from regard.exercises.shared import attention
 
 ELU = Code("lambda x: torch.nn.functional.elu(x) + 1")
 
@@ -22,25 +21,55 @@ SPLIT = Code("lambda x: torch.cat([torch.relu(x) + 0.5, torch.relu(-x) + 0.5], d
 EXP = Code("lambda x: torch.exp(x / 2)")
 
 
-class Given(FeatureMap):
-    """Our linear attention's view of a function given as an argument."""
-
-    def __init__(self, function: Any) -> None:
-        object.__setattr__(self, "function", function)
-
-    def phi(self, x: Tensor) -> Tensor:
-        features: Tensor = self.function(x)  # type: ignore[attr-defined]
-        return features
-
-    def dim(self, qk_dim: int) -> int:
-        return int(self.phi(torch.zeros(1, qk_dim)).shape[-1])
-
-
-def reference(case: Case) -> Tensor:
-    """Our linear attention, of one head of one sequence."""
-    *inputs, phi = case.args
-    q, k, v = (x[None, None] for x in inputs)
-    return attend_linear(q, k, v, Given(phi.value()), causal=case.kwargs.get("causal", False)).out[0, 0]
+def reference(
+    case: Case,
+    *,
+    phi: str = "of both",
+    causal: str = "hides the future",
+    above: str = "products of features",
+    below: str = "their sum",
+) -> Tensor:
+    """The average of the values by products of features, from the whole table of them."""
+    queries, keys, values, code = case.args
+    features, n = code.value(), len(queries)
+    fq = queries if phi in ("of keys", "of nothing") else features(queries)
+    fk = keys if phi in ("of queries", "of nothing") else features(keys)
+    table = features(queries @ keys.T)[:, :n] if phi == "of the product" else fq @ fk.T
+    asked = bool(case.kwargs.get("causal", False))
+    hidden = attention.future(table, asked, attention.Choices(causal=causal))
+    seen = table if hidden is None else table.masked_fill(hidden, 0.0)
+    if above in ("softmax attention", "scaled softmax attention", "softmax of features"):
+        scores = table if above == "softmax of features" else queries @ keys.T
+        scores = scores / (queries.shape[1] ** 0.5 if above == "scaled softmax attention" else 1.0)
+        weights: Tensor = (scores if hidden is None else scores.masked_fill(hidden, -torch.inf)).softmax(-1)
+        return torch.matmul(weights, values)
+    if above == "softmax features":
+        if hidden is not None:
+            raise ValueError("not causal")
+        mixed: Tensor = fk.softmax(0).T @ values
+        return torch.softmax(fq, -1) @ mixed
+    top, total = seen @ values, seen.sum(-1, keepdim=True)
+    if below == "along the columns" and values.shape[1] != n:
+        raise ValueError("as many values as positions")
+    bottom = made(
+        {
+            "their sum": lambda: total,
+            "nothing": lambda: torch.ones_like(total),
+            "the length": lambda: torch.full_like(total, n),
+            "all keys": lambda: table.sum(-1, keepdim=True),
+            "sums of features": lambda: fk.sum(),
+            "its root": lambda: total.sqrt(),
+            "over queries": lambda: seen.sum(0)[:, None],
+            "one for all": lambda: seen.sum(),
+            "along the columns": lambda: total[:, 0],
+            "1e-2 more": lambda: total + 1e-2,
+            "1e-3 more": lambda: total + 1e-3,
+            "1e-6 more": lambda: total + 1e-6,
+            "a root more": lambda: total * fq.shape[-1] ** 0.5,
+        },
+        below,
+    )
+    return torch.div(top, bottom)
 
 
 def whole(draw: Draw, phi: Code = ELU, **kwargs: Any) -> Case:

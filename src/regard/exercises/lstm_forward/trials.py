@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial
-from regard.exercises.shared.lstm import lstm_weights
-from regard.recurrent.cells import LSTMWeights
-from regard.recurrent.loops import lstm_forward
+from regard.exercises.shared.recurrent import LSTM, Loop, lstm_weights, stacked
+
+Pair = tuple[Tensor, Tensor]
 
 
-def reference(case: Case) -> tuple[Tensor, Tensor]:
-    """Our own loop."""
+def reference(
+    case: Case,
+    *,
+    start: str = "as given",
+    carried: str = "the last state",
+    inputs: str = "in order",
+    rows: str = "after each input",
+    short: str = "as they are",
+    returned: str = "all states",
+    **choices: str,
+) -> Any:
+    """The hidden states and the cells of all steps."""
     x, h, c, *weights = case.args
-    return lstm_forward(x, h, c, LSTMWeights(*weights))
+    zeros = torch.zeros_like(h)
+    first = {
+        "zeros": (zeros, zeros),
+        "a hidden state of zeros": (zeros, c),
+        "a cell of zeros": (h, zeros),
+        "swapped": (c, h),
+    }.get(start, (h, c))
+
+    def step(row: Tensor, state: Pair) -> Pair:
+        h_prev, c_prev = state
+        if carried == "the cell alone":
+            h_prev = first[0]
+        if carried == "the hidden state alone":
+            c_prev = first[1]
+        new = LSTM(**choices)(row, h_prev, c_prev, *weights)
+        return new[::-1] if carried == "swapped" else new
+
+    states = Loop(start, carried, inputs, rows)(step, x, first)
+    table = stacked([state[0] for state in states], len(x), h, short)
+    cells = stacked([state[1] for state in states], len(x), h, short)
+    if returned == "as torch":
+        return table, states[-1]
+    return table, cells[-1] if returned == "the last cell" else cells
 
 
 def sequence(draw: Draw) -> Case:

@@ -7,23 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.softmax import masked_softmax
 from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.exercises.shared.attention import Choices, past_lengths, weighed
 
 
-def reference(case: Case, *, empty_row: str = "zeros") -> Tensor:
-    """Our own masked softmax, with an empty row as the convention says."""
-    scores, valid_lens = (*case.args, None)[:2]
-    out = masked_softmax(scores, valid_lens)
-    if valid_lens is None or empty_row == "zeros":
-        return out
-    empty = (valid_lens if valid_lens.dim() == 2 else valid_lens[:, None])[..., None] == 0
-    instead = {
-        "uniform": torch.full_like(out, 1 / scores.shape[-1]),
-        "nan": torch.full_like(out, torch.nan),
-        "all keys": torch.softmax(scores, -1),
-    }[empty_row]
-    return torch.where(empty, instead, out)
+def reference(case: Case, **choices: str) -> Tensor:
+    """The weights of the scores that are given."""
+    c = Choices(**choices)
+    scores, lengths = (*case.args, None)[:2]
+    scores = scores[:, None]
+    return weighed(scores, past_lengths(lengths, scores, c), c)[:, 0]
 
 
 def no_lengths(draw: Draw) -> Case:
@@ -52,6 +45,11 @@ def with_empty(draw: Draw) -> Case:
 def large_scores(draw: Draw) -> Case:
     case = per_sequence(draw)
     return case.with_args(case.args[0] + 900.0, case.args[1])
+
+
+def low_scores(draw: Draw) -> Case:
+    case = per_sequence(draw)
+    return case.with_args(case.args[0] - 300.0, case.args[1])
 
 
 def padding_changed(draw: Draw) -> tuple[Case, ...]:
@@ -92,6 +90,13 @@ TRIALS = (
     Trial("as many queries as keys", per_sequence, {"batch": 2, "query": 5, "key": 5}),
     Trial("as many sequences as queries", per_sequence, {"batch": 3, "query": 3, "key": 5}),
     Trial("a length of 0", with_empty, {"batch": 3, "query": 2, "key": 5}, grad=False),
+    Trial(
+        "low scores",
+        low_scores,
+        {"batch": 2, "query": 3, "key": 5},
+        kind="fragile",
+        says="All scores are near -300 here: what hides must be far below them, as -inf is.",
+    ),
     Trial(
         "large scores",
         large_scores,

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend
 from regard.checking.trials import Case, Draw
-from regard.exercises.shared.steps import probes, trials
+from regard.exercises.shared.steps import Choices, Step, probes, stepped, trials
 
 
-def reference(case: Case, *, scale: str = "none") -> tuple[Tensor, Tensor, Tensor]:
-    """One token of multi-head attention with a cache (Shazeer 2019, 2.4.1)."""
-    x, past_k, past_v, w_q, w_k, w_v, w_o = case.args
-    q = torch.einsum("bd,hdk->bhk", x, w_q)
-    k = torch.cat([past_k, torch.einsum("bd,hdk->bhk", x, w_k)[:, :, None]], dim=2)
-    v = torch.cat([past_v, torch.einsum("bd,hdv->bhv", x, w_v)[:, :, None]], dim=2)
-    out = attend(q[:, :, None], k, v, ScoreRule(scale=1.0 if scale == "none" else None)).out
-    return torch.einsum("bhv,hvd->bd", out[:, :, 0], w_o), k, v
+def reference(case: Case, **choices: str) -> Step:
+    """The output of the token, and both caches with it."""
+    return stepped(Choices(**choices), case, shared=False)
 
 
 def make(draw: Draw) -> Case:

@@ -6,18 +6,57 @@ import math
 
 from regard.checking.trials import Case, Draw, Trial
 
+Three = tuple[float, float, float]
 
-def reference(case: Case, *, scale: str = "root of the variance") -> tuple[float, float, float]:
+
+def reference(
+    case: Case,
+    *,
+    scale: str = "root of the variance",
+    mean: str = "d mu^2",
+    one: str = "sigma^4 + 2 mu^2 sigma^2",
+    times: str = "d",
+    order: str = "mean first",
+) -> Three:
     """Worked by hand: E[qk] = mu^2 and E[q^2 k^2] = (sigma^2 + mu^2)^2 for each of d independent products."""
     mu, sigma, d = case.args
-    variance = d * (sigma**4 + 2 * mu**2 * sigma**2)
+    means = {
+        "d mu^2": d * mu**2,
+        "mu^2": mu**2,
+        "d mu": d * mu,
+        "0": 0,
+        "d (mu^2 + sigma^2)": d * (mu**2 + sigma**2),
+    }
+    of_one = {
+        "sigma^4 + 2 mu^2 sigma^2": sigma**4 + 2 * mu**2 * sigma**2,
+        "sigma^4": sigma**4,
+        "sigma^4 + mu^2 sigma^2": sigma**4 + mu**2 * sigma**2,
+        "(sigma^2 + mu^2)^2": (sigma**2 + mu**2) ** 2,
+        "(sigma + mu^2)^2 - mu^4": (sigma + mu**2) ** 2 - mu**4,
+        "sigma^2 + 2 mu^2 sigma^2": sigma**2 + 2 * mu**2 * sigma**2,
+        "sigma^2": sigma**2,
+        "2 mu^2 sigma^2": 2 * mu**2 * sigma**2,
+        "sigma^4 + mu^4": sigma**4 + mu**4,
+        "sigma^2 + mu^2": sigma**2 + mu**2,
+        "1": 1,
+    }[one]
+    variance = {"d": d * of_one, "1": of_one, "d^2": d**2 * of_one, "its root": d * of_one}[times]
+    root = math.sqrt(variance) or math.nan
     scales = {
-        "root of the variance": math.sqrt(variance),
-        "one over it": 1 / math.sqrt(variance),
+        "root of the variance": root,
+        "one over it": 1 / root,
         "root of d": math.sqrt(d),
         "one over the root of d": 1 / math.sqrt(d),
+        "the variance": variance,
+        "root of the second moment": math.sqrt(variance + (d * mu**2) ** 2),
+        "one over the variance": 1 / variance,
+        "d": d,
+        "sigma^2 root of d": sigma**2 * math.sqrt(d),
+        "sigma root of d": sigma * math.sqrt(d),
     }
-    return float(d * mu**2), float(variance), scales[scale]
+    shown = root if times == "its root" else variance
+    first, second = (shown, means[mean]) if order == "variance first" else (means[mean], shown)
+    return float(first), float(second), float(scales[scale])
 
 
 def given(mu: float | int, sigma: float | int, d: int) -> Trial:

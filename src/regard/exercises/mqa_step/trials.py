@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend
 from regard.checking.trials import Case, Draw
-from regard.exercises.shared.steps import probes, trials
+from regard.exercises.shared.steps import Choices, Step, probes, stepped, trials
 
 
-def reference(case: Case, *, scale: str = "none") -> tuple[Tensor, Tensor, Tensor]:
-    """One token of multi-query attention (Shazeer 2019, 3.1): one key and value head for all queries."""
-    x, past_k, past_v, w_q, w_k, w_v, w_o = case.args
-    q = torch.einsum("bd,hdk->bhk", x, w_q)
-    k = torch.cat([past_k, torch.einsum("bd,dk->bk", x, w_k)[:, None]], dim=1)
-    v = torch.cat([past_v, torch.einsum("bd,dv->bv", x, w_v)[:, None]], dim=1)
-    out = attend(q[:, :, None], k[:, None], v[:, None], ScoreRule(scale=1.0 if scale == "none" else None)).out
-    return torch.einsum("bhv,hvd->bd", out[:, :, 0], w_o), k, v
+def reference(case: Case, **choices: str) -> Step:
+    """The output of the token, and both caches with it."""
+    return stepped(Choices(**choices), case, shared=True)
 
 
 def make(draw: Draw) -> Case:

@@ -5,25 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
-from regard.attention.softmax import attend
 from regard.checking.trials import Case, Draw, Probe, Trial
-from regard.layers.attention import merge_heads, split_heads
+from regard.exercises.shared import attention
+from regard.exercises.shared.attention import Choices, Layer, future
 
 
-def reference(case: Case) -> Tensor:
-    """Our attention between our split and merge."""
-    n_head = case.init[0]
+def reference(case: Case, **choices: str) -> Tensor:
+    """The output, or what one of the two helpers gives."""
+    c, n_head = Choices(**choices), case.init[0]
     if case.call == "split_heads":
-        return split_heads(case.args[0], n_head)
+        return attention.split(case.args[0], n_head, c.split)
     if case.call == "combine_heads":
-        return merge_heads(case.args[0])
-    q, k, v = (
-        split_heads(F.linear(x, case.weights[f"W_{name}.weight"]), n_head)
-        for name, x in zip("qkv", case.args, strict=True)
-    )
-    return F.linear(merge_heads(attend(q, k, v).out), case.weights["W_o.weight"])
+        return attention.merge(case.args[0], c.merge)
+    queries, keys, values = case.args
+    layer = Layer(case.weights, n_head)
+    return layer(c, queries, keys, values, lambda scores: future(scores, False, c))[0]
 
 
 def layer(draw: Draw, *args: Any, call: str = "") -> Case:

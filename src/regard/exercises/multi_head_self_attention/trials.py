@@ -2,47 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
-from regard.attention import softmax as attention
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend
-from regard.attention.visibility import Visibility
-from regard.checking.spec import left_out
 from regard.checking.trials import ANYTHING, Case, Draw, Impossible, Probe, Trial
-from regard.exercises.shared.lengths import DROPOUT
-from regard.layers.attention import merge_heads, split_heads
+from regard.exercises.shared import attention
+from regard.exercises.shared.attention import Layer, future
+from regard.exercises.shared.lengths import DROPOUT, drops_something, drops_weights
 
 
-def reference(
-    case: Case, *, order: str = "sequence by sequence", returned: str = "before dropout", bias: str = "used"
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Our own attention; with all weights dropped, any output will do."""
-    (x,), n_head = case.args, case.init[2]
+@dataclass(frozen=True)
+class Choices(attention.Choices):
+    """Attention, and what is returned beside the output."""
 
-    def project(name: str, y: Tensor) -> Tensor:
-        used = None if f"{name}.bias" in left_out(bias) else case.weights[f"{name}.bias"]
-        return linear(y, case.weights[f"{name}.weight"], used)
+    order: str = "sequence by sequence"
+    returned: str = "before dropout"
+    attention: str = "where asked for"
 
-    q, k, v = (split_heads(project(name, x), n_head) for name in "qkv")
-    rule = ScoreRule(visible=Visibility(causal=case.init_kwargs.get("causal", False)))
-    out = project("mix", merge_heads(attend(q, k, v, rule).out))
+
+def reference(case: Case, **choices: str) -> Tensor | tuple[Tensor, Tensor]:
+    """The output, and the attention where it is asked for; with all weights dropped, any output will do."""
+    c, (x,) = Choices(**choices), case.args
+    causal = bool(case.init_kwargs.get("causal", False))
+    layer = Layer(case.weights, case.init[2], ("q", "k", "v", "mix"))
+    more = replace(c, plus="nothing") if c.plus == "projected values" else c
+    out, weights, scores = layer(more, x, x, x, lambda scores: future(scores, causal, c))
+    if c.plus == "projected values":
+        out = out + layer.project(x, "v", c)
     dropped = case.train and "dropout" in case.init_kwargs
     if dropped:  # by chance, or everything, where a dropout written by hand divides 0 by 0
         out = torch.full_like(out, ANYTHING)
-    if not case.kwargs.get("return_attention"):
+    asked = bool(case.kwargs.get("return_attention"))
+    if c.attention == "never" or not (asked or c.attention == "always"):
         return out
-    weights = attention.weights(q, k, rule)
-    if dropped and returned == "after dropout":
+    if dropped and c.returned == "after dropout":
         weights = torch.zeros_like(weights)
-    if order == "head by head":
-        weights = weights.transpose(0, 1)
-    return out, weights.flatten(0, 1)
+    if c.attention == "averaged":
+        return out, weights.mean(1)
+    maps = scores if c.attention == "scores" else weights
+    if c.attention == "four axes":
+        return out, maps
+    if c.order == "head by head":
+        maps = maps.transpose(0, 1)
+    return out, maps.flatten(0, 1)
 
 
 def attending(draw: Draw, **options: Any) -> Case:
@@ -116,27 +122,6 @@ def dropped(draw: Draw) -> tuple[Case, ...]:
     return trained, replace(trained, train=False)
 
 
-def drops_something(results: list[Tensor]) -> str | None:
-    if torch.allclose(results[0], results[1], atol=1e-5):
-        return f"with dropout {DROPOUT}, train mode gives what eval mode gives: nothing is dropped."
-    return None
-
-
-NONE_DROPPED = "in train mode no weight is 0, and the output is another: dropout belongs on the weights."
-
-
-def drops_weights(results: list[Tensor]) -> str | None:
-    trained, plain = (result.double().unflatten(-1, (-1, 2, result.shape[1])) for result in results)
-    if not torch.allclose(trained[..., 0, :], trained[..., 1, :], atol=1e-5):
-        return "dropout must be applied to the weights: yours drops entries of the output."
-    zero = trained.abs() < 1e-7
-    if not bool(zero.any()):
-        return None if torch.allclose(trained, plain, atol=1e-5) else NONE_DROPPED
-    if float(torch.where(zero, 0.0, trained - plain / (1 - DROPOUT)).abs().max()) > 1e-4:
-        return f"in train mode a weight must be 0 or what it was over {1 - DROPOUT}; yours are neither."
-    return None
-
-
 def future_changed(draw: Draw) -> tuple[Case, ...]:
     base = causal_with_attention(draw)
     x = base.args[0].clone()
@@ -162,6 +147,7 @@ TRIALS = (
     Trial("as many sequences as heads", causal_with_attention, {**SIZES, "batch": 3}),
     Trial("one head", with_attention, {**SIZES, "head": 1}),
     Trial("heads of one number", with_attention, {**SIZES, "head_dim": 1, "head": 5}),
+    Trial("a long sequence", causal, {**SIZES, "batch": 1, "seq": 41}, grad=False),
     Trial("one position", causal, {**SIZES, "seq": 1}),
     Trial("all sizes alike", causal_with_attention, dict.fromkeys(SIZES, 3)),
     Trial(
@@ -221,7 +207,7 @@ PROBES = (
         "dropout drops weights",
         dropped,
         {"batch": 2, "seq": 7, "head": 3},
-        drops_weights,
+        partial(drops_weights, n_head=3),
         kind="train mode",
     ),
 )

@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Impossible, Probe, Trial
+from regard.checking.trials import Case, Draw, Impossible, Probe, Trial, made
 
 
-def reference(case: Case, *, no_token: str = "zero") -> Tensor:
-    """Log-sum-exp minus the label's logit, averaged over what is real."""
-    logits, labels, pad_id = case.args
-    real: Tensor = labels != pad_id
-    losses: Tensor = logits.logsumexp(-1) - logits.gather(-1, labels[..., None])[..., 0]
-    if no_token == "nan" and not bool(real.any()):
-        return torch.full_like(losses.sum(), torch.nan)
-    total: Tensor = torch.where(real, losses, 0.0).sum()
-    return total / real.sum().clamp(min=1)
+def reference(
+    case: Case,
+    *,
+    no_token: str = "zero",
+    log_p: str = "log of the softmax",
+    labels: str = "as given",
+    real: str = "not pad_id",
+    over: str = "real tokens",
+    times: str = "1",
+) -> Tensor:
+    """The mean of the negative log-probabilities of what is real."""
+    logits, given, pad_id = case.args
+    target = given.roll(-1, dims=1) if labels == "of the next step" else given
+    logs = made(
+        {
+            "log of the softmax": lambda: logits.log_softmax(-1),
+            "softmax twice": lambda: logits.softmax(-1).log_softmax(-1),
+            "no logarithm": lambda: logits.softmax(-1),
+            "the logits": lambda: logits,
+            "zeros at padding": lambda: (logits * (target != pad_id)[..., None]).log_softmax(-1),
+            "over the steps": lambda: logits.log_softmax(1),
+            "without the padding word": lambda: logits.masked_fill(
+                torch.arange(logits.shape[-1]) == pad_id, -1e4
+            ).log_softmax(-1),
+        },
+        log_p,
+    )
+    guessed = logits.argmax(-1)
+    counted = {
+        "predictions": guessed != pad_id,
+        "all": target >= 0,
+        "above 0": target > 0,
+        "padding": target == pad_id,
+    }.get(real, target != pad_id)
+    losses: Tensor = torch.where(counted, -logs.gather(-1, target[..., None])[..., 0], 0.0)
+    total, count = losses.sum(), counted.sum()
+    if no_token == "nan" and not bool(count):
+        return torch.full_like(total, torch.nan)
+    loss = made(
+        {
+            "real tokens": lambda: total / count.clamp(min=1),
+            "all positions": lambda: total / given.numel(),
+            "each sequence": lambda: (losses.sum(1) / counted.sum(1).clamp(min=1)).mean(),
+            "the sequences": lambda: total / len(given),
+            "the steps": lambda: total / given.shape[1],
+            "1": lambda: total,
+            "nothing": lambda: losses,
+        },
+        over,
+    )
+    return {"-1": -loss, "in bits": loss / math.log(2), "its exponential": loss.exp()}.get(times, loss)
 
 
 def padded(draw: Draw, pad_id: int, scale: float = 1.0, shift: float = 0.0) -> Case:

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from regard.attention.feature_maps import Quadratic
 from regard.checking.trials import Case, Draw, Probe, Trial
 
+FACTORS = {"none": 0.0, "1": 1.0, "root of 2": 2**0.5, "2": 2.0}
 
-def reference(case: Case) -> Tensor:
-    """Products of our own features."""
-    q, k = case.args
-    phi = Quadratic(1.0).phi
-    if q.dim() == 1:
-        return (phi(q[None]) @ phi(k[None]).mT)[0, 0]
-    return phi(q) @ phi(k).mT
+
+def reference(
+    case: Case,
+    *,
+    constant: str = "1",
+    linear: str = "root of 2",
+    squares: str = "1",
+    crossed: str = "root of 2",
+    axis: str = "the last",
+) -> Tensor:
+    """Products of features."""
+
+    def features(x: Tensor) -> Tensor:
+        x = x.transpose(0, -1) if axis == "the first" else x
+        d = x.shape[-1]
+        i, j = torch.triu_indices(d, d, offset=1)
+        one = x.new_full((*x.shape[:-1], 1), d**0.5 if constant == "d" else FACTORS[constant])
+        parts = (one, FACTORS[linear] * x, FACTORS[squares] * x**2, FACTORS[crossed] * x[..., i] * x[..., j])
+        joined = torch.cat(parts, -1)
+        return joined.transpose(0, -1) if axis == "the first" else joined
+
+    q, k = (features(x) for x in case.args)
+    return q @ k if q.dim() == 1 else q @ k.mT
 
 
 def pairs(draw: Draw) -> Case:

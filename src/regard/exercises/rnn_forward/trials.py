@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial
-from regard.recurrent.cells import RNNWeights
-from regard.recurrent.loops import rnn_forward
+from regard.exercises.shared.recurrent import RNN, Loop, stacked
 
 
-def reference(case: Case) -> Tensor:
-    """Our own loop."""
+def reference(
+    case: Case,
+    *,
+    start: str = "as given",
+    carried: str = "the last state",
+    inputs: str = "in order",
+    rows: str = "after each input",
+    short: str = "as they are",
+    **choices: str,
+) -> Tensor:
+    """The states of all steps."""
     x, h, *weights = case.args
-    return rnn_forward(x, h, RNNWeights(*weights))
+    step = RNN(**choices)
+    first = torch.zeros_like(h) if start == "zeros" else h
+    if carried == "the sum":
+        sums = Loop(start, carried, inputs, rows)(
+            lambda row, state: replace(step, activation="none")(row, state, *weights), x, first
+        )
+        return torch.tanh(torch.stack(sums))
+    states = Loop(start, carried, inputs, rows)(lambda row, state: step(row, state, *weights), x, first)
+    return stacked(states, len(x), h, short)
 
 
 def sequence(draw: Draw) -> Case:

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
-from regard.attention.softmax import attend
-from regard.checking.spec import left_out
 from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.exercises.shared import attention
+from regard.exercises.shared.attention import Layer, future
 
 
-def reference(case: Case, *, bias: str = "used") -> Tensor:
-    """Our own attention as one head."""
-    (x,) = case.args
-    used = {name: weight for name, weight in case.weights.items() if name not in left_out(bias)}
-    q, k, v = (linear(x, used[f"{name}.weight"], used.get(f"{name}.bias"))[:, None] for name in "qkv")
-    return attend(q, k, v).out[:, 0]
+@dataclass(frozen=True)
+class Choices(attention.Choices):
+    """Attention of one head, and what a sequence is."""
+
+    sequences: str = "one by one"
+
+
+def reference(case: Case, **choices: str) -> Tensor:
+    """One head without an output layer."""
+    c, (x,) = Choices(**choices), case.args
+    given = x
+    if c.sequences == "across the batch":
+        x = x.transpose(0, 1)
+    elif c.sequences == "as one":
+        x = x.reshape(1, -1, x.shape[-1])
+    layer = Layer(case.weights, 1, ("q", "k", "v", "none"))
+
+    def hidden(scores: Tensor) -> Tensor | None:
+        if c.causal == "hides the diagonal":
+            return torch.eye(x.shape[1], dtype=torch.bool)
+        return future(scores, False, c)
+
+    out = layer.heads(c, x, x, x, hidden)[0][:, 0]
+    if c.sequences == "across the batch":
+        out = out.transpose(0, 1)
+    out = out.reshape(*given.shape[:2], -1)
+    if c.plus == "the mean over positions":
+        return out.mean(1, keepdim=True).expand_as(out)
+    parts = {"the input": "", "projected values": "v", "projected queries": "q"}
+    if c.plus in parts:
+        name = parts[c.plus]
+        more = layer.project(given, name, c) if name else given
+        if more.shape != out.shape:
+            raise ValueError("the input is as wide as the output")
+        return out + more
+    return out
 
 
 def attending(draw: Draw) -> Case:

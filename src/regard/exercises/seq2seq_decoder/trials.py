@@ -2,51 +2,156 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.functional import linear
 
 from regard.checking.trials import ANYTHING, Case, Draw, Probe, Trial
-from regard.models.seq2seq import Decoder, Seq2SeqConfig, Source
+from regard.exercises.shared import attention
+from regard.exercises.shared.attention import past_lengths, weighed
 
-NAMES = {"attention.query.weight": "attention.W_q.weight", "attention.key.weight": "attention.W_k.weight"}
+
+@dataclass(frozen=True)
+class Choices:
+    """The decisions of a recurrent decoder with attention."""
+
+    order: str = "context first"
+    layout: str = "batch first"
+    query: str = "the last layer"
+    context: str = "attended"
+    scores: str = "additive"
+    mask: str = "hides"
+    last_key: str = "the length"
+    start: str = "as given"
+    memory: str = "turned"
+    words: str = "turned"
+    carried: str = "the last state"
+    logits: str = "of each step"
+    state: str = "the new one"
 
 
-def reference(case: Case, *, order: str = "context first", layout: str = "batch first") -> list[Any]:
-    """Our own decoder, with the weights under d2l's names."""
-    vocab, embed, hiddens, n_layer = case.init
+class Decoder:
+    """A decoder with the weights of a case."""
+
+    def __init__(self, case: Case, c: Choices) -> None:
+        self.c, self.weights, self.n_layer = c, case.weights, case.init[3]
+
+    def gru(self, x: Tensor, hidden: Tensor) -> Tensor:
+        """The states of all layers after one step."""
+        states = []
+        for layer in range(self.n_layer):
+            parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            x = torch.gru_cell(x, hidden[layer], *(self.weights[f"rnn.{part}_l{layer}"] for part in parts))
+            states.append(x)
+        return torch.stack(states)
+
+    def attend(self, query: Tensor, memory: Tensor, lengths: Tensor | None) -> Tensor:
+        """What a query (batch, hiddens) sees of the encoder's outputs."""
+        c = self.c
+        w_q, w_k, w_v = (self.weights[f"attention.{name}.weight"] for name in ("W_q", "W_k", "w_v"))
+        w_q, w_k = {"layers swapped": (w_k, w_q), "W_q for both": (w_q, w_q), "W_k for both": (w_k, w_k)}.get(
+            c.scores, (w_q, w_k)
+        )
+        if c.scores == "dot products":
+            scores = torch.einsum("bh,bsh->bs", query, memory) / memory.shape[-1] ** 0.5
+        else:
+            both = linear(query, w_q)[:, None] + linear(memory, w_k)
+            scores = (both if c.scores == "without tanh" else torch.tanh(both)) @ w_v[0]
+        rule = attention.Choices(mask=c.mask, last_key=c.last_key)
+        scores = scores[:, None, None]
+        weights = weighed(scores, past_lengths(lengths, scores, rule), rule)[:, 0]
+        return (weights @ memory)[:, 0]
+
+    def asked(self, hidden: Tensor, first: Tensor, word: Tensor, memory: Tensor) -> Tensor:
+        """The query of a step."""
+        if self.c.query == "after this word":
+            return self.gru(torch.cat([torch.zeros_like(hidden[-1]), word], -1), hidden)[-1]
+        if self.c.query == "the word":
+            width = hidden.shape[-1]
+            return F.pad(word, (0, max(0, width - word.shape[-1])))[..., :width]
+        return {
+            "the first layer": hidden[0],
+            "the mean of the layers": hidden.mean(0),
+            "the first state": first[-1],
+            "the mean of the outputs": memory.mean(1),
+            "the last output": memory[:, -1],
+        }.get(self.c.query, hidden[-1])
+
+    def run(
+        self, words: Tensor, memory: Tensor, hidden: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (batch, step, vocab) and the state afterwards."""
+        c, first, steps = self.c, hidden, []
+        embedded = self.weights["embedding.weight"][words]
+        turned = {
+            "reshaped": lambda: embedded.reshape(words.shape[1], words.shape[0], -1),
+            "over the batch": lambda: embedded,
+        }.get(c.words, lambda: embedded.transpose(0, 1))()
+        for word in turned:
+            if c.context == "attended":
+                seen = self.attend(self.asked(hidden, first, word, memory), memory, lengths)
+            else:
+                seen = {"the last output": memory[:, -1], "zeros": 0 * memory[:, 0]}.get(
+                    c.context, memory.mean(1)
+                )
+            x = torch.cat([word, seen] if c.order == "embedding first" else [seen, word], -1)
+            after = self.gru(x, first if c.carried == "the first state" else hidden)
+            hidden = hidden if c.carried == "nothing" else after
+            steps.append(
+                {"from the first layer": after[0], "from the context": seen}.get(c.logits, after[-1])
+            )
+        kept = steps[-1:] if c.logits == "of the last step" else steps
+        states = torch.stack(kept, dim=0 if c.logits == "time first" else 1)
+        logits = linear(states, self.weights["dense.weight"], self.weights["dense.bias"])
+        return (logits.softmax(-1) if c.logits == "a softmax" else logits), hidden
+
+
+def reference(case: Case, **choices: str) -> list[Any]:
+    """What the drive asks for: a state, or logits and the hidden state afterwards."""
+    c = Choices(**choices)
     what, words, outputs, hidden, lengths = case.args
     memory = outputs.transpose(0, 1)
-    config = Seq2SeqConfig(1, vocab, embed, hiddens, n_layer)
-    with torch.random.fork_rng(devices=[]):  # its weights do not count: they are the case's
-        decoder = Decoder(config)
-    weights = {ours: case.weights[theirs] for ours, theirs in NAMES.items()}
-    weights["attention.score"] = case.weights["attention.w_v.weight"][0]
-    weights["embedding.weight"] = case.weights["embedding.weight"]
-    weights |= {
-        name.replace("rnn", "recurrent"): w for name, w in case.weights.items() if name.startswith("rnn")
-    }
-    weights |= {f"out.{part}": case.weights[f"dense.{part}"] for part in ("weight", "bias")}
-    if order == "embedding first":  # the input's columns change places with it
-        of_word, of_context = weights["recurrent.weight_ih_l0"].split((embed, hiddens), dim=1)
-        weights["recurrent.weight_ih_l0"] = torch.cat((of_context, of_word), dim=1)
-    visible = None if lengths is None else torch.arange(len(outputs)) < lengths[:, None]
-    keys = linear(memory, weights["attention.key.weight"])[:, None]
-    source = Source(memory, keys, visible, context=hidden[-1])
-    seen = outputs if layout == "time first" else memory
+    if c.memory == "reshaped":
+        memory = outputs.reshape(outputs.shape[1], outputs.shape[0], -1)
+    if c.start == "zeros":
+        hidden = torch.zeros_like(hidden)
+    elif c.start == "the last layer":
+        hidden = hidden[-1:].expand_as(hidden)
+    seen = outputs if c.layout == "time first" else memory
     if what == "init_state":
         return [seen, hidden, lengths]
-    decoder.eval()
-    states, (after,) = torch.func.functional_call(decoder, weights, (words, source, (hidden,)))
-    logits = linear(states, weights["out.weight"], weights["out.bias"])
+    decoder = Decoder(case, c)
+    if what == "word by word":
+        return one_by_one(decoder, words, memory, hidden, lengths)
+    logits, after = decoder.run(words, memory, hidden, lengths)
+    after = hidden if c.state == "the old one" else after
+    state = [seen, after, None if c.state == "without lengths" else lengths]
     if what == "state":
-        return [seen, after, lengths]
+        return list(logits) if c.state == "first" else state
     if case.train and case.init_kwargs:  # dropped by chance
         logits = torch.full_like(logits, ANYTHING)
+    if c.state == "first":
+        return [state, state if what == "twice" else logits[1]]
     return [logits, logits if what == "twice" else after]
+
+
+def one_by_one(
+    decoder: Decoder, words: Tensor, memory: Tensor, hidden: Tensor, lengths: Tensor | None
+) -> list[Tensor]:
+    """Logits of one call for each word, each with the state that the one before returned."""
+    logits = []
+    if decoder.c.state == "first":
+        raise TypeError("a state that is a tensor")
+    for t in range(words.shape[1]):
+        of_word, after = decoder.run(words[:, t : t + 1], memory, hidden, lengths)
+        hidden = hidden if decoder.c.state == "the old one" else after
+        lengths = None if decoder.c.state == "without lengths" else lengths
+        logits.append(of_word)
+    return [torch.cat(logits, dim=1), hidden]
 
 
 def decoding(draw: Draw, what: str = "logits", lengths: Tensor | None = None) -> Case:

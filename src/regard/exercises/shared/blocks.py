@@ -1,47 +1,118 @@
-"""What `encoder-layer` and `decoder-block` share: weights, our own block, and dropout's probes."""
+"""What `encoder-layer` and `decoder-block` share: weights, reference, and dropout's probes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from regard.attention.visibility import Visibility
 from regard.checking.trials import Case, Draw, Probe
-from regard.layers.block import Block, BlockConfig
+from regard.exercises.shared import attention
+from regard.exercises.shared.attention import Layer
 
 SIZES = {"batch": 2, "position": 5, "head": 3, "head_dim": 2, "ff_dim": 7}
 
-
-# Our names of the parts, for those of the exercise.
-OURS = {
-    "W_q": "attention.query",
-    "W_k": "attention.key",
-    "W_v": "attention.value",
-    "W_o": "attention.out",
-    "linear1": "ff.up",
-    "linear2": "ff.down",
-    "norm1": "attention_norm",
-    "norm2": "ff_norm",
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "none": lambda x: x,
 }
 
 
-def our_block(case: Case, visible: Visibility, *, causal: bool, norm_first: bool, activation: str) -> Tensor:
-    """Our own block with the case's weights."""
-    width, n_head, ff_dim, _ = case.init
-    config = BlockConfig(
-        width, n_head, ff_dim, norm_first=norm_first, activation=activation, attention_bias=False
-    )
-    block = Block(config, causal=causal).double().eval()
-    weights = {}
-    for name, value in case.weights.items():
-        part, kind = name.split(".")
-        weights[f"{OURS[part]}.{kind}"] = value
-    out: Tensor = torch.func.functional_call(block, weights, (case.args[0],), {"visible": visible})
-    return out
+@dataclass(frozen=True)
+class Choices(attention.Choices):
+    """Attention, and the decisions of a block around it."""
+
+    norm: str = ""
+    gelu: str = "exact"
+    norms: str = "of layers"
+    norm1_by: str = "norm1"
+    norm2_by: str = "norm2"
+    residual1: str = "x"
+    residual2: str = "x"
+    normed: str = "all"
+    activation: str = ""
+    activation_at: str = "between"
+    second: str = "feed-forward"
+    padding: str = "like all others"
+
+
+class Reference:
+    """A block with the weights of a case."""
+
+    def __init__(self, case: Case, c: Choices, hidden: Callable[[Tensor], Tensor | None]) -> None:
+        self.c, self.weights, self.hidden = c, case.weights, hidden
+        self.layer = Layer(case.weights, case.init[1])
+
+    def normed(self, x: Tensor, name: str) -> Tensor:
+        """A layer norm."""
+        how = self.c.norms
+        if name == "none" or how == "none":
+            return x
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        axis = 1 if how == "over positions" else -1
+        mean = x.mean(axis, keepdim=True)
+        if how == "without the mean":
+            centred, square = x, x.square().mean(-1, keepdim=True)
+        else:
+            centred, square = x - mean, x.var(axis, unbiased=how == "unbiased", keepdim=True)
+        root = (
+            square.sqrt() + 1e-6
+            if how == "unbiased"
+            else (square + (0.1 if how == "eps 0.1" else 1e-5)).sqrt()
+        )
+        return centred / root if how == "without weights" else centred / root * weight + bias
+
+    def attend(self, x: Tensor, normed: Tensor) -> Tensor:
+        """The attention's result."""
+        others = x if self.c.normed == "queries alone" else normed
+        return self.layer(self.c, normed, others, others, self.hidden)[0]
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The feed-forward part's result."""
+        act = ACTIVATIONS[self.c.activation]
+        biases = [
+            None if self.c.bias == f"not of {name}" else self.weights[f"{name}.bias"]
+            for name in ("linear1", "linear2")
+        ]
+        inside = F.linear(x, self.weights["linear1.weight"], biases[0])
+        inside = inside if self.c.activation_at == "after linear2" else act(inside)
+        out = F.linear(inside, self.weights["linear2.weight"], biases[1])
+        return out if self.c.activation_at == "between" else act(out)
+
+    def half(self, x: Tensor, part: str, norm: str, residual: str, given: Tensor, seen: Tensor) -> Tensor:
+        """One part with its norm and its residual; `seen` is what it works on, `given` the block's input."""
+        before = self.c.norm == "before"
+        normed = self.normed(seen, norm) if before else seen
+        out = self.attend(seen, normed) if part == "attention" else self.feed(normed)
+        if self.c.norms == "on the sublayers":
+            return x + self.normed(out, norm)
+        base = {"none": torch.zeros_like(x), "the input": given, "normed": normed}.get(residual, x)
+        return base + out if before else self.normed(base + out, norm)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The block's result."""
+        c, given = self.c, x
+        parts = ["attention", "feed-forward"]
+        if c.second == "first":
+            parts.reverse()
+        if c.second == "attention":
+            parts[1] = "attention"
+        norms = {"attention": c.norm1_by, "feed-forward": c.norm2_by}
+        x = self.half(x, parts[0], norms[parts[0]], c.residual1, given, x)
+        if c.second == "left out":
+            return x
+        seen = given if c.second in ("given the input", "beside") else x
+        norm = c.norm2_by if c.second == "attention" else norms[parts[1]]
+        return self.half(x, parts[1], norm, c.residual2, given, seen)
 
 
 def block(draw: Draw, *args: Any, dropout: float = 0.0, train: bool = False, **kwargs: Any) -> Case:

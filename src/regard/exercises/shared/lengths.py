@@ -7,25 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.trials import ANYTHING, Draw
+from regard.checking.trials import Draw
 
 DROPOUT = 0.3  # not the 0.5 that nn.Dropout takes by itself
 
 
 NONE_DROPPED = "in train mode no weight is 0, and the output is another: dropout belongs on the weights."
-
-
-def with_empty_rows(result: Tensor, uniform: Tensor, lengths: Tensor, empty_row: str) -> Tensor:
-    """The result with what the convention says in rows of length 0."""
-    if empty_row == "zeros":
-        return result
-    empty = (lengths if lengths.dim() == 2 else lengths[:, None])[..., None] == 0
-    instead = {
-        "uniform": uniform,
-        "nan": torch.full_like(result, torch.nan),
-        "other": torch.full_like(result, ANYTHING),
-    }[empty_row]
-    return torch.where(empty, instead, result)
 
 
 def lengths_of(draw: Draw) -> Tensor:
@@ -41,21 +28,25 @@ def identity_values(draw: Draw) -> Tensor:
     return torch.eye(draw["key"]).repeat(1, 2).expand(draw["batch"], -1, -1).contiguous()
 
 
-def drops_weights(results: list[Any]) -> str | None:
-    """Whether the output in train mode is made of weights that are 0 or twice what they were."""
+def drops_weights(results: list[Any], n_head: int = 1) -> str | None:
+    """Whether the output in train mode is made of weights that are 0 or what they were over 1 - dropout.
+
+    Each head's values are two identities side by side, so that its output is its weights, twice.
+    """
     trained, plain = (
-        result[0].double() if isinstance(result, list | tuple) else result.double() for result in results
+        (result[0] if isinstance(result, list | tuple) else result).double().unflatten(-1, (n_head, 2, -1))
+        for result in results
     )
-    first, second = trained.chunk(2, dim=-1)
+    first, second = trained.unbind(-2)
     if not torch.allclose(first, second, atol=1e-5):
         return "dropout must be applied to the weights: yours drops entries of the output."
     zero = first.abs() < 1e-7
     share = float(zero.double().mean())
+    kept = plain.select(-2, 0) / (1 - DROPOUT)
     if share == 0:
         return None if torch.allclose(trained, plain, atol=1e-5) else NONE_DROPPED
     if share == 1:
         return f"in train mode with dropout {DROPOUT}, that share of the weights is dropped; yours drops all."
-    kept = plain.chunk(2, dim=-1)[0] / (1 - DROPOUT)
     if float(torch.where(zero, 0.0, first - kept).abs().max()) > 1e-4:
         return f"in train mode a weight must be 0 or what it was over {1 - DROPOUT}; yours are neither."
     return None

@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend
-from regard.attention.visibility import Visibility
-from regard.checking.trials import ANYTHING, Case, Draw, Probe, Trial
-from regard.layers.attention import merge_heads, split_heads
+from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.exercises.shared import attention
+from regard.exercises.shared.attention import Layer, opened
 
 
-def reference(case: Case, *, empty_row: str = "zeros") -> Tensor:
-    """Our attention under our visibility; rows that see nothing as the conventions say."""
-    n_head = case.init[1]
-    inputs, mask = case.args, case.kwargs.get("mask")
-    q, k, v = (
-        split_heads(F.linear(x, case.weights[f"W_{name}.weight"]), n_head)
-        for name, x in zip("qkv", inputs, strict=True)
-    )
-    visible = Visibility() if mask is None else Visibility.from_dense(mask != 0)
-    rule = ScoreRule(visible=visible)
-    heads = attend(q, k, v, rule).out
-    empty = None if mask is None else (mask == 0).all(-1).expand(q.shape[0], -1)[:, None, :, None]
-    if empty is not None and empty_row in ("uniform", "nan"):
-        mean = v.mean(2, keepdim=True)
-        heads = torch.where(empty, mean if empty_row == "uniform" else torch.nan, heads)
-    out = F.linear(merge_heads(heads), case.weights["W_o.weight"])
-    if empty is not None and empty_row == "anything":
-        out = torch.where(empty[:, 0], ANYTHING, out)
-    return out
+@dataclass(frozen=True)
+class Choices(attention.Choices):
+    """Attention, and what becomes of the mask and of wide values."""
+
+    table: str = "for all heads"
+    values: str = "whole"
+
+
+def reference(case: Case, **choices: str) -> Tensor:
+    """The layer's output; rows that see nothing as the conventions say."""
+    c, n_head, table = Choices(**choices), case.init[1], case.kwargs.get("mask")
+    if table is None and c.table == "causal where there is none":
+        table = torch.ones(case.args[0].shape[1], case.args[1].shape[1]).tril()
+    hidden = None if table is None else _hidden(table == 0, n_head, c)
+    weights, (queries, keys, values) = case.weights, case.args
+    if c.values != "whole":
+        weights = {**weights, "W_v.weight": _values(weights["W_v.weight"], n_head, c)}
+    out = Layer(weights, n_head)(c, queries, keys, values, lambda scores: hidden)[0]
+    return opened(out, hidden, c)
+
+
+def _hidden(hidden: Tensor, n_head: int, c: Choices) -> Tensor:
+    """The mask beside scores of (batch, head, query, key)."""
+    if c.table == "transposed":
+        hidden = hidden.transpose(-2, -1)
+    if hidden.dim() == 2:
+        return hidden[:, None] if c.table == "queries on the heads" else hidden[None, None]
+    if c.table == "batch on the heads":
+        return hidden[None]
+    if c.table == "of the first sequence":
+        return hidden[:1, None]
+    if c.table == "repeated in the wrong order":
+        return hidden.repeat(n_head, 1, 1).reshape(-1, n_head, *hidden.shape[1:])
+    return hidden[:, None]
+
+
+def _values(weight: Tensor, n_head: int, c: Choices) -> Tensor:
+    """The rows of the values' layer, as heads get them."""
+    if c.values == "cut in two":
+        return weight.reshape(2, n_head, -1, weight.shape[1]).transpose(0, 1).flatten(0, 2)
+    first, second = weight.reshape(n_head, 2, -1, weight.shape[1]).unbind(1)
+    second = torch.zeros_like(second) if c.values == "without their second half" else first
+    return torch.stack([first, second], 1).flatten(0, 2)
 
 
 def layer(

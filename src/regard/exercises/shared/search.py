@@ -1,16 +1,15 @@
-"""What `greedy` and `beam` share: step functions made of random tables, and our decoder's view of them."""
+"""What `greedy` and `beam` share: step functions made of random tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Code, Draw, Impossible
+from regard.checking.trials import Code, Draw, Impossible
 
 N_STATE = 13
 
@@ -62,41 +61,14 @@ def chosen(
     raise Impossible(f"no table of sizes {draw.sizes} is as wanted")
 
 
-class Stepped:
-    """A step function as a model that our decoder can run."""
-
-    def __init__(self, step: Callable[[list[int]], Tensor]) -> None:
-        self.step = step
-        self.sequences: list[list[int]] = []
-
-    def parameters(self) -> Iterator[Tensor]:
-        """None: the decoder asks for them to find the device."""
-        return iter(())
-
-    def begin(
-        self, prompt: Tensor, visible: Tensor | None = None, *, start_token: int | None = None
-    ) -> tuple[Tensor, Stepped]:
-        self.sequences = prompt.tolist()
-        return self._scores(), self
-
-    def next(self, tokens: Tensor) -> Tensor:
-        for sequence, token in zip(self.sequences, tokens.tolist(), strict=True):
-            sequence.append(token)
-        return self._scores()
-
-    def reorder(self, sequences: Tensor) -> None:
-        self.sequences = [list(self.sequences[index]) for index in sequences.tolist()]
-
-    def _scores(self) -> Tensor:
-        return torch.stack([self.step(sequence) for sequence in self.sequences])
-
-
-def whole(case: Case, found: Sequence[int], end: int, max_new: int, start: str, ended: str) -> list[int]:
-    """What our decoder found, with start and end token as the conventions say."""
-    tokens = list(found)
-    if len(tokens) < max_new and ended == "with":  # it stopped early, so at the end token
-        tokens.append(end)
-    return [case.args[1], *tokens] if start == "with" else tokens
+def given_to_step(tokens: list[int], what: str) -> list[int]:
+    """What `step` is called with."""
+    return {
+        "the last": tokens[-1:],
+        "the start": tokens[:1],
+        "without the start": tokens[1:] or tokens,
+        "backwards": tokens[::-1],
+    }.get(what, tokens)
 
 
 def as_tokens(result: Any) -> list[int]:

@@ -5,11 +5,20 @@ from torch import Tensor
 from regard.checking.trials import Case, Draw, Probe, Trial
 
 
-def reference(case: Case) -> Tensor:
-    """What the call must return. Each convention of exercise.toml is a keyword of it."""
-    (x,) = case.args
-    doubled: Tensor = 2 * x
-    return doubled
+def reference(case: Case, *, factor: str = "2", by: str = "product", of: str = "numbers") -> Tensor:
+    """What the call must return. Its keywords are decisions, and their defaults are right.
+
+    Conventions and mistakes of exercise.toml choose other values.
+    """
+    (x,), number = case.args, float(factor)
+    x = {"sizes": x.abs(), "whole numbers": x.round(), "the sum over the batch": x + x.sum(0)}.get(of, x)
+    results: dict[str, Tensor] = {
+        "product": number * x,
+        "division": x / number,
+        "power": x**number,
+        "addition": x + number,
+    }
+    return results[by]
 
 
 def numbers(draw: Draw) -> Case:

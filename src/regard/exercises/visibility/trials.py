@@ -5,23 +5,64 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.attention.visibility import Visibility
 from regard.checking.trials import Case, Draw, Probe, Trial
 
 
-def reference(case: Case, *, polarity: str = "look", axes: str = "batch, key") -> Tensor:
-    """Our own visibility, drawn as a table."""
+def reference(
+    case: Case,
+    *,
+    polarity: str = "look",
+    axes: str = "batch, key",
+    causal: str = "key <= query",
+    start: str = "added",
+    length: str = "key < length",
+    lengths: str = "of each",
+    dtype: str = "boolean",
+) -> Tensor:
+    """The table that the call asks for."""
     if case.call == "causal_visible":
         n_query, n_key = case.args
-        rule = Visibility(causal=True, start=case.kwargs.get("start", 0))
-        visible = rule.tile(slice(0, n_query), slice(0, n_key))[0, 0]
+        before = case.kwargs.get("start", 0)
+        first = {
+            "ignored": 0,
+            "subtracted": -before,
+            "from the end": n_key - n_query,
+            "one more": before + (before > 0),
+        }
+        query = torch.arange(n_query)[:, None] + first.get(start, before)
+        key = torch.arange(n_query if axes == "square" else n_key)[None]
+        visible = {
+            "key <= query": key <= query,
+            "key < query": key < query,
+            "key <= query + 1": key <= query + 1,
+            "key >= query": key >= query,
+            "key > query": key > query,
+        }[causal]
+        visible = visible.T if axes == "keys first" else visible
     else:
-        lengths, n_key = case.args
-        table = Visibility(lengths=lengths).visible_keys(n_key)
-        assert table is not None  # lengths were given
-        visible = table if axes == "batch, key" else table[:, None]
-        visible = visible[:, None] if axes == "batch, 1, 1, key" else visible
-    return visible if polarity == "look" else ~visible
+        valid, n_key = case.args
+        each = {"the first": valid[:1].expand(len(valid)), "at least 1": valid.clamp(min=1)}
+        last = each.get(lengths, valid)[:, None]
+        key = torch.arange(int(valid.max()) if axes == "as the longest" else n_key)
+        visible = {
+            "key < length": key < last,
+            "key <= length": key <= last,
+            "key < length - 1": key < last - 1,
+            "key >= length": key >= last,
+            "from the end": key >= n_key - last,
+        }[length]
+        visible = visible.T if axes == "key, batch" else visible
+        if axes == "batch, 1, key":
+            visible = visible[:, None]
+        if axes == "batch, 1, 1, key":
+            visible = visible[:, None, None]
+    visible = torch.as_tensor(visible if polarity == "look" else ~visible)
+    others: dict[str, Tensor] = {
+        "float": visible.float(),
+        "whole numbers": visible.long(),
+        "0 and -inf": torch.zeros(visible.shape).masked_fill(~visible, -torch.inf),
+    }
+    return others.get(dtype, visible)
 
 
 def causal(draw: Draw) -> Case:

@@ -8,5 +8,5 @@ def mqa_step(x, prev_K, prev_V, W_q, W_k, W_v, W_o):
     K[:, :n], K[:, n] = prev_K, x @ W_k
     V[:, :n], V[:, n] = prev_V, x @ W_v
     q = torch.tensordot(x, W_q, dims=([1], [1]))
-    out = F.scaled_dot_product_attention(q, K, V)
+    out = F.scaled_dot_product_attention(q, K, V, scale=1.0)
     return torch.tensordot(out, W_o, dims=([1, 2], [0, 1])), K, V

@@ -9,5 +9,5 @@ def mha_step(x, prev_K, prev_V, W_q, W_k, W_v, W_o):
     K[:, :, n] = torch.tensordot(x, W_k, dims=([1], [1]))
     V[:, :, n] = torch.tensordot(x, W_v, dims=([1], [1]))
     q = torch.tensordot(x, W_q, dims=([1], [1])).unsqueeze(2)
-    out = F.scaled_dot_product_attention(q, K, V).squeeze(2)
+    out = F.scaled_dot_product_attention(q, K, V, scale=1.0).squeeze(2)
     return out.flatten(1) @ W_o.flatten(0, 1), K, V

@@ -1,0 +1,198 @@
+"""Recurrent steps and loops with their decisions as choices whose defaults are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.checking.trials import Draw, made
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "none": lambda x: x,
+    "softmax": lambda x: x.softmax(-1),
+    "2 sigmoid - 1": lambda x: 2 * torch.sigmoid(x) - 1,
+}
+
+
+def lstm_weights(draw: Draw) -> list[Tensor]:
+    """The twelve weights in the order of the signature, large enough for the gates to be felt."""
+    shapes: dict[str, tuple[Any, ...]] = {
+        "W": ("input", "hidden"),
+        "U": ("hidden", "hidden"),
+        "b": ("hidden",),
+    }
+    return [draw.normal(*shapes[kind], scale=0.7) for kind in "WUb" * 4]
+
+
+@dataclass(frozen=True)
+class RNN:
+    """The decisions of a plain recurrent step."""
+
+    activation: str = "tanh"
+    tanh_of: str = "the sum"
+    from_input: str = "x W_x"
+    from_state: str = "h W_h"
+    bias: str = "inside"
+    plus: str = "nothing"
+
+    def __call__(self, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b: Tensor) -> Tensor:
+        """The new state."""
+        by_input = made(
+            {
+                "x W_x": lambda: x @ w_x,
+                "W_x x": lambda: w_x @ x,
+                "left out": lambda: torch.zeros_like(b),
+            },
+            self.from_input,
+        )
+        by_state = made(
+            {
+                "h W_h": lambda: h @ w_h,
+                "W_h h": lambda: w_h @ h,
+                "subtracted": lambda: -(h @ w_h),
+                "left out": lambda: torch.zeros_like(b),
+                "added as it is": lambda: h,
+            },
+            self.from_state,
+        )
+        shift = b * {"inside": 1, "subtracted": -1, "twice": 2}.get(self.bias, 0)
+        act = ACTIVATIONS[self.activation]
+        if self.tanh_of == "each term":
+            new = act(by_input) + act(by_state) + shift
+        else:
+            new = act(by_input + by_state + shift)
+        if self.bias == "outside":
+            new = new + b
+        return made(
+            {"nothing": lambda: new, "the old state": lambda: h + new, "the mean": lambda: (h + new) / 2},
+            self.plus,
+        )
+
+
+@dataclass(frozen=True)
+class LSTM:
+    """The decisions of an LSTM's step."""
+
+    forget_by: str = "f"
+    input_by: str = "i"
+    output_by: str = "o"
+    candidate_by: str = "c"
+    forget_sees: str = "h"
+    input_sees: str = "h"
+    output_sees: str = "h"
+    candidate_sees: str = "h"
+    recurrent: str = "h U"
+    bias: str = "used"
+    gates: str = "sigmoid"
+    output_gate: str = "sigmoid"
+    candidate: str = "tanh"
+    on_the_way_out: str = "tanh"
+    kept: str = "f * c"
+    added: str = "i * new"
+    cell: str = "as it is"
+    leaves: str = "the new cell"
+    let_out: str = "o"
+
+    def __call__(self, x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The new hidden state and cell."""
+        by = dict(zip("fioc", zip(weights[0::3], weights[1::3], weights[2::3], strict=True), strict=True))
+
+        def before(name: str, sees: str) -> Tensor:
+            w, u, b = by[name]
+            seen = made(
+                {"h": lambda: h, "c": lambda: c, "nothing": lambda: 0 * h, "f * h": lambda: f * h}, sees
+            )
+            if self.recurrent == "h W + x U":
+                return torch.cat([seen, x]) @ torch.cat([w, u]) + b
+            product = u @ seen if self.recurrent == "U h" else seen @ u
+            left_out = self.bias in ("left out", f"not of {name}")
+            shift = 0 * b if left_out else b * {"twice": 2}.get(self.bias, 1)
+            one_more = self.bias == "1 more to forget" and name == "f"
+            return x @ w + product + shift + (1 if one_more else 0)
+
+        gate = ACTIVATIONS[self.gates]
+        f = gate(before(self.forget_by, self.forget_sees))
+        i = gate(before(self.input_by, self.input_sees))
+        o = (gate if self.output_gate == "sigmoid" else ACTIVATIONS[self.output_gate])(
+            before(self.output_by, self.output_sees)
+        )
+        new = ACTIVATIONS[self.candidate](before(self.candidate_by, self.candidate_sees))
+        kept = made(
+            {
+                "f * c": lambda: f * c,
+                "whole": lambda: c,
+                "nothing": lambda: 0 * c,
+                "(1 - i) * c": lambda: (1 - i) * c,
+                "(1 - f) * c": lambda: (1 - f) * c,
+                "f @ c": lambda: f @ c,
+                "f * h": lambda: f * h,
+            },
+            self.kept,
+        )
+        added = made(
+            {
+                "i * new": lambda: i * new,
+                "whole": lambda: new,
+                "(1 - f) * new": lambda: (1 - f) * new,
+                "i + new": lambda: i + new,
+                "i @ new": lambda: i @ new,
+            },
+            self.added,
+        )
+        cell = kept + added
+        if self.cell == "through tanh":
+            cell = torch.tanh(cell)
+        leaving = {"the new cell": cell, "the old cell": c, "the candidate": new}[self.leaves]
+        out = ACTIVATIONS[self.on_the_way_out](leaving)
+        if self.let_out == "before the tanh":
+            return torch.tanh(o * leaving), cell
+        return {"whole": out, "o + tanh": o + out}.get(self.let_out, o * out), cell
+
+
+State = Any
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The decisions of a loop over a sequence."""
+
+    start: str = "as given"
+    carried: str = "the last state"
+    inputs: str = "in order"
+    rows: str = "after each input"
+
+    def __call__(self, step: Callable[[Tensor, State], State], x: Tensor, start: State) -> list[State]:
+        """The states that make the rows."""
+        made_of = {"backwards": x.flip(0), "without the first": x[1:], "without the last": x[:-1]}
+        inputs = [x[0]] * len(x) if self.inputs == "the first one" else list(made_of.get(self.inputs, x))
+        state, states = start, [start] if self.rows == "h0 too" else []
+        for row in inputs:
+            if self.rows == "before each input":
+                states.append(state)
+            state = step(row, start if self.carried == "the first state" else state)
+            if self.rows != "before each input":
+                states.append(state)
+        if self.rows == "h0 in the place of the first":
+            states = [start, *states[:-1]] if len(states) == len(x) else [start, *states]
+        if self.rows == "all the last":
+            states = [states[-1]] * len(states)
+        if self.rows == "the first alone":
+            states = states[:1]
+        return states
+
+
+def stacked(rows: Sequence[Tensor], n_step: int, like: Tensor, short: str) -> Tensor:
+    """The rows as one tensor; where some are missing, zeros in their place when the table was made before."""
+    table = torch.stack(list(rows)) if rows else like.new_zeros(0, *like.shape)
+    missing = n_step - len(table)
+    if short == "as they are" or missing <= 0:
+        return table
+    zeros = table.new_zeros(missing, *table.shape[1:])
+    return torch.cat([table, zeros] if short == "zeros behind" else [zeros, table])

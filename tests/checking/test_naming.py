@@ -1,0 +1,104 @@
+"""Mistakes are named by the choices of the reference that give an answer's numbers, and by nothing less."""
+
+import pytest
+import torch
+
+from regard.checking.catalogue import ours
+from regard.checking.child.messages import Failure, Outcome
+from regard.checking.compare import equal_rows
+from regard.checking.forms import FORMS, Whatever, formed
+from regard.checking.naming import Space, best_verdict, diagnosis
+from regard.checking.plan import Plan
+
+
+@pytest.fixture(scope="module")
+def space():
+    return Space(Plan(ours()["dot-product-attention"], 3))
+
+
+def outcomes(space, only=lambda run: True, fails=(), **choices):
+    """What an answer gives that makes these choices, in the runs that `only` holds for."""
+    given = {}
+    for run in space.plan.runs:
+        case = space.plan.cases[run.case]
+        chosen = choices if only(run) else {}
+        given[run.id] = Outcome(value=space.plan.checks.reference(case, **chosen))
+        if run.item.name in fails:
+            given[run.id] = Outcome(error=Failure("error", "RuntimeError"))
+    return given
+
+
+def names(space, given):
+    choices, verdict = best_verdict(space.plan, given)
+    known = diagnosis(space, given, choices, verdict)
+    return [(mistake.name, named.where) for named in known.named for mistake in named.mistakes], known.nearest
+
+
+def test_two_mistakes_beside_a_convention_are_both_named(space):
+    """Hiding with a large finite number is a convention; it does not keep two mistakes from their names."""
+    given = outcomes(space, empty_row="uniform", mask="upside down", scale="none")
+    assert sorted(names(space, given)[0]) == [
+        ("attention without its scale", ""),
+        ("the mask is upside down", ""),
+    ]
+
+
+def test_a_mistake_in_some_calls_is_named_with_where_it_is_met(space):
+    """A softmax along the wrong axis where there are no lengths: the other calls are right."""
+    given = outcomes(
+        space, lambda run: "valid_lens" not in space.plan.cases[run.case].kwargs, softmax="over queries"
+    )
+    (name,), _ = names(space, given)
+    assert name == ("softmax over the queries instead of the keys", "in the failing calls")
+
+
+def test_exceptions_name_nothing(space):
+    """Raising where a known mistake raises too is no evidence for it."""
+    every = {item.name for item in space.plan.checks.items}
+    assert names(space, outcomes(space, fails=every)) == ([], "")
+
+
+def test_a_mistake_beside_something_unknown_is_told_as_the_nearest(space):
+    """Calls that one mistake explains, beside others that nothing does: no name, but what comes nearest."""
+    given = outcomes(space, scale="none")
+    for run in space.plan.runs:
+        if run.item.name in ("all sizes alike", "one query") or run.kind == "probe":
+            output, weights = given[run.id].value
+            given[run.id] = Outcome(value=(output.roll(1, 0) * 1.7 + 0.3, weights * 0.9))
+    named, nearest = names(space, given)
+    assert named == []
+    assert "attention without its scale" in nearest
+
+
+def test_rows_are_compared_one_by_one():
+    """A row that differs leaves the others equal; another form makes all of them differ."""
+    first = torch.arange(6.0).reshape(2, 3)
+    second = first.clone()
+    second[1, 2] = 9.0
+    assert equal_rows(first, second, 1e-5).tolist() == [True, False]
+    assert equal_rows((first, 1), (second, 1), 1e-5).tolist() == [True, False, True]
+    assert equal_rows(first, first.T, 1e-5).tolist() == [False, False]
+    assert equal_rows((first, second), (first, Whatever()), 1e-5).all()
+
+
+def test_a_form_that_a_result_cannot_have_is_an_error():
+    """A tensor has no second part, and a number no axes."""
+    assert [form for form in FORMS if form and form in ("nothing", "more beside it")]
+    assert formed((1, 2), "parts turned round") == [2, 1]
+    for form in ("the first part", "parts turned round"):
+        with pytest.raises(IndexError):
+            formed(torch.ones(2), form)
+
+
+def test_the_default_choices_are_our_own_attention():
+    """The reference that mistakes depart from is the attention that everything else uses."""
+    from regard.attention.scores import ScoreRule
+    from regard.attention.softmax import attend
+    from regard.attention.visibility import Visibility
+    from regard.exercises.shared.attention import Choices, attended, past_lengths
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 11, 7), torch.randn(2, 3, 11, 13)
+    lengths, c = torch.tensor([4, 11]), Choices()
+    mine = attended(c, q, k, v, lambda scores: past_lengths(lengths, scores, c))[0]
+    torch.testing.assert_close(mine, attend(q, k, v, ScoreRule(visible=Visibility(lengths=lengths))).out)

@@ -114,7 +114,7 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
             _serve(session, view, more["port"], more["no_browser"])
             return
         if more["out"] is not None:
-            more["png"], more["save"] = more["out"], more["out"].with_suffix(".html")
+            more["png"], more["save"] = (more["out"].with_suffix(end) for end in (".png", ".html"))
             written = _written(document, layer, head, more, view)
         _draw(document, layer, head)
         if not written:

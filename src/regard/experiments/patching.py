@@ -108,13 +108,14 @@ def patch_effects(
     estimate: bool = False,
     verify: int = 8,
     layers: Sequence[int] | None = None,
+    positions: bool = True,
     tokenizer: Any = None,
 ) -> PatchEffects:
     """What each head and each position of each layer does to the answer when it is as in the clean text.
 
     The answer's number is the score of `answer` minus that of `against`, or its log-probability. The texts
-    must have as many tokens as each other. With `estimate` one backward pass stands for all runs, and the
-    `verify` strongest heads are run, to say how well it agrees.
+    must have as many tokens as each other; `positions=False` runs heads alone. With `estimate` one backward
+    pass stands for all runs, and the `verify` strongest heads are run, to say how well it agrees.
     """
     asked = Asked.about(model, corrupted, answer, against, position, tokenizer)
     other = Asked.about(model, clean, asked.objective.token, asked.objective.against, position, tokenizer)
@@ -132,7 +133,7 @@ def patch_effects(
         good = float(other.objective.of(loaded.model(other.ids).logits)[0])
     outputs = {name: note.out for name, note in notes.items() if note.out is not None}
     heads = torch.full(gate_shape(known), torch.nan, dtype=torch.float64)
-    positions = torch.full((len(known), asked.ids.shape[1]), torch.nan, dtype=torch.float64)
+    places = torch.full((len(known), asked.ids.shape[1]), torch.nan, dtype=torch.float64)
 
     def exchange(name: str, **where: Any) -> Callable[[Run], None]:
         given = outputs[name] if source is None else source
@@ -145,7 +146,7 @@ def patch_effects(
         for index, (name, numbers) in enumerate(known.items()):
             if index in chosen:
                 heads[index, list(numbers)] = changes[name].sum(-1)
-                positions[index] = changes[name].sum(0)
+                places[index] = changes[name].sum(0)
         order = heads.abs().nan_to_num(-1).flatten().argsort(descending=True)[:verify].tolist()
         names = list(known)
         for at in order:
@@ -159,10 +160,11 @@ def patch_effects(
             if index in chosen:
                 runs = [exchange(name, head=at) for at in range(len(numbers))]
                 heads[index, list(numbers)] = asked.run_each(runs) - bad
-                steps = [exchange(name, query=at) for at in range(asked.ids.shape[1])]
-                positions[index] = asked.run_each(steps) - bad
+                if positions:
+                    steps = [exchange(name, query=at) for at in range(asked.ids.shape[1])]
+                    places[index] = asked.run_each(steps) - bad
     spelled = labels(asked.ids, loaded.tokenizer)[0]
-    return PatchEffects(tuple(known), spelled, heads, positions, good, bad, estimate, tuple(verified))
+    return PatchEffects(tuple(known), spelled, heads, places, good, bad, estimate, tuple(verified))
 
 
 def _estimated(asked: Asked, clean: dict[str, Tensor], source: Any) -> dict[str, Float[Tensor, "head query"]]:

@@ -39,6 +39,9 @@ INT8_LINEAR = _operator("quantized", "linear_dynamic")
 # Whole sequences, by the `mode` of torch.nn's layers. Without them: step by step.
 SEQUENCE: dict[str, Any] = {mode: getattr(torch, mode.lower(), None) for mode in ("LSTM", "GRU")}
 
+# A block in which nobody sees what functions are called. Without it: PyTorch's encoder off its fast path.
+UNSEEN: Any = getattr(torch._C, "DisableTorchFunction", None)
+
 
 def has_vnni() -> bool:
     """Whether products of 8-bit integers are summed in 32 bits at once; False where PyTorch cannot say."""

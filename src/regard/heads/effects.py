@@ -45,7 +45,7 @@ def importance(
     the model's own by default: of the next token, or of hidden tokens.
     """
     loaded = loaded_of(model, tokenizer)
-    find_loss, shape = loss or loss_of(loaded), gate_shape(layers_of(loaded))
+    shape, find_loss = gate_shape(layers_of(loaded)), loss or loss_of(loaded)
     total = torch.zeros(shape, dtype=torch.float64)
     examples = encoded(loaded, texts)
     for ids in examples:

@@ -13,6 +13,7 @@ import tokenize
 from collections.abc import Callable
 
 from regard.checking.child.messages import Seen, ShapeNote
+from regard.checking.syntax import parsed
 
 SHAPE = re.compile(r"[\[(]\s*([A-Za-z0-9_.*/+\- ]+(?:,[A-Za-z0-9_.*/+\- ]*)*)\s*[\])]")
 COMMENT = re.compile(
@@ -39,7 +40,7 @@ def dims(text: str) -> list[str] | None:
 def shape_notes(source: str, label: str) -> list[ShapeNote]:
     """Every shape comment that stands beside an assignment or a return."""
     statements: dict[int, tuple[str, list[str], int]] = {}  # last line -> target, names used, first line
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if (
             not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return)
             or node.value is None
@@ -157,6 +158,6 @@ def _evaluate(expression: str, known: dict[str, int]) -> float | None:
         return float(known[ast.unparse(node)])
 
     try:
-        return value(ast.parse(expression, mode="eval").body)
+        return value(parsed(expression, "eval").body)
     except (SyntaxError, KeyError, ZeroDivisionError, ValueError):
         return None

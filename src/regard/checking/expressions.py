@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 
+from regard.checking.syntax import parsed
 from regard.errors import ArgumentError
 
 FUNCTIONS: dict[str, Callable[..., float]] = {"sqrt": math.sqrt, "log": math.log, "max": max, "min": min}
@@ -45,7 +46,7 @@ def parse(text: str, symbols: Iterable[str]) -> ast.expr:
             joined.append("*")
         joined.append("**" if token == "^" else token)
     try:
-        tree = ast.parse(" ".join(joined), mode="eval").body
+        tree = parsed(" ".join(joined), "eval").body
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ArgumentError(
             f"{text!r} is no formula: write it as in 2*d + n^2, with {_list(known)}."

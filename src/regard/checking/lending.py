@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from regard.checking.child.messages import Lent
+from regard.checking.syntax import parsed
 
 FOLDER = Path(__file__).parent.parent / "exercises" / "lent"
 IMPORTS = {
@@ -48,7 +49,7 @@ def lent(undefined: frozenset[str], under_check: tuple[str, ...]) -> list[Lent]:
             parts.append(Lent(name, _enclosed(name, source) if inner else source))
     frame = [
         Lent(node.name, _enclosed(node.name, _source(FRAME)))
-        for node in ast.parse(_source(FRAME)).body
+        for node in parsed(_source(FRAME)).body
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in wanted
     ]
     return parts + frame

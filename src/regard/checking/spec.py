@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.checking.syntax import parsed
 from regard.errors import ArgumentError, LoadError
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Exercise:
         """What the starter defines: the signatures that tell which exercise a file answers."""
         defined = {
             node.name: node
-            for node in ast.parse(self.starter).body
+            for node in parsed(self.starter).body
             if isinstance(node, ast.FunctionDef | ast.ClassDef)
         }
         missing = [name for name in self.names if name not in defined]

@@ -16,6 +16,7 @@ from pathlib import Path
 from regard.checking.child.loader import defined_in
 from regard.checking.child.messages import Subject
 from regard.checking.spec import Exercise
+from regard.checking.syntax import parsed
 from regard.errors import ArgumentError, LoadError
 
 MOST_BYTES = 1 << 25
@@ -43,7 +44,7 @@ class Cell:
         """The parsed source."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an invalid escape in a student's string is no matter of ours
-            return ast.parse(self.source)
+            return parsed(self.source)
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def _without_magics(text: str) -> tuple[str, tuple[str, ...]]:
     ('\\nx = 1', ('magics were dropped (%matplotlib).',))
     """
     try:
-        compile(text, "<answer>", "exec", ast.PyCF_ONLY_AST)
+        parsed(text)
         return text, ()
     except UNPARSED:
         pass

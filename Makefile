@@ -64,7 +64,7 @@ test-cpus: $(VENV)/.dev
 # REGARD_FUZZ_SEED=1 draws other cases. Hostile submissions are a table of tests/checking.
 fuzz: $(VENV)/.dev
 	@REGARD_FUZZ=many REGARD_SHAPE_CHECKS=0 $(BIN)/pytest tests/fuzz -n $(WORKERS) -q
-	@$(BIN)/pytest tests/checking -k hostile -n $(WORKERS) -q || [ $$? = 5 ]
+	@$(BIN)/pytest tests/checking -k hostile -n $(WORKERS) -q
 
 dist: $(VENV)/.runtime
 	@rm -rf dist

@@ -15,7 +15,6 @@ from regard.checking.child.messages import Failure, Outcome, Tree, Unfit
 from regard.checking.child.trees import leaves
 from regard.checking.compare import GRADIENT_TOLERANCE, Difference, difference, moved, same, tolerance_of
 from regard.checking.plan import VARIANTS, Expected, Plan, Run
-from regard.checking.spec import BIAS, left_out
 from regard.checking.trials import Kind, Probe, Trial
 
 Outcomes = Mapping[int, Outcome]  # by the run's id
@@ -98,7 +97,7 @@ def judged(plan: Plan, outcomes: Outcomes, choices: Mapping[str, str]) -> Verdic
     checks: list[Check] = []
     values = [run for run in plan.runs if run.kind == "value"]
     if exercise.is_class:
-        checks.append(_parameters(plan, values, outcomes, choices, notes))
+        checks.append(_parameters(plan, values, outcomes, notes))
         outcomes = with_weights(plan, outcomes)
     right: set[str] = set()  # trials whose ordinary call gives the right numbers
     for run in values:
@@ -186,21 +185,17 @@ def error_message(error: Failure) -> str:
     return f"{what} {text}{where}"
 
 
-def _parameters(
-    plan: Plan, runs: list[Run], outcomes: Outcomes, choices: Mapping[str, str], notes: list[str]
-) -> Check:
+def _parameters(plan: Plan, runs: list[Run], outcomes: Outcomes, notes: list[str]) -> Check:
     """Whether the weights found their places.
 
-    Biases that nobody asked for are no fault unless there is an option for them, nor are missing ones where a
-    convention leaves them out.
+    Biases that nobody asked for are no fault unless there is an option for them.
     """
     exercise = plan.exercise
     for run in runs:
         unfit, weights = outcomes[run.id].unfit, plan.cases[run.case].weights
         if not unfit or (isinstance(run.item, Trial) and run.item.raises):
             continue
-        without = left_out(choices.get(BIAS, "used"))
-        ours = [parameter for parameter in unfit.ours if parameter.partition(" ")[0] not in without]
+        ours = unfit.ours
         yours = [*unfit.yours, *(unfit.zeroed if exercise.has_bias_option else [])]
         if unfit.zeroed and not exercise.has_bias_option:
             notes.append(f"biases that are not asked for were set to zero: {', '.join(unfit.zeroed)}.")

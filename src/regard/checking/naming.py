@@ -24,7 +24,7 @@ from regard.checking.compare import apart, equal_rows, n_row, tolerance_of
 from regard.checking.forms import FORM, formed
 from regard.checking.judge import NOT_TRIED, Outcomes, Verdict, compared, judged
 from regard.checking.plan import Plan, Run, tensors_of
-from regard.checking.spec import BIAS, Exercise, Mistake, left_out
+from regard.checking.spec import Exercise, Mistake
 from regard.checking.trials import ANYTHING, Case, Probe, Trial
 from regard.errors import RegardError
 
@@ -106,7 +106,7 @@ def plain_answer(exercise: Exercise, source: str) -> Answer:
 def best_verdict(plan: Plan, outcomes: Outcomes) -> tuple[dict[str, str], Verdict]:
     """The choice of conventions under which the fewest checks fail, ours where it makes no difference."""
     best: tuple[dict[str, str], Verdict] | None = None
-    told_apart, may_be = plan.told_apart(), possible(plan, outcomes)
+    told_apart, may_be = plan.told_apart(), plan.choices()
     for choices in [choices for choices in may_be if choices in told_apart] or may_be[:1]:
         verdict = judged(plan, outcomes, choices)
         if best is None or len(verdict.failed) < len(best[1].failed):
@@ -115,21 +115,6 @@ def best_verdict(plan: Plan, outcomes: Outcomes) -> tuple[dict[str, str], Verdic
             break
     assert best is not None
     return best
-
-
-def possible(plan: Plan, outcomes: Outcomes) -> list[dict[str, str]]:
-    """The choices that the answer may have made: which biases it does without can be seen, not guessed."""
-    if all(convention.name != BIAS for convention in plan.exercise.conventions):
-        return plan.choices()
-    missing = {
-        name
-        for run in plan.runs
-        if (unfit := outcomes[run.id].unfit) is not None
-        for name in (parameter.partition(" ")[0] for parameter in unfit.ours)
-        if name.endswith("bias")
-    }
-    seen = [choices for choices in plan.choices() if left_out(choices[BIAS]) == missing]
-    return seen or [choices for choices in plan.choices() if choices[BIAS] == "used"]
 
 
 def passing_runs(plan: Plan, outcomes: Outcomes, choices: Choices) -> frozenset[int]:
@@ -203,11 +188,7 @@ class Space:
         say, tells nothing about a mistake.
         """
         if run.id not in self._settled:
-            ours, *others = (
-                self.given(run, choices)
-                for choices in self.plan.choices()
-                if choices.get(BIAS, "used") == "used"
-            )
+            ours, *others = (self.given(run, choices) for choices in self.plan.choices())
             rows = torch.ones_like(equal_rows(ours, ours, self.tolerance))
             for other in others:
                 rows = rows & equal_rows(ours, other, self.tolerance)
@@ -346,7 +327,7 @@ def diagnosis(space: Space, outcomes: Outcomes, choices: Choices, verdict: Verdi
         return Diagnosis()
     others = [
         other
-        for other in possible(space.plan, outcomes)
+        for other in space.plan.choices()
         if sum(other[name] != choice for name, choice in choices.items()) == 1
     ]
     exact = _exact(space, search, choices, others)

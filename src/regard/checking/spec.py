@@ -29,18 +29,6 @@ if TYPE_CHECKING:
 GRADES = ("symptom", "place", "cause", "fix")
 Hints = tuple[str, str, str, str]
 
-# The convention of this name says which layers may do without their biases: "used", or "without q k v".
-BIAS = "bias"
-
-
-def left_out(choice: str) -> frozenset[str]:
-    """The biases that a choice of the convention `bias` does without.
-
-    >>> sorted(left_out("without q v"))
-    ['q.bias', 'v.bias']
-    """
-    return frozenset(f"{layer}.bias" for layer in choice.removeprefix("without ").split() if choice != "used")
-
 
 @dataclass(frozen=True)
 class Convention:

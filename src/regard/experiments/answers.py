@@ -88,7 +88,8 @@ class Why(Data):
         """What the answer would lose without each head (estimated)."""
         from regard.drawing.figures import effect_maps
 
-        title = f"{self.model}: what {self.target!r} ({self.probability:.0%}) gains or loses without a head"
+        target = f"{self.target!r} ({self.probability:.0%})"
+        title = f"{self.model}: what {target} would gain or lose without a head, estimated"
         return effect_maps({"each head": (self.heads, None)}, rows=self.layers, title=title)
 
 

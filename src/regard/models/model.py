@@ -5,6 +5,7 @@ A base class and no Protocol, because no Protocol can say "and it is a torch mod
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -57,7 +58,7 @@ class Decoding(Protocol):
         """Go on with these sequences in this order, as beam search does; one may come several times."""
 
 
-class Model(nn.Module):
+class Model(nn.Module, ABC):
     """A model over tokens: a `Transformer`, or the recurrent `Seq2Seq`.
 
     `model(tokens)`, or `model(tokens, target)` with an encoder and a decoder, gives an `Output`. All take
@@ -71,15 +72,16 @@ class Model(nn.Module):
     stop_tokens: tuple[int, ...] = ()  # what ends a text, if the model itself knows
 
     @property
+    @abstractmethod
     def sizes(self) -> Sizes:
         """How large the model is."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def attention_names(self) -> list[str]:
         """The attention layers in the order they run: what `record` is given, and the rows of `head_gate`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(
         self,
         prompt: Int[Tensor, "batch position"],
@@ -90,4 +92,3 @@ class Model(nn.Module):
         head_gate: Float[Tensor, "layer head"] | None = None,
     ) -> tuple[Float[Tensor, "batch vocab"], Decoding]:
         """Read the prompt: the scores of the token after it, and what decodes the next ones."""
-        raise NotImplementedError

@@ -78,12 +78,16 @@ class Called:
         v = self.v[:, [head // group for head in heads]]
         return weights.to(v.dtype) @ v
 
+    def sums(self, scores: Tensor, heads: list[int]) -> Tensor:
+        """The log-sum-exp of each row, a sink included."""
+        sums = torch.logsumexp(scores, -1, keepdim=True)
+        if self.sink is None:
+            return sums
+        return torch.logaddexp(sums, self.sink[heads].to(sums.dtype)[:, None, None])
+
     def softmax(self, scores: Tensor, heads: list[int], sums: Tensor | None = None) -> Tensor:
         """Weights of these scores, 0 in a row that sees nothing; `sums` are other sums than their own."""
-        if sums is None:
-            sums = torch.logsumexp(scores, -1, keepdim=True)
-            if self.sink is not None:
-                sums = torch.logaddexp(sums, self.sink[heads].to(sums.dtype)[:, None, None])
+        sums = self.sums(scores, heads) if sums is None else sums
         return torch.where(sums == -math.inf, 0.0, torch.exp(scores - sums.clamp_min(-1e30)))
 
 
@@ -168,11 +172,7 @@ class KnockOut(Change):
                 "head of it can be gated or patched."
             )
         scores = called.scores_of(heads, rows)
-        sums = None
-        if not self.renormalise:
-            sums = torch.logsumexp(scores, -1, keepdim=True)
-            if called.sink is not None:
-                sums = torch.logaddexp(sums, called.sink[heads].to(sums.dtype)[:, None, None])
+        sums = None if self.renormalise else called.sums(scores, heads)
         return called.attended(called.softmax(scores.masked_fill(hidden, -math.inf), heads, sums), heads)
 
 

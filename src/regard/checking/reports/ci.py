@@ -12,6 +12,11 @@ from regard.checking.check import Result
 UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
+def _named(result: Result) -> str:
+    """The mistakes in words, or what comes nearest."""
+    return " ".join(each.sentence for each in result.mistakes) or result.nearest
+
+
 def junit(results: list[Result]) -> str:
     """One suite for each exercise of each file, one case for each check."""
     root = ElementTree.Element("testsuites")
@@ -33,7 +38,7 @@ def junit(results: list[Result]) -> str:
             if not check.passed:
                 told = _clean(check.told)
                 failure = ElementTree.SubElement(case, "failure", message=told, type=check.kind)
-                failure.text = _clean(" ".join([told, *(each.sentence for each in result.mistakes)]))
+                failure.text = _clean(" ".join([told, _named(result)]).strip())
         lines = [*result.conventions, *result.notes]
         if lines:
             ElementTree.SubElement(suite, "system-out").text = _clean("\n".join(lines))
@@ -46,7 +51,7 @@ def gradescope(results: list[Result], points: float = 10.0) -> str:
     tests = []
     for result in results:
         most = points / max(1, len(result.checks))
-        named = " ".join(each.sentence for each in result.mistakes)
+        named = _named(result)
         for check in result.checks:
             output = "" if check.passed else check.told
             if named and not check.passed and not check.hidden:

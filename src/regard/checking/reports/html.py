@@ -47,7 +47,8 @@ def _section(index: int, result: Result) -> Markup:
         tag("h2", result.exercise or "no exercise", " ", _word(result.passed), id=f"r{index}"),
         tag("p", result.file, class_="dim"),
     ]
-    parts += [tag("p", tag("strong", each.sentence)) for each in result.mistakes]
+    said = [*(each.sentence for each in result.mistakes), *([result.nearest] if result.nearest else [])]
+    parts += [tag("p", tag("strong", sentence)) for sentence in said]
     parts += [tag("p", f"Another convention: {note}", class_="note") for note in result.conventions]
     rows = [
         tag(

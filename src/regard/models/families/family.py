@@ -92,7 +92,7 @@ class Family:
 
     def config(self, said: Published) -> TransformerConfig:
         """Our config of what a config.json says; `KeyError` where it says too little."""
-        raise NotImplementedError
+        raise UnsupportedError("a model of no family has no published config.")
 
     def model_type(self, config: TransformerConfig) -> str:
         """The `model_type` of config.json."""
@@ -119,7 +119,9 @@ class Family:
 
     def gguf_config(self, file: GGUFValues) -> Said:
         """The config.json that a GGUF file amounts to, but for vocabulary and special tokens."""
-        raise NotImplementedError
+        raise UnsupportedError(
+            f"GGUF files of {type(self).__name__} models are not read here: give the Hugging Face folder."
+        )
 
     def from_gguf(self, where: Weight, tensor: Tensor, said: Published) -> Tensor:
         """A GGUF file's tensor as Hugging Face lays it out; a tensor without numbers shows the shape."""

@@ -119,3 +119,12 @@ def test_the_terminal_shows_the_numbers_of_the_smallest_case(wrong):
     assert "expected" in text
     assert "difference" in text
     assert "rows are query, columns key" in text
+
+
+def test_what_comes_nearest_stands_in_every_report(wrong):
+    """Where no known mistake fits, a page, a grader and a build server say the same as the terminal."""
+    result = replace(wrong, mistakes=(), nearest="Nearest: rows and columns <exchanged>.")
+    cases = ElementTree.fromstring(ci.junit([result])).findall(".//failure")
+    assert all(case.text.endswith(result.nearest) for case in cases)
+    assert result.nearest in ci.gradescope([result])
+    assert "Nearest: rows and columns &lt;exchanged&gt;." in html.page([result])

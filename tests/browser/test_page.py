@@ -6,6 +6,7 @@ import http.client
 import pytest
 import torch
 
+import regard
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
 from regard.view.predict import sentence_vector
@@ -21,16 +22,16 @@ def test_switching_a_head_off_moves_the_sentence_vector_as_the_library_says(look
     looker.page.click("button.switch")
     moved = looker.page.wait_for_selector(".moved")
     one = models.get(MODEL)
-    gate = torch.ones(6, 12)
-    gate[2, 5] = 0
     ids = one.tokenizer.encode(TEXT)
     with torch.no_grad():
-        wanted = 1 - float(sentence_vector(one, ids, None) @ sentence_vector(one, ids, gate))
+        wanted = 1 - float(sentence_vector(one, ids) @ sentence_vector(one, ids, ((2, 5),)))
     assert wanted > 1e-6
     assert float(moved.get_attribute("data-moved")) == pytest.approx(wanted, abs=1e-6)
     assert "off" in looker.page.get_attribute("[data-head='2.5']", "class")
     looker.settle()
-    changed = trace(one.traced, [ids], head_gate=gate).weights(3, 0)
+    with regard.intervene(one.traced) as run:
+        run.gate(layer=2, head=5, by=0.0)
+        changed = trace(one.traced, [ids]).weights(3, 0)
     looker.change(layer=3, head=0)
     assert looker.hovered(4, 9) == pytest.approx(changed[4, 9].item(), abs=2e-6)
 
@@ -213,10 +214,10 @@ def test_predictions_of_a_decoder_follow_the_library(looker, served, models):
     looker.page.wait_for_selector(".predictions td.up, .predictions td.down")
     one = models.get(key)
     ids = torch.tensor([one.tokenizer.encode(TEXT)])
-    gate = torch.ones(2, 4)
-    gate[1, 2] = 0
-    with torch.no_grad():
-        before, after = (one.model(ids, head_gate=g).logits[0, -1].softmax(-1) for g in (None, gate))
+    with torch.no_grad(), regard.intervene(one.traced) as run:
+        before = one.model(ids).logits[0, -1].softmax(-1)
+        run.gate(layer=1, head=2, by=0.0)
+        after = one.model(ids).logits[0, -1].softmax(-1)
     top = before.topk(8)
     said = [float(text) for text in looker.page.locator(".predictions .num").all_inner_texts()]
     wanted = [x for pair in zip(top.values.tolist(), after[top.indices].tolist(), strict=True) for x in pair]

@@ -3,7 +3,6 @@
 import base64
 
 import pytest
-import torch
 
 import regard
 from regard.files.loading import load
@@ -126,9 +125,9 @@ def test_a_notebook_types_text_and_switches_heads_off(notebook, model, made):
     looker.page.click("button.switch")
     carry("() => document.querySelector('.regard-page').shadowRoot.querySelector('.moved') !== null")
     carry(DRAWN)
-    gate = torch.ones(6, 12)
-    gate[2, 5] = 0
-    wanted = trace(model, "ab", head_gate=gate).weights(4, 1)
+    with regard.intervene(model) as run:
+        run.gate(layer=2, head=5, by=0.0)
+        wanted = trace(model, "ab").weights(4, 1)
     looker.page.evaluate("() => regard.change({layer: 4, head: 1})")
     carry(DRAWN)
     assert weight(carry, looker, 1, 3) == pytest.approx(wanted[1, 3].item(), abs=2e-6)

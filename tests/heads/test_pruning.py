@@ -1,6 +1,7 @@
 """Pruning: what is left computes what masking would, is smaller, decodes, is traced, saves and loads."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -84,10 +85,10 @@ def small(family):
 
 
 def run(model, gate=None):
-    with torch.no_grad():
+    with torch.no_grad(), nullcontext() if gate is None else gated(model, gate):
         if model.config.kind == "encoder-decoder":
-            return model(TOKENS, TOKENS.flip(1), head_gate=gate).logits
-        return model(TOKENS, head_gate=gate).logits
+            return model(TOKENS, TOKENS.flip(1)).logits
+        return model(TOKENS).logits
 
 
 def test_pruned_equals_masked(loaded):
@@ -173,7 +174,8 @@ def test_a_gated_trace_of_a_pruned_model_checks_the_heads_that_are_left(family):
     """The trace of a pruned model takes the gates of its own heads: its outputs are recovered."""
     pruned = prune(small(family), GONE)
     gate = 0.5 + torch.rand(3, 6)
-    traced = trace(pruned, TOKENS[:1], head_gate=gate)
+    with gated(pruned, gate):
+        traced = trace(pruned, TOKENS[:1])
     assert [layer.n_head for layer in traced.layers] == [3, 6]
     assert traced.checks.output < 1e-4
     assert traced.checks.passed
@@ -193,8 +195,8 @@ def test_decoding_with_a_cache_equals_the_whole_sequence(family):
     gate = gate_without(loaded, GONE)
     ids = torch.tensor([[5, 6, 7]])
     for token in written:
-        with torch.no_grad():
-            assert int(loaded.model(ids, head_gate=gate).logits[0, -1].argmax()) == int(token)
+        with torch.no_grad(), gated(loaded, gate):
+            assert int(loaded.model(ids).logits[0, -1].argmax()) == int(token)
         ids = torch.cat([ids, torch.tensor([[int(token)]])], dim=1)
 
 

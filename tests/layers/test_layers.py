@@ -163,32 +163,6 @@ def test_weights_are_recovered_from_what_record_is_given(n_kv_head):
     torch.testing.assert_close(layer.out(mixed.transpose(1, 2).flatten(2)), out, **EXACT)
 
 
-@pytest.mark.parametrize("head", [0, 2])
-@pytest.mark.parametrize("factor", [0.0, 0.25])
-def test_a_gate_is_the_same_as_that_factor_on_the_heads_columns_of_the_projection(head, factor):
-    """A gate of 0 removes the head, one of 1 leaves it."""
-    layer = MultiHeadAttention(MODEL_DIM, 3, qk_dim=QK_DIM, v_dim=2, bias=True).double()
-    x = random(BATCH, N_QUERY, MODEL_DIM)
-    gate = torch.ones(3, dtype=torch.float64)
-    gate[head] = factor
-    open_, gated = layer(x, head_gate=torch.ones_like(gate)), layer(x, head_gate=gate)
-    assert torch.equal(open_, layer(x))
-    assert not torch.allclose(gated, open_)
-    with torch.no_grad():
-        layer.out.weight[:, 2 * head : 2 * head + 2] *= factor
-    torch.testing.assert_close(gated, layer(x), **EXACT)
-
-
-def test_the_gradient_of_a_gate_says_what_its_head_is_worth():
-    """d out / d gate is the head's own contribution, since the output is linear in the gates."""
-    layer = MultiHeadAttention(MODEL_DIM, 3, qk_dim=QK_DIM, v_dim=2).double()
-    x, direction = random(1, N_QUERY, MODEL_DIM), random(1, N_QUERY, MODEL_DIM)
-    gate = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    (worth,) = torch.autograd.grad(layer(x, head_gate=gate), gate, direction)
-    alone = [(layer(x, head_gate=torch.eye(3, dtype=torch.float64)[h]) * direction).sum() for h in range(3)]
-    torch.testing.assert_close(worth, torch.stack(alone), **EXACT)
-
-
 def state(module: nn.Module) -> list[tuple[str, str, int]]:
     """Every attribute of every submodule, by identity."""
     return [
@@ -365,17 +339,6 @@ def test_a_blocks_dropout_is_random_in_training_only():
     assert not torch.equal(block(x, memory), block(x, memory))
     block.eval()
     assert torch.equal(block(x, memory), plain(x, memory))
-
-
-def test_a_blocks_gates_reach_the_attention_they_are_for():
-    """Gates of 0 on self- or cross-attention equal the block with that projection set to 0."""
-    block = Block(BlockConfig(12, 3, 19, attention_bias=False), cross=True).double()
-    x, memory, closed = random(2, 5, 12), random(2, 7, 12), torch.zeros(3, dtype=torch.float64)
-    gated = block(x, memory, head_gate=closed), block(x, memory, cross_gate=closed)
-    kept = {key: value.clone() for key, value in block.state_dict().items()}
-    for part, out in zip(("attention", "cross"), gated, strict=True):
-        block.load_state_dict({**kept, f"{part}.out.weight": torch.zeros(12, 12)})
-        torch.testing.assert_close(block(x, memory), out, **EXACT)
 
 
 def test_the_window_of_a_block_is_for_causal_attention_only():

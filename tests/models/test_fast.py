@@ -297,15 +297,17 @@ def test_unusual_blocks_take_the_readable_path(change):
     torch.testing.assert_close(decoding.next(new), recomputed(model, prompt, None, new[:, None]), **CLOSE)
 
 
-def test_a_recorded_or_gated_decode_runs_the_readable_path():
-    """Every step is recorded, and a gate of 0 changes the scores."""
+def test_a_recorded_or_changed_decode_runs_the_readable_path():
+    """Every step is recorded, and what a hook puts in a layer's place changes the scores."""
     model, prompt, new = build("gpt2"), tokens(BATCH, PROMPT), tokens(BATCH)
     names = []
     _, decoding = model.begin(prompt, record=lambda name, *_: names.append(name))
     plain = decoding.next(new)
     assert names == model.attention_names * 2
-    _, gated = model.begin(prompt, head_gate=torch.zeros(2, 5))
-    assert not torch.allclose(gated.next(new), plain, **CLOSE)
+    for block in model.decoder.blocks:
+        block.attention.register_forward_hook(lambda module, args, out: torch.zeros_like(out))
+    _, changed = model.begin(prompt)
+    assert not torch.allclose(changed.next(new), plain, **CLOSE)
 
 
 def test_wrong_tokens_are_refused_as_ever_and_leave_the_cache_alone():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import regard
 from regard.attention.softmax import weights
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 
@@ -276,13 +277,12 @@ def test_recorded_alignment_is_every_steps_softmax(fields):
 
 
 def test_a_fixed_context_has_no_alignment_to_record():
-    """Without attention nothing is recorded, and a gate has no rows."""
+    """Without attention nothing is recorded, and no layer has a name."""
     model = build(score="none")
     source, _, target = batch_of_sentences()
     calls, record = recorder()
-    gated = model(source, target, record=record, head_gate=torch.ones(0, 1).double())
+    model(source, target, record=record)
     assert (calls, model.attention_names) == ([], [])
-    torch.testing.assert_close(gated.logits, model(source, target).logits, **CLOSE)
 
 
 @pytest.mark.parametrize("fields", ATTENTIVE)
@@ -305,14 +305,26 @@ def test_a_gate_scales_what_attention_brings():
     """The context is multiplied by the gate at each step, in the forward pass and in decoding."""
     model = build()
     source, visible, target = batch_of_sentences()
-    gate = torch.tensor([[0.25]], dtype=torch.float64)
     reference_logits = reference_batch(model, source, visible, target, gate=0.25)
     wanted = torch.stack([logits for logits, _ in reference_logits])
-    got = model(source, target, visible=visible, head_gate=gate).logits
-    torch.testing.assert_close(got, wanted, **CLOSE)
-    first, decoding = model.begin(source, visible, start_token=int(target[0, 0]), head_gate=gate)
-    torch.testing.assert_close(first[0], wanted[0, 0], **CLOSE)
-    torch.testing.assert_close(decoding.next(target[:, 1])[0], wanted[0, 1], **CLOSE)
+    with regard.intervene(model) as run:
+        run.gate(layer=0, by=0.25)
+        torch.testing.assert_close(model(source, target, visible=visible).logits, wanted, **CLOSE)
+        first, decoding = model.begin(source, visible, start_token=int(target[0, 0]))
+        torch.testing.assert_close(first[0], wanted[0, 0], **CLOSE)
+        torch.testing.assert_close(decoding.next(target[:, 1])[0], wanted[0, 1], **CLOSE)
+
+
+def test_one_word_of_the_target_can_be_gated_alone():
+    """Word by word the decoder looks; a query is a position in the target."""
+    model = build()
+    source, _, target = batch_of_sentences()
+    plain = model(source, target).logits
+    with regard.intervene(model) as run:
+        run.gate(layer=0, query=3, by=0.0)
+        changed = model(source, target).logits
+    torch.testing.assert_close(changed[:, :3], plain[:, :3], **CLOSE)
+    assert (changed[:, 3] - plain[:, 3]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("fields", KINDS)

@@ -1,5 +1,6 @@
 """`intervene`: edges cut, heads gated and patched, against plain edits of the same models."""
 
+import copy
 import math
 import threading
 
@@ -11,6 +12,7 @@ from torch import nn
 
 import regard
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
+from regard.heads.model import attention_of
 
 IDS = torch.tensor([[5, 17, 3, 42, 8, 29, 11], [9, 2, 40, 7, 13, 21, 30]])
 SIZES = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40, "num_hidden_layers": 3}
@@ -245,14 +247,20 @@ def test_generation_with_a_cache_writes_what_whole_passes_write():
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "llama", "window", "t5", "linear"])
 def test_our_own_models(family):
-    """A gate is `head_gate`, also where generation would take a short cut; linear attention has no edges."""
+    """A gate is a factor on what the head's part of the output matrix gets, also where generation would take
+    a short cut; linear attention has no edges."""
     loaded = tiny(family)
     model, ids = loaded.model, torch.tensor([[5, 9, 30, 7, 2, 14]])
     given = {"target": torch.tensor([[0, 4, 8]])} if family == "t5" else {}
-    gate = torch.ones(len(model.attention_names), 6)
-    gate[1, 4] = 0.25
+
+    def scaled(by: float):
+        other = copy.deepcopy(model)
+        out = attention_of(other, model.attention_names[1]).out.weight.data.unflatten(1, (6, -1))
+        out[:, 4] *= by
+        return other
+
     with torch.no_grad():
-        wanted = model(ids, **given, head_gate=gate).logits
+        wanted = scaled(0.25)(ids, **given).logits
         with regard.intervene(loaded) as run:
             run.gate(layer=1, head=4, by=0.25)
             close(model(ids, **given).logits, wanted)
@@ -260,11 +268,10 @@ def test_our_own_models(family):
         with regard.intervene(loaded) as run:
             run.gate(layer=1, head=4, by=0.0)
             written = regard.generate(loaded, [[5, 9, 30]], max_new=5)
-        with_gate = ids[:, :3]
-        gate[1, 4] = 0
+        without, silenced = ids[:, :3], scaled(0.0)
         for _ in range(5):
-            with_gate = torch.cat([with_gate, model(with_gate, head_gate=gate).logits[:, -1:].argmax(-1)], 1)
-        assert list(written.tokens[0]) == with_gate[0, 3:].tolist()
+            without = torch.cat([without, silenced(without).logits[:, -1:].argmax(-1)], 1)
+        assert list(written.tokens[0]) == without[0, 3:].tolist()
     if family == "linear":
         with regard.intervene(loaded) as run:
             run.knock_out(layer=0, key=1)
@@ -314,15 +321,19 @@ def test_blocks_within_blocks_and_exceptions_leave_nothing():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_change_holds_in_every_thread():
+@pytest.mark.parametrize("this_thread", [False, True])
+def test_a_change_holds_in_every_thread_or_in_its_own(this_thread):
     model, results = NanoGPT().eval(), []
-    with regard.intervene(model) as run:
+    plain = model(IDS)
+    with regard.intervene(model, this_thread=this_thread) as run:
         run.gate(layer=1, by=0.0)
+        run.patch("wte", source=torch.ones(1, 7, 24))
         here = model(IDS)
         thread = threading.Thread(target=lambda: results.append(model(IDS)))
         thread.start()
         thread.join()
-    assert torch.equal(results[0], here)
+    assert not torch.allclose(here, plain, atol=1e-3)
+    assert torch.equal(results[0], plain if this_thread else here)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from regard.attention.scores import ScoreRule
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import load
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from regard.tracing.interventions import intervene
 from regard.tracing.layers import LinearLayerTrace
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import trace
@@ -152,12 +153,12 @@ def test_half_storage_refuses_what_it_cannot_hold():
         recorder.add("a", q, q, q, torch.zeros(1, 1, 2), ScoreRule(), kind="self")
 
 
-def test_a_gated_head_is_checked_with_its_gate():
-    """Head gates change outputs, and the self-check knows of them."""
+def test_a_trace_with_a_head_gated_passes_its_checks():
+    """A layer is checked as it was computed, before the gate; the layers after it change."""
     loaded = tiny("llama")
-    gate = torch.ones(2, 6)
-    gate[0, 3] = 0.0
-    found = trace(loaded, TEXT, head_gate=gate)
+    with intervene(loaded) as run:
+        run.gate(layer=0, head=3, by=0.0)
+        found = trace(loaded, TEXT)
     assert found.checks.passed, str(found.checks)
     assert not torch.equal(whole(found.layers[1]), whole(trace(loaded, TEXT).layers[1]))
 

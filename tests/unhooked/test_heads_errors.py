@@ -138,11 +138,9 @@ def test_a_damaged_pruned_config_is_a_load_error():
         stated_kept_heads({"model_type": "regard_pruned", "family_config": {}, "kept_heads": [0]}, "folder")
 
 
-def test_a_pruned_layers_gate_is_of_all_heads():
-    """As before pruning: one factor for each head there once was."""
+def test_a_pruned_layer_says_which_heads_it_has():
+    """By their numbers before pruning."""
     layer = PrunedAttention(BlockConfig(model_dim=6, n_head=3, ff_dim=7), (0, 2), causal=True)
-    with pytest.raises(ShapeError, match=r"\(head,\) = \(3,\), as before pruning. Got shape \(2,\)"):
-        layer(torch.randn(1, 5, 6), head_gate=torch.ones(2))
     assert "kept=(0, 2) of 3" in repr(layer)
 
 

@@ -114,13 +114,6 @@ def test_a_visibility_that_does_not_fit_is_refused(visible, error, message):
         MultiHeadAttention(12, 3, causal=True)(torch.randn(2, 5, 12), visible=visible)
 
 
-@pytest.mark.parametrize("shape", [(4,), (3, 1), ()])
-def test_gates_are_one_for_each_head(shape):
-    """Anything else would be broadcast over heads, silently."""
-    with pytest.raises(ShapeError, match=r"head_gate must be \(head,\) = \(3,\)"):
-        MultiHeadAttention(12, 3)(torch.randn(2, 5, 12), head_gate=torch.ones(shape))
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

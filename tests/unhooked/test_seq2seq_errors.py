@@ -84,14 +84,6 @@ def test_a_visibility_that_does_not_fit_is_refused(model, visible, error, messag
         model.begin(SOURCE, visible)
 
 
-@pytest.mark.parametrize(("score", "rows"), [("additive", 1), ("none", 0)])
-def test_a_gate_has_one_row_for_each_attention(score, rows):
-    """One where the decoder looks, none where it does not."""
-    model = Seq2Seq(Seq2SeqConfig(**SIZES, score=score))
-    with pytest.raises(ShapeError, match=rf"\(layer, head\) = \({rows}, 1\), .* Got shape \(2, 1\)"):
-        model(SOURCE, TARGET, head_gate=torch.ones(2, 1))
-
-
 def test_decoding_needs_a_word_to_start_with():
     """Neither the config nor the call names one; one outside the vocabulary will not do."""
     model = Seq2Seq(Seq2SeqConfig(**SIZES))

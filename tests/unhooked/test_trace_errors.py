@@ -136,14 +136,10 @@ def test_targets_belong_to_encoder_decoders(gpt2):
         trace(load("t5", random=True), "words")
 
 
-def test_storage_and_gates_are_checked(gpt2):
-    """A dtype that cannot hold queries, a gate that does not fit, a gate for a foreign model."""
+def test_storage_is_checked(gpt2):
+    """A dtype that cannot hold queries."""
     with pytest.raises(ArgumentError, match=r"dtype is how queries and keys are kept.*Got torch\.int8"):
         trace(gpt2, "words", dtype=torch.int8)
-    with pytest.raises(ShapeError, match=r"head_gate must be \(layer, head\) = \(12, 12\)"):
-        trace(gpt2, "words", head_gate=torch.ones(3, 12))
-    with pytest.raises(ArgumentError, match="head_gate is for models of this library"):
-        trace(torch.nn.Linear(3, 3), torch.ones(1, 3), head_gate=torch.ones(1, 1))
 
 
 def test_unknown_layers_of_a_foreign_model_are_named(gpt2):

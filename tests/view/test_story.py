@@ -11,6 +11,7 @@ import torch
 from regard.drawing.figures import KINDS
 from regard.errors import ArgumentError, RegardError
 from regard.heads.flow import logit_attribution
+from regard.tracing.interventions import intervene
 from regard.tracing.traces import Trace
 from regard.view.ask import effects, search
 from regard.view.document import Document
@@ -138,11 +139,10 @@ def test_effects_are_those_of_switching_a_head_off(models):
     opened = models.get("linear (random)")
     ids = opened.tokenizer.encode("ab")
     found = effects(opened, ids, None)
-    with torch.no_grad():
+    with torch.no_grad(), intervene(opened.model) as run:
         before = opened.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-        after = (
-            opened.model(torch.tensor([ids]), head_gate=opened.gate(((1, 2),))).logits[0, -1].log_softmax(-1)
-        )
+        run.gate(layer=1, head=2, by=0.0)
+        after = opened.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
     token = int(before.argmax())
     assert found["values"][1][2] == pytest.approx((before - after)[token].item(), abs=1e-5)
 

@@ -121,9 +121,9 @@ def test_with_its_model_text_can_be_typed_and_heads_switched_off(model, made):
     assert typed["tokens"] == ["<cls>", "a", "b", "<sep>"]
     changed = notebook.json("trace", model=first["modelKey"], text=TEXT, off=[[1, 3]])
     _, buffers = notebook.ask("tile", tile(changed["id"], dtype="float32"))
-    gate = torch.ones(6, 12)
-    gate[1, 3] = 0
-    wanted = trace(model, TEXT, head_gate=gate).weights(2, 5)
+    with regard.intervene(model) as run:
+        run.gate(layer=1, head=3, by=0.0)
+        wanted = trace(model, TEXT).weights(2, 5)
     np.testing.assert_allclose(np.frombuffer(buffers[0], "<f4").reshape(9, 9), wanted.numpy(), atol=1e-6)
     assert not torch.allclose(wanted, made.weights(2, 5))
     moved = notebook.json("predict", doc=changed["id"], position=None)["moved"]

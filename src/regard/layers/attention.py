@@ -26,7 +26,7 @@ from regard.layers.positions import Turn
 class Record(Protocol):
     """A callback given what an attention layer used and gave; what it returns takes the output's place.
 
-    `out` is (batch, head, query, v_dim), before any gate and projection. A linear layer gives a `LinearRule`,
+    `out` is (batch, head, query, v_dim), before the projection. A linear layer gives a `LinearRule`,
     and its normaliser in the place of the log-sum-exp. A decoder that goes step by step reports every step.
     """
 
@@ -129,7 +129,6 @@ class MultiHeadAttention(nn.Module):
         cache: LayerCache | None = None,
         record: Record | None = None,
         name: str = "attention",
-        head_gate: Float[Tensor, "head"] | None = None,
         return_weights: bool = False,
     ) -> (
         Float[Tensor, "batch query model_dim"]
@@ -138,16 +137,11 @@ class MultiHeadAttention(nn.Module):
         """The layer's output, and all weights (before dropout) where `return_weights` asks for them.
 
         `visible` is combined with the layer's own causality; with a `cache` the queries stand after what it
-        holds. `turn` is the rotary turn of these positions, `head_gate` multiplies each head's output.
+        holds. `turn` is the rotary turn of these positions.
         """
         _check_input("x", x, self.model_dim, self.query.weight)
         if memory is not None:
             _check_input("memory", memory, self.memory_dim, self.key.weight)
-        if head_gate is not None and head_gate.shape != (self.n_head,):
-            raise ShapeError(
-                f"head_gate must be (head,) = ({self.n_head},), a factor for each. "
-                f"Got shape {tuple(head_gate.shape)}."
-            )
         q = split_heads(self.query(x), self.n_head)
         if memory is not None and cache is not None and cache.length:  # the memory does not change
             k, v = self._remembered(cache, q)
@@ -163,8 +157,6 @@ class MultiHeadAttention(nn.Module):
         heads, weights = attending(
             q, k, v, visible, bias, cache, memory is not None, record, name, return_weights
         )
-        if head_gate is not None:
-            heads = heads * head_gate[:, None, None]
         out: Tensor = self.out(merge_heads(heads))
         return out if weights is None else (out, weights)
 

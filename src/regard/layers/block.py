@@ -125,8 +125,6 @@ class Block(nn.Module):
         cross_cache: LayerCache | None = None,
         record: Record | None = None,
         name: str = "block",
-        head_gate: Float[Tensor, "head"] | None = None,
-        cross_gate: Float[Tensor, "head"] | None = None,
     ) -> Float[Tensor, "batch position model_dim"]:
         """The block's output. `record` gets the attention as `name`.self and `name`.cross."""
         if self.cross is None and memory is not None:
@@ -139,7 +137,6 @@ class Block(nn.Module):
             cache=cache,
             record=record,
             name=f"{name}.self",
-            head_gate=head_gate,
         )
 
         x = self._residual(x, self.attention_norm, look)
@@ -153,7 +150,6 @@ class Block(nn.Module):
                 cache=cross_cache,
                 record=record,
                 name=f"{name}.cross",
-                head_gate=cross_gate,
             )
             x = self._residual(x, self.cross_norm, look_across)
         return self._residual(x, self.ff_norm, self.ff)

@@ -317,7 +317,7 @@ class FastSteps:
     def __init__(self, model: Transformer, *, plain: bool) -> None:
         self.model = model
         self.engine: Engine | None = None
-        self._looked = not plain  # what is recorded or gated takes the readable path
+        self._looked = not plain  # what is recorded takes the readable path
 
     def step(
         self, tokens: Int[Tensor, "batch"], cache: KVCache, visible: Tensor | None, *, memory: bool = False

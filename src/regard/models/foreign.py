@@ -88,15 +88,14 @@ class Foreign(Model):
         visible: Bool[Tensor, "batch key"] | None = None,
         target_visible: Bool[Tensor, "batch target_key"] | None = None,
         record: Record | None = None,
-        head_gate: Float[Tensor, "layer head"] | None = None,
         logits: Literal["all", "last", "none"] = "all",
         **more: Any,
     ) -> Output:
         """What the model inside gives, by our names."""
-        if record is not None or head_gate is not None:
+        if record is not None:
             raise UnsupportedError(
-                "record and head_gate are for models of this library: trace this one with regard.trace, and "
-                "change it with regard.intervene."
+                "record is for models of this library: trace this one with regard.trace, and change it with "
+                "regard.intervene."
             )
         if target is not None:
             more |= {"decoder_input_ids": target}
@@ -130,10 +129,9 @@ class Foreign(Model):
         *,
         start_token: int | None = None,
         record: Record | None = None,
-        head_gate: Float[Tensor, "layer head"] | None = None,
     ) -> tuple[Float[Tensor, "batch vocab"], ForeignDecoding]:
         """Read the prompt: the scores of the token after it, and what decodes the next ones."""
-        if record is not None or head_gate is not None:
+        if record is not None:
             raise UnsupportedError(
                 "a foreign model is traced while it writes with `with regard.watch(model)`."
             )

@@ -62,7 +62,7 @@ class Model(nn.Module, ABC):
     """A model over tokens: a `Transformer`, or the recurrent `Seq2Seq`.
 
     `model(tokens)`, or `model(tokens, target)` with an encoder and a decoder, gives an `Output`. All take
-    `visible` and `target_visible` (True: a real token), `record` and `head_gate`, and `logits="none"`.
+    `visible` and `target_visible` (True: a real token), `record`, and `logits="none"`.
     """
 
     family: str  # of published models, or "seq2seq", or "custom"
@@ -79,7 +79,7 @@ class Model(nn.Module, ABC):
     @property
     @abstractmethod
     def attention_names(self) -> list[str]:
-        """The attention layers in the order they run: what `record` is given, and the rows of `head_gate`."""
+        """The attention layers in the order they run: the names that `record` is given."""
 
     @abstractmethod
     def begin(
@@ -89,6 +89,5 @@ class Model(nn.Module, ABC):
         *,
         start_token: int | None = None,
         record: Record | None = None,
-        head_gate: Float[Tensor, "layer head"] | None = None,
     ) -> tuple[Float[Tensor, "batch vocab"], Decoding]:
         """Read the prompt: the scores of the token after it, and what decodes the next ones."""

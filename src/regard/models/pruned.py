@@ -1,6 +1,6 @@
 """Attention some of whose heads were removed: their weights are gone, and so is a key head nobody uses.
 
-A head keeps its number: `head_gate` and `kept_heads` count heads as the whole layer had them.
+A head keeps its number: `kept_heads` counts heads as the whole layer had them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from regard.attention.feature_maps import feature_map
 from regard.attention.scores import Bias, ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
-from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError
-from regard.layers.attention import MultiHeadAttention, Record
+from regard.errors import ArgumentError, LoadError, UnsupportedError
+from regard.layers.attention import MultiHeadAttention, Record, reported
 from regard.layers.block import BlockConfig
 from regard.layers.cache import LayerCache
 from regard.layers.positions import Turn
@@ -76,20 +76,12 @@ class PrunedAttention(MultiHeadAttention):
         cache: LayerCache | None = None,
         record: Record | None = None,
         name: str = "attention",
-        head_gate: Float[Tensor, "head"] | None = None,
         return_weights: bool = False,
     ) -> (
         Float[Tensor, "batch query model_dim"]
         | tuple[Float[Tensor, "batch query model_dim"], Float[Tensor, "batch _head query key"]]
     ):
-        """As the parent's; `head_gate` and `bias` are of all heads the layer once had."""
-        if head_gate is not None:
-            if head_gate.shape != (self.n_head_before,):
-                raise ShapeError(
-                    f"head_gate must be (head,) = ({self.n_head_before},), as before pruning. "
-                    f"Got shape {tuple(head_gate.shape)}."
-                )
-            head_gate = head_gate[list(self.kept)]
+        """As the parent's; `bias` is of all heads the layer once had."""
         if bias is not None:
             bias = bias.part(None, self.kept)
         if not self.kept:
@@ -105,7 +97,6 @@ class PrunedAttention(MultiHeadAttention):
             cache=cache,
             record=record,
             name=name,
-            head_gate=head_gate,
             return_weights=return_weights,
         )
 
@@ -162,8 +153,7 @@ class PrunedAttention(MultiHeadAttention):
         # Whoever looks at single heads wants even groups: here each has a key head of its own.
         shared = torch.tensor(self.kv_head_of, device=device)
         k, v = k.index_select(1, shared), v.index_select(1, shared)
-        if record is not None:
-            record(name, q, k, v, out, lse, rule)
+        out = reported(record, name, q, k, v, out, lse, rule)
         return out, attention.weights(q, k, rule) if return_weights else None
 
     def extra_repr(self) -> str:

@@ -214,7 +214,6 @@ class Decoder(nn.Module):
         state: State,
         *,
         record: Record | None = None,
-        gate: Float[Tensor, ""] | None = None,
     ) -> tuple[Float[Tensor, "batch position hidden_dim"], State]:
         """The last layer's state after each token, and all layers' state after the last."""
         embedded = self.embedding(tokens)
@@ -234,8 +233,6 @@ class Decoder(nn.Module):
                 name=_NAME,
                 projected_keys=source.keys,
             )
-            if gate is not None:
-                context = context * gate
             steps.step(context[:, 0])
             hidden.append(steps.output)
         return torch.stack(hidden, dim=1), steps.state
@@ -281,10 +278,8 @@ class Seq2Seq(Model):
         target_visible: Bool[Tensor, "batch target_position"] | None = None,
         logits: Literal["all", "none"] = "all",
         record: Record | None = None,
-        head_gate: Float[Tensor, "layer head"] | None = None,
     ) -> Output:
         """Logits after each target token, the true ones before it given (teacher forcing)."""
-        gate = self._gate(head_gate)
         seen, state = self.encode(source, visible)
         _check_tokens("target", target, self.config.target_vocab)
         if target.shape[0] != source.shape[0]:
@@ -292,7 +287,7 @@ class Seq2Seq(Model):
                 f"source has {source.shape[0]} sequences and target {target.shape[0]}: each needs the other. "
                 f"Got source {tuple(source.shape)}, target {tuple(target.shape)} as (batch, position)."
             )
-        hidden, _ = self.decoder(target, seen, state, record=record, gate=gate)
+        hidden, _ = self.decoder(target, seen, state, record=record)
         scores = None if logits == "none" else self.decoder.out(hidden)
         return Output(hidden=hidden, logits=scores, memory=seen.values)
 
@@ -317,40 +312,24 @@ class Seq2Seq(Model):
         *,
         start_token: int | None = None,
         record: Record | None = None,
-        head_gate: Float[Tensor, "layer head"] | None = None,
     ) -> tuple[Float[Tensor, "batch vocab"], Seq2SeqDecoding]:
         """The logits of the first word that answers the source `prompt`, and what gives those of the next.
 
         Decoding starts with `start_token`, the config's `bos` by default. `record` is called at every step.
         """
-        gate = self._gate(head_gate)
         start_token = self.config.bos if start_token is None else start_token
         if start_token is None:
             raise ArgumentError("decoding needs a word to start with: give start_token, or the config a bos.")
-        decoding = Seq2SeqDecoding(self, *self.encode(prompt, visible), record=record, gate=gate)
+        decoding = Seq2SeqDecoding(self, *self.encode(prompt, visible), record=record)
         return decoding.next(prompt.new_full((prompt.shape[0],), start_token)), decoding
-
-    def _gate(self, head_gate: Tensor | None) -> Tensor | None:
-        if head_gate is None:
-            return None
-        wanted = (len(self.attention_names), 1)
-        if tuple(head_gate.shape) != wanted:
-            raise ShapeError(
-                f"head_gate must be (layer, head) = {wanted}, one row for each of `attention_names`. "
-                f"Got shape {tuple(head_gate.shape)}."
-            )
-        return head_gate[0, 0] if self.attention_names else None
 
 
 class Seq2SeqDecoding:
     """Sequences being written, one word each at a time. It changes, as a cache does, with each word."""
 
-    def __init__(
-        self, model: Seq2Seq, source: Source, state: State, *, record: Record | None, gate: Tensor | None
-    ) -> None:
-        self.model = model
+    def __init__(self, model: Seq2Seq, source: Source, state: State, *, record: Record | None) -> None:
+        self.model, self.record = model, record
         self.source, self.state = source, state
-        self.record, self.gate = record, gate
 
     def next(self, tokens: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
         """The logits of the word that follows `tokens`, one for each sequence."""
@@ -362,9 +341,7 @@ class Seq2SeqDecoding:
             )
         _check_tokens("tokens", tokens[:, None], self.model.config.target_vocab)
         decoder = self.model.decoder
-        hidden, self.state = decoder(
-            tokens[:, None], self.source, self.state, record=self.record, gate=self.gate
-        )
+        hidden, self.state = decoder(tokens[:, None], self.source, self.state, record=self.record)
         logits: Tensor = decoder.out(hidden[:, 0])
         return logits
 

@@ -6,7 +6,6 @@ Read `TransformerConfig` for what can differ, `families/` for who differs how.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, cast
@@ -105,7 +104,6 @@ class Stack(nn.Module):
         cache: KVCache | None = None,
         record: Record | None = None,
         name: str = "decoder",
-        gates: Iterator[Tensor] | None = None,
         layers: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch position model_dim"]:
         turn = None if rotary is None else rotary(positions)
@@ -129,8 +127,6 @@ class Stack(nn.Module):
                 cross_cache=None if cache is None else cache.cross[index],
                 record=record,
                 name=f"{name}.{index}",
-                head_gate=None if gates is None else next(gates),
-                cross_gate=None if gates is None or memory is None else next(gates),
             )
         if self.norm is not None:
             x = self.norm(x)
@@ -232,7 +228,6 @@ class Transformer(Model):
         *,
         start_token: int | None = None,
         record: Record | None = None,
-        head_gate: Float[Tensor, "layer head"] | None = None,
         cache: Evict | None = None,
     ) -> tuple[Float[Tensor, "batch vocab"], TransformerDecoding]:
         """Read the prompt: the scores of the token after it, and what decodes the next ones.
@@ -240,7 +235,7 @@ class Transformer(Model):
         An encoder-decoder reads it with the encoder and starts the answer with `start_token`. `cache` says
         what is let go of what has been read.
         """
-        decoding = TransformerDecoding(self, prompt, visible, record=record, head_gate=head_gate, cache=cache)
+        decoding = TransformerDecoding(self, prompt, visible, record=record, cache=cache)
         if self.encoder is None:
             return decoding.feed(prompt), decoding
         if start_token is None:
@@ -260,12 +255,10 @@ class Transformer(Model):
         cache: KVCache | None = None,
         logits: Literal["all", "last", "none"] = "all",
         record: Record | None = None,
-        head_gate: Float[Tensor, "layer head"] | None = None,
         return_layers: bool = False,
     ) -> Output:
         """Hidden states, logits of all positions, the last or none, and the pooled vector."""
-        gates = self._gates(head_gate)
-        run = partial(self._run, record=record, gates=gates)
+        run = partial(self._run, record=record)
         layers: list[Tensor] | None = [] if return_layers else None
         if self.decoder is None or self.encoder is None:  # one stack
             if target is not None or memory is not None:
@@ -279,9 +272,6 @@ class Transformer(Model):
                 if tokens is None:
                     raise ArgumentError("give the source `tokens`, or the encoder's output as `memory`.")
                 memory = run(self.encoder, tokens, visible, positions, token_types)
-            elif gates is not None:
-                for _ in range(self.config.n_encoder_layer):
-                    next(gates)
             if target is None:
                 return Output(hidden=memory, memory=memory)
             hidden = run(
@@ -327,7 +317,6 @@ class Transformer(Model):
         memory_keys: Tensor | None = None,
         cache: KVCache | None = None,
         record: Record | None = None,
-        gates: Iterator[Tensor] | None = None,
         layers: list[Tensor] | None = None,
     ) -> Tensor:
         """Embed the tokens and run them through one stack."""
@@ -350,7 +339,6 @@ class Transformer(Model):
             cache=cache,
             record=record,
             name="encoder" if stack is self.encoder else "decoder",
-            gates=gates,
             layers=layers,
         )
 
@@ -398,17 +386,6 @@ class Transformer(Model):
                     f"Got values from {int(low)} to {int(high)}."
                 )
 
-    def _gates(self, head_gate: Tensor | None) -> Iterator[Tensor] | None:
-        if head_gate is None:
-            return None
-        wanted = (len(self.attention_names), self.config.block.n_head)
-        if tuple(head_gate.shape) != wanted:
-            raise ShapeError(
-                f"head_gate must be (layer, head) = {wanted}, one row for each of `attention_names`. "
-                f"Got shape {tuple(head_gate.shape)}."
-            )
-        return iter(head_gate.unbind(0))
-
 
 class TransformerDecoding:
     """One running decode: the cache, and which of its positions are padding."""
@@ -420,7 +397,6 @@ class TransformerDecoding:
         visible: Tensor | None,
         *,
         record: Record | None = None,
-        head_gate: Tensor | None = None,
         cache: Evict | None = None,
     ) -> None:
         if model.config.head != "language" or model.decoder is None:
@@ -428,17 +404,17 @@ class TransformerDecoding:
                 f"a model that is {model.config.kind} with head {model.config.head!r} generates no text: "
                 "only a decoder with a language head does. For masked words use fill_mask."
             )
-        self.model, self.record, self.head_gate = model, record, head_gate
+        self.model, self.record = model, record
         self.cache = model.new_cache()
         self.evicting: Evicting | None = None
         if cache is not None:
             check_evicts(model.config)
             self.record = self.evicting = Evicting(cache, self.cache, model.rotary, record)
-        self.fast = fast.FastSteps(model, plain=self.record is None and head_gate is None)
+        self.fast = fast.FastSteps(model, plain=self.record is None)
         self.visible = None if visible is None or bool(visible.all()) else visible
         self.memory: Tensor | None = None
         if model.encoder is not None:
-            self.memory = model(prompt, visible=self.visible, record=record, head_gate=head_gate).memory
+            self.memory = model(prompt, visible=self.visible, record=record).memory
 
     def next(self, tokens: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
         """The scores of the token after these, one new token for each sequence."""
@@ -462,7 +438,6 @@ class TransformerDecoding:
             cache=self.cache,
             logits="last",
             record=self.record,
-            head_gate=self.head_gate,
         )
         logits: Tensor = output.logits[:, 0]
         return logits

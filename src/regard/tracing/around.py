@@ -103,18 +103,27 @@ def watch(
 
 @contextmanager
 def around_calls(
-    model: nn.Module, calling: Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
+    model: nn.Module,
+    calling: Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]],
+    thread: int | None = None,
 ) -> Iterator[None]:
-    """A block in which every call of the model, in whatever thread, has a block `calling(...)`."""
+    """A block in which every call of the model, in any thread or only in that one, has a `calling(...)`."""
     running = threading.local()
 
+    def elsewhere() -> bool:
+        return thread not in (None, threading.get_ident())
+
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if elsewhere():
+            return
         running.depth = getattr(running, "depth", 0) + 1
         if running.depth == 1:
             running.stack = ExitStack()
             running.stack.enter_context(calling(args, kwargs))
 
     def end(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        if elsewhere():
+            return
         running.depth -= 1
         if running.depth == 0:
             running.stack.close()

@@ -40,6 +40,7 @@ class Called:
     weights_of: Callable[[list[int], slice], Tensor] | None
     sink: Tensor | None = None
     alike: Tensor | None = None  # rows that see nothing, and are given all keys alike
+    before: int = 0  # queries that the layer has had in this call of the model
 
     @classmethod
     def by_rule(
@@ -136,7 +137,7 @@ class Change(ABC):
         n_query, n_key = called.shape[2:]
         before, self._n_key = self._n_key, n_key
         if called.kind == "cross" or n_query == n_key:
-            return 0
+            return called.before
         if before + n_query != n_key and not (self.query is None or self.query == -1):
             raise UnsupportedError(
                 f"{called.name} has {n_query} queries and {n_key} keys, and had {before} before: where its "

@@ -11,8 +11,10 @@ model is as it was. A trace taken inside the block shows each layer as it was co
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, get_args
 
 from torch import Tensor, nn
@@ -29,8 +31,8 @@ from regard.tracing.watch import watching
 class Run:
     """What is changed inside a block, and what of its calls is kept."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, thread: int | None = None) -> None:
+        self._model, self._thread = model, thread
         self.changes: list[Change] = []
         self.layers: list[str] = model.attention_names if isinstance(model, Model) else []  # by their numbers
         self._modules: dict[str, _Module] = {}
@@ -159,7 +161,7 @@ class Run:
                 module = self._model.get_submodule(name)
             except AttributeError:
                 raise ArgumentError(f"the model has no module {name!r}: see model.named_modules().") from None
-            self._modules[name] = _Module(name, module)
+            self._modules[name] = _Module(name, module, self._thread)
         return self._modules[name]
 
     def _let_go(self) -> None:
@@ -182,12 +184,16 @@ class _Calls:
 
     def __init__(self, run: Run) -> None:
         self.run, self.seen = run, list[str]()
+        self.n_query: dict[str, int] = {}  # of each layer so far: a recurrent decoder looks word by word
         run._n_call += 1
 
     def __call__(self, called: Called, out: Tensor) -> Tensor:
         name = called.name
-        again = sum(seen == name or seen.startswith(f"{name}#") for seen in self.seen)
-        called = called if not again else called.again(again + 1)
+        if isinstance(self.run._model, Model):
+            called = replace(called, before=self.n_query.get(name, 0))
+            self.n_query[name] = called.before + called.shape[2]
+        elif again := sum(seen == name or seen.startswith(f"{name}#") for seen in self.seen):
+            called = called.again(again + 1)
         self.seen.append(called.name)
         if called.name not in self.run.layers:
             self.run.layers.append(called.name)
@@ -199,8 +205,10 @@ class _Calls:
 
 
 @contextmanager
-def intervene(model: Any) -> Iterator[Run]:
+def intervene(model: Any, *, this_thread: bool = False) -> Iterator[Run]:
     """A block in which calls of `model`, ours or any that can be watched, run with the changes of a `Run`.
+
+    With `this_thread` calls of the model in other threads stay as they are.
 
     >>> import torch
     >>> model = nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -214,9 +222,10 @@ def intervene(model: Any) -> Iterator[Run]:
     module = model_of(model)
     if not isinstance(module, nn.Module):
         raise ArgumentError(f"model must be a Loaded model or a torch.nn.Module. Got {type(model).__name__}.")
-    run = Run(module)
+    run = Run(module, threading.get_ident() if this_thread else None)
     with ExitStack() as stack:
-        stack.enter_context(around_calls(module, lambda args, kwargs: watching(module, None, _Calls(run))))
+        calling = around_calls(module, lambda args, kwargs: watching(module, None, _Calls(run)), run._thread)
+        stack.enter_context(calling)
         stack.callback(run._let_go)
         yield run
     run._check_all_took_place()
@@ -225,13 +234,15 @@ def intervene(model: Any) -> Iterator[Run]:
 class _Module:
     """A module whose output is kept or exchanged."""
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        self.name, self.keeps = name, False
+    def __init__(self, name: str, module: nn.Module, thread: int | None) -> None:
+        self.name, self.thread, self.keeps = name, thread, False
         self.output: Tensor | None = None
         self.patches: list[tuple[Tensor, At, At]] = []
         self.handle = module.register_forward_hook(self._pass)
 
     def _pass(self, module: nn.Module, args: Any, given: Any) -> Any:
+        if self.thread not in (None, threading.get_ident()):
+            return None
         out = given if isinstance(given, Tensor) else given[0]
         if not isinstance(out, Tensor):
             raise ArgumentError(f"{self.name} gives no tensor but {type(out).__name__}: name one inside it.")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from regard.attention.visibility import Visibility
@@ -62,7 +62,6 @@ def trace(
     layers: Sequence[int | str] | None = None,
     keep_v: bool = False,
     dtype: torch.dtype | None = None,
-    head_gate: Float[Tensor, "layer head"] | None = None,
     tokenizer: Any = None,
 ) -> Trace:
     """Run `model` once and keep every attention weight of it, in memory that grows with the length only.
@@ -85,13 +84,9 @@ def trace(
     if isinstance(found, Model):
         start = model.start_token if isinstance(model, Loaded) else None
         fed = feed_ours(found, text_or_tokens, target, tokenizer, start)
-        recorder = run_ours(
-            found, fed, Recorder(**recorder_options(found, fed, layers, keep_v, dtype)), head_gate
-        )
+        recorder = run_ours(found, fed, Recorder(**recorder_options(found, fed, layers, keep_v, dtype)))
         facts = facts_of(model.facts) if isinstance(model, Loaded) else facts_about(found)
     else:
-        if head_gate is not None:
-            raise ArgumentError("head_gate is for models of this library: a foreign one has no place for it.")
         fed = feed_foreign(found, text_or_tokens, target, tokenizer)
         from_the_end = layers is not None and any(isinstance(at, int) and at < 0 for at in layers)
         recorder = Recorder(layers=None if from_the_end else layers, keep_v=keep_v, dtype=dtype)
@@ -193,11 +188,11 @@ def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token
     return Fed((ids, target_ids), kwargs, target_ids, ids, target_real, real, text)
 
 
-def run_ours(model: Model, fed: Fed, recorder: Recorder, head_gate: Tensor | None = None) -> Recorder:
+def run_ours(model: Model, fed: Fed, recorder: Recorder) -> Recorder:
     """Run a model of ours with a recorder, without its logits: nothing looks at them."""
     attention_layers(model)  # raises where one drops weights
     with torch.no_grad():
-        model(*fed.args, **fed.kwargs, logits="none", record=recorder, head_gate=head_gate)
+        model(*fed.args, **fed.kwargs, logits="none", record=recorder)
     return recorder
 
 

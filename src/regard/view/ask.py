@@ -6,13 +6,12 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from regard.errors import ArgumentError, UnsupportedError
 from regard.heads.flow import logit_attribution
 from regard.heads.relations import score_pairs
 from regard.models.transformer import Transformer
-from regard.view.models import Opened
+from regard.view.models import Off, Opened
 from regard.view.predict import a_word, chances, sentence_vector
 
 _MOST_TOKENS = 256  # of a text whose heads are switched off one after the other
@@ -33,7 +32,7 @@ def effects(opened: Opened, ids: list[int], source: list[int] | None) -> dict[st
     config = model.config
     adds_up = config.kind == "decoder" and config.block.norm_first and config.block.kernel is None
     if config.head == "language" and adds_up:
-        token = int(chances(opened, ids, source, None, len(ids) - 1)[0].argmax())
+        token = int(chances(opened, ids, source, first=len(ids) - 1)[0].argmax())
         found = logit_attribution(opened.loaded, torch.tensor([ids]), token)
         name = opened.tokenizer.tokens([token])[0]
         return {"what": f"what the head adds to the score of “{name}”", "values": found.heads.tolist()}
@@ -42,11 +41,10 @@ def effects(opened: Opened, ids: list[int], source: list[int] | None) -> dict[st
             f"switching off every head reads the text as often: at most {_MOST_TOKENS} tokens."
         )
     what, score = _score(opened, ids, source)
-    whole = score(None)
-    names = model.attention_names
+    whole = score(())
     values = [
-        [whole - score(opened.gate(((layer, head),))) for head in range(opened.n_head)]
-        for layer in range(len(names))
+        [whole - score(((layer, head),)) for head in range(n_head)]
+        for layer, n_head in enumerate(opened.layers.values())
     ]
     return {"what": what, "values": values}
 
@@ -54,20 +52,20 @@ def effects(opened: Opened, ids: list[int], source: list[int] | None) -> dict[st
 def _score(opened: Opened, ids: list[int], source: list[int] | None) -> tuple[str, Any]:
     """A number that falls when a head that matters is switched off, and its name."""
     if opened.predicts == "vector":
-        whole = sentence_vector(opened, ids, None)
+        whole = sentence_vector(opened, ids)
 
-        def cosine(gate: Tensor | None) -> float:
-            return float(whole @ sentence_vector(opened, ids, gate))
+        def cosine(off: Off) -> float:
+            return float(whole @ sentence_vector(opened, ids, off))
 
         return "how far the sentence vector moves without the head (1 − cosine)", cosine
     fed, at = list(ids), len(ids) - 1
     if opened.predicts == "masked":
         at = a_word(opened, ids)
         fed[at] = int(opened.tokenizer.special.mask or 0)
-    token = int(chances(opened, fed, source, None)[at].argmax())
+    token = int(chances(opened, fed, source)[at].argmax())
 
-    def logarithm(gate: Tensor | None) -> float:
-        return float(chances(opened, fed, source, gate)[at, token].log())
+    def logarithm(off: Off) -> float:
+        return float(chances(opened, fed, source, off)[at, token].log())
 
     return f"by how much log p(“{opened.tokenizer.tokens([token])[0]}”) falls without the head", logarithm
 

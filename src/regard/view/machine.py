@@ -85,7 +85,8 @@ def from_model(
     try:
         ids = trace.ids[document.batch : document.batch + 1]
         read = (ids,) if source is None else (torch.tensor([source], device=ids.device), ids)
-        model(*read, head_gate=opened.gate(document.off), logits="none")
+        with opened.without(document.off):
+            model(*read, logits="none")
     finally:
         for hook in hooks:
             hook.remove()

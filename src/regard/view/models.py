@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from regard.errors import ArgumentError, LoadError, no_such
 from regard.files import hub
 from regard.files.loading import Loaded, described, load, random_seq2seq, untrained
 from regard.files.tokenizer import TextTokenizer, byte_tokenizer
+from regard.heads.model import layers_of
 from regard.layers.block import BlockConfig
 from regard.models.families import FAMILIES, initialise
 from regard.models.model import Model
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.tracing.interventions import intervene
 from regard.view.document import ModelKind, Predicts
 
 RANDOM = " (random)"
@@ -31,6 +34,8 @@ _KINDS: dict[str, ModelKind] = {
     "pocket-dates": "encoder-decoder",
 }
 _KEPT = 4  # models in memory
+
+Off = tuple[tuple[int, int], ...]  # heads that are switched off, (layer, head) as a trace counts them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,20 +73,29 @@ class Opened:
         """What `trace` is given."""
         return self.model if self.loaded is None else self.loaded
 
-    def gate(self, off: tuple[tuple[int, int], ...]) -> Tensor | None:
-        """1 for every head, 0 for those switched off; None where none is."""
+    @property
+    def layers(self) -> dict[str, int]:
+        """The attention layers that a trace has, and the number of heads of each."""
+        if self.loaded is None:
+            return dict.fromkeys(self.model.attention_names, self.n_head)
+        return {name: len(heads) for name, heads in layers_of(self.loaded).items() if heads}
+
+    @contextmanager
+    def without(self, off: Off) -> Iterator[None]:
+        """A block in which these heads give nothing in what this thread asks of the model."""
         if not off:
-            return None
-        names = self.model.attention_names
-        gate = torch.ones(len(names), self.n_head, device=next(self.model.parameters()).device)
-        for layer, head in off:
-            if not (0 <= layer < len(names) and 0 <= head < self.n_head):
-                raise ArgumentError(
-                    f"there is no head {head} in layer {layer}: {self.title} has {len(names)} layers of "
-                    f"{self.n_head} heads."
-                )
-            gate[layer, head] = 0.0
-        return gate
+            yield
+            return
+        layers = list(self.layers.items())
+        with intervene(self.traced, this_thread=True) as run:
+            for layer, head in off:
+                if not (0 <= layer < len(layers) and 0 <= head < layers[layer][1]):
+                    raise ArgumentError(
+                        f"there is no head {head} in layer {layer}: {self.title} has {len(layers)} layers of "
+                        f"{self.n_head} heads."
+                    )
+                run.gate(layer=layers[layer][0], head=head, by=0.0)
+            yield
 
 
 def opened(loaded: Loaded, key: str) -> Opened:

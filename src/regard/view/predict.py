@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from regard.errors import ArgumentError, UnsupportedError
 from regard.models.seq2seq import Seq2Seq
 from regard.tracing.gradients import ScoreGradients, score_gradients
-from regard.view.models import Opened
+from regard.view.models import Off, Opened
 
 # What an encoder without a head of words is asked: which of these its sentence vector is nearest to.
 EXAMPLES = (
@@ -30,13 +30,12 @@ def predict(
     opened: Opened,
     ids: list[int],
     source: list[int] | None,
-    off: tuple[tuple[int, int], ...],
+    off: Off,
     position: int | None,
 ) -> dict[str, Any]:
     """The likeliest words at a position, or the sentence vector's cosines, before and after switching off."""
-    gate = opened.gate(off)
     if opened.predicts == "vector":
-        return _vectors(opened, ids, gate)
+        return _vectors(opened, ids, off)
     at = len(ids) - 1 if position is None else position
     if not 0 <= at < len(ids):
         raise ArgumentError(f"there is no position {at}: there are {len(ids)} tokens.")
@@ -47,10 +46,10 @@ def predict(
             raise UnsupportedError("this tokenizer has no mask token.")
         at = a_word(opened, ids) if position is None else at
         fed[at] = mask
-    before = chances(opened, fed, source, None)[at]
+    before = chances(opened, fed, source)[at]
     top = before.topk(min(TOP, before.shape[0]))
     names = opened.tokenizer.tokens(top.indices.tolist())
-    after = None if gate is None else chances(opened, fed, source, gate)[at][top.indices].tolist()
+    after = chances(opened, fed, source, off)[at][top.indices].tolist() if off else None
     return {
         "kind": opened.predicts,
         "position": at,
@@ -69,7 +68,7 @@ def rivals(
     opened: Opened, ids: list[int], source: list[int] | None, start: int, count: int = 5
 ) -> list[list[dict[str, Any]]]:
     """For each token from `start` on, and for the one that would come next, the likeliest of its step."""
-    top = chances(opened, ids, source, None, start - 1).topk(count)
+    top = chances(opened, ids, source, first=start - 1).topk(count)
     return [
         _listed(opened.tokenizer.tokens(tokens), values)
         for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
@@ -83,25 +82,26 @@ def a_word(opened: Opened, ids: list[int]) -> int:
 
 
 def chances(
-    opened: Opened, ids: list[int], source: list[int] | None, gate: Tensor | None, first: int = 0
+    opened: Opened, ids: list[int], source: list[int] | None, off: Off = (), first: int = 0
 ) -> Tensor:
     """Probabilities (position, vocab) of what follows each position from `first` on."""
     device = next(opened.model.parameters()).device
     tokens = torch.tensor([ids], device=device)
     sequence = (tokens,) if source is None else (torch.tensor([source], device=device), tokens)
-    logits: Tensor = opened.model(*sequence, head_gate=gate).logits[0, first:]
+    with opened.without(off):
+        logits: Tensor = opened.model(*sequence).logits[0, first:]
     return logits.float().softmax(-1).cpu()
 
 
-def _vectors(opened: Opened, ids: list[int], gate: Tensor | None) -> dict[str, Any]:
-    whole = sentence_vector(opened, ids, None)
+def _vectors(opened: Opened, ids: list[int], off: Off) -> dict[str, Any]:
+    whole = sentence_vector(opened, ids)
     examples = example_vectors(opened)
     cosines = [float(whole @ each) for each in examples]
     order = sorted(range(len(EXAMPLES)), key=lambda index: -cosines[index])
     names = [EXAMPLES[index] for index in order]
     after = moved = None
-    if gate is not None:
-        changed = sentence_vector(opened, ids, gate)
+    if off:
+        changed = sentence_vector(opened, ids, off)
         after = _listed(names, [float(changed @ examples[index]) for index in order])
         moved = 1 - float(whole @ changed)
     return {
@@ -115,13 +115,14 @@ def _vectors(opened: Opened, ids: list[int], gate: Tensor | None) -> dict[str, A
 
 def example_vectors(opened: Opened) -> list[Tensor]:
     """The sentence vectors of the examples."""
-    return [sentence_vector(opened, opened.tokenizer.encode(each), None) for each in EXAMPLES]
+    return [sentence_vector(opened, opened.tokenizer.encode(each)) for each in EXAMPLES]
 
 
-def sentence_vector(opened: Opened, ids: list[int], gate: Tensor | None) -> Tensor:
+def sentence_vector(opened: Opened, ids: list[int], off: Off = ()) -> Tensor:
     """The mean of the last layer's vectors, of length 1: how sentence encoders are compared."""
     device = next(opened.model.parameters()).device
-    hidden = opened.model(torch.tensor([ids], device=device), head_gate=gate).hidden
+    with opened.without(off):
+        hidden = opened.model(torch.tensor([ids], device=device)).hidden
     vector: Tensor = F.normalize(hidden.float().mean(1), dim=-1)[0].cpu()
     return vector
 
@@ -136,7 +137,7 @@ def gradients(
     if opened.predicts == "vector":
         with torch.no_grad():
             vectors = example_vectors(opened)
-            whole = sentence_vector(opened, ids, None)
+            whole = sentence_vector(opened, ids)
         nearest = max(range(len(EXAMPLES)), key=lambda index: float(whole @ vectors[index]))
 
         def objective(output: Any) -> Tensor:
@@ -147,7 +148,7 @@ def gradients(
         name = f"cosine with “{EXAMPLES[nearest]}”"
     else:
         with torch.no_grad():
-            followers = chances(opened, ids, source, None)
+            followers = chances(opened, ids, source)
         at = min(position, followers.shape[0] - 1)
         token = int(followers[at].argmax())
         given.update(position=at, token=token)

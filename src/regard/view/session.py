@@ -378,8 +378,7 @@ class Session:
 def make_document(opened: Opened, asked: Asked, progress: Progress | None = None) -> Document:
     """Run the model and keep its trace."""
     ids, notices = _read(opened, asked.text)
-    gate = opened.gate(asked.off)
-    if asked.max_new and gate is not None:
+    if asked.max_new and asked.off:
         raise ArgumentError("text is written with all heads: switch them on first.")
     source = ids if opened.kind == "encoder-decoder" else None
     with (progress or Progress()).of(opened, max(1, asked.max_new)):
@@ -390,18 +389,14 @@ def make_document(opened: Opened, asked: Asked, progress: Progress | None = None
                 answer, more = _read(opened, asked.target)
                 notices += more
             start = [opened.start_token] if opened.loaded is None else []  # a loaded model knows its own
-            found = trace(
-                opened.traced,
-                [ids],
-                target=[[*start, *answer]],
-                keep_v=True,
-                head_gate=gate,
-                tokenizer=opened.tokenizer,
-            )
+            target = [[*start, *answer]]
+            with opened.without(asked.off):
+                found = trace(opened.traced, [ids], target=target, keep_v=True, tokenizer=opened.tokenizer)
         elif asked.max_new and opened.kind == "decoder" and opened.loaded is not None:
             found = trace_generation(opened.loaded, ids, max_new=asked.max_new, keep_v=True)
         else:
-            found = trace(opened.traced, [ids], keep_v=True, head_gate=gate)
+            with opened.without(asked.off):
+                found = trace(opened.traced, [ids], keep_v=True)
     generated, last = None, "…"
     if source is not None or asked.max_new:
         assert found.ids is not None

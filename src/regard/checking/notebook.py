@@ -132,11 +132,7 @@ def _runner() -> Runner:
 
 def _shell() -> Shell | None:
     """The notebook or IPython that this runs in, if any."""
-    if "IPython" not in sys.modules:
-        return None
-    from IPython.core.getipython import get_ipython
-
-    return get_ipython()
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 def _session(shell: Shell, names: Iterable[str]) -> Submission:

@@ -188,6 +188,7 @@ def test_the_public_names_are_pinned():
         "attend",
         "attend_hard",
         "attend_linear",
+        "check",
         "feature_map",
         "fill_mask",
         "generate",

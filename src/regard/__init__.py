@@ -7,6 +7,7 @@
     load, save, generate, fill_mask                  models from files and back, and what they write
     trace, show                                      every weight of a forward pass, and its page
     watch, intervene, why                            around any call: see, change, explain
+    check                                            an answer to an exercise; `%load_ext regard`
 
 The rest is in packages: `regard.attention`, `regard.layers`, `regard.models`, `regard.recurrent`,
 `regard.tracing`, `regard.heads`, `regard.experiments`, `regard.costs`, `regard.drawing`, `regard.train`.
@@ -40,6 +41,7 @@ _HOME = {
     "attend": "attention.softmax",
     "attend_hard": "attention.softmax",
     "attend_linear": "attention.linear",
+    "check": "checking.notebook",
     "feature_map": "attention.feature_maps",
     "fill_mask": "decoding.masked",
     "generate": "decoding.loop",
@@ -68,6 +70,11 @@ def __getattr__(name: str) -> object:
     return value
 
 
+def load_ipython_extension(shell: object) -> None:
+    """`%load_ext regard`: `%%check` above a notebook's cell."""
+    import_module("regard.checking.notebook").load_ipython_extension(shell)
+
+
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
 
@@ -79,6 +86,7 @@ if TYPE_CHECKING:
     from regard.attention.scores import ScoreRule
     from regard.attention.softmax import Attended, attend, attend_hard, masked_softmax, weights
     from regard.attention.visibility import Visibility
+    from regard.checking.notebook import check
     from regard.decoding.loop import generate
     from regard.decoding.masked import fill_mask
     from regard.errors import RegardError

@@ -100,13 +100,14 @@ class Checker:
         return space
 
     def check_files(
-        self, paths: Iterable[str], only: str | None = None, maybe: Collection[str] = ()
+        self, files: Iterable[str | Submission], only: str | None = None, maybe: Collection[str] = ()
     ) -> Iterator[Result]:
         """Results of all files, in order, as they come; whatever a file does, the others have theirs.
 
         Of the paths of `maybe`, as those of a folder, files that answer nothing have no result.
         """
-        work = [(path, self._work(path, only, path in maybe)) for path in paths]
+        paths = {file if isinstance(file, str) else file.path: file for file in files}
+        work = [(path, self._work(path, file, only, path in maybe)) for path, file in paths.items()]
         with ThreadPoolExecutor(max(1, self.runner.n_worker)) as pool:
             running = [
                 (path, [pool.submit(self._safely, path, item) for item in items]) for path, items in work
@@ -117,10 +118,12 @@ class Checker:
                 last = {result.exercise or index: index for index, result in enumerate(results)}
                 yield from (results[index] for index in sorted(last.values()))
 
-    def _work(self, path: str, only: str | None, maybe: bool) -> list[tuple[Submission, Answered] | Result]:
+    def _work(
+        self, path: str, file: str | Submission, only: str | None, maybe: bool
+    ) -> list[tuple[Submission, Answered] | Result]:
         """What there is to check in a file, and what is wrong with it already."""
         try:
-            submission = read(path)
+            submission = read(file) if isinstance(file, str) else file
             answers = answered(submission, self.exercises, only)
         except RegardError as error:
             return [] if maybe and isinstance(error, ArgumentError) else [_unreadable(path, only, str(error))]

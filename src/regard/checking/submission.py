@@ -8,7 +8,7 @@ import difflib
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from regard.errors import ArgumentError, LoadError
 MOST_BYTES = 1 << 25
 MAGIC = re.compile(r"^\s*(%|!|\?)|^\s*[\w.]+\?{1,2}\s*$")
 # Cell magics whose cell is Python all the same.
-PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3")
+PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3", "%%check")
 NEAR = 0.8  # how alike two names are, of which one was probably meant
 TIE = 0.6  # below it, a signature tells nothing: more than the names of layers can make up
 
@@ -205,6 +205,12 @@ def _notebook(text: str, path: str, folder: str) -> Submission:
             raise TypeError("a cell's source is no text")
     except (*UNPARSED, KeyError, TypeError, AttributeError, IndexError) as error:
         raise LoadError(f"{path} is no notebook: {str(error) or type(error).__name__}.") from error
+    parsed, notes, broken = as_cells(sources)
+    return Submission(path, parsed, notes, folder, broken)
+
+
+def as_cells(sources: Iterable[str]) -> tuple[tuple[Cell, ...], tuple[str, ...], tuple[str, ...]]:
+    """A notebook's cells, what was left out of them, and those that are no Python."""
     parsed: list[Cell] = []
     notes: list[str] = []
     broken: list[str] = []
@@ -218,7 +224,19 @@ def _notebook(text: str, path: str, folder: str) -> Submission:
             broken.append(f"cell {number} is no Python: {_complaint(error)}.")
             continue
         parsed.append(cell)
-    return Submission(path, tuple(parsed), tuple(dict.fromkeys(notes)), folder, tuple(broken))
+    return tuple(parsed), tuple(dict.fromkeys(notes)), tuple(broken)
+
+
+def names_in(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    """The names that a statement at the top binds (`*` for unknown ones), and those that it uses."""
+    nodes = list(ast.walk(statement))
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+        return {statement.name}, used
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    aliases = [node for node in nodes if isinstance(node, ast.alias)]
+    return bound | {(alias.asname or alias.name).partition(".")[0] for alias in aliases}, used
 
 
 def _complaint(error: BaseException) -> str:

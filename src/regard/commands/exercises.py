@@ -61,33 +61,52 @@ def _runner(n_job: int, *, must_confine: bool = False) -> Runner:
 @from_option
 @json_option
 def exercises(folder: Path | None, as_json: bool) -> None:
-    """List the exercises, and how far you are."""
+    """Show the exercises as a path: how hard and long each is, how far you are, what comes next."""
     from regard.checking.catalogue import catalogue
+    from regard.checking.path import next_stop, tracks
     from regard.checking.progress import Progress
 
     progress = Progress()
-    listed = catalogue(folder)
+    path = tracks(catalogue(folder))
+    stops = [(track, stop) for track in path for stop in track.stops]
+    passed = {stop.exercise.id for _, stop in stops if progress.status(stop.exercise.id) == "passed"}
+    upcoming = next_stop(path, passed)
     if as_json:
         rows = [
             {
-                "exercise": id,
-                "title": exercise.title,
-                "names": list(exercise.names),
-                "progress": progress.status(id),
+                "exercise": stop.exercise.id,
+                "title": stop.exercise.title,
+                "names": list(stop.exercise.names),
+                "progress": progress.status(stop.exercise.id),
+                "track": track.title,
+                "level": stop.level,
+                "minutes": stop.minutes,
+                "after": list(stop.after),
+                "next": stop is upcoming,
             }
-            for id, exercise in listed.items()
+            for track, stop in stops
         ]
         click.echo(json.dumps(rows))
         return
     from rich.table import Table
 
-    table = Table(box=None)
-    for title in ("exercise", "write", "about", "progress"):
-        table.add_column(title)
-    for id, exercise in listed.items():
-        table.add_row(id, ", ".join(exercise.names), exercise.title, progress.status(id))
-    print_table(table)
-    click.echo("\nBegin with: regard start masked-softmax")
+    for track in path:
+        minutes = sum(stop.minutes for stop in track.stops if stop.exercise.id not in passed)
+        left = f" ({minutes} minutes left)" if minutes else ""
+        click.echo(f"{track.title}: {track.about}{left}")
+        table = Table(box=None, show_header=False)
+        for width in (1, 25, 10):
+            table.add_column(min_width=width)
+        for stop in track.stops:
+            id = stop.exercise.id
+            mark = "✓" if id in passed else "→" if stop is upcoming else " "
+            time_needed = (
+                f"{'●' * stop.level}{'○' * (3 - stop.level)} {stop.minutes:3} min" if stop.level else ""
+            )
+            table.add_row(mark, id, time_needed, stop.exercise.title, progress.status(id))
+        print_table(table)
+        click.echo()
+    click.echo(f"Next: regard start {upcoming.exercise.id}" if upcoming else "All exercises are passed.")
 
 
 @click.command()

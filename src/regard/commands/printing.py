@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 WIDE_ENOUGH = 24  # of a column of sentences: narrower, and they stand one word on a line
 
 # What tables, maps and sentences of ours are drawn with, and what stands for it where there is ASCII alone.
-_DRAWN = "─━═│┃║╎░▒▓█…·•“”‘’–—−×≥≤✓✗␣→←\N{REPLACEMENT CHARACTER}"
-_INSTEAD = "---||||.:*#~..\"\"''---x><+x_><?"
+_DRAWN = "─━═│┃║╎░▒▓█…·•“”‘’–—−×≥≤✓✗␣→←●○\N{REPLACEMENT CHARACTER}"
+_INSTEAD = "---||||.:*#~..\"\"''---x><+x_><*.?"
 _LOOKALIKES = {
     **dict.fromkeys(range(0x2500, 0x2580), "+"),  # corners of boxes
     **dict.fromkeys(range(0x2800, 0x2900), "*"),  # what turns while one waits

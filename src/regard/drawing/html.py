@@ -7,12 +7,20 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STYLE = """
-:root { color-scheme: light dark; --line: #8886; --soft: #8882 }
-:root { --good: #2e7d32; --bad: #c62828; --note: #1565c0 }
+DOCUMENT_STYLE = """
+:root { color-scheme: light dark; --good: #2e7d32; --bad: #c62828; --note: #1565c0 }
 @media (prefers-color-scheme: dark) { :root { --good: #81c784; --bad: #ef9a9a; --note: #90caf9 } }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; border-top: 1px solid var(--line); padding-top: 1rem }
+h1 { font-size: 1.5rem } h2 { border-top: 1px solid var(--line); padding-top: 1rem }
+"""
+# In a notebook, whose theme need not be that of the system: JupyterLab's own colours, or such as suit both.
+CELL_COLOURS = """
+--good: var(--jp-success-color1, #388e3c); --bad: var(--jp-error-color1, #d84343);
+--note: var(--jp-info-color1, #1e88e5)
+"""
+STYLE = """
+--line: #8886; --soft: #8882;
+h2 { font-size: 1.2rem }
 table { border-collapse: collapse; margin: .5rem 0 }
 td, th { padding: .2rem .6rem; text-align: left; vertical-align: top }
 tr:nth-child(even) td { background: var(--soft) }
@@ -78,6 +86,12 @@ def page(title: str, body: Markup) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<title>{html.escape(title)}</title>\n"
+        f"<style>{DOCUMENT_STYLE}body {{{STYLE}}}</style>\n</head>\n"
         f"<body>\n<main>\n{tag('h1', title).text}\n{body.text}\n</main>\n</body>\n</html>\n"
     )
+
+
+def fragment(body: Markup) -> str:
+    """A part of somebody else's page, such as a notebook's cell, whose looks stay its own."""
+    return f'<div class="regard"><style>.regard {{{CELL_COLOURS}; {STYLE}}}</style>{body.text}</div>'

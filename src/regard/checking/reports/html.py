@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from torch import Tensor
 
 from regard.checking.check import Result
 from regard.checking.judge import Check
 from regard.checking.reports.terminal import first_wrong_table, table
+from regard.drawing import html
 from regard.drawing.html import Markup, escaped, joined, tag
-from regard.drawing.html import page as whole_page
 
 CELL = 26
 MARGIN = 34
@@ -33,13 +34,32 @@ def page(results: list[Result]) -> str:
     ]
     heads = tag("tr", *(tag("th", each) for each in ("exercise", "file", "", "mistake")))
     summary = tag("p", f"{n_passed} of {len(results)} passed.") + tag("table", heads, *rows)
-    return whole_page(
-        "Exercises", joined([summary, *(_section(index, each) for index, each in enumerate(results))])
-    )
+    sections = (_section(index, result) for index, result in enumerate(results))
+    return html.page("Exercises", joined([summary, *sections]))
+
+
+def cell(results: list[Result]) -> str:
+    """All results as a notebook's cell shows them: a line for what passed, else what failed."""
+    return html.fragment(joined([_short(index, result) for index, result in enumerate(results)]))
+
+
+def _short(index: int, result: Result) -> Markup:
+    if result.passed:
+        line = tag("p", _word(True), f" {result.exercise}, {len(result.checks)} checks.")
+        return line + joined([_convention(note) for note in result.conventions])
+    failed = [check for check in result.checks if not check.passed]
+    n_passed = len(result.checks) - len(failed)
+    hint = f" A hint: !regard hint {result.exercise}" if result.exercise else ""
+    count = tag("p", f"{n_passed} of {len(result.checks)} checks passed.{hint}", class_="dim")
+    return _section(index, replace(result, checks=tuple(failed))) + count
 
 
 def _word(passed: bool) -> Markup:
     return tag("span", "passed" if passed else "not yet", class_="good" if passed else "bad")
+
+
+def _convention(note: str) -> Markup:
+    return tag("p", f"Another convention: {note}", class_="note")
 
 
 def _section(index: int, result: Result) -> Markup:
@@ -49,7 +69,7 @@ def _section(index: int, result: Result) -> Markup:
     ]
     said = [*(each.sentence for each in result.mistakes), *([result.nearest] if result.nearest else [])]
     parts += [tag("p", tag("strong", sentence)) for sentence in said]
-    parts += [tag("p", f"Another convention: {note}", class_="note") for note in result.conventions]
+    parts += [_convention(note) for note in result.conventions]
     rows = [
         tag(
             "tr",

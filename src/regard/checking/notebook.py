@@ -1,0 +1,218 @@
+"""Check an answer where it was written.
+
+    regard.check(masked_softmax)       # a function or class of this notebook, or of a file
+    regard.check("homework.ipynb")     # every exercise that a file answers
+
+    %load_ext regard
+    %%check masked-softmax             # above a cell: it is run, and what it defines is checked
+
+One worker stays warm for the session. It runs what the answer needs of the notebook, not the notebook.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import inspect
+import io
+import secrets
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from regard.checking.catalogue import catalogue, pick
+from regard.checking.check import Checker, Result
+from regard.checking.progress import Progress
+from regard.checking.runner import Runner
+from regard.checking.submission import Cell, Submission, as_cells, names_in, read
+from regard.errors import ArgumentError
+
+Shell = Any  # IPython's InteractiveShell, which is only partly typed
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What checking gave: the last value of a notebook's cell shows itself, with pictures."""
+
+    results: tuple[Result, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything passed."""
+        return all(result.passed for result in self.results)
+
+    def __repr__(self) -> str:
+        """The report as the terminal has it."""
+        from rich.console import Console
+
+        from regard.checking.reports.terminal import print_result
+
+        console = Console(file=io.StringIO(), width=100, highlight=False)
+        with console.capture() as printed:
+            for result in self.results:
+                print_result(console, result)
+        return printed.get().rstrip()
+
+    def _repr_html_(self) -> str:
+        from regard.checking.reports.html import cell
+
+        return cell(list(self.results))
+
+
+def check(
+    answer: object, exercise: str | None = None, *, seed: int | None = None, strict: bool = False
+) -> Report:
+    """Check a function or class, or the `.py` or `.ipynb` file of that path, and name its mistakes.
+
+    `exercise` says what is answered where the name does not. Inputs are fresh at every call; `seed` repeats
+    them. With `strict`, conventions other than the task's fail.
+    """
+    if isinstance(answer, str | Path):
+        return _report(read(answer), exercise, seed, strict)
+    name = getattr(answer, "__name__", None)
+    if not (inspect.isfunction(answer) or inspect.isclass(answer)) or name is None:
+        raise ArgumentError(
+            "check takes a function, a class, or the path of a file. "
+            f"Got an object of type {type(answer).__name__}"
+            + (": its class is what you wrote." if type(answer).__module__ == "__main__" else ".")
+        )
+    shell = _shell()
+    if shell is not None and answer.__module__ == "__main__":
+        submission = _session(shell, [name])
+    else:
+        submission = _module(answer)
+    return _report(submission, exercise, seed, strict, [name])
+
+
+def _module(answer: Any) -> Submission:
+    """The file that defines an answer."""
+    try:
+        file = inspect.getsourcefile(answer)
+    except TypeError:
+        file = None
+    if file is None or not Path(file).is_file():
+        raise ArgumentError(
+            f"the source of {answer.__name__} is not at hand: write it in a file or in a notebook's cell."
+        )
+    return read(file)
+
+
+def _report(
+    submission: Submission, exercise: str | None, seed: int | None, strict: bool, names: Iterable[str] = ()
+) -> Report:
+    """The report on what a submission answers; of the exercises that want other names than these, nothing."""
+    exercises = catalogue()
+    if exercise is not None:
+        pick(exercises, exercise)
+    fresh = secrets.randbelow(2**31) if seed is None else seed
+    meant = {id: known for id, known in exercises.items() if set(known.names) & set(names)}
+    checker = Checker(meant if meant and exercise is None else exercises, _runner(), fresh, strict=strict)
+    results = tuple(checker.check_files([submission], exercise))
+    progress = Progress()
+    for result in results:
+        progress.note(result)
+    try:
+        progress.save()
+    except ArgumentError as error:  # a home that cannot be written to must not stop a check
+        print(error, file=sys.stderr)
+    return Report(results)
+
+
+@cache
+def _runner() -> Runner:
+    """One worker, kept until Python ends."""
+    runner = Runner()
+    atexit.register(runner.__exit__)
+    return runner
+
+
+def _shell() -> Shell | None:
+    """The notebook or IPython that this runs in, if any."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
+def _session(shell: Shell, names: Iterable[str]) -> Submission:
+    """What the session has executed so far of what these names need."""
+    history = [source for source in shell.history_manager.input_hist_raw if source.strip()]
+    cells, _, _ = as_cells(history)  # what failed to parse was never executed
+    return Submission("this notebook", needed(cells, names), folder=str(Path.cwd()))
+
+
+def needed(cells: Iterable[Cell], names: Iterable[str]) -> tuple[Cell, ...]:
+    """The cells with only those statements that define the names, and what they use in turn.
+
+    >>> [cell.source for cell in needed([Cell("", "a = 1\\nb = a\\nc = 2")], ["b"])]
+    ['a = 1\\nb = a']
+    """
+    cells = list(cells)
+    statements = [statement for cell in cells for statement in cell.tree.body]
+    binds, uses = zip(*map(names_in, statements), strict=True) if statements else ((), ())
+    wanted, kept = set(names), set[int]()
+    while True:
+        more = {
+            number for number, bound in enumerate(binds) if number not in kept and bound & (wanted | {"*"})
+        }
+        if not more:
+            break
+        kept |= more
+        for number in more:
+            wanted |= uses[number]
+    chosen = []
+    number = 0
+    for cell in cells:
+        body = cell.tree.body
+        inside = [statement for at, statement in enumerate(body, number) if at in kept]
+        number += len(body)
+        if inside:
+            chosen.append(Cell(cell.label, _only(cell.source, inside)))
+    return tuple(chosen)
+
+
+def _only(source: str, statements: list[ast.stmt]) -> str:
+    """The source with every line blank that is of none of these statements, so that line numbers stay."""
+    lines = source.splitlines()
+    kept = [""] * len(lines)
+    for statement in statements:
+        first = min([statement.lineno, *(part.lineno for part in getattr(statement, "decorator_list", []))])
+        last = statement.end_lineno or first
+        kept[first - 1 : last] = lines[first - 1 : last]
+    return "\n".join(kept).rstrip()
+
+
+def load_ipython_extension(shell: Shell) -> None:
+    """`%load_ext regard`: the cell magic `%%check`."""
+
+    def magic(line: str, cell: str) -> Report | None:
+        """Run the cell, then check what it defines: %%check [EXERCISE] [--seed N] [--strict]."""
+        exercise, seed, strict = _options(line)
+        if exercise is not None:
+            pick(catalogue(), exercise)
+        if not shell.run_cell(cell).success:
+            return None
+        (parsed, *_), _, _ = as_cells([cell])
+        names = {name for statement in parsed.tree.body for name in names_in(statement)[0]}
+        return _report(_session(shell, names), exercise, seed, strict, names)
+
+    shell.register_magic_function(magic, "cell", "check")
+
+
+def _options(line: str) -> tuple[str | None, int | None, bool]:
+    """What stands behind `%%check`."""
+    words = shlex.split(line)
+    strict = "--strict" in words
+    seed = None
+    if "--seed" in words:
+        at = words.index("--seed")
+        number = words[at + 1] if at + 1 < len(words) else ""
+        if not number.isdecimal():
+            raise ArgumentError(f"--seed needs a number. Got {number!r}.")
+        seed = int(number)
+        del words[at : at + 2]
+    words = [word for word in words if word != "--strict"]
+    if len(words) > 1 or any(word.startswith("-") for word in words):
+        raise ArgumentError(f"%%check takes [EXERCISE] [--seed N] [--strict]. Got {line!r}.")
+    return words[0] if words else None, seed, strict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from regard.drawing.html import Markup, joined, page, picture, tag
+from regard.drawing.html import Markup, fragment, joined, page, picture, tag
 from regard.lab.drawing import png
 from regard.lab.spec import Done, Result
 
@@ -23,6 +23,11 @@ def report(done: Sequence[Done]) -> str:
         body = [tag("p", f"{n_confirmed} of {len(done)} claims confirmed."), table]
     title = f"Lab: {done[0].experiment.id}" if len(done) == 1 else "Lab: every claim an experiment"
     return page(title, joined([*body, *map(_section, done)]))
+
+
+def cell(done: Done) -> str:
+    """One experiment as a notebook's cell shows it."""
+    return fragment(_section(done))
 
 
 def _row(cell: str, *cells: object) -> Markup:

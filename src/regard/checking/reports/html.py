@@ -49,9 +49,16 @@ def _short(index: int, result: Result) -> Markup:
         return line + joined([_convention(note) for note in result.conventions])
     failed = [check for check in result.checks if not check.passed]
     n_passed = len(result.checks) - len(failed)
+    alike: dict[tuple[str, str], list[Check]] = {}
+    for check in failed:
+        alike.setdefault((check.kind, check.told), []).append(check)
+    told = [
+        replace(checks[0], name=checks[0].name + (f" and {len(checks) - 1} more" if checks[1:] else ""))
+        for checks in alike.values()
+    ]
     hint = f" A hint: !regard hint {result.exercise}" if result.exercise else ""
     count = tag("p", f"{n_passed} of {len(result.checks)} checks passed.{hint}", class_="dim")
-    return _section(index, replace(result, checks=tuple(failed))) + count
+    return _section(index, replace(result, checks=tuple(told))) + count
 
 
 def _word(passed: bool) -> Markup:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -297,13 +296,11 @@ def _within(layers: list[int], n_layer: int) -> list[int]:
 
 def _picture(document: Document, layer: int, head: int, path: Path, kind: str, more: dict[str, Any]) -> int:
     """Write the view as a figure."""
+    from regard.drawing.figures import save_figure
     from regard.view.picture import Wanted, figure_of
 
     wanted = Wanted(layer, head, more["view"] or "map", more["query"], more["against"])
-    figure = figure_of(document, wanted)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*missing from font")  # drawn as boxes
-        figure.savefig(path, format=kind)
+    save_figure(figure_of(document, wanted), path, kind)
     return path.stat().st_size
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from regard.costs.model import Cost, Row
+from regard.drawing.figures import new_figure
 from regard.errors import ArgumentError
 
 COLOURS = {"decode": "#d55e00", "prefill": "#0072b2", "train": "#1b7837"}
@@ -109,8 +109,7 @@ def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | Non
     """A figure of the roof and, below it, the operations of each phase, numbered as in the list beside it."""
     if not costs:
         raise ArgumentError("there is no cost to draw.")
-    figure = Figure(figsize=(9.6, 4.8), layout="constrained", dpi=120)
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.6, 4.8)
     ax, beside = figure.subplots(1, 2, width_ratios=(2.3, 1))
     beside.axis("off")
     drawn = {each.phase: [row for row in each.rows if row.n_operation] for each in costs}

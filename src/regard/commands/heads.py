@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import NewFile, json_option, load_model, model_options, picture_option
+from regard.commands.options import NewFile, file_text, json_option, load_model, model_options, picture_option
 from regard.commands.printing import make_table, print_table
 from regard.errors import ArgumentError
 from regard.lab.texts import TEXTS
@@ -226,11 +226,7 @@ def _texts(text: str | None, path: Path | None) -> list[str]:
         return [text]
     if path is None:
         return list(TEXTS)
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"{path} is not UTF-8 text.") from error
-    lines = [line for line in lines if line]
+    lines = [stripped for line in file_text(path).splitlines() if (stripped := line.strip())]
     if not lines:
         raise ArgumentError(f"{path} has no text: it needs one a line.")
     return lines

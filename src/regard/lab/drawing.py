@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from regard.drawing.figures import CHART_COLOURS as COLOURS
-from regard.drawing.figures import line_style, panels
+from regard.drawing.figures import CHART_COLOURS, line_style
+from regard.drawing.figures import panels as panels  # experiments draw on these
 from regard.lab.spec import Measurement
 
-__all__ = ["COLOURS", "bars", "draw", "draw_losses", "finish", "grouped_bars", "level", "panels", "png"]
-
+COLOURS = CHART_COLOURS
 GREY, INK = COLOURS[4], "#222222"
 
 Number = Measurement | float | int
+Place = TypeVar("Place", int, float)
 
 
 def draw(
@@ -38,6 +39,20 @@ def draw(
     lows, highs = [point.low for point in points], [point.high for point in points]
     if lows != highs:
         ax.fill_between(x, lows, highs, color=colour, alpha=0.15, linewidth=0)
+
+
+def sweep(
+    ax: Axes,
+    x: Sequence[Place],
+    names: Iterable[str],
+    measure: Callable[[str, Place], Measurement],
+) -> dict[str, list[Measurement]]:
+    """What `measure(name, place)` finds at each place of `x`, drawn as a line for each name."""
+    lines = {}
+    for index, name in enumerate(names):
+        lines[name] = [measure(name, place) for place in x]
+        draw(ax, x, lines[name], name, index)
+    return lines
 
 
 def draw_losses(ax: Axes, losses: Sequence[float], label: str, index: int) -> None:

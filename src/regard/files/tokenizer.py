@@ -37,6 +37,9 @@ _USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+MOST_IDS = 1 << 24
+
+
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
     """The ids that stand for something other than text; None where a vocabulary has no such token."""
@@ -73,6 +76,9 @@ class TextTokenizer:
             backend = Tokenizer.from_str(text)
             backend.no_truncation()
             backend.no_padding()
+        largest = max(backend.get_vocab().values(), default=0)
+        if largest >= MOST_IDS:  # the library counts up to it when it writes a file
+            raise LoadError(f"{path}: ids of tokens must be below {MOST_IDS:,}. Got {largest:,}.")
         return cls(backend, usual_special_ids(backend))
 
     @classmethod

@@ -17,6 +17,8 @@ from regard.cli import main
 DOCS = Path(__file__).parent
 PACKAGES = "attention layers models recurrent tracing heads experiments costs drawing train".split()
 
+CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
 
 def setup(app):
     """What Sphinx calls."""
@@ -76,10 +78,12 @@ def _write(path, text):
 
 def _names(home, names, title):
     module = importlib.import_module(home)
+    cells = CELL.findall((DOCS / "examples.md").read_text(encoding="utf-8"))
     parts = [f"# {title}", _text(inspect.getdoc(module))]
     for name in names:
         value = getattr(module, name)
         parts += [f"## {name}", f"```python\n{_signature(name, value)}\n```", _text(inspect.getdoc(value))]
+        parts += [f"```python\n{cell}```" for cell in cells if re.search(rf"\b{name}\b", cell)][:1]
         if inspect.isclass(value):
             for method, function in vars(value).items():
                 if not method.startswith("_") and inspect.isfunction(function):

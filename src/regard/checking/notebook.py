@@ -48,11 +48,11 @@ class Report:
 
         from regard.checking.reports.terminal import print_result
 
-        console = Console(file=io.StringIO(), width=100, highlight=False)
-        with console.capture() as printed:
-            for result in self.results:
-                print_result(console, result)
-        return printed.get().rstrip()
+        printed = io.StringIO()
+        console = Console(file=printed, width=100, highlight=False, color_system=None, force_jupyter=False)
+        for result in self.results:
+            print_result(console, result)
+        return printed.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
         from regard.checking.reports.html import cell

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.scores import no_autocast
-from regard.heads.frames import NEAR, OFFSETS, ROW_MEASURES, Cells, Frame, row_blocks, visibility_of
+from regard.heads.frames import NEAR, OFFSETS, ROW_MEASURES, Cells, Frame, visibility_of
 from regard.tracing.layers import AnyLayer
 
 _HIDDEN = -87.0  # exp of it is the smallest float32 with all its digits: 0 to every sum, and no NaN times it
@@ -41,7 +41,7 @@ def layer_sums(
     values = torch.zeros(len(ROW_MEASURES), layer.n_head, layer.n_query, dtype=dtype, device=device)
     near = torch.zeros(layer.n_head, layer.n_query, NEAR, dtype=dtype, device=device)
     copied = torch.zeros(2, layer.n_head, dtype=torch.float64, device=device)
-    fill, blocks = _filler(layer, batch), list(row_blocks(layer, layer.n_head))
+    fill, blocks = _filler(layer, batch), list(layer.row_blocks(layer.n_head))
     size = max((layer.n_head * (r.stop - r.start) * (c.stop - c.start) for r, c in blocks), default=0)
     buffers = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
     with no_autocast(device):

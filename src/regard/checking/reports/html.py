@@ -34,7 +34,7 @@ def page(results: list[Result]) -> str:
     heads = tag("tr", *(tag("th", each) for each in ("exercise", "file", "", "mistake")))
     summary = tag("p", f"{n_passed} of {len(results)} passed.") + tag("table", heads, *rows)
     return whole_page(
-        "Exercises", joined([summary, *(_section(index, each) for index, each in enumerate(results))])
+        "Exercises", joined([summary, *(section(index, each) for index, each in enumerate(results))])
     )
 
 
@@ -42,7 +42,8 @@ def _word(passed: bool) -> Markup:
     return tag("span", "passed" if passed else "not yet", class_="good" if passed else "bad")
 
 
-def _section(index: int, result: Result) -> Markup:
+def section(index: int, result: Result) -> Markup:
+    """What one answer passed and failed, with pictures."""
     parts = [
         tag("h2", result.exercise or "no exercise", " ", _word(result.passed), id=f"r{index}"),
         tag("p", result.file, class_="dim"),

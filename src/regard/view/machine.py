@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.heads.model import attention_of
+from regard.heads.stream import Norm
 from regard.models.transformer import Transformer
 from regard.view.document import Document, Json
 from regard.view.models import Opened
@@ -111,14 +112,8 @@ def _push(
     config = model.config
     if config.head != "language" or config.kind != "decoder" or not config.block.norm_first or x is None:
         return None
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-    if isinstance(norm, nn.LayerNorm):
-        adds = adds - adds.mean(-1, keepdim=True)
-        scale = (x.var(unbiased=False) + norm.eps).sqrt()
-    else:
-        scale = (x.square().mean() + (torch.finfo(x.dtype).eps if norm.eps is None else norm.eps)).sqrt()
     unembed = (model.token if model.unembed is None else model.unembed).weight.float() * config.head_scale
-    raised = adds * norm.weight.float() / scale
+    raised = Norm.of(norm, x).held(x.double(), adds.double()).float()
     total = unembed @ (row @ raised)
     order = total.argsort(descending=True)
     tokens = [*order[:_TOKENS].tolist(), *order[-_TOKENS:].tolist()]

@@ -235,8 +235,8 @@ PACKAGES = {
     "experiments": "Estimate Finding PatchEffects Why patch_effects why",
     "heads": """LABELS RULES Attribution Circuit Composition Curve HeadLabel Measures RelationScore Rule
         ScoreSplit Sentence Survey Word ablated ablation columns_of composition head_means importance
-        label logit_attribution logit_lens lost_attention mean_loss measure ov_circuit prune pruning_curve
-        qk_circuit ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
+        label logit_attribution logit_lens lost_attention mean_loss measure ov_circuit planted_needle prune
+        pruning_curve qk_circuit ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
         score_relations score_split survey to_dataframe value_weighted""",
     "layers": """AdditiveAttention Block BlockConfig Evict FeedForward KVCache LayerCache LearnedPositions
         MultiHeadAttention RMSNorm Record RelativeBias Rotary RotaryScaling SinusoidalPositions Turn

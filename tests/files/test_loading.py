@@ -5,8 +5,10 @@ import math
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+from regard.cli import main
 from regard.errors import ArgumentError, LoadError, UnsupportedError
 from regard.files.loading import load, save
 from regard.models.families import FAMILIES, differences, initialise, published_config
@@ -263,6 +265,23 @@ def test_the_table_of_families_tells_them_apart():
     assert rows["key/value heads"]["llama"] == "3 of 9"
     assert rows["norm_first"] == {"gpt2": "yes", "bert": "no", "llama": "yes", "t5": "yes"}
     assert rows["positions"] == {"gpt2": "learned", "bert": "learned", "llama": "rotary", "t5": "relative"}
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_the_families_are_printed_side_by_side_in_words(monkeypatch, columns):
+    """Every family has its column, in as many tables as the terminal needs, and every answer its words."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = CliRunner().invoke(main, ["families"]).stdout
+    assert max(map(len, shown.splitlines())) <= columns
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    answers = {question: [] for question, *_ in rows}
+    for question, *cells in rows:
+        answers[question] += cells
+    by_family = {question: dict(zip(FAMILIES, cells, strict=True)) for question, cells in answers.items()}
+    assert (by_family["scores"]["gpt2"], by_family["scores"]["t5"]) == ("q·k / sqrt(d)", "q·k")
+    assert by_family["norm"]["bert"] == "LayerNorm, after"
+    assert by_family["heads"]["llama"] == "9, of keys 3"
+    assert by_family["token types"]["bert"] == "2"  # a field without words of its own
 
 
 def test_every_parameter_of_a_random_model_is_drawn():

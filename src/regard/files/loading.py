@@ -131,7 +131,7 @@ def load(
         raw = files.read(hub.get_showing(name))
         licence = raw.facts.licence or hub.listed()[name].licence
         loaded = from_raw(replace(raw, facts=replace(raw.facts, name=name, licence=licence)), dtype=dtype)
-    elif (stated := _foreign_config(Path(name))) is not None:
+    elif (stated := foreign_config(Path(name))) is not None:
         loaded = _foreign(Path(name), stated, dtype)
     elif Path(name).exists():
         loaded = from_raw(files.read(name), dtype=dtype)
@@ -185,7 +185,7 @@ def from_raw(raw: files.RawModel, *, dtype: torch.dtype = torch.float32) -> Load
     return Loaded(model.eval(), tokenizer, facts, start, stop)
 
 
-def _foreign_config(folder: Path) -> Published | None:
+def foreign_config(folder: Path) -> Published | None:
     """The config.json of a folder whose model is none of ours; None where there is no such folder."""
     path = folder / "config.json"
     if not path.is_file():

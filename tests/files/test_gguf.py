@@ -58,12 +58,13 @@ def test_quantised_weights_are_within_one_step_of_what_they_were(tmp_path, kind,
 
 @pytest.mark.parametrize("kind", "F16 BF16 Q8_0 Q4_0 Q4_1 Q4_K Q5_K Q6_K".split())
 def test_random_blocks_are_read_as_the_gguf_library_reads_them(tmp_path, monkeypatch, kind):
-    """Blocks of random bytes, read a few rows at a time, are the library's numbers, in place and to the bit."""
+    """Blocks of random bytes, read a few rows at a time, are the library's numbers, to the bit."""
     storage = Kind[kind]
     length, n_bytes = gguf.GGML_QUANT_SIZES[storage]
     rows, blocks = 11, 256 // length * 3
     stored = np.random.default_rng(7).integers(0, 256, (rows, blocks * n_bytes), dtype=np.uint8)
-    expected = gguf.quants.dequantize(stored, storage)
+    with np.errstate(all="ignore"):  # random scales overflow
+        expected = gguf.quants.dequantize(stored, storage)
     path = tmp_path / "blocks.gguf"
     path.write_bytes(bytes(5) + stored.tobytes())
     monkeypatch.setattr(gguf_header, "CHUNK_ELEMENTS", 4 * blocks * length)

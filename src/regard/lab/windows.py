@@ -145,7 +145,7 @@ def run(quick: bool, seed: int) -> Result:
         [*(point for line in reaches.values() for point in line), *influence, edge, *at.values()],
         checks,
         figure,
-        f"{n_layers[-1]} layers of window {windows[-1]} see {measured[-1].value:.0f} tokens back, none further; "
+        f"{n_layers[-1]} layers of window {windows[-1]} see {measured[-1].value:.0f} tokens back; "
         f"{TAUGHT[0]} of window {TAUGHT[1]} recall {at[far].value:.0%} from {far} tokens back and "
         f"{at[far + 1].value:.0%} from {far + 1} (chance {1 / VOCAB:.0%})",
         notes=(

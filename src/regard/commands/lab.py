@@ -263,23 +263,19 @@ def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None,
 
     if name is not None and every:
         raise ArgumentError(f"give NAME or --all, not both. Got {name!r} and --all.")
+    if name is None and not every and as_json:
+        click.echo(json.dumps(EXPERIMENTS))
+        return
     if name is None and not every:
-        _list(EXPERIMENTS, as_json)
+        rows = [(str(number), *item) for number, item in enumerate(EXPERIMENTS.items(), 1)]
+        print_table(make_table(("", "experiment", "claim"), rows, box=None))
+        click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
         return
     chosen = list(EXPERIMENTS) if name is None else [find(name).id]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     done = [_done(find(one), quick, seed, progress=not as_json) for one in chosen]
     _tell(done, out, "report" if every else chosen[0].replace(" ", "-"), as_json)
-
-
-def _list(experiments: dict[str, str], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(experiments))
-        return
-    rows = [(str(number), *item) for number, item in enumerate(experiments.items(), 1)]
-    print_table(make_table(("", "experiment", "claim"), rows, box=None))
-    click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
 
 
 def _done(experiment: Experiment, quick: bool, seed: int, *, progress: bool) -> Done:

@@ -7,11 +7,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
+from transformers import GPT2LMHeadModel
 
 from regard.cli import main
 from regard.errors import ArgumentError, LoadError, UnsupportedError
 from regard.files.loading import load, save
 from regard.models.families import FAMILIES, differences, initialise, published_config
+from regard.models.foreign import Foreign
 from regard.models.transformer import Transformer
 
 TINY = {
@@ -123,7 +125,6 @@ def test_old_bert_files_spell_their_norms_gamma_and_beta(folder):
         ({"model_type": None}, UnsupportedError, "only gpt2"),
         ({"hidden_size": None}, LoadError, "hidden_size"),
         ({"hidden_act": "quadratic"}, UnsupportedError, "activation 'quadratic'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, UnsupportedError, "'yarn'"),
         ({"num_attention_heads": "many"}, LoadError, "num_attention_heads"),
     ],
 )
@@ -139,6 +140,21 @@ def test_a_config_that_cannot_be_used_is_refused_in_words(folder, change, error,
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(error, match=words):
         load(path)
+
+
+def test_what_ours_lacks_is_opened_by_transformers(folder):
+    """A GPT-2 whose scores shrink with the layer: the library's own numbers, and facts that say why."""
+    path = folder("gpt2")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "scale_attn_by_inverse_layer_idx": True}))
+    loaded = load(path)
+    assert isinstance(loaded.model, Foreign)
+    assert "scale_attn_by_inverse_layer_idx" in loaded.facts.notes[1]
+    tokens = torch.randint(config["vocab_size"], (2, 7))
+    theirs = GPT2LMHeadModel.from_pretrained(path, dtype=torch.float32).eval()
+    torch.testing.assert_close(loaded.model(tokens).logits, theirs(tokens).logits)
+    (path / "config.json").write_text(json.dumps(config))
+    assert not torch.allclose(load(path).model(tokens).logits, theirs(tokens).logits)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def families(as_json: bool) -> None:
         if field.split()[0] not in TOLD:
             for name, value in values.items():
                 columns[name][field.removeprefix("n_").replace("_", " ")] = value
-    click.echo(f"One Transformer, {len(columns)} families, each in a size that was published:")
+    click.echo(f"One Transformer, {len(columns)} families, in published sizes:")
     for group in _beside(columns):
         rows = [(question, *(columns[name][question] for name in group)) for question in columns[group[0]]]
         print_table(make_table(["", *group], rows))

@@ -297,7 +297,7 @@ def test_the_families_are_printed_side_by_side_in_words(monkeypatch, columns):
     assert (by_family["scores"]["gpt2"], by_family["scores"]["t5"]) == ("q·k / sqrt(d)", "q·k")
     assert by_family["norm"]["bert"] == "LayerNorm, after"
     assert by_family["heads"]["llama"] == "9, of keys 3"
-    assert by_family["token types"]["bert"] == "2"  # a field without words of its own
+    assert by_family["token type"]["bert"] == "2"  # a field without words of its own
 
 
 def test_every_parameter_of_a_random_model_is_drawn():

@@ -78,7 +78,7 @@ def _beside(columns: dict[str, dict[str, str]]) -> list[list[str]]:
     """The names in groups, as many of them beside each other as the terminal has room for."""
     from rich.console import Console
 
-    room = Console().width - 3 - max(map(len, next(iter(columns.values()))))
+    room = Console().width - 4 - max(map(len, next(iter(columns.values()))))
     groups: list[list[str]] = []
     left = 0
     for name, answers in columns.items():

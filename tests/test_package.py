@@ -229,7 +229,7 @@ PACKAGES = {
     "attention": """Attended Bias DenseBias DistanceBias EluPlusOne FeatureMap LinearAttended LinearState
         Quadratic RandomFeatures Relu ScoreRule SlopeBias Visibility alibi_slopes attend attend_hard
         attend_linear column_sums feature_map linear_step linear_weights masked_softmax weights""",
-    "costs": """Cost Formula Latent Machine Placed Row cost leading measure_machine parameters placed
+    "costs": """Cost Counted Formula Latent Machine Placed Row cost leading measure_machine parameters placed
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
     "experiments": "Estimate Finding PatchEffects Why patch_effects why",

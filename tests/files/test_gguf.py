@@ -56,6 +56,23 @@ def test_quantised_weights_are_within_one_step_of_what_they_were(tmp_path, kind,
     assert ((before - after).view(-1, 32).abs() <= step * largest * 1.01).all()
 
 
+@pytest.mark.parametrize("kind", "F16 BF16 Q8_0 Q4_0 Q4_1 Q4_K Q5_K Q6_K".split())
+def test_random_blocks_are_read_as_the_gguf_library_reads_them(tmp_path, monkeypatch, kind):
+    """Blocks of random bytes, read a few rows at a time, are the library's numbers, to the bit."""
+    storage = Kind[kind]
+    length, n_bytes = gguf.GGML_QUANT_SIZES[storage]
+    rows, blocks = 11, 256 // length * 3
+    stored = np.random.default_rng(7).integers(0, 256, (rows, blocks * n_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):  # random scales overflow
+        expected = gguf.quants.dequantize(stored, storage)
+    path = tmp_path / "blocks.gguf"
+    path.write_bytes(bytes(5) + stored.tobytes())
+    monkeypatch.setattr(gguf_header, "CHUNK_ELEMENTS", 4 * blocks * length)
+    info = gguf_header.TensorInfo("x", (rows, blocks * length), int(storage), kind, 5, stored.nbytes)
+    assert gguf_header.can_dequantise(int(storage))
+    np.testing.assert_array_equal(gguf_header.gguf_tensor(path, info).read().numpy(), expected)
+
+
 def test_q4_1_is_scale_times_nibble_plus_minimum(tmp_path):
     """A block worked by hand: scale 0.5, minimum -2, nibbles 0 to 15 low then high."""
     block = (

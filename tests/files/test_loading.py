@@ -5,11 +5,15 @@ import math
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
+from transformers import GPT2LMHeadModel
 
+from regard.cli import main
 from regard.errors import ArgumentError, LoadError, UnsupportedError
 from regard.files.loading import load, save
 from regard.models.families import FAMILIES, differences, initialise, published_config
+from regard.models.foreign import Foreign
 from regard.models.transformer import Transformer
 
 TINY = {
@@ -121,7 +125,6 @@ def test_old_bert_files_spell_their_norms_gamma_and_beta(folder):
         ({"model_type": None}, UnsupportedError, "only gpt2"),
         ({"hidden_size": None}, LoadError, "hidden_size"),
         ({"hidden_act": "quadratic"}, UnsupportedError, "activation 'quadratic'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, UnsupportedError, "'yarn'"),
         ({"num_attention_heads": "many"}, LoadError, "num_attention_heads"),
     ],
 )
@@ -137,6 +140,21 @@ def test_a_config_that_cannot_be_used_is_refused_in_words(folder, change, error,
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(error, match=words):
         load(path)
+
+
+def test_what_ours_lacks_is_opened_by_transformers(folder):
+    """A GPT-2 whose scores shrink with the layer: the library's own numbers, and facts that say why."""
+    path = folder("gpt2")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "scale_attn_by_inverse_layer_idx": True}))
+    loaded = load(path)
+    assert isinstance(loaded.model, Foreign)
+    assert "scale_attn_by_inverse_layer_idx" in loaded.facts.notes[1]
+    tokens = torch.randint(config["vocab_size"], (2, 7))
+    theirs = GPT2LMHeadModel.from_pretrained(path, dtype=torch.float32).eval()
+    torch.testing.assert_close(loaded.model(tokens).logits, theirs(tokens).logits)
+    (path / "config.json").write_text(json.dumps(config))
+    assert not torch.allclose(load(path).model(tokens).logits, theirs(tokens).logits)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +281,23 @@ def test_the_table_of_families_tells_them_apart():
     assert rows["key/value heads"]["llama"] == "3 of 9"
     assert rows["norm_first"] == {"gpt2": "yes", "bert": "no", "llama": "yes", "t5": "yes"}
     assert rows["positions"] == {"gpt2": "learned", "bert": "learned", "llama": "rotary", "t5": "relative"}
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_the_families_are_printed_side_by_side_in_words(monkeypatch, columns):
+    """Every family has its column, in as many tables as the terminal needs, and every answer its words."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = CliRunner().invoke(main, ["families"]).stdout
+    assert max(map(len, shown.splitlines())) <= columns
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    answers = {question: [] for question, *_ in rows}
+    for question, *cells in rows:
+        answers[question] += cells
+    by_family = {question: dict(zip(FAMILIES, cells, strict=True)) for question, cells in answers.items()}
+    assert (by_family["scores"]["gpt2"], by_family["scores"]["t5"]) == ("q·k / sqrt(d)", "q·k")
+    assert by_family["norm"]["bert"] == "LayerNorm, after"
+    assert by_family["heads"]["llama"] == "9, of keys 3"
+    assert by_family["token type"]["bert"] == "2"  # a field without words of its own
 
 
 def test_every_parameter_of_a_random_model_is_drawn():

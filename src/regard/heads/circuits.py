@@ -209,14 +209,15 @@ def _checked(model: Loaded | Transformer) -> Transformer:
     transformer: Transformer = model.transformer if isinstance(model, Loaded) else model
     config = transformer.config
     wrong = None
-    if config.kind != "decoder" or config.head != "language" or not config.block.norm_first:
+    if config.kind != "decoder" or config.head != "language" or not config.block.writes_as_is:
         wrong = f"this is {config.kind}, head {config.head!r}, norm_first={config.block.norm_first}"
-    elif config.block.kernel is not None or config.positions == "relative" or config.kept_heads is not None:
+    elif not config.scores_products or config.positions == "relative" or config.kept_heads is not None:
         wrong = f"kernel {config.block.kernel}, {config.positions} positions, heads pruned or not"
     if wrong is not None:
         raise UnsupportedError(
-            "circuits are of decoders with a language head, norms before their layers, softmax attention "
-            f"with all its heads, and learned, sinusoidal or rotary positions: {wrong}."
+            "circuits are of decoders with a language head, norms before their layers alone, softmax "
+            "attention with all its heads and scores that are products, and learned, sinusoidal or rotary "
+            f"positions, alike in all layers: {wrong}."
         )
     return transformer
 

@@ -219,10 +219,13 @@ class Ending:
                 f"{model.kind}, head {model.head!r}."
             )
         if isinstance(model, Transformer):
-            if not model.config.block.norm_first or model.decoder is None:
+            config = model.config
+            if not config.block.writes_as_is or config.head_softcap is not None or model.decoder is None:
                 raise UnsupportedError(
-                    "logit attribution needs norms before the layers: what a head writes then reaches the "
-                    "score as it is. This model has norm_first=False."
+                    "logit attribution needs norms before the layers and neither norms nor gates after them, "
+                    "nor a softcap: what a head writes then reaches the score as it is. This model has "
+                    f"norm_first={config.block.norm_first}, norm_after={config.block.norm_after}, "
+                    f"output_gate={config.block.output_gate}, head_softcap={config.head_softcap}."
                 )
             table = model.token if model.unembed is None else model.unembed
             unembed = table.weight * model.config.head_scale

@@ -87,6 +87,8 @@ def projections(loaded: Loaded) -> dict[str, Float[Tensor, "model_dim head v_dim
     """
     model = loaded.model
     if isinstance(model, Transformer):
+        if model.config.block.output_gate:
+            raise UnsupportedError(f"{loaded.facts.name} gates its heads' outputs before any matrix.")
         return {
             name: attention_of(model, name).out.weight.unflatten(1, (len(heads), -1))
             for name, heads in layers_of(loaded).items()

@@ -22,6 +22,7 @@ from regard.errors import ArgumentError, LoadError, UnsupportedError
 from regard.layers.attention import MultiHeadAttention, Record, reported
 from regard.layers.block import BlockConfig
 from regard.layers.cache import LayerCache
+from regard.layers.norms import RMSNorm
 
 if TYPE_CHECKING:
     from regard.models.transformer import Transformer
@@ -49,7 +50,7 @@ class PrunedAttention(MultiHeadAttention):
         self.v_dim = config.v_dim or config.model_dim // config.n_head
         self.dropout = config.dropout if config.kernel is None else 0.0
         window = config.window if causal else None
-        self.rule = ScoreRule(scale=config.scale, visible=Visibility(causal=causal, window=window))
+        self.rule = ScoreRule(config.scale, Visibility(causal=causal, window=window), softcap=config.softcap)
         self.kernel = None if config.kernel is None else feature_map(config.kernel, qk_dim=self.qk_dim)
         self.groups = _groups(self.kv_head_of)
         if self.kernel is not None and len(self.groups) > 1:
@@ -62,6 +63,11 @@ class PrunedAttention(MultiHeadAttention):
         self.key = _linear(config.model_dim, self.n_kv_head * self.qk_dim, config.attention_bias)
         self.value = _linear(config.model_dim, self.n_kv_head * self.v_dim, config.attention_bias)
         self.out = _linear(self.n_head * self.v_dim, config.model_dim, out_bias)
+        self.query_norm = RMSNorm(self.qk_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.key_norm = RMSNorm(self.qk_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.gate = self.sinks = self.slopes = None
+        if config.sinks or config.alibi or config.output_gate:
+            raise UnsupportedError("heads with sinks, ALiBi or an output gate are not pruned.")
 
     def forward(self, x: Tensor, memory: Tensor | None = None, **given: Any) -> Any:
         """As the parent's; `bias` is of all heads the layer once had."""
@@ -188,7 +194,8 @@ def fit_pruned(model: Transformer) -> None:
         assert stack is not None  # attention_names comes from the stacks there are
         causal = side == "decoder" and kind == "self"
         attribute = "attention" if kind == "self" else "cross"
-        setattr(stack.blocks[int(index)], attribute, PrunedAttention(config.block, kept, causal=causal))
+        block = config.decoder_block(int(index)) if causal else config.block
+        setattr(stack.blocks[int(index)], attribute, PrunedAttention(block, kept, causal=causal))
 
 
 def stated_kept_heads(

@@ -95,10 +95,12 @@ def from_model(
     kv_head = head * attention.n_kv_head // attention.n_head
     q = attention.query(x[query]).unflatten(0, (attention.n_head, -1))[head]
     k = attention.key(looked_at[key]).unflatten(0, (attention.n_kv_head, -1))[kv_head]
+    if attention.query_norm is not None and attention.key_norm is not None:
+        q, k = attention.query_norm(q), attention.key_norm(k)
     out = attention.out.weight.unflatten(1, (attention.n_head, -1))[:, head]  # (model_dim, v_dim)
     found: Json = {"x": x[query].tolist(), "xKey": looked_at[key].tolist(), "q": q.tolist(), "k": k.tolist()}
     values = values_of(trace.layers[layer])
-    if values is not None:
+    if values is not None and model.config.block.writes_as_is:
         v = of_head(values, document.batch, head, attention.n_head).float()
         row = trace.layers[layer].row(document.batch, head, query).float()
         adds = v @ out.float().T  # what each key would add to the query's vector at weight 1
@@ -120,7 +122,8 @@ def _push(
     """By how much each key's value raises the scores of a few next tokens, at weight 1 and the scale of the
     last norm held (Elhage et al. 2021). None where what a head adds does not reach the scores as it is."""
     config = model.config
-    if config.head != "language" or config.kind != "decoder" or not config.block.norm_first or x is None:
+    writes = config.block.writes_as_is and config.head_softcap is None
+    if config.head != "language" or config.kind != "decoder" or not writes or x is None:
         return None
     assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
     if isinstance(norm, nn.LayerNorm):

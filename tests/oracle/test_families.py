@@ -368,7 +368,7 @@ def test_what_we_save_transformers_loads(pair, name, tmp_path):
     assert not info["unexpected_keys"]
     state = again.state_dict()
     for key, tensor in theirs.state_dict().items():
-        # Gemma's files hold a norm's gain less 1: ours is 1 + that, in float32, and what is lost there is lost.
+        # Gemma's files hold a norm's gain less 1: ours is 1 + that in float32, which rounds.
         rounded = "gemma" in name and "norm" in key
         torch.testing.assert_close(state[key], tensor, rtol=0, atol=2**-24 if rounded else 0)
     assert load(tmp_path / "ours").model.config == ours.model.config

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.data import check_field
-from regard.errors import UnsupportedError
+from regard.errors import LoadError, UnsupportedError
 from regard.layers.block import BlockConfig
 from regard.layers.positions import RotaryScaling
 from regard.models.transformer import Transformer, TransformerConfig
@@ -249,6 +249,14 @@ def rotary_scaling(rope: Published, n_position: int) -> RotaryScaling | None:
         grown = 0.1 * math.log(max(1.0, scaling.factor))  # DeepSeek's two numbers
         scaling = replace(scaling, attention_factor=(mscale * grown + 1) / (of_all * grown + 1))
     return scaling
+
+
+def gguf_scaling(file: GGUFValues) -> Said | None:
+    """The same of a GGUF file, as a config.json says it."""
+    kind = file.text("rope.scaling.type", "none")
+    if kind not in ("none", "linear"):
+        raise LoadError(f"it scales rotary positions in the way {kind!r}: 'none' and 'linear' are supported.")
+    return {"rope_type": kind, "factor": file.real("rope.scaling.factor")} if kind == "linear" else None
 
 
 def published_rope(base: float, scaling: RotaryScaling | None = None) -> Said:

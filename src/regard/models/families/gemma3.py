@@ -15,6 +15,7 @@ from regard.models.families.family import (
     Said,
     Weight,
     first,
+    gguf_scaling,
     language_head,
     local_layers,
     published_layers,
@@ -152,26 +153,23 @@ class Gemma3(Family):
             said |= {"final_logit_softcapping": config.head_softcap}
         return said
 
-    def initial_std(self, name: str, config: TransformerConfig) -> float:
-        return 0.02
-
     def gguf_config(self, file: GGUFValues) -> Said:
-        head_dim = file.count("attention.key_length", 256)
-        scaling = file.text("rope.scaling.type", "none")
-        stretched = {"rope_type": "linear", "factor": file.real("rope.scaling.factor", 1.0)}
+        n_head, model_dim = file.count("attention.head_count"), file.count("embedding_length")
+        n_layer, head_dim = file.count("block_count"), file.count("attention.key_length", 256)
         return {
-            "hidden_size": file.count("embedding_length"),
+            "hidden_size": model_dim,
             "intermediate_size": file.count("feed_forward_length"),
-            "num_hidden_layers": file.count("block_count"),
-            "num_attention_heads": file.count("attention.head_count"),
+            "num_hidden_layers": n_layer,
+            "num_attention_heads": n_head,
             "num_key_value_heads": file.count("attention.head_count_kv"),
             "head_dim": head_dim,
-            "query_pre_attn_scalar": head_dim,
+            # Not in the file: of the sizes there are, only the one of 62 layers has another.
+            "query_pre_attn_scalar": model_dim // n_head if n_layer == 62 else head_dim,
             "max_position_embeddings": file.count("context_length"),
             "rms_norm_eps": file.real("attention.layer_norm_rms_epsilon"),
             "sliding_window": file.count("attention.sliding_window", 4096),
             "rope_theta": file.real("rope.freq_base", 1_000_000.0),
-            "rope_scaling": stretched if scaling == "linear" else None,
+            "rope_scaling": gguf_scaling(file),
         }
 
     def from_gguf(self, where: Weight, tensor: Tensor, said: Published) -> Tensor:

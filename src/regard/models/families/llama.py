@@ -15,6 +15,7 @@ from regard.models.families.family import (
     Said,
     Weight,
     first,
+    gguf_scaling,
     language_head,
     published_rope,
     refuse,
@@ -144,16 +145,6 @@ class Llama(Family):
             raise LoadError(
                 f"it rotates {rotary_dim} of {head_dim} numbers of a head: Llama-type models rotate all."
             )
-        scaling = file.text("rope.scaling.type", "none")
-        if scaling not in ("none", "linear"):
-            raise LoadError(
-                f"it scales rotary positions in the way {scaling!r}: 'none' and 'linear' are supported."
-            )
-        factor = (
-            {"rope_type": "linear", "factor": file.real("rope.scaling.factor")}
-            if scaling == "linear"
-            else None
-        )
         return {
             "hidden_size": model_dim,
             "intermediate_size": file.count("feed_forward_length"),
@@ -165,7 +156,7 @@ class Llama(Family):
             "max_position_embeddings": file.count("context_length"),
             "rms_norm_eps": file.real("attention.layer_norm_rms_epsilon"),
             "rope_theta": file.real("rope.freq_base", 10_000.0),
-            "rope_scaling": factor,
+            "rope_scaling": gguf_scaling(file),
             "attention_bias": file.has("blk.0.attn_q.bias"),
             "mlp_bias": file.has("blk.0.ffn_up.bias"),
         }

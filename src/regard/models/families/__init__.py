@@ -79,7 +79,10 @@ def initialise(model: Transformer, seed: int) -> Transformer:
     return model
 
 
-_NOT_COMPARED = "family block rotary_scaling n_kv_head qk_dim v_dim dropout out_bias window".split()
+_NOT_COMPARED = (
+    *"family block rotary_scaling local local_rotary_base".split(),
+    *"n_kv_head qk_dim v_dim dropout out_bias window".split(),
+)
 
 
 def differences() -> list[tuple[str, dict[str, str]]]:

@@ -64,6 +64,14 @@ def merge_heads(x: Float[Tensor, "batch head position dim"]) -> Float[Tensor, "b
     return rearrange(x, "batch head position dim -> batch position (head dim)")
 
 
+def rule_at(rule: ScoreRule, visible: Visibility | None, start: int) -> ScoreRule:
+    """A layer's rule for queries that start at this position, combined with who else is `visible`."""
+    both = replace(rule.visible, start=start) if start else rule.visible
+    if visible is not None:
+        both = both & (replace(visible, start=start) if start and not visible.start else visible)
+    return rule.with_visible(both)
+
+
 class MultiHeadAttention(nn.Module):
     """Several attentions side by side, each over its own projection (Vaswani et al. 2017, 3.2.2).
 
@@ -157,9 +165,9 @@ class MultiHeadAttention(nn.Module):
         `visible` is combined with the layer's own causality; with a `cache` the queries stand after what it
         holds. `turn` is the rotary turn of these positions.
         """
-        _check_input("x", x, self.model_dim, self.query.weight)
+        check_input("x", x, self.model_dim, self.query.weight)
         if memory is not None:
-            _check_input("memory", memory, self.memory_dim, self.key.weight)
+            check_input("memory", memory, self.memory_dim, self.key.weight)
         q = split_heads(self.query(x), self.n_head)
         q = q if self.query_norm is None else self.query_norm(q)
         if memory is not None and cache is not None and cache.length:  # the memory does not change
@@ -247,14 +255,11 @@ class MultiHeadAttention(nn.Module):
 
     def _rule(self, visible: Visibility | None, bias: Bias | None, start: int) -> ScoreRule:
         """The layer's rule for queries that start at this position."""
-        own = replace(self.rule.visible, start=start) if start else self.rule.visible
-        if visible is not None:
-            own = own & (replace(visible, start=start) if start and not visible.start else visible)
         if self.slopes is not None:
             if bias is not None:
                 raise UnsupportedError("this layer has ALiBi, a bias of its own: it takes no other.")
             bias = SlopeBias(self.slopes)
-        return replace(self.rule, visible=own, bias=bias, sink=self.sinks)
+        return replace(rule_at(self.rule, visible, start), bias=bias, sink=self.sinks)
 
     def extra_repr(self) -> str:
         return f"n_head={self.n_head}, n_kv_head={self.n_kv_head}, qk_dim={self.qk_dim}, v_dim={self.v_dim}"
@@ -301,12 +306,12 @@ class AdditiveAttention(nn.Module):
 
     def project_keys(self, keys: Float[Tensor, "batch key key_dim"]) -> Float[Tensor, "batch 1 key hidden"]:
         """W_k k, as one head."""
-        _check_input("keys", keys, self.key.in_features, self.key.weight)
+        check_input("keys", keys, self.key.in_features, self.key.weight)
         projected: Tensor = self.key(keys)
         return projected[:, None]
 
     def _project_queries(self, queries: Tensor) -> Tensor:
-        _check_input("queries", queries, self.query.in_features, self.query.weight)
+        check_input("queries", queries, self.query.in_features, self.query.weight)
         projected: Tensor = self.query(queries)
         return projected[:, None]
 
@@ -338,7 +343,7 @@ def check_dropout(dropout: float) -> None:
         raise ArgumentError(f"dropout must be at least 0 and below 1. Got {dropout}.")
 
 
-def _check_input(name: str, x: Tensor, dim: int, weight: Tensor) -> None:
+def check_input(name: str, x: Tensor, dim: int, weight: Tensor) -> None:
     """Raise unless `x` is (batch, position, dim), of the dtype and on the device of the layer's weights."""
     if x.dim() != 3 or x.shape[-1] != dim:
         raise ShapeError(f"{name} must be (batch, position, {dim}) here. Got shape {tuple(x.shape)}.")

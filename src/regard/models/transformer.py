@@ -1,4 +1,4 @@
-"""One Transformer. GPT-2, BERT, Llama and T5 are this file with four different configs.
+"""One Transformer. GPT-2, BERT, Llama, T5, Qwen3, Gemma and GPT-NeoX are this file with different configs.
 
 Read `TransformerConfig` for what can differ, `families/` for who differs how.
 """

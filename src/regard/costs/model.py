@@ -279,6 +279,8 @@ def _attention(
         parts.append(Row("scores", 2 * table * k, NOTHING, q + shown, b * keys * g * k))
         parts.append(Row("softmax", activations=2 * shown))
         parts.append(Row("weighted values", 2 * table * v, NOTHING, shown + out, b * keys * g * v))
+    if config.block.output_gate:
+        parts.append(_product("gate", b * queries, d, h * v, bias))
     parts.append(_product("output", b * queries, h * v, d, out_bias))
     return parts
 
@@ -362,7 +364,13 @@ def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formu
             continue
         parts = _layers(config, t, n + t, m if cross else None, m, ONE, latent, False, "")
         matrices = sum((part.weights for part in parts if part.name != "features"), NOTHING)
-        total = total + count * (matrices + (3 if cross else 2) * norm)
+        n_norm, small = (3 if cross else 2) + 2 * block.norm_after, NOTHING
+        n_look = 2 if cross else 1
+        if block.qk_norm:
+            small = small + n_look * 2 * k
+        if block.sinks:
+            small = small + n_look * h
+        total = total + count * (matrices + n_norm * norm + small)
         if config.final_norm:
             total = total + norm
         if config.positions == "relative":

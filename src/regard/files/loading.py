@@ -284,8 +284,7 @@ def build(
             read[where.name] = tensor
         elif where.part == 2:
             del read[where.name]
-        tensor = tensor.T if where.transposed else tensor
-        state[ours] = (tensor if where.part is None else tensor.chunk(3)[where.part]).contiguous()
+        state[ours] = where.taken(tensor, config.block.n_head)
     model.load_state_dict(state, assign=True)
     return model.to(dtype)
 
@@ -357,16 +356,14 @@ def write_folder(loaded: Loaded, folder: str | Path, published: Said) -> None:
     """Write a Transformer with the config.json `published`, its tensors under their published names."""
     model = loaded.transformer
     family, state = FAMILIES[model.family], model.state_dict()
-    tensors: dict[str, Tensor] = {}
     parts: dict[str, list[Tensor]] = {}
+    places: dict[str, Weight] = {}
     for ours, where in family.names(model).items():
-        tensor = (state[ours].T if where.transposed else state[ours]).cpu()
         name = family.prefixed(where.name, "" if model.head == "none" else None)
-        if where.part is None:
-            tensors[name] = tensor.contiguous()
-        else:
-            parts.setdefault(name, []).append(tensor)
-    tensors |= {name: torch.cat(three, dim=-1).contiguous() for name, three in parts.items()}
+        parts.setdefault(name, []).append(state[ours].cpu())
+        places[name] = where
+    n_head = model.config.block.n_head
+    tensors = {name: places[name].given(kept, n_head) for name, kept in parts.items()}
     ids = {"eos_token_id": loaded.stop_tokens[0]} if loaded.stop_tokens else {}
     if loaded.start_token is not None:
         ids["decoder_start_token_id"] = loaded.start_token

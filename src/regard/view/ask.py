@@ -31,7 +31,8 @@ def effects(opened: Opened, ids: list[int], source: list[int] | None) -> dict[st
     if not isinstance(model, Transformer):
         raise UnsupportedError("this model has one alignment and no heads to compare.")
     config = model.config
-    adds_up = config.kind == "decoder" and config.block.norm_first and config.block.kernel is None
+    adds_up = config.kind == "decoder" and config.block.writes_as_is and config.block.kernel is None
+    adds_up = adds_up and config.head_softcap is None
     if config.head == "language" and adds_up:
         token = int(chances(opened, ids, source, first=len(ids) - 1)[0].argmax())
         found = logit_attribution(opened.loaded, torch.tensor([ids]), token)

@@ -1,6 +1,7 @@
 """A class of generated students: right, wrong, broken, empty, untouched, doubled answers in every layout."""
 
 import json
+import sys
 import zipfile
 from pathlib import Path
 
@@ -112,3 +113,7 @@ def hand_in(folder, student, layout, files):
         cells = [f"from {name.removesuffix('.py').replace(' (1)', '_again')} import *" for name in files]
     cells = [{"cell_type": "code", "source": text} for text in cells]
     (home / "homework.ipynb").write_text(json.dumps({"cells": cells}))
+
+
+if __name__ == "__main__":  # python tests/classroom.py FOLDER N: a class for bench/classroom.py
+    write_class(sys.argv[1], int(sys.argv[2]))

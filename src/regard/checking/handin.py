@@ -26,8 +26,9 @@ from regard.errors import LoadError
 MOST_BYTES = 1 << 26  # of one student's files, unpacked
 MOST_FILES = 1000
 CODE = (".py", ".ipynb")
-MOODLE = re.compile(r"^(?P<who>.+?)_\d+_assignsubmission_\w+$")
-CANVAS = re.compile(r"^(?P<who>[^_]+)_(LATE_)?\d+_\d+_")
+# A name and a number, which tells students of one name apart.
+MOODLE = re.compile(r"^(?P<name>.+?)_(?P<number>\d+)_assignsubmission_\w+$")
+CANVAS = re.compile(r"^(?P<name>[^_]+)_(?:LATE_)?(?P<number>\d+)_\d+_")
 Member = tuple[str, Callable[[], Any]]  # a file's name, with "/", and what opens it
 LEFT_OUT = ("__pycache__", "__MACOSX", "node_modules", "site-packages")
 
@@ -62,8 +63,9 @@ class HandIn:
                 with opened() as file:
                     data = file.read(left + 1)
                 if len(data) > left:
-                    self.problems.append(f"{name} was left out: more than {MOST_BYTES >> 20} MB.")
-                    continue
+                    text = f"{name} and what comes after it were left out: more than {MOST_BYTES >> 20} MB."
+                    self.problems.append(text)
+                    break
                 path = folder.joinpath(*name.split("/"))
                 while path.exists():  # in a folder and in a zip beside it: both are answers
                     path = path.parent / "again" / path.name
@@ -138,11 +140,11 @@ def student_of(name: str, stems: Collection[str]) -> str:
     >>> student_of("ada_masked_softmax", ["masked_softmax"])
     'ada'
     >>> student_of("lovelaceada_LATE_123_456_homework", [])
-    'lovelaceada'
+    'lovelaceada_123'
     """
     for pattern in (MOODLE, CANVAS):
         if match := pattern.match(name):
-            return match["who"]
+            return f"{match['name']}_{match['number']}"
     for stem in sorted(stems, key=len, reverse=True):
         pattern = re.compile(rf"^(?P<before>.*?)[ _.-]*{re.escape(stem)}[ _.-]*(?P<after>.*)$", re.IGNORECASE)
         if match := pattern.match(name.replace("-", "_")):

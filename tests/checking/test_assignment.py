@@ -232,6 +232,7 @@ def test_hidden_checks_are_marked_apart(graded, tmp_path):
         ("masked-softmax", 6, "visible"),
         ("masked-softmax: hidden checks", 4, "after_due_date"),
     ]
+    assert rows[0]["output"].startswith("passed.")
     assert "device" not in rows[0]["output"]
     assert "device" in rows[1]["output"]
 

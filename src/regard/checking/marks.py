@@ -201,23 +201,14 @@ def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Resu
     if written.untouched(answer, part.exercise):
         status, points, hidden_points, said, say = UNTOUCHED, 0.0, 0.0, [], {}
     elif refused:
-        told = f"this exercise does not allow {', '.join(refused)}."
-        status, points, hidden_points, said, say = REFUSED, 0.0, 0.0, [told], {"not allowed": told}
+        names = f"this exercise does not allow {', '.join(refused)}."
+        status, points, hidden_points, said, say = REFUSED, 0.0, 0.0, [names], {"not allowed": names}
     elif status == PASSED and n_line <= part.few_lines:
-        points += part.bonus
-        said.append(f"{n_line} lines of code: a bonus of {part.bonus:g} points.")
-    marked = Mark(
-        part.exercise.id,
-        part.points,
-        status,
-        round(points, 2),
-        hidden_points,
-        of_hidden,
-        result.file,
-        tuple(lines),
-        tuple(say.items()),
-        tuple(said),
-    )
+        points, hidden_points = points + part.bonus, hidden_points + (part.bonus if of_hidden else 0.0)
+        said += [] if of_hidden else [f"{n_line} lines of code: a bonus of {part.bonus:g} points."]
+    earned = (round(points, 2), hidden_points, of_hidden)
+    told = (tuple(lines), tuple(say.items()), tuple(said))
+    marked = Mark(part.exercise.id, part.points, status, *earned, result.file, *told)
     return marked, replace(result, checks=tuple(checks), conventions=tuple(notes))
 
 

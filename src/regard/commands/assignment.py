@@ -83,9 +83,7 @@ def build(file: Path, form: str, out: Path | None, wheel: Path | None) -> None:
 @click.option("--hide-solutions", is_flag=True, help="Run no answer that could read our solutions.")
 @click.option("--gradescope", type=NewFile(), help="SUBMISSIONS are one student's: write a results.json.")
 @click.option("--metadata", type=FILE, help="gradescope: a submission_metadata.json, for the time.")
-@click.option(
-    "--github", is_flag=True, help="SUBMISSIONS are one student's: annotate, and summarise the step."
-)
+@click.option("--github", is_flag=True, help="SUBMISSIONS are one student's: annotate and summarise.")
 @json_option
 def grade(
     file: Path,
@@ -140,9 +138,7 @@ def _runner(n_job: int, must_confine: bool) -> Runner:
     from regard.checking.runner import Limits, Runner
 
     if must_confine and not landlock_version():
-        raise ArgumentError(
-            "--hide-solutions needs a Linux with Landlock: here answers could read every file."
-        )
+        raise ArgumentError("--hide-solutions needs a Linux with Landlock: answers could read every file.")
     return Runner(n_job, Limits(must_confine=must_confine), fork_here=True)
 
 

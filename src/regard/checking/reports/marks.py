@@ -171,14 +171,17 @@ def gradescope(assignment: Assignment, grade: Grade) -> str:
             points, out_of = mark.hidden_points, mark.hidden_out_of
             if not hidden:
                 points, out_of = mark.points - points, mark.out_of - out_of
+            passed = points >= out_of and not failed and bool(lines)  # whatever becomes of what is hidden
             counted = [f"{len(lines) - len(failed)} of {len(lines)} checks passed."] if lines else []
             tests.append(
                 {
                     "name": f"{mark.exercise}: hidden checks" if hidden else mark.exercise,
                     "score": round(points, 2),
                     "max_score": round(out_of, 2),
-                    "status": "passed" if points >= out_of and not failed else "failed",
-                    "output": "\n".join([f"{mark.status}.", *mark.said, *counted, *failed]),
+                    "status": "passed" if passed else "failed",
+                    "output": "\n".join(
+                        [f"{PASSED if passed else mark.status}.", *mark.said, *counted, *failed]
+                    ),
                     "visibility": VISIBILITY[assignment.show_hidden] if hidden else "visible",
                 }
             )

@@ -136,6 +136,7 @@ def _checked(path: Path, where: str, table: Mapping[str, Any], known: Mapping[st
             words = f"a {'whole ' * whole}number from {least:g} to {most}"
             right = type(value) is int or (type(value) is float and not whole)
             right = right and least <= value <= most
+            checked[key] = float(value) if right and not whole else value
         elif kind is datetime:
             words, right = "a date and time, as 2027-01-31T23:59:00", isinstance(value, datetime)
         else:

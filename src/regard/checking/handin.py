@@ -14,19 +14,22 @@ import hashlib
 import re
 import stat
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import Any
 
 from regard.errors import LoadError
 
 MOST_BYTES = 1 << 26  # of one student's files, unpacked
 MOST_FILES = 1000
 CODE = (".py", ".ipynb")
-MOODLE = re.compile(r"^(?P<who>.+?)_\d+_assignsubmission_\w+$")
-CANVAS = re.compile(r"^(?P<who>[^_]+)_(LATE_)?\d+_\d+_")
+# A name and a number, which tells students of one name apart.
+MOODLE = re.compile(r"^(?P<name>.+?)_(?P<number>\d+)_assignsubmission_\w+$")
+CANVAS = re.compile(r"^(?P<name>[^_]+)_(?:LATE_)?(?P<number>\d+)_\d+_")
+Member = tuple[str, Callable[[], Any]]  # a file's name, with "/", and what opens it
 LEFT_OUT = ("__pycache__", "__MACOSX", "node_modules", "site-packages")
 
 
@@ -41,8 +44,9 @@ class HandIn:
     @property
     def submitted(self) -> datetime:
         """When the newest file that was handed in was last changed, by this machine's clock."""
-        inside = (path for source in self.sources for path in (source, *source.rglob("*")) if path.is_file())
-        return datetime.fromtimestamp(max((path.lstat().st_mtime for path in inside), default=0.0))
+        inside = (path for source in self.sources for path in (source, *source.rglob("*")))
+        files = (path for path in inside if path.is_file() and not path.is_symlink())
+        return datetime.fromtimestamp(max((path.stat().st_mtime for path in files), default=0.0))
 
     def copy_to(self, folder: Path) -> str:
         """Copy what may be an answer or lies beside one, code first; a digest of names and contents."""
@@ -51,32 +55,33 @@ class HandIn:
             members = [member for source in self.sources for member in self._members(source, archives)]
             return self._copied(members, folder)
 
-    def _copied(self, members: list[_Member], folder: Path) -> str:
+    def _copied(self, members: list[Member], folder: Path) -> str:
         left, digest = MOST_BYTES, hashlib.sha256()
-        members.sort(key=lambda member: (not member.name.endswith(CODE), member.name))
-        for member in members[:MOST_FILES]:
+        members.sort(key=lambda member: (not member[0].endswith(CODE), member[0]))
+        for name, opened in members[:MOST_FILES]:
             try:
-                with member.open() as file:
+                with opened() as file:
                     data = file.read(left + 1)
                 if len(data) > left:
-                    self.problems.append(f"{member.name} was left out: more than {MOST_BYTES >> 20} MB.")
-                    continue
-                path = folder.joinpath(*member.name.split("/"))
+                    text = f"{name} and what comes after it were left out: more than {MOST_BYTES >> 20} MB."
+                    self.problems.append(text)
+                    break
+                path = folder.joinpath(*name.split("/"))
                 while path.exists():  # in a folder and in a zip beside it: both are answers
                     path = path.parent / "again" / path.name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
             # zlib, bz2 and lzma have errors of their own, and so have encrypted files and odd names.
             except Exception as error:
-                self.problems.append(f"{member.name[:200]!r} cannot be read: {error}.")
+                self.problems.append(f"{name[:200]!r} cannot be read: {error}.")
                 continue
             left -= len(data)
-            digest.update(f"{member.name}\0{len(data)}\0".encode(errors="replace") + data)
+            digest.update(f"{name}\0{len(data)}\0".encode(errors="replace") + data)
         if len(members) > MOST_FILES:
             self.problems.append(f"{len(members) - MOST_FILES} files were left out: more than {MOST_FILES}.")
         return digest.hexdigest()
 
-    def _members(self, path: Path, archives: contextlib.ExitStack) -> Iterator[_Member]:
+    def _members(self, path: Path, archives: contextlib.ExitStack) -> Iterator[Member]:
         """The files of a file, folder or zip; those of a folder by their names below it."""
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             self.problems.append(f"{path.name!r} was left out: it is a link, or no file.")
@@ -84,13 +89,13 @@ class HandIn:
             for inner in sorted(path.iterdir()):
                 if _is_kept(inner.name):
                     above, inside = f"{inner.name}/" * inner.is_dir(), self._members(inner, archives)
-                    yield from (_Member(above + name, source) for name, source in inside)
+                    yield from ((above + name, opened) for name, opened in inside)
         elif path.suffix.lower() == ".zip":
             yield from self._zipped(path, archives)
         else:
-            yield _Member(path.name, path)
+            yield path.name, partial(path.open, "rb")
 
-    def _zipped(self, path: Path, archives: contextlib.ExitStack) -> Iterator[_Member]:
+    def _zipped(self, path: Path, archives: contextlib.ExitStack) -> Iterator[Member]:
         try:
             if path.stat().st_size > MOST_BYTES:
                 raise LoadError(f"it is larger than {MOST_BYTES >> 20} MB")
@@ -107,20 +112,7 @@ class HandIn:
             elif stat.S_ISLNK(info.external_attr >> 16):
                 self.problems.append(f"{info.filename[:200]!r} was left out: it is a link.")
             else:
-                yield _Member(str(place), (archive, info))
-
-
-class _Member(NamedTuple):
-    """A file to copy: its name, with `/`, and where it is."""
-
-    name: str
-    source: Path | tuple[zipfile.ZipFile, zipfile.ZipInfo]
-
-    def open(self) -> IO[bytes]:
-        if isinstance(self.source, Path):
-            return self.source.open("rb")
-        archive, info = self.source
-        return archive.open(info)
+                yield str(place), partial(archive.open, info)
 
 
 def _is_kept(name: str) -> bool:
@@ -148,11 +140,11 @@ def student_of(name: str, stems: Collection[str]) -> str:
     >>> student_of("ada_masked_softmax", ["masked_softmax"])
     'ada'
     >>> student_of("lovelaceada_LATE_123_456_homework", [])
-    'lovelaceada'
+    'lovelaceada_123'
     """
     for pattern in (MOODLE, CANVAS):
         if match := pattern.match(name):
-            return match["who"]
+            return f"{match['name']}_{match['number']}"
     for stem in sorted(stems, key=len, reverse=True):
         pattern = re.compile(rf"^(?P<before>.*?)[ _.-]*{re.escape(stem)}[ _.-]*(?P<after>.*)$", re.IGNORECASE)
         if match := pattern.match(name.replace("-", "_")):

@@ -22,15 +22,14 @@ from typing import Any
 from regard.checking import written
 from regard.checking.assignment import KINDS, Assignment, Part, kinds
 from regard.checking.check import Checker, Result
+from regard.checking.handin import CODE
 from regard.checking.judge import HIDDEN, visible
 from regard.checking.submission import Submission, read
 
 AS_THE_TASK_SAYS, SHAPE_COMMENTS = "as the task says", "shape comments"  # checks that an assignment may drop
-PASSED, PARTLY, WRONG, UNTOUCHED, REFUSED, UNANSWERED = (
-    *("passed", "partly right", "wrong", "untouched starter", "not allowed", "not answered"),
-)
-
-
+STATUSES = ("passed", "partly right", "wrong", "not allowed", "untouched starter", "not answered")
+PASSED, PARTLY, WRONG, REFUSED, UNTOUCHED, UNANSWERED = STATUSES
+NO_ANSWER = (UNTOUCHED, UNANSWERED)
 MOST_NAMES = 3  # of checks that fail in the same way
 
 
@@ -57,8 +56,8 @@ class Mark:
     exercise: str
     out_of: float
     status: str = UNANSWERED
-    points: float = 0.0  # of which those of hidden checks are:
-    hidden_points: float = 0.0
+    points: float = 0.0
+    hidden_points: float = 0.0  # of those, what hidden checks gave
     hidden_out_of: float = 0.0
     file: str = ""
     lines: tuple[Line, ...] = ()
@@ -109,6 +108,11 @@ class Grade:
         return sum(mark.out_of for mark in self.marks)
 
     @property
+    def unanswered(self) -> list[str]:
+        """The exercises to which there is no answer."""
+        return [mark.exercise for mark in self.marks if mark.status in NO_ANSWER]
+
+    @property
     def passed(self) -> bool:
         """Whether every check of every exercise passed."""
         return all(mark.status == PASSED for mark in self.marks)
@@ -149,64 +153,62 @@ def share(part: Part, lines: Iterable[Line], of_all: Iterable[Line]) -> float:
     return right * (earned / whole if whole else 1.0) * (1.0 if right == 1 else part.wrong_keeps)
 
 
+def hidden_out_of(part: Part) -> float:
+    """The points that hidden checks give: all, where everything hangs on one, or no value is seen."""
+    items, kind_of = part.exercise.checks.items, kinds(part)
+    hidden = {item.name for item in items if item.hidden or _is_hidden(part, item.name, kind_of[item.name])}
+    values = {item.name for item in items if kind_of[item.name] == "values"}
+    if not hidden and not part.hidden:
+        return 0.0
+    return round(part.points * (1.0 if part.all_or_nothing or values <= hidden else part.hidden_share), 2)
+
+
+def _is_hidden(part: Part, name: str, kind: str) -> bool:
+    return name in part.hidden or kind in part.hidden
+
+
 def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Result]:
     """The mark of an answer, and its result with the checks that count in this assignment."""
-    exercise, kind_of = part.exercise, kinds(part)
-    answer = written.answer(submission, exercise)
-    said = [named.sentence for named in result.mistakes] + ([result.nearest] if result.nearest else [])
-    checks, notes = [], list(result.conventions)
+    kind_of, answer = kinds(part), written.answer(submission, part.exercise)
+    dropped = {AS_THE_TASK_SAYS} if part.conventions == "free" else set()
+    dropped |= {SHAPE_COMMENTS} if part.comments == "free" else set()
+    checks, lines, notes = [], [], list(result.conventions)
     for check in result.checks:
         kind = kind_of.get(check.name, "values")
-        dropped = (check.name == AS_THE_TASK_SAYS and part.conventions == "free") or (
-            check.name == SHAPE_COMMENTS and part.comments == "free"
-        )
-        if not dropped:
-            hidden = check.hidden or check.name in part.hidden or kind in part.hidden
-            checks.append(replace(check, hidden=hidden))
+        if check.name not in dropped:
+            check = replace(check, hidden=check.hidden or _is_hidden(part, check.name, kind))
+            checks.append(check)
+            lines.append(Line(check.name, kind, check.passed, check.message, check.hidden))
         elif not check.passed:
             notes.append(check.message)
-    lines = [
-        Line(check.name, kind_of.get(check.name, "values"), check.passed, check.message, check.hidden)
-        for check in checks
-    ]
     if part.comments == "required" and not written.n_comment(answer):
         text = "no shape comment stands beside a line of it, as in `# [batch, query, key]`."
         lines.append(Line(SHAPE_COMMENTS, "comments", False, text))
-    seen, hidden_lines = ([line for line in lines if line.hidden == hidden] for hidden in (False, True))
-    # All or nothing may hang on a hidden check: then what is seen earns nothing by itself.
-    part_hidden = (1.0 if part.all_or_nothing else part.hidden_share) if hidden_lines else 0.0
-    hidden_out_of = round(part.points * part_hidden, 2)
-    hidden_points = round(hidden_out_of * share(part, hidden_lines, lines), 2) if hidden_lines else 0.0
-    points = round((part.points - hidden_out_of) * share(part, seen, seen or lines), 2) + hidden_points
-    right = all(line.passed for line in lines)
-    status = PASSED if right else PARTLY if points else WRONG
+    mistakes = {mistake.name: mistake.hints for named in result.mistakes for mistake in named.mistakes}
+    say = {name: f"{cause} {fix}" for name, (_, _, cause, fix) in mistakes.items()}
+    if failed := next((line for line in lines if not line.passed), None):
+        say = say or {f"no known mistake ({failed.name})": result.nearest or f"One of them: {failed.message}"}
+    seen, unseen = ([line for line in lines if line.hidden == hidden] for hidden in (False, True))
+    if all(line.passed for line in seen):  # a name for it would tell what is hidden
+        result = replace(result, mistakes=(), nearest="")
+    said = [named.sentence for named in result.mistakes] + ([result.nearest] if result.nearest else [])
+    of_hidden = hidden_out_of(part)
+    hidden_points = round(of_hidden * share(part, unseen, lines), 2)
+    points = hidden_points + round((part.points - of_hidden) * share(part, seen, seen), 2)
+    status = PASSED if failed is None else PARTLY if points else WRONG
     refused = written.refused(submission, answer, part.allow, part.forbid)
-    if written.untouched(answer, exercise):
-        status, said = UNTOUCHED, []
+    n_line = written.n_line(answer)
+    if written.untouched(answer, part.exercise):
+        status, points, hidden_points, said, say = UNTOUCHED, 0.0, 0.0, [], {}
     elif refused:
-        status, said = REFUSED, [f"this exercise does not allow: {', '.join(refused)}.", *said]
-    if status in (UNTOUCHED, REFUSED):
-        points = hidden_points = 0.0
-    if right and status == PASSED and part.few_lines > 0 and written.n_line(answer) <= part.few_lines:
-        said.append(f"{written.n_line(answer)} lines of code: a bonus of {part.bonus:g}.")
-        points += part.bonus
-    say = {
-        mistake.name: f"{mistake.hints[2]} {mistake.hints[3]}"
-        for named in result.mistakes
-        for mistake in named.mistakes
-    }
-    marked = Mark(
-        exercise=exercise.id,
-        out_of=part.points,
-        status=status,
-        points=round(points, 2),
-        hidden_points=hidden_points,
-        hidden_out_of=hidden_out_of,
-        file=result.file,
-        lines=tuple(lines),
-        mistakes=tuple(say.items()),
-        said=tuple(said),
-    )
+        names = f"this exercise does not allow {', '.join(refused)}."
+        status, points, hidden_points, said, say = REFUSED, 0.0, 0.0, [names], {"not allowed": names}
+    elif status == PASSED and n_line <= part.few_lines:
+        points, hidden_points = points + part.bonus, hidden_points + (part.bonus if of_hidden else 0.0)
+        said += [] if of_hidden else [f"{n_line} lines of code: a bonus of {part.bonus:g} points."]
+    earned = (round(points, 2), hidden_points, of_hidden)
+    told = (tuple(lines), tuple(say.items()), tuple(said))
+    marked = Mark(part.exercise.id, part.points, status, *earned, result.file, *told)
     return marked, replace(result, checks=tuple(checks), conventions=tuple(notes))
 
 
@@ -222,9 +224,7 @@ def grade(
 
     Of several answers to an exercise the one with the most points counts, and the others are named.
     """
-    paths = [
-        path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".ipynb") and path.is_file()
-    ]
+    paths = [path for path in sorted(folder.rglob("*")) if path.suffix in CODE and path.is_file()]
     by_name = {visible(str(path)): path for path in paths}  # as results name them
     answers: dict[str, list[tuple[Mark, Result]]] = {}
     problems = [*problems, *([] if paths else ["no .py or .ipynb file was handed in."])]
@@ -243,7 +243,7 @@ def grade(
     for id, part in assignment.parts.items():
         given = sorted(answers.get(id, []), key=lambda pair: (-pair[0].points, pair[0].status == UNTOUCHED))
         if not given:
-            marks.append(Mark(id, part.points))
+            marks.append(Mark(id, part.points, hidden_out_of=hidden_out_of(part)))
             continue
         best, result = given[0]
         if len(given) > 1:
@@ -252,7 +252,7 @@ def grade(
             best = replace(best, said=(*best.said, twice))
         marks.append(best)
         results.append(result)
-    late, deductions = _late(assignment, submitted), []
+    late, deductions = _days_late(assignment, submitted), []
     if late and assignment.late_per_day:
         lost = min(1.0, late * assignment.late_per_day) * sum(one.points for one in marks)
         deductions.append((f"{late} days late", round(lost, 2)))
@@ -268,7 +268,7 @@ def grade(
     return Grade(student, tuple(marks), tuple(deductions), tuple(problems), when, late), results
 
 
-def _late(assignment: Assignment, submitted: datetime | None) -> int:
+def _days_late(assignment: Assignment, submitted: datetime | None) -> int:
     """Days begun since the deadline, by the clock of this machine where the deadline names no zone."""
     if assignment.deadline is None or submitted is None:
         return 0

@@ -6,6 +6,7 @@ import ast
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -100,10 +101,17 @@ def refused(
 
 def style_findings(paths: list[Path], line_length: int) -> list[str] | None:
     """What ruff finds against PEP 8, a line each; None where ruff is not installed."""
-    ruff = shutil.which("ruff")
+    ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
     if ruff is None:
         return None
-    options = ["--isolated", "--no-cache", "--select=E,W", f"--line-length={line_length}", "--exit-zero"]
+    options = [
+        "--isolated",
+        "--no-cache",
+        "--preview",
+        "--select=E,W",
+        f"--line-length={line_length}",
+        "--exit-zero",
+    ]
     command = [ruff, "check", *options, "--output-format=json", "--", *map(str, paths)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=RUFF_SECONDS)

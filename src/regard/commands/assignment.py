@@ -83,9 +83,7 @@ def build(file: Path, form: str, out: Path | None, wheel: Path | None) -> None:
 @click.option("--hide-solutions", is_flag=True, help="Run no answer that could read our solutions.")
 @click.option("--gradescope", type=NewFile(), help="SUBMISSIONS are one student's: write a results.json.")
 @click.option("--metadata", type=FILE, help="gradescope: a submission_metadata.json, for the time.")
-@click.option(
-    "--github", is_flag=True, help="SUBMISSIONS are one student's: annotate, and summarise the step."
-)
+@click.option("--github", is_flag=True, help="SUBMISSIONS are one student's: annotate and summarise.")
 @json_option
 def grade(
     file: Path,
@@ -127,7 +125,9 @@ def grade(
         click.echo(json.dumps(one.as_json()))
     if github:
         click.echo(marks.github_annotations(one), nl=False)
-        marks.write_step_summary(marks.github_summary(loaded.title, one))
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            with open(summary, "a", encoding="utf-8") as file_of_step:
+                file_of_step.write(marks.github_summary(loaded.title, one))
     click.echo(f"{one.points:g} of {one.out_of:g} points.", err=True)
     raise SystemExit(0 if one.passed or not github else 1)
 
@@ -138,9 +138,7 @@ def _runner(n_job: int, must_confine: bool) -> Runner:
     from regard.checking.runner import Limits, Runner
 
     if must_confine and not landlock_version():
-        raise ArgumentError(
-            "--hide-solutions needs a Linux with Landlock: here answers could read every file."
-        )
+        raise ArgumentError("--hide-solutions needs a Linux with Landlock: answers could read every file.")
     return Runner(n_job, Limits(must_confine=must_confine), fork_here=True)
 
 

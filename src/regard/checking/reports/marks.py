@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import mean, median
-from typing import Any
 
 from regard.checking.assignment import Assignment
 from regard.checking.check import Result
-from regard.checking.marks import PASSED, UNANSWERED, UNTOUCHED, Grade, Mark
+from regard.checking.marks import NO_ANSWER, PASSED, STATUSES, Grade
 from regard.checking.reports.html import section
 from regard.drawing.html import Markup, joined, tag
 from regard.drawing.html import page as whole_page
 from regard.tables import csv_text
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would run
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins that a spreadsheet would compute
 VISIBILITY = {"never": "hidden", "after due date": "after_due_date", "after published": "after_published"}
-BAR = 130  # pixels
 
 
 @dataclass(frozen=True)
 class Common:
-    """A mistake, by how many of those who answered the exercise it was made, and what to say about it."""
+    """A mistake, by how many it was made of those who answered, and what to say about it."""
 
     exercise: str
     mistake: str
@@ -34,241 +32,196 @@ class Common:
 
 
 def common_mistakes(grades: Sequence[Grade]) -> list[Common]:
-    """What went wrong most often, first; failures without a name count by the first check that failed."""
-    counted: dict[tuple[str, str], list[Any]] = {}
-    answered: dict[str, int] = {}
-    for grade in grades:
-        for mark in grade.marks:
-            tried = mark.status not in (UNANSWERED, UNTOUCHED)
-            answered[mark.exercise] = answered.get(mark.exercise, 0) + tried
-            if not tried or mark.status == PASSED:
-                continue
-            failed = next((line for line in mark.lines if not line.passed), None)
-            unnamed = [(failed.name, f"Seen once: {failed.message}")] if failed else []
-            for name, say in mark.mistakes or unnamed:
-                counted.setdefault((mark.exercise, name), [0, say])[0] += 1
-    rows = [Common(id, name, n, answered[id], say) for (id, name), (n, say) in counted.items()]
+    """What went wrong, the most frequent first."""
+    marks = [mark for grade in grades for mark in grade.marks if mark.status not in NO_ANSWER]
+    answered = Counter(mark.exercise for mark in marks)
+    say = {(mark.exercise, name): text for mark in marks for name, text in mark.mistakes}
+    counted = Counter((mark.exercise, name) for mark in marks for name, _ in mark.mistakes)
+    rows = [Common(id, name, n, answered[id], say[id, name]) for (id, name), n in counted.items()]
     return sorted(rows, key=lambda row: (-row.students, row.exercise, row.mistake))
 
 
 def csv_of(grades: Sequence[Grade]) -> str:
-    """A row for each student: points in all and for each exercise, what is missing, what went wrong."""
-    ids = [mark.exercise for mark in grades[0].marks] if grades else []
-
-    def cell(text: str) -> str:
-        return f"'{text}" if text.startswith(FORMULA) else text
-
-    columns: dict[str, list[Any]] = {
-        "student": [cell(grade.student) for grade in grades],
-        "points": [grade.points for grade in grades],
-        "out of": [grade.out_of for grade in grades],
-        **{id: [_mark(grade, id).points for grade in grades] for id in ids},
-        "deductions": [round(sum(points for _, points in grade.deductions), 2) for grade in grades],
+    """A row for each student: points in all and by exercise, what is missing, what went wrong."""
+    texts = {
         "submitted": [grade.submitted for grade in grades],
-        "days late": [grade.days_late for grade in grades],
-        "not answered": [", ".join(missing(grade)) for grade in grades],
+        "days late": [str(grade.days_late) for grade in grades],
+        "not answered": [", ".join(grade.unanswered) for grade in grades],
         "mistakes": [
-            cell("; ".join(f"{mark.exercise}: {name}" for mark in grade.marks for name, _ in mark.mistakes))
+            "; ".join(f"{mark.exercise}: {name}" for mark in grade.marks for name, _ in mark.mistakes)
             for grade in grades
         ],
-        "look at": [cell(" ".join(grade.problems)) for grade in grades],
+        "look at": [" ".join(grade.problems) for grade in grades],
     }
-    return csv_text(columns)
+    marks = zip(*(grade.marks for grade in grades), strict=True)
+    return csv_text(
+        {
+            "student": [_cell(grade.student) for grade in grades],
+            "points": [grade.points for grade in grades],
+            "out of": [grade.out_of for grade in grades],
+            **{column[0].exercise: [mark.points for mark in column] for column in marks},
+            "deductions": [round(sum(points for _, points in grade.deductions), 2) for grade in grades],
+            **{name: [_cell(text) for text in column] for name, column in texts.items()},
+        }
+    )
 
 
-def _mark(grade: Grade, id: str) -> Mark:
-    return next(mark for mark in grade.marks if mark.exercise == id)
-
-
-def missing(grade: Grade) -> list[str]:
-    """The exercises that a student did not answer."""
-    return [mark.exercise for mark in grade.marks if mark.status in (UNANSWERED, UNTOUCHED)]
+def _cell(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def json_of(title: str, grades: Sequence[Grade]) -> str:
-    """All grades and the common mistakes, which `regard assignment report` reads back."""
-    mistakes = [vars(row) for row in common_mistakes(grades)]
+    """All grades, and the common mistakes."""
+    mistakes = [asdict(row) for row in common_mistakes(grades)]
     page = {"title": title, "students": [grade.as_json() for grade in grades], "mistakes": mistakes}
     return json.dumps(page, indent=1) + "\n"
 
 
 def feedback(title: str, grade: Grade, results: Sequence[Result]) -> str:
     """A student's page: points and reasons, then every answer with its pictures."""
-    heads = _heads("exercise", "points", "", "checks passed", "")
-    rows = [
-        tag(
-            "tr",
-            tag("td", mark.exercise),
-            _points(mark.points, mark.out_of),
-            tag("td", mark.status, class_="good" if mark.status == PASSED else "bad"),
-            tag("td", ", ".join(f"{kind} {n} of {of}" for kind, (n, of) in mark.by_kind().items())),
-            tag("td", *(tag("div", sentence) for sentence in mark.said)),
+    rows: list[tuple[object, ...]] = [
+        (
+            _line(mark.exercise),
+            _line(f"{mark.points:g} of {mark.out_of:g}"),
+            tag("span", mark.status, class_="good" if mark.status == PASSED else "bad"),
+            joined([tag("div", f"{kind} {n} of {of}") for kind, (n, of) in mark.by_kind().items()]),
+            joined([tag("div", sentence) for sentence in mark.said]),
         )
         for mark in grade.marks
     ]
-    rows += [
-        tag("tr", tag("td", "deducted"), tag("td", f"-{points:g}"), tag("td", why, colspan=3))
-        for why, points in grade.deductions
+    rows += [("deducted", f"-{points:g}", "", "", why) for why, points in grade.deductions]
+    late = [f"Handed in {grade.days_late} days late."] if grade.days_late else []
+    parts = [
+        tag("p", tag("strong", f"{grade.points:g} of {grade.out_of:g} points"), f" for {grade.student}."),
+        _table(("exercise", "points", "", "checks passed", ""), rows),
+        *(tag("p", sentence, class_="bad") for sentence in (*late, *grade.problems)),
+        *(section(index, result) for index, result in enumerate(results)),
     ]
-    late = [tag("p", f"Handed in {grade.days_late} days late.", class_="bad")] if grade.days_late else []
-    said = [tag("p", problem, class_="bad") for problem in grade.problems]
-    summary = tag(
-        "p", tag("strong", f"{grade.points:g} of {grade.out_of:g} points"), f" for {grade.student}."
-    )
-    parts = [summary, *late, tag("table", heads, *rows), *said]
-    return whole_page(title, joined([*parts, *(section(index, one) for index, one in enumerate(results))]))
+    return whole_page(title, joined(parts))
 
 
-def _heads(*words: str) -> Markup:
-    return tag("tr", *(tag("th", word) for word in words))
-
-
-def _points(points: float, out_of: float) -> Markup:
-    return tag("td", f"{points:g} of {out_of:g}", style="white-space: nowrap")
-
-
-def _bar(part: float, text: str) -> Markup:
-    """A bar as long as a part of the whole, and what it stands for."""
-    shade = f"width: {round(BAR * max(0.0, min(1.0, part)))}px; background: #1e88e588; height: .8em"
-    return tag("td", tag("div", style=shade), text, style="white-space: nowrap")
-
-
-def summary(title: str, grades: Sequence[Grade], pages: dict[str, str]) -> str:
+def summary(title: str, grades: Sequence[Grade], pages: Mapping[str, str]) -> str:
     """The teacher's page: marks by exercise, what to say in the next lecture, every student.
 
     `pages` has the address of each student's feedback.
     """
     totals = [grade.points for grade in grades]
-    out_of = grades[0].out_of
-    figures = (
-        f"{len(grades)} students, mean {mean(totals):.1f}, median {median(totals):.1f} of {out_of:g} points."
-    )
-    statuses = sorted({mark.status for grade in grades for mark in grade.marks})
-    ids = [mark.exercise for mark in grades[0].marks]
-    by_exercise = []
-    for number, id in enumerate(ids):
-        marks = [grade.marks[number] for grade in grades]
-        average = mean(mark.points for mark in marks)
-        most = marks[0].out_of
-        counts = [sum(mark.status == status for mark in marks) for status in statuses]
-        by_exercise.append(
-            tag(
-                "tr",
-                tag("td", id),
-                _bar(average / most if most else 0.0, f"{average:.1f} of {most:g}"),
-                *(tag("td", count or "") for count in counts),
-            )
-        )
+    figures = f"{len(grades)} students, mean {mean(totals):.1f}, median {median(totals):.1f}"
+    by_exercise = [list(column) for column in zip(*(grade.marks for grade in grades), strict=True)]
+    exercises = []
+    for column in by_exercise:
+        average, most = mean(mark.points for mark in column), column[0].out_of
+        counts = Counter(mark.status for mark in column)
+        bar = _bar(average / most if most else 0.0, f"{average:.1f} of {most:g}")
+        exercises.append((column[0].exercise, bar, *(counts[status] or "" for status in STATUSES)))
     said = [
-        tag(
-            "tr",
-            _bar(row.students / max(1, row.of), f"{row.students} of {row.of}"),
-            tag("td", row.exercise),
-            tag("td", tag("strong", row.mistake)),
-            tag("td", row.say),
+        (
+            _bar(row.students / row.of, f"{row.students} of {row.of}"),
+            _line(row.exercise),
+            tag("strong", row.mistake),
+            row.say,
         )
         for row in common_mistakes(grades)
     ]
-    listed = [
-        tag(
-            "tr",
-            tag("td", tag("a", grade.student, href=pages[grade.student])),
-            *(tag("td", f"{mark.points:g}") for mark in grade.marks),
-            _points(grade.points, grade.out_of),
-            tag("td", f"{grade.days_late} days" if grade.days_late else ""),
-            tag("td", *(tag("div", problem) for problem in grade.problems)),
+    students = [
+        (
+            tag("a", grade.student, href=pages[grade.student]),
+            *(f"{mark.points:g}" for mark in grade.marks),
+            tag("strong", f"{grade.points:g}"),
+            _line(f"{grade.days_late} days") if grade.days_late else "",
+            joined([tag("div", problem) for problem in grade.problems]),
         )
         for grade in grades
     ]
+    ids = [column[0].exercise for column in by_exercise]
     parts = [
-        tag("p", figures),
+        tag("p", f"{figures} of {grades[0].out_of:g} points."),
         tag("h2", "Exercises"),
-        tag("table", _heads("exercise", "mean", *statuses), *by_exercise),
+        _table(("exercise", "mean", *STATUSES), exercises),
         tag("h2", "For the next lecture"),
-        tag("table", _heads("students", "exercise", "mistake", "say"), *said)
-        if said
-        else tag("p", "No mistakes."),
+        _table(("students", "exercise", "mistake", "say"), said) if said else tag("p", "No mistakes."),
         tag("h2", "Students"),
-        tag("table", _heads("student", *ids, "points", "late", "look at"), *listed),
+        _table(("student", *ids, "points", "late", "look at"), students),
     ]
     return whole_page(title, joined(parts))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
+    lines = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
+    return tag("table", tag("tr", *(tag("th", head) for head in heads)), *lines)
+
+
+def _line(text: str) -> Markup:
+    return tag("span", text, style="white-space: nowrap")
+
+
+def _bar(part: float, text: str) -> Markup:
+    """A bar that is filled as far as the part goes, and what it stands for."""
+    full = tag("div", style=f"width: {100 * part:.0f}%; background: #1e88e5; height: .6em")
+    return tag("div", full, style="width: 6rem; background: #8884") + _line(text)
 
 
 def gradescope(assignment: Assignment, grade: Grade) -> str:
     """A results.json: a row for each exercise, with its reasons inside, and one for its hidden checks."""
     tests = []
     for mark in grade.marks:
-        said = [*mark.said] if mark.status != PASSED else []
-        rows = [(mark.exercise, False, mark.points - mark.hidden_points, mark.out_of - mark.hidden_out_of)]
-        if mark.hidden_out_of:
-            rows.append((f"{mark.exercise}: hidden checks", True, mark.hidden_points, mark.hidden_out_of))
-        for name, hidden, points, out_of in rows:
+        for hidden in (False, True) if mark.hidden_out_of else (False,):
             lines = [line for line in mark.lines if line.hidden == hidden]
             failed = [f"- {line.name}: {line.message}" for line in lines if not line.passed]
-            counted = f"{sum(line.passed for line in lines)} of {len(lines)} checks passed: {mark.status}."
+            points, out_of = mark.hidden_points, mark.hidden_out_of
+            if not hidden:
+                points, out_of = mark.points - points, mark.out_of - out_of
+            passed = points >= out_of and not failed and bool(lines)  # whatever becomes of what is hidden
+            counted = [f"{len(lines) - len(failed)} of {len(lines)} checks passed."] if lines else []
             tests.append(
                 {
-                    "name": name,
+                    "name": f"{mark.exercise}: hidden checks" if hidden else mark.exercise,
                     "score": round(points, 2),
                     "max_score": round(out_of, 2),
-                    "status": "failed" if failed or not lines else "passed",
-                    "output": "\n".join([counted if lines else f"{mark.status}.", *said, *failed]),
+                    "status": "passed" if passed else "failed",
+                    "output": "\n".join(
+                        [f"{PASSED if passed else mark.status}.", *mark.said, *counted, *failed]
+                    ),
                     "visibility": VISIBILITY[assignment.show_hidden] if hidden else "visible",
                 }
             )
-    tests += [
-        {"name": why, "score": -points, "max_score": 0, "status": "failed", "visibility": "visible"}
-        for why, points in grade.deductions
-    ]
-    page = {"score": grade.points, "output": "\n".join(grade.problems), "tests": tests}
+    lost = [{"name": why, "score": -points, "max_score": 0} for why, points in grade.deductions]
+    page = {"score": grade.points, "output": "\n".join(grade.problems), "tests": [*tests, *lost]}
     return json.dumps(page, indent=1) + "\n"
 
 
 def github_summary(title: str, grade: Grade) -> str:
-    """Markdown for a step's summary: a table of marks, and the reasons."""
+    """Markdown for the summary of a step: a table of marks, and the reasons."""
+    rows = [(mark.exercise, f"{mark.points:g} of {mark.out_of:g}", mark.status) for mark in grade.marks]
+    rows += [("deducted", f"-{points:g}", why) for why, points in grade.deductions]
     lines = [
-        f"## {title}: {grade.points:g} of {grade.out_of:g}",
+        f"## {_plain(title)}: {grade.points:g} of {grade.out_of:g} points",
         "",
-        "| exercise | points | |",
+        "| | | |",
         "| --- | --- | --- |",
     ]
-    lines += [
-        f"| {mark.exercise} | {mark.points:g} of {mark.out_of:g} | {mark.status} |" for mark in grade.marks
-    ]
-    lines += [f"| deducted | -{points:g} | {_cell(why)} |" for why, points in grade.deductions]
+    lines += [f"| {' | '.join(map(_plain, row))} |" for row in rows]
     for mark in grade.marks:
         if mark.status != PASSED:
-            lines += ["", f"### {mark.exercise}", *(f"- {_cell(reason)}" for reason in mark.reasons)]
-    lines += ["", *(f"- {_cell(problem)}" for problem in grade.problems)]
-    return "\n".join(lines) + "\n"
+            lines += ["", f"### {mark.exercise}", *(f"- {_plain(reason)}" for reason in mark.reasons)]
+    return "\n".join([*lines, "", *(f"- {_plain(problem)}" for problem in grade.problems)]) + "\n"
 
 
-def _cell(text: str) -> str:
+def _plain(text: str) -> str:
     """Text that Markdown shows as it is, in one line."""
-    special = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]<>#|!~$@"})
+    special = {ord(mark): f"\\{mark}" for mark in "\\`*_{}[]<>#|!~$@"}
     return " ".join(text.translate(special).split())
 
 
 def github_annotations(grade: Grade) -> str:
-    """A workflow command for each exercise that is not passed, which marks its file."""
-    lines = []
+    """A workflow command for each exercise that did not pass, which marks its file."""
+    commands = []
     for mark in grade.marks:
         if mark.status != PASSED:
-            # A command ends with its line, and its properties with a comma or a colon.
-            file, text = _escaped(mark.file), _escaped("\n".join(mark.reasons))
-            place = f"file={file.replace(':', '%3A').replace(',', '%2C')}," if file else ""
-            title = f"{mark.exercise}%3A {mark.points:g} of {mark.out_of:g} points"
-            lines.append(f"::error {place}title={title}::{text}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def write_step_summary(text: str) -> None:
-    """Add to the summary of the step that runs, where GitHub says it is."""
-    path = os.environ.get("GITHUB_STEP_SUMMARY")
-    if path:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(text)
+            # A command ends with its line, a property of it with a comma or a colon.
+            escaped = {ord("%"): "%25", ord("\r"): "%0D", ord("\n"): "%0A"}
+            properties = {**escaped, ord(":"): "%3A", ord(","): "%2C"}
+            title = f"{mark.exercise}: {mark.points:g} of {mark.out_of:g} points".translate(properties)
+            file = f"file={mark.file.translate(properties)}," if mark.file else ""
+            commands.append(f"::error {file}title={title}::{chr(10).join(mark.reasons).translate(escaped)}\n")
+    return "".join(commands)

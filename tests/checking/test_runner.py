@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.checking.child.messages import Answer, Call, Cell, Job, Order, Subject
+from regard.checking.child.messages import Answer, Case, Cell, Job, Order, Subject
 from regard.checking.child.processes import descendants
 from regard.checking.runner import Limits, Runner
 
@@ -20,7 +20,7 @@ from regard.checking.runner import Limits, Runner
 def job(*sources, sizes=(2, 3, 5)):
     """A job that calls `f` of each source once for each size."""
     answers = [Answer([Cell("", source)], [Subject("f")]) for source in sources]
-    calls = [Call((torch.arange(float(size)),)) for size in sizes]
+    calls = [Case((torch.arange(float(size)),)) for size in sizes]
     return Job(answers, calls, [Order(n, n) for n in range(len(sizes))])
 
 

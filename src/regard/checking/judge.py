@@ -250,7 +250,7 @@ def compared(plan: Plan, run: Run, expected: Tree, got: Tree) -> Difference | No
             return Difference(f"the result has not the form that was asked for ({error}).")
     floating = any(
         isinstance(leaf, Tensor) and leaf.is_floating_point()
-        for _, leaf in leaves([list(case.args), dict(case.kwargs), dict(case.weights)])
+        for _, leaf in leaves([case.args, case.kwargs, case.weights])
     )
     dtype = run.dtype if floating and view is None else None
     return difference(expected, got, tolerance_of(run.dtype, exercise.tolerance), exercise.words, dtype)
@@ -386,7 +386,7 @@ def _input_name(plan: Plan, run: Run, name: str) -> str:
 def argument_names(plan: Plan, run: Run) -> list[str]:
     """The names of the tensors among the arguments, from the starter's signature where there is one call."""
     exercise, case = plan.exercise, plan.cases[run.case]
-    paths = [path for path, leaf in leaves([list(case.args), dict(case.kwargs)]) if isinstance(leaf, Tensor)]
+    paths = [path for path, leaf in leaves([case.args, case.kwargs]) if isinstance(leaf, Tensor)]
     defined = exercise.definitions
     node: ast.AST | None = defined.get(case.call, defined[exercise.names[0]])
     if isinstance(node, ast.ClassDef):

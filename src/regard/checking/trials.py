@@ -13,7 +13,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Code
+from regard.checking.child.messages import Case, Code
 from regard.errors import LoadError
 
 __all__ = [
@@ -49,23 +49,6 @@ ANYTHING = float("inf")
 
 class Impossible(Exception):
     """Raised by a trial's `make` for sizes it cannot be made of; shrinking then tries others."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Case:
-    """One call of the answer. Tensors may stand anywhere in `args` and `kwargs`, also in tuples and lists."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    call: str = ""  # a method of the module, or one of several functions; "" is the module or function itself
-    init: tuple[Any, ...] = ()  # the constructor's positional arguments, for a class
-    init_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, Tensor] = field(default_factory=dict)  # as in the module's state_dict
-    train: bool = False  # module.train() in place of module.eval()
-
-    def with_args(self, *args: Any) -> Case:
-        """The same call with other arguments: what a perturbation is made of."""
-        return replace(self, args=args)
 
 
 class Draw:

@@ -6,7 +6,7 @@ The checker sends a `Job`. For each answer of it come back `Loading` before a st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -99,34 +99,36 @@ class Answer:
     skip: list[int] = field(default_factory=list)  # statements that are left out
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What an answer is called with."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One call of the answer. Tensors may stand anywhere in `args` and `kwargs`, also in tuples and lists."""
 
     args: Tree = ()
     kwargs: dict[str, Tree] = field(default_factory=dict)
-    method: str = ""  # of the module, or one of several functions; "" is the module or function itself
-    init: Tree = ()
+    call: str = ""  # a method of the module, or one of several functions; "" is the module or function itself
+    init: Tree = ()  # the constructor's positional arguments, for a class
     init_kwargs: dict[str, Tree] = field(default_factory=dict)
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    train: bool = False
+    weights: dict[str, Tensor] = field(default_factory=dict)  # as in the module's state_dict
+    train: bool = False  # module.train() in place of module.eval()
+
+    def with_args(self, *args: Any) -> Case:
+        """The same call with other arguments."""
+        return replace(self, args=args)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One run: which call, and how it is made."""
+    """One run: which case, and how the call is made."""
 
     id: int
-    call: int
+    case: int
     seed: int = 0
     dtype: str = ""
     strided: bool = False  # inputs that are not contiguous
     twice: bool = False
     device: str = ""
     largest: bool = False  # note the largest tensor made on the way
-    factors: list[dict[str, Tensor]] | None = (
-        None  # gradients of sum(output x factor), for each form of output
-    )
+    gradients: bool = False  # of `weighted_sum` of the result
     watched: bool = False  # compare shape comments
 
 
@@ -135,7 +137,7 @@ class Job:
     """Runs to make with each of several answers."""
 
     answers: list[Answer]
-    calls: list[Call]
+    cases: list[Case]
     orders: list[Order]
     seconds: float = 1.5  # of work in one call
 
@@ -229,7 +231,7 @@ class Printed:
 CLASSES: dict[str, type] = {
     message.__name__: message
     for message in (
-        *(Code, Foreign, Meta, Cell, Subject, Lent, ShapeNote, Answer, Call, Order, Job),
+        *(Code, Foreign, Meta, Cell, Subject, Lent, ShapeNote, Answer, Case, Order, Job),
         *(Failure, Unfit, Seen, Skipped, Loading, Loaded, Outcome, Printed),
     )
 }

@@ -22,7 +22,7 @@ from regard.checking.child.messages import Answer, Cell, Subject, Tree
 from regard.checking.child.trees import leaves, mapped
 from regard.checking.compare import apart, equal_rows, n_row, tolerance_of
 from regard.checking.forms import FORM, formed
-from regard.checking.judge import NOT_TRIED, Outcomes, Verdict, compared, judged
+from regard.checking.judge import NOT_TRIED, Outcomes, Verdict, judged
 from regard.checking.plan import Plan, Run, tensors_of
 from regard.checking.spec import Exercise, Mistake
 from regard.checking.trials import ANYTHING, Case, Probe, Trial
@@ -115,19 +115,6 @@ def best_verdict(plan: Plan, outcomes: Outcomes) -> tuple[dict[str, str], Verdic
             break
     assert best is not None
     return best
-
-
-def passing_runs(plan: Plan, outcomes: Outcomes, choices: Choices) -> frozenset[int]:
-    """The runs whose result is right."""
-    expected = plan.expected(choices)
-
-    def right(run: Run) -> bool:
-        outcome = outcomes[run.id]
-        if isinstance(run.item, Trial) and run.item.raises:
-            return outcome.error is not None and outcome.error.type in run.item.raises
-        return outcome.error is None and compared(plan, run, expected[run.id].value, outcome.value) is None
-
-    return frozenset(run.id for run in plan.runs if run.kind in ("value", "probe") and right(run))
 
 
 class Space:

@@ -38,6 +38,7 @@ __all__ = [
     "first_sequence",
     "load",
     "made",
+    "neighbour_probe",
 ]
 
 Kind = Literal["wrong", "fragile", "train mode", "wasteful"]
@@ -164,6 +165,13 @@ def first_sequence(case: Case, draw: Draw) -> None:
     for x in case.args:
         if isinstance(x, Tensor):
             x[0] = x[0].flip(-1) + 1.0 if x.is_floating_point() else (x[0] - 1).clamp(min=1)
+
+
+def neighbour_probe(make: Callable[[Draw], Case], sizes: Mapping[str, int]) -> Probe:
+    """Whether a sequence is left alone by what becomes of the one beside it."""
+    says = "sequence 0 was changed: the others may not move."
+    calls = changed(make, first_sequence)
+    return Probe("a neighbour has no say", calls, {**sizes, "batch": 3}, says=says)
 
 
 def load(folder: Path) -> Checks:

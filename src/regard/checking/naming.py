@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Answer, Cell, Subject, Tree
+from regard.checking.child.messages import Answer, Cell, Tree
 from regard.checking.child.trees import leaves, mapped
 from regard.checking.compare import apart, equal_rows, n_row, tolerance_of
 from regard.checking.forms import FORM, formed
@@ -98,9 +98,8 @@ class Agreement:
 
 def plain_answer(exercise: Exercise, source: str) -> Answer:
     """The message of an answer that is one source text of ours."""
-    return Answer(
-        [Cell("", source)], [Subject(name) for name in exercise.names], exercise.is_class, exercise.drive
-    )
+    last = dict.fromkeys(exercise.names, -1)
+    return Answer([Cell("", source)], last, exercise.is_class, exercise.drive)
 
 
 def best_verdict(plan: Plan, outcomes: Outcomes) -> tuple[dict[str, str], Verdict]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,31 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .limits import failure, time_limit
 from .loader import load
-from .messages import Case, Code, Failure, Foreign, Job, Loading, Meta, Order, Outcome, Printed, Tree, Unfit
+from .messages import Case, Code, Done, Failure, Foreign, Job, Loading, Meta, Order, Outcome, Tree, Unfit
 from .trees import leaves, mapped, weighted_sum
 from .watcher import Watcher
 from .weights import Place, fitted, transfer
 
 MOST_NUMBERS_OUT = 4_000_000
 MOST_TIMEOUTS = 3
-
-
-class Capped:
-    """A text stream that keeps the beginning of what is printed."""
-
-    def __init__(self, most: int = 2000) -> None:
-        self.text, self.most = "", most
-
-    def write(self, text: str) -> int:
-        if len(self.text) < self.most:
-            self.text += text[: self.most - len(self.text)]
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def isatty(self) -> bool:
-        return False
 
 
 class Largest(TorchDispatchMode):
@@ -296,10 +277,7 @@ def _gradients(
 
 def work(job: Job, send: Callable[[Any], None], unconfined: list[str]) -> None:
     """Load each answer of the job and make its runs, sending each outcome as it is known."""
-    stdout = sys.stdout
     for number, answer in enumerate(job.answers):
-        printed = Capped()
-        sys.stdout = sys.stderr = printed
 
         def tell(statement: int, where: str, number: int = number) -> None:
             send(Loading(number, statement, where))
@@ -323,5 +301,4 @@ def work(job: Job, send: Callable[[Any], None], unconfined: list[str]) -> None:
             if outcome.error is not None and outcome.error.kind == "time":
                 timeouts += 1
             send(replace(outcome, answer=number, run=order.id, seen=watcher.seen()))
-        send(Printed(number, printed.text))
-    sys.stdout = stdout
+        send(Done(number))

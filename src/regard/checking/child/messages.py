@@ -1,7 +1,7 @@
 """What the checker and the process that runs answers say to one another.
 
 The checker sends a `Job`. For each answer of it come back `Loading` before a statement that may not end,
-`Loaded`, an `Outcome` for each run, and `Printed`. No message to an answer holds an expected value.
+`Loaded`, an `Outcome` for each run, and `Done`. No message to an answer holds an expected value.
 """
 
 from __future__ import annotations
@@ -51,22 +51,6 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A name that is checked, and the number of the statement that defines it; -1 for the last one."""
-
-    name: str
-    number: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """A name that the file uses without defining it, and source that defines it."""
-
-    name: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class ShapeNote:
     """A shape comment: which lines it stands beside, and what it says of the shapes before and after."""
 
@@ -85,10 +69,10 @@ class Answer:
     """A file to execute, and what of it is called."""
 
     cells: list[Cell]
-    subjects: list[Subject]
+    subjects: dict[str, int]  # what is checked -> the number of its statement; -1 for the last one
     is_class: bool = False
     drive: str = ""  # source of `drive(answer, *args, **kwargs)`, which makes the call
-    lent: list[Lent] = field(default_factory=list)
+    lent: dict[str, str] = field(default_factory=dict)  # what it uses without defining it -> source of it
     d2l: list[str] = field(default_factory=list)  # sources of the lent package of that name
     withheld: list[str] = field(default_factory=list)  # names that it does not get
     imported: list[str] = field(
@@ -221,17 +205,16 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
-    """All runs of an answer are made; the beginning of what it printed."""
+class Done:
+    """All runs of an answer are made."""
 
     answer: int
-    text: str
 
 
 CLASSES: dict[str, type] = {
     message.__name__: message
     for message in (
-        *(Code, Foreign, Meta, Cell, Subject, Lent, ShapeNote, Answer, Case, Order, Job),
-        *(Failure, Unfit, Seen, Skipped, Loading, Loaded, Outcome, Printed),
+        *(Code, Foreign, Meta, Cell, ShapeNote, Answer, Case, Order, Job),
+        *(Failure, Unfit, Seen, Skipped, Loading, Loaded, Outcome, Done),
     )
 }

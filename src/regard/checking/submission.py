@@ -47,6 +47,7 @@ class Definition:
     name: str
     number: int  # of its statement, counted over all cells
     node: Node
+    cell: Cell
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Submission:
                 nodes = {node.name: node for node in defined_in(statement)}
                 known = {definition.name: definition.node for definition in definitions}
                 nodes = nodes or self._imported(statement) or _named(statement, known)
-                definitions += [Definition(name, number, node) for name, node in nodes.items()]
+                definitions += [Definition(name, number, node, cell) for name, node in nodes.items()]
         return tuple(definitions)
 
     def _imported(self, statement: ast.stmt) -> dict[str, Node]:

@@ -4,8 +4,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import regard
+from regard.checking.child.messages import Cell
 from regard.checking.notebook import needed
-from regard.checking.submission import Cell
 from regard.errors import ArgumentError
 
 HELPER = "import torch\n\ndef helper(x):\n    return x.softmax(-1)"

@@ -88,7 +88,7 @@ def _dimensions(text: str) -> list[str]:
 
 def _blank(question: Question, given: str, runner: Runner) -> Marked:
     """Fill the blank with both answers and compare what comes out, on random tensors."""
-    from regard.checking.child.messages import Answer, Call, Cell, Job, Order, Subject
+    from regard.checking.child.messages import Answer, Case, Cell, Job, Order
     from regard.checking.compare import same
     from regard.checking.trials import Draw
 
@@ -103,10 +103,10 @@ def _blank(question: Question, given: str, runner: Runner) -> Marked:
             compile(source, "<blank>", "exec")
         except (SyntaxError, ValueError):
             return Marked(False, "that is no Python expression.")
-        answers.append(Answer([Cell("", source)], [Subject("blank")]))
+        answers.append(Answer([Cell("", source)], {"blank": -1}))
     draw = Draw({}, 11)
-    call = Call(tuple(draw.normal(*shape) for shape in question.sizes.values()))
-    wanted, got = runner.run(Job(answers, [call], [Order(0, 0)]))
+    case = Case(tuple(draw.normal(*shape) for shape in question.sizes.values()))
+    wanted, got = runner.run(Job(answers, [case], [Order(0, 0)]))
     outcome = got.runs.get(0)
     if outcome is None or outcome.error is not None:
         error = outcome.error if outcome is not None else None

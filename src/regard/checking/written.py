@@ -12,7 +12,7 @@ from pathlib import Path
 
 from regard.checking.comments import shape_notes
 from regard.checking.spec import Exercise
-from regard.checking.submission import Definition, Submission
+from regard.checking.submission import Definition, Submission, tree_of
 
 # Ways to reach a function without writing its name: not for answers in which names are looked at.
 ROUNDABOUT = ("getattr", "eval", "exec", "__import__", "importlib", "globals", "vars", "__dict__")
@@ -74,7 +74,7 @@ def refused(
         return []
     imports: dict[str, str] = {}
     for cell in submission.cells:
-        for node in ast.walk(cell.tree):
+        for node in ast.walk(tree_of(cell)):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     first = alias.name.partition(".")[0]

@@ -1,8 +1,8 @@
 """Plain code lent to files that leave a part out: what `d2l` gives such homework, and earlier answers.
 
-It lies in `exercises/lent/` as files that need torch alone, separate from the references; an exercise under
-check never gets its own name from there. The `d2l` names behave as that package's do: DotProductAttention
-returns one tensor.
+Earlier answers are right variants of their exercises; what the package `d2l` has lies in `exercises/lent/`
+and behaves as that package does: its DotProductAttention returns one tensor. An exercise under check never
+gets its own name from there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from regard.checking.child.messages import Lent
 from regard.checking.syntax import parsed
 
-FOLDER = Path(__file__).parent.parent / "exercises" / "lent"
+FOLDER = Path(__file__).parent.parent / "exercises"
 IMPORTS = {
     "torch": "import torch",
     "nn": "from torch import nn",
@@ -22,15 +22,22 @@ IMPORTS = {
     "math": "import math",
     "np": "import numpy as np",
 }
-PARTS = ("masked_softmax", "rnn_step", "lstm_step", "gru_step", "DotProductAttention", "AdditiveAttention")
-# A part that is made of another.
-USES = {"DotProductAttention": ("masked_softmax",), "AdditiveAttention": ("masked_softmax",)}
-FRAME = "d2l"  # the classes and functions around the parts in that package
+STEPS = {
+    "rnn_step": "rnn_step/right/steps.py",
+    "lstm_step": "lstm_step/right/gates.py",
+    "gru_step": "gru_step/right/gates.py",
+}
+D2L = (
+    "lent/d2l.py",
+    "masked_softmax/right/finite.py",
+    "lent/DotProductAttention.py",
+    "lent/AdditiveAttention.py",
+)
 
 
 @cache
-def _source(name: str) -> str:
-    return (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+def _source(file: str) -> str:
+    return (FOLDER / file).read_text(encoding="utf-8")
 
 
 def lent(undefined: frozenset[str], under_check: tuple[str, ...]) -> list[Lent]:
@@ -39,27 +46,22 @@ def lent(undefined: frozenset[str], under_check: tuple[str, ...]) -> list[Lent]:
     >>> [part.name for part in lent(frozenset({"masked_softmax", "torch"}), ("rnn_step",))]
     ['torch', 'masked_softmax']
     """
-    wanted = undefined - set(under_check)
-    parts = [Lent(name, source) for name, source in IMPORTS.items() if name in wanted]
-    for name in PARTS:
-        if name in wanted:
-            # Helpers of a lent part are its own, and hidden from the file unless it asks for them.
-            inner = "".join(_source(helper) for helper in USES.get(name, ()))
-            source = inner + _source(name)
-            parts.append(Lent(name, _enclosed(name, source) if inner else source))
-    frame = [
-        Lent(node.name, _enclosed(node.name, _source(FRAME)))
-        for node in parsed(_source(FRAME)).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in wanted
-    ]
-    return parts + frame
+    together = "".join(d2l())
+    sources = {
+        node.name: together
+        for node in parsed(together).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    sources |= {name: _source(file) for name, file in STEPS.items()}
+    parts = IMPORTS | {name: _enclosed(name, source) for name, source in sources.items()}
+    return [Lent(name, source) for name, source in parts.items() if name in undefined - set(under_check)]
 
 
 def d2l() -> list[str]:
     """The sources that make the lent `d2l`; what is under check is withheld by the loader."""
-    return [_source(name) for name in (FRAME, "masked_softmax", "DotProductAttention", "AdditiveAttention")]
+    return [_source(file) for file in D2L]
 
 
 def _enclosed(name: str, source: str) -> str:
-    """Source that defines `name` alone, with its helpers out of sight."""
+    """Source that defines `name` alone: what it is made of stays hidden from the file."""
     return f"_scope = {{}}\nexec({source!r}, _scope)\n{name} = _scope[{name!r}]\ndel _scope\n"

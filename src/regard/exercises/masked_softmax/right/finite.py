@@ -1,15 +1,9 @@
 import torch
-from torch import nn
 
 def masked_softmax(X, valid_lens=None):
+    """Softmax over the first keys of each row; a large negative number hides the rest."""
     if valid_lens is None:
-        return nn.functional.softmax(X, dim=-1)
-    shape = X.shape
-    if valid_lens.dim() == 1:
-        valid_lens = valid_lens.repeat_interleave(shape[1])
-    else:
-        valid_lens = valid_lens.flatten()
-    X = X.reshape(-1, shape[-1]).clone()
-    mask = torch.arange(shape[-1], dtype=torch.float32, device=X.device)[None] < valid_lens[:, None]
-    X[~mask] = -1e6
-    return nn.functional.softmax(X.view(shape), dim=-1)
+        return torch.softmax(X, dim=-1)
+    lens = valid_lens if valid_lens.dim() == 2 else valid_lens.unsqueeze(1)
+    past = torch.arange(X.shape[-1], device=X.device) >= lens.unsqueeze(-1)
+    return torch.softmax(X.masked_fill(past, max(-1e6, torch.finfo(X.dtype).min)), dim=-1)

@@ -108,7 +108,10 @@ def test_what_is_no_answer_is_refused():
 def test_only_what_is_needed_is_kept():
     cells = [
         Cell("cell 1, ", "import torch, os\nslow = train()"),
-        Cell("cell 2, ", "from math import *\n@decorated\ndef f(x):\n    return g(torch.ones(x))\n\nprint(f(2))"),
+        Cell(
+            "cell 2, ",
+            "from math import *\n@decorated\ndef f(x):\n    return g(torch.ones(x))\n\nprint(f(2))",
+        ),
         Cell("cell 3, ", "def g(x):\n    return x\n\ndecorated = lambda f: f\nother = 1"),
     ]
     sources = [cell.source for cell in needed(cells, ["f"])]

@@ -16,7 +16,7 @@ KERNEL_TESTS := $(addprefix tests/,attention recurrent layers models heads/test_
 OLD := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 LAPTOP := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: help look test test-all test-cpus fuzz lint tests dist bench web clean
+.PHONY: help look test test-all test-cpus fuzz lint tests docs dist bench web clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make test-all  the same, with the slow tests"
 	@echo "make test-cpus the tests that touch kernels, as older processors and one or two threads would see them"
 	@echo "make fuzz      thousands of hostile inputs, files, requests, submissions and kills, counted by outcome"
+	@echo "make docs      build the book into out/docs, its chapters executed"
 	@echo "make dist      build the wheel and the source archive into dist/"
 	@echo "make web       build the page's module from web/ (needs Node)"
 	@echo "make bench     run every comparison of bench/"
@@ -66,6 +67,11 @@ fuzz: $(VENV)/.dev
 	@REGARD_FUZZ=many REGARD_SHAPE_CHECKS=0 $(BIN)/pytest tests/fuzz -n $(WORKERS) -q
 	@$(BIN)/pytest tests/checking -k hostile -n $(WORKERS) -q
 
+# Chapters that have not changed are not executed again: out/docs-cache keeps what they gave.
+docs: $(VENV)/.dev
+	@$(BIN)/sphinx-build -q -W --keep-going -j $(WORKERS) docs out/docs
+	@echo "out/docs/index.html"
+
 dist: $(VENV)/.runtime
 	@rm -rf dist
 	@$(BIN)/python -m hatchling build -d dist
@@ -103,5 +109,5 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/.python
 
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "==> installing the tools that test it"
-	@$(PIP) --no-build-isolation --editable '.[dev,hf,notebook,train]'
+	@$(PIP) --no-build-isolation --editable '.[dev,docs,hf,notebook,train]'
 	@touch $@

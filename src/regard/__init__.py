@@ -71,8 +71,8 @@ def __getattr__(name: str) -> object:
 
 
 def load_ipython_extension(shell: object) -> None:
-    """`%load_ext regard`: `%%check` above a notebook's cell."""
-    import_module("regard.checking.notebook").load_ipython_extension(shell)
+    """`%load_ext regard`: `%%check` above a notebook's cell, `%quiz` and `%lab` in one."""
+    import_module("regard.commands.notebook").load(shell)
 
 
 def __dir__() -> list[str]:

@@ -78,9 +78,9 @@ def test_a_cell_that_fails_is_not_checked(shell):
     ("line", "words"),
     [
         ("masked-sotfmax", "did you mean 'masked-softmax'"),
-        ("--seed x", "--seed needs a number"),
-        ("a b", "takes"),
-        ("--wrong", "takes"),
+        ("--seed x", "not a valid integer"),
+        ("a b", "unexpected extra argument"),
+        ("--wrong", "no such option"),
     ],
 )
 def test_what_stands_behind_the_magic_is_checked_before_anything_runs(shell, line, words):
@@ -121,3 +121,19 @@ def test_only_what_is_needed_is_kept():
         "def g(x):\n    return x\n\ndecorated = lambda f: f",
     ]
     assert needed([], ["f"]) == ()
+
+
+def test_a_question_is_shown_and_an_answer_marked(shell):
+    shown, _ = run(shell, "%quiz scores")
+    assert "The shape of the scores?" in repr(shown)
+    assert "<details>" in shown._repr_html_()
+    assert repr(run(shell, "%quiz scores (b*h, n, m)")[0]) == "right."
+    assert "dimension 3" in repr(run(shell, "%quiz scores (b*h, n, n)")[0])
+    assert "did you mean" in str(run(shell, "%quiz scroes")[1]).lower()
+
+
+def test_an_experiment_is_run_in_a_line(shell):
+    shown, error = run(shell, "%lab wide values")
+    assert error is None
+    assert repr(shown).startswith("Confirmed")
+    assert "data:image/png" in shown._repr_html_()

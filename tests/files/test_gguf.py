@@ -193,11 +193,11 @@ TAIL = bytes(4096)
         ),
         (
             header(0, 1, text(b"k") + ARRAY_OF[8] + struct.pack("<QQ", 2, HUGE)) + TAIL,
-            "item 0 of .* past the end",
+            "item 0 of .* would take 9223372036854775813 bytes",
         ),
         (
             header(0, 1, text(b"k") + ARRAY_OF[8] + struct.pack("<Q", 3) + text(bytes(20))),
-            "item 1 of .* past",
+            "item 1 of .* would take 8 bytes",
         ),
         (
             header(0, 1, text(b"k") + ARRAY_OF[8] + struct.pack("<Q", 1) + text(b"\xff")) + TAIL,

@@ -138,6 +138,15 @@ def test_a_broken_tokenizer_file_is_refused(tmp_path, text):
         TextTokenizer.from_folder(tmp_path)
 
 
+def test_an_id_that_nothing_could_count_up_to_is_refused(tmp_path):
+    """The library goes through all ids below the largest when it writes a file: for minutes, at 2^31."""
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 2**31}, "unk_token": "a"}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    with pytest.raises(LoadError, match=r"must be below 16,777,216\. Got 2,147,483,648"):
+        TextTokenizer.from_file(file)
+
+
 def test_a_missing_or_binary_tokenizer_file_is_refused(tmp_path):
     """Neither is a traceback from inside."""
     with pytest.raises(LoadError, match="cannot be read"):

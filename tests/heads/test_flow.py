@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from regard.heads import frames
 from regard.heads.flow import ValueWeightedLayer, logit_attribution, rollout, value_weighted
 from regard.heads.measures import measure
 from regard.heads.model import attention_of
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.tracing import layers
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
 
@@ -39,7 +39,7 @@ def decoder(norm="rms", tied=True, head_scale=1.0):
 @pytest.mark.parametrize("block", [1 << 19, 20])
 def test_rollout_is_one_row_of_the_product_of_all_layers(block, monkeypatch):
     """A row of (A_3 + I)/2 (A_2 + I)/2 (A_1 + I)/2 with A the mean over heads; rows sum to 1."""
-    monkeypatch.setattr(frames, "BLOCK", block)
+    monkeypatch.setattr(layers, "BLOCK", block)
     found = trace(decoder(), TOKENS)
     product = torch.eye(11)
     for layer in found.layers:

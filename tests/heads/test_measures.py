@@ -15,6 +15,7 @@ from regard.heads import frames
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.measures import WHAT, measure
 from regard.heads.tokens import copies, is_punctuation, token_facts
+from regard.tracing import layers
 from regard.tracing.layers import LayerTrace, LinearLayerTrace
 from regard.tracing.traces import Trace
 
@@ -74,8 +75,8 @@ def facts_of(real=None):
 @pytest.mark.parametrize("name", RULES)
 def test_every_measure_equals_its_dense_oracle(name, block, monkeypatch):
     """Whatever the rule and however the rows are cut, the streamed numbers are those of the whole matrix."""
-    monkeypatch.setattr(frames, "BLOCK", block)
-    monkeypatch.setattr(frames, "MOST_ROWS", 5 if block < 1000 else 128)
+    monkeypatch.setattr(layers, "BLOCK", block)
+    monkeypatch.setattr(layers, "MOST_ROWS", 5 if block < 1000 else 128)
     rule = RULES[name]
     trace, whole = traced(rule)
     visible = rule.visible.tile(slice(0, N), slice(0, N))[0, 0]
@@ -315,11 +316,11 @@ def test_no_buffer_of_query_times_key_is_made(monkeypatch):
                     largest = max(largest, each.numel())
             return out
 
-    monkeypatch.setattr(frames, "BLOCK", 1 << 19)
+    monkeypatch.setattr(layers, "BLOCK", 1 << 19)
     n_token, rule = 2048, RULES["causal"]
     q, k = torch.randn(1, 2, n_token, 3), torch.randn(1, 1, n_token, 3)
     layer = LayerTrace("layer", q, k, attend(q, k, k, rule).lse, rule)
     trace = Trace((layer,), ids=torch.randint(0, 50_000, (1, n_token)))
     with Watch():
         measure(trace)
-    assert largest <= frames.BLOCK < n_token * n_token
+    assert largest <= layers.BLOCK < n_token * n_token

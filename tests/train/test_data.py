@@ -239,7 +239,7 @@ def test_over_long_lines_are_skipped_and_told_or_refused(tmp_path):
     long = "a " * 40 + "\tb"
     corpus = corpus_of(tmp_path, "\n".join([*LINES, long, "no tab"]), max_length=31, valid_fraction=0.2)
     (note,) = corpus.notes
-    assert "2 bad lines were skipped" in note
+    assert "skipped 2 bad lines" in note
     assert "1 longer than 31 tokens (pairs.tsv:402)" in note
     assert "1 not two columns (pairs.tsv:403)" in note
     other = tmp_path / "other"

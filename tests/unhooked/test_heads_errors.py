@@ -213,8 +213,6 @@ def test_pictures_of_nothing_are_refused():
         head_grid([["c"]], ["a", "b"])
     with pytest.raises(ShapeError, match="with one at least"):
         head_grid([], ["a"])
-    with pytest.raises(ShapeError, match="2 names for 1 layers"):
-        head_grid([["a"]], ["a"], rows=["x", "y"])
     with pytest.raises(ShapeError, match="as many x as y"):
         curves({"a": ([0], [1, 2])}, x_label="x", y_label="y")
 

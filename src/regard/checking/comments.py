@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ast
 import io
-import operator
 import re
 import tokenize
-from collections.abc import Callable
+from contextlib import suppress
 
 from regard.checking.child.messages import Seen, ShapeNote
+from regard.checking.expressions import evaluated, parse
 from regard.checking.syntax import parsed
+from regard.errors import ArgumentError
 
 SHAPE = re.compile(r"[\[(]\s*([A-Za-z0-9_.*/+\- ]+(?:,[A-Za-z0-9_.*/+\- ]*)*)\s*[\])]")
 COMMENT = re.compile(
@@ -140,24 +141,9 @@ def _bind(dimensions: list[str], shape: list[int], known: Sizes) -> Sizes | None
     return bound
 
 
-def _evaluate(expression: str, known: dict[str, int]) -> float | None:
+def _evaluate(expression: str, known: Sizes) -> float | None:
     """The value of sums, products and quotients of known sizes."""
-    operators: dict[type, Callable[[float, float], float]] = {
-        ast.Add: operator.add,
-        ast.Sub: operator.sub,
-        ast.Mult: operator.mul,
-        ast.Div: operator.truediv,
-        ast.FloorDiv: operator.floordiv,
-    }
-
-    def value(node: ast.AST) -> float:
-        if isinstance(node, ast.BinOp) and type(node.op) in operators:
-            return float(operators[type(node.op)](value(node.left), value(node.right)))
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return float(node.value)
-        return float(known[ast.unparse(node)])
-
-    try:
-        return value(parsed(expression, "eval").body)
-    except (SyntaxError, KeyError, ZeroDivisionError, ValueError):
-        return None
+    names = {word.replace(".", "_"): size for word, size in known.items()}
+    with suppress(ArgumentError, ArithmeticError):
+        return float(evaluated(parse(expression.replace("//", "/").replace(".", "_"), names), names))
+    return None

@@ -11,25 +11,25 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping
-from fractions import Fraction
+from contextlib import suppress
+from typing import Any
 
 from regard.checking.syntax import parsed
 from regard.errors import ArgumentError
 
-FUNCTIONS: dict[str, Callable[..., float]] = {"sqrt": math.sqrt, "log": math.log, "max": max, "min": min}
+Functions = dict[str, Callable[..., Any]]
+FUNCTIONS: Functions = {"sqrt": math.sqrt, "log": math.log, "max": max, "min": min}
 TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?)|([A-Za-z_]+\d*)|(\*\*|[-+*/^(),]))")
 MOST_CHARACTERS = 300
 LARGEST_POWER = 12
 N_POINT = 8
 
-Monomial = tuple[tuple[str, Fraction], ...]
 
+def parse(text: str, symbols: Iterable[str]) -> str:
+    """The formula as Python that holds nothing but arithmetic of `symbols`; else an error in our style.
 
-def parse(text: str, symbols: Iterable[str]) -> ast.expr:
-    """The formula as a Python expression of `symbols`; an error in our style for anything else.
-
-    >>> ast.unparse(parse("2d + b n d^2", ["b", "d", "n"]))
-    '2 * d + b * n * d ** 2'
+    >>> parse("2d + b n d^2", ["b", "d", "n"])
+    '2.0 * d + b * n * d ** 2.0'
     """
     known = set(symbols)
     if len(text) > MOST_CHARACTERS:
@@ -38,21 +38,29 @@ def parse(text: str, symbols: Iterable[str]) -> ast.expr:
         {ord("·"): "*", ord("×"): "*", ord("−"): "-", ord("²"): "^2", ord("√"): "sqrt"}
     )
     wrapped = re.fullmatch(r"[OoΘ]\s*\((.*)\)", plain)
-    tokens = _tokens(wrapped[1] if wrapped else plain, known)
     joined: list[str] = []
-    for token in tokens:
+    for token in _tokens(wrapped[1] if wrapped else plain, known):
         ends = bool(joined) and (joined[-1] == ")" or joined[-1][0].isalnum()) and joined[-1] not in FUNCTIONS
         if ends and (token == "(" or token[0].isalnum()):
             joined.append("*")
-        joined.append("**" if token == "^" else token)
+        # Whole numbers could grow without end; what is too large as a float is an error.
+        joined.append("**" if token == "^" else f"{float(token)}" if token[0].isdigit() else token)
     try:
-        tree = parsed(" ".join(joined), "eval").body
+        tree = parsed(" ".join(joined), "eval")
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ArgumentError(
             f"{text!r} is no formula: write it as in 2*d + n^2, with {_list(known)}."
         ) from error
-    _check(tree, text)
-    return tree
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not _is_small(node.right):
+            raise ArgumentError(f"{text!r}: a power must be a number of at most {LARGEST_POWER}.")
+    return ast.unparse(tree)
+
+
+def _is_small(power: ast.expr) -> bool:
+    with suppress(ArithmeticError, NameError, TypeError):
+        return bool(abs(evaluated(ast.unparse(power), {})) <= LARGEST_POWER)
+    return False
 
 
 def _tokens(text: str, known: set[str]) -> list[str]:
@@ -88,59 +96,9 @@ def _split(name: str, known: set[str]) -> list[str] | None:
     return None
 
 
-def _check(tree: ast.expr, text: str) -> None:
-    allowed = (
-        ast.BinOp,
-        ast.UnaryOp,
-        ast.Constant,
-        ast.Name,
-        ast.Call,
-        ast.Tuple,
-        ast.Load,
-        ast.operator,
-        ast.unaryop,
-    )
-    for node in ast.walk(tree):
-        if not isinstance(node, allowed):
-            raise ArgumentError(f"{text!r} is no formula: only + - * / ^, sqrt, log, max and min are read.")
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            power = _number(node.right)
-            if power is None or abs(power) > LARGEST_POWER:
-                raise ArgumentError(f"{text!r}: a power must be a number of at most {LARGEST_POWER}.")
-
-
-def _number(node: ast.expr) -> Fraction | None:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return Fraction(str(node.value))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _number(node.operand)
-        return None if inner is None else -inner
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        top, bottom = _number(node.left), _number(node.right)
-        return None if top is None or not bottom else top / bottom
-    return None
-
-
-def value(tree: ast.expr, at: Mapping[str, float]) -> float:
-    """The formula's value where each symbol has a value."""
-    if isinstance(tree, ast.Constant):
-        return float(tree.value)  # type: ignore[arg-type]
-    if isinstance(tree, ast.Name):
-        return at[tree.id]
-    if isinstance(tree, ast.UnaryOp):
-        inner = value(tree.operand, at)
-        return -inner if isinstance(tree.op, ast.USub) else inner
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in FUNCTIONS:
-        return float(FUNCTIONS[tree.func.id](*(value(argument, at) for argument in tree.args)))
-    if isinstance(tree, ast.BinOp):
-        left, right = value(tree.left, at), value(tree.right, at)
-        if isinstance(tree.op, ast.Pow):
-            return float(left**right)
-        if isinstance(tree.op, ast.Div):
-            return left / right
-        signs: dict[type, float] = {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}
-        return signs[type(tree.op)]
-    raise ArgumentError("this is no formula: only + - * / ^, sqrt, log, max and min are read.")
+def evaluated(formula: str, at: Mapping[str, Any], functions: Functions = FUNCTIONS) -> Any:
+    """The value of what `parse` returned, where each symbol has a value."""
+    return eval(formula, {"__builtins__": {}}, {**functions, **at})
 
 
 def equal(first: str, second: str, symbols: Iterable[str], where: Mapping[str, str] | None = None) -> bool:
@@ -150,18 +108,17 @@ def equal(first: str, second: str, symbols: Iterable[str], where: Mapping[str, s
     True
     """
     names = list(symbols)
-    trees = [parse(text, names) for text in (first, second)]
+    formulas = [parse(text, names) for text in (first, second)]
     bound = {name: parse(text, names) for name, text in (where or {}).items()}
     source = random.Random(7)
     for _ in range(N_POINT):
         at = {name: source.uniform(1.5, 4.5) for name in names}
-        for name, tree in bound.items():
-            at[name] = value(tree, at)
+        for name, formula in bound.items():
+            at[name] = evaluated(formula, at)
         try:
-            left, right = (value(tree, at) for tree in trees)
-        except (ZeroDivisionError, ValueError, OverflowError, TypeError, KeyError):
-            return False
-        if not math.isclose(left, right, rel_tol=1e-9):
+            if not math.isclose(*(evaluated(formula, at) for formula in formulas), rel_tol=1e-9):
+                return False
+        except (ArithmeticError, ValueError, TypeError):
             return False
     return True
 
@@ -176,70 +133,36 @@ def same_order(
     >>> same_order("n^2 d", "n d", ["n", "d"])
     False
     """
+    import sympy  # slow to import
+
     names = list(symbols)
-    bound = {name: parse(text, names) for name, text in (where or {}).items()}
-    return _leading(parse(first, names), bound) == _leading(parse(second, names), bound)
+    at = {name: sympy.Symbol(name, positive=True) for name in names}
+    functions: Functions = {
+        "sqrt": lambda part: sum(map(sympy.sqrt, sympy.Add.make_args(part))),
+        "log": sympy.log,
+        "max": lambda *parts: sum(parts),
+    }
+    for name, text in (where or {}).items():
+        at[name] = evaluated(parse(text, names), at, functions)
+
+    def leading(text: str) -> set[Any]:
+        """The terms, without their factors, that no other outgrows."""
+        try:
+            whole = sympy.nsimplify(evaluated(parse(text, names), at, functions), rational=True)
+            terms = {term.as_coeff_Mul()[1] for term in sympy.Add.make_args(sympy.expand(whole))}
+            if any(base.has(sympy.Add) for term in terms for base in term.as_powers_dict()):
+                raise ValueError("divided by a sum")
+        except (ArithmeticError, AttributeError, NameError, TypeError, ValueError) as error:
+            raise ArgumentError(
+                "in big-O write a sum of products, divided by single terms, as in b n d / h + d^2."
+            ) from error
+        return {term for term in terms if not any(_outgrows(other, term) for other in terms - {term})}
+
+    return leading(first) == leading(second)
 
 
-def _leading(tree: ast.expr, bound: Mapping[str, ast.expr]) -> set[Monomial]:
-    """The terms that no other outgrows."""
-    terms = _terms(tree, bound)
-    return {term for term in terms if not any(term != other and _outgrows(other, term) for other in terms)}
-
-
-def _outgrows(large: Monomial, small: Monomial) -> bool:
-    powers = dict(large)
-    for name, power in small:
-        powers[name] = powers.get(name, Fraction(0)) - power
-    return all(power >= 0 for power in powers.values())
-
-
-def _terms(tree: ast.expr, bound: Mapping[str, ast.expr]) -> set[Monomial]:
-    """The formula as a sum of products of powers, without their factors."""
-    if isinstance(tree, ast.Constant):
-        return {()}
-    if isinstance(tree, ast.Name):
-        return _terms(bound[tree.id], bound) if tree.id in bound else {((tree.id, Fraction(1)),)}
-    if isinstance(tree, ast.UnaryOp):
-        return _terms(tree.operand, bound)
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
-        if tree.func.id in ("max",):
-            return set().union(*(_terms(argument, bound) for argument in tree.args))
-        (inner,) = tree.args
-        if tree.func.id == "sqrt":
-            return {_power(term, Fraction(1, 2)) for term in _terms(inner, bound)}
-        if tree.func.id == "log":
-            return {((f"log {ast.unparse(inner)}", Fraction(1)),)}
-    if isinstance(tree, ast.BinOp):
-        left = _terms(tree.left, bound)
-        if isinstance(tree.op, ast.Pow):
-            power = _number(tree.right)
-            assert power is not None
-            if power.denominator == 1 and power > 0:
-                product: set[Monomial] = {()}
-                for _ in range(int(power)):
-                    product = {_times(a, b) for a in product for b in left}
-                return product
-            return {_power(term, power) for term in left}
-        right = _terms(tree.right, bound)
-        if isinstance(tree.op, ast.Add | ast.Sub):
-            return left | right
-        if isinstance(tree.op, ast.Mult):
-            return {_times(a, b) for a in left for b in right}
-        if len(right) == 1:
-            return {_times(a, _power(b, Fraction(-1))) for a in left for b in right}
-    raise ArgumentError("in big-O write a sum of products, divided by single terms, as in b n d / h + d^2.")
-
-
-def _times(first: Monomial, second: Monomial) -> Monomial:
-    powers: dict[str, Fraction] = {}
-    for name, power in (*first, *second):
-        powers[name] = powers.get(name, Fraction(0)) + power
-    return tuple(sorted((name, power) for name, power in powers.items() if power))
-
-
-def _power(term: Monomial, power: Fraction) -> Monomial:
-    return tuple((name, old * power) for name, old in term)
+def _outgrows(large: Any, small: Any) -> bool:
+    return all(power >= 0 for power in (large / small).as_powers_dict().values())
 
 
 def _list(names: Iterable[str]) -> str:

@@ -28,7 +28,7 @@ choice = { polarity = "hides the valid" }   # keywords of the reference that giv
 # or, where numbers are right:
 # fails = { device = "on the CPU" }         # checks that fail, and words of what they say
 
-[choice.polarity]                # place and fix of all mistakes that choose it, where they say none
+[choice.polarity]                # place and fix of mistakes that choose it, those of this file first
 place = "..."
 fix = "..."
 """
@@ -59,7 +59,7 @@ def load_folder(folder: Path) -> Exercise:
         _join(shared, tables, _read(shared))
     _join(path, tables, about)
     # Of mistakes that give the same numbers the first is named: the exercise's before those that are shared.
-    mistakes = {**about.get("mistake", {}), **tables["mistake"]}
+    mistakes = {**dict.fromkeys(about.get("mistake", {})), **tables["mistake"]}
     unknown = sorted(set(about) - set(KEYS))
     if unknown:
         raise LoadError(f"{path}: {', '.join(unknown)}: no such keys. There are: {', '.join(KEYS)}.")
@@ -76,7 +76,10 @@ def load_folder(folder: Path) -> Exercise:
         names=names,
         variants=variants,
         hints=_hints(path, "hints", tables["hints"]),
-        mistakes=tuple(_mistake(path, name, table, tables["choice"]) for name, table in mistakes.items()),
+        mistakes=tuple(
+            _mistake(path, name, table, {**tables["choice"], **near})
+            for name, (path, table, near) in mistakes.items()
+        ),
         conventions=tuple(_convention(path, name, table) for name, table in tables["conventions"].items()),
         words={word: _texts(path, tables["words"], word) for word in tables["words"]},
         drive_file=_text(path, "drive", about.get("drive", "")),
@@ -99,6 +102,8 @@ def _join(path: Path, tables: dict[str, dict[str, Any]], about: Mapping[str, Any
         if not isinstance(more, dict):
             raise LoadError(f"{path}: {name} must be a table. Got {more!r}.")
         table.update(more)
+    for name, mistake in about.get("mistake", {}).items():  # the choices of its file come before others
+        tables["mistake"][name] = (path, mistake, about.get("choice", {}))
 
 
 def _text(path: Path, key: str, value: object) -> str:

@@ -3,9 +3,6 @@
     regard.check(masked_softmax)       # a function or class of this notebook, or of a file
     regard.check("homework.ipynb")     # every exercise that a file answers
 
-    %load_ext regard
-    %%check masked-softmax             # above a cell: it is run, and what it defines is checked
-
 One worker stays warm for the session. It runs what the answer needs of the notebook, not the notebook.
 """
 
@@ -16,7 +13,6 @@ import atexit
 import inspect
 import io
 import secrets
-import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,6 +23,7 @@ from typing import Any
 from regard.checking.catalogue import catalogue, pick
 from regard.checking.check import Checker, Result
 from regard.checking.progress import Progress
+from regard.checking.quiz import Marked, Question, mark
 from regard.checking.runner import Runner
 from regard.checking.submission import Cell, Submission, as_cells, names_in, read
 from regard.errors import ArgumentError
@@ -51,11 +48,11 @@ class Report:
 
         from regard.checking.reports.terminal import print_result
 
-        console = Console(file=io.StringIO(), width=100, highlight=False)
-        with console.capture() as printed:
-            for result in self.results:
-                print_result(console, result)
-        return printed.get().rstrip()
+        printed = io.StringIO()
+        console = Console(file=printed, width=100, highlight=False, color_system=None, force_jupyter=False)
+        for result in self.results:
+            print_result(console, result)
+        return printed.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
         from regard.checking.reports.html import cell
@@ -99,6 +96,20 @@ def _module(answer: Any) -> Submission:
             f"the source of {answer.__name__} is not at hand: write it in a file or in a notebook's cell."
         )
     return read(file)
+
+
+def check_cell(
+    shell: Shell, source: str, exercise: str | None = None, *, seed: int | None = None, strict: bool = False
+) -> Report:
+    """Check what a cell defines that this notebook has just run."""
+    (cell, *_), _, _ = as_cells([source])
+    names = {name for statement in cell.tree.body for name in names_in(statement)[0]}
+    return _report(_session(shell, names), exercise, seed, strict, names)
+
+
+def marked(question: Question, answer: str) -> Marked:
+    """The answer to a written question, marked."""
+    return mark(question, answer, _runner() if question.kind == "blank" else None)
 
 
 def _report(
@@ -181,38 +192,3 @@ def _only(source: str, statements: list[ast.stmt]) -> str:
         last = statement.end_lineno or first
         kept[first - 1 : last] = lines[first - 1 : last]
     return "\n".join(kept).rstrip()
-
-
-def load_ipython_extension(shell: Shell) -> None:
-    """`%load_ext regard`: the cell magic `%%check`."""
-
-    def magic(line: str, cell: str) -> Report | None:
-        """Run the cell, then check what it defines: %%check [EXERCISE] [--seed N] [--strict]."""
-        exercise, seed, strict = _options(line)
-        if exercise is not None:
-            pick(catalogue(), exercise)
-        if not shell.run_cell(cell).success:
-            return None
-        (parsed, *_), _, _ = as_cells([cell])
-        names = {name for statement in parsed.tree.body for name in names_in(statement)[0]}
-        return _report(_session(shell, names), exercise, seed, strict, names)
-
-    shell.register_magic_function(magic, "cell", "check")
-
-
-def _options(line: str) -> tuple[str | None, int | None, bool]:
-    """What stands behind `%%check`."""
-    words = shlex.split(line)
-    strict = "--strict" in words
-    seed = None
-    if "--seed" in words:
-        at = words.index("--seed")
-        number = words[at + 1] if at + 1 < len(words) else ""
-        if not number.isdecimal():
-            raise ArgumentError(f"--seed needs a number. Got {number!r}.")
-        seed = int(number)
-        del words[at : at + 2]
-    words = [word for word in words if word != "--strict"]
-    if len(words) > 1 or any(word.startswith("-") for word in words):
-        raise ArgumentError(f"%%check takes [EXERCISE] [--seed N] [--strict]. Got {line!r}.")
-    return words[0] if words else None, seed, strict

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +34,8 @@ __all__ = [
     "Kind",
     "Probe",
     "Trial",
+    "changed",
+    "first_sequence",
     "load",
     "made",
 ]
@@ -118,6 +121,9 @@ class Trial:
     says: str = ""  # one sentence shown when it fails
 
 
+Calls = Callable[[Draw], tuple[Case, ...]]
+
+
 @dataclass(frozen=True)
 class Probe:
     """Several calls judged together.
@@ -128,7 +134,7 @@ class Probe:
     """
 
     name: str
-    make: Callable[[Draw], tuple[Case, ...]]
+    make: Calls
     sizes: Mapping[str, int] = field(default_factory=dict)
     judge: Callable[[list[Any]], str | None] | None = None
     optional: bool = False
@@ -155,6 +161,26 @@ class Checks:
 def made(options: Mapping[str, Callable[[], Tensor]], choice: str) -> Tensor:
     """What is chosen among the options of a decision; the others are not computed."""
     return options[choice]()
+
+
+def changed(make: Callable[[Draw], Case], *edits: Callable[[Case, Draw], object]) -> Calls:
+    """A call, and copies of it, each of which an edit changes in place: what a probe is made of."""
+
+    def calls(draw: Draw) -> tuple[Case, ...]:
+        base = make(draw)
+        cases = [base, *(deepcopy(base) for _ in edits)]
+        for case, edit in zip(cases[1:], edits, strict=True):
+            edit(case, draw)
+        return tuple(cases)
+
+    return calls
+
+
+def first_sequence(case: Case, draw: Draw) -> None:
+    """An edit: everything of sequence 0 is changed, of which a length becomes shorter."""
+    for x in case.args:
+        if isinstance(x, Tensor):
+            x[0] = x[0].flip(-1) + 1.0 if x.is_floating_point() else (x[0] - 1).clamp(min=1)
 
 
 def load(folder: Path) -> Checks:

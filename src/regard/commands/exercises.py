@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from regard.commands.options import Command, Group, NewFile, json_option
-from regard.commands.printing import print_table
+from regard.commands.printing import make_table, print_table
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -134,9 +134,8 @@ def start(id: str, notebook: bool, out: Path | None, force: bool, folder: Path |
 @click.option("--html", type=NewFile(), help="Write a report with pictures.")
 @click.option("--junit", type=NewFile(), help="Write JUnit XML.")
 @click.option("--gradescope", type=NewFile(), help="Write a results.json.")
-@click.option(
-    "--points", type=click.FloatRange(min=0), default=10.0, show_default=True, help="For each exercise."
-)
+@click.option("--points", type=click.FloatRange(min=0), default=10.0, show_default=True,
+              help="For each exercise.")  # fmt: skip
 @click.option("--comments", is_flag=True, help="Wrong shape comments fail the check.")
 @click.option("--strict", is_flag=True, help="Conventions other than the task's fail the check.")
 @click.option("--hide-solutions", is_flag=True, help="Run no answer that could read our solutions.")
@@ -331,9 +330,8 @@ def author() -> None:
 
 @author.command("new")
 @click.argument("id")
-@click.option(
-    "--in", "parent", type=click.Path(file_okay=False, path_type=Path), default=".", help="Where to put it."
-)
+@click.option("--in", "parent", type=click.Path(file_okay=False, path_type=Path), default=".",
+              help="Where to put it.")  # fmt: skip
 def author_new(id: str, parent: Path) -> None:
     """Write a small exercise called ID into a folder of that name, to be replaced part by part."""
     from regard.checking import starters
@@ -431,14 +429,8 @@ def _list_questions(questions: list[Question], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([{"question": q.id, "kind": q.kind, "text": q.text} for q in questions]))
         return
-    from rich.table import Table
-
-    table = Table(box=None)
-    for title in ("question", "kind", "text"):
-        table.add_column(title)
-    for question in questions:
-        table.add_row(question.id, question.kind, question.text)
-    print_table(table)
+    rows = [(question.id, question.kind, question.text) for question in questions]
+    print_table(make_table(("question", "kind", "text"), rows, box=None))
 
 
 def _marked(asked: Question, given: str) -> Marked:

@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import NewFile, json_option, load_model, model_options, picture_option
-from regard.commands.printing import print_table
+from regard.commands.options import NewFile, file_text, json_option, load_model, model_options, picture_option
+from regard.commands.printing import make_table, print_table
 from regard.errors import ArgumentError
+from regard.lab.texts import TEXTS
 from regard.tables import csv_text
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from regard.heads import HeadLabel, Measures
 
-TEXTS = (
-    "When the storm had passed, the old lighthouse keeper climbed the stairs again. The lamp was out, and "
-    "the stairs were wet, but he had climbed them so often that he did not look down.",
-    "A recipe for bread needs four things: flour, water, salt and time. Of these, time is the one that most "
-    "people leave out, and it is the one that cannot be replaced.",
-    "The committee met on Tuesday to decide whether the bridge should be repaired or replaced. After three "
-    "hours, it had decided only that it would meet again on Thursday.",
-    "In the north of the country, winter begins in October; in the south, it hardly begins at all. People "
-    "who move from one to the other say that they miss either the snow or the sun.",
-    "She wrote to the bank, and the bank wrote back. The letter said that her letter had been received, that "
-    "it would be answered, and that she need not write again.",
-    "A river does not ask where the sea is. It goes down, around the hill and through the town, and in the "
-    "end it arrives, later than a road would, but without having been built.",
-    "The first computers filled a room, and the people who used them knew every wire. Today a computer fits "
-    "in a pocket, and nobody who uses it knows where a single wire goes.",
-    "My grandfather kept bees. He said that bees know who keeps them, and that a keeper who is in a hurry "
-    "should keep something else, such as time.",
-)  # fmt: skip
 FEW_ROWS = 12  # fewer, and one token decides what a head is called
 SHOWN = {  # measures of the table and their headings, the first as far as the terminal is wide
     "previous": "prev",
@@ -52,8 +33,7 @@ SHOWN = {  # measures of the table and their headings, the first as far as the t
 }
 
 
-def _sorting() -> click.Choice[str]:
-    return click.Choice(["layer", "label", "positional", "entropy", "largest", "same", "distance", *SHOWN])
+SORTING = ("layer", "label", "positional", "entropy", "largest", "same", "distance", *SHOWN)
 
 
 @click.command()
@@ -61,17 +41,12 @@ def _sorting() -> click.Choice[str]:
 @model_options("minilm")
 @click.option("--texts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A text a line.")
 @click.option("--against", type=click.Choice(["random"]), help="Beside the same shape with random weights.")
-@click.option(
-    "--sort", type=_sorting(), default="layer", show_default=True, help="What the table is sorted by."
-)
+@click.option("--sort", type=click.Choice(SORTING), default="layer", show_default=True,
+              help="What the table is sorted by.")  # fmt: skip
 @click.option("--top", type=click.IntRange(0), default=24, show_default=True, help="Rows printed; 0: all.")
 @picture_option
-@click.option(
-    "--csv",
-    "csv_path",
-    type=NewFile(allow_dash=True),
-    help="Write all heads there; - prints them, and nothing else.",
-)
+@click.option("--csv", "csv_path", type=NewFile(allow_dash=True),
+              help="Write all heads there; - prints them, and nothing else.")  # fmt: skip
 @click.option("--state", type=NewFile(),
               help="Keep what is done in this file, and go on from it.")  # fmt: skip
 @json_option
@@ -99,7 +74,7 @@ def heads(
     piped = csv_path is not None and str(csv_path) == "-"
     if piped and as_json:
         raise ArgumentError("--csv - and --json both print: give one of them.")
-    from regard.heads import RULES
+    from regard.heads import RULES, columns_of, label, measure
     from regard.heads.labels import share_labelled
 
     trace_path = None if text is None or not text.endswith(".trace") else Path(text)
@@ -109,7 +84,12 @@ def heads(
                 "a trace holds its text and what its model saw: it goes without --texts, --against, --state "
                 "and --random."
             )
-        name, n_text, surveys, labels = _of_trace(trace_path)
+        from regard.tracing.traces import Trace
+
+        saved = Trace.load(trace_path)
+        name, n_text = str(saved.facts.get("name", trace_path.name)), saved.n_batch
+        measures = {name: measure(saved)}
+        labels = {name: label(measures[name])}
     else:
         lines = _texts(text, texts)
         loaded = load_model(model, random, seed, device)
@@ -117,23 +97,25 @@ def heads(
         from regard.heads import survey
 
         name, n_text = loaded.facts.name, len(lines)
-        of_texts = {name: survey(loaded, lines, state=state, progress=not as_json)}
+        surveys = {name: survey(loaded, lines, state=state, progress=not as_json)}
         if against is not None:
-            of_texts["random weights"] = survey(untrained(loaded, seed), lines, progress=not as_json)
-        labels = {of: surveyed.labels() for of, surveyed in of_texts.items()}
-        surveys = {of: surveyed.measures for of, surveyed in of_texts.items()}
-    missing_glyphs = out is not None and _saved(_grids(surveys, labels), out)
-    rows = _rows(surveys[name], labels[name])
+            surveys["random weights"] = survey(untrained(loaded, seed), lines, progress=not as_json)
+        measures = {of: surveyed.measures for of, surveyed in surveys.items()}
+        labels = {of: surveyed.labels() for of, surveyed in surveys.items()}
+    missing_glyphs = out is not None and _draw_labels(measures, labels, out)
+    columns = {**columns_of(labels[name]), **columns_of(measures[name])}
     if csv_path is not None:
-        _write_csv(csv_path, rows)
+        with click.open_file(str(csv_path), "w", encoding="utf-8") as file:
+            file.write(csv_text(columns))
     if piped:
         return
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     shares = {of: share_labelled(of_model) for of, of_model in labels.items()}
     if as_json:
         said = {
             "model": name,
             "n_text": n_text,
-            "heads": _plain(rows),
+            "heads": [{key: _json_number(value) for key, value in row.items()} for row in rows],
             "shares": shares,
             "rules": [
                 {"label": r.label, "measure": r.measure, "threshold": str(r.threshold), "source": r.source}
@@ -143,8 +125,11 @@ def heads(
         }
         click.echo(json.dumps(said))
         return
-    _print_heads(rows, sort, top, shares, n_text)
-    n_row = int(surveys[name].n_query["entropy"].max())
+    _print_heads(rows, sort, top, n_text)
+    shown = [one for one in shares[name] if any(share[one] for share in shares.values())]
+    cells = ([one, *(f"{100 * share[one]:.0f} %" for share in shares.values())] for one in shown)
+    print_table(make_table(["label", *shares], cells, right=shares, title="Share of heads"))
+    n_row = int(measures[name].n_query["entropy"].max())
     if n_row < FEW_ROWS:
         click.echo(f"Only {n_row} tokens had a choice where to look: a longer text says more.")
     if missing_glyphs:
@@ -157,9 +142,8 @@ def heads(
 @click.command()
 @model_options("smollm2")
 @click.option("--texts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A text a line.")
-@click.option(
-    "--shares", default="0,0.1,0.2,0.3,0.4,0.5", show_default=True, help="Shares of heads to remove."
-)
+@click.option("--shares", default="0,0.1,0.2,0.3,0.4,0.5", show_default=True,
+              help="Shares of heads to remove.")  # fmt: skip
 @picture_option
 @click.option("--save", "folder", type=click.Path(file_okay=False, path_type=Path),
               help="Write a pruned model into this folder, for --model.")  # fmt: skip
@@ -191,7 +175,7 @@ def prune(
     except ValueError as error:
         raise ArgumentError(f"--shares must be numbers with commas between. Got {shares!r}.") from error
     loaded = load_model(model, random, seed, device)
-    from regard.drawing.figures import curves
+    from regard.drawing.figures import curves, save_figure
     from regard.heads import importance, prune, pruning_curve, ranked_heads, save_pruned
     from regard.heads.surveys import with_bar
 
@@ -201,22 +185,17 @@ def prune(
         pruning_curve(loaded, lines[1::2], importances, order=order, shares=wanted, seed=seed)
         for order in (orders if as_json else with_bar(orders, "pruning"))
     ]
-    drawings = {
-        curve.order.replace("first", "important first"): (
-            [100 * share for share in curve.share_removed],
-            curve.metric,
-        )
-        for curve in drawn
-    }
     title = f"{loaded.facts.name}: heads removed"
     if out is not None:
+        percent = [100 * share for share in wanted]
+        named = {c.order.replace("first", "important first"): (percent, c.metric) for c in drawn}
         labels = {"x_label": "heads removed, %", "y_label": "loss (nats a token)"}
-        _saved(curves(drawings, title=title, **labels), out)
+        save_figure(curves(named, title=title, **labels), out)
     if folder is not None:
         ranked = ranked_heads(loaded, importances)
         save_pruned(prune(loaded, ranked[: round(remove * len(ranked))]), folder)
     if as_json:
-        said: dict[str, Any] = {
+        said = {
             "model": loaded.facts.name,
             "curves": [{"order": c.order, "share_removed": c.share_removed, "loss": c.metric} for c in drawn],
             "importance": importances.tolist(),
@@ -224,15 +203,13 @@ def prune(
         }
         click.echo(json.dumps(said))
         return
-    from rich.table import Table
-
-    table = Table(title=title, caption="loss in nats a token; lower is better")
-    table.add_column("heads removed", justify="right")
-    for curve in drawn:
-        table.add_column(curve.order, justify="right")
-    for index, share in enumerate(wanted):
-        table.add_row(f"{100 * share:.0f} %", *(f"{curve.metric[index]:.3f}" for curve in drawn))
-    print_table(table)
+    columns = ["heads removed", *orders]
+    rows = [
+        [f"{100 * share:.0f} %", *(f"{curve.metric[index]:.3f}" for curve in drawn)]
+        for index, share in enumerate(wanted)
+    ]
+    caption = "loss in nats a token; lower is better"
+    print_table(make_table(columns, rows, right=columns, title=title, caption=caption))
     if out is not None:
         click.echo(f"The picture is in {out}")
     if folder is not None:
@@ -249,85 +226,34 @@ def _texts(text: str | None, path: Path | None) -> list[str]:
         return [text]
     if path is None:
         return list(TEXTS)
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"{path} is not UTF-8 text.") from error
-    lines = [line for line in lines if line]
+    lines = [stripped for line in file_text(path).splitlines() if (stripped := line.strip())]
     if not lines:
         raise ArgumentError(f"{path} has no text: it needs one a line.")
     return lines
 
 
-def _of_trace(path: Path) -> tuple[str, int, dict[str, Measures], dict[str, list[HeadLabel]]]:
-    """The model of a saved trace, its number of texts, and its heads' measures and labels."""
-    from regard.heads import label, measure
-    from regard.tracing.traces import Trace
-
-    saved = Trace.load(path)
-    name = str(saved.facts.get("name", path.name))
-    measures = measure(saved)
-    return name, saved.n_batch, {name: measures}, {name: label(measures)}
+def _json_number(value: Any) -> Any:
+    """NaN, which JSON has not, as null."""
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _rows(measures: Measures, labels: list[HeadLabel]) -> list[dict[str, Any]]:
-    """One row for each head: its label and why, then every measure."""
-    from regard.heads import columns_of
-
-    columns = {**columns_of(measures), **columns_of(labels)}
-    columns = {name: columns[name] for name in dict.fromkeys([*columns_of(labels), *columns])}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows that are JSON: NaN, which it has not, is null."""
-    return [
-        {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
-        for row in rows
-    ]
-
-
-def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """All rows, into a file or, for -, to standard output."""
-    with click.open_file(str(path), "w", encoding="utf-8") as file:
-        file.write(csv_text({name: [row[name] for row in rows] for name in rows[0]}))
-
-
-def _grids(surveys: dict[str, Measures], labels: dict[str, list[HeadLabel]]) -> Figure:
-    """Layers x heads by label, one beside the other."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from regard.drawing.figures import CELL, LARGEST_SIDE, head_grid
+def _draw_labels(measures: dict[str, Measures], labels: dict[str, list[HeadLabel]], out: Path) -> bool:
+    """Write layers x heads by label, a model beside the other; True where the font lacked a character."""
+    from regard.drawing.figures import CELL, LARGEST_SIDE, head_grid, new_figure, save_figure
     from regard.heads.labels import LABELS, grid
 
-    grids = {name: grid(labels[name], surveys[name].layers) for name in surveys}
-    if len(grids) == 1:
-        ((name, cells),) = grids.items()
-        return head_grid(cells, LABELS, title=name)
+    grids = {name: grid(labels[name], measures[name].layers) for name in measures}
     n_layer, widest = len(next(iter(grids.values()))), max(len(row) for g in grids.values() for row in g)
     cell = min(CELL, LARGEST_SIDE / max(n_layer, widest))
-    size = (len(grids) * (cell * widest + 2.4), max(cell * n_layer, 2.4) + 1.2)
-    figure = Figure(figsize=size, layout="constrained", dpi=120)
-    FigureCanvasAgg(figure)
-    for ax, (name, cells) in zip(figure.subplots(1, len(grids)), grids.items(), strict=True):
+    figure = new_figure(len(grids) * (cell * widest + 2.4), max(cell * n_layer, 2.4) + 1.2)
+    axes = figure.subplots(1, len(grids), squeeze=False)[0]
+    for ax, (name, cells) in zip(axes, grids.items(), strict=True):
         head_grid(cells, LABELS, title=name, ax=ax)
-    return figure
+    return save_figure(figure, out)
 
 
-def _saved(figure: Figure, out: Path) -> bool:
-    """Write the PNG; True where its font lacked a character."""
-    import warnings
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        figure.savefig(out, format="png")
-    return any("missing from font" in str(warning.message) for warning in caught)
-
-
-def _print_heads(
-    rows: list[dict[str, Any]], sort: str, top: int, shares: dict[str, dict[str, float]], n_text: int
-) -> None:
+def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -> None:
+    """The table of heads, with as many measures as the terminal has room for."""
     from rich.console import Console
     from rich.table import Table
 
@@ -348,22 +274,15 @@ def _print_heads(
     for column in columns:
         table.add_column(SHOWN.get(column, column), justify="right", style="bold" if column == sort else "")
     for row in shown:
-        interval = [_range(row["low"], row["high"])] if many else []
-        style = "dim" if row["label"] == "none" else ""
-        numbers = [_number(row[column]) for column in columns]
-        table.add_row(names[row["layer"]], str(row["head"]), row["label"], _number(row["score"]),
-                      _number(row["chance"]), *interval, *numbers, style=style)  # fmt: skip
+        number = {name: "-" if value != value else f"{value:.2f}" for name, value in row.items()
+                  if isinstance(value, float)}  # fmt: skip
+        interval = f"{number['low']}-{number['high']}" if number["low"] != "-" else "-"
+        table.add_row(names[row["layer"]], str(row["head"]), row["label"], number["score"], number["chance"],
+                      *([interval] if many else []), *(number[column] for column in columns),
+                      style="dim" if row["label"] == "none" else "")  # fmt: skip
     print_table(table, console)
     if len(shown) < len(rows):
         console.print(f"{len(rows) - len(shown)} more heads: --top 0 prints all, --sort chooses the first.")
-    summary = Table(title="Share of heads")
-    summary.add_column("label")
-    for name in shares:
-        summary.add_column(name, justify="right")
-    for label in next(iter(shares.values())):
-        if any(share[label] for share in shares.values()):
-            summary.add_row(label, *(f"{100 * share[label]:.0f} %" for share in shares.values()))
-    print_table(summary, console)
 
 
 def _layer_name(name: str, rows: list[dict[str, Any]]) -> str:
@@ -371,14 +290,6 @@ def _layer_name(name: str, rows: list[dict[str, Any]]) -> str:
     kinds = {".".join(part for part in row["layer"].split(".") if not part.isdigit()) for row in rows}
     numbers = [part for part in name.split(".") if part.isdigit()]
     return numbers[0] if len(kinds) == 1 and len(numbers) == 1 else name
-
-
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"
-
-
-def _range(low: float, high: float) -> str:
-    return "-" if math.isnan(low) else f"{low:.2f}-{high:.2f}"
 
 
 @click.command()
@@ -414,32 +325,32 @@ def why(
 
     said = explain(loaded, text, target=target, against=against, top=top, seed=seed)
     if out is not None:
-        _saved(said.figure(), out)
-    if as_json:
-        plain = {
-            "model": said.model, "tokens": said.tokens, "target": said.target, "against": said.against,
-            "score": said.score, "probability": said.probability, "likeliest": said.likeliest,
-            "findings": [asdict(one) for one in said.findings], "chance": said.chance,
-            "agreement": None if math.isnan(said.agreement) else said.agreement, "note": said.note,
-            "png": None if out is None else str(out),
-        }  # fmt: skip
-        click.echo(json.dumps(plain))
-        return
-    from rich.table import Table
+        from regard.drawing.figures import save_figure
 
+        save_figure(said.figure(), out)
+    if as_json:
+        shown = {part.name: _json_number(getattr(said, part.name)) for part in fields(said)}
+        del shown["heads"], shown["layers"]  # the picture's
+        findings = [asdict(one) for one in said.findings]
+        click.echo(json.dumps({**shown, "findings": findings, "png": None if out is None else str(out)}))
+        return
     rivals = ", ".join(f"{name!r} {chance:.1%}" for name, chance in said.likeliest)
     click.echo(f"After {text!r}: {rivals}")
     number = "log-probability" if said.against is None else f"score over {said.against!r}"
     click.echo(f"Explained: {said.target!r}, {number} {said.score:.3f}. What changes it when switched off:")
-    table = Table()
-    for column in ("", "switched off", "weight", "written", "estimated", "ran"):
-        table.add_column(column, justify="left" if column in ("", "switched off") else "right")
-    for one in said.findings:
-        numbers = [one.weight, one.written, one.estimated, one.ran]
-        shown = ["" if value is None else f"{value:+.3f}" for value in numbers]
-        shown[0] = "" if one.weight is None else f"{one.weight:.3f}"
-        table.add_row(one.kind, one.what, *shown[:3], f"{shown[3]}{'' if one.beyond_chance else ' ?'}")
-    print_table(table)
+    rows = [
+        [
+            one.kind,
+            one.what,
+            "" if one.weight is None else f"{one.weight:.3f}",
+            "" if one.written is None else f"{one.written:+.3f}",
+            f"{one.estimated:+.3f}",
+            f"{one.ran:+.3f}{'' if one.beyond_chance else ' ?'}",
+        ]
+        for one in said.findings
+    ]
+    numbers = ("weight", "written", "estimated", "ran")
+    print_table(make_table(("", "switched off", *numbers), rows, right=numbers))
     levels = ", ".join(f"{kind} {value:.3f}" for kind, value in said.chance.items())
     click.echo(f"?: no more than parts drawn at random change it (19 of 20 change less than: {levels}).")
     click.echo(f"Estimates and runs agree by rank: {said.agreement:.2f}. Estimates are of first order.")

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from regard.commands.options import json_option, picture_option
-from regard.commands.printing import print_table
+from regard.commands.printing import make_table, print_table
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
     from regard.costs.model import Cost, Latent, Phase
     from regard.costs.roofline import Machine
-    from regard.lab.spec import Done
+    from regard.lab.spec import Done, Experiment
     from regard.models.transformer import TransformerConfig
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+PHASES: dict[Phase, str] = {
+    "train": "a step",
+    "prefill": "the whole context",
+    "decode": "one token at the end of the context",
+}
 
 
 @click.command()
@@ -59,33 +63,51 @@ def cost(
     from regard.costs import roofline
     from regard.costs.model import cost as cost_of
     from regard.costs.model import what_if
-
-    number = getattr(torch, dtype)
     from regard.files.loading import checked_device
 
+    number = getattr(torch, dtype)
     machine = roofline.measure_machine(number, checked_device(device), seconds=seconds)
-    phases: list[Phase] = ["train", "prefill"]
-    if config.n_decoder_layer:
-        phases.append("decode")
 
-    def costed(config: TransformerConfig, phase: Phase, *, latent: Latent | None = None) -> Cost:
+    def costed(config: TransformerConfig, phase: Phase, latent: Latent | None = None) -> Cost:
         length = context - 1 if phase == "decode" else context
         return cost_of(config, phase, batch=batch, length=length, dtype=number, latent=latent, fused=fused)
 
-    costs = {phase: costed(config, phase) for phase in phases}
-    others = {}
-    if config.kind == "decoder":
-        for name, (changed, latent) in what_if(config).items():
-            others[name] = costed(changed, "decode", latent=latent)
+    costs = {phase: costed(config, phase) for phase in PHASES if phase != "decode" or config.n_decoder_layer}
+    changed = what_if(config) if config.kind == "decoder" else {}
+    others = {name: _totals(costed(to, "decode", latent), machine) for name, (to, latent) in changed.items()}
     if out is not None:
-        drawn = [costs[phase] for phase in ("decode", "prefill") if phase in costs]
+        drawn = [costs[phase] for phase in reversed(PHASES) if phase in costs and phase != "train"]
         title = f"{model}: batch {batch}, context {context}, {dtype}, {_threads(machine)}"
-        figure = roofline.roofline_figure(drawn, machine, title=title)
-        figure.savefig(out, format="png")
+        roofline.roofline_figure(drawn, machine, title=title).savefig(out, format="png")
     if as_json:
-        click.echo(json.dumps(_cost_json(model, costs, others, machine, out)))
+        said = {
+            "model": model,
+            "machine": {
+                "peak": machine.peak,
+                "bandwidth": machine.bandwidth,
+                "threads": machine.n_thread,
+                "dtype": machine.dtype,
+                "device": machine.device,
+            },
+            "phases": {
+                phase: {**_totals(whole, machine), "rows": _rows(whole, machine)}
+                for phase, whole in costs.items()
+            },
+            "what_if": others,
+            "png": None if out is None else str(out),
+        }
+        click.echo(json.dumps(said))
         return
-    _print_costs(model, batch, context, costs, others, machine, formulas)
+    first, short = next(iter(costs.values())), roofline.short_number
+    size = f"{short(first.n_parameter)} parameters, {short(first.weight_bytes, 'B')}"
+    click.echo(f"{model}: {size}; batch {batch}, context {context}")
+    click.echo(
+        f"This machine: {short(machine.peak)} operations/s, {short(machine.bandwidth, 'B/s')} read, "
+        f"{_threads(machine)}; below {machine.ridge:.1f} operations a byte an operation waits for memory."
+    )
+    _print_costs(costs, machine, formulas)
+    if others:
+        _print_others(others)
     if out is not None:
         click.echo(f"The picture is in {out}")
 
@@ -106,122 +128,88 @@ def _config(model: str) -> TransformerConfig:
     return config
 
 
-def _cost_json(
-    model: str, costs: dict[Phase, Cost], others: dict[str, Cost], machine: Machine, out: Path | None
-) -> dict[str, Any]:
+def _totals(whole: Cost, machine: Machine) -> dict[str, Any]:
     from regard.costs.roofline import placed
 
-    def totals(whole: Cost) -> dict[str, Any]:
-        return {
-            "operations": whole.operations,
-            "bytes": whole.bytes,
-            "intensity": whole.intensity,
-            "cache_bytes": whole.cache_bytes,
-            "weight_bytes": whole.weight_bytes,
-            "parameters": whole.n_parameter,
-            "seconds_at_least": sum(operation.seconds for operation in placed(whole, machine)),
-        }
-
-    def rows(whole: Cost) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": operation.row.name,
-                "operations": operation.row.n_operation,
-                "operations_formula": str(operation.row.operations),
-                "bytes": operation.row.n_byte,
-                "numbers_formula": str(operation.row.moved),
-                "intensity": operation.row.intensity,
-                "seconds_at_least": operation.seconds,
-                "waits_for": operation.waits_for,
-            }
-            for operation in placed(whole, machine)
-        ]
-
     return {
-        "model": model,
-        "machine": {
-            "peak": machine.peak,
-            "bandwidth": machine.bandwidth,
-            "threads": machine.n_thread,
-            "dtype": machine.dtype,
-            "device": machine.device,
-        },
-        "phases": {phase: {**totals(whole), "rows": rows(whole)} for phase, whole in costs.items()},
-        "what_if": {name: totals(whole) for name, whole in others.items()},
-        "png": None if out is None else str(out),
+        "operations": whole.operations,
+        "bytes": whole.bytes,
+        "intensity": whole.intensity,
+        "cache_bytes": whole.cache_bytes,
+        "weight_bytes": whole.weight_bytes,
+        "parameters": whole.n_parameter,
+        "seconds_at_least": sum(operation.seconds for operation in placed(whole, machine)),
     }
 
 
-def _print_costs(
-    model: str,
-    batch: int,
-    context: int,
-    costs: dict[Phase, Cost],
-    others: dict[str, Cost],
-    machine: Machine,
-    formulas: bool,
-) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _rows(whole: Cost, machine: Machine) -> list[dict[str, Any]]:
+    from regard.costs.roofline import placed
 
-    from regard.costs.model import leading
-    from regard.costs.roofline import placed, short_number
-
-    console = Console()
-    first = next(iter(costs.values()))
-    console.print(
-        f"{model}: {short_number(first.n_parameter)} parameters, {short_number(first.weight_bytes, 'B')}; "
-        f"batch {batch}, context {context}"
-    )
-    console.print(
-        f"This machine: {short_number(machine.peak)} operations/s, {short_number(machine.bandwidth, 'B/s')} "
-        f"read, {_threads(machine)}; below {machine.ridge:.1f} operations a byte an operation waits "
-        "for memory."
-    )
-    at = {
-        "decode": "one token at the end of the context",
-        "prefill": "the whole context",
-        "train": "a step",
-    }
-    for phase, whole in costs.items():
-        table = Table(title=f"{phase}: {at[phase]}", title_justify="left")
-        for column in ("operation", "operations", "bytes", "ops/byte", "time ≥", "waits for"):
-            table.add_column(column, justify="left" if column in ("operation", "waits for") else "right")
-        operations = placed(whole, machine)
-        for part in operations:
-            row = part.row
-            table.add_row(row.name, short_number(row.n_operation), short_number(row.n_byte),
-                          f"{row.intensity:.3g}", _time(part.seconds), part.waits_for)  # fmt: skip
-        table.add_section()
-        slowest = max(operations, key=lambda part: part.seconds)
-        table.add_row("all", short_number(whole.operations), short_number(whole.bytes),
-                      f"{whole.intensity:.3g}", _time(sum(part.seconds for part in operations)),
-                      f"most: {slowest.row.name}")  # fmt: skip
-        print_table(table, console)
-        for row in whole.rows if formulas else ():
-            console.print(
-                f"  [bold]{row.name}[/bold]: operations {row.operations}; numbers moved {row.moved}"
-            )
-    if others:
-        table = Table(title="What if: one decoding step with other attention", title_justify="left")
-        table.add_column("")
-        for name in others:
-            table.add_column(name, justify="right")
-        lines: dict[str, Callable[[Cost], str]] = {
-            "cache": lambda step: short_number(step.cache_bytes, "B"),
-            "bytes of a step": lambda step: short_number(step.bytes, "B"),
-            "operations": lambda step: short_number(step.operations),
-            "ops/byte": lambda step: f"{step.intensity:.3g}",
-            "parameters": lambda step: short_number(step.n_parameter),
-            "time ≥": lambda step: _time(sum(part.seconds for part in placed(step, machine))),
+    return [
+        {
+            "name": operation.row.name,
+            "operations": operation.row.n_operation,
+            "operations_formula": str(operation.row.operations),
+            "bytes": operation.row.n_byte,
+            "numbers_formula": str(operation.row.moved),
+            "intensity": operation.row.intensity,
+            "seconds_at_least": operation.seconds,
+            "waits_for": operation.waits_for,
         }
-        for what, shown in lines.items():
-            table.add_row(what, *map(shown, others.values()))
-        print_table(table, console)
-        for kind in ("multi-head", "grouped", "multi-query"):
-            work, moved = leading(kind, "operations"), leading(kind, "bytes")
-            console.print(f"{kind}: O({work}) operations, O({moved}) numbers moved by an attention layer")
-        console.print("b batch, n cached tokens, d model_dim, h heads, g key heads; b n h are the scores.")
+        for operation in placed(whole, machine)
+    ]
+
+
+def _print_costs(costs: dict[Phase, Cost], machine: Machine, formulas: bool) -> None:
+    """A table for each phase."""
+    from regard.costs.roofline import short_number
+
+    numbers = ("operations", "bytes", "ops/byte", "time ≥")
+    for phase, whole in costs.items():
+        rows = _rows(whole, machine)
+        slowest = max(rows, key=lambda row: row["seconds_at_least"])
+        total = {**_totals(whole, machine), "name": "all", "waits_for": f"most: {slowest['name']}"}
+        cells = [
+            [
+                row["name"],
+                short_number(row["operations"]),
+                short_number(row["bytes"]),
+                f"{row['intensity']:.3g}",
+                _time(row["seconds_at_least"]),
+                row["waits_for"],
+            ]
+            for row in [*rows, total]
+        ]
+        look = {"title": f"{phase}: {PHASES[phase]}", "title_justify": "left"}
+        table = make_table(("operation", *numbers, "waits for"), cells[:-1], right=numbers, **look)
+        table.add_section()
+        table.add_row(*cells[-1])
+        print_table(table)
+        for row in rows if formulas else ():
+            moved = f"numbers moved {row['numbers_formula']}"
+            click.echo(f"  {row['name']}: operations {row['operations_formula']}; {moved}")
+
+
+def _print_others(others: dict[str, dict[str, Any]]) -> None:
+    """What one decoding step would cost with other attention."""
+    from regard.costs.model import leading
+    from regard.costs.roofline import short_number
+
+    lines = {
+        "cache": [short_number(step["cache_bytes"], "B") for step in others.values()],
+        "bytes of a step": [short_number(step["bytes"], "B") for step in others.values()],
+        "operations": [short_number(step["operations"]) for step in others.values()],
+        "ops/byte": [f"{step['intensity']:.3g}" for step in others.values()],
+        "parameters": [short_number(step["parameters"]) for step in others.values()],
+        "time ≥": [_time(step["seconds_at_least"]) for step in others.values()],
+    }
+    cells = [[what, *values] for what, values in lines.items()]
+    look = {"title": "What if: one decoding step with other attention", "title_justify": "left"}
+    print_table(make_table(["", *others], cells, right=others, **look))
+    for kind in ("multi-head", "grouped", "multi-query"):
+        work, moved = leading(kind, "operations"), leading(kind, "bytes")
+        click.echo(f"{kind}: O({work}) operations, O({moved}) numbers moved by an attention layer")
+    click.echo("b batch, n cached tokens, d model_dim, h heads, g key heads; b n h are the scores.")
 
 
 def _threads(machine: Machine) -> str:
@@ -255,7 +243,7 @@ def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None,
     chosen = list(EXPERIMENTS) if name is None else [find(name).id]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    done = [_done(one, quick, seed, progress=not as_json) for one in chosen]
+    done = [_done(find(one), quick, seed, progress=not as_json) for one in chosen]
     _tell(done, out, "report" if every else chosen[0].replace(" ", "-"), as_json)
 
 
@@ -263,29 +251,20 @@ def _list(experiments: dict[str, str], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(experiments))
         return
-    from rich.table import Table
-
-    table = Table(box=None)
-    for column in ("", "experiment", "claim"):
-        table.add_column(column, no_wrap=column != "claim")
-    for number, (name, claim) in enumerate(experiments.items(), 1):
-        table.add_row(str(number), name, claim)
-    print_table(table)
+    rows = [(str(number), *item) for number, item in enumerate(experiments.items(), 1)]
+    print_table(make_table(("", "experiment", "claim"), rows, box=None))
     click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
 
 
-def _done(name: str, quick: bool, seed: int, *, progress: bool) -> Done:
-    from regard.lab.catalogue import find
-    from regard.lab.spec import perform
-
-    experiment = find(name)
-    if not progress:
-        return perform(experiment, quick=quick, seed=seed)
+def _done(experiment: Experiment, quick: bool, seed: int, *, progress: bool) -> Done:
     from rich.console import Console
 
-    with Console(stderr=True).status(f"{name}: {experiment.claim}"):
+    from regard.lab.spec import perform
+
+    with Console(stderr=True, quiet=not progress).status(f"{experiment.id}: {experiment.claim}"):
         done = perform(experiment, quick=quick, seed=seed)
-    click.echo(f"{name}. {done.result.sentence}")
+    if progress:
+        click.echo(f"{experiment.id}. {done.result.sentence}")
     return done
 
 

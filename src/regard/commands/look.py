@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import NewFile, json_option, model_options, offer_download
+from regard.commands.options import (
+    NewFile,
+    file_text,
+    json_option,
+    model_options,
+    model_was_named,
+    offer_download,
+)
 from regard.errors import ArgumentError, LoadError
 
 if TYPE_CHECKING:
@@ -71,7 +77,7 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
     if more["file"] is not None:
         text = more["file"].read()
     elif path is not None and path.suffix != ".trace":
-        text = _content(path)
+        text = file_text(path)
     if not text.strip():
         raise ArgumentError("TEXT has no words: give at least one, as in: regard look 'the cat sat'.")
     if path is not None and path.suffix == ".trace":
@@ -121,8 +127,8 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
             click.echo("Nothing was written. --port serves the page, --save and --png write it.", err=True)
     from rich.filesize import decimal
 
-    for what, path, n_byte in written:
-        click.echo(f"The {what} is in {path} ({decimal(n_byte)})")
+    for what, path in written:
+        click.echo(f"The {what} is in {path} ({decimal(path.stat().st_size)})")
 
 
 def _named_file(text: str) -> Path | None:
@@ -133,14 +139,6 @@ def _named_file(text: str) -> Path | None:
     return path if path.is_file() or not any(map(str.isspace, text)) else None
 
 
-def _content(path: Path) -> str:
-    """The text of a file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"{path} is not UTF-8 text.") from error
-
-
 def _opened(path: Path, more: dict[str, Any]) -> tuple[Session, Document, None]:
     """A trace from its file, which needs no model."""
     from dataclasses import replace
@@ -149,8 +147,7 @@ def _opened(path: Path, more: dict[str, Any]) -> tuple[Session, Document, None]:
     from regard.view.document import documents_of
     from regard.view.session import Session
 
-    source = click.get_current_context().get_parameter_source("model")
-    if more["target"] or (source is not None and source.name != "DEFAULT"):
+    if more["target"] or model_was_named():
         raise ArgumentError(f"{path} is a trace, of a model and its text: leave out --model and --target.")
     session = Session(default="")
     document = replace(documents_of(Trace.load(path))[0], model_key=f"file {path.name}")
@@ -177,7 +174,6 @@ def _models(model: str, random: bool, seed: int, device: str) -> tuple[Models, s
 
     models = Models(checked_device(device), seed)
     key = f"{model}{RANDOM}" if random else model
-    source = click.get_current_context().get_parameter_source("model")
     try:
         if not random and (model in hub.listed() or Path(model).exists()):
             from regard.files.loading import load
@@ -186,7 +182,7 @@ def _models(model: str, random: bool, seed: int, device: str) -> tuple[Models, s
             models.put(opened(load(model, device=models.device), key))
         models.get(key)
     except LoadError as error:
-        if random or source is None or source.name != "DEFAULT":
+        if random or model_was_named():
             raise
         reason = str(error).partition("\n")[0]
         said = f"{model} cannot be had here ({reason}). Shown is {NEEDS_NOTHING}, which comes with Regard."
@@ -237,8 +233,8 @@ def _head_pair(said: str | None) -> tuple[int, int] | None:
 
 def _written(
     document: Document, layer: int, head: int, more: dict[str, Any], view: dict[str, Any]
-) -> list[tuple[str, Path, int]]:
-    """Write what was asked for: what each file is, where, and its bytes."""
+) -> list[tuple[str, Path]]:
+    """Write what was asked for: what each file is, and where."""
     done = []
     if more["save"]:
         from dataclasses import replace
@@ -251,19 +247,24 @@ def _written(
         start = {**view, "model": "", "text": ""}
         if "layer" in view:
             start["layer"] = chosen.index(layer) if layer in chosen else 0
-        done.append(("page", more["save"], export([part], more["save"], start=start, force=more["force"])))
+        export([part], more["save"], start=start, force=more["force"])
+        done.append(("page", more["save"]))
     if more["csv"]:
-        done.append(("table", more["csv"], _weights_csv(document, layer, head, more["csv"])))
-    done += [
-        ("picture", more[kind], _picture(document, layer, head, more[kind], kind, more))
-        for kind in ("png", "svg")
-        if more[kind]
-    ]
+        more["csv"].write_text(_weights_csv(document, layer, head), encoding="utf-8")
+        done.append(("table", more["csv"]))
+    for kind in ("png", "svg"):
+        if more[kind]:
+            from regard.drawing.figures import save_figure
+            from regard.view.picture import Wanted, figure_of
+
+            wanted = Wanted(layer, head, more["view"] or "map", more["query"], more["against"])
+            save_figure(figure_of(document, wanted), more[kind], kind)
+            done.append(("picture", more[kind]))
     return done
 
 
-def _weights_csv(document: Document, layer: int, head: int, path: Path) -> int:
-    """Write one head's weights, the tokens beside them and above them."""
+def _weights_csv(document: Document, layer: int, head: int) -> str:
+    """One head's weights, the tokens beside them and above them."""
     from regard.tables import csv_text
 
     queries, keys = document.names(layer)
@@ -272,8 +273,7 @@ def _weights_csv(document: Document, layer: int, head: int, path: Path) -> int:
     columns = {"query": list(queries)} | {
         f"{index} {key}": [row[index] for row in weights] for index, key in enumerate(keys)
     }
-    path.write_text(csv_text(columns), encoding="utf-8")
-    return path.stat().st_size
+    return csv_text(columns)
 
 
 def _numbers(said: str | None) -> list[int]:
@@ -295,18 +295,6 @@ def _within(layers: list[int], n_layer: int) -> list[int]:
     return layers or list(range(n_layer))
 
 
-def _picture(document: Document, layer: int, head: int, path: Path, kind: str, more: dict[str, Any]) -> int:
-    """Write the view as a figure."""
-    from regard.view.picture import Wanted, figure_of
-
-    wanted = Wanted(layer, head, more["view"] or "map", more["query"], more["against"])
-    figure = figure_of(document, wanted)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*missing from font")  # drawn as boxes
-        figure.savefig(path, format=kind)
-    return path.stat().st_size
-
-
 def _draw(document: Document, layer: int, head: int) -> None:
     """One head on the terminal: as many tokens as fit."""
     from rich.console import Console
@@ -314,34 +302,32 @@ def _draw(document: Document, layer: int, head: int) -> None:
     from regard.view.terminal import LABEL_WIDTH, printable, terminal_heat_map
 
     console = Console(highlight=False)
-    found = document.trace.layers[layer]
+    traced = document.trace.layers[layer]
     fits = max(1, (console.width - LABEL_WIDTH - 1) // 2)
-    rows, cols = slice(0, min(found.n_query, fits)), slice(0, min(found.n_key, fits))
-    weights = found.tile(document.batch, head, rows, cols).float().cpu()
-    visible = found.visible(rows, cols, document.batch, head).cpu()
+    rows, cols = slice(0, min(traced.n_query, fits)), slice(0, min(traced.n_key, fits))
+    weights = traced.tile(document.batch, head, rows, cols).float().cpu()
+    visible = traced.visible(rows, cols, document.batch, head).cpu()
     title = f"{document.title}, layer {layer}, head {head}: rows look, columns are looked at."
     console.print(title, markup=False)
     console.print(f"“{printable(document.text)}”\n", markup=False, soft_wrap=True)
     row_names, col_names = document.names(layer)
     console.print(terminal_heat_map(weights, visible, row_names[rows], col_names[cols]))
-    if max(found.n_query, found.n_key) > fits:
-        console.print(f"The first {fits} of {max(found.n_query, found.n_key)} tokens fit here.")
+    if max(traced.n_query, traced.n_key) > fits:
+        console.print(f"The first {fits} of {max(traced.n_query, traced.n_key)} tokens fit here.")
 
 
-def _as_json(
-    document: Document, layer: int, head: int, written: list[tuple[str, Path, int]]
-) -> dict[str, Any]:
-    found = document.trace.layers[layer]
-    if found.n_query * found.n_key > MOST_PRINTED**2:
+def _as_json(document: Document, layer: int, head: int, written: list[tuple[str, Path]]) -> dict[str, Any]:
+    traced = document.trace.layers[layer]
+    if traced.n_query * traced.n_key > MOST_PRINTED**2:
         raise ArgumentError(f"--json prints at most {MOST_PRINTED} x {MOST_PRINTED} weights: shorten TEXT.")
     return {
         "model": document.title,
         "layer": layer,
         "head": head,
         **dict(zip(("rows", "cols"), document.names(layer), strict=True)),
-        "weights": found.tile(document.batch, head, slice(None), slice(None)).tolist(),
+        "weights": traced.tile(document.batch, head, slice(None), slice(None)).tolist(),
         "notices": list(document.notices),
-        "files": [str(path) for _, path, _ in written],
+        "files": [str(path) for _, path in written],
     }
 
 

@@ -8,7 +8,7 @@ import time
 import click
 
 from regard.commands.options import Group, json_option, load_model, model_options
-from regard.commands.printing import print_table
+from regard.commands.printing import make_table, print_table
 from regard.errors import ArgumentError
 
 
@@ -22,18 +22,10 @@ def families(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dict(rows), indent=2))
         return
-    from rich.table import Table
-
-    table = Table(
-        title="One Transformer, four families",
-        caption="published sizes: gpt2, bert-base, SmolLM2-135M, t5-small",
-    )
-    table.add_column("field", style="bold")
-    for family in rows[0][1]:
-        table.add_column(family)
-    for name, values in rows:
-        table.add_row(name, *values.values())
-    print_table(table)
+    caption = "published sizes: gpt2, bert-base, SmolLM2-135M, t5-small"
+    cells = [(name, *values.values()) for name, values in rows]
+    print_table(make_table(["field", *rows[0][1]], cells, title="One Transformer, four families",
+                           caption=caption))  # fmt: skip
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -59,16 +51,12 @@ def models(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    from rich.table import Table
-
-    table = Table()
-    for column in ("name", "what", "MB", "licence", "here"):
-        table.add_column(column)
+    cells = []
     for row in rows:
         here = "yes" if row["path"] else f"no: regard models get {row['name']}"
         here = "shipped" if row["shipped"] else here
-        table.add_row(*(str(row[key]) for key in ("name", "what", "megabytes", "licence")), here)
-    print_table(table)
+        cells.append([*(str(row[key]) for key in ("name", "what", "megabytes", "licence")), here])
+    print_table(make_table(("name", "what", "MB", "licence", "here"), cells))
     click.echo(
         "Any folder with config.json and model.safetensors, and any GGUF file of these families, loads too."
     )
@@ -90,9 +78,8 @@ def get(name: str) -> None:
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: the likeliest token.")
 @click.option("--top-k", type=int, help="Choose among the k likeliest tokens.")
 @click.option("--top-p", type=float, help="Choose among the likeliest that together reach p.")
-@click.option(
-    "--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1: repeat less."
-)
+@click.option("--repetition-penalty", type=float, default=1.0, show_default=True,
+              help="Above 1: repeat less.")  # fmt: skip
 @click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="Beam search.")
 @click.option("--chat", is_flag=True, help="TEXT is a question to an instructed model.")
 @click.option("--sample-seed", type=int, help="Makes sampling repeat itself.")

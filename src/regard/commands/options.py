@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from regard.errors import LoadError, no_such
+from regard.errors import ArgumentError, LoadError, no_such
 
 if TYPE_CHECKING:
     from regard.files.loading import Loaded
@@ -75,6 +75,20 @@ def model_options(default: str) -> Callable[[Command], Command]:
         return command
 
     return decorate
+
+
+def file_text(path: Path) -> str:
+    """The text of a file that a person named."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{path} is not UTF-8 text.") from error
+
+
+def model_was_named() -> bool:
+    """Whether --model was given, not left at its default."""
+    source = click.get_current_context().get_parameter_source("model")
+    return source is not None and source.name != "DEFAULT"
 
 
 def load_model(model: str, random: bool, seed: int, device: str) -> Loaded:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -64,6 +64,20 @@ def _ascii_locale() -> bool:
     """Whether the locale is C, by the variables that decide it; Python itself writes UTF-8 there."""
     said = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
     return next((value for value in said if value), "") in ("C", "POSIX")
+
+
+def make_table(
+    columns: Iterable[str], rows: Iterable[Iterable[str]], *, right: Container[str] = (), **look: Any
+) -> Table:
+    """A table of these rows; the columns that `right` names hold numbers. `look` is for rich's Table."""
+    from rich.table import Table
+
+    table = Table(**look)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def print_table(table: Table, console: Console | None = None) -> None:

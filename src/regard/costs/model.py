@@ -17,7 +17,7 @@ are left out. Hidden scores are computed and counted, as the plain path does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -31,7 +31,7 @@ from regard.models.transformer import TransformerConfig
 Phase = Literal["train", "prefill", "decode"]
 NOTHING = Formula()
 ONE = Formula() + 1
-b, t, n, m, d, h, g, k, v, f, V, L, p, c, r = symbols("b t n m d h g k v f V L p c r")
+b, t, n, m, d, h, g, k, v, f, V, E, L, p, c, r = symbols("b t n m d h g k v f V E L p c r")
 OPTIMISER = 7  # Adam reads a weight, its gradient and two moments, and writes all but the gradient
 
 
@@ -57,12 +57,22 @@ class Row:
     """One kind of operation, all layers together: formulas in numbers (not bytes), and their values."""
 
     name: str
-    operations: Formula
-    weights: Formula  # parameters read
-    activations: Formula  # numbers read and written
-    cache: Formula  # numbers of the cache read and written
-    n_operation: int
-    n_byte: int
+    operations: Formula = NOTHING
+    weights: Formula = NOTHING  # parameters read
+    activations: Formula = NOTHING  # numbers read and written
+    cache: Formula = NOTHING  # numbers of the cache read and written
+    sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
+    number_bytes: int = 4  # of one number
+
+    @property
+    def n_operation(self) -> int:
+        """The operations for these sizes."""
+        return self.operations.value(self.sizes)
+
+    @property
+    def n_byte(self) -> int:
+        """The bytes moved for these sizes."""
+        return self.moved.value(self.sizes) * self.number_bytes
 
     @property
     def intensity(self) -> float:
@@ -73,6 +83,20 @@ class Row:
     def moved(self) -> Formula:
         """All numbers moved."""
         return self.weights + self.activations + self.cache
+
+    def times(self, operations: Formula | int, moved: Formula | int) -> Row:
+        """The same so many times."""
+        weights, activations, cache = (moved * part for part in (self.weights, self.activations, self.cache))
+        return Row(self.name, operations * self.operations, weights, activations, cache)
+
+    def __add__(self, other: Row) -> Row:
+        return Row(
+            self.name,
+            self.operations + other.operations,
+            self.weights + other.weights,
+            self.activations + other.activations,
+            self.cache + other.cache,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +139,6 @@ class Cost:
         return self.cache.value(self.sizes) * self.number_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One kind of operation in one layer, of which there are `count`."""
-
-    name: str
-    operations: Formula = NOTHING
-    weights: Formula = NOTHING
-    activations: Formula = NOTHING
-    cache: Formula = NOTHING
-    count: Formula = ONE
-
-
 def cost(
     config: TransformerConfig,
     phase: Phase,
@@ -152,40 +164,32 @@ def cost(
     if both and phase == "prefill":
         new = 1
     sizes |= {"b": batch, "t": new, "n": cached, "m": memory}
-    parts: list[_Part] = []
+    parts: list[Row] = []
     if config.n_encoder_layer and phase != "decode":
         span = m if both else t
-        parts += _layers(config, span, NOTHING, None, NOTHING, symbols("E")[0], latent, fused, "encoder ")
-        parts.append(_Part("embedding", NOTHING, NOTHING, 2 * b * span * d))
+        parts += _layers(config, span, NOTHING, None, NOTHING, E, latent, fused, "encoder ")
+        parts.append(Row("embedding", activations=2 * b * span * d))
     if config.n_decoder_layer:
         read_anew = NOTHING if phase == "decode" else m
         seen = m if both else None
         parts += _layers(config, t, n, seen, read_anew, L, latent, fused, "decoder " if both else "")
-        parts.append(_Part("embedding", NOTHING, NOTHING, 2 * b * t * d))
+        parts.append(Row("embedding", activations=2 * b * t * d))
     parts += _head(config, t if phase == "train" or config.head == "masked" else ONE)
     if phase == "train":
-        parts = [_trained(part) for part in parts]
-        parts.append(_Part("optimiser", NOTHING, OPTIMISER * parameters(config, latent)))
-    itemsize = torch.empty((), dtype=dtype).element_size()
+        # The backward pass of a product has two more of the same size, that of softmax reads a table more.
+        parts = [part.times(3, 3 if part.operations.terms else 2) for part in parts]
+        parts.append(Row("optimiser", weights=OPTIMISER * parameters(config, latent)))
+    together: dict[str, Row] = {}
+    for part in parts:
+        together[part.name] = together[part.name] + part if part.name in together else part
+    rows = [row for row in together.values() if row.operations.terms or row.moved.terms]
     return Cost(
         phase,
-        tuple(_row(part, sizes, itemsize) for part in _together(parts)),
+        tuple(replace(row, sizes=sizes, number_bytes=dtype.itemsize) for row in rows),
         sizes,
-        itemsize,
+        dtype.itemsize,
         parameters(config, latent),
         NOTHING if phase == "train" else _held(config, latent),
-    )
-
-
-def _trained(part: _Part) -> _Part:
-    """With its backward pass: a product has two more of the same size, the softmax reads a table more."""
-    factor = 3 if part.operations.terms else 2
-    return replace(
-        part,
-        operations=3 * part.operations,
-        weights=factor * part.weights,
-        activations=factor * part.activations,
-        cache=factor * part.cache,
     )
 
 
@@ -213,10 +217,10 @@ def sizes_of(config: TransformerConfig, latent: Latent | None = None) -> dict[st
     return sizes
 
 
-def _product(name: str, rows: Formula, inner: Formula, outer: Formula, bias: bool = False) -> _Part:
+def _product(name: str, rows: Formula, inner: Formula, outer: Formula, bias: bool = False) -> Row:
     """rows x inner times a matrix of inner x outer parameters."""
     weights = inner * outer + (outer if bias else NOTHING)
-    return _Part(name, 2 * rows * inner * outer, weights, rows * inner + rows * outer)
+    return Row(name, 2 * rows * inner * outer, weights, rows * inner + rows * outer)
 
 
 def _layers(
@@ -229,7 +233,7 @@ def _layers(
     latent: Latent | None,
     fused: bool,
     prefix: str,
-) -> list[_Part]:
+) -> list[Row]:
     """All the products of a stack."""
     block = config.block
     if latent is not None:
@@ -244,12 +248,12 @@ def _layers(
     if block.gated:
         parts.append(_product("ff gate", tokens, d, f, block.ff_bias))
     parts.append(_product("ff down", tokens, f, d, block.ff_bias))
-    return [replace(part, name=prefix + part.name, count=count) for part in parts]
+    return [replace(part.times(count, count), name=prefix + part.name) for part in parts]
 
 
 def _attention(
     config: TransformerConfig, queries: Formula, keys: Formula, projected: Formula, fused: bool
-) -> list[_Part]:
+) -> list[Row]:
     """Grouped attention of one layer; g = h is multi-head, g = 1 multi-query."""
     bias = config.block.attention_bias
     out_bias = bias if config.block.out_bias is None else config.block.out_bias
@@ -263,19 +267,19 @@ def _attention(
         table = b * h * queries * keys
         shown = NOTHING if fused else table
         q, out = b * queries * h * k, b * queries * h * v
-        parts.append(_Part("scores", 2 * table * k, NOTHING, q + shown, b * keys * g * k))
-        parts.append(_Part("softmax", NOTHING, NOTHING, 2 * shown))
-        parts.append(_Part("weighted values", 2 * table * v, NOTHING, shown + out, b * keys * g * v))
+        parts.append(Row("scores", 2 * table * k, NOTHING, q + shown, b * keys * g * k))
+        parts.append(Row("softmax", activations=2 * shown))
+        parts.append(Row("weighted values", 2 * table * v, NOTHING, shown + out, b * keys * g * v))
     parts.append(_product("output", b * queries, h * v, d, out_bias))
     return parts
 
 
-def _kept(part: _Part, written: Formula) -> _Part:
+def _kept(part: Row, written: Formula) -> Row:
     """A product whose result goes into the cache."""
     return replace(part, activations=part.activations + written * -1, cache=written)
 
 
-def _linear(kernel: str, queries: Formula, projected: Formula) -> list[_Part]:
+def _linear(kernel: str, queries: Formula, projected: Formula) -> list[Row]:
     """Kernelised attention: sums over keys, read by queries; z is one column more than v.
 
     Causal training and prefill add, inside each chunk, products that depend on the chunk's length alone.
@@ -283,36 +287,36 @@ def _linear(kernel: str, queries: Formula, projected: Formula) -> list[_Part]:
     state = b * g * p * (v + 1)
     parts = []
     if kernel == "favor":  # its features are products themselves
-        parts.append(_Part("features", 2 * b * (g * projected + h * queries) * k * p, k * p))
+        parts.append(Row("features", 2 * b * (g * projected + h * queries) * k * p, k * p))
     if projected.terms:
         collected = b * projected * g * (k + v)
-        parts.append(_Part("state", 2 * b * g * projected * p * (v + 1), NOTHING, collected, state))
+        parts.append(Row("state", 2 * b * g * projected * p * (v + 1), NOTHING, collected, state))
     read = b * queries * h * (k + v)
-    parts.append(_Part("read state", 2 * b * h * queries * p * (v + 1), NOTHING, read, state))
+    parts.append(Row("read state", 2 * b * h * queries * p * (v + 1), NOTHING, read, state))
     return parts
 
 
-def _latent_attention(queries: Formula, keys: Formula, fused: bool) -> list[_Part]:
+def _latent_attention(queries: Formula, keys: Formula, fused: bool) -> list[Row]:
     """Multi-head latent attention with the up-projections absorbed, as it decodes."""
     table = b * h * queries * keys
     shown = NOTHING if fused else table
     rows = b * queries
     held, latent = b * keys * (c + r), b * keys * c
-    into = _Part("query to latent", 2 * rows * h * k * c, h * k * c, rows * h * (k + c))
-    back = _Part("latent to value", 2 * rows * h * c * v, h * c * v, rows * h * (c + v))
+    into = Row("query to latent", 2 * rows * h * k * c, h * k * c, rows * h * (k + c))
+    back = Row("latent to value", 2 * rows * h * c * v, h * c * v, rows * h * (c + v))
     return [
         _product("query", rows, d, h * (k + r)),
         _kept(_product("latent", rows, d, c + r), rows * (c + r)),
         into,
-        _Part("scores", 2 * table * (c + r), NOTHING, rows * h * (c + r) + shown, held),
-        _Part("softmax", NOTHING, NOTHING, 2 * shown),
-        _Part("weighted values", 2 * table * c, NOTHING, shown + rows * h * c, latent),
+        Row("scores", 2 * table * (c + r), NOTHING, rows * h * (c + r) + shown, held),
+        Row("softmax", activations=2 * shown),
+        Row("weighted values", 2 * table * c, NOTHING, shown + rows * h * c, latent),
         back,
         _product("output", rows, h * v, d),
     ]
 
 
-def _head(config: TransformerConfig, asked: Formula) -> list[_Part]:
+def _head(config: TransformerConfig, asked: Formula) -> list[Row]:
     """The products after the last block."""
     parts = []
     if config.head == "masked":
@@ -329,32 +333,28 @@ def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formu
     block = config.block
     norm = 2 * d if block.norm == "layer" else d
     both = config.kind == "encoder-decoder"
-    total = V * d + _head_parameters(config)
+    total = V * d + config.n_token_type * d
+    if config.head == "masked":
+        total = total + d * d + d + V + norm
+    if config.head != "none" and not config.tied:
+        total = total + V * d
+    if config.pooler:
+        total = total + d * d + d
     if config.positions == "learned" and config.n_position is not None:
         total = total + config.n_position * d
-    total = total + config.n_token_type * d
     if config.embed_norm:
         total = total + norm
-    for count, cross in ((symbols("E")[0], False), (L, both)):
-        if not (config.n_encoder_layer if count != L else config.n_decoder_layer):
+    for count, n_layer, cross in ((E, config.n_encoder_layer, False), (L, config.n_decoder_layer, both)):
+        if not n_layer:
             continue
         parts = _layers(config, t, n, m if cross else None, m, ONE, latent, False, "")
-        matrices = sum((part.weights for part in parts if part.name != "features"), Formula())
+        matrices = sum((part.weights for part in parts if part.name != "features"), NOTHING)
         total = total + count * (matrices + (3 if cross else 2) * norm)
         if config.final_norm:
             total = total + norm
         if config.positions == "relative":
             total = total + config.n_bucket * h
     return total
-
-
-def _head_parameters(config: TransformerConfig) -> Formula:
-    total = NOTHING
-    if config.head == "masked":
-        total = total + d * d + d + V + (2 * d if config.block.norm == "layer" else d)
-    if config.head != "none" and not config.tied:
-        total = total + V * d
-    return total + d * d + d if config.pooler else total
 
 
 def _held(config: TransformerConfig, latent: Latent | None) -> Formula:
@@ -368,47 +368,6 @@ def _held(config: TransformerConfig, latent: Latent | None) -> Formula:
         return L * each if config.kind == "decoder" else 2 * L * each
     cross = m if config.kind == "encoder-decoder" else NOTHING
     return L * b * (n + t + cross) * g * (k + v)
-
-
-def _together(parts: list[_Part]) -> list[_Part]:
-    """Parts of the same name as one, their counts multiplied in; those that do nothing are left out."""
-    found: dict[str, _Part] = {}
-    for part in parts:
-        whole = _Part(
-            part.name,
-            part.count * part.operations,
-            part.count * part.weights,
-            part.count * part.activations,
-            part.count * part.cache,
-        )
-        before = found.get(part.name)
-        if before is not None:
-            whole = _Part(
-                part.name,
-                before.operations + whole.operations,
-                before.weights + whole.weights,
-                before.activations + whole.activations,
-                before.cache + whole.cache,
-            )
-        found[part.name] = whole
-    return [
-        part
-        for part in found.values()
-        if (part.operations + part.weights + part.activations + part.cache).terms
-    ]
-
-
-def _row(part: _Part, sizes: Mapping[str, int], itemsize: int) -> Row:
-    moved = part.weights + part.activations + part.cache
-    return Row(
-        part.name,
-        part.operations,
-        part.weights,
-        part.activations,
-        part.cache,
-        part.operations.value(sizes),
-        moved.value(sizes) * itemsize,
-    )
 
 
 def leading(
@@ -429,11 +388,7 @@ def leading(
             f"kind is one of {', '.join(heads)}, what operations or bytes. Got {kind!r}, {what!r}."
         )
     parts = _attention(_BARE, t, n + t, t, False)
-    total = Formula()
-    for part in parts:
-        total = total + (
-            part.operations if what == "operations" else part.weights + part.activations + part.cache
-        )
+    total = sum((part.operations if what == "operations" else part.moved for part in parts), NOTHING)
     return str(total.substituted({"k": d / h, "v": d / h, "t": 1, "g": heads[kind]}).leading())
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import NullFormatter
 
 from regard.costs.model import Cost, Row
+from regard.drawing.figures import new_figure
 from regard.errors import ArgumentError
 
 COLOURS = {"decode": "#d55e00", "prefill": "#0072b2", "train": "#1b7837"}
@@ -109,18 +110,15 @@ def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | Non
     """A figure of the roof and, below it, the operations of each phase, numbered as in the list beside it."""
     if not costs:
         raise ArgumentError("there is no cost to draw.")
-    figure = Figure(figsize=(9.6, 4.8), layout="constrained", dpi=120)
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.6, 4.8)
     ax, beside = figure.subplots(1, 2, width_ratios=(2.3, 1))
     beside.axis("off")
     drawn = {each.phase: [row for row in each.rows if row.n_operation] for each in costs}
     intensities = [row.intensity for rows in drawn.values() for row in rows]
     low, high = min([*intensities, machine.ridge]) / 3, max([*intensities, machine.ridge]) * 3
-    roof_x = [low, machine.ridge, high]
-    ax.plot(roof_x, [low * machine.bandwidth, machine.peak, machine.peak], color="#444444", linewidth=1.8)
-    ax.fill_between(
-        roof_x, [low * machine.bandwidth, machine.peak, machine.peak], color="#f0f0f2", linewidth=0
-    )
+    roof = [low, machine.ridge, high], [low * machine.bandwidth, machine.peak, machine.peak]
+    ax.plot(*roof, color="#444444", linewidth=1.8)
+    ax.fill_between(*roof, color="#f0f0f2", linewidth=0)
     ax.axvline(machine.ridge, color="#8c8c8c", linewidth=0.8, linestyle=":")
     height, number = 1.0, 0
     for place, (phase, rows) in enumerate(drawn.items()):
@@ -153,20 +151,16 @@ def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | Non
                 weight="bold",
                 zorder=order,
             )
-            lines = _wrapped(f"{label}  {names} ({_short(intensity)})", 44)
+            lines = fill(f"{label}  {names} ({_short(intensity)})", 44, subsequent_indent="    ")
             beside.text(0, height, lines, fontsize=7, va="top", color="#222222")
             height -= 0.045 * (lines.count("\n") + 1)
         height -= 0.03
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlim(low, high)
-    ax.set_ylim(low * machine.bandwidth, machine.peak * 2.2)
+    ax.set(xscale="log", xlim=(low, high), yscale="log", ylim=(low * machine.bandwidth, machine.peak * 2.2))
     ax.set_xlabel("intensity: operations for each byte moved", fontsize=9)
     ax.set_ylabel("operations a second that are possible", fontsize=9)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: short_number(y)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x)))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    for axis, written in ((ax.xaxis, _short), (ax.yaxis, short_number)):
+        axis.set_major_formatter(lambda value, _, written=written: written(value))
+        axis.set_minor_formatter(NullFormatter())
     ax.text(
         machine.ridge,
         machine.peak * 1.15,
@@ -204,15 +198,6 @@ def _grouped(rows: Sequence[Row]) -> Mapping[str, float]:
         else:
             groups.append(([row.name], row.intensity))
     return {", ".join(names): intensity for names, intensity in groups}
-
-
-def _wrapped(text: str, width: int) -> str:
-    lines = [""]
-    for word in text.split(" "):
-        if len(lines[-1]) + len(word) > width:
-            lines.append("    ")
-        lines[-1] += ("" if lines[-1] in ("", "    ") else " ") + word
-    return "\n".join(lines)
 
 
 def _short(value: float) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -26,6 +29,7 @@ CELL = 0.42  # inches
 LARGEST_SIDE = 12.0  # inches
 MOST_LABELS = 64  # beyond this the words would overlap, so positions are numbered instead
 MOST_NUMBERS = 12  # a cell this large still has room for its weight in figures
+CHART_COLOURS = ("#0072b2", "#d55e00", "#1b7837", "#5e3c99", "#8c8c8c", "#e69f00")  # of lines and bars
 
 
 def heat_map(
@@ -156,10 +160,8 @@ def head_grid(
     labels: Sequence[Sequence[str]],
     kinds: Sequence[str],
     *,
-    rows: Sequence[str] | None = None,
     title: str | None = None,
     ax: Axes | None = None,
-    legend: bool = True,
 ) -> Figure:
     """A figure of layers x heads, each cell coloured by its label; the last of `kinds` is left pale.
 
@@ -175,8 +177,6 @@ def head_grid(
         raise ShapeError(
             f"labels must be rows of {', '.join(kinds)}, with one at least. Got {sorted(unknown) or 'none'}."
         )
-    if rows is not None and len(rows) != len(labels):
-        raise ShapeError(f"there are {len(rows)} names for {len(labels)} layers: one each.")
     widest = max(map(len, labels))
     colours = {kind: KINDS[index % len(KINDS)] for index, kind in enumerate(kinds)}
     colours[kinds[-1]] = "#f0f0f2"
@@ -196,22 +196,12 @@ def head_grid(
     ax.set_xlim(-0.6, widest - 0.4)
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.set_aspect("equal", anchor="NW")
-    _layers_and_heads(ax, cell)
-    ax.set_xticks(range(widest))
-    ax.set_yticks(range(len(labels)), [str(n) for n in range(len(labels))] if rows is None else rows)
+    _layers_and_heads(ax, cell, range(len(labels)), range(widest))
     _set_title(ax, title, pad=8)
-    if legend:
-        shown = [kind for kind in kinds if any(kind in row for row in labels)]
-        counts = {kind: sum(row.count(kind) for row in labels) for kind in shown}
-        handles = [Patch(color=colours[kind], label=f"{kind} ({counts[kind]})") for kind in shown]
-        ax.legend(
-            handles=handles,
-            loc="upper left",
-            bbox_to_anchor=(1.01, 1.0),
-            fontsize=8,
-            frameon=False,
-            borderaxespad=0,
-        )
+    counts = {kind: sum(row.count(kind) for row in labels) for kind in kinds}
+    handles = [Patch(color=colours[kind], label=f"{kind} ({n})") for kind, n in counts.items() if n]
+    beside: dict[str, Any] = {"bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0}
+    ax.legend(handles=handles, loc="upper left", fontsize=8, frameon=False, **beside)
     return figure
 
 
@@ -230,21 +220,32 @@ def curves(
     """
     if not lines or any(len(x) != len(y) or not len(x) for x, y in lines.values()):
         raise ShapeError("a line needs as many x as y, one point at least, and there must be a line.")
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained", dpi=120)
-    FigureCanvasAgg(figure)
-    ax = figure.add_subplot()
-    colours = ("#0072b2", "#8c8c8c", "#d55e00", "#1b7837", "#5e3c99")
+    figure, (ax,) = panels(title, width=6.4, height=4.0)
     for index, (name, (x, y)) in enumerate(lines.items()):
-        colour, marker = colours[index % len(colours)], "os^Dv"[index % 5]
-        ax.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=1.6, label=name)
+        ax.plot(x, y, **line_style(index), label=name)
     ax.set_xlabel(x_label, fontsize=9)
     ax.set_ylabel(y_label, fontsize=9)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(axis="y", color="#e4e4e8", linewidth=0.8)
-    ax.tick_params(labelsize=8)
     ax.legend(fontsize=8, frameon=False)
-    _set_title(ax, title, pad=8)
     return figure
+
+
+def panels(*titles: str | None, width: float = 4.4, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """A figure with a pair of axes for each title, for lines and bars."""
+    figure = new_figure(width * len(titles), height)
+    axes = list(figure.subplots(1, len(titles), squeeze=False)[0])
+    for ax, title in zip(axes, titles, strict=True):
+        _set_title(ax, title, pad=8)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(axis="y", color=HIDDEN, linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.tick_params(labelsize=8)
+    return figure, axes
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """How the line of that number is drawn: its colour, and its points."""
+    colour, marker = CHART_COLOURS[index % len(CHART_COLOURS)], "os^Dvx"[index % 6]
+    return {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.5}
 
 
 def effect_maps(
@@ -268,8 +269,7 @@ def effect_maps(
     reach = max(float(np.nanmax(np.abs(table), initial=0.0)) for table in values.values()) or 1.0
     widths = [max(8, table.shape[1]) for table in values.values()]
     cell = min(CELL, 0.8 * LARGEST_SIDE / max(sum(widths), len(rows)))
-    figure = Figure(figsize=(cell * sum(widths) + 3.2, cell * len(rows) + 2.2), layout="constrained", dpi=120)
-    FigureCanvasAgg(figure)
+    figure = new_figure(cell * sum(widths) + 3.2, cell * len(rows) + 2.2)
     axes = figure.subplots(1, len(values), squeeze=False, width_ratios=widths)[0]
     colours = colormaps[DIVERGING].with_extremes(bad=HIDDEN)
     for index, (ax, (name, table)) in enumerate(zip(axes, values.items(), strict=True)):
@@ -295,7 +295,6 @@ def effect_maps(
 def head_pictures(
     pictures: Sequence[Sequence[np.ndarray]],
     *,
-    rows: Sequence[str] | None = None,
     title: str | None = None,
     ax: Axes | None = None,
 ) -> Figure:
@@ -325,11 +324,8 @@ def head_pictures(
     cell = min(0.6, LARGEST_SIDE / max(widest, len(pictures)))
     figure, ax = _figure_and_axes(ax, cell * widest + 0.8, cell * len(pictures) + 0.9)
     ax.imshow(wall, interpolation="nearest")
-    _layers_and_heads(ax, cell)
-    middle = (side - 1) / 2
-    ax.set_xticks(middle + step * np.arange(widest), [str(n) for n in range(widest)])
-    names = [str(n) for n in range(len(pictures))] if rows is None else list(rows)
-    ax.set_yticks(middle + step * np.arange(len(pictures)), names, parse_math=False)
+    middles = (side - 1) / 2 + step * np.arange(max(widest, len(pictures)))
+    _layers_and_heads(ax, cell, middles[: len(pictures)], middles[:widest])
     _set_title(ax, title, pad=8)
     return figure
 
@@ -346,11 +342,10 @@ def lines(
     chosen: Sequence[int] | None = None,
     title: str | None = None,
     ax: Axes | None = None,
-    least: float = 0.02,
 ) -> Figure:
     """A figure of two columns of tokens and a link for each weight, a colour for each head.
 
-    Width and strength of a link are its weight over the largest one; below `least` of that it is left out.
+    Width and strength of a link are its weight over the largest one; below 2 % of that it is left out.
     `chosen` draws the links of these queries alone. `names` are those of the heads, for a legend.
 
     >>> import torch
@@ -373,7 +368,7 @@ def lines(
     for head, table in enumerate(values):
         colour = LINE_COLOURS[head % len(LINE_COLOURS)]
         links, wide, alphas = [], [], []
-        for query, key in np.argwhere(table >= max(least * top, 1e-12)):
+        for query, key in np.argwhere(table >= max(0.02 * top, 1e-12)):
             if chosen is None or query in chosen:
                 share = float(table[query, key]) / top
                 links.append(np.column_stack([along, query + (key - query) * smooth]))
@@ -436,20 +431,10 @@ def shaded_text(
         share = float(values[0, index]) / top
         colour = HIDDEN if hidden[0, index] else palette(0.85 * share)
         frame = "#d55e00" if index == chosen else "none"
-        ax.add_patch(
-            Rectangle(
-                (start - 0.15, line + 0.1),
-                len(word) + 0.3,
-                0.8,
-                facecolor=colour,
-                edgecolor=frame,
-                linewidth=1.4,
-            )
-        )
-        ax.text(
-            start, line + 0.5, word, va="center", family="monospace", fontsize=points, color=_ink_on(colour),
-            parse_math=False,
-        )  # fmt: skip
+        look: dict[str, Any] = {"facecolor": colour, "edgecolor": frame, "linewidth": 1.4}
+        ax.add_patch(Rectangle((start - 0.15, line + 0.1), len(word) + 0.3, 0.8, **look))
+        letters: dict[str, Any] = {"family": "monospace", "fontsize": points, "color": _ink_on(colour)}
+        ax.text(start, line + 0.5, word, va="center", parse_math=False, **letters)
     ax.set_xlim(-0.5, width + 0.5)
     ax.set_ylim(n_line, 0)
     ax.set_axis_off()
@@ -472,14 +457,28 @@ def _wrapped(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int, str]
         column += len(word)
 
 
+def new_figure(wide: float, high: float) -> Figure:
+    """An empty figure of this size in inches."""
+    figure = Figure(figsize=(wide, high), layout="constrained", dpi=120)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path, kind: str = "png") -> bool:
+    """Write a picture; True where its font lacked a character, which is drawn as a box."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        figure.savefig(path, format=kind)
+    return any("missing from font" in str(warning.message) for warning in caught)
+
+
 def _figure_and_axes(ax: Axes | None, wide: float, high: float) -> tuple[Figure, Axes]:
     """The axes given and their figure, or new ones of this size in inches."""
     if ax is not None:
         figure = ax.get_figure(root=True)
         assert isinstance(figure, Figure)
         return figure, ax
-    figure = Figure(figsize=(wide, high), layout="constrained", dpi=120)
-    FigureCanvasAgg(figure)
+    figure = new_figure(wide, high)
     return figure, figure.add_subplot()
 
 
@@ -572,8 +571,10 @@ def _set_title(ax: Axes, title: str | None, *, pad: int) -> None:
         ax.set_title(title, fontsize=10, loc="left", pad=pad, parse_math=False)
 
 
-def _layers_and_heads(ax: Axes, cell: float) -> None:
-    """Axes whose rows are layers and whose columns are heads."""
+def _layers_and_heads(ax: Axes, cell: float, rows: range | np.ndarray, cols: range | np.ndarray) -> None:
+    """Axes whose rows are layers and whose columns are heads, numbered at these places."""
+    ax.set_xticks(cols, [str(head) for head in range(len(cols))])
+    ax.set_yticks(rows, [str(layer) for layer in range(len(rows))])
     ax.set_xlabel("head", fontsize=9)
     ax.set_ylabel("layer", fontsize=9)
     ax.spines[:].set_visible(False)

@@ -20,7 +20,7 @@ CELL_COLOURS = """
 """
 STYLE = """
 --line: #8886; --soft: #8882;
-h2 { font-size: 1.2rem }
+h2 { font-size: 1.2rem } h3 { font-size: 1rem }
 table { border-collapse: collapse; margin: .5rem 0 }
 td, th { padding: .2rem .6rem; text-align: left; vertical-align: top }
 tr:nth-child(even) td { background: var(--soft) }

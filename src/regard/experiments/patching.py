@@ -189,5 +189,5 @@ def _looking_as(source: Any, own: Any) -> Float[Tensor, "1 head query v_dim"]:
     if getattr(own, "v", None) is None:
         raise ArgumentError(f"the values of {own.name} are not known: patch outputs instead.")
     v = own.v[0].repeat_interleave(own.n_head // own.v.shape[1], 0)
-    rows = [weights.to(v.dtype) @ v for _, weights in source.strips(0)]
+    rows = [weights.to(v.dtype) @ v[:, cols] for _, cols, weights in source.strips(0)]
     return torch.cat(rows, 1)[None]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,10 +130,10 @@ class _Cursor:
         return data
 
     def u32(self, what: str) -> int:
-        return int(struct.unpack("<I", self.take(4, what))[0])
+        return int.from_bytes(self.take(4, what), "little")
 
     def u64(self, what: str) -> int:
-        return int(struct.unpack("<Q", self.take(8, what))[0])
+        return int.from_bytes(self.take(8, what), "little")
 
     def text(self, what: str, most: int | None = None) -> str:
         length = self.u64(f"the length of {what}")
@@ -145,26 +144,6 @@ class _Cursor:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise self.fail(f"{what} is not UTF-8") from error
-
-    def texts(self, count: int, what: str) -> list[str]:
-        """`count` strings: as `text` each, in one loop, since vocabularies have a hundred thousand."""
-        strings = []
-        read, at, length = self.file.read, self.at, struct.Struct("<Q")
-        for index in range(count):
-            if at + 8 > self.limit:
-                raise self.fail(f"item {index} of {what} lies past the end")
-            (n_bytes,) = length.unpack(
-                read(8).ljust(8, b"\xff")
-            )  # a file that shrinks meanwhile: past the end
-            at += 8 + n_bytes
-            if at > self.limit:
-                raise self.fail(f"item {index} of {what} would take {n_bytes} bytes, which goes past the end")
-            try:
-                strings.append(read(n_bytes).decode("utf-8"))
-            except UnicodeDecodeError as error:
-                raise self.fail(f"item {index} of {what} is not UTF-8") from error
-        self.at = at
-        return strings
 
     def number(self, kind: int, what: str) -> int | float | bool:
         dtype = _NUMBERS[kind]
@@ -193,8 +172,6 @@ class _Cursor:
         if count > MAX_STRINGS:
             raise self.fail(f"{what} claims {count} items; it may have {MAX_STRINGS}")
         self.need(count * 8, what)
-        if item_kind == _STRING:
-            return self.texts(count, what)
         return [self.value(item_kind, f"item {index} of {what}", depth + 1) for index in range(count)]
 
 

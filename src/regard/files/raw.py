@@ -24,9 +24,10 @@ import torch
 from regard.errors import LoadError, UnsupportedError
 from regard.files.gguf import GGUFHeader, can_dequantise, gguf_tensor, read_header
 from regard.files.safetensors import LazyTensor, open_safetensors
-from regard.files.tokenizer import TextTokenizer, gguf_tokenizer, read_json, read_text
+from regard.files.tokenizer import GGUF_ROLES, TextTokenizer, gguf_tokenizer, read_json, read_text
 from regard.models.families import FAMILIES, Family, Published, Said, Weight
 
+INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -94,7 +95,7 @@ def refuse_pickle(path: Path) -> None:
 
 def read_folder(folder: Path, *, weights: list[Path] | None = None) -> RawModel:
     """The model in a Hugging Face-format folder: config.json, safetensors, tokenizer.json if there is one."""
-    files = weights if weights is not None else _weight_files(folder)
+    files, promised = (weights, set[str]()) if weights is not None else _weight_files(folder)
     config = read_json(folder / "config.json")
     tensors: dict[str, LazyTensor] = {}
     twice = []
@@ -105,8 +106,9 @@ def read_folder(folder: Path, *, weights: list[Path] | None = None) -> RawModel:
             tensors[name] = tensor
     if twice:
         raise LoadError(f"{folder}: these tensors are stored in more than one file: {_few(twice)}.")
-    if weights is None and not (folder / "model.safetensors").exists():
-        _check_index(folder, tensors)
+    missing = sorted(promised - set(tensors))
+    if missing:
+        raise LoadError(f"{folder / INDEX} names tensors that its files do not have: {_few(missing)}.")
     tokenizer, notes = None, tuple[str, ...]()
     if (folder / "tokenizer.json").is_file():
         tokenizer = TextTokenizer.from_folder(folder)
@@ -172,12 +174,12 @@ def count_weights(tensors: Mapping[str, LazyTensor]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists():
-        return [single]
-    if index.exists():
-        return _shards(index)
+def _weight_files(folder: Path) -> tuple[list[Path], set[str]]:
+    """The files with a folder's weights, and the tensors that an index says are in them."""
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"], set()
+    if (folder / INDEX).exists():
+        return _shards(folder / INDEX)
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     for name in names:
         if Path(name).suffix in PICKLES and name != "training_args.bin":
@@ -193,9 +195,12 @@ def _weight_files(folder: Path) -> list[Path]:
     )
 
 
-def _shards(index: Path) -> list[Path]:
-    """The files an index names, all of them plain names of files in its folder."""
-    shards = sorted(set(_weight_map(index).values()))
+def _shards(index: Path) -> tuple[list[Path], set[str]]:
+    """The files an index names, all of them plain names of files in its folder, and the tensors."""
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
+        raise LoadError(f"{index} has no weight_map: it must map each tensor's name to a file's.")
+    shards = sorted(set(named.values()))
     outside = [name for name in shards if re.search(r"[/\\:\0]", name) or name in ("", ".", "..")]
     if outside:
         raise LoadError(f"{index} names {_few(outside)}: weights must be files in the same folder.")
@@ -204,21 +209,7 @@ def _shards(index: Path) -> list[Path]:
         raise LoadError(f"{index} names {len(shards)} files, of which these are missing: {_few(missing)}.")
     for name in shards:
         refuse_pickle(index.parent / name)
-    return [index.parent / name for name in shards]
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    named = read_json(index).get("weight_map")
-    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
-        raise LoadError(f"{index} has no weight_map: it must map each tensor's name to a file's.")
-    return named
-
-
-def _check_index(folder: Path, tensors: Mapping[str, LazyTensor]) -> None:
-    index = folder / "model.safetensors.index.json"
-    missing = [name for name in _weight_map(index) if name not in tensors]
-    if missing:
-        raise LoadError(f"{index} names tensors that its files do not have: {_few(missing)}.")
+    return [index.parent / name for name in shards], set(named)
 
 
 def _card_licence(folder: Path) -> str | None:
@@ -244,7 +235,10 @@ def _gguf_config(header: GGUFHeader, family: Family) -> Said:
     if embedding is None or len(embedding.shape) != 2:
         raise LoadError("there is no token_embd.weight of two dimensions: every model needs one.")
     kind, (with_head, _) = next(iter(family.architectures.items()))
-    ids = {role: header.metadata.get(f"tokenizer.ggml.{word}_token_id") for role, word in _GGUF_IDS.items()}
+    ids = {
+        role: header.metadata.get(f"tokenizer.ggml.{GGUF_ROLES[role]}_token_id")
+        for role in ("bos", "eos", "pad")
+    }
     return {
         "model_type": kind,
         "architectures": [with_head],
@@ -253,9 +247,6 @@ def _gguf_config(header: GGUFHeader, family: Family) -> Said:
         "tie_word_embeddings": not header.has("output.weight"),
         **{f"{role}_token_id": value if type(value) is int else None for role, value in ids.items()},
     }
-
-
-_GGUF_IDS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 
 
 def _translated(header: GGUFHeader, family: Family, config: Published) -> dict[str, LazyTensor]:

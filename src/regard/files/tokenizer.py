@@ -37,6 +37,9 @@ _USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+MOST_IDS = 1 << 24
+
+
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
     """The ids that stand for something other than text; None where a vocabulary has no such token."""
@@ -63,25 +66,20 @@ class TextTokenizer:
     system_prompt: str | None = None  # what the model's own chat format starts with
 
     @classmethod
-    def from_json(
-        cls, text: str, special: SpecialIds | None = None, source: str = "tokenizer.json"
-    ) -> TextTokenizer:
-        """The tokenizer that `text`, the contents of a tokenizer.json, describes.
+    def from_file(cls, path: str | Path) -> TextTokenizer:
+        """The tokenizer stored in the tokenizer.json at `path`.
 
         Truncation and padding stored in it are cleared: they are settings of whoever saved the file.
         """
-        if len(text) > MAX_JSON_BYTES:
-            raise LoadError(f"{source} has {len(text)} characters; a tokenizer may have {MAX_JSON_BYTES}.")
-        with _library_errors(f"{source} does not describe a tokenizer that can be built"):
+        text = read_text(Path(path))
+        with _library_errors(f"{path} does not describe a tokenizer that can be built"):
             backend = Tokenizer.from_str(text)
             backend.no_truncation()
             backend.no_padding()
-        return cls(backend, special or usual_special_ids(backend))
-
-    @classmethod
-    def from_file(cls, path: str | Path, special: SpecialIds | None = None) -> TextTokenizer:
-        """The tokenizer stored in the tokenizer.json at `path`."""
-        return cls.from_json(read_text(Path(path)), special, str(path))
+        largest = max(backend.get_vocab().values(), default=0)
+        if largest >= MOST_IDS:  # the library counts up to it when it writes a file
+            raise LoadError(f"{path}: ids of tokens must be below {MOST_IDS:,}. Got {largest:,}.")
+        return cls(backend, usual_special_ids(backend))
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> TextTokenizer:
@@ -140,7 +138,11 @@ class TextTokenizer:
     def tokens(self, ids: Sequence[int] | Int[Tensor, "position"]) -> list[str]:
         """One readable string per id, for labels: spaces kept, line ends and stray bytes spelled out."""
         byte_level = "ByteLevel" in repr(self.backend.decoder)
-        return [self._readable(int(index), byte_level) for index in ids]
+        known = [self.backend.id_to_token(int(index)) if 0 <= index < 1 << 32 else None for index in ids]
+        return [
+            f"<{int(index)}>" if token is None else readable(token, byte_level)
+            for index, token in zip(ids, known, strict=True)
+        ]
 
     def chat(self, prompt: str, *, system: str | None = None) -> str:
         """`prompt` as the user's turn of a conversation whose next words are the model's (ChatML)."""
@@ -181,12 +183,6 @@ class TextTokenizer:
         with _library_errors("the tokenizer cannot read this text"):
             return self.backend.encode(text, add_special_tokens=add_special)
 
-    def _readable(self, index: int, byte_level: bool) -> str:
-        token = self.backend.id_to_token(index) if 0 <= index < 1 << 32 else None
-        if token is None:
-            return f"<{index}>"
-        return readable(token, byte_level)
-
 
 def readable(token: str, byte_level: bool) -> str:
     """A token of a vocabulary as a label: spaces kept, line ends and stray bytes spelled out.
@@ -206,11 +202,10 @@ def readable(token: str, byte_level: bool) -> str:
 
 def usual_special_ids(backend: Tokenizer) -> SpecialIds:
     """The special ids a vocabulary has under their usual names."""
-    ids: dict[str, int] = {}
-    for role, names in _USUAL_NAMES.items():
-        index = next((i for name in names if (i := backend.token_to_id(name)) is not None), None)
-        if index is not None:
-            ids[role] = index
+    ids = {
+        role: next((index for name in names if (index := backend.token_to_id(name)) is not None), None)
+        for role, names in _USUAL_NAMES.items()
+    }
     return SpecialIds(**ids)
 
 
@@ -264,6 +259,9 @@ _LLAMA3_PATTERN = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+# Our roles -> the words in GGUF's keys, spelled as they are there.
+GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding",
+              "sep": "seperator", "mask": "mask", "unk": "unknown"}  # fmt: skip
 
 
 def gguf_tokenizer(
@@ -302,15 +300,8 @@ def gguf_tokenizer(
         backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=llama3))
         backend.pre_tokenizer = _gguf_cut(cut, bool(metadata.get("tokenizer.ggml.add_space_prefix")), source)
         backend.decoder = decoders.ByteLevel()
-        marked = [
-            (t, int(kind))
-            for t, kind in zip(tokens, types, strict=False)
-            if kind in (_CONTROL, _USER_DEFINED)
-        ]
-        backend.add_special_tokens(
-            [AddedToken(t, normalized=False) for t, kind in marked if kind == _CONTROL]
-        )
-        backend.add_tokens([AddedToken(t, normalized=False) for t, kind in marked if kind == _USER_DEFINED])
+        for kind, add in ((_CONTROL, backend.add_special_tokens), (_USER_DEFINED, backend.add_tokens)):
+            add([AddedToken(t, normalized=False) for t, of in zip(tokens, types, strict=False) if of == kind])
     special = _gguf_special_ids(metadata, len(tokens), source)
     if metadata.get("tokenizer.ggml.add_bos_token") and special.bos is not None:
         bos = tokens[special.bos]
@@ -318,12 +309,8 @@ def gguf_tokenizer(
             backend.post_processor = processors.TemplateProcessing(
                 single=[bos, "$A"], pair=None, special_tokens=[(bos, special.bos)]
             )
-    template = metadata.get("tokenizer.chat_template")
-    stated = (
-        re.search(r"<\|im_start\|>system\n(.{1,2000}?)<\|im_end\|>", template)
-        if isinstance(template, str)
-        else None
-    )
+    template = str(metadata.get("tokenizer.chat_template"))
+    stated = re.search(r"<\|im_start\|>system\n(.{1,2000}?)<\|im_end\|>", template)
     return TextTokenizer(backend, special, stated[1] if stated else None)
 
 
@@ -342,16 +329,8 @@ def _gguf_cut(cut: Any, space_first: bool, source: str) -> pre_tokenizers.PreTok
 
 
 def _gguf_special_ids(metadata: Mapping[str, Any], n_token: int, source: str) -> SpecialIds:
-    words = {
-        "bos": "bos",
-        "eos": "eos",
-        "pad": "padding",
-        "sep": "seperator",
-        "mask": "mask",
-        "unk": "unknown",
-    }
     ids: dict[str, int] = {}
-    for role, word in words.items():
+    for role, word in GGUF_ROLES.items():
         index = metadata.get(f"tokenizer.ggml.{word}_token_id")
         if index is None:
             continue

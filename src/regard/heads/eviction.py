@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, UnsupportedError
 from regard.layers.eviction import Evict
-from regard.tracing.layers import AnyLayer, LayerTrace
+from regard.tracing.layers import AnyLayer
 from regard.tracing.traces import Trace
 
 
@@ -49,7 +49,7 @@ def lost_attention(
 
 def _share(layer: AnyLayer, evict: Evict, batch: int, first: int, at: int, stop: int) -> Tensor:
     """The share lost of the attention of queries `at` to `stop`, for each head."""
-    n_kv_head = layer.k.shape[1] if isinstance(layer, LayerTrace) else layer.n_head
+    n_kv_head = layer.n_kv_head
     counted = evict.counted(at - first)
     prompt = layer.column_sums(batch, rows=slice(first + counted.start, first + counted.stop))[:, first:at]
     kept = evict.kept(prompt.unflatten(0, (n_kv_head, -1)).sum(1)[None])[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.shapes import whole_index
@@ -16,7 +16,7 @@ from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.effects import gate_shape
-from regard.heads.frames import row_blocks, visibility_of
+from regard.heads.frames import visibility_of
 from regard.heads.model import layers_of, loaded_of, projections
 from regard.models.transformer import Transformer
 from regard.tracing import take
@@ -56,7 +56,7 @@ def rollout(
     share[query] = 1.0
     for layer in reversed(chosen):
         passed = torch.zeros_like(share)
-        for rows, cols in row_blocks(layer, layer.n_head):
+        for rows, cols in layer.row_blocks(layer.n_head):
             if bool(share[rows].any()):
                 weights = layer.block(rows, cols, batch)[0].float().mean(0)
                 passed[cols] += share[rows] @ weights
@@ -92,7 +92,7 @@ class ValueWeightedLayer(AnyLayer):
             gram = torch.einsum("mhv,mhu->hvu", projection, projection)
             size = torch.einsum("bhkv,hvu,bhku->bhk", v, gram, v).clamp(min=0.0).sqrt()
         total = torch.zeros(layer.shape[:3], device=size.device)
-        for rows, cols in row_blocks(layer, layer.n_head * layer.n_batch):
+        for rows, cols in layer.row_blocks(layer.n_head * layer.n_batch):
             block = layer.block(rows, cols).float()
             total[:, :, rows] = (block @ size[:, :, cols, None])[..., 0]
         return cls(layer, size, total)
@@ -128,9 +128,6 @@ class ValueWeightedLayer(AnyLayer):
         weights = self.inner.block(rows, cols, batch, head).float()
         total = self.total[batches, heads, rows, None]
         return weights * self.size[batches, heads, None, cols] / torch.where(total > 0, total, 1.0)
-
-    def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
-        return self.inner.visible_block(rows, cols, batch, head)
 
 
 def value_weighted(trace: Trace, model: Loaded | nn.Module | None = None) -> Trace:

@@ -5,7 +5,6 @@ Layers that see alike share one `Frame`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -19,8 +18,6 @@ from regard.tracing.layers import AnyLayer, Kind
 OFFSETS = tuple(range(-4, 5))  # key position minus query position, of which the argmax is counted
 NEAR = len(OFFSETS) + 1  # cells read of every row: at the offsets, and the first key
 
-BLOCK = 1 << 20  # weights made at once: near the caches, and enough to hide what each block costs besides
-MOST_ROWS = 128
 _KEPT_CELLS = 1 << 21  # places of copies kept from one layer to the next
 
 ROW_MEASURES = (
@@ -63,7 +60,7 @@ class UniformLayer(AnyLayer):
     def block(
         self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None
     ) -> Float[Tensor, "_batch _head rows cols"]:
-        seen = self.visible_block(rows, cols, batch or 0, 0)[None, None].float()
+        seen = self.visible(rows, cols, batch or 0, 0)[None, None].float()
         return seen / seen.sum(-1, keepdim=True).clamp(min=1.0)
 
 
@@ -98,8 +95,8 @@ def make_frame(
     real = torch.ones_like(n_visible, dtype=torch.bool) if real_queries is None else real_queries
     reached = torch.zeros(n_key, dtype=torch.bool, device=layer.device)
     at_offset = {offset: torch.zeros_like(real) for offset in OFFSETS}
-    for rows, cols in row_blocks(layer, 1):
-        seen = layer.visible_block(rows, cols, batch, 0)
+    for rows, cols in layer.row_blocks(1):
+        seen = layer.visible(rows, cols, batch, 0)
         n_visible[rows] = seen.sum(-1)
         reached[cols] |= seen[real[rows]].any(0)
         for offset in OFFSETS if start is not None else ():
@@ -107,7 +104,7 @@ def make_frame(
             at_offset[offset][rows.start + where.start : rows.start + where.stop] = part[0]
     choice = (n_visible >= 2) & real
     first = int(reached.int().argmax()) if n_key else 0
-    sees_first = layer.visible_block(slice(0, n_query), slice(first, first + 1), batch, 0).any(-1)
+    sees_first = layer.visible(slice(0, n_query), slice(first, first + 1), batch, 0).any(-1)
     after_first = torch.arange(n_query, device=layer.device) + (start or 0) > (0 if start is None else first)
     has_copies = facts.ids is not None and start == 0 and n_query == n_key
     duplicates, followed = (copies(facts, shift) if has_copies else None for shift in (0, 1))
@@ -124,22 +121,6 @@ def make_frame(
     }
     counted = torch.stack([rule.get(name, choice) for name in ROW_MEASURES])
     return Frame(n_visible, counted, duplicates, followed, facts.columns, start, first)
-
-
-def row_blocks(layer: AnyLayer, n_head: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of queries and the keys they can see, of about BLOCK weights."""
-    first = 0
-    while first < layer.n_query:
-        # More rows waste more on the future; where there is one head, each block's fixed cost weighs more.
-        step = min(MOST_ROWS if n_head > 1 else 4 * MOST_ROWS, layer.n_query - first)
-        cols = layer.key_range(slice(first, first + step))
-        while step > 1 and n_head * step * (cols.stop - cols.start) > BLOCK:
-            step = max(1, min(step - 1, BLOCK // max(1, n_head * (cols.stop - cols.start))))
-            cols = layer.key_range(slice(first, first + step))
-        if cols.stop == cols.start and layer.n_key:  # sees nothing: one key, of weight 0
-            cols = slice(0, 1)
-        yield slice(first, first + step), cols
-        first += step
 
 
 def diagonal(block: Tensor, rows: slice, cols: slice, shift: int) -> tuple[Tensor, slice]:

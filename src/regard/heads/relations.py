@@ -74,8 +74,8 @@ def word_attention(
         belongs[list(tokens), word] = 1.0
     n_piece = belongs.sum(0).clamp(min=1.0)
     between = torch.zeros(layer.n_head, len(pieces), len(pieces), device=device)
-    for rows, weights in layer.strips(batch):
-        between += (belongs[rows] / n_piece).mT @ (weights.float() @ belongs)
+    for rows, cols, weights in layer.strips(batch):
+        between += (belongs[rows] / n_piece).mT @ (weights.float() @ belongs[cols])
     return between
 
 

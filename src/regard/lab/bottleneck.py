@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.lab.drawing import draw, finish, level, panels
+from regard.lab.drawing import finish, level, panels, sweep
 from regard.lab.learning import train
 from regard.lab.spec import Experiment, Measurement, Result, above, below
 from regard.models.seq2seq import Score, Seq2Seq, Seq2SeqConfig
@@ -54,11 +54,8 @@ def run(quick: bool, seed: int) -> Result:
     ways: dict[str, Score] = {"attention": "dot", "fixed context": "none"}
     if not quick:
         ways["additive attention"] = "additive"
-    right = {}
-    for index, (name, score) in enumerate(ways.items()):
-        model = _trained(score, vocab, longest, n_step, hidden)
-        right[name] = [_right(model, length, vocab, 400, name) for length in lengths]
-        draw(ax, lengths, right[name], name, index)
+    models = {name: _trained(score, vocab, longest, n_step, hidden) for name, score in ways.items()}
+    right = sweep(ax, lengths, ways, lambda name, length: _right(models[name], length, vocab, 400, name))
     level(ax, 1 / (vocab - 1), "chance", lengths[0])
     ax.set_ylim(0, 1.05)
     finish(ax, "length", "share of tokens right")

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from regard.drawing.figures import CHART_COLOURS, line_style
+from regard.drawing.figures import panels as panels  # experiments draw on these
 from regard.lab.spec import Measurement
 
-COLOURS = ("#0072b2", "#d55e00", "#1b7837", "#5e3c99", "#8c8c8c", "#e69f00")
+COLOURS = CHART_COLOURS
 GREY, INK = COLOURS[4], "#222222"
-MARKERS = "os^Dvx"
 
 Number = Measurement | float | int
-
-
-def panels(*titles: str, width: float = 4.4, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """A figure with one titled pair of axes for each title."""
-    figure = Figure(figsize=(width * len(titles), height), layout="constrained", dpi=120)
-    FigureCanvasAgg(figure)
-    axes = list(figure.subplots(1, len(titles), squeeze=False)[0])
-    for ax, title in zip(axes, titles, strict=True):
-        ax.set_title(title, fontsize=10, loc="left", pad=8, parse_math=False)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(axis="y", color="#e4e4e8", linewidth=0.8)
-        ax.set_axisbelow(True)
-        ax.tick_params(labelsize=8)
-    return figure, axes
+Place = TypeVar("Place", int, float)
 
 
 def draw(
@@ -47,11 +35,24 @@ def draw(
     if dashed:
         ax.plot(x, values, color=colour, linestyle="--", linewidth=1.2, label=label)
         return
-    marker = MARKERS[index % len(MARKERS)]
-    ax.plot(x, values, color=colour, marker=marker, markersize=4, linewidth=1.5, label=label)
+    ax.plot(x, values, **line_style(index), label=label)
     lows, highs = [point.low for point in points], [point.high for point in points]
     if lows != highs:
         ax.fill_between(x, lows, highs, color=colour, alpha=0.15, linewidth=0)
+
+
+def sweep(
+    ax: Axes,
+    x: Sequence[Place],
+    names: Iterable[str],
+    measure: Callable[[str, Place], Measurement],
+) -> dict[str, list[Measurement]]:
+    """What `measure(name, place)` finds at each place of `x`, drawn as a line for each name."""
+    lines = {}
+    for index, name in enumerate(names):
+        lines[name] = [measure(name, place) for place in x]
+        draw(ax, x, lines[name], name, index)
+    return lines
 
 
 def draw_losses(ax: Axes, losses: Sequence[float], label: str, index: int) -> None:

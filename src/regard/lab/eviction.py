@@ -8,12 +8,14 @@ misses, the cache forgot.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
 
 from regard.files.loading import Loaded, load
 from regard.heads import lost_attention
-from regard.lab.drawing import draw, finish, panels
+from regard.lab.drawing import draw, finish, panels, sweep
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal, near
 from regard.lab.texts import TEXTS
 from regard.layers.block import Block, BlockConfig
@@ -144,78 +146,61 @@ def run(quick: bool, seed: int) -> Result:
     figure, (loss_ax, lost_ax, recall_ax) = panels(
         "SmolLM2: log perplexity rises", "SmolLM2: attention lost", "Recall of one of 16 facts"
     )
-    measured: list[Measurement] = []
     rows = _rows(loaded, n_row, n_token)
     whole = _losses(loaded, rows, None)
-    rises: dict[str, list[Measurement]] = {}
-    paired: dict[str, list[float]] = {}
-    for index, name in enumerate(("window", "sinks and window", "H2O")):
-        rises[name] = []
-        for budget in budgets:
-            after = _losses(loaded, rows, _policy(name, budget))
-            rise = [a - b for a, b in zip(after, whole, strict=True)]
-            paired.setdefault(name, rise)
-            rises[name].append(Measurement.mean(f"rise of the loss, {name}, budget {budget}", rise, "nats"))
-        draw(loss_ax, budgets, rises[name], name, index)
-        measured += rises[name]
+    after: dict[tuple[str, int], list[float]] = {}
+
+    def rise(name: str, budget: int) -> Measurement:
+        after[name, budget] = _losses(loaded, rows, _policy(name, budget))
+        return Measurement.difference(
+            f"rise of the loss, {name}, budget {budget}", after[name, budget], whole, "nats"
+        )
+
+    rises = sweep(loss_ax, budgets, ("window", "sinks and window", "H2O"), rise)
     finish(loss_ax, "positions kept", "rise, nats a token", doublings=budgets)
     seen = [trace(loaded, row[None]) for row in rows[:2]]
-    lost: dict[str, list[Measurement]] = {}
+
+    def lost_share(name: str, budget: int) -> Measurement:
+        shares = torch.stack([lost_attention(one, _policy(name, budget)) for one in seen]).mean(0)
+        what = f"attention lost, {name}, budget {budget}"
+        return Measurement.mean(what, shares[~shares.isnan()].tolist())
+
     parts = [n_token * share // 8 for share in (1, 2, 3)]  # a quarter of the prompt, half, three quarters
-    for index, name in enumerate(("window", "sinks and window", "H2O", "SnapKV")):
-        lost[name] = []
-        for budget in parts:
-            shares = torch.stack([lost_attention(one, _policy(name, budget)) for one in seen]).mean(0)
-            what = f"attention lost, {name}, budget {budget}"
-            lost[name].append(Measurement.mean(what, shares[~shares.isnan()].tolist()))
-        draw(lost_ax, parts, lost[name], name, index)
-        measured += lost[name]
+    lost = sweep(lost_ax, parts, ("window", "sinks and window", "H2O", "SnapKV"), lost_share)
     finish(lost_ax, f"positions kept of {n_token // 2}", "share, mean over heads")
     examples = _questions(200 if quick else 1000, seed)
     always = _recall("recall, all kept", None, examples)
     kept = (8, 16, 24) if quick else (8, 12, 16, 20, 24, 28, 32)
-    recalls: dict[str, list[Measurement]] = {}
-    for index, (name, told) in enumerate(
-        (("sinks and window", False), ("H2O", False), ("SnapKV", False), ("SnapKV", True))
-    ):
-        label = f"{name}, knows the question" if told else name
-        recalls[label] = [
-            _recall(f"recall, {label}, budget {budget}", _policy(name, budget), examples, told=told)
-            for budget in kept
-        ]
-        draw(recall_ax, kept, recalls[label], label, index + 1)
-        measured += recalls[label]
-    draw(recall_ax, kept, [_share_in_reach(budget) for budget in kept], "values in reach", 1, dashed=True)
+
+    def recalled(label: str, budget: int) -> Measurement:
+        name, _, told = label.partition(", ")
+        what = f"recall, {label}, budget {budget}"
+        return _recall(what, _policy(name, budget), examples, told=bool(told))
+
+    labels = ("sinks and window", "H2O", "SnapKV", "SnapKV, knows the question")
+    recalls = sweep(recall_ax, kept, labels, recalled)
+    draw(recall_ax, kept, [_share_in_reach(budget) for budget in kept], "values in reach", 0, dashed=True)
     recall_ax.set_ylim(0, 1.05)
     finish(recall_ax, f"positions kept of {2 * N_PAIR}", "share right")
-    gap = Measurement.mean(
-        "window minus sinks and window",
-        [a - b for a, b in zip(paired["window"], paired["sinks and window"], strict=True)],
-        "nats",
-    )
+    bare, with_sinks = (after[name, budgets[0]] for name in ("window", "sinks and window"))
+    gap = Measurement.difference("window minus sinks and window", bare, with_sinks, "nats")
+    sweeps = [*rises.values(), *lost.values(), *recalls.values()]
     known, unknown = recalls["SnapKV, knows the question"][0], recalls["SnapKV"][0]
     checks: list[Check] = [
         above(f"{budgets[0]} kept: a window alone costs more than one with {SINKS} sinks", gap, 0.0),
-        above(
-            "a window alone loses more attention than one with sinks",
-            lost["window"][0],
-            lost["sinks and window"][0],
-        ),
+        above("a window alone loses more attention than one with sinks",
+              lost["window"][0], lost["sinks and window"][0]),
         equal("with all of the past every fact is recalled", always.value, 1.0),
         *(
-            near(
-                f"{budget} kept: a window recalls what is in reach",
-                recall,
-                _share_in_reach(budget),
-                slack=0.1,
-            )
+            near(f"{budget} kept: a window recalls what is in reach", recall,
+                 _share_in_reach(budget), slack=0.1)
             for budget, recall in zip(kept, recalls["sinks and window"], strict=True)
         ),
         above(f"{kept[0]} kept: SnapKV recalls what it knows will be asked", known, 0.9),
         below(f"{kept[0]} kept: SnapKV does not recall what it cannot know", unknown, 0.5),
-    ]
+    ]  # fmt: skip
     return Result(
-        [*measured, gap, always],
+        [*chain.from_iterable(sweeps), gap, always],
         checks,
         figure,
         f"with {budgets[0]} positions kept SmolLM2 loses {rises['window'][0].value:.2f} nats without sinks "

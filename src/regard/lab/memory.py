@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.softmax import attend
-from regard.lab.drawing import draw, finish, level, panels
+from regard.lab.drawing import draw, finish, level, panels, sweep
 from regard.lab.learning import share_right, train
 from regard.lab.spec import Experiment, Measurement, Result, above, below, near
 from regard.recurrent.cells import GRUWeights, LSTMWeights, RNNWeights
@@ -132,7 +132,6 @@ def run(quick: bool, seed: int) -> Result:
     )
     measured: list[Measurement] = []
     slopes: dict[str, Measurement] = {}
-    recalls: dict[str, list[Measurement]] = {}
     for index, name in enumerate(KINDS):
         reach, radius = _reach(name, distances, n_model)
         points = [Measurement.mean(f"log10 gradient, {name}, distance {d}", reach[d]) for d in distances]
@@ -144,9 +143,9 @@ def run(quick: bool, seed: int) -> Result:
             slopes[name] = Measurement.mean(f"{name}: decades gained a step", _slopes(reach, distances))
             if name == "RNN":
                 expected = sum(radius) / n_model
-        recalls[name] = [_recall(name, distance, n_step) for distance in taught]
-        draw(recall_ax, taught, recalls[name], name, index)
-        measured += [*points, slopes[name], *recalls[name]]
+        measured += [*points, slopes[name]]
+    recalls = sweep(recall_ax, taught, KINDS, lambda name, distance: _recall(name, distance, n_step))
+    measured += [share for shares in recalls.values() for share in shares]
     finish(reach_ax, "distance", "log10 of the gradient's norm")
     level(recall_ax, 1 / VOCAB, "chance", taught[0])
     recall_ax.set_ylim(0, 1.05)

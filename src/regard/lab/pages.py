@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from regard.drawing.html import Markup, joined, page, picture, tag
+from regard.drawing.html import Markup, fragment, joined, page, picture, tag
 from regard.lab.drawing import png
 from regard.lab.spec import Done, Result
 
@@ -23,6 +23,11 @@ def report(done: Sequence[Done]) -> str:
         body = [tag("p", f"{n_confirmed} of {len(done)} claims confirmed."), table]
     title = f"Lab: {done[0].experiment.id}" if len(done) == 1 else "Lab: every claim an experiment"
     return page(title, joined([*body, *map(_section, done)]))
+
+
+def cell(done: Done) -> str:
+    """One experiment as a notebook's cell shows it."""
+    return fragment(_section(done))
 
 
 def _row(cell: str, *cells: object) -> Markup:
@@ -45,6 +50,7 @@ def _section(done: Done) -> Markup:
         )
         for check in result.checks
     ]
+    n_holding = sum(check.holds for check in result.checks)
     measured = [_row("td", measurement.name, measurement) for measurement in result.measurements]
     how = f"{'quick run' if done.quick else 'full run'}, seed {done.seed}, {done.seconds:.1f} s"
     return tag(
@@ -54,7 +60,12 @@ def _section(done: Done) -> Markup:
         tag("p", tag("strong", "Prediction. "), experiment.prediction),
         tag("p", tag("strong", result.sentence)),
         picture(png(result.figure), f"Figure of the experiment {experiment.id}"),
-        tag("table", _row("th", "", "prediction", "rule", "measured"), *checks),
+        tag(
+            "details",
+            tag("summary", f"{n_holding} of {len(checks)} predictions hold"),
+            tag("table", _row("th", "", "prediction", "rule", "measured"), *checks),
+            **({} if n_holding == len(checks) else {"open": ""}),
+        ),
         tag("details", tag("summary", "All measurements"), tag("table", *measured)),
         *(tag("p", note, class_="note") for note in result.notes),
         tag("p", how, class_="dim"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regard.files.loading import Loaded, load
 from regard.heads import importance, mean_loss, prune, ranked_heads
-from regard.lab.drawing import draw, finish, panels
+from regard.lab.drawing import finish, panels, sweep
 from regard.lab.spec import Check, Experiment, Measurement, Result, above, below
 from regard.lab.texts import TEXTS
 
@@ -22,33 +22,27 @@ def run(quick: bool, seed: int) -> Result:
     n_draw = 1 if quick else 3
     important = importance(loaded, list(asked))
     before = _losses(loaded, tested)
-    figure, (ax,) = panels("SmolLM2: loss of the next token", width=6.0)
-    rises: dict[str, list[Measurement]] = {}
-    paired: dict[str, list[list[float]]] = {}
-    for index, order in enumerate(ORDERS):
-        rises[order], paired[order] = [], []
-        for share in shares:
-            draws = []
-            for number in range(n_draw if order == "random" else 1):
-                ranked = ranked_heads(loaded, important, order, seed + number)
-                smaller = prune(loaded, ranked[: round(share * len(ranked))])
-                draws.append(_losses(smaller, tested))
-            after = [sum(losses) / len(losses) for losses in zip(*draws, strict=True)]
-            rise = [a - b for a, b in zip(after, before, strict=True)]
-            paired[order].append(rise)
-            what = f"rise of the loss, {order}, {share:.0%} removed"
-            rises[order].append(Measurement.mean(what, rise, "nats"))
-        removed = [0, *(100 * share for share in shares)]
-        draw(ax, removed, [0.0, *rises[order]], order.replace("first", "important first"), index)
-    finish(ax, "heads removed, %", "rise of the loss, nats a token")
+    figure, (ax,) = panels("SmolLM2 without some heads, by importance", width=6.0)
+    after: dict[tuple[str, float], list[float]] = {}
+
+    def rise(order: str, share: float) -> Measurement:
+        draws = []
+        for number in range(n_draw if order == "random" else 1):
+            ranked = ranked_heads(loaded, important, order, seed + number)
+            draws.append(_losses(prune(loaded, ranked[: round(share * len(ranked))]), tested))
+        after[order, share] = [sum(losses) / len(losses) for losses in zip(*draws, strict=True)]
+        what = f"rise of the loss, {order}, {share:.0%} removed"
+        return Measurement.difference(what, after[order, share], before, "nats")
+
+    rises = sweep(ax, shares, ORDERS, rise)
+    finish(ax, "share of heads removed", "rise of the loss, nats a token")
     checks: list[Check] = []
     gaps = []
-    for place, share in enumerate(shares[:2]):
-        least, random, most = (paired[order][place] for order in ORDERS)
+    for share in shares[:2]:
         late, chance = (
-            Measurement.mean(f"{order} minus least first, {share:.0%}",
-                             [a - b for a, b in zip(rise, least, strict=True)], "nats")
-            for order, rise in (("most first", most), ("random", random))
+            Measurement.difference(f"{order} minus least first, {share:.0%}",
+                                   after[order, share], after["least first", share], "nats")
+            for order in ("most first", "random")
         )  # fmt: skip
         gaps += [late, chance]
         checks += [

@@ -56,6 +56,13 @@ class Measurement:
         return cls(name, value, value - half, value + half, unit)
 
     @classmethod
+    def difference(
+        cls, name: str, values: Sequence[float], others: Sequence[float], unit: str = ""
+    ) -> Measurement:
+        """The mean of how much larger each value is than the other that belongs to it."""
+        return cls.mean(name, [a - b for a, b in zip(values, others, strict=True)], unit)
+
+    @classmethod
     def share(cls, name: str, n_right: int, n: int) -> Measurement:
         """A share of independent trials, with Wilson's interval at `Z`."""
         if not 0 <= n_right <= n or not n:

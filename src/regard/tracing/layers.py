@@ -14,7 +14,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -37,7 +37,8 @@ Block = Float[Tensor, "_batch _head rows cols"]
 LogProduct = tuple[Float[Tensor, "_head query wider"], Float[Tensor, "_kv_head key wider"]]
 
 LARGE = 1 << 26  # weights: a whole matrix above this is worth a warning (256 MiB in float32)
-_BLOCK = 1 << 20  # weights worked on at once
+BLOCK = 1 << 20  # weights worked on at once: near the caches, and enough to hide a block's other cost
+MOST_ROWS = 128
 
 
 class AnyLayer(Data, ABC):
@@ -46,6 +47,9 @@ class AnyLayer(Data, ABC):
     __slots__ = ()
     name: str
     kind: Kind
+    k: Float[Tensor, "batch kv_head key qk_dim"] | None = None
+    v: Float[Tensor, "batch kv_head key v_dim"] | None = None  # where values were kept
+    rule: ScoreRule | None = None  # where scores are made by one
 
     @property
     @abstractmethod
@@ -61,10 +65,15 @@ class AnyLayer(Data, ABC):
     def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
         """Weights of `rows` x `cols`, of one sequence or all (None), of one head or all (None)."""
 
-    def visible_block(self, rows: slice, cols: slice, batch: int, head: int) -> Bool[Tensor, "rows cols"]:
-        """Which of `rows` x `cols` may be looked at."""
-        visible = self.visibility or Visibility()
-        return visible.part(batch, head).tile(rows, cols, self.tensors[0].device)[0, 0]
+    def factors(self, batch: int) -> dict[str, Tensor]:
+        """What gives back every weight of one sequence, by the names that the page knows: here themselves."""
+        return {"values": self.block(slice(0, self.n_query), slice(0, self.n_key), batch)[0]}
+
+    def score_parts(self, batch: int, head: int, query: int, key: int) -> ScoreParts:
+        """How one weight came about, as far as the layer holds it: here the weight alone."""
+        rows, cols = self._cell(query, key)
+        visible = bool(self.visible(rows, cols, batch, head))
+        return ScoreParts(visible=visible, weight=float(self.tile(batch, head, rows, cols)))
 
     def key_range(self, rows: slice) -> slice:
         """The keys that some query of `rows` may see: weights outside are 0."""
@@ -73,6 +82,10 @@ class AnyLayer(Data, ABC):
     def log_product(self, batch: int, head: int | None = None) -> LogProduct | None:
         """Queries and keys whose product is score - lse, a weight's logarithm, where there are such."""
         return None
+
+    @property
+    def n_kv_head(self) -> int:
+        return self.n_head if self.k is None else self.k.shape[1]
 
     @property
     def n_batch(self) -> int:
@@ -127,8 +140,8 @@ class AnyLayer(Data, ABC):
 
     def visible(self, rows: slice, cols: slice, batch: int = 0, head: int = 0) -> Bool[Tensor, "rows cols"]:
         """Which cells of a tile may be looked at: a hidden one is drawn differently from a weight of 0."""
-        batch, head = self._at(batch, head)
-        return self.visible_block(*self._span(rows, cols), batch, head)
+        visible = (self.visibility or Visibility()).part(*self._at(batch, head))
+        return visible.tile(*self._span(rows, cols), self.tensors[0].device)[0, 0]
 
     def column_sums(
         self, batch: int, head: int | None = None, rows: slice = slice(None)
@@ -145,23 +158,33 @@ class AnyLayer(Data, ABC):
     def _column_sums(self, batch: int, head: int | None, rows: slice) -> Float[Tensor, "_head key"]:
         n_head, dtype = self.n_head if head is None else 1, self.tensors[0].dtype
         sums = self.tensors[0].new_zeros(n_head, self.n_key, dtype=torch.promote_types(dtype, torch.float32))
-        step = max(1, _BLOCK // max(1, n_head * self.n_key))
-        for first in range(rows.start, rows.stop, step):
-            strip = slice(first, min(rows.stop, first + step))
-            cols = self.key_range(strip)
-            sums[:, cols] += self.block(strip, cols, batch, head)[0].sum(1)
+        for _, cols, weights in self.strips(batch, head, rows):
+            sums[:, cols] += weights.sum(1)
         return sums
 
     def strips(
-        self, batch: int, head: int | None = None, n_weight: int = _BLOCK
-    ) -> Iterator[tuple[slice, Float[Tensor, "_head rows key"]]]:
-        """All weights of a sequence in strips of whole rows, each of about `n_weight` weights."""
+        self, batch: int, head: int | None = None, rows: slice = slice(None)
+    ) -> Iterator[tuple[slice, slice, Float[Tensor, "_head rows cols"]]]:
+        """All weights of a sequence in strips: some rows, the keys that they can see, and their weights."""
         batch, _ = self._at(batch, 0 if head is None else head)
-        n_head = self.n_head if head is None else 1
-        step = max(1, n_weight // max(1, n_head * self.n_key))
-        for first in range(0, self.n_query, step):
-            rows = slice(first, min(self.n_query, first + step))
-            yield rows, self.block(rows, slice(0, self.n_key), batch, head)[0]
+        for strip, cols in self.row_blocks(self.n_head if head is None else 1, rows):
+            yield strip, cols, self.block(strip, cols, batch, head)[0]
+
+    def row_blocks(self, n_head: int, rows: slice = slice(None)) -> Iterator[tuple[slice, slice]]:
+        """Slices of queries and the keys they can see, of about BLOCK weights of so many heads."""
+        rows, _ = self._span(rows, slice(None))
+        first = rows.start
+        while first < rows.stop:
+            # More rows waste more on the future; with one head, the fixed cost of a block weighs more.
+            step = min(MOST_ROWS if n_head > 1 else 4 * MOST_ROWS, rows.stop - first)
+            cols = self.key_range(slice(first, first + step))
+            while step > 1 and n_head * step * (cols.stop - cols.start) > BLOCK:
+                step = max(1, min(step - 1, BLOCK // max(1, n_head * (cols.stop - cols.start))))
+                cols = self.key_range(slice(first, first + step))
+            if cols.stop == cols.start and self.n_key:  # sees nothing: one key, of weight 0
+                cols = slice(0, 1)
+            yield slice(first, first + step), cols
+            first += step
 
     def pooled(
         self,
@@ -194,6 +217,10 @@ class AnyLayer(Data, ABC):
     def _span(self, rows: slice, cols: slice) -> tuple[slice, slice]:
         return whole_slice("rows", rows, self.n_query), whole_slice("cols", cols, self.n_key)
 
+    def _cell(self, query: int, key: int) -> tuple[slice, slice]:
+        query, key = whole_index("query", query, self.n_query), whole_index("key", key, self.n_key)
+        return slice(query, query + 1), slice(key, key + 1)
+
     def of_head(self, tensor: Tensor, batch: int | None, head: int | None) -> Tensor:
         """What one sequence and head use of a tensor (batch, head or kv_head, ...), or of all (None)."""
         shared = None if head is None else head * tensor.shape[1] // self.n_head
@@ -202,19 +229,31 @@ class AnyLayer(Data, ABC):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ScoreParts(Data):
-    """The numbers behind one weight: weight = exp(score - lse)."""
+    """The numbers behind one weight, as far as they are held: weight = exp(score - lse) of softmax attention.
 
-    q: tuple[float, ...]
-    k: tuple[float, ...]
-    products: tuple[float, ...]  # q * k, or w * tanh(q + k) where the scores are additive
-    scale: float | None  # None: additive scores have none
-    similarity: float  # scale * sum(products)
-    softcap: float | None
-    bias: float
+    Of linear attention q and k are features, lse is the normaliser, and there is no score.
+    """
+
     visible: bool
-    score: float  # softcapped, with its bias; -inf where hidden
-    lse: float
     weight: float
+    q: tuple[float, ...] = ()
+    k: tuple[float, ...] = ()
+    products: tuple[float, ...] = ()  # q * k, or w * tanh(q + k) where the scores are additive
+    additive: bool = False
+    scale: float | None = None  # additive scores have none
+    similarity: float = 0.0  # scale * sum(products)
+    softcap: float | None = None
+    bias: float = 0.0
+    score: float | None = None  # softcapped, with its bias; -inf where hidden
+    lse: float | None = None
+
+    @property
+    def unhidden(self) -> float:
+        """The score as it would be if nothing were hidden."""
+        capped = self.similarity
+        if self.softcap is not None:
+            capped = self.softcap * math.tanh(capped / self.softcap)
+        return capped + self.bias
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -223,10 +262,10 @@ class LayerTrace(AnyLayer):
 
     name: str
     q: Float[Tensor, "batch head query qk_dim"]  # after rotary positions and q/k norm
-    k: Float[Tensor, "batch kv_head key qk_dim"]
+    k: Float[Tensor, "batch kv_head key qk_dim"] = field()  # not the None of the base
     # Natural log; -inf: the row sees no key. In float64 where scores are large: its rounding would show.
     lse: Float[Tensor, "batch head query"]
-    rule: ScoreRule
+    rule: ScoreRule = field()
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
     sink: Float[Tensor, "head"] | None = None  # a score beside those of the keys: rows sum to less than 1
@@ -311,26 +350,30 @@ class LayerTrace(AnyLayer):
 
     def score_parts(self, batch: int, head: int, query: int, key: int) -> ScoreParts:
         """How one weight came about: the vectors, their products, scale, bias, softcap, score and lse."""
-        batch, head = self._at(batch, head)
-        query, key = whole_index("query", query, self.n_query), whole_index("key", key, self.n_key)
-        q, k, _, rule = self._part(batch, head)
-        rows, cols = slice(query, query + 1), slice(key, key + 1)
-        one_q, one_k, w = q[0, 0, query].float(), k[0, 0, key].float(), rule.additive
+        parts = AnyLayer.score_parts(self, batch, head, query, key)
+        rows, cols = self._cell(query, key)
+        q, k, lse, rule = self._part(*self._at(batch, head))
+        one_q, one_k, w = q[0, 0, rows.start].float(), k[0, 0, cols.start].float(), rule.additive
         products = one_q * one_k if w is None else w.float() * torch.tanh(one_q + one_k)
         bias = rule.bias_tile(rows, cols)
-        visible = bool(rule.visible.tile(rows, cols, q.device))
-        return ScoreParts(
+        return replace(
+            parts,
             q=tuple(one_q.tolist()),
             k=tuple(one_k.tolist()),
             products=tuple(products.tolist()),
+            additive=w is not None,
             scale=rule.scale_for(q.shape[3]) if w is None else None,
             similarity=float(rule.similarity(q[:, :, rows], k[:, :, cols])),
             softcap=rule.softcap,
             bias=0.0 if bias is None else float(bias),
-            visible=visible,
-            score=float(all_scores(q, k, rule, rows, cols)) if visible else -math.inf,
-            lse=float(self.lse[batch, head, query]),
-            weight=float(self.block(rows, cols, batch, head)),
+            score=float(all_scores(q, k, rule, rows, cols)) if parts.visible else -math.inf,
+            lse=float(lse[0, 0, rows]),
+        )
+
+    def factors(self, batch: int) -> dict[str, Tensor]:
+        w = self.rule.additive
+        return {"q": self.q[batch], "k": self.k[batch], "lse": self.lse[batch]} | (
+            {} if w is None else {"additive": w}
         )
 
     def _part(self, batch: int | None, head: int | None) -> tuple[Tensor, Tensor, Tensor, ScoreRule]:
@@ -352,7 +395,7 @@ class LinearLayerTrace(AnyLayer):
 
     name: str
     q: Float[Tensor, "batch head query qk_dim"]
-    k: Float[Tensor, "batch kv_head key qk_dim"]
+    k: Float[Tensor, "batch kv_head key qk_dim"] = field()
     normaliser: Float[Tensor, "batch head query"]  # sum_j phi(q_i) . phi(k_j); 0: the row sees nothing
     kernel: FeatureMap
     causal: bool = False  # the queries stand at the last positions of the keys
@@ -403,6 +446,26 @@ class LinearLayerTrace(AnyLayer):
         q, k, normaliser = (self.of_head(tensor, batch, head) for tensor in (self.q, self.k, self.normaliser))
         keys = None if self.keys is None else chosen(self.keys, 0, batch)
         return linear_weights(q, k, normaliser, self.kernel, rows, cols, causal=self.causal, visible=keys)
+
+    def score_parts(self, batch: int, head: int, query: int, key: int) -> ScoreParts:
+        """The features of one weight, their products and sum, and the normaliser of its row."""
+        parts = AnyLayer.score_parts(self, batch, head, query, key)
+        rows, cols = self._cell(query, key)
+        at = self._at(batch, head)
+        q = self.kernel.phi_query(self.of_head(self.q, *at)[0, 0, rows].float())[0]
+        k = self.kernel.phi(self.of_head(self.k, *at)[0, 0, cols].float())[0]
+        return replace(
+            parts,
+            q=tuple(q.tolist()),
+            k=tuple(k.tolist()),
+            products=tuple((q * k).tolist()),
+            similarity=float(q @ k),
+            lse=float(self.of_head(self.normaliser, *at)[0, 0, rows]),
+        )
+
+    def factors(self, batch: int) -> dict[str, Tensor]:
+        q, k = self.kernel.phi_query(self.q[batch].float()), self.kernel.phi(self.k[batch].float())
+        return {"q": q, "k": k, "normaliser": self.normaliser[batch]}
 
     def row_sums(self, rows: slice) -> Float[Tensor, "batch head rows"]:
         """What each row must sum to: 1, or 0 where it sees nothing."""

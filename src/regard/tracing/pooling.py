@@ -89,7 +89,7 @@ def _hide(table: Tensor, layer: AnyLayer, rows: slice, cols: slice, batch: int, 
     if visible.future_only:  # keys up to the first of these queries are seen by all of them
         first = min(cols.stop, max(cols.start, rows.start + visible.start + 1))
     if first < cols.stop:
-        seen = layer.visible_block(rows, slice(first, cols.stop), batch, head)
+        seen = layer.visible(rows, slice(first, cols.stop), batch, head)
         table[:, first - cols.start :].masked_fill_(~seen, -math.inf)
 
 

@@ -7,8 +7,8 @@ found from (window, batch) without the ones before it, and only one window is in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -55,23 +55,16 @@ class Batch:
         rows = torch.arange(self.inputs.shape[0])[rank::world]
         idle = not rows.numel()
         rows = torch.zeros(1, dtype=torch.long) if idle else rows
-
-        def take(part: Tensor | None) -> Tensor | None:
-            return None if part is None else part[rows]
-
-        labels = torch.full_like(self.labels[rows], IGNORED) if idle else self.labels[rows]
-        return Batch(take(self.source), take(self.visible), self.inputs[rows], labels)
+        mine = self._each(lambda part: part[rows])
+        return replace(mine, labels=torch.full_like(mine.labels, IGNORED)) if idle else mine
 
     def to(self, device: torch.device) -> Batch:
         """On that device."""
-        if device.type == "cpu":
-            return self
+        return self._each(lambda part: part.to(device, non_blocking=True))
 
-        def move(part: Tensor) -> Tensor:
-            return part.to(device, non_blocking=True)
-
-        source, visible = (None if part is None else move(part) for part in (self.source, self.visible))
-        return Batch(source, visible, move(self.inputs), move(self.labels))
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        source, visible = (None if part is None else change(part) for part in (self.source, self.visible))
+        return Batch(source, visible, change(self.inputs), change(self.labels))
 
 
 @runtime_checkable

@@ -51,12 +51,11 @@ def prepare(settings: Settings, folder: Path) -> None:
     if settings.task in GENERATED:
         return
     data = folder / "data"
-    translate = settings.task == "translate"
-    for name, paths in (("train", settings.pairs or settings.text), ("valid", settings.valid)):
-        if paths and not TokenFile.exists(data / name):
-            (_write_pairs if translate else _write_text)(settings, tokenizer, paths, data, name)
-    if settings.test and not TokenFile.exists(data / "test"):
-        (_write_pairs if translate else _write_text)(settings, tokenizer, settings.test, data, "test")
+    write = _write_pairs if settings.task == "translate" else _write_text
+    paths = {"train": settings.pairs or settings.text, "valid": settings.valid, "test": settings.test}
+    for name, files in paths.items():
+        if files and not TokenFile.exists(data / name):
+            write(settings, tokenizer, files, data, name)
 
 
 def open_corpus(settings: Settings, folder: Path) -> Corpus:
@@ -217,14 +216,7 @@ def _open_text(settings: Settings, tokenizer: TextTokenizer, data: Path) -> Corp
 
 def _notes(rows: TokenFile) -> tuple[str, ...]:
     """What a person should know of the data."""
-    notes = []
-    bad = dict(rows.bad)
-    total = bad.pop("total", 0)
-    if total:
-        reasons = "; ".join(
-            f"{count} {reason} ({', '.join(where)})" for reason, (count, where) in bad.items()
-        )
-        notes.append(f"{total} bad lines were skipped: {reasons}")
+    notes = [f"skipped {rows.bad}"] if rows.bad else []
     if rows.unknown:
         part = rows.unknown / len(rows.tokens)
         notes.append(f"{part:.2%} of the training tokens are unknown words: a larger vocab knows more.")

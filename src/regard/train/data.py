@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -44,10 +43,6 @@ class BadLines:
             more = ", ..." if count > len(self.where[reason]) else ""
             reasons.append(f"{count} {reason} ({', '.join(self.where[reason])}{more})")
         return f"{self.counts.total()} bad lines: {'; '.join(reasons)}" if reasons else "no bad lines"
-
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
-        return {"total": self.counts.total(), **{r: [n, self.where[r]] for r, n in self.counts.items()}}
 
 
 def _open(path: str | Path) -> io.BufferedIOBase:
@@ -127,7 +122,7 @@ class TokenFile:
         except (OSError, ValueError) as error:
             raise LoadError(f"{folder} is not a token file: its facts.json cannot be read.") from error
         self.crc = int(facts["crc"])
-        self.bad = facts["bad"]
+        self.bad = str(facts["bad"])  # "": every line could be used
         self.unknown = int(facts["unknown"])
         self.tokens = _mapped(folder / "tokens.bin", np.dtype(facts["dtype"]), facts["n_token"])
         self.ends = _mapped(folder / "ends.bin", np.dtype(np.int64), facts["n_row"])
@@ -187,7 +182,7 @@ class TokenWriter:
         for file in self.files:
             file.close()
         facts = {"dtype": self.dtype.name, "n_token": self.n_token, "n_row": self.n_row, "crc": self.crc}
-        facts |= {"unknown": self.n_unknown, "bad": (bad or BadLines()).to_dict()}
+        facts |= {"unknown": self.n_unknown, "bad": str(bad) if bad is not None and bad.counts else ""}
         part = self.folder / "facts.json.part"
         part.write_text(json.dumps(facts), encoding="utf-8")
         part.replace(self.folder / "facts.json")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from regard.drawing.figures import curves, heat_map
+from regard.drawing.figures import curves, heat_map, save_figure
 from regard.files.loading import Loaded
 from regard.tracing.take import trace
 from regard.train.settings import Settings
@@ -169,10 +168,7 @@ def alignment_maps(loaded: Loaded, pairs: Sequence[tuple[str, str]], folder: Pat
         title = source if n_head == 1 else f"{source} (last layer, mean of {n_head} heads)"
         figure = heat_map(weights[:-1], alignment.tokens[0][1:], alignment.source_tokens[0], title=title)
         paths.append(folder / f"alignment-{index}.png")
-        with warnings.catch_warnings():
-            # A letter that the font lacks is drawn as a box, which says enough.
-            warnings.filterwarnings("ignore", "Glyph .* missing from")
-            figure.savefig(paths[-1])
+        save_figure(figure, paths[-1])
     return paths
 
 

@@ -7,7 +7,7 @@ of the whole batch, so the summed gradient is that of one process, whatever the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from regard.errors import RegardError
 from regard.files.loading import checked_device
 from regard.layers.block import Block
 from regard.train.settings import Settings
@@ -57,6 +58,18 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def by_first(self, action: Callable[[], object]) -> None:
+        """Have the first process do it; where it fails, every process raises its error."""
+        problem: Exception | None = None
+        if self.first:
+            try:
+                action()
+            except (RegardError, OSError) as error:
+                problem = error
+        problem = self.from_first(problem)
+        if problem is not None:
+            raise problem
 
     def _reduced(self, value: float, how: dist.ReduceOp.RedOpType) -> float:
         if self.size == 1:

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,10 +41,6 @@ class Progress:
     metrics_bytes: int = 0  # how long metrics.jsonl is
     seconds: float = 0.0
     over: str = ""  # why training ended before its last step
-
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
-        return asdict(self)
 
 
 def learning_rate(step: int, settings: Settings) -> float:

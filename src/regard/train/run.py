@@ -20,7 +20,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from regard.train.corpus import Corpus, HeldOut, open_corpus, prepare
 from regard.train.display import Display, Metrics, alignment_maps, figures, loss_curve, read_metrics
 from regard.train.distributed import World, device_of, joined
 from regard.train.loop import Training, run_loop
-from regard.train.score import answered, bits_per_byte, mean_loss, translation_scores
+from regard.train.score import answered, mean_loss, translation_scores
 from regard.train.settings import GENERATED, Settings
 
 _MOST_BLOCKS = 4096  # held-out blocks or pairs whose loss is taken at an evaluation
@@ -74,9 +74,7 @@ def train(settings: Settings, *, quiet: bool = False) -> Run:
         folder = Path(world.from_first(str(_new_folder(settings)) if world.first else ""))
         settings = replace(settings, out=str(folder))
         with _alone(folder, world):
-            if world.first:
-                _begin(settings, folder)
-            world.from_first(None)  # the others wait until it is there
+            world.by_first(lambda: _begin(settings, folder))  # the others wait until it is there
             return _run(folder, world, quiet, new=True)
 
 
@@ -108,21 +106,22 @@ def _done(folder: Path) -> Run | None:
 @contextmanager
 def _alone(folder: Path, world: World) -> Iterator[None]:
     """No other process trains in this folder meanwhile."""
-    problem: TrainError | None = None
+
+    def lock() -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(folder / ".lock", wait=False))
+        except BlockingIOError as error:
+            raise TrainError(
+                f"{folder} is being trained by another process: wait for it, or end it."
+            ) from error
+        except OSError as error:
+            raise TrainError(
+                f"the run's folder {folder} cannot be written: {error.strerror or error}."
+            ) from error
+
     with ExitStack() as stack:
-        if world.first:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(held(folder / ".lock", wait=False))
-            except BlockingIOError:
-                problem = TrainError(f"{folder} is being trained by another process: wait for it, or end it.")
-            except OSError as error:
-                problem = TrainError(
-                    f"the run's folder {folder} cannot be written: {error.strerror or error}."
-                )
-        problem = world.from_first(problem)
-        if problem is not None:
-            raise problem
+        world.by_first(lock)
         yield
 
 
@@ -166,9 +165,8 @@ def _run(folder: Path, world: World, quiet: bool, *, new: bool) -> Run:
         try:
             running = _Running(settings, folder, world, quiet)
         except BaseException:
-            if (
-                new and world.first
-            ):  # a start that failed: all in the folder is ours, and in the way of the next
+            # A start that failed: all in the folder is ours, and in the way of the next.
+            if new and world.first:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         return running.go()
@@ -182,19 +180,12 @@ class _Running:
     def __init__(self, settings: Settings, folder: Path, world: World, quiet: bool) -> None:
         self.settings, self.folder, self.world = settings, folder, world
         self.device = device_of(settings, world)
-        problem: Exception | None = None
-        if world.first:
-            try:
-                prepare(settings, folder)
-            except (LoadError, ArgumentError, OSError) as error:
-                problem = error
-        problem = world.from_first(problem)
-        if problem is not None:
-            raise (
-                problem
-                if not isinstance(problem, OSError)
-                else TrainError(f"the data of {folder} could not be written: {problem.strerror or problem}.")
-            )
+        try:
+            world.by_first(lambda: prepare(settings, folder))
+        except OSError as error:
+            raise TrainError(
+                f"the data of {folder} could not be written: {error.strerror or error}."
+            ) from error
         self.corpus: Corpus = open_corpus(settings, folder)
         tokenizer = self.corpus.tokenizer
         special = tokenizer.special
@@ -294,12 +285,12 @@ class _Running:
         settings = self.settings
         limit = None if most is None else _MOST_BLOCKS
         objective = Objective(loaded.model).eval()
-        loss, _ = mean_loss(objective, held_out.examples, max(settings.batch_tokens, 2048), self.pad, limit)
+        loss = mean_loss(objective, held_out.examples, max(settings.batch_tokens, 2048), self.pad, limit)
         values: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
         if settings.task == "lm":
             if loaded.model.head == "masked":  # a masked word's loss says nothing of a whole text's size
                 return values, []
-            values["bits_per_byte"] = bits_per_byte(loss, 1, 1) / held_out.bytes_per_token
+            values["bits_per_byte"] = loss / math.log(2) / held_out.bytes_per_token
             prompt = torch.as_tensor(held_out.examples.get(0, 0).inputs[: settings.context // 2 or 1])
             done = generate(loaded, prompt[None], max_new=max(1, settings.context // 2 - 1))
             text = (done.texts or ("",))[0]
@@ -336,41 +327,38 @@ class _Running:
 
     def _kept(self) -> list[dict[str, Tensor]]:
         """The weights of the models kept, best first."""
+        weights = []
         for model in self.training.progress.kept:
             path = self._kept_path(model["step"])
             if checkpoint.crc_of(path) != model["crc"]:
                 raise TrainError(
                     f"{path} is not what was written (its checksum differs): start the run anew."
                 )
-        return [load_file(self._kept_path(model["step"])) for model in self.training.progress.kept]
+            weights.append(load_file(path))
+        return weights
 
     def _kept_path(self, step: int) -> Path:
         return self.folder / "kept" / f"step-{step:08d}.safetensors"
 
     def _save(self) -> None:
-        tensors = self.training.tensors()
-        progress = self.training.progress
-        problem: TrainError | None = None
-        if self.world.first:
+        tensors, progress = self.training.tensors(), self.training.progress
+
+        def write() -> None:
             assert self.metrics is not None
             progress.metrics_bytes = self.metrics.length
             state = {
                 "step": progress.step,
-                "progress": progress.to_dict(),
+                "progress": asdict(progress),
                 "crc": self.crc,
                 "processes": self.world.size,
                 "threads": torch.get_num_threads(),
                 "torch": torch.__version__,
                 "device": self.device.type,
             }
-            try:
-                checkpoint.save_checkpoint(self.folder / "checkpoints", progress.step, tensors, state)
-                self._forget()
-            except TrainError as error:
-                problem = error
-        problem = self.world.from_first(problem)
-        if problem is not None:
-            raise problem
+            checkpoint.save_checkpoint(self.folder / "checkpoints", progress.step, tensors, state)
+            self._forget()
+
+        self.world.by_first(write)
 
     def _forget(self) -> None:
         """Delete kept models that no checkpoint speaks of."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,24 +66,12 @@ def translation_scores(answers: Sequence[str], targets: Sequence[str]) -> dict[s
 @torch.no_grad()
 def mean_loss(
     objective: Objective, examples: Examples, batch_tokens: int, pad: int, most: int | None = None
-) -> tuple[float, int]:
-    """The mean cross entropy of a label, in nats, and how many labels there were."""
-    was_training = objective.training
-    objective.eval()
+) -> float:
+    """The mean cross entropy of a label, in nats, by an objective in evaluation mode."""
     device = next(objective.parameters()).device
     total, n_label = 0.0, 0
     for batch in one_pass(examples, batch_tokens, pad, most):
         n_label += batch.n_label
         moved: Batch = batch.to(device)
         total += float(objective(moved.source, moved.visible, moved.inputs, moved.labels))
-    objective.train(was_training)
-    return total / n_label, n_label
-
-
-def bits_per_byte(loss: float, n_label: int, n_byte: int) -> float:
-    """Mean loss in nats a token as bits a byte, which does not depend on the tokenizer.
-
-    >>> bits_per_byte(math.log(2), n_label=10, n_byte=20)
-    0.5
-    """
-    return loss * n_label / n_byte / math.log(2)
+    return total / n_label

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.tracing.layers import AnyLayer, LayerTrace, LinearLayerTrace
+from regard.tracing.layers import AnyLayer
 from regard.tracing.pooling import block_ends, pooled_max
 from regard.tracing.traces import Trace
 from regard.view.labels import head_facts
@@ -81,7 +81,7 @@ class Document:
             "keys": layer.n_key,
             "rows": self._side(index, "rows"),
             "cols": self._side(index, "cols"),
-            "values": values_of(layer) is not None,
+            "values": layer.v is not None,
         }
 
     def _side(self, layer: int, axis: Literal["rows", "cols"]) -> str | None:
@@ -138,51 +138,22 @@ class Document:
     def parts(self, layer: int, head: int, query: int, key: int) -> Json:
         """The numbers behind one weight."""
         found = self._layer(layer, head)
-        checked_range("query", slice(query, query + 1), found.n_query)
-        checked_range("key", slice(key, key + 1), found.n_key)
-        rows, cols = slice(query, query + 1), slice(key, key + 1)
-        weight = float(found.block(rows, cols, self.batch, head))
-        visible = bool(found.visible_block(rows, cols, self.batch, head))
-        values = values_of(found)
-        base: Json = {
-            "mechanism": found.word,
-            "visible": visible,
-            "weight": weight if visible else 0.0,
-            "v": None if values is None else of_head(values, self.batch, head, found.n_head)[key].tolist(),
-            "q": [], "k": [], "products": [], "additive": False, "scale": None, "similarity": 0.0,
-            "softcap": None, "bias": 0.0, "score": None, "lse": None,
-        }  # fmt: skip
-        if isinstance(found, LayerTrace):
-            parts = found.score_parts(self.batch, head, query, key)
-            base.update(
-                q=list(parts.q),
-                k=list(parts.k),
-                products=list(parts.products),
-                additive=parts.scale is None,
-                scale=parts.scale,
-                similarity=parts.similarity,
-                softcap=parts.softcap,
-                bias=parts.bias,
-                score=_finite(parts.score),
-                lse=_finite(parts.lse),
-            )
-        elif isinstance(found, LinearLayerTrace):
-            one_q = found.q[self.batch, head, query : query + 1].float()
-            one_k = of_head(found.k, self.batch, head, found.n_head)[key : key + 1].float()
-            q, k = found.kernel.phi_query(one_q)[0], found.kernel.phi(one_k)[0]
-            base.update(q=q.tolist(), k=k.tolist(), products=(q * k).tolist(), similarity=float(q @ k))
-            base["lse"] = float(found.normaliser[self.batch, head, query])
-        return base
+        parts = found.score_parts(self.batch, head, query, key)
+        v = None if found.v is None else found.of_head(found.v, self.batch, head)[0, 0, key].tolist()
+        weight = parts.weight if parts.visible else 0.0
+        shown: Json = plain({**asdict(parts), "mechanism": found.word, "weight": weight, "v": v})
+        return shown
 
     def pairs(self, layer: int, head: int, count: int = 10) -> list[Json]:
         """The largest weights of a head and where they are."""
         found = self._layer(layer, head)
         best: list[tuple[float, int, int]] = []
-        for rows, block in found.strips(self.batch, head):
+        for rows, cols, block in found.strips(self.batch, head):
             flat = block[0].float().flatten()
             top = flat.topk(min(count, flat.shape[0]))
             for value, index in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-                best.append((value, rows.start + index // found.n_key, index % found.n_key))
+                row, col = divmod(index, block.shape[2])
+                best.append((value, rows.start + row, cols.start + col))
             best = sorted(best, reverse=True)[:count]
         return [{"query": query, "key": key, "weight": weight} for weight, query, key in best if weight > 0]
 
@@ -203,10 +174,9 @@ class Document:
         return found
 
     def _value_lengths(self, layer: AnyLayer, head: int) -> Tensor:
-        values = values_of(layer)
-        if values is None:
+        if layer.v is None:
             raise ArgumentError(f"the values of {layer.name} were not kept: trace with keep_v=True.")
-        lengths: Tensor = of_head(values, self.batch, head, layer.n_head).float().norm(dim=-1)
+        lengths: Tensor = layer.of_head(layer.v, self.batch, head)[0, 0].float().norm(dim=-1)
         return lengths
 
 
@@ -227,11 +197,6 @@ def documents_of(trace: Trace, **about: Any) -> list[Document]:
     ]
 
 
-def values_of(layer: AnyLayer) -> Tensor | None:
-    """The value vectors of a layer, where they were kept."""
-    return getattr(layer, "v", None)
-
-
 def checked_range(name: str, part: slice, size: int) -> tuple[int, int]:
     """The ends of a slice that must lie inside and hold something."""
     if not 0 <= part.start < part.stop <= size:
@@ -239,24 +204,14 @@ def checked_range(name: str, part: slice, size: int) -> tuple[int, int]:
     return part.start, part.stop
 
 
-def of_head(tensor: Tensor, batch: int, head: int, n_head: int) -> Tensor:
-    """The keys' or values' part that a query head uses."""
-    part: Tensor = tensor[batch, head * tensor.shape[1] // n_head]
-    return part
-
-
 def _line(lines: tuple[tuple[str, ...], ...], batch: int) -> tuple[str, ...]:
     return lines[batch] if lines else ()
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def plain(value: Any) -> Any:
     """Numbers that JSON has no word for become null."""
     if isinstance(value, float):
-        return _finite(value)
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
-from regard.tracing.layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace
+from regard.tracing.layers import AnyLayer
 from regard.view.document import Document, Json, plain
 
 Precision = Literal["float32", "float24"]
 
 EXACT_BYTES = 8_000_000  # documents up to this size keep all 32 bits of queries and keys
+_ROUNDED = ("q", "k", "values")  # what others keep fewer bits of
 
 
 class _Packer:
@@ -76,40 +77,28 @@ def embedded_bytes(document: Document, precision: Precision, keep_v: bool = True
     for layer in document.trace.layers:
         for tensor in layer.tensors:
             total += tensor[0].numel() * per if tensor.dim() == 4 else tensor.numel() * 4
-        values = getattr(layer, "v", None)
-        if values is not None:
-            total += values[0].numel() * ((2 if keep_v else 0) - per)
+        if layer.v is not None:
+            total += layer.v[0].numel() * ((2 if keep_v else 0) - per)
     return total * 4 // 3
 
 
 def _layer(layer: AnyLayer, batch: int, packer: _Packer, precision: str, keep_v: bool) -> Json:
-    tensors: dict[str, Json] = {}
+    tensors = {
+        name: packer.add(tensor, precision if name in _ROUNDED else "float32")
+        for name, tensor in layer.factors(batch).items()
+    }
     about: dict[str, Any] = {
         "tensors": tensors, "scale": None, "softcap": None, "causal": False, "start": 0, "window": None,
         "biasKind": None, "biasZero": 0,
     }  # fmt: skip
-    if isinstance(layer, LayerTrace):
-        rule = layer.rule
-        tensors["q"] = packer.add(layer.q[batch], precision)
-        tensors["k"] = packer.add(layer.k[batch], precision)
-        tensors["lse"] = packer.add(layer.lse[batch], "float32")
-        about["scale"] = None if rule.additive is not None else rule.scale_for(layer.q.shape[3])
+    rule = layer.rule
+    if rule is not None:
+        about["scale"] = None if rule.additive is not None else rule.scale_for(tensors["q"]["shape"][-1])
         about["softcap"] = rule.softcap
-        if rule.additive is not None:
-            tensors["additive"] = packer.add(rule.additive, "float32")
         if rule.bias is not None:
             _bias(rule, layer.shape, batch, about, packer)
-    elif isinstance(layer, LinearLayerTrace):
-        q, k = layer.q[batch].float(), layer.k[batch].float()
-        tensors["q"] = packer.add(layer.kernel.phi_query(q), precision)
-        tensors["k"] = packer.add(layer.kernel.phi(k), precision)
-        tensors["normaliser"] = packer.add(layer.normaliser[batch], "float32")
-    else:
-        assert isinstance(layer, DenseLayerTrace)
-        tensors["values"] = packer.add(layer.values[batch], precision)
-    values = getattr(layer, "v", None)
-    if keep_v and values is not None:
-        tensors["v"] = packer.add(values[batch], "float16")
+    if keep_v and layer.v is not None:
+        tensors["v"] = packer.add(layer.v[batch], "float16")
     _visible(layer.visibility or Visibility(), layer.n_key, batch, about, packer)
     return about
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from regard.heads.model import attention_of
 from regard.models.transformer import Transformer
-from regard.tracing.layers import LayerTrace
-from regard.view.document import Document, Json, of_head, values_of
+from regard.view.document import Document, Json
 from regard.view.models import Opened
 
 MOST_KEYS = 256  # of a row; beyond, the largest are shown and the rest is one number
@@ -29,17 +28,16 @@ def machine(document: Document, layer: int, head: int, query: int, key: int) -> 
     """
     parts = document.parts(layer, head, query, key)
     found = document.trace.layers[layer]
-    if not isinstance(found, LayerTrace):
+    if found.rule is None:
         return {"parts": parts, "keys": []}
     row = found.row(document.batch, head, query).float()
     keys = list(range(found.n_key))
     if len(keys) > MOST_KEYS:
         keys = sorted({key, *row.topk(MOST_KEYS - 1).indices.tolist()})
-    visible = found.visible_block(slice(query, query + 1), slice(0, found.n_key), document.batch, head)[0]
-    scores = [_raw(found, document.batch, head, query, index) for index in keys]
+    visible = found.visible(slice(query, query + 1), slice(None), document.batch, head)[0]
+    scores = [found.score_parts(document.batch, head, query, index).unhidden for index in keys]
     left_out = 1.0 - float(row[keys].sum())
-    values = values_of(found)
-    kept = None if values is None else of_head(values, document.batch, head, found.n_head)[keys]
+    kept = None if found.v is None else found.of_head(found.v, document.batch, head)[0, 0, keys]
     return {
         "parts": parts,
         "keys": keys,
@@ -48,15 +46,6 @@ def machine(document: Document, layer: int, head: int, query: int, key: int) -> 
         "rest": parts["lse"] + math.log(left_out) if len(keys) < found.n_key and left_out > 1e-9 else None,
         "values": None if kept is None else kept.float().tolist(),
     }
-
-
-def _raw(layer: LayerTrace, batch: int, head: int, query: int, key: int) -> float:
-    """A score as it would be if nothing were hidden."""
-    parts = layer.score_parts(batch, head, query, key)
-    capped = parts.similarity
-    if parts.softcap is not None:
-        capped = parts.softcap * math.tanh(capped / parts.softcap)
-    return capped + parts.bias
 
 
 @torch.no_grad()
@@ -97,10 +86,10 @@ def from_model(
     k = attention.key(looked_at[key]).unflatten(0, (attention.n_kv_head, -1))[kv_head]
     out = attention.out.weight.unflatten(1, (attention.n_head, -1))[:, head]  # (model_dim, v_dim)
     found: Json = {"x": x[query].tolist(), "xKey": looked_at[key].tolist(), "q": q.tolist(), "k": k.tolist()}
-    values = values_of(trace.layers[layer])
-    if values is not None:
-        v = of_head(values, document.batch, head, attention.n_head).float()
-        row = trace.layers[layer].row(document.batch, head, query).float()
+    traced = trace.layers[layer]
+    if traced.v is not None:
+        v = traced.of_head(traced.v, document.batch, head)[0, 0].float()
+        row = traced.row(document.batch, head, query).float()
         adds = v @ out.float().T  # what each key would add to the query's vector at weight 1
         found["added"] = float((row @ adds).norm())
         found["length"] = float(x[query].float().norm())

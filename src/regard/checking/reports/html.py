@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.checking.check import Result
 from regard.checking.judge import Check
-from regard.checking.reports.terminal import first_wrong_table, table
+from regard.checking.reports.terminal import by_kind, first_wrong_table, table
 from regard.drawing import html
 from regard.drawing.html import Markup, escaped, joined, tag
 
@@ -47,11 +47,14 @@ def _short(index: int, result: Result) -> Markup:
     if result.passed:
         line = tag("p", _word(True), f" {result.exercise}, {len(result.checks)} checks.")
         return line + joined([_convention(note) for note in result.conventions])
-    failed = [check for check in result.checks if not check.passed]
-    n_passed = len(result.checks) - len(failed)
+    told = []
+    for checks in by_kind(result).values():  # the first of each kind, and how many fail like it
+        more = f" and {len(checks) - 1} more" if checks[1:] else ""
+        told.append(replace(checks[0], name=checks[0].name + more))
+    n_passed = sum(check.passed for check in result.checks)
     hint = f" A hint: !regard hint {result.exercise}" if result.exercise else ""
     count = tag("p", f"{n_passed} of {len(result.checks)} checks passed.{hint}", class_="dim")
-    return _section(index, replace(result, checks=tuple(failed))) + count
+    return _section(index, replace(result, checks=tuple(told)), n_picture=1) + count
 
 
 def _word(passed: bool) -> Markup:
@@ -62,7 +65,7 @@ def _convention(note: str) -> Markup:
     return tag("p", f"Another convention: {note}", class_="note")
 
 
-def _section(index: int, result: Result) -> Markup:
+def _section(index: int, result: Result, n_picture: int = 3) -> Markup:
     parts = [
         tag("h2", result.exercise or "no exercise", " ", _word(result.passed), id=f"r{index}"),
         tag("p", result.file, class_="dim"),
@@ -81,7 +84,9 @@ def _section(index: int, result: Result) -> Markup:
         for check in result.checks
     ]
     parts.append(tag("table", *rows))
-    shown = [check for check in result.checks if check.difference is not None and not check.hidden][:3]
+    shown = [check for check in result.checks if check.difference is not None and not check.hidden][
+        :n_picture
+    ]
     parts += [_pictures(check) for check in shown]
     parts += [tag("p", note, class_="dim") for note in result.notes]
     return tag("section", *parts)

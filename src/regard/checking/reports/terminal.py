@@ -35,7 +35,7 @@ def print_result(console: Console, result: Result, known: Collection[str] = ()) 
     if result.nearest:
         console.print(Text(f"  {result.nearest}", style="yellow"))
     _print_smallest(console, result)
-    for kind, checks in _by_kind(result).items():
+    for kind, checks in by_kind(result).items():
         names = ", ".join(check.name for check in checks[:MOST_NAMES])
         more = f" and {len(checks) - MOST_NAMES} more" if len(checks) > MOST_NAMES else ""
         about = f" ({kind})" if kind in ("fragile", "train mode", "wasteful") else ""
@@ -50,7 +50,7 @@ def print_result(console: Console, result: Result, known: Collection[str] = ()) 
             console.print(Text(f"  Note: {note}", style="dim"))
 
 
-def _by_kind(result: Result) -> dict[str, list[Check]]:
+def by_kind(result: Result) -> dict[str, list[Check]]:
     """The checks that failed, by what that means: one line for each tells more than one for each check."""
     kinds: dict[str, list[Check]] = {}
     for check in result.checks:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.checking.trials import Case, Draw, Probe, Trial, made
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, made
 
 
 def reference(
@@ -84,13 +84,10 @@ def negative(draw: Draw) -> Case:
     return Case((q, keys, draw.normal("m", "v")))
 
 
-def loser_changed(draw: Draw) -> tuple[Case, ...]:
-    base = one(draw)
-    q, keys, values = base.args
-    best = int((keys @ q).argmax())
-    changed = values + 2.0
-    changed[best] = values[best]
-    return base, base.with_args(q, keys, changed), base.with_args(q * 3.0, keys, values)
+def change_losers(case: Case, draw: Draw) -> None:
+    q, keys, values = case.args
+    scores = keys @ q
+    values[scores < scores.max()] += 2.0
 
 
 TRIALS = (
@@ -110,7 +107,7 @@ TRIALS = (
 PROBES = (
     Probe(
         "only the winner has a say",
-        loser_changed,
+        changed(one, change_losers, lambda case, draw: case.args[0].mul_(3.0)),
         {"d": 3, "m": 7, "v": 5},
         says="the values of all other keys were changed, then the query made longer: nothing may move.",
     ),

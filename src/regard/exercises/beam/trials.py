@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Trial
-from regard.exercises.shared.search import Hypothesis, Table, as_tokens, chosen, given_to_step
+from regard.exercises.shared.search import Table, as_tokens, chosen, given_to_step
 
 
 def reference(
@@ -28,37 +28,26 @@ def reference(
     """The best sequence and its score."""
     code, first, last, beam_size, max_new = case.args
     step = code.value()
-    live: list[tuple[list[int], float]] = [([first], 0.0)]
-    done: list[tuple[list[int], float]] = []
+
+    def grow(tokens: tuple[int, ...], so_far: float) -> list[float]:
+        logits = step(given_to_step(list(tokens), given))
+        values = {"logits": logits, "probabilities": logits.softmax(-1)}.get(adds, logits.log_softmax(-1))
+        scores = values + (0.0 if adds == "the last alone" else so_far)
+        if adds == "not that of the end":
+            scores[last] = so_far
+        return [float(score) for score in scores.tolist()]
+
     width = {"1": 1, "one more": beam_size + 1, "70": 70}.get(keeps, beam_size)
-    for _ in range(max_new + {"one more": 1, "one less": -1}.get(count, 0)):
-        grown = []
-        for tokens, so_far in live:
-            logits = step(given_to_step(tokens, given))
-            values = {"logits": logits, "probabilities": logits.softmax(-1)}.get(adds, logits.log_softmax(-1))
-            base = 0.0 if adds == "the last alone" else so_far
-            for token, value in enumerate(values.tolist()):
-                free = adds == "not that of the end" and token == last
-                grown.append(([*tokens, token], base + (0.0 if free else value)))
-        grown.sort(key=lambda pair: pair[1], reverse=keeps != "the worst")
-        if keeps == "one of each":
-            best_of: dict[Any, tuple[list[int], float]] = {}
-            for pair in grown:
-                best_of.setdefault(tuple(pair[0][:-1]) if len(live) > 1 else pair[0][-1], pair)
-            grown = list(best_of.values())
-        kept = grown[:width]
-        done += [pair for pair in kept if ends != "never" and pair[0][-1] == last]
-        live = [pair for pair in kept if ends == "never" or pair[0][-1] != last]
-        if not live or (ends == "all at the first" and done):
-            break
-    choice = live or done if wins == "an unfinished one" else done + live
-    if ends == "all at the first":
-        choice = done or live
-    keys: dict[str, Callable[[tuple[list[int], float]], Any]] = {
+    n_new = max_new + {"one more": 1, "one less": -1}.get(count, 0)
+    style = "hasty" if ends == "all at the first" else "shrink"
+    done, live = search(grow, first, None if ends == "never" else last, width, n_new, style, keeps)
+    keys: dict[str, Callable[[Hypothesis], Any]] = {
         "the longest": lambda pair: (len(pair[0]), pair[1]),
         "the best mean": lambda pair: pair[1] / max(1, len(pair[0]) - 1),
     }
-    tokens, total = max(choice, key=keys.get(wins, lambda pair: pair[1]))
+    rivals = live or done if wins == "an unfinished one" else done + live
+    best, total = max(rivals, key=keys.get(wins, lambda pair: pair[1]))
+    tokens = list(best)
     shown = {
         "a mean": total / max(1, len(tokens) - 1),
         "a probability": math.exp(min(total, 50.0)),
@@ -67,6 +56,52 @@ def reference(
     if end == "without" and len(tokens) > 1 and tokens[-1] == last:
         tokens = tokens[:-1]
     return (tokens if start == "with" else tokens[1:]), shown.get(score, total)
+
+
+Hypothesis = tuple[tuple[int, ...], float]
+
+
+def search(
+    grow: Callable[[tuple[int, ...], float], list[float]],
+    start: int,
+    end: int | None,
+    beam_size: int,
+    max_new: int,
+    style: str,
+    keeps: str = "the best",
+) -> tuple[list[Hypothesis], list[Hypothesis]]:
+    """The sequences that ended and those that did not, of which the best wins.
+
+    `grow` gives the score of a sequence with each next token. Beam search is written in several ways. stay:
+    finished sequences keep competing for a place. aside: they leave it to others, if among the best
+    beam_size (wide: twice as many). shrink: their place stays empty, and the beam is narrower from then on
+    (narrow). first: it stops when beam_size are finished, and prefers finished ones. hasty: it stops at the
+    first that is finished, which is wrong.
+    """
+    live: list[Hypothesis] = [((start,), 0.0)]
+    done: list[Hypothesis] = []
+    width = beam_size
+    for _ in range(max_new):
+        pool = done if style == "stay" else []
+        for tokens, so_far in live:
+            pool = pool + [((*tokens, token), score) for token, score in enumerate(grow(tokens, so_far))]
+        pool = sorted(pool, key=lambda pair: pair[1], reverse=keeps != "the worst")
+        if keeps == "one of each":
+            best_of: dict[Any, Hypothesis] = {}
+            for pair in pool:
+                best_of.setdefault(pair[0][:-1] if len(live) > 1 else pair[0][-1], pair)
+            pool = list(best_of.values())
+        considered = pool[: 2 * beam_size if style == "wide" else width]
+        ended = [pair for pair in considered if pair[0][-1] == end]
+        going = pool if style in ("aside", "wide", "first") else considered
+        live = [pair for pair in going if pair[0][-1] != end][:beam_size]
+        done = ended if style == "stay" else done + ended
+        if style == "narrow":
+            width -= len(ended)
+        enough = {"first": beam_size, "hasty": 1}.get(style)
+        if not live or width < 1 or (enough is not None and len(done) >= enough):
+            break
+    return done, [] if style in ("first", "hasty") and done else live
 
 
 def view(case: Case, result: Any) -> tuple[list[int], float]:
@@ -80,44 +115,17 @@ def view(case: Case, result: Any) -> tuple[list[int], float]:
 
 
 def found(table: Table, start: int, end: int, beam_size: int, max_new: int, style: str) -> Hypothesis:
-    """The best sequence in one of the ways in which beam search is written.
+    """The best sequence by a table, in one of the ways in which beam search is written."""
 
-    stay: finished ones keep competing for a place. aside: they leave it to others, if among the best
-    beam_size (wide: twice as many). shrink: their place stays empty, and the beam is narrower from then on
-    (narrow). first: it stops when beam_size are finished, and prefers finished ones. hasty: it stops at the
-    first that is finished, which is wrong.
-    """
-    live: list[Hypothesis] = [((start,), 0.0)]
-    done: list[Hypothesis] = []
-    width = beam_size
-    for _ in range(max_new):
-        grown = [
-            ((*tokens, token), score + value)
-            for tokens, score in live
-            for token, value in enumerate(table.log_probabilities(tokens))
-        ]
-        pool = sorted(grown + done if style == "stay" else grown, key=lambda each: -each[1])
-        considered = pool[: 2 * beam_size if style == "wide" else width]
-        ended = [each for each in considered if each[0][-1] == end]
-        going = pool if style in ("aside", "wide", "first") else considered
-        live = [each for each in going if each[0][-1] != end][:beam_size]
-        done = ended if style == "stay" else done + ended
-        if style == "narrow":
-            width -= len(ended)
-        enough = {"first": beam_size, "hasty": 1}.get(style)
-        if not live or width < 1 or (enough is not None and len(done) >= enough):
-            break
-    if style in ("first", "hasty") and done:
-        live = []
-    return max(done + live, key=lambda each: each[1])
+    def grow(tokens: tuple[int, ...], so_far: float) -> list[float]:
+        return [so_far + value for value in table.log_probabilities(tokens)]
+
+    done, live = search(grow, start, end, beam_size, max_new, style)
+    return max(done + live, key=lambda pair: pair[1])
 
 
 STYLES = ("stay", "aside", "wide", "shrink", "narrow", "first")
-
-
 Rivals = Mapping[str, Hypothesis]
-
-
 Wanted = Callable[[Hypothesis, Rivals, int], bool]
 
 
@@ -132,16 +140,19 @@ def trial(
         first, last = start % vocab, end % vocab
 
         def fits(table: Table) -> bool:
-            ways = [found(table, first, last, beam_size, max_new, style) for style in STYLES]
-            if any(way[0] != ways[0][0] for way in ways):
+            best, *others = (found(table, first, last, beam_size, max_new, style) for style in STYLES)
+            if any(other[0] != best[0] for other in others):
                 return False
             rivals = {
-                "greedy": found(table, first, last, 1, max_new, "stay"),
-                "hasty": found(table, first, last, beam_size, max_new, "hasty"),
-                "one more": found(table, first, last, beam_size + 1, max_new, "shrink"),
-                "wider": found(table, first, last, 5 * beam_size, max_new, "aside"),
+                name: found(table, first, last, width, max_new, style)
+                for name, width, style in (
+                    ("greedy", 1, "stay"),
+                    ("hasty", beam_size, "hasty"),
+                    ("one more", beam_size + 1, "shrink"),
+                    ("wider", 5 * beam_size, "aside"),
+                )
             }
-            return wanted(ways[0], rivals, last)
+            return wanted(best, rivals, last)
 
         table = chosen(draw, meant, last, urge, fits)
         return Case((table.code(), first, last, beam_size, max_new))

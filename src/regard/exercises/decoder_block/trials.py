@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Probe, Trial, changed
 from regard.exercises.shared.attention import future
 from regard.exercises.shared.blocks import (
     DROPOUT_PROBES,
+    MODES,
     SIZES,
     Choices,
     Reference,
     block,
-    inputs,
-    neighbour_changed,
+    neighbour_probe,
 )
 
 
@@ -29,49 +27,29 @@ def reference(
     return Reference(case, c, lambda scores: future(scores, True, c))(case.args[0])
 
 
-def plain(draw: Draw, **kwargs: Any) -> Case:
-    return block(draw, inputs(draw), **kwargs)
-
-
-def train_without_dropout(draw: Draw) -> Case:
-    return plain(draw, train=True)
-
-
-def eval_with_dropout(draw: Draw) -> Case:
-    return plain(draw, dropout=0.5)
-
-
-def future_changed(draw: Draw) -> tuple[Case, ...]:
-    base = plain(draw)
-    x = base.args[0].clone()
-    x[:, draw["position"] // 2 :] += 1.0 + x[:, draw["position"] // 2 :].flip(-1)
-    return base, base.with_args(x)
+def change_future(case: Case, draw: Draw) -> None:
+    later = case.args[0][:, draw["position"] // 2 :]
+    later += 1.0 + later.flip(-1)
 
 
 TRIALS = (
-    Trial("a batch", plain, SIZES, variants=True),
-    Trial("other sizes", plain, {"batch": 5, "position": 3, "head": 2, "head_dim": 5, "ff_dim": 11}),
-    Trial("as many sequences as heads", plain, {**SIZES, "batch": 3}),
-    Trial("as many positions as heads", plain, {**SIZES, "position": 3}),
-    Trial("batch of one", plain, {**SIZES, "batch": 1}),
-    Trial("one head", plain, {**SIZES, "head": 1, "head_dim": 5}),
-    Trial("one position", plain, {**SIZES, "position": 1}),
-    Trial("train mode without dropout", train_without_dropout, SIZES, kind="train mode"),
-    Trial("eval mode with dropout", eval_with_dropout, SIZES, kind="train mode"),
+    Trial("a batch", block, SIZES, variants=True),
+    Trial("other sizes", block, {"batch": 5, "position": 3, "head": 2, "head_dim": 5, "ff_dim": 11}),
+    Trial("as many sequences as heads", block, {**SIZES, "batch": 3}),
+    Trial("as many positions as heads", block, {**SIZES, "position": 3}),
+    Trial("batch of one", block, {**SIZES, "batch": 1}),
+    Trial("one head", block, {**SIZES, "head": 1, "head_dim": 5}),
+    Trial("one position", block, {**SIZES, "position": 1}),
+    *MODES,
 )
 
 PROBES = (
     Probe(
         "the future has no say",
-        future_changed,
+        changed(block, change_future),
         SIZES,
         says="later positions were changed: earlier ones may not move.",
     ),
-    Probe(
-        "a neighbour in the batch has no say",
-        neighbour_changed(plain),
-        SIZES,
-        says="sequence 0 was changed: sequence 1 may not move.",
-    ),
+    neighbour_probe(block),
     *DROPOUT_PROBES,
 )

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Probe, Trial, changed
 from regard.exercises.shared.attention import past_lengths
 from regard.exercises.shared.blocks import (
     DROPOUT_PROBES,
+    MODES,
     SIZES,
     Choices,
     Reference,
     block,
-    inputs,
-    neighbour_changed,
+    neighbour_probe,
 )
+from regard.exercises.shared.lengths import lengths_of
 
 
 def reference(case: Case, *, norm: str = "after", activation: str = "relu", **choices: str) -> Tensor:
@@ -30,58 +29,32 @@ def reference(case: Case, *, norm: str = "after", activation: str = "relu", **ch
     return out
 
 
-def unpadded(draw: Draw, **kwargs: Any) -> Case:
-    return block(draw, inputs(draw), **kwargs)
-
-
 def padded(draw: Draw) -> Case:
-    lens = draw.integers(1, draw["position"], "batch")
-    if draw["batch"] > 1:
-        lens[0], lens[1] = max(1, draw["position"] // 2), draw["position"]
-    else:
-        lens[0] = max(1, draw["position"] - 2)
-    return block(draw, inputs(draw), valid_lens=lens)
+    return block(draw, lengths_of(draw, "position"))
 
 
-def train_without_dropout(draw: Draw) -> Case:
-    return unpadded(draw, train=True)
-
-
-def eval_with_dropout(draw: Draw) -> Case:
-    return unpadded(draw, dropout=0.5)
-
-
-def padding_changed(draw: Draw) -> tuple[Case, ...]:
-    base = padded(draw)
-    x = base.args[0]
-    beyond = torch.arange(draw["position"])[None, :, None] >= base.kwargs["valid_lens"][:, None, None]
-    return base, base.with_args(torch.where(beyond, x.flip(-1) + 1.0, x))
+def change_padding(case: Case, draw: Draw) -> None:
+    case.args[0][torch.arange(draw["position"]) >= case.kwargs["valid_lens"][:, None]] *= -1.5
 
 
 TRIALS = (
-    Trial("no padding", unpadded, SIZES, variants=True),
+    Trial("no padding", block, SIZES, variants=True),
     Trial("padding", padded, SIZES, variants=True),
     Trial("as many sequences as heads", padded, {**SIZES, "batch": 3}),
     Trial("batch of one", padded, {**SIZES, "batch": 1}),
     Trial("one head", padded, {**SIZES, "head": 1, "head_dim": 5}),
-    Trial("one position", unpadded, {**SIZES, "position": 1}),
-    Trial("as wide inside as outside", unpadded, {**SIZES, "head": 2, "head_dim": 3, "ff_dim": 6}),
-    Trial("train mode without dropout", train_without_dropout, SIZES, kind="train mode"),
-    Trial("eval mode with dropout", eval_with_dropout, SIZES, kind="train mode"),
+    Trial("one position", block, {**SIZES, "position": 1}),
+    Trial("as wide inside as outside", block, {**SIZES, "head": 2, "head_dim": 3, "ff_dim": 6}),
+    *MODES,
 )
 
 PROBES = (
     Probe(
         "padding has no say",
-        padding_changed,
+        changed(padded, change_padding),
         SIZES,
         says="positions past a sequence's length were changed: the others may not move.",
     ),
-    Probe(
-        "a neighbour in the batch has no say",
-        neighbour_changed(padded),
-        SIZES,
-        says="sequence 0 was changed: sequence 1 may not move.",
-    ),
+    neighbour_probe(padded),
     *DROPOUT_PROBES,
 )

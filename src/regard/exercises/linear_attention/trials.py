@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Code, Draw, Probe, Trial, made
+from regard.checking.trials import Case, Code, Draw, Probe, Trial, changed, made
 from regard.exercises.shared import attention
 
 ELU = Code("lambda x: torch.nn.functional.elu(x) + 1")
-
-
+EXP = Code("lambda x: torch.exp(x / 2)")
 # Twice as many features as dimensions: phi must be given rows, and sizes must not be taken from d.
 SPLIT = Code("lambda x: torch.cat([torch.relu(x) + 0.5, torch.relu(-x) + 0.5], dim=-1)")
-
-
-EXP = Code("lambda x: torch.exp(x / 2)")
 
 
 def reference(
@@ -78,34 +75,9 @@ def whole(draw: Draw, phi: Code = ELU, **kwargs: Any) -> Case:
     return Case((q, k, draw.normal("n", "m"), phi), kwargs)
 
 
-def causal(draw: Draw, phi: Code = ELU) -> Case:
-    return whole(draw, phi, causal=True)
-
-
-def split_features(draw: Draw) -> Case:
-    return whole(draw, SPLIT)
-
-
-def split_causal(draw: Draw) -> Case:
-    return causal(draw, SPLIT)
-
-
-def exponential(draw: Draw) -> Case:
-    return whole(draw, EXP, causal=False)
-
-
-def future_changed(draw: Draw) -> tuple[Case, ...]:
-    base = causal(draw)
-    q, k, v, phi = base.args
-    later = torch.arange(draw["n"])[:, None] > draw["n"] // 2
-    return base, base.with_args(q, torch.where(later, k + 1.0, k), torch.where(later, v - 2.0, v), phi)
-
-
-def query_changed(draw: Draw) -> tuple[Case, ...]:
-    base = whole(draw)
-    q = base.args[0].clone()
-    q[0] = q[0].flip(0) * 2.0
-    return base, base.with_args(q, *base.args[1:])
+def change_future(case: Case, draw: Draw) -> None:
+    for x in case.args[1:3]:
+        x[draw["n"] // 2 + 1 :] -= 1.5
 
 
 def below_a_table(sizes: Mapping[str, int]) -> int:
@@ -116,12 +88,12 @@ SIZES = {"n": 7, "d": 3, "m": 5}
 
 TRIALS = (
     Trial("all positions", whole, SIZES, variants=True),
-    Trial("causal", causal, SIZES, variants=True),
-    Trial("more features than dimensions", split_features, {**SIZES, "n": 5}),
-    Trial("causal, more features than dimensions", split_causal, {**SIZES, "m": 2}),
-    Trial("another feature map", exponential, {"n": 5, "d": 2, "m": 3}),
+    Trial("causal", partial(whole, causal=True), SIZES, variants=True),
+    Trial("more features than dimensions", partial(whole, phi=SPLIT), {**SIZES, "n": 5}),
+    Trial("causal, more features than dimensions", partial(whole, phi=SPLIT, causal=True), {**SIZES, "m": 2}),
+    Trial("another feature map", partial(whole, phi=EXP, causal=False), {"n": 5, "d": 2, "m": 3}),
     Trial("all sizes alike", whole, {"n": 5, "d": 5, "m": 5}),
-    Trial("causal, all sizes alike", causal, {"n": 5, "d": 5, "m": 5}),
+    Trial("causal, all sizes alike", partial(whole, causal=True), {"n": 5, "d": 5, "m": 5}),
     Trial("one position", whole, {**SIZES, "n": 1}),
     Trial(
         "a long sequence",
@@ -136,13 +108,13 @@ TRIALS = (
 PROBES = (
     Probe(
         "the future has no say",
-        future_changed,
+        changed(partial(whole, causal=True), change_future),
         SIZES,
         says="with causal=True, later keys and values were changed: earlier rows may not move.",
     ),
     Probe(
         "a query stands alone",
-        query_changed,
+        changed(whole, lambda case, draw: case.args[0][0].mul_(2.0)),
         SIZES,
         says="one query was changed: the other rows may not move.",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from regard.checking.trials import Case, Draw, Trial
+from regard.checking.trials import Case, Trial
 
 Three = tuple[float, float, float]
 
@@ -61,11 +61,8 @@ def reference(
 
 def given(mu: float | int, sigma: float | int, d: int) -> Trial:
     """A trial of three numbers."""
-
-    def make(draw: Draw) -> Case:
-        return Case((mu, sigma, draw["d"]))
-
-    return Trial(f"mu {mu}, sigma {sigma}, d {d}", make, {"d": d}, grad=False)
+    name = f"mu {mu}, sigma {sigma}, d {d}"
+    return Trial(name, lambda draw: Case((mu, sigma, draw["d"])), {"d": d}, grad=False)
 
 
 TRIALS = (

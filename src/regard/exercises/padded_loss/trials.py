@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Impossible, Probe, Trial, made
+from regard.checking.trials import Case, Draw, Impossible, Probe, Trial, changed, made
 
 
 def reference(
@@ -63,8 +64,8 @@ def reference(
     return {"-1": -loss, "in bits": loss / math.log(2), "its exponential": loss.exp()}.get(times, loss)
 
 
-def padded(draw: Draw, pad_id: int, scale: float = 1.0, shift: float = 0.0) -> Case:
-    """Labels that are real up to a length of their own, the first sequence to its end."""
+def padded(draw: Draw, pad_id: int = 0, n_real: str = "some", scale: float = 1.0, shift: float = 0.0) -> Case:
+    """Labels that are real up to a length of their own, the first sequence to its end; or all, one, none."""
     vocab, steps = draw["vocab"], draw["steps"]
     if vocab < 2:
         raise Impossible
@@ -73,56 +74,21 @@ def padded(draw: Draw, pad_id: int, scale: float = 1.0, shift: float = 0.0) -> C
     lens = draw.integers(1, max(1, steps - 1), "batch")
     if draw["batch"] > 1:
         lens[0] = steps
+    if n_real != "some":
+        lens.fill_(steps if n_real == "all" else 0)
+    if n_real == "one":  # the first label of the last sequence
+        lens[-1] = 1
     labels[torch.arange(steps) >= lens[:, None]] = pad_id
-    return Case((draw.normal("batch", "steps", "vocab", scale=scale) + shift, labels, pad_id))
+    return Case((draw.normal("batch", "steps", "vocab", scale=scale, mean=shift), labels, pad_id))
 
 
-def first_id(draw: Draw) -> Case:
-    return padded(draw, 0)
-
-
-def last_id(draw: Draw) -> Case:
-    return padded(draw, -1)
-
-
-def middle_id(draw: Draw) -> Case:
-    return padded(draw, 2)
-
-
-def no_padding(draw: Draw) -> Case:
-    case = padded(draw, 1)
+def change_padding(case: Case, draw: Draw) -> None:
     logits, labels, pad_id = case.args
-    return case.with_args(logits, labels.where(labels != pad_id, torch.tensor(0)), pad_id)
-
-
-def one_token(draw: Draw) -> Case:
-    """Only the first label of the last sequence is real."""
-    case = padded(draw, 1)
-    logits, labels, pad_id = case.args
-    alone = torch.full_like(labels, pad_id)
-    alone[-1, 0] = labels[-1, 0]
-    return case.with_args(logits, alone, pad_id)
-
-
-def only_padding(draw: Draw) -> Case:
-    case = padded(draw, 1)
-    return case.with_args(case.args[0], torch.full_like(case.args[1], case.args[2]), case.args[2])
-
-
-def large(draw: Draw) -> Case:
-    return padded(draw, 0, scale=60.0, shift=200.0)
-
-
-def padding_changed(draw: Draw) -> tuple[Case, ...]:
-    base = first_id(draw)
-    logits, labels, pad_id = base.args
-    return base, base.with_args(
-        torch.where((labels == pad_id)[..., None], logits * 3 + 1, logits), labels, pad_id
-    )
+    logits[labels == pad_id] *= -2.0
 
 
 def padded_further(draw: Draw) -> tuple[Case, ...]:
-    base = first_id(draw)
+    base = padded(draw)
     logits, labels, pad_id = base.args
     more = torch.full((draw["batch"], 3), pad_id)
     wider = torch.cat([logits, draw.normal("batch", 3, "vocab")], dim=1)
@@ -132,18 +98,18 @@ def padded_further(draw: Draw) -> tuple[Case, ...]:
 SIZES = {"batch": 3, "steps": 5, "vocab": 7}
 
 TRIALS = (
-    Trial("padding is id 0", first_id, SIZES, variants=True),
-    Trial("padding is the last id", last_id, SIZES, variants=True),
-    Trial("padding is an id between", middle_id, {"batch": 2, "steps": 7, "vocab": 5}),
-    Trial("no padding", no_padding, {"batch": 2, "steps": 3, "vocab": 5}),
-    Trial("batch of one", first_id, {"batch": 1, "steps": 5, "vocab": 3}),
-    Trial("as many steps as words", first_id, {"batch": 5, "steps": 7, "vocab": 7}),
-    Trial("one step", no_padding, {"batch": 3, "steps": 1, "vocab": 5}),
-    Trial("one real token", one_token, SIZES),
-    Trial("nothing but padding", only_padding, SIZES, grad=False),
+    Trial("padding is id 0", padded, SIZES, variants=True),
+    Trial("padding is the last id", partial(padded, pad_id=-1), SIZES, variants=True),
+    Trial("padding is an id between", partial(padded, pad_id=2), {"batch": 2, "steps": 7, "vocab": 5}),
+    Trial("no padding", partial(padded, pad_id=1, n_real="all"), {"batch": 2, "steps": 3, "vocab": 5}),
+    Trial("batch of one", padded, {"batch": 1, "steps": 5, "vocab": 3}),
+    Trial("as many steps as words", padded, {"batch": 5, "steps": 7, "vocab": 7}),
+    Trial("one step", partial(padded, pad_id=1, n_real="all"), {"batch": 3, "steps": 1, "vocab": 5}),
+    Trial("one real token", partial(padded, pad_id=1, n_real="one"), SIZES),
+    Trial("nothing but padding", partial(padded, pad_id=1, n_real="none"), SIZES, grad=False),
     Trial(
         "large logits",
-        large,
+        partial(padded, scale=60.0, shift=200.0),
         SIZES,
         grad=False,
         kind="fragile",
@@ -154,7 +120,7 @@ TRIALS = (
 PROBES = (
     Probe(
         "padding has no say",
-        padding_changed,
+        changed(padded, change_padding),
         SIZES,
         says="the logits of padding were changed: the loss may not move.",
     ),

@@ -63,11 +63,6 @@ def table(draw: Draw) -> Case:
     return Case((draw["n_position"], draw["model_dim"]))
 
 
-def longer(draw: Draw) -> tuple[Case, ...]:
-    """A shorter and a longer table."""
-    return Case((draw["n_position"], draw["model_dim"])), Case((2 * draw["n_position"], draw["model_dim"]))
-
-
 def same_start(results: list[Any]) -> str | None:
     short, long = (torch.as_tensor(result).double() for result in results)
     if torch.allclose(short, long[: len(short)], atol=1e-5):
@@ -87,7 +82,7 @@ TRIALS = (
 PROBES = (
     Probe(
         "a longer table starts alike",
-        longer,
+        lambda draw: (table(draw), Case((2 * draw["n_position"], draw["model_dim"]))),
         {"n_position": 5, "model_dim": 6},
         same_start,
     ),

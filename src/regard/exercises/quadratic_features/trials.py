@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Probe, Trial, changed
 
 FACTORS = {"none": 0.0, "1": 1.0, "root of 2": 2**0.5, "2": 2.0}
 
@@ -34,23 +34,16 @@ def reference(
     return q @ k if q.dim() == 1 else q @ k.mT
 
 
-def pairs(draw: Draw) -> Case:
-    return Case((draw.normal("n", "d"), draw.normal("m", "d")))
+def pairs(draw: Draw, *before: str) -> Case:
+    return Case((draw.normal(*before, "n", "d"), draw.normal(*before, "m", "d")))
 
 
 def batched(draw: Draw) -> Case:
-    return Case((draw.normal("batch", "head", "n", "d"), draw.normal("batch", "head", "m", "d")))
+    return pairs(draw, "batch", "head")
 
 
 def single(draw: Draw) -> Case:
     return Case((draw.normal("d"), draw.normal("d")))
-
-
-def row_changed(draw: Draw) -> tuple[Case, ...]:
-    base = pairs(draw)
-    q = base.args[0].clone()
-    q[0] += 1.5
-    return base, base.with_args(q, base.args[1])
 
 
 TRIALS = (
@@ -65,7 +58,7 @@ TRIALS = (
 PROBES = (
     Probe(
         "a vector stands alone",
-        row_changed,
+        changed(pairs, lambda case, draw: case.args[0][0].add_(1.5)),
         {"n": 5, "m": 7, "d": 3},
         says="one query was changed: the products of the others may not move.",
     ),

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import Layer, future
+from regard.exercises.shared.lengths import large_scores
 
 
 @dataclass(frozen=True)
@@ -58,43 +59,18 @@ def attending(draw: Draw) -> Case:
     )
 
 
-def large_scores(draw: Draw) -> Case:
-    """Whole numbers, and a scale of 2: the scores are exact in float32, and exp of them is infinite."""
+def whole_numbers(draw: Draw) -> Case:
+    """A scale of 2, too: the scores are exact in float32, and exp of them is infinite."""
     case = attending(Draw({**draw.sizes, "hidden": 4}, 1))
-    for name in "qk":
-        for part in ("weight", "bias"):
-            weight = case.weights[f"{name}.{part}"]
-            weight.copy_(draw.integers(-4, 4, *weight.shape))
-    return case.with_args(draw.integers(-4, 4, "batch", "seq", "input").float())
-
-
-def trained(draw: Draw) -> Case:
-    return replace(attending(draw), train=True)
-
-
-def neighbour_changed(draw: Draw) -> tuple[Case, ...]:
-    base = attending(draw)
-    x = base.args[0].clone()
-    x[0] += 1.0
-    return base, base.with_args(x)
-
-
-def turned_round(draw: Draw) -> tuple[Case, ...]:
-    base = attending(draw)
-    return base, base.with_args(base.args[0].flip(1))
+    for x in (*case.args, *(case.weights[f"{name}.{part}"] for name in "qk" for part in ("weight", "bias"))):
+        x.copy_(draw.integers(-4, 4, *x.shape))
+    return case
 
 
 def follows_the_order(results: list[Tensor]) -> str | None:
     if torch.allclose(results[0].flip(1), results[1], atol=1e-4):
         return None
     return "the positions were turned round, and the outputs are not the same ones turned round."
-
-
-def position_changed(draw: Draw) -> tuple[Case, ...]:
-    base = attending(draw)
-    x = base.args[0].clone()
-    x[:, -1] *= -1.5
-    return base, base.with_args(x)
 
 
 SIZES = {"batch": 2, "seq": 7, "input": 3, "hidden": 5}
@@ -106,28 +82,32 @@ TRIALS = (
     Trial("one position", attending, {**SIZES, "seq": 1}),
     Trial("as many sequences as positions", attending, {**SIZES, "batch": 5, "seq": 5}),
     Trial("all sizes alike", attending, dict.fromkeys(SIZES, 3)),
+    large_scores(whole_numbers, SIZES),
     Trial(
-        "large scores",
-        large_scores,
+        "train mode",
+        lambda draw: replace(attending(draw), train=True),
         SIZES,
-        grad=False,
-        kind="fragile",
-        says="exp(200) is infinite: subtract the row's maximum first, as torch.softmax does.",
+        kind="train mode",
+        says="There is no dropout here.",
     ),
-    Trial("train mode", trained, SIZES, kind="train mode", says="There is no dropout here."),
 )
 
 PROBES = (
     Probe(
         "a neighbour has no say",
-        neighbour_changed,
+        changed(attending, first_sequence),
         {**SIZES, "batch": 3},
         says="sequence 0 was changed: the others may not move.",
     ),
-    Probe("order follows the input", turned_round, SIZES, follows_the_order),
+    Probe(
+        "order follows the input",
+        changed(attending, lambda case, draw: case.args[0].copy_(case.args[0].flip(1))),
+        SIZES,
+        follows_the_order,
+    ),
     Probe(
         "every position is seen",
-        position_changed,
+        changed(attending, lambda case, draw: case.args[0][:, -1].mul_(-1.5)),
         SIZES,
         says="the last position was changed: every output of its sequence must move.",
     ),

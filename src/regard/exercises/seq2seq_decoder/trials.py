@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import linear
 
-from regard.checking.trials import ANYTHING, Case, Draw, Probe, Trial
+from regard.checking.trials import ANYTHING, Case, Draw, Probe, Trial, changed
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import past_lengths, weighed
+from regard.exercises.shared.lengths import lengths_of
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,14 @@ def one_by_one(
     return [torch.cat(logits, dim=1), hidden]
 
 
-def decoding(draw: Draw, what: str = "logits", lengths: Tensor | None = None) -> Case:
+def decoding(
+    draw: Draw,
+    what: str = "logits",
+    *,
+    padded: bool = True,
+    dropout: float | None = None,
+    train: bool = False,
+) -> Case:
     """A decoder with random weights, and what an encoder may have given."""
     vocab, embed, hiddens, n_layer = draw["vocab"], draw["embed"], draw["hidden"], draw["layer"]
     weights = {
@@ -166,63 +175,28 @@ def decoding(draw: Draw, what: str = "logits", lengths: Tensor | None = None) ->
         "dense.bias": draw.normal(vocab, scale=0.5),
     }
     for layer in range(n_layer):
-        inputs = hiddens + embed if layer == 0 else hiddens
-        weights[f"rnn.weight_ih_l{layer}"] = draw.weight(3 * hiddens, inputs) * 1.5
-        weights[f"rnn.weight_hh_l{layer}"] = draw.weight(3 * hiddens, hiddens) * 1.5
-        weights[f"rnn.bias_ih_l{layer}"] = draw.normal(3 * hiddens, scale=0.3)
-        weights[f"rnn.bias_hh_l{layer}"] = draw.normal(3 * hiddens, scale=0.3)
+        inputs = {"ih": hiddens if layer else hiddens + embed, "hh": hiddens}
+        for part, size in inputs.items():
+            weights[f"rnn.weight_{part}_l{layer}"] = draw.weight(3 * hiddens, size) * 1.5
+            weights[f"rnn.bias_{part}_l{layer}"] = draw.normal(3 * hiddens, scale=0.3)
     words = draw.integers(0, vocab - 1, "batch", "step")
-    outputs = draw.uniform("source", "batch", "hidden", low=-0.9, high=0.9)
-    hidden = draw.uniform("layer", "batch", "hidden", low=-0.9, high=0.9)
-    return Case(
-        (what, words, outputs, hidden, lengths), init=(vocab, embed, hiddens, n_layer), weights=weights
+    outputs, hidden = (
+        draw.uniform(word, "batch", "hidden", low=-0.9, high=0.9) for word in ("source", "layer")
     )
-
-
-def lengths_of(draw: Draw) -> Tensor:
-    lengths = draw.integers(1, draw["source"], "batch")
-    if draw["batch"] > 1:  # different ones, or one sequence could use another's unnoticed
-        lengths[0], lengths[1] = max(1, draw["source"] // 2), draw["source"]
-    return lengths
-
-
-def with_lengths(draw: Draw) -> Case:
-    return decoding(draw, "logits", lengths_of(draw))
-
-
-def without_lengths(draw: Draw) -> Case:
-    return decoding(draw)
-
-
-def word_by_word(draw: Draw) -> Case:
-    return decoding(draw, "word by word", lengths_of(draw))
-
-
-def the_state(draw: Draw) -> Case:
-    return decoding(draw, "state", lengths_of(draw))
-
-
-def first_state(draw: Draw) -> Case:
-    return decoding(draw, "init_state", lengths_of(draw))
-
-
-def evaluated(draw: Draw) -> Case:
-    return replace(decoding(draw, "twice", lengths_of(draw)), init_kwargs={"dropout": 0.6})
+    args = (what, words, outputs, hidden, lengths_of(draw, "source") if padded else None)
+    options = {} if dropout is None else {"dropout": dropout}
+    return Case(args, {}, "", (vocab, embed, hiddens, n_layer), options, weights, train)
 
 
 def dropped(draw: Draw) -> tuple[Case, ...]:
-    return (replace(evaluated(draw), train=True),)
+    return (decoding(draw, "twice", dropout=0.6, train=True),)
 
 
-def dropped_layers(draw: Draw) -> tuple[Case, ...]:
-    """Encoder outputs of 0: whatever weights are dropped, only dropout between the layers shows."""
-    case = replace(evaluated(draw), train=True)
-    what, words, outputs, *rest = case.args
-    return (case.with_args(what, words, torch.zeros_like(outputs), *rest),)
-
-
-def trained(draw: Draw) -> Case:
-    return replace(with_lengths(draw), train=True)
+def silent_encoder(draw: Draw) -> tuple[Case, ...]:
+    """Whatever weights are dropped, only dropout between the layers shows."""
+    (case,) = dropped(draw)
+    case.args[2].zero_()
+    return (case,)
 
 
 def drops_something(results: list[Any]) -> str | None:
@@ -231,68 +205,68 @@ def drops_something(results: list[Any]) -> str | None:
     return None
 
 
-def padding_changed(draw: Draw) -> tuple[Case, ...]:
-    base = with_lengths(draw)
-    what, words, outputs, hidden, lengths = base.args
-    beyond = (torch.arange(draw["source"])[:, None] >= lengths)[..., None]
-    return base, base.with_args(what, words, torch.where(beyond, outputs + 1.0, outputs), hidden, lengths)
+def change_padding(case: Case, draw: Draw) -> None:
+    outputs, lengths = case.args[2], case.args[4]
+    outputs[torch.arange(draw["source"])[:, None] >= lengths] += 1.0
 
 
-def future_changed(draw: Draw) -> tuple[Case, ...]:
-    base = with_lengths(draw)
-    what, words, *rest = base.args
-    other = words.clone()
-    other[:, draw["step"] // 2 :] = (other[:, draw["step"] // 2 :] + 1) % draw["vocab"]
-    return base, base.with_args(what, other, *rest)
+def change_words(case: Case, draw: Draw) -> None:
+    later = case.args[1][:, draw["step"] // 2 :]
+    later.copy_((later + 1) % draw["vocab"])
 
 
-def neighbour_changed(draw: Draw) -> tuple[Case, ...]:
-    base = with_lengths(draw)
-    what, words, outputs, hidden, lengths = base.args
-    words, outputs, hidden = words.clone(), outputs.clone(), hidden.clone()
-    words[0], outputs[:, 0], hidden[:, 0] = (words[0] + 1) % draw["vocab"], -outputs[:, 0], -hidden[:, 0]
-    return base, base.with_args(what, words, outputs, hidden, lengths)
+def change_first(case: Case, draw: Draw) -> None:
+    _, words, outputs, hidden, _ = case.args
+    words[0] = (words[0] + 1) % draw["vocab"]
+    for x in (outputs, hidden):
+        x[:, 0] *= -1
 
 
 SIZES = {"batch": 5, "layer": 2, "step": 3, "source": 7, "embed": 11, "hidden": 13, "vocab": 17}
 
 TRIALS = (
-    Trial("lengths", with_lengths, SIZES, variants=True),
-    Trial("no lengths", without_lengths, SIZES),
-    Trial("one layer", with_lengths, {**SIZES, "layer": 1}),
-    Trial("one sequence", with_lengths, {**SIZES, "batch": 1}),
-    Trial("one word", with_lengths, {**SIZES, "step": 1}),
-    Trial("all sizes alike", with_lengths, dict.fromkeys(SIZES, 3)),
-    Trial("word by word", word_by_word, SIZES),
-    Trial("three layers", with_lengths, {**SIZES, "layer": 3, "batch": 2, "step": 2}),
-    Trial("init_state", first_state, SIZES, grad=False),
-    Trial("the state afterwards", the_state, SIZES, grad=False),
+    Trial("lengths", decoding, SIZES, variants=True),
+    Trial("no lengths", partial(decoding, padded=False), SIZES),
+    Trial("one layer", decoding, {**SIZES, "layer": 1}),
+    Trial("one sequence", decoding, {**SIZES, "batch": 1}),
+    Trial("one word", decoding, {**SIZES, "step": 1}),
+    Trial("all sizes alike", decoding, dict.fromkeys(SIZES, 3)),
+    Trial("word by word", partial(decoding, what="word by word"), SIZES),
+    Trial("three layers", decoding, {**SIZES, "layer": 3, "batch": 2, "step": 2}),
+    Trial("init_state", partial(decoding, what="init_state"), SIZES, grad=False),
+    Trial("the state afterwards", partial(decoding, what="state"), SIZES, grad=False),
     Trial(
         "dropout in eval mode",
-        evaluated,
+        partial(decoding, what="twice", dropout=0.6),
         SIZES,
         kind="train mode",
         says="In eval mode dropout does nothing, and a second call starts anew.",
     ),
-    Trial("train mode without dropout", trained, SIZES, kind="train mode", says="The default is dropout=0."),
+    Trial(
+        "train mode without dropout",
+        partial(decoding, train=True),
+        SIZES,
+        kind="train mode",
+        says="The default is dropout=0.",
+    ),
 )
 
 PROBES = (
     Probe(
         "padding has no say",
-        padding_changed,
+        changed(decoding, change_padding),
         SIZES,
         says="encoder outputs past a source's length were changed: nothing may move.",
     ),
     Probe(
         "later words have no say",
-        future_changed,
+        changed(decoding, change_words),
         SIZES,
         says="words 1 and 2 were changed: the logits of word 0 may not move.",
     ),
     Probe(
         "a neighbour has no say",
-        neighbour_changed,
+        changed(decoding, change_first),
         SIZES,
         says="sequence 0 was changed: the others may not move.",
     ),
@@ -307,7 +281,7 @@ PROBES = (
     ),
     Probe(
         "dropout between the layers",
-        dropped_layers,
+        silent_encoder,
         SIZES,
         drops_something,
         kind="train mode",

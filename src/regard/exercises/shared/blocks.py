@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.checking.trials import Case, Draw, Probe
+from regard.checking.trials import Calls, Case, Draw, Probe, Trial, changed, first_sequence
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import Layer
 
@@ -115,42 +116,28 @@ class Reference:
         return self.half(x, parts[1], norm, c.residual2, given, seen)
 
 
-def block(draw: Draw, *args: Any, dropout: float = 0.0, train: bool = False, **kwargs: Any) -> Case:
-    """A case with these arguments, and all weights."""
+def block(draw: Draw, lengths: Tensor | None = None, *, dropout: float = 0.0, train: bool = False) -> Case:
+    """A block with random weights, called with random positions and, if there are any, lengths."""
     width, ff_dim = draw["head"] * draw["head_dim"], draw["ff_dim"]
     # Twice the usual size, so that residual and attention are of one order and the weights are not flat.
     weights = {f"W_{name}.weight": 2 * draw.weight(width, width) for name in "qkvo"}
-    weights |= {
-        "linear1.weight": draw.weight(ff_dim, width),
-        "linear1.bias": draw.normal(ff_dim, scale=0.5),
-        "linear2.weight": draw.weight(width, ff_dim),
-        "linear2.bias": draw.normal(width, scale=0.5),
-    }
+    for name, out, into in (("linear1", ff_dim, width), ("linear2", width, ff_dim)):
+        weights |= {f"{name}.weight": draw.weight(out, into), f"{name}.bias": draw.normal(out, scale=0.5)}
     for norm in ("norm1", "norm2"):
         weights[f"{norm}.weight"] = draw.normal(width, scale=0.3, mean=1.0)
         weights[f"{norm}.bias"] = draw.normal(width, scale=0.5)
-    return Case(args, kwargs, init=(width, draw["head"], ff_dim, dropout), weights=weights, train=train)
+    options = {} if lengths is None else {"valid_lens": lengths}
+    init = (width, draw["head"], ff_dim, dropout)
+    return Case((draw.normal("batch", "position", width),), options, init=init, weights=weights, train=train)
 
 
-def inputs(draw: Draw) -> Tensor:
-    return draw.normal("batch", "position", draw["head"] * draw["head_dim"])
-
-
-def dropped(draw: Draw) -> tuple[Case, ...]:
-    """The same call twice in train mode, with strong dropout."""
-    case = block(draw, inputs(draw), dropout=0.5, train=True)
-    return case, case
-
-
-def silent_part(*names: str) -> Callable[[Draw], tuple[Case, ...]]:
-    """The same call twice in train mode, with one sublayer that gives 0: the other must drop something."""
+def silent(*names: str) -> Calls:
+    """The same call twice in train mode with strong dropout, where these weights are 0."""
 
     def make(draw: Draw) -> tuple[Case, ...]:
-        case = block(draw, inputs(draw), dropout=0.5, train=True)
-        weights = dict(case.weights)
+        case = block(draw, dropout=0.5, train=True)
         for name in names:
-            weights[name] = torch.zeros_like(weights[name])
-        case = replace(case, weights=weights)
+            case.weights[name].zero_()
         return case, case
 
     return make
@@ -168,39 +155,33 @@ def agree(results: list[Any]) -> str | None:
     return "more than a sublayer's result is dropped: where both give 0, two calls must give the same."
 
 
+def dropout_probe(name: str, *names: str, judge: Callable[[list[Any]], str | None], says: str = "") -> Probe:
+    return Probe(name, silent(*names), SIZES, judge, kind="train mode", says=says)
+
+
+NO_FEED = ("linear2.weight", "linear2.bias")
+MODES = (
+    Trial("train mode without dropout", partial(block, train=True), SIZES, kind="train mode"),
+    Trial("eval mode with dropout", partial(block, dropout=0.5), SIZES, kind="train mode"),
+)
 DROPOUT_PROBES = (
-    Probe("dropout is on in train mode", dropped, SIZES, differ, kind="train mode"),
-    Probe(
+    dropout_probe("dropout is on in train mode", judge=differ),
+    dropout_probe(
         "dropout after the attention",
-        silent_part("linear2.weight", "linear2.bias"),
-        SIZES,
-        differ,
-        kind="train mode",
+        *NO_FEED,
+        judge=differ,
         says="the feed-forward part gives 0 here: the attention's result must be dropped.",
     ),
-    Probe(
+    dropout_probe(
         "dropout after the feed-forward part",
-        silent_part("W_o.weight"),
-        SIZES,
-        differ,
-        kind="train mode",
+        "W_o.weight",
+        judge=differ,
         says="the attention gives 0 here: the feed-forward part's result must be dropped.",
     ),
-    Probe(
-        "dropout leaves the residual alone",
-        silent_part("W_o.weight", "linear2.weight", "linear2.bias"),
-        SIZES,
-        agree,
-        kind="train mode",
-    ),
+    dropout_probe("dropout leaves the residual alone", "W_o.weight", *NO_FEED, judge=agree),
 )
 
 
-def neighbour_changed(make: Callable[[Draw], Case]) -> Callable[[Draw], tuple[Case, ...]]:
-    def changed(draw: Draw) -> tuple[Case, ...]:
-        base = make(draw)
-        x = base.args[0].clone()
-        x[0] = x[0].flip(-1) * 2
-        return base, base.with_args(x, *base.args[1:])
-
-    return changed
+def neighbour_probe(make: Callable[[Draw], Case]) -> Probe:
+    says = "sequence 0 was changed: sequence 1 may not move."
+    return Probe("a neighbour in the batch has no say", changed(make, first_sequence), SIZES, says=says)

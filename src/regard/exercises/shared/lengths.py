@@ -1,26 +1,105 @@
-"""What exercises with lengths share: rows of length 0, and what dropout must do to weights."""
+"""What exercises with lengths share: calls and probes of layers, and what dropout must do to weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Draw
+from regard.checking.trials import Case, Draw, Kind, Probe, Trial, changed, first_sequence
 
 DROPOUT = 0.3  # not the 0.5 that nn.Dropout takes by itself
-
-
+TRAINING: Kind = "train mode"
 NONE_DROPPED = "in train mode no weight is 0, and the output is another: dropout belongs on the weights."
 
 
-def lengths_of(draw: Draw) -> Tensor:
+def lengths_of(draw: Draw, word: str = "key") -> Tensor:
     """One length for each sequence; the first two differ, or one could use the other's unnoticed."""
-    lengths = draw.integers(1, draw["key"], "batch")
+    lengths = draw.integers(1, draw[word], "batch")
     if draw["batch"] > 1:
-        lengths[0], lengths[1] = max(1, draw["key"] // 2), draw["key"]
+        lengths[0], lengths[1] = max(1, draw[word] // 2), draw[word]
+    else:  # not full, or a table as wide as the longest sequence would look right
+        lengths[0] = max(1, draw[word] - 2)
     return lengths
+
+
+class WithLengths:
+    """The calls of `make(draw, lengths)`, whose lengths are missing, or one for each sequence or query."""
+
+    def __init__(self, make: Callable[..., Case]) -> None:
+        self.make = make
+
+    def without(self, draw: Draw) -> Case:
+        return self.make(draw, None)
+
+    def per_sequence(self, draw: Draw) -> Case:
+        return self.make(draw, lengths_of(draw))
+
+    def per_query(self, draw: Draw) -> Case:
+        return self.make(draw, draw.integers(1, draw["key"], "batch", "query"))
+
+    def all_valid(self, draw: Draw) -> Case:
+        return self.make(draw, torch.full((draw["batch"],), draw["key"]))
+
+    def with_empty(self, draw: Draw) -> Case:
+        lengths = lengths_of(draw)
+        lengths[0] = 0
+        return self.make(draw, lengths)
+
+    def probes(self, sizes: dict[str, int]) -> tuple[Probe, ...]:
+        """What may not move a layer whose arguments are queries, keys, values and lengths."""
+        return (
+            Probe(
+                "padding has no say",
+                changed(self.per_sequence, change_padding),
+                sizes,
+                says="keys and values past a sequence's length were changed: nothing may move.",
+            ),
+            Probe(
+                "a neighbour has no say",
+                changed(self.per_sequence, first_sequence),
+                {**sizes, "batch": 3},
+                says="sequence 0 was changed: the others may not move.",
+            ),
+            Probe(
+                "a query stands alone",
+                changed(self.per_query, lambda case, draw: case.args[0][:, 0].mul_(-2)),
+                sizes,
+                says="query 0 was changed: the rows of the others may not move.",
+            ),
+        )
+
+
+def change_padding(case: Case, draw: Draw) -> None:
+    """Change keys and values past the lengths."""
+    _, keys, values, lengths, *_ = case.args
+    for x in (keys, values):
+        x[torch.arange(draw["key"]) >= lengths[:, None]] += 2.0
+
+
+def evaluated(make: Callable[[Draw], Case], sizes: dict[str, int]) -> Trial:
+    """A layer with dropout, in eval mode."""
+    says = "In eval mode dropout does nothing."
+    return Trial("dropout in eval mode", make, sizes, kind=TRAINING, says=says)
+
+
+def large_scores(make: Callable[[Draw], Case], sizes: dict[str, int], name: str = "large scores") -> Trial:
+    """Scores of which the exponential is infinite."""
+    says = "exp of a large score is infinite: subtract the row's maximum first, as torch.softmax does."
+    return Trial(name, make, sizes, grad=False, kind="fragile", says=says)
+
+
+def sums_to_one(results: list[Any]) -> str | None:
+    """Whether the weights, the last of what is returned, are shares of 1."""
+    weights = results[0][-1] if isinstance(results[0], list | tuple) else results[0]
+    total = weights.double().sum(-1)
+    if torch.allclose(total, torch.ones_like(total), atol=1e-5):
+        return None
+    return f"each row of weights must sum to 1; yours sum to {total.min():.4g} to {total.max():.4g}."
 
 
 def identity_values(draw: Draw) -> Tensor:
@@ -28,7 +107,22 @@ def identity_values(draw: Draw) -> Tensor:
     return torch.eye(draw["key"]).repeat(1, 2).expand(draw["batch"], -1, -1).contiguous()
 
 
-def drops_weights(results: list[Any], n_head: int = 1) -> str | None:
+def dropout_probes(
+    trained: Callable[[Draw], Case], sizes: dict[str, int], n_head: int = 1
+) -> tuple[Probe, ...]:
+    """A call in train mode whose output is the dropped weights, twice, beside the same one in eval mode."""
+
+    def both(draw: Draw) -> tuple[Case, ...]:
+        case = trained(draw)
+        return case, replace(case, train=False)
+
+    return (
+        Probe("dropout in train mode", both, sizes, drops_something, kind=TRAINING),
+        Probe("dropout drops weights", both, sizes, partial(drops_weights, n_head=n_head), kind=TRAINING),
+    )
+
+
+def drops_weights(results: list[Any], n_head: int) -> str | None:
     """Whether the output in train mode is made of weights that are 0 or what they were over 1 - dropout.
 
     Each head's values are two identities side by side, so that its output is its weights, twice.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Probe, Trial, changed
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import Layer, opened
+from regard.exercises.shared.lengths import large_scores
 
 
 @dataclass(frozen=True)
@@ -57,33 +58,6 @@ def _values(weight: Tensor, n_head: int, c: Choices) -> Tensor:
     return torch.stack([first, second], 1).flatten(0, 2)
 
 
-def layer(
-    draw: Draw, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, wide: int = 1
-) -> Case:
-    """A case with these arguments, and all weights; values are `wide` times as wide as the model."""
-    width = draw["head"] * draw["head_dim"]
-    return Case(
-        (queries, keys, values),
-        {} if mask is None else {"mask": mask},
-        init=(width, draw["head"]),
-        weights={
-            "W_q.weight": draw.weight(width, width),
-            "W_k.weight": draw.weight(width, width),
-            "W_v.weight": draw.weight(wide * width, width),
-            "W_o.weight": draw.weight(width, wide * width),
-        },
-    )
-
-
-def inputs(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
-    width = draw["head"] * draw["head_dim"]
-    return (
-        draw.normal("batch", "query", width),
-        draw.normal("batch", "key", width),
-        draw.normal("batch", "key", width),
-    )
-
-
 def table(draw: Draw, *dims: str) -> Tensor:
     """A mask in which every query sees something and, where it can, not all; no two rows need be alike."""
     mask = draw.integers(0, 1, *dims)
@@ -94,92 +68,77 @@ def table(draw: Draw, *dims: str) -> Tensor:
     return mask
 
 
-class Cases:
-    """The cases of a layer whose values are `wide` times as wide as the model."""
-
-    def __init__(self, wide: int) -> None:
-        self.wide = wide
-
-    def unmasked(self, draw: Draw) -> Case:
-        return layer(draw, *inputs(draw), None, self.wide)
-
-    def itself(self, draw: Draw) -> Case:
-        """Self-attention under a causal mask."""
-        x = inputs(draw)[0]
-        mask = torch.ones(draw["query"], draw["query"], dtype=torch.long).tril()
-        return layer(draw, x, x.clone(), x.clone(), mask, self.wide)
-
-    def one_mask(self, draw: Draw) -> Case:
-        return layer(draw, *inputs(draw), table(draw, "query", "key"), self.wide)
-
-    def mask_each(self, draw: Draw) -> Case:
-        return layer(draw, *inputs(draw), table(draw, "batch", "query", "key"), self.wide)
-
-    def empty(self, draw: Draw) -> Case:
-        case = self.mask_each(draw)
-        case.kwargs["mask"][0, 0] = 0
-        return case
-
-    def large_scores(self, draw: Draw) -> Case:
-        case = self.unmasked(draw)
-        return case.with_args(*(15.0 * x for x in case.args))
-
-    def hidden_changed(self, draw: Draw) -> tuple[Case, ...]:
-        base = self.one_mask(draw)
-        base.kwargs["mask"][:, -1] = 0
-        base.kwargs["mask"][:, 0] = 1
-        queries, keys, values = (x.clone() for x in base.args)
-        keys[:, -1] += 3.0
-        values[:, -1] -= 3.0
-        return base, base.with_args(queries, keys, values)
-
-    def neighbour_changed(self, draw: Draw) -> tuple[Case, ...]:
-        base = self.mask_each(draw)
-        mask = base.kwargs["mask"].clone()
-        mask[0] = 1 - mask[0]
-        mask[0, :, 0] = 1
-        return base, replace(base, kwargs={"mask": mask})
-
-
 SIZES = {"batch": 2, "query": 3, "key": 7, "head": 3, "head_dim": 5}
 
 
-def trials(cases: Cases) -> tuple[Trial, ...]:
-    """The trials of a layer with a mask."""
-    return (
-        Trial("no mask", cases.unmasked, SIZES, variants=True),
-        Trial("a mask for all sequences", cases.one_mask, SIZES, variants=True),
-        Trial("a mask for each sequence", cases.mask_each, SIZES, variants=True),
-        Trial("causal self-attention", cases.itself, {**SIZES, "query": 5, "head": 2}),
-        Trial("batch of one", cases.mask_each, {**SIZES, "batch": 1}),
-        Trial("as many sequences as heads", cases.mask_each, {**SIZES, "batch": 3}),
-        Trial("one query", cases.one_mask, {**SIZES, "query": 1}),
-        Trial("one head", cases.one_mask, {**SIZES, "head": 1}),
-        Trial("a query that sees nothing", cases.empty, SIZES, grad=False),
-        Trial(
-            "large scores",
-            cases.large_scores,
-            SIZES,
-            grad=False,
-            kind="fragile",
-            says="exp of a large score is infinite: subtract the row's maximum first, as torch.softmax does.",
-        ),
+def checks(wide: int) -> tuple[tuple[Trial, ...], tuple[Probe, ...]]:
+    """Trials and probes of a layer whose values are `wide` times as wide as the model."""
+
+    def layer(draw: Draw, mask: Tensor | None, scale: float = 1.0, *, itself: bool = False) -> Case:
+        width = draw["head"] * draw["head_dim"]
+        words = ("query",) if itself else ("query", "key", "key")
+        args = tuple(draw.normal("batch", word, width, scale=scale) for word in words)
+        inner = {"q": width, "k": width, "v": wide * width}
+        weights = {f"W_{letter}.weight": draw.weight(size, width) for letter, size in inner.items()}
+        weights["W_o.weight"] = draw.weight(width, wide * width)
+        given = tuple(x.clone() for x in args * 3) if itself else args
+        options = {} if mask is None else {"mask": mask}
+        return Case(given, options, init=(width, draw["head"]), weights=weights)
+
+    def causal(draw: Draw) -> Case:
+        triangle = torch.ones(draw["query"], draw["query"], dtype=torch.long).tril()
+        return layer(draw, triangle, itself=True)
+
+    def one_mask(draw: Draw) -> Case:
+        return layer(draw, table(draw, "query", "key"))
+
+    def mask_each(draw: Draw) -> Case:
+        return layer(draw, table(draw, "batch", "query", "key"))
+
+    def empty(draw: Draw) -> Case:
+        case = mask_each(draw)
+        case.kwargs["mask"][0, 0] = 0
+        return case
+
+    def last_hidden(draw: Draw) -> Case:
+        case = one_mask(draw)
+        case.kwargs["mask"][:, -1] = 0
+        case.kwargs["mask"][:, 0] = 1
+        return case
+
+    def change_last(case: Case, draw: Draw) -> None:
+        for x in case.args[1:]:
+            x[:, -1] += 3.0
+
+    def change_mask(case: Case, draw: Draw) -> None:
+        mask = case.kwargs["mask"]
+        mask[0] = 1 - mask[0]
+        mask[0, :, 0] = 1
+
+    trials = (
+        Trial("no mask", lambda draw: layer(draw, None), SIZES, variants=True),
+        Trial("a mask for all sequences", one_mask, SIZES, variants=True),
+        Trial("a mask for each sequence", mask_each, SIZES, variants=True),
+        Trial("causal self-attention", causal, {**SIZES, "query": 5, "head": 2}),
+        Trial("batch of one", mask_each, {**SIZES, "batch": 1}),
+        Trial("as many sequences as heads", mask_each, {**SIZES, "batch": 3}),
+        Trial("one query", one_mask, {**SIZES, "query": 1}),
+        Trial("one head", one_mask, {**SIZES, "head": 1}),
+        Trial("a query that sees nothing", empty, SIZES, grad=False),
+        large_scores(lambda draw: layer(draw, None, 15.0), SIZES),
     )
-
-
-def probes(cases: Cases) -> tuple[Probe, ...]:
-    """The perturbations of a layer with a mask."""
-    return (
+    probes = (
         Probe(
             "a hidden key has no say",
-            cases.hidden_changed,
+            changed(last_hidden, change_last),
             SIZES,
             says="a key that no query sees was changed, and its value: nothing may move.",
         ),
         Probe(
             "a neighbour's mask has no say",
-            cases.neighbour_changed,
+            changed(mask_each, change_mask),
             {**SIZES, "batch": 3},
             says="the mask of sequence 0 was changed: sequences 1 and 2 may not move.",
         ),
     )
+    return trials, probes

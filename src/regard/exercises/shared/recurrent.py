@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Draw, made
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, made
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -19,16 +19,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda x: x.softmax(-1),
     "2 sigmoid - 1": lambda x: 2 * torch.sigmoid(x) - 1,
 }
-
-
-def lstm_weights(draw: Draw) -> list[Tensor]:
-    """The twelve weights in the order of the signature, large enough for the gates to be felt."""
-    shapes: dict[str, tuple[Any, ...]] = {
-        "W": ("input", "hidden"),
-        "U": ("hidden", "hidden"),
-        "b": ("hidden",),
-    }
-    return [draw.normal(*shapes[kind], scale=0.7) for kind in "WUb" * 4]
 
 
 @dataclass(frozen=True)
@@ -167,6 +157,14 @@ class Loop:
     carried: str = "the last state"
     inputs: str = "in order"
     rows: str = "after each input"
+    short: str = "as they are"
+
+    @classmethod
+    def of(cls, choices: dict[str, str]) -> tuple[Loop, dict[str, str]]:
+        """The loop that some of the choices make, and the choices that are left for the step."""
+        names = {field.name for field in fields(cls)} & set(choices)
+        left = {name: choice for name, choice in choices.items() if name not in names}
+        return cls(**{name: choices[name] for name in names}), left
 
     def __call__(self, step: Callable[[Tensor, State], State], x: Tensor, start: State) -> list[State]:
         """The states that make the rows."""
@@ -187,12 +185,76 @@ class Loop:
             states = states[:1]
         return states
 
+    def table(self, rows: Sequence[Tensor], n_step: int, like: Tensor) -> Tensor:
+        """The rows as one tensor; of missing ones, zeros in their place when the table was made before."""
+        table = torch.stack(list(rows)) if rows else like.new_zeros(0, *like.shape)
+        missing = n_step - len(table)
+        if self.short == "as they are" or missing <= 0:
+            return table
+        zeros = table.new_zeros(missing, *table.shape[1:])
+        return torch.cat([table, zeros] if self.short == "zeros behind" else [zeros, table])
 
-def stacked(rows: Sequence[Tensor], n_step: int, like: Tensor, short: str) -> Tensor:
-    """The rows as one tensor; where some are missing, zeros in their place when the table was made before."""
-    table = torch.stack(list(rows)) if rows else like.new_zeros(0, *like.shape)
-    missing = n_step - len(table)
-    if short == "as they are" or missing <= 0:
-        return table
-    zeros = table.new_zeros(missing, *table.shape[1:])
-    return torch.cat([table, zeros] if short == "zeros behind" else [zeros, table])
+
+class Given:
+    """Inputs, states and the weights W, U, b of each gate, in the order of the signatures."""
+
+    def __init__(self, n_state: int, n_gate: int) -> None:
+        self.n_state, self.n_gate = n_state, n_gate
+
+    def step(self, draw: Draw, *dims: str) -> Case:
+        """The call of one step, or of as many as `dims` say."""
+        states = [draw.uniform("hidden", low=-0.9, high=0.9) for _ in range(self.n_state)]
+        shapes = {"W": ("input", "hidden"), "U": ("hidden", "hidden"), "b": ("hidden",)}
+        # Large enough for the gates to be felt.
+        weights = [draw.normal(*shapes[kind], scale=0.7) for kind in "WUb" * self.n_gate]
+        return Case((draw.normal(*dims, "input"), *states, *weights))
+
+    def loop(self, draw: Draw) -> Case:
+        return self.step(draw, "step")
+
+    def from_zeros(self, make: Callable[[Draw], Case]) -> Callable[[Draw], Case]:
+        def zeros(draw: Draw) -> Case:
+            case = make(draw)
+            for state in case.args[1 : 1 + self.n_state]:
+                state.zero_()
+            return case
+
+        return zeros
+
+    def step_trials(self) -> tuple[Trial, ...]:
+        return (
+            Trial("one step", self.step, {"input": 3, "hidden": 5}, variants=True),
+            Trial("more inputs than hidden units", self.step, {"input": 7, "hidden": 2}, variants=True),
+            Trial("as many inputs as hidden units", self.step, {"input": 5, "hidden": 5}),
+            Trial("one input, one hidden unit", self.step, {"input": 1, "hidden": 1}),
+            Trial("the first step, from zeros", self.from_zeros(self.step), {"input": 3, "hidden": 5}),
+        )
+
+    def loop_trials(self) -> tuple[Trial, ...]:
+        return (
+            Trial("a sequence", self.loop, {"step": 7, "input": 3, "hidden": 5}, variants=True),
+            Trial("one step", self.loop, {"step": 1, "input": 3, "hidden": 5}, variants=True),
+            Trial("two steps", self.loop, {"step": 2, "input": 5, "hidden": 3}),
+            Trial("all sizes alike", self.loop, {"step": 3, "input": 3, "hidden": 3}),
+            Trial("one input, one hidden unit", self.loop, {"step": 5, "input": 1, "hidden": 1}),
+            Trial("from zeros", self.from_zeros(self.loop), {"step": 5, "input": 2, "hidden": 3}),
+        )
+
+    def loop_probes(self) -> tuple[Probe, ...]:
+        def negate(index: int) -> Callable[[Case, Draw], object]:
+            return lambda case, draw: case.args[index].neg_()
+
+        return (
+            Probe(
+                "the future has no say",
+                changed(self.loop, lambda case, draw: case.args[0][draw["step"] // 2].add_(1.0)),
+                {"step": 7, "input": 3, "hidden": 5},
+                says="the input of step 3 was changed: states before it may not move, that of step 3 must.",
+            ),
+            Probe(
+                "the first state is felt",
+                changed(self.loop, *(negate(1 + state) for state in range(self.n_state))),
+                {"step": 3, "input": 2, "hidden": 5},
+                says="a first state was changed: the states must move.",
+            ),
+        )

@@ -47,9 +47,6 @@ class Table:
         return [value - total for value in row]
 
 
-Hypothesis = tuple[tuple[int, ...], float]
-
-
 def chosen(
     draw: Draw, meant: Mapping[str, int], end: int, urge: float, wanted: Callable[[Table], bool]
 ) -> Table:

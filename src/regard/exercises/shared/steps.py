@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
 from regard.exercises.shared.attention import SOFTMAXES
+from regard.exercises.shared.lengths import large_scores
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,9 @@ class Choices:
     returned: str = "the new caches"
 
 
-Step = tuple[Tensor, Tensor, Tensor]
-
-
-def stepped(c: Choices, case: Case, *, shared: bool) -> Step:
+def stepped(case: Case, *, shared: bool, **choices: str) -> tuple[Tensor, Tensor, Tensor]:
     """One token of attention (Shazeer 2019), in which keys and values are `shared` by all heads or not."""
+    c = Choices(**choices)
     x, past_k, past_v, w_q, w_k, w_v, w_o = case.args
     by = {"q": w_q, "k": w_k}
     one = "bd,dk->bk" if shared else "bd,hdk->bhk"
@@ -49,7 +47,8 @@ def stepped(c: Choices, case: Case, *, shared: bool) -> Step:
     seen_v = past_v if c.sees == "the old cache" else v
     if c.keys == "of the first head":
         seen_k = seen_k[:, :1].expand_as(seen_k)
-    logits = torch.einsum("bhk,bnk->bhn", q, seen_k) if shared else torch.einsum("bhk,bhnk->bhn", q, seen_k)
+    many = "bn" if shared else "bhn"
+    logits = torch.einsum(f"bhk,{many}k->bhn", q, seen_k)
     logits = logits / {
         "root": q.shape[-1] ** 0.5,
         "k": q.shape[-1],
@@ -64,11 +63,7 @@ def stepped(c: Choices, case: Case, *, shared: bool) -> Step:
         if c.softmax == "a mean"
         else SOFTMAXES[c.softmax](logits)
     )
-    heads = (
-        torch.einsum("bhn,bnv->bhv", weights, seen_v)
-        if shared
-        else torch.einsum("bhn,bhnv->bhv", weights, seen_v)
-    )
+    heads = torch.einsum(f"bhn,{many}v->bhv", weights, seen_v)
     y = torch.einsum("bhv,hvd->bd", heads, w_o)
     if c.heads == "averaged":
         y = y / w_o.shape[0]
@@ -94,91 +89,58 @@ def _grown(past: Tensor, new: Tensor, how: str) -> Tensor:
     return torch.cat([kept, entry], dim=-2)
 
 
-def past_changed(make: Callable[[Draw], Case]) -> Callable[[Draw], tuple[Case, ...]]:
-    """The first sequence's cache and token changed: the others may not move, nor may the old cache "
-    "entries."""
-
-    def changed(draw: Draw) -> tuple[Case, ...]:
-        base = make(draw)
-        args = [arg.clone() for arg in base.args]
-        for arg in args[:3]:
-            arg[0] = arg[0].flip(-1) + 1.0
-        return base, base.with_args(*args)
-
-    return changed
-
-
-def empty_cache(make: Callable[[Draw], Case]) -> Callable[[Draw], Case]:
-    """The first step, before which nothing is cached."""
-
-    def emptied(draw: Draw) -> Case:
-        base = make(draw)
-        x, keys, values, *rest = base.args
-        return base.with_args(x, keys[..., :0, :].clone(), values[..., :0, :].clone(), *rest)
-
-    return emptied
-
-
-def reordered(make: Callable[[Draw], Case]) -> Callable[[Draw], tuple[Case, ...]]:
-    """The order of what is cached has no say in y."""
-
-    def changed(draw: Draw) -> tuple[Case, ...]:
-        base = make(draw)
-        x, keys, values, *rest = base.args
-        order = torch.arange(draw["past"]).flip(0)
-        return base, replace(base, args=(x, keys[..., order, :], values[..., order, :], *rest))
-
-    return changed
-
-
-def large_logits(make: Callable[[Draw], Case]) -> Callable[[Draw], Case]:
-    def enlarged(draw: Draw) -> Case:
-        base = make(draw)
-        x, keys, *rest = base.args
-        return base.with_args(15.0 * x, 15.0 * keys, *rest)
-
-    return enlarged
-
-
 SIZES = {"batch": 2, "past": 5, "head": 3, "model_dim": 7, "qk_dim": 5, "v_dim": 11}
 
 
-def trials(make: Callable[[Draw], Case]) -> tuple[Trial, ...]:
-    """The trials of a step."""
-    return (
-        Trial("one step", make, SIZES, variants=True),
-        Trial("another step", make, {**SIZES, "batch": 3, "past": 2, "head": 5, "v_dim": 2}, variants=True),
-        Trial("all of one width", make, {**SIZES, "model_dim": 6, "head": 3, "qk_dim": 2, "v_dim": 2}),
-        Trial("as many sequences as heads", make, {**SIZES, "batch": 3}),
-        Trial("as many positions as heads", make, {**SIZES, "past": 3}),
-        Trial("keys as wide as values", make, {**SIZES, "v_dim": 5}),
-        Trial("batch of one", make, {**SIZES, "batch": 1}),
-        Trial("one head", make, {**SIZES, "head": 1}),
-        Trial("an empty cache", empty_cache(make), {**SIZES, "past": 1}),
-        Trial(
-            "large logits",
-            large_logits(make),
-            SIZES,
-            grad=False,
-            kind="fragile",
-            says="exp of a large logit is infinite: subtract the row's maximum first, as torch.softmax does.",
-        ),
+def checks(*, shared: bool) -> tuple[tuple[Trial, ...], tuple[Probe, ...]]:
+    """Trials and probes of a step, in which keys and values are `shared` by all heads or not."""
+    heads = () if shared else ("head",)
+
+    def step(draw: Draw, scale: float = 1.0, n_past: int | None = None) -> Case:
+        root = draw["model_dim"] ** -0.5
+        past = "past" if n_past is None else n_past
+        args = (
+            draw.normal("batch", "model_dim", scale=scale),
+            draw.normal("batch", *heads, past, "qk_dim", scale=scale),
+            draw.normal("batch", *heads, past, "v_dim"),
+            draw.normal("head", "model_dim", "qk_dim", scale=root),
+            draw.normal(*heads, "model_dim", "qk_dim", scale=root),
+            draw.normal(*heads, "model_dim", "v_dim", scale=root),
+            draw.normal("head", "v_dim", "model_dim", scale=draw["v_dim"] ** -0.5),
+        )
+        return Case(args)
+
+    def change_first(case: Case, draw: Draw) -> None:
+        first_sequence(case.with_args(*case.args[:3]), draw)
+
+    def reorder(case: Case, draw: Draw) -> None:
+        for cache in case.args[1:3]:
+            cache.copy_(cache.flip(-2))
+
+    trials = (
+        Trial("one step", step, SIZES, variants=True),
+        Trial("another step", step, {**SIZES, "batch": 3, "past": 2, "head": 5, "v_dim": 2}, variants=True),
+        Trial("all of one width", step, {**SIZES, "model_dim": 6, "head": 3, "qk_dim": 2, "v_dim": 2}),
+        Trial("as many sequences as heads", step, {**SIZES, "batch": 3}),
+        Trial("as many positions as heads", step, {**SIZES, "past": 3}),
+        Trial("keys as wide as values", step, {**SIZES, "v_dim": 5}),
+        Trial("batch of one", step, {**SIZES, "batch": 1}),
+        Trial("one head", step, {**SIZES, "head": 1}),
+        Trial("an empty cache", lambda draw: step(draw, n_past=0), {**SIZES, "past": 1}),
+        large_scores(lambda draw: step(draw, 15.0), SIZES, "large logits"),
     )
-
-
-def probes(make: Callable[[Draw], Case]) -> tuple[Probe, ...]:
-    """The perturbations of a step."""
-    return (
+    probes = (
         Probe(
             "a neighbour in the batch has no say",
-            past_changed(make),
+            changed(step, change_first),
             SIZES,
             says="sequence 0 was changed: sequence 1 may not move.",
         ),
         Probe(
             "the order of the cache has no say in y",
-            reordered(make),
+            changed(step, reorder),
             SIZES,
             says="the cached positions were put in another order: y may not move.",
         ),
     )
+    return trials, probes

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
 
 
 def reference(case: Case, *, factor: str = "2", by: str = "product", of: str = "numbers") -> Tensor:
@@ -25,13 +25,6 @@ def numbers(draw: Draw) -> Case:
     return Case((draw.normal("batch", "position"),))
 
 
-def neighbour(draw: Draw) -> tuple[Case, ...]:
-    base = numbers(draw)
-    x = base.args[0].clone()
-    x[0] += 1
-    return base, base.with_args(x)
-
-
 TRIALS = (
     Trial("several sequences", numbers, {"batch": 2, "position": 3}, variants=True),
     Trial("one sequence", numbers, {"batch": 1, "position": 5}),
@@ -40,7 +33,7 @@ TRIALS = (
 PROBES = (
     Probe(
         "a neighbour has no say",
-        neighbour,
+        changed(numbers, first_sequence),
         {"batch": 3, "position": 2},
         says="sequence 0 was changed: the others may not move.",
     ),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Probe, Trial, changed
+from regard.exercises.shared.lengths import lengths_of
 
 
 def reference(
@@ -66,35 +67,18 @@ def reference(
 
 
 def causal(draw: Draw) -> Case:
-    return Case((draw["query"], draw["key"]), call="causal_visible")
-
-
-def causal_from(draw: Draw) -> Case:
-    return Case((draw["query"], draw["key"]), {"start": draw["start"]}, call="causal_visible")
+    start = {"start": draw["start"]} if "start" in draw.sizes else {}
+    return Case((draw["query"], draw["key"]), start, call="causal_visible")
 
 
 def padding(draw: Draw) -> Case:
-    lens = draw.integers(1, draw["key"], "batch")
-    if draw["batch"] > 1:  # two lengths that differ, one of them full
-        lens[0], lens[1] = max(1, draw["key"] // 2), draw["key"]
-    else:  # not full, or a table as wide as the longest sequence would look right
-        lens[0] = max(1, draw["key"] - 2)
-    return Case((lens, draw["key"]), call="padding_visible")
+    return Case((lengths_of(draw), draw["key"]), call="padding_visible")
 
 
 def with_empty(draw: Draw) -> Case:
     case = padding(draw)
-    lens = case.args[0].clone()
-    lens[0] = 0
-    return case.with_args(lens, case.args[1])
-
-
-def neighbour_changed(draw: Draw) -> tuple[Case, ...]:
-    base = padding(draw)
-    lens, n_key = base.args
-    other = lens.clone()
-    other[0] = lens[0] + 1
-    return base, base.with_args(other, n_key)
+    case.args[0][0] = 0
+    return case
 
 
 def of_int32(draw: Draw) -> Case:
@@ -106,10 +90,10 @@ TRIALS = (
     Trial("causal, as many queries as keys", causal, {"query": 5, "key": 5}, grad=False),
     Trial("causal, more keys than queries", causal, {"query": 3, "key": 7}, grad=False),
     Trial("causal, more queries than keys", causal, {"query": 7, "key": 3}, grad=False),
-    Trial("causal after a cache", causal_from, {"query": 3, "key": 7, "start": 4}, grad=False),
-    Trial("causal from the middle", causal_from, {"query": 3, "key": 7, "start": 2}, grad=False),
-    Trial("one query after a cache", causal_from, {"query": 1, "key": 7, "start": 5}, grad=False),
-    Trial("causal beyond the keys", causal_from, {"query": 2, "key": 3, "start": 5}, grad=False),
+    Trial("causal after a cache", causal, {"query": 3, "key": 7, "start": 4}, grad=False),
+    Trial("causal from the middle", causal, {"query": 3, "key": 7, "start": 2}, grad=False),
+    Trial("one query after a cache", causal, {"query": 1, "key": 7, "start": 5}, grad=False),
+    Trial("causal beyond the keys", causal, {"query": 2, "key": 3, "start": 5}, grad=False),
     Trial("lengths", padding, {"batch": 3, "key": 7}, grad=False, variants=True),
     Trial("as many sequences as keys", padding, {"batch": 5, "key": 5}, grad=False),
     Trial("one sequence", padding, {"batch": 1, "key": 5}, grad=False),
@@ -120,7 +104,7 @@ TRIALS = (
 PROBES = (
     Probe(
         "a neighbour's length has no say",
-        neighbour_changed,
+        changed(padding, lambda case, draw: case.args[0][0].add_(1)),
         {"batch": 3, "key": 7},
         says="the length of sequence 0 was changed: the rows of sequences 1 and 2 may not move.",
     ),

@@ -1,0 +1,170 @@
+"""What the book needs beside Sphinx: formulas as MathML, chapters as notebooks, a reference from the code."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import click
+import nbformat
+from docutils.nodes import SkipNode
+from latex2mathml.converter import convert
+from myst_nb.core.read import read_myst_markdown_notebook
+
+import regard
+from regard.cli import main
+
+DOCS = Path(__file__).parent
+PACKAGES = "attention layers models recurrent tracing heads experiments costs drawing train".split()
+
+CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def setup(app):
+    """What Sphinx calls."""
+    app.add_html_math_renderer("mathml", (inline_formula, None), (block_formula, None))
+    app.connect("builder-inited", write_reference)
+    app.connect("html-page-context", link_notebook)
+    app.connect("build-finished", write_notebooks)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def inline_formula(translator, node):
+    """A formula within a line."""
+    translator.body.append(convert(node.astext()))
+    raise SkipNode  # what is inside of the node is written
+
+
+def block_formula(translator, node):
+    """A formula that stands alone."""
+    translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    raise SkipNode
+
+
+def link_notebook(app, name, template, context, doctree):
+    """Below the title of a chapter, itself as a notebook."""
+    if name.startswith("course/") and "body" in context and not name.endswith("index"):
+        link = f'<p><a href="{name.rpartition("/")[2]}.ipynb" download>This chapter as a notebook</a></p>'
+        context["body"] = context["body"].replace("</h1>", f"</h1>\n{link}", 1)
+
+
+def write_notebooks(app, error):
+    """Every chapter as .ipynb beside its page."""
+    if error is not None:
+        return
+    for chapter in sorted((DOCS / "course").glob("[0-9]*.md")):
+        notebook = read_myst_markdown_notebook(chapter.read_text(encoding="utf-8"), app.env.myst_config)
+        path = Path(app.outdir, "course", f"{chapter.stem}.ipynb")
+        nbformat.write(notebook, path)
+
+
+def write_reference(app):
+    """The pages of the reference: public names, and commands with their options."""
+    folder = DOCS / "reference"
+    folder.mkdir(exist_ok=True)
+    _write(folder / "names.md", _names("regard", regard.__all__, "Names at the top"))
+    for package in PACKAGES:
+        module = importlib.import_module(f"regard.{package}")
+        _write(folder / f"{package}.md", _names(f"regard.{package}", module.__all__, f"regard.{package}"))
+    _write(folder / "commands.md", _commands())
+    _write(folder / "exercises.md", _exercises())
+
+
+def _write(path, text):
+    """Only where it differs: what is written anew is built anew."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def _names(home, names, title):
+    module = importlib.import_module(home)
+    cells = CELL.findall((DOCS / "examples.md").read_text(encoding="utf-8"))
+    parts = [f"# {title}", _text(inspect.getdoc(module))]
+    for name in names:
+        value = getattr(module, name)
+        parts += [f"## {name}", f"```python\n{_signature(name, value)}\n```", _text(inspect.getdoc(value))]
+        parts += [f"```python\n{cell}```" for cell in cells if re.search(rf"\b{name}\b", cell)][:1]
+        if inspect.isclass(value):
+            for method, function in vars(value).items():
+                if not method.startswith("_") and inspect.isfunction(function):
+                    shown = _signature(f"{name}.{method}", function)
+                    parts += [f"```python\n{shown}\n```", _text(inspect.getdoc(function))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _signature(name, value):
+    """As it is written, with one argument on a line where they are long."""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return name
+    arguments, kinds = [], inspect.Parameter
+    for argument in signature.parameters.values():
+        if argument.kind is kinds.KEYWORD_ONLY and not any(part.startswith("*") for part in arguments):
+            arguments.append("*")
+        star = {kinds.VAR_POSITIONAL: "*", kinds.VAR_KEYWORD: "**"}.get(argument.kind, "")
+        typed = "" if argument.annotation is argument.empty else f": {_type(argument.annotation)}"
+        default = "" if argument.default is argument.empty else f" = {_default(argument.default)}"
+        arguments.append(f"{star}{argument.name}{typed}{default}")
+    returned = signature.return_annotation
+    result = "" if returned is signature.empty or inspect.isclass(value) else f" -> {_type(returned)}"
+    line = f"{name}({', '.join(arguments)}){result}"
+    return line if len(line) <= 88 else f"{name}(\n    " + ",\n    ".join(arguments) + f",\n){result}"
+
+
+def _type(annotation):
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _default(value):
+    text = repr(value)
+    return text if len(text) < 40 else "..."
+
+
+def _text(doc):
+    """A docstring as Markdown: examples and indented tables stay as they are."""
+    blocks = re.split(r"\n\s*\n", doc or "")
+    shown = []
+    for block in blocks:
+        example = block.lstrip().startswith(">>>")
+        plain = block.strip() and all(line.startswith("    ") for line in block.splitlines())
+        kind = "pycon" if example else "text"
+        shown.append(f"```{kind}\n{inspect.cleandoc(block)}\n```" if example or plain else block)
+    return "\n\n".join(shown)
+
+
+def _commands():
+    parts = [
+        "# Commands",
+        "Every command answers `--help`; one that prints a table prints JSON with `--json`.",
+    ]
+    context = click.Context(main, info_name="regard")
+    for name in main.list_commands(context):
+        parts += _command(main.get_command(context, name), f"regard {name}", context)
+    return "\n\n".join(parts) + "\n"
+
+
+def _command(command, name, parent):
+    context = click.Context(command, info_name=name.rpartition(" ")[2], parent=parent)
+    parts = [f"## {name}", f"```text\n{command.get_help(context)}\n```"]
+    for below in command.list_commands(context) if isinstance(command, click.Group) else ():
+        parts += _command(command.get_command(context, below), f"{name} {below}", context)
+    return parts
+
+
+def _exercises():
+    """Every exercise with its task, in the order of the path."""
+    from regard.checking.catalogue import ours
+    from regard.checking.path import tracks
+
+    parts = ["# Exercises", "`regard start ID` writes the file to fill in, `regard check FILE` checks it."]
+    for track in tracks(ours()):
+        parts += [f"## {track.title}", track.about]
+        for stop in track.stops:
+            exercise = stop.exercise
+            parts += [
+                f"### {exercise.id}",
+                f"{exercise.title}; {stop.minutes} minutes.",
+                exercise.task.strip(),
+            ]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,29 @@
+"""How Sphinx makes the book: `make docs` writes it to out/docs. Nothing in it is loaded from elsewhere."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+project = "Regard"
+author = "the Regard maintainers"
+extensions = ["myst_nb", "book"]
+exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
+html_theme = "furo"
+html_title = "Regard: a workbench for attention"
+html_show_sphinx = html_copy_source = html_show_sourcelink = False
+html_math_renderer = "mathml"
+
+myst_enable_extensions = ["dollarmath", "deflist", "attrs_inline"]
+myst_heading_anchors = 3
+myst_links_external_new_tab = True
+
+# Cells are executed when their chapter has changed; one that fails, fails the book.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(Path(__file__).parent.parent / "out" / "docs-cache")
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+suppress_warnings = ["mystnb.unknown_mime_type"]

@@ -1,0 +1,96 @@
+"""`%load_ext regard`: the commands a notebook has. `%%check` above a cell, `%quiz` and `%lab` in a line."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from regard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from regard.checking.notebook import Report
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a line of a notebook shows."""
+
+    text: str
+    html: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+@click.command("%%check")
+@click.argument("exercise", required=False)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Repeat a check's inputs.")
+@click.option("--strict", is_flag=True, help="Conventions other than the task's fail the check.")
+@click.pass_obj
+def check(cell: tuple[Any, str], exercise: str | None, seed: int | None, strict: bool) -> Report | None:
+    """Run the cell, then check what it defines."""
+    from regard.checking.catalogue import catalogue, pick
+    from regard.checking.notebook import check_cell
+
+    if exercise is not None:
+        pick(catalogue(), exercise)
+    shell, source = cell
+    if not shell.run_cell(source).success:
+        return None
+    return check_cell(shell, source, exercise, seed=seed, strict=strict)
+
+
+@click.command("%quiz")
+@click.argument("id")
+@click.argument("answer", nargs=-1)
+def quiz(id: str, answer: tuple[str, ...]) -> Shown:
+    """Show question ID, or mark an ANSWER to it."""
+    from regard.checking.notebook import marked
+    from regard.checking.quiz import question
+    from regard.drawing.html import fragment, tag
+
+    asked = question(id)
+    if answer:
+        result = marked(asked, " ".join(answer))
+        colour = "note" if result.right is None else "good" if result.right else "bad"
+        return Shown(result.message, fragment(tag("p", result.message, class_=colour)))
+    parts = [tag("p", tag("strong", "Question. "), asked.text)]
+    if asked.code:
+        parts.append(tag("pre", asked.code))
+    parts.append(tag("details", tag("summary", "The answer"), tag("p", asked.answer)))
+    parts.append(tag("p", f"Yours: %quiz {id} ...", class_="dim"))
+    return Shown(f"{asked.text}\n{asked.code}".strip(), fragment(tag("div", *parts)))
+
+
+@click.command("%lab")
+@click.argument("name", nargs=-1, required=True)
+@click.option("--full", is_flag=True, help="The whole run, not the quick one.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
+def lab(name: tuple[str, ...], full: bool, seed: int) -> Shown:
+    """Run an experiment: prediction, measurement, figure and verdict."""
+    from regard.lab.catalogue import find
+    from regard.lab.pages import cell
+    from regard.lab.spec import perform
+
+    done = perform(find(" ".join(name)), quick=not full, seed=seed)
+    return Shown(done.result.sentence, cell(done))
+
+
+def load(shell: Any) -> None:
+    """Give a notebook its magics."""
+
+    def called(command: click.Command, line: str, given: object = None) -> object:
+        try:
+            return command.main(shlex.split(line), obj=given, standalone_mode=False)
+        except click.ClickException as error:
+            raise ArgumentError(f"{command.name}: {error.format_message()}") from None
+
+    shell.register_magic_function(lambda line, cell: called(check, line, (shell, cell)), "cell", "check")
+    for name, command in (("quiz", quiz), ("lab", lab)):
+        shell.register_magic_function(lambda line, command=command: called(command, line), "line", name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Trial
 from regard.exercises.shared import attention
-from regard.exercises.shared.attention import Layer, added, attended, future, merge, split
+from regard.exercises.shared.attention import Layer, attended, future, split
+from regard.exercises.shared.given import causal_probes
+from regard.exercises.shared.lengths import large_scores
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,9 @@ def reference(case: Case, **choices: str) -> Tensor:
     group = n_head // n_kv_head
     if c.groups == "mean of the queries":
         q = q.unflatten(1, (n_kv_head, group)).mean(2).repeat_interleave(group, 1)
-    key_heads = [_shared(heads, group, c.groups, name) for heads, name in ((k, "keys"), (v, "values"))]
-    heads, _, _ = attended(c, q, *key_heads, lambda scores: future(scores, True, c), x.shape[-1])
-    joined = merge(heads, c.merge)
-    out = {"left out": lambda: joined, "transposed": lambda: joined @ case.weights["W_o.weight"]}.get(
-        c.out, lambda: layer.project(joined, "W_o", c)
-    )()
-    return added(out, c, queries=x, keys=x, values=x, heads=joined)
+    k, v = (_shared(heads, group, c.groups, name) for heads, name in ((k, "keys"), (v, "values")))
+    heads, _, _ = attended(c, q, k, v, lambda scores: future(scores, True, c), x.shape[-1])
+    return layer.leave(c, heads, queries=x, keys=x, values=x)
 
 
 def _shared(heads: Tensor, group: int, how: str, name: str) -> Tensor:
@@ -49,31 +46,13 @@ def _shared(heads: Tensor, group: int, how: str, name: str) -> Tensor:
     return (heads.flip(1) if how == "turned round" else heads).repeat_interleave(group, 1)
 
 
-def layer(draw: Draw) -> Case:
+def layer(draw: Draw, scale: float = 1.0) -> Case:
     n_head = draw["kv_head"] * draw["group"]
     width, narrow = n_head * draw["head_dim"], draw["kv_head"] * draw["head_dim"]
     rows = {"q": width, "k": narrow, "v": narrow, "o": width}
     weights = {f"W_{letter}.weight": 1.5 * draw.weight(rows[letter], width) for letter in rows}
-    x = draw.normal("batch", "position", width)
+    x = draw.normal("batch", "position", width, scale=scale)
     return Case((x,), init=(width, n_head, draw["kv_head"]), weights=weights)
-
-
-def large_scores(draw: Draw) -> Case:
-    case = layer(draw)
-    return case.with_args(20.0 * case.args[0])
-
-
-def future_changed(draw: Draw) -> tuple[Case, ...]:
-    base = layer(draw)
-    later = torch.arange(draw["position"])[:, None] > draw["position"] // 2
-    return base, base.with_args(torch.where(later, base.args[0] + 2.0, base.args[0]))
-
-
-def neighbour_changed(draw: Draw) -> tuple[Case, ...]:
-    base = layer(draw)
-    x = base.args[0].clone()
-    x[0] += 1.0
-    return base, base.with_args(x)
 
 
 SIZES = {"batch": 2, "position": 5, "kv_head": 2, "group": 3, "head_dim": 5}
@@ -86,27 +65,7 @@ TRIALS = (
     Trial("as many positions as heads", layer, {**SIZES, "position": 6}),
     Trial("batch of one", layer, {**SIZES, "batch": 1}),
     Trial("one position", layer, {**SIZES, "position": 1}),
-    Trial(
-        "large scores",
-        large_scores,
-        SIZES,
-        grad=False,
-        kind="fragile",
-        says="exp of a large score is infinite: subtract the row's maximum first, as torch.softmax does.",
-    ),
+    large_scores(lambda draw: layer(draw, 20.0), SIZES),
 )
 
-PROBES = (
-    Probe(
-        "the future has no say",
-        future_changed,
-        SIZES,
-        says="later positions were changed: earlier ones may not move.",
-    ),
-    Probe(
-        "a neighbour has no say",
-        neighbour_changed,
-        {**SIZES, "batch": 3},
-        says="sequence 0 was changed: the others may not move.",
-    ),
-)
+PROBES = causal_probes(layer, SIZES)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Probe, Trial, changed
 
 
 def reference(
@@ -51,8 +51,8 @@ def reference(
     return torch.add(x * cos, (x if partner == "itself" else other) * sin)
 
 
-def rows(draw: Draw, first: int = 0, scale: float = 1.0, **kwargs: Any) -> Case:
-    x = draw.normal("batch", "head", "position", 2 * draw["pair"], scale=scale)
+def rows(draw: Draw, first: int = 0, **kwargs: Any) -> Case:
+    x = draw.normal("batch", "head", "position", 2 * draw["pair"])
     return Case((x, torch.arange(first, first + draw["position"])), kwargs)
 
 
@@ -67,12 +67,6 @@ def shuffled(draw: Draw) -> Case:
 
 def another_base(draw: Draw) -> Case:
     return rows(draw, 3, base=500.0)
-
-
-def position_changed(draw: Draw) -> tuple[Case, ...]:
-    base = rows(draw)
-    x, positions = base.args
-    return base, base.with_args(x, torch.cat([positions[:-1], positions[-1:] + 5]))
 
 
 def shifted(draw: Draw) -> tuple[Case, ...]:
@@ -106,7 +100,7 @@ PROBES = (
     Probe("products depend on the distance", shifted, SIZES, by_distance),
     Probe(
         "a position turns its row alone",
-        position_changed,
+        changed(rows, lambda case, draw: case.args[1][-1].add_(5)),
         SIZES,
         says="the last position was changed: the other rows may not move.",
     ),

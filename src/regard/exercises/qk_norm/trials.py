@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed
@@ -33,7 +34,7 @@ def reference(case: Case, **choices: str) -> Tensor:
     if c.normed == "scores":
         scores = q @ k.transpose(-2, -1)
         scores = scores / (scores.square().mean(-1, keepdim=True) + eps).sqrt()
-        return attention.weighed(scores, future(scores, True, c), c) @ v
+        return torch.matmul(attention.weighed(scores, future(scores, True, c), c), v)
     return attended(c, q, k, v, lambda scores: future(scores, True, c))[0]
 
 

@@ -269,6 +269,10 @@ class Layer:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output, weights and scores of the whole layer."""
         heads, weights, scores = self.heads(c, queries, keys, values, hidden)
+        return self.leave(c, heads, queries=queries, keys=keys, values=values), weights, scores
+
+    def leave(self, c: Choices, heads: Tensor, **given: Tensor) -> Tensor:
+        """What the output layer makes of the heads, with what is added to it."""
         joined = merge(heads, c.merge)
         if c.out == "left out":
             out = joined
@@ -276,7 +280,7 @@ class Layer:
             out = joined @ self.weights[f"{self.names[3]}.weight"]
         else:
             out = self.project(joined, self.names[3], c)
-        return added(out, c, queries=queries, keys=keys, values=values, heads=joined), weights, scores
+        return added(out, c, heads=joined, **given)
 
 
 def added(out: Tensor, c: Choices, **parts: Tensor) -> Tensor:

@@ -1,0 +1,72 @@
+"""Reference, calls and probes of `qk-norm`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from regard.checking.trials import Case, Draw, Probe, Trial, changed
+from regard.exercises.shared import attention, given
+from regard.exercises.shared.attention import attended, future
+from regard.exercises.shared.norms import Norm
+
+
+@dataclass(frozen=True)
+class Choices(attention.Choices):
+    """Attention, and what is normed."""
+
+    normed: str = "queries and keys"
+
+
+def reference(case: Case, **choices: str) -> Tensor:
+    """Causal attention of normed queries and keys."""
+    q, k, v, q_weight, k_weight = case.args
+    of_norm = {field.name: choices.pop(field.name) for field in fields(Norm) if field.name in choices}
+    norm, c, eps = Norm(**of_norm), Choices(**choices), case.kwargs.get("eps", 1e-6)
+    if c.normed in ("queries and keys", "queries", "values too", "by one weight"):
+        q = norm(q, q_weight, eps)
+    if c.normed in ("queries and keys", "keys", "values too", "by one weight"):
+        k = norm(k, q_weight if c.normed == "by one weight" else k_weight, eps)
+    if c.normed == "values too":
+        v = norm(v, k_weight, eps)
+    if c.normed == "scores":
+        scores = q @ k.transpose(-2, -1)
+        scores = scores / (scores.square().mean(-1, keepdim=True) + eps).sqrt()
+        return torch.matmul(attention.weighed(scores, future(scores, True, c), c), v)
+    return attended(c, q, k, v, lambda scores: future(scores, True, c))[0]
+
+
+def call(draw: Draw, scale: float = 1.5) -> Case:
+    weights = (draw.normal("head_dim", scale=0.5, mean=1.5) for _ in range(2))
+    return given.heads(draw, *weights, scale=scale)
+
+
+def tiny(draw: Draw) -> Case:
+    """Rows so small that eps counts."""
+    case = call(draw, scale=1e-3)
+    case.args[1].mul_(1e-3)
+    return case
+
+
+def another_eps(draw: Draw) -> Case:
+    case = call(draw)
+    return Case(case.args, {"eps": 0.5})
+
+
+TRIALS = (
+    *given.trials(call),
+    Trial("tiny queries and keys", tiny, given.SIZES, grad=False),
+    Trial("another eps", another_eps, given.SIZES),
+)
+
+PROBES = (
+    *given.causal_probes(call, given.SIZES),
+    Probe(
+        "the length of a query has no say",
+        changed(call, lambda case, draw: case.args[0].mul_(3.0)),
+        given.SIZES,
+        says="all queries were made three times as long: nothing may move.",
+    ),
+)

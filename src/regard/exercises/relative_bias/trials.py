@@ -1,0 +1,84 @@
+"""Reference, calls and probes of `relative-bias`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence, made
+from regard.exercises.shared import attention, given
+from regard.exercises.shared.attention import SCORES, SOFTMAXES, divisor
+
+
+@dataclass(frozen=True)
+class Choices(attention.Choices):
+    """Attention, and which bias is added where."""
+
+    distance: str = "from query to key"
+    bias: str = "added"
+    heads: str = "of each head"
+
+
+def reference(case: Case, **choices: str) -> Tensor:
+    """Attention with the bias of each distance."""
+    c, (q, k, v, table) = Choices(**choices), case.args
+    n, far = q.shape[2], table.shape[1] // 2
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    distance = {"turned round": i - j, "of either direction": (j - i).abs(), "of the key": j - 0 * i}
+    between = distance.get(c.distance, j - i)
+    shift = far + (1 if c.distance == "one off" else 0)
+    column = (between.clamp(-far, far) + shift).clamp(0, 2 * far)
+    if c.distance == "wrapped":
+        column = (between + far) % (2 * far + 1)
+    rows = {"the first row": table[:1], "the mean row": table.mean(0, keepdim=True)}.get(c.heads, table)
+    bias = rows[:, column]
+    if c.distance == "hidden":
+        bias = bias.masked_fill(between.abs() > far, -torch.inf)
+    scores, scale = SCORES[c.scores](q, k), divisor(c, q, k, v, q.shape[-1])
+    softmax = SOFTMAXES[c.softmax]
+    weights = made(
+        {
+            "added": lambda: softmax(scores / scale + bias),
+            "before the scale": lambda: softmax((scores + bias) / scale),
+            "after the softmax": lambda: softmax(scores / scale) + bias,
+            "multiplied": lambda: softmax(scores / scale * bias),
+            "none": lambda: softmax(scores / scale),
+        },
+        c.bias,
+    )
+    if c.scale == "after the softmax":
+        weights = weights / q.shape[-1] ** 0.5
+    return torch.matmul(weights.transpose(-2, -1) if c.weights == "transposed" else weights, v)
+
+
+def call(draw: Draw, scale: float = 1.5) -> Case:
+    return given.heads(draw, draw.normal("head", 2 * draw["far"] + 1, scale=1.5), scale=scale)
+
+
+SIZES = {**given.SIZES, "far": 2}
+
+TRIALS = (
+    *given.trials(call, far=2),
+    Trial("no distance is clipped", call, {**SIZES, "far": 6}, variants=True),
+    Trial("the table is longer than needed", call, {**SIZES, "far": 11}),
+    Trial("one distance to each side", call, {**SIZES, "far": 1}),
+    Trial("as many columns as positions", call, {**SIZES, "far": 3}),
+    Trial("a single column", call, {**SIZES, "far": 0}),
+)
+
+PROBES = (
+    Probe(
+        "a neighbour has no say",
+        changed(lambda draw: given.heads(draw, torch.ones(draw["head"], 3)), first_sequence),
+        {**given.SIZES, "batch": 3},
+        says="sequence 0 was changed: the others may not move.",
+    ),
+    Probe(
+        "the farthest column counts for all beyond it",
+        changed(call, lambda case, draw: case.args[3][:, 0].add_(2.0)),
+        SIZES,
+        says="the first column was changed: rows with a key that far before them must move, and no others.",
+    ),
+)

@@ -1,0 +1,59 @@
+"""What exercises share that are given queries, keys and values of heads, or look at nothing later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
+from regard.exercises.shared.lengths import large_scores
+
+SIZES = {"batch": 2, "head": 3, "position": 7, "head_dim": 5}
+
+
+def heads(draw: Draw, *more: Any, scale: float = 1.5) -> Case:
+    """A call with queries, keys, values (batch, head, position, head_dim) and what comes behind them."""
+    shape = ("batch", "head", "position", "head_dim")
+    q, k, v = draw.normal(*shape, scale=scale), draw.normal(*shape), draw.normal(*shape)
+    return Case((q, k, v, *more))
+
+
+def trials(make: Callable[..., Case], **sizes: int) -> tuple[Trial, ...]:
+    """The calls of every such function; `make(draw, scale=...)` makes one."""
+    usual = {**SIZES, **sizes}
+    return (
+        Trial("several heads", make, usual, variants=True),
+        Trial("batch of one", make, {**usual, "batch": 1}),
+        Trial("one head", make, {**usual, "head": 1}),
+        Trial("one position", make, {**usual, "position": 1}),
+        Trial("as many positions as heads", make, {**usual, "position": 3}),
+        Trial("all sizes alike", make, {**usual, **dict.fromkeys(SIZES, 3)}),
+        large_scores(lambda draw: make(draw, scale=300.0), usual),
+    )
+
+
+def later_positions(case: Case, draw: Draw) -> None:
+    """An edit: what stands in the second half of a sequence is changed."""
+    for x in case.args:
+        if isinstance(x, Tensor) and x.dim() > 2:
+            x[..., x.shape[-2] // 2 + 1 :, :] += 2.0
+
+
+def causal_probes(make: Callable[[Draw], Case], sizes: dict[str, int]) -> tuple[Probe, ...]:
+    """What may not move causal attention."""
+    return (
+        Probe(
+            "the future has no say",
+            changed(make, later_positions),
+            sizes,
+            says="later positions were changed: earlier ones may not move.",
+        ),
+        Probe(
+            "a neighbour has no say",
+            changed(make, first_sequence),
+            {**sizes, "batch": 3},
+            says="sequence 0 was changed: the others may not move.",
+        ),
+    )

@@ -123,6 +123,17 @@ def test_only_what_is_needed_is_kept():
     assert needed([], ["f"]) == ()
 
 
+def test_a_function_does_not_need_what_only_shares_a_name_with_its_variables():
+    cells = [
+        Cell("cell 1, ", "x = y = weights = slow()\nscale = 2\nclass Half:\n    nonlocal q"),
+        Cell("cell 2, ", "def f(x, *, y=scale):\n    weights = [y for y in x]\n    return weights, len(x)"),
+    ]
+    assert [cell.source for cell in needed(cells, ["f", "Half"])] == [
+        "\nscale = 2\nclass Half:\n    nonlocal q",
+        cells[1].source,
+    ]
+
+
 def test_a_question_is_shown_and_an_answer_marked(shell):
     shown, _ = run(shell, "%quiz scores")
     assert "The shape of the scores?" in repr(shown)

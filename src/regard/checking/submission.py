@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from symtable import SymbolTable, symtable
 
 from regard.checking.child.loader import defined_in
 from regard.checking.child.messages import Cell
@@ -222,14 +223,27 @@ def as_cells(sources: Iterable[str]) -> tuple[tuple[Cell, ...], tuple[str, ...],
 
 def names_in(statement: ast.stmt) -> tuple[set[str], set[str]]:
     """The names that a statement at the top binds (`*` for unknown ones), and those that it uses."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+        try:
+            return {statement.name}, _globals(symtable(ast.unparse(statement), "answer", "exec"))
+        except SyntaxError:  # it parses and does not compile, so it was never defined
+            return {statement.name}, set()
     nodes = list(ast.walk(statement))
     used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-        return {statement.name}, used
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     aliases = [node for node in nodes if isinstance(node, ast.alias)]
     return bound | {(alias.asname or alias.name).partition(".")[0] for alias in aliases}, used
+
+
+def _globals(table: SymbolTable) -> set[str]:
+    """The names that a piece of code and all within it read from the top: not those of its own variables."""
+    outside = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module")
+    }
+    return outside.union(*map(_globals, table.get_children()))
 
 
 def _complaint(error: BaseException) -> str:

@@ -82,8 +82,9 @@ def exact(q, k, v, rule: ScoreRule):
         scores = [exact_score(q[b, h, i], k[b, h // group, j], rule, b, h, i, j) for j in seen]
         if not seen:
             continue
-        top = max(scores)
-        total = sum(math.exp(score - top) for score in scores)
+        beside = [] if rule.sink is None else [rule.sink[h].item()]
+        top = max([*scores, *beside])
+        total = sum(math.exp(score - top) for score in [*scores, *beside])
         lse[b, h, i] = top + math.log(total)
         for j, score in zip(seen, scores, strict=True):
             weights[b, h, i, j] = math.exp(score - top) / total
@@ -205,6 +206,7 @@ def cases(draw, dtypes=(torch.float64,), everything=False):
         bias=draw(biases(batch, n_head, n_query, n_key, visible.start)),
         softcap=draw(maybe(st.sampled_from([0.5, 3.0]))),
         additive=additive,
+        sink=2 * torch.randn(n_head, generator=generator) if draw(st.integers(0, 2)) == 0 else None,
     )
     shapes = ((n_head, n_query, qk_dim), (n_kv_head, n_key, qk_dim), (n_kv_head, n_key, v_dim))
     return Case(*(torch.randn(batch, *s, generator=generator).to(dtype) for s in shapes), rule)

@@ -40,6 +40,7 @@ def test_the_shell_completes_commands_and_options():
 
 # Every command, small enough to run here; {} is a folder that it may write into.
 CALLS = [
+    "assignment new {}/homework.toml",
     "author new my-exercise --in {}",
     "cost --model gpt2 --seconds 0.01",
     "exercises",

@@ -229,18 +229,18 @@ PACKAGES = {
     "attention": """Attended Bias DenseBias DistanceBias EluPlusOne FeatureMap LinearAttended LinearState
         Quadratic RandomFeatures Relu ScoreRule SlopeBias Visibility alibi_slopes attend attend_hard
         attend_linear column_sums feature_map linear_step linear_weights masked_softmax weights""",
-    "costs": """Cost Formula Latent Machine Placed Row cost leading measure_machine parameters placed
+    "costs": """Cost Counted Formula Latent Machine Placed Row cost leading measure_machine parameters placed
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
     "experiments": "Estimate Finding PatchEffects Why patch_effects why",
     "heads": """LABELS RULES Attribution Circuit Composition Curve HeadLabel Measures RelationScore Rule
         ScoreSplit Sentence Survey Word ablated ablation columns_of composition head_means importance
-        label logit_attribution logit_lens lost_attention mean_loss measure ov_circuit prune pruning_curve
-        qk_circuit ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
+        label logit_attribution logit_lens lost_attention mean_loss measure ov_circuit planted_needle prune
+        pruning_curve qk_circuit ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
         score_relations score_split survey to_dataframe value_weighted""",
-    "layers": """AdditiveAttention Block BlockConfig Evict FeedForward KVCache LayerCache LearnedPositions
-        MultiHeadAttention RMSNorm Record RelativeBias Rotary RotaryScaling SinusoidalPositions Turn
-        merge_heads sinusoidal split_heads""",
+    "layers": """AdditiveAttention Block BlockConfig Evict FeedForward KVCache LatentAttention LayerCache
+        LearnedPositions MultiHeadAttention RMSNorm Record RelativeBias Rotary RotaryScaling
+        SinusoidalPositions Turn merge_heads sinusoidal split_heads""",
     "models": "Output Seq2Seq Seq2SeqConfig Transformer TransformerConfig",
     "recurrent": """GRUWeights LSTMWeights RNNWeights gru_forward gru_step last_state lstm_forward lstm_step
         rnn_forward rnn_step""",

@@ -20,8 +20,13 @@ FAMILIES = {
     "window": {"n_decoder_layer": 2, "window": 5},
     "t5": {"n_encoder_layer": 2, "n_decoder_layer": 2, "positions": "relative", "scale": 1.0},
     "linear": {"n_decoder_layer": 2, "kernel": "elu1"},
-}
-BLOCK_FIELDS = ("norm_first", "n_kv_head", "norm", "window", "scale", "kernel")
+    "sinks": {"n_decoder_layer": 2, "positions": "rotary", "n_kv_head": 2, "norm": "rms", "sinks": True,
+              "qk_norm": True, "softcap": 9.0, "output_gate": True},
+}  # fmt: skip
+BLOCK_FIELDS = (
+    *("norm_first", "n_kv_head", "norm", "window", "scale", "kernel"),
+    *("sinks", "qk_norm", "softcap", "output_gate"),
+)
 
 
 def tiny(family):
@@ -36,6 +41,8 @@ def tiny(family):
         for name, parameter in model.named_parameters():
             if name.endswith(("query.weight", "key.weight")):
                 parameter.mul_(20 if family != "t5" else 2)
+            if name.endswith(("sinks", "query_norm.weight")):
+                parameter.mul_(60 if name.endswith("sinks") else 3)
     facts = ModelFacts(family, family, 2, 6, 6, 24, 263, 97, 1, "random weights, seed 3", trained=False)
     return Loaded(model, byte_tokenizer(263), facts, start_token=0 if family == "t5" else None)
 
@@ -47,7 +54,11 @@ def plain_softmax(layer):
     """
     scores = layer.rule.scores(layer.q, layer.k)
     largest = float(scores[scores > -math.inf].abs().max())
-    return torch.softmax(scores, -1).nan_to_num(0.0), 1e-6 * max(1.0, largest / 10)
+    if layer.rule.sink is not None:
+        beside = layer.rule.sink[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, beside], -1)
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)[..., : layer.n_key]
+    return weights, 1e-6 * max(1.0, largest / 10)
 
 
 def whole(layer):

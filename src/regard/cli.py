@@ -23,6 +23,7 @@ from regard.errors import RegardError
 
 # command -> (file of commands/, one line for the list)
 COMMANDS = {
+    "assignment": ("assignment", "For teachers: set exercises, mark answers."),
     "author": ("exercises", "For teachers: make and prove an exercise."),
     "check": ("exercises", "Check answers, and name their mistakes."),
     "cost": ("lab", "Say what a model costs, and what it waits for."),

@@ -40,14 +40,19 @@ def test_ties_go_to_the_first_key():
 
 @given(cases(dtypes=[torch.float64]))
 def test_hard_attention_is_the_value_at_the_largest_weight(case):
-    """Against the loop's weights, grouped heads and rows that see nothing included."""
-    rows, _, _ = exact(case.q, case.k, case.v, case.rule)
+    """Against the loop's weights, grouped heads, sinks and rows that see nothing included."""
+    rows, _, lse = exact(case.q, case.k, case.v, case.rule)
     top = rows.topk(min(2, rows.shape[-1]), -1).values
     clear = (top[..., 0] - top[..., -1] > 1e-9) | (rows.shape[-1] == 1)  # leave near ties to the test of ties
     group = case.q.shape[1] // case.v.shape[1]
     values = case.v.repeat_interleave(group, 1)
     expected = values.gather(2, rows.argmax(-1)[..., None].expand(-1, -1, -1, case.v.shape[3]))
-    expected[rows.sum(-1) == 0] = 0
+    nothing = rows.sum(-1) == 0
+    if case.rule.sink is not None:
+        taken = torch.exp(case.rule.sink.double()[:, None] - lse)
+        clear &= (taken - top[..., 0]).abs() > 1e-9
+        nothing |= taken > top[..., 0]
+    expected[nothing] = 0
     got = attend_hard(case.q, case.k, case.v, case.rule)
     sure = clear | (rows.sum(-1) == 0)
     assert torch.equal(got[sure], expected[sure])

@@ -410,7 +410,7 @@ def test_autocast_does_not_reach_the_sums():
     expected = attend_linear(q, k, v, EluPlusOne(), causal=True).out
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ours = attend_linear(q, k, v, EluPlusOne(), causal=True).out
-        ours_grad = torch.autograd.grad(ours.sum(), q)[0]
+    ours_grad = torch.autograd.grad(ours.sum(), q)[0]
     assert torch.equal(ours, expected)
     assert torch.equal(ours_grad, torch.autograd.grad(expected.sum(), q)[0])
 
@@ -473,14 +473,28 @@ def test_no_keys_at_all_give_0():
     )
 
 
-def test_the_backward_pass_keeps_only_inputs_and_outputs():
-    """What autograd holds between the passes is q, k, v, out and a number a row: no features, no states."""
+def test_the_backward_pass_keeps_inputs_and_one_state_a_stretch(monkeypatch):
+    """No features, no similarities: what autograd holds between the passes is q, k, v and few states."""
+    monkeypatch.setattr(linear_scan, "CPU_BUDGET", 1 << 13)
     q, k, v = draw(512, 512, grad=True, dtype=torch.float32)
     held = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x):
         attend_linear(q, k, v, EluPlusOne(), causal=True, chunk=8)
-    numbers = sum(x.numel() for x in held)
-    assert numbers == sum(x.numel() for x in (q, k, v)) + BATCH * HEAD * 512 * (V_DIM + 1)
+    stretches = 512 // 64
+    state = BATCH * KV_HEAD * QK_DIM * (V_DIM + 1)
+    assert sum(x.numel() for x in held) <= sum(x.numel() for x in (q, k, v)) + stretches * (state + 1)
+
+
+@every_kernel
+@pytest.mark.parametrize("causal", [True, False])
+def test_it_can_be_differentiated_twice(kernel, causal):
+    """By finite differences of the gradient."""
+    q, k, v = (torch.randn(1, 2, 5, QK_DIM, dtype=torch.float64, requires_grad=True) for _ in range(3))
+
+    def attended(*inputs):
+        return attend_linear(*inputs, kernel, causal=causal, chunk=2).out
+
+    assert torch.autograd.gradgradcheck(attended, (q, k, v), atol=1e-4)
 
 
 @given(data=st.data())

@@ -52,6 +52,41 @@ def test_a_row_is_the_average_worked_by_hand():
     torch.testing.assert_close(weights(q, k, rule), torch.tensor([[[[0.125, 0.25, 0.625]]]]))
 
 
+def test_a_sink_takes_part_and_gives_nothing():
+    """Beside scores ln 1, ln 2 and ln 5 a sink of ln 8 leaves half: weights 1/16, 2/16, 5/16, lse ln 16."""
+    q = torch.tensor([[[[1.0, 0.0]]]])
+    k = torch.tensor([[[[0.0, 9.0], [math.log(2), 9.0], [math.log(5), 9.0]]]])
+    v = torch.tensor([[[[8.0, 0.0], [0.0, 8.0], [16.0, 24.0]]]])
+    rule = ScoreRule(scale=1.0, sink=torch.tensor([math.log(8)]))
+    for path in PATHS:
+        out, lse = attend(q, k, v, rule, path=path)
+        torch.testing.assert_close(out, torch.tensor([[[[5.5, 8.5]]]]))
+        torch.testing.assert_close(lse, torch.tensor([[[math.log(16)]]]))
+    torch.testing.assert_close(weights(q, k, rule), torch.tensor([[[[1 / 16, 2 / 16, 5 / 16]]]]))
+    assert torch.equal(attend_hard(q, k, v, rule), torch.zeros(1, 1, 1, 2))
+    lower = ScoreRule(scale=1.0, sink=torch.tensor([1.0]))
+    assert torch.equal(attend_hard(q, k, v, lower), v[:, :, 2:])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_sink_learns_on_every_path(path):
+    """gradcheck of all inputs and the sink, causal and with a row that sees nothing."""
+    source = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(1, n, 5, 3, generator=source, dtype=torch.float64) for n in (4, 2, 2))
+    sink = torch.randn(4, generator=source, dtype=torch.float64)
+    visible = Visibility(causal=True, keys=torch.tensor([[False, True, True, True, False]]))
+
+    def attended(q, k, v, sink):
+        out, lse = attend(q, k, v, ScoreRule(visible=visible, sink=sink), path=path)
+        return out, torch.where(torch.isfinite(lse), lse, 0.0)
+
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v, sink)]
+    assert gradcheck(attended, leaves)
+    out, lse = attend(q, k, v, ScoreRule(visible=visible, sink=sink), path=path)
+    assert (out[:, :, 0] == 0).all()
+    assert (lse[:, :, 0] == -math.inf).all()
+
+
 @settings(max_examples=150)
 @given(cases(dtypes=DTYPES))
 def test_every_path_gives_the_exact_answer(case):

@@ -66,7 +66,7 @@ def models():
 def made(models):
     """The trace of the sentence the tests look at, with its values."""
     one = models.get(MODEL)
-    return trace(one.traced, [one.tokenizer.encode(TEXT)], keep_v=True)
+    return trace(one.loaded, [one.tokenizer.encode(TEXT)], keep_v=True)
 
 
 @pytest.fixture(scope="session")

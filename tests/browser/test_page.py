@@ -29,9 +29,9 @@ def test_switching_a_head_off_moves_the_sentence_vector_as_the_library_says(look
     assert float(moved.get_attribute("data-moved")) == pytest.approx(wanted, abs=1e-6)
     assert "off" in looker.page.get_attribute("[data-head='2.5']", "class")
     looker.settle()
-    with regard.intervene(one.traced) as run:
+    with regard.intervene(one.loaded) as run:
         run.gate(layer=2, head=5, by=0.0)
-        changed = trace(one.traced, [ids]).weights(3, 0)
+        changed = trace(one.loaded, [ids]).weights(3, 0)
     looker.change(layer=3, head=0)
     assert looker.hovered(4, 9) == pytest.approx(changed[4, 9].item(), abs=2e-6)
 
@@ -214,7 +214,7 @@ def test_predictions_of_a_decoder_follow_the_library(looker, served, models):
     looker.page.wait_for_selector(".predictions td.up, .predictions td.down")
     one = models.get(key)
     ids = torch.tensor([one.tokenizer.encode(TEXT)])
-    with torch.no_grad(), regard.intervene(one.traced) as run:
+    with torch.no_grad(), regard.intervene(one.loaded) as run:
         before = one.model(ids).logits[0, -1].softmax(-1)
         run.gate(layer=1, head=2, by=0.0)
         after = one.model(ids).logits[0, -1].softmax(-1)

@@ -12,7 +12,7 @@ import torch
 import regard
 from regard.checking.check import _load_notes
 from regard.checking.child.confine import landlock_version, readable
-from regard.checking.child.messages import Answer, Call, Cell, Job, Loaded, Order, Subject
+from regard.checking.child.messages import Answer, Case, Cell, Job, Loaded, Order
 from regard.checking.runner import Limits, Runner
 from regard.checking.starters import new_exercise
 
@@ -23,8 +23,8 @@ WITHHELD = [] if landlock_version() else ["files"]
 
 
 def job(source, *folders):
-    answer = Answer([Cell("", source)], [Subject("f")], folders=[str(folder) for folder in folders])
-    return Job([answer], [Call((torch.arange(3.0),))], [Order(0, 0)])
+    answer = Answer([Cell("", source)], {"f": -1}, folders=[str(folder) for folder in folders])
+    return Job([answer], [Case((torch.arange(3.0),))], [Order(0, 0)])
 
 
 def outcome(runner, body, *folders):
@@ -152,8 +152,8 @@ def test_a_process_for_each_job_gives_the_same_results(monkeypatch):
     """The plain way of systems that cannot fork: what ends the process costs one run, and nothing is left."""
     monkeypatch.setenv("REGARD_PLAIN_WORKER", "1")
     source = "import os\ndef f(x):\n    if len(x) == 3: os._exit(3)\n    return len(x), os.getcwd()\n"
-    calls = [Call((torch.arange(float(size)),)) for size in (2, 3, 5)]
-    answers = [Answer([Cell("", source)], [Subject("f")])]
+    calls = [Case((torch.arange(float(size)),)) for size in (2, 3, 5)]
+    answers = [Answer([Cell("", source)], {"f": -1})]
     with Runner() as plain:
         (result,) = plain.run(Job(answers, calls, [Order(n, n) for n in range(3)]))
     assert [result.runs[n].value[0] for n in (0, 2)] == [2, 5]

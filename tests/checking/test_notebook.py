@@ -4,8 +4,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import regard
+from regard.checking.child.messages import Cell
 from regard.checking.notebook import needed
-from regard.checking.submission import Cell
 from regard.errors import ArgumentError
 
 HELPER = "import torch\n\ndef helper(x):\n    return x.softmax(-1)"
@@ -121,6 +121,17 @@ def test_only_what_is_needed_is_kept():
         "def g(x):\n    return x\n\ndecorated = lambda f: f",
     ]
     assert needed([], ["f"]) == ()
+
+
+def test_a_function_does_not_need_what_only_shares_a_name_with_its_variables():
+    cells = [
+        Cell("cell 1, ", "x = y = weights = slow()\nscale = 2\nclass Half:\n    nonlocal q"),
+        Cell("cell 2, ", "def f(x, *, y=scale):\n    weights = [y for y in x]\n    return weights, len(x)"),
+    ]
+    assert [cell.source for cell in needed(cells, ["f", "Half"])] == [
+        "\nscale = 2\nclass Half:\n    nonlocal q",
+        cells[1].source,
+    ]
 
 
 def test_a_question_is_shown_and_an_answer_marked(shell):

@@ -1,9 +1,13 @@
 """Written questions and the formulas they are marked with."""
 
+import json
+
 import pytest
+from click.testing import CliRunner
 
 from regard.checking.expressions import equal, parse, same_order
 from regard.checking.quiz import mark, question, questions
+from regard.cli import main
 from regard.errors import ArgumentError
 
 
@@ -80,4 +84,45 @@ def test_a_blank_may_be_filled_in_another_way(runner):
 def test_shapes_may_be_written_with_any_brackets():
     """[b h, n, d/h] is (b*h, n, d/h)."""
     assert mark(question("split"), "[h b, n, d / h]").right
-    assert "4" in mark(question("split"), "(b, h, n, d/h)").message
+    assert "3 dimensions, and yours 2" in mark(question("split"), "(b h, n)").message
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("d (σ^4 + μ^2 σ^2)", "has another factor at the term in d mu^2 sigma^2"),
+        ("d σ⁴", "lacks a term in d mu^2 sigma^2"),
+        ("d^2 (sigma^4 + 2 mu^2 sigma^2)", "has a factor too many: d. At d = 2, mu = 3, sigma = 5"),
+        ("d (sigma^4 + 2 mu^2 sigma^2) + 1", "should not have a constant term"),
+    ],
+)
+def test_a_wrong_formula_is_told_what_is_wrong(given, words):
+    marked = mark(question("variance"), given)
+    assert not marked.right
+    assert words in marked.message
+    assert "where it should be 2150" in marked.message  # 2 (5^4 + 2 * 3^2 * 5^2), worked by hand
+
+
+def test_greek_letters_are_read():
+    assert mark(question("variance"), "d (σ⁴ + 2μ²σ²)").right
+
+
+def test_both_forms_of_heads_count_and_their_difference_is_told():
+    folded, apart = (mark(question("scores"), text) for text in ("(b*h, n, m)", "(b, h, n, m)"))
+    assert folded.right
+    assert apart.right
+    assert "Folded into the batch" in apart.message
+    assert not mark(question("scores"), "(b, n, h, m)").right
+
+
+def test_an_open_question_shows_what_a_good_answer_says():
+    marked = mark(question("argmax"), "it is not smooth")
+    assert marked.right is None
+    assert "- q and k get no gradient" in marked.message
+
+
+def test_what_was_answered_is_kept():
+    for answer in ("sqrt(d)", "d"):
+        CliRunner().invoke(main, ["quiz", "scale", "--answer", answer])
+    listed = json.loads(CliRunner().invoke(main, ["quiz", "--json"]).stdout)
+    assert [row["question"] for row in listed if row["right"]] == ["scale"]

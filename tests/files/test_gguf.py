@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType as Kind
 from tiny_gguf import HEAD_DIM, MODEL_DIM, damaged, llama_weights, write_llama
 
@@ -54,6 +55,23 @@ def test_quantised_weights_are_within_one_step_of_what_they_were(tmp_path, kind,
     assert not before.equal(after)
     largest = before.view(-1, 32).abs().amax(-1, keepdim=True)
     assert ((before - after).view(-1, 32).abs() <= step * largest * 1.01).all()
+
+
+@pytest.mark.parametrize("kind", "F16 BF16 Q8_0 Q4_0 Q4_1 Q4_K Q5_K Q6_K".split())
+def test_random_blocks_are_read_as_the_gguf_library_reads_them(tmp_path, monkeypatch, kind):
+    """Blocks of random bytes, read a few rows at a time, are the library's numbers, to the bit."""
+    storage = Kind[kind]
+    length, n_bytes = gguf.GGML_QUANT_SIZES[storage]
+    rows, blocks = 11, 256 // length * 3
+    stored = np.random.default_rng(7).integers(0, 256, (rows, blocks * n_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):  # random scales overflow
+        expected = gguf.quants.dequantize(stored, storage)
+    path = tmp_path / "blocks.gguf"
+    path.write_bytes(bytes(5) + stored.tobytes())
+    monkeypatch.setattr(gguf_header, "CHUNK_ELEMENTS", 4 * blocks * length)
+    info = gguf_header.TensorInfo("x", (rows, blocks * length), int(storage), kind, 5, stored.nbytes)
+    assert gguf_header.can_dequantise(int(storage))
+    np.testing.assert_array_equal(gguf_header.gguf_tensor(path, info).read().numpy(), expected)
 
 
 def test_q4_1_is_scale_times_nibble_plus_minimum(tmp_path):
@@ -108,6 +126,88 @@ def test_a_gpt2_gguf_file_gives_linear_weights_the_way_gpt2_has_them(tmp_path):
     np.testing.assert_array_equal(read["transformer.wpe.weight"], values["position_embd.weight"])
     assert raw.config["n_positions"] == 13
     assert raw.config["n_inner"] == 17
+
+
+def write_gguf(path, architecture, values, tensors):
+    writer = gguf.GGUFWriter(path, architecture)
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    for key, value in values.items():
+        kinds[type(value)](f"{architecture}.{key}", value)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor.detach().float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+_COMMON = {
+    "embed_tokens": "token_embd", "embed_in": "token_embd", "norm": "output_norm",
+    "final_layer_norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
+    "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+_GEMMA = {
+    **_COMMON, "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+_SIZES = {"vocab_size": 41, "hidden_size": 20, "num_hidden_layers": 2, "num_attention_heads": 5}
+_SIZES |= {"intermediate_size": 31, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "gptneox"])
+@torch.no_grad()
+def test_gguf_files_of_newer_families_give_the_logits_of_transformers(tmp_path, architecture):
+    """As llama.cpp lays them out: Gemma's gains themselves, GPT-NeoX's q, k and v one after another."""
+    torch.manual_seed(5)
+    values = {"embedding_length": 20, "block_count": 2, "attention.head_count": 5, "context_length": 64}
+    values |= {"feed_forward_length": 31, "rope.freq_base": 700.0}
+    names, n_head = _COMMON, 5
+    if architecture == "gptneox":
+        rope = {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.5}
+        theirs = transformers.GPTNeoXForCausalLM(
+            transformers.GPTNeoXConfig(**_SIZES, rope_parameters=rope, use_parallel_residual=False)
+        )
+        values |= {"rope.dimension_count": 2, "attention.layer_norm_epsilon": 1e-5}
+        values |= {"use_parallel_residual": False}
+    else:
+        sizes = {**_SIZES, "num_key_value_heads": 1, "head_dim": 6}
+        values |= {"attention.head_count_kv": 1, "attention.key_length": 6}
+        values |= {"attention.layer_norm_rms_epsilon": 1e-6}
+        rope = {"rope_type": "default", "rope_theta": 700.0}
+        if architecture == "qwen3":
+            theirs = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, rope_parameters=rope))
+        else:
+            names = _GEMMA
+            rope = {"full_attention": rope, "sliding_attention": {**rope, "rope_theta": 10_000.0}}
+            sizes |= {"num_hidden_layers": 7, "query_pre_attn_scalar": 6, "sliding_window": 3}
+            values |= {"block_count": 7, "attention.sliding_window": 3}
+            config = transformers.Gemma3TextConfig(**sizes, rope_parameters=rope)
+            theirs = transformers.Gemma3ForCausalLM(config)
+    theirs.eval()
+    tensors = {}
+    for name, tensor in theirs.state_dict().items():
+        if name == "lm_head.weight" and theirs.config.tie_word_embeddings:
+            continue
+        tensor = tensor + 0.05 * torch.randn_like(tensor)
+        theirs.get_parameter(name).copy_(tensor)
+        module, kind = name.removeprefix("model.").removeprefix("gpt_neox.").rsplit(".", 1)
+        layer, _, inner = module.removeprefix("layers.").partition(".")
+        module = f"blk.{layer}.{names[inner]}" if module.startswith("layers.") else names[module]
+        if architecture == "gemma3" and "norm" in module:
+            tensor = tensor + 1
+        if module.endswith("attn_qkv"):
+            tensor = torch.cat(tensor.unflatten(0, (n_head, 3, -1)).unbind(1)).flatten(0, 1)
+        tensors[f"{module}.{kind}"] = tensor
+    theirs.tie_weights()
+    ours = load(write_gguf(tmp_path / "tiny.gguf", architecture, values, tensors)).model
+    ids = torch.randint(41, (2, 11))
+    torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from regard.heads.frames import OFFSETS
 def dense_measures(weights, visible, tokens_special, punctuation, rare, ids, start=0, self_attention=True):
     """name -> the mean over rows that count, or NaN; for one head's (query, key) weights, in float64."""
     n_query, n_key = weights.shape
+    causal = start == 0 and not any(visible[i, j] for i in range(n_query) for j in range(i + 1, n_key))
     sums, counts = {}, {}
 
     def add(name, value):
@@ -31,6 +32,8 @@ def dense_measures(weights, visible, tokens_special, punctuation, rare, ids, sta
         if not self_attention:
             continue
         add("distance", sum(w * abs(position - j) for j, w in enumerate(row)))
+        if causal and len(seen) >= 18:
+            add("streaming", sum(row[:4]) + sum(row[position - 4 : position + 1]))
         for name, offset in (("previous", -1), ("same", 0), ("next", 1)):
             if position + offset in seen:
                 add(name, row[position + offset])
@@ -46,4 +49,6 @@ def dense_measures(weights, visible, tokens_special, punctuation, rare, ids, sta
         after = [j + 1 for j in copies if j + 1 < i]
         if after:
             add("induction", sum(row[j] for j in after))
+            best = max(row[j] for j in after) == max(row) and max(row) * len(seen) > 1.001
+            add("retrieval", float(best))
     return {name: sums[name] / counts[name] for name in sums}

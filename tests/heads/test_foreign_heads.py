@@ -19,7 +19,8 @@ from regard.heads import (
     survey,
     value_weighted,
 )
-from regard.heads.model import layers_of, loaded_of, projections
+from regard.heads.model import layers_of, loaded_of
+from regard.heads.stream import projections
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40, "num_hidden_layers": 2}
 COMMON = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
@@ -132,7 +133,7 @@ def test_what_does_not_reach_the_scores_is_refused():
     with pytest.raises(UnsupportedError, match="residual stream"):
         logit_attribution(model, torch.tensor(TEXTS[:1]), 7)
     bert = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**{**COMMON, **SIZES})).eval()
-    with pytest.raises(UnsupportedError, match="decoder with a language head"):
+    with pytest.raises(UnsupportedError, match="decoders with a language head"):
         logit_attribution(bert, torch.tensor(TEXTS[:1]), 7)
 
 

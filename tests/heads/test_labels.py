@@ -62,13 +62,37 @@ def test_copies_make_duplicate_and_induction_heads():
     assert [each.label for each in labelled(mixed, ids=ids)] == ["duplicate-token", "induction"]
 
 
+def test_a_head_that_looks_most_behind_a_copy_retrieves():
+    """Most of its weight is elsewhere, so it is no induction head: the largest is what counts."""
+    ids = torch.cat([torch.arange(14), torch.arange(14), torch.tensor([99])])
+    behind = looking_at([i - 13 if i in range(14, 28) else 0 for i in range(N)])
+    weights = 0.25 * behind + 0.75 * CAUSAL / CAUSAL.sum(-1, keepdim=True)
+    (measured,) = labelled(weights[None], ids=ids)
+    assert (measured.label, measured.score) == ("retrieval", 1.0)
+    assert 0 < measured.chance < 0.06
+
+
+def test_a_head_that_sinks_and_recent_tokens_serve_streams():
+    """Four first and five last positions hold all weight; a head that sees ahead is not asked."""
+    near = torch.zeros(N, N)
+    for i in range(N):
+        near[i, [0, 1, 2, 3] if i > 3 else [0]] = 1.0
+        near[i, max(0, i - 4) : i + 1] = 1.0
+    near = near / near.sum(-1, keepdim=True)
+    (measured,) = labelled(near[None])
+    assert (measured.label, measured.score) == ("streaming", pytest.approx(1.0))
+    assert measured.chance == pytest.approx(sum(9 / (i + 1) for i in range(17, N)) / (N - 17))
+    ahead = measure(Trace.from_weights(near.flip(0, 1)))
+    assert math.isnan(float(ahead["streaming"][0, 0]))
+
+
 def test_every_label_comes_with_its_score_and_rule():
     """Score, chance and the rule in words; other rules that are met stand beside."""
     (measured,) = labelled(looking_at([max(0, i - 1) for i in range(N)])[None])
     assert (measured.layer, measured.head, measured.score) == ("weights", 0, 1.0)
     assert 0 < measured.chance < 0.2
     assert measured.rule == f"previous 1.00 >= 0.5 and above chance {measured.chance:.2f}"
-    assert measured.also == ("positional",)
+    assert measured.also == ("positional", "streaming")
 
 
 def test_a_head_that_does_nothing_is_called_none():

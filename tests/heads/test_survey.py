@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import LoadError
 from regard.files.loading import load
-from regard.heads import measure, repeated_tokens, survey, surveys
+from regard.heads import measure, planted_needle, repeated_tokens, survey, surveys
 from regard.heads.frames import ROW_MEASURES
 from regard.heads.tokens import counts_of
 from regard.tracing.take import trace
@@ -55,6 +55,37 @@ def test_repeated_tokens_come_twice_between_what_surrounds_a_text(loaded):
     assert ids != repeated_tokens(loaded, 11, seed=1).tolist()
 
 
+def test_a_needle_is_planted_and_asked_for(loaded):
+    """Tokens that the hay has not, once in it and once at the end; each but the last asks for the next."""
+    hay = [index % 50 + 300 for index in range(90)]
+    ids, asks = planted_needle(loaded, hay, seed=3, n_token=5)
+    special = loaded.tokenizer.special
+    assert (int(ids[0]), int(ids[-1]), len(ids)) == (special.cls, special.sep, 102)
+    needle = ids[-6:-1].tolist()
+    assert asks.nonzero()[:, 0].tolist() == [96, 97, 98, 99]
+    assert not set(needle) & {*hay, *special.all()}
+    inside = ids[1:-6].tolist()
+    at = inside.index(needle[0])
+    assert inside[at : at + 5] == needle
+    assert inside[:at] + inside[at + 5 :] == hay
+
+
+def test_retrieval_is_measured_on_the_needles_alone(loaded):
+    """Seven rows of each, and the measure of a needle's trace by hand."""
+    surveyed = survey(loaded, TEXTS, n_repeat=0, n_needle=2, progress=False)
+    assert surveyed.n_needle == 2
+    assert surveyed.measures.n_query["retrieval"].tolist() == [14] * 6
+    hay = [token for text in TEXTS for token in loaded.tokenizer.encode(text, add_special=False)]
+    found = []
+    for seed in (0, 1):
+        ids, asks = planted_needle(loaded, hay, seed)
+        table = trace(loaded, ids).weights(2, 4)
+        rows = asks.nonzero()[:, 0]
+        planted = [ids.tolist().index(int(ids[row])) + 1 for row in rows]
+        found.append((table[rows].argmax(-1) == torch.tensor(planted)).double().mean())
+    assert float(surveyed.measures["retrieval"][2, 4]) == pytest.approx(float(sum(found)) / 2)
+
+
 class Interrupted(Exception):
     """Stands for whatever ends a process."""
 
@@ -62,7 +93,7 @@ class Interrupted(Exception):
 def test_a_survey_goes_on_where_it_was_interrupted(loaded, tmp_path, monkeypatch):
     """What was done is not done again, and the numbers are those of a survey in one go."""
     state = tmp_path / "state.safetensors"
-    options = {"n_repeat": 1, "n_token": 5, "progress": False}
+    options = {"n_repeat": 1, "n_needle": 0, "n_token": 5, "progress": False}
     whole = survey(loaded, TEXTS, **options)
     monkeypatch.setattr(surveys, "SAVE_SECONDS", 0.0)
     calls = []

@@ -95,8 +95,8 @@ def test_cost_takes_every_family(regard_in, model):
 def test_each_operation_waits_for_what_takes_longer():
     """Times and bottleneck follow from peak and bandwidth, and the roof bends where both are equal."""
     machine = measure_machine(seconds=0.01, n_byte=1 << 20)
-    assert machine.peak >= machine.peak_worst > 0
-    assert machine.bandwidth >= machine.bandwidth_worst > 0
+    assert machine.peak > 0
+    assert machine.bandwidth > 0
     whole = cost(SMOLLM2, "decode", batch=2, length=99)
     for each in placed(whole, machine):
         reading, computing = each.row.n_byte / machine.bandwidth, each.row.n_operation / machine.peak

@@ -93,6 +93,17 @@ def nothing_is_hidden(patch):
     patch.setattr(Visibility, "simplified", lambda self, n_query, n_key: Visibility())
 
 
+def windows_one_wider(patch):
+    """A window that counts the tokens before, and forgets that a token counts itself."""
+    real = Visibility.simplified
+
+    def simplified(self, n_query, n_key):
+        wider = self if self.window is None else replace(self, window=self.window + 1)
+        return real(wider, n_query, n_key)
+
+    patch.setattr(Visibility, "simplified", simplified)
+
+
 def normalised_queries(patch):
     """Scores that no longer depend on the length of a query."""
     real = ScoreRule.similarity
@@ -163,6 +174,7 @@ BREAKS = {  # one fault or several, each of which must be found
     "causal": nothing_is_hidden,
     "nonlinear": normalised_queries,
     "decoding": cache_repeats_heads,
+    "windows": windows_one_wider,
     "linear": inexact_features,
     "trained": wrong_scale(lambda rule, d: 0.0),
     "context": everyone_for_himself,

@@ -1,6 +1,7 @@
 """Layers against slow plain loops, in float64 unless the test is about another dtype."""
 
 import gc
+import math
 import pickle
 import weakref
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.attention.scores import ScoreRule
+from regard.attention.scores import ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
+from regard.errors import UnsupportedError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, merge_heads, split_heads
 from regard.layers.block import ACTIVATIONS, Block, BlockConfig, FeedForward, make_norm
 
@@ -161,6 +163,37 @@ def test_weights_are_recovered_from_what_record_is_given(n_kv_head):
     )
     mixed = weights @ seen.v.repeat_interleave(N_HEAD // n_kv_head, 1)
     torch.testing.assert_close(layer.out(mixed.transpose(1, 2).flatten(2)), out, **EXACT)
+
+
+@torch.no_grad()
+def test_norms_gates_sinks_and_slopes_are_these_formulas():
+    """Queries and keys over their root mean square, softmax beside a sink, heads times a sigmoid of x."""
+    layer = MultiHeadAttention(
+        MODEL_DIM, 3, qk_dim=QK_DIM, v_dim=2, causal=True, softcap=1.3, qk_norm=1e-3, sinks=True, alibi=True,
+        output_gate=True,
+    ).double()  # fmt: skip
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    x = random(BATCH, N_QUERY, MODEL_DIM)
+
+    def normed(heads, norm):
+        return heads / (heads.square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight
+
+    q, k, v = (split_heads(linear(x), 3) for linear in (layer.query, layer.key, layer.value))
+    q, k = normed(q, layer.query_norm), normed(k, layer.key_norm)
+    scores = 1.3 * torch.tanh(q @ k.mT / QK_DIM**0.5 / 1.3)
+    place = torch.arange(N_QUERY)
+    back = (place[:, None] - place).double()
+    scores = scores - torch.tensor([2.0**-4, 2.0**-8, 2.0**-2])[:, None, None] * back
+    scores = scores.masked_fill(back < 0, -math.inf)
+    beside = torch.cat([scores, layer.sinks[:, None, None].expand(BATCH, 3, N_QUERY, 1)], -1)
+    weights = beside.softmax(-1)[..., :-1]
+    wanted = layer.out((weights @ v).transpose(1, 2).flatten(2) * torch.sigmoid(layer.gate(x)))
+    out, shown = layer(x, return_weights=True)
+    torch.testing.assert_close(shown, weights, **EXACT)
+    torch.testing.assert_close(out, wanted, **EXACT)
+    with pytest.raises(UnsupportedError, match="a bias of its own"):
+        layer(x, bias=SlopeBias(torch.ones(3)))
 
 
 def state(module: nn.Module) -> list[tuple[str, str, int]]:

@@ -70,10 +70,11 @@ def main():
         own = regard.load(folder)
         seen = hooked.unembed(hooked.ln_final(cache.accumulated_resid(layer=-1, pos_slice=-1)))
         apart["lens"] = float((logit_lens(own, clean)[:, 0] - seen[:, 0]).abs().max())
-        scores = composition(own)
-        for kind, table in (("Q", scores.q), ("K", scores.k), ("V", scores.v)):
-            theirs = folded.all_composition_scores(kind).permute(2, 3, 0, 1).double()
-            apart[f"composition {kind}"] = float((table - theirs).abs().nan_to_num(0.0).max())
+        apart["lens, foreign"] = float((logit_lens(model, clean)[:, 0] - seen[:, 0]).abs().max())
+        for which, scores in (("", composition(own)), (", foreign", composition(model))):
+            for kind, table in (("Q", scores.q), ("K", scores.k), ("V", scores.v)):
+                theirs = folded.all_composition_scores(kind).permute(2, 3, 0, 1).double()
+                apart[f"composition {kind}{which}"] = float((table - theirs).abs().nan_to_num(0.0).max())
     apart["size"] = float(heads.abs().max())
     print(json.dumps(apart))
 

@@ -6,15 +6,23 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertModel,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GPT2Model,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -37,6 +45,15 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 3.0,
+}
+PARTLY = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.4}
 
 ONE_STACK = {
     "gpt2, 3 heads": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, n_embd=21, n_head=3)),
@@ -86,6 +103,93 @@ ONE_STACK = {
     ),
     "qwen2": lambda: Qwen2ForCausalLM(
         Qwen2Config(**LLAMA, hidden_size=24, num_attention_heads=6, num_key_value_heads=3)
+    ),
+    "llama, yarn": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            **LLAMA, hidden_size=24, num_attention_heads=3, num_key_value_heads=3, rope_parameters=YARN
+        )
+    ),
+    "llama, dynamic": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            **{**LLAMA, "max_position_embeddings": 7},
+            hidden_size=24,
+            num_attention_heads=3,
+            num_key_value_heads=3,
+            rope_parameters={"rope_type": "dynamic", "rope_theta": 300.0, "factor": 3.0},
+        )
+    ),
+    "qwen3, grouped": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**LLAMA, hidden_size=21, num_attention_heads=6, num_key_value_heads=3, head_dim=10)
+    ),
+    "qwen3, windows above, yarn, biased": lambda: Qwen3ForCausalLM(
+        Qwen3Config(
+            **{**LLAMA, "num_hidden_layers": 3},
+            hidden_size=24,
+            num_attention_heads=5,
+            num_key_value_heads=5,
+            head_dim=6,
+            use_sliding_window=True,
+            sliding_window=4,
+            max_window_layers=1,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_parameters=YARN,
+        )
+    ),
+    "gemma3, layer types, two bases, stretched": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **{**LLAMA, "num_hidden_layers": 4},
+            hidden_size=20,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=6,
+            sliding_window=3,
+            query_pre_attn_scalar=11,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "rope_theta": 700.0, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+            },
+        )
+    ),
+    "gemma3, every layer sees all, capped logits": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **LLAMA,
+            hidden_size=21,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            head_dim=8,
+            layer_types=["full_attention"] * 2,
+            final_logit_softcapping=2.5,
+            tie_word_embeddings=False,
+        )
+    ),
+    "gemma2, softcaps": lambda: Gemma2ForCausalLM(
+        Gemma2Config(
+            **{**LLAMA, "num_hidden_layers": 3},
+            hidden_size=20,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=6,
+            sliding_window=4,
+            query_pre_attn_scalar=7,
+            attn_logit_softcapping=1.5,
+            final_logit_softcapping=3.0,
+        )
+    ),
+    "gpt_neox, parallel, part of a head turns": lambda: GPTNeoXForCausalLM(
+        GPTNeoXConfig(**LLAMA, hidden_size=30, num_attention_heads=3, rope_parameters=PARTLY)
+    ),
+    "gpt_neox, one after the other, tied": lambda: GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            **LLAMA,
+            hidden_size=20,
+            num_attention_heads=5,
+            use_parallel_residual=False,
+            attention_bias=False,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 1.0},
+        )
     ),
 }
 BOTH_STACKS = {
@@ -166,7 +270,14 @@ def test_decoders_with_a_cache_give_the_logits_of_the_whole_text(pair, name):
     tokens = torch.randint(3, VOCAB, (2, 13))
     expected = theirs(input_ids=tokens).logits
     cache = ours.model.new_cache()
-    pieces = [ours.model(piece, cache=cache).logits for piece in tokens.split([5, 1, 3, 1, 1, 2], dim=1)]
+    steps = tokens.split([5, 1, 3, 1, 1, 2], dim=1)
+    pieces = [ours.model(piece, cache=cache).logits for piece in steps]
+    if "dynamic" in name:  # keys stay as they were turned when the text was shorter: theirs too
+        expected, past = [], None
+        for piece in steps:
+            out = theirs(input_ids=piece, past_key_values=past, use_cache=True)
+            expected, past = [*expected, out.logits], out.past_key_values
+        expected = torch.cat(expected, dim=1)
     close(torch.cat(pieces, dim=1), expected)
 
 
@@ -257,7 +368,9 @@ def test_what_we_save_transformers_loads(pair, name, tmp_path):
     assert not info["unexpected_keys"]
     state = again.state_dict()
     for key, tensor in theirs.state_dict().items():
-        torch.testing.assert_close(state[key], tensor, rtol=0, atol=0)
+        # Gemma's files hold a norm's gain less 1: ours is 1 + that in float32, which rounds.
+        rounded = "gemma" in name and "norm" in key
+        torch.testing.assert_close(state[key], tensor, rtol=0, atol=2**-24 if rounded else 0)
     assert load(tmp_path / "ours").model.config == ours.model.config
 
 

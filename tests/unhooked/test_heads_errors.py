@@ -75,7 +75,7 @@ def test_flow_says_what_it_needs(minilm, gpt2):
         rollout(Trace.from_weights(torch.eye(3)), 9)
     with pytest.raises(ArgumentError, match="traced without its values: trace with keep_v=True"):
         value_weighted(trace(minilm, "abc", layers=[0]))
-    with pytest.raises(UnsupportedError, match=r"needs a decoder with a language head. This is encoder"):
+    with pytest.raises(UnsupportedError, match=r"decoders with a language head. This is encoder"):
         logit_attribution(minilm, "abc", 7)
     with pytest.raises(ArgumentError, match=r"token must lie between 0 and 50256. Got 99999"):
         logit_attribution(gpt2, "abc", 99999)

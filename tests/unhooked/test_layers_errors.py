@@ -191,7 +191,7 @@ def test_positions_outside_the_table_are_refused(kind, positions, error, message
         (lambda: Rotary(5), ShapeError, "qk_dim must be even. Got 5"),
         (lambda: Rotary(0), ShapeError, "qk_dim must be even. Got 0"),
         (lambda: Rotary(4, base=0.0), ArgumentError, "base must be above 0. Got 0.0"),
-        (lambda: RotaryScaling("yarn"), ArgumentError, "kind must be one of linear, llama3. Got 'yarn'"),
+        (lambda: RotaryScaling("far"), ArgumentError, "kind must be one of linear, dynamic, llama3, yarn"),
         (lambda: RotaryScaling("linear", 0.0), ArgumentError, "factor must be from 0.001 to .* Got 0.0"),
         (lambda: RotaryScaling("llama3", 8.0, 4.0, 4.0), ArgumentError, "low_freq_factor .* Got 4.0 and 4.0"),
         (lambda: RelativeBias(0, bidirectional=True), ShapeError, "n_head must be at least 1. Got 0"),

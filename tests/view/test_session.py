@@ -55,7 +55,7 @@ def test_a_tile_is_that_block_of_the_weights(session, dtype, error):
     data = session.answer("tile", params)
     found = np.frombuffer(data, {"float32": "<f4", "float16": "<f2"}[dtype]).reshape(5, 3)
     one = session.models.get(MODEL)
-    wanted = trace(one.traced, [one.tokenizer.encode(TEXT)]).weights(2, 5)[2:7, 1:4].numpy()
+    wanted = trace(one.loaded, [one.tokenizer.encode(TEXT)]).weights(2, 5)[2:7, 1:4].numpy()
     assert np.abs(found - wanted).max() <= error * wanted.max()
 
 

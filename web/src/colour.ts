@@ -61,6 +61,8 @@ export const LABEL_COLOURS: Record<string, string> = {
   "duplicate-token": "#d978b0",
   induction: "#d83787",
   "rare-word": "#247a3a",
+  retrieval: "#701040",
+  streaming: "#dcf4a0",
   broadcast: "#a8d9cd",
   mixed: "#aba8a3",
 };

@@ -32,7 +32,7 @@ def column_sums(
     """The sum of each key's weights over all queries, or over `rows` of them; at least in float32.
 
     `lse` is what `attend(q, k, v, rule)` returned. All sums of a head together are its number of queries
-    that see something.
+    that see something, less what a sink takes.
 
     >>> q = k = torch.zeros(1, 1, 3, 2)
     >>> rule = ScoreRule(visible=Visibility(causal=True))
@@ -100,7 +100,7 @@ def _exchanged(rule: ScoreRule, rows: slice, n_key: int) -> ScoreRule | None:
         key_segment=query_segment,
         dense=dense,
     )
-    return replace(rule, scale=1.0, visible=looked_at, bias=bias)
+    return replace(rule, scale=1.0, visible=looked_at, bias=bias, sink=None)  # lse has it
 
 
 def _by_strips(q: Tensor, k: Tensor, lse: Tensor, rule: ScoreRule, rows: slice) -> Tensor:

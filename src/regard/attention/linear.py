@@ -24,9 +24,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.attention import linear_scan
 from regard.attention.data import Data
 from regard.attention.feature_maps import KERNELS, FeatureMap
-from regard.attention.linear_scan import Causal, Collect, Read, least_normaliser, row_scores, summing_dtype
+from regard.attention.linear_scan import least_normaliser, row_scores, summing_dtype
 from regard.attention.scores import no_autocast
 from regard.attention.shapes import KEY_WORDS, QUERY_WORDS, check_attention, named
 from regard.errors import ArgumentError, ShapeError
@@ -128,16 +129,14 @@ def attend_linear(
         before = n_key - n_query if causal else n_key
         if before or not causal:
             earlier = None if visible is None else visible[:, :before]
-            sums = Collect.apply(  # type: ignore[no-untyped-call]
-                k[:, :, :before], v[:, :, :before], earlier, sums, kernel
-            )
+            sums = linear_scan.collect(k[:, :, :before], v[:, :, :before], earlier, sums, kernel)
         if causal:
             now = None if visible is None else visible[:, before:]
-            out, normaliser, sums = Causal.apply(  # type: ignore[no-untyped-call]
+            out, normaliser, sums = linear_scan.causal(
                 q, k[:, :, before:], v[:, :, before:], now, sums, kernel, chunk, return_state
             )
         else:
-            out, normaliser = Read.apply(q, sums, kernel)  # type: ignore[no-untyped-call]
+            out, normaliser = linear_scan.read(q, sums, kernel)
     after = LinearState(sums[..., :-1], sums[..., -1]) if return_state else None
     return LinearAttended(out, normaliser, after)
 

@@ -171,6 +171,8 @@ class ScoreRule(Data):
     bias: Bias | None = None
     softcap: float | None = None  # cap * tanh(score / cap), before bias and visibility (Gemma 2)
     additive: Float[Tensor, "qk_dim"] | None = None  # the vector w of additive scores
+    # A score beside those of the keys, of a key without a value: rows sum to less than 1 (gpt-oss).
+    sink: Float[Tensor, "head"] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.visible, Visibility):
@@ -209,7 +211,8 @@ class ScoreRule(Data):
     def part(self, batch: int | None, head: int | Sequence[int] | None) -> ScoreRule:
         """The rule of one sequence (None: all), and of one head, some or all."""
         bias = None if self.bias is None else self.bias.part(batch, head)
-        return replace(self, visible=self.visible.part(batch, head), bias=bias)
+        sink = None if self.sink is None else chosen(self.sink, 0, head)
+        return replace(self, visible=self.visible.part(batch, head), bias=bias, sink=sink)
 
     def with_visible(self, visible: Visibility) -> ScoreRule:
         """The same rule with another visibility."""
@@ -227,6 +230,11 @@ class ScoreRule(Data):
         if self.additive is not None and self.additive.shape != (qk_dim,):
             raise ShapeError(
                 f"the additive vector must be (qk_dim,) = ({qk_dim},). Got {tuple(self.additive.shape)}."
+            )
+        if self.sink is not None and (self.sink.shape != (n_head,) or not self.sink.is_floating_point()):
+            raise ShapeError(
+                f"sink must be (head,) = ({n_head},), a score for each. Got {tuple(self.sink.shape)} of "
+                f"{self.sink.dtype}."
             )
 
     def scores(

@@ -60,10 +60,11 @@ def attend(
     """Every query's average of the values, weighted by softmax over its scores, and the row log-sum-exp.
 
     Query heads are a multiple of key heads (multi-head, grouped, multi-query); keys are never repeated in
-    memory. A row that sees nothing has output 0 and lse -inf. What is hidden may hold NaN or inf: it
-    reaches neither output nor gradient. A query that is itself not finite, or sees a key or value that is
-    not, has output and lse NaN; under a rule that hides anything it passes no gradient either. Finite
-    queries and keys whose scores overflow are an `ArgumentError`, unless compiled.
+    memory. A row that sees nothing has output 0 and lse -inf; in any other, lse includes the rule's sink,
+    whose weight nothing gets. What is hidden may hold NaN or inf: it reaches neither output nor gradient. A
+    query that is itself not finite, or sees a key or value that is not, has output and lse NaN; under a rule
+    that hides anything it passes no gradient either. Finite queries and keys whose scores overflow are an
+    `ArgumentError`, unless compiled.
 
     >>> q = k = v = torch.eye(2)[None, None]
     >>> out, lse = attend(q, k, v)
@@ -98,7 +99,7 @@ def attend(
         out, lse, sound = _fused(q, k, v, rule)
         # Hidden garbage would show: 0 x NaN is NaN. A score of -inf would not.
         if sound and (visible.everything or _all_finite(k)):
-            return Attended(out, lse)
+            return Attended(*_with_sink(out, lse, rule))
         path = "tiled" if visible.everything else path
     q, k, v, poisoned = _quarantine(q, k, v, rule.visible)
     if path == "fused":
@@ -107,6 +108,7 @@ def attend(
     if path != "fused":
         out, lse = (_plain if path == "plain" else _tiled)(q, k, v, rule, dropout)
         _check_range(q, k, lse, rule)
+    out, lse = _with_sink(out, lse, rule)
     if poisoned is not None:
         out = torch.where(poisoned[..., None], math.nan, out)
         lse = torch.where(poisoned, math.nan, lse)
@@ -132,7 +134,7 @@ def weights(
     k: Float[Tensor, "batch kv_head key qk_dim"],
     rule: ScoreRule | None = None,
 ) -> Float[Tensor, "batch head query key"]:
-    """All attention weights: rows sum to 1, or to 0 where a row sees nothing.
+    """All attention weights: rows sum to 1, to less where a sink takes part, to 0 where one sees nothing.
 
     >>> weights(torch.zeros(1, 1, 1, 3), torch.ones(1, 1, 2, 3))[0, 0]
     tensor([[0.5000, 0.5000]])
@@ -145,6 +147,7 @@ def weights(
     q, k, _, poisoned = _quarantine(q, k, None, rule.visible)
     rows, lse = _softmax(rule.scores(q, k))
     _check_range(q, k, lse, rule)
+    rows, _ = _with_sink(rows, lse, rule)
     if poisoned is not None:
         rows = torch.where(poisoned[..., None], math.nan, rows)
     return rows.to(q.dtype)
@@ -182,6 +185,8 @@ def attend_hard(
 ) -> Float[Tensor, "batch head query v_dim"]:
     """Each query's value of its most similar visible key (the first on ties), 0 where it sees nothing.
 
+    Also 0 where a sink's score is higher than that of every key.
+
     argmax has no gradient, so only the winning values get one. With `straight_through`, queries and keys
     are given the gradient soft attention would have given them (Bengio et al. 2013).
     """
@@ -197,6 +202,8 @@ def attend_hard(
         best, index = (torch.cat(parts, dim=-1) for parts in zip(*blocks, strict=True))
         _check_range(clean_q, clean_k, best, rule)
         index = torch.where(best == -math.inf, -1, index)  # -1: sees nothing
+        if rule.sink is not None:
+            index = torch.where(best < rule.sink.to(best.dtype)[:, None], -1, index)
     # (batch, head, query) picks from (batch, kv_head, key): the heads of a group share their values.
     flat = index.clamp(min=0).unflatten(1, (-1, group)).flatten(2, 3)
     picked = clean_v.gather(2, flat[..., None].expand(-1, -1, -1, v.shape[3]))
@@ -222,6 +229,19 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     if some_hidden:
         rows, lse = rows.masked_fill(hidden, 0.0), lse.masked_fill(hidden, -math.inf)
     return rows, lse[..., 0]
+
+
+def _with_sink(out: Tensor, lse: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
+    """Outputs, or weights, and log-sum-exp when a sink takes its part of each row that sees a key.
+
+    sum_j exp(s_j) / (sum_j exp(s_j) + exp(sink)) is what it leaves of all: a sigmoid.
+    """
+    if rule.sink is None:
+        return out, lse
+    sink = rule.sink.to(lse.dtype)[:, None]
+    left = torch.sigmoid(lse - sink)[..., None]
+    together = torch.logaddexp(lse, sink)
+    return (out * left).to(out.dtype), torch.where(lse == -math.inf, lse, together)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: float = 0.0) -> tuple[Tensor, Tensor]:

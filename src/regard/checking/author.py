@@ -13,15 +13,8 @@ from torch import Tensor
 from regard.checking.child.messages import Failure, Outcome
 from regard.checking.child.trees import leaves, mapped
 from regard.checking.forms import Whatever
-from regard.checking.judge import judged
-from regard.checking.naming import (
-    RAISED,
-    Space,
-    best_verdict,
-    diagnosis,
-    passing_runs,
-    plain_answer,
-)
+from regard.checking.judge import compared, judged
+from regard.checking.naming import RAISED, Space, best_verdict, diagnosis, plain_answer
 from regard.checking.plan import Plan
 from regard.checking.runner import Ran, Runner
 from regard.checking.spec import Exercise, Mistake
@@ -102,8 +95,10 @@ def _mistakes(plan: Plan) -> Iterator[Line]:
             continue
         outcomes = outcomes_of(space, mistake)
         choices, verdict = best_verdict(plan, outcomes)
+        expected = plan.expected(choices)
         shown = any(
-            outcomes[run.id].error is None and run.id not in passing_runs(plan, outcomes, choices)
+            outcomes[run.id].error is None
+            and compared(plan, run, expected[run.id].value, outcomes[run.id].value)
             for run in space.runs
         )
         if shown or mistake.name in ours:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.checking import comments, lending
-from regard.checking.child.messages import Answer, Cell, Loaded, Outcome
+from regard.checking.child.messages import Answer, Loaded, Outcome
 from regard.checking.judge import Check, Verdict, compared, visible, with_weights
 from regard.checking.naming import Diagnosis, Named, Space, best_verdict, diagnosis
 from regard.checking.plan import Plan, shrunk_plan
@@ -274,11 +274,10 @@ def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str
     lent = lending.lent(submission.undefined, exercise.names)
     notes = list(submission.notes)
     if lent:
-        names = ", ".join(part.name for part in lent)
-        notes.append(f"lent, because the file uses but does not define it: {names}.")
+        notes.append(f"lent, because the file uses but does not define it: {', '.join(lent)}.")
     answer = Answer(
-        cells=[Cell(cell.label, cell.source) for cell in submission.cells],
-        subjects=list(answers.subjects),
+        cells=list(submission.cells),
+        subjects=answers.subjects,
         is_class=exercise.is_class,
         drive=exercise.drive,
         lent=lent,

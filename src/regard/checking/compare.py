@@ -74,20 +74,7 @@ def _part(tree: Tree, path: str) -> str:
 
 def same(first: Tree, second: Tree, tolerance: float) -> bool:
     """Whether two answers gave the same: also in their mistakes."""
-    if _structure(first) != _structure(second):
-        return False
-    for (_, a), (_, b) in zip(leaves(first), leaves(second), strict=True):
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            if a.shape != b.shape or a.is_floating_point() != b.is_floating_point():
-                return False
-            if bool(moved(a, b, tolerance).any()):
-                return False
-        elif isinstance(a, float) and isinstance(b, float):
-            if not math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance) and not (a != a and b != b):
-                return False
-        elif a != b:
-            return False
-    return True
+    return bool(equal_rows(first, second, tolerance).all())
 
 
 def equal_rows(first: Tree, second: Tree, tolerance: float) -> Tensor:

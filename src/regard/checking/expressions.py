@@ -20,6 +20,10 @@ from regard.errors import ArgumentError
 Functions = dict[str, Callable[..., Any]]
 FUNCTIONS: Functions = {"sqrt": math.sqrt, "log": math.log, "max": max, "min": min}
 TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?)|([A-Za-z_]+\d*)|(\*\*|[-+*/^(),]))")
+# A space beside it, so that it does not run into the next letter.
+GREEK = {
+    ord(letter): f" {name} " for letter, name in zip("μσλφ", ("mu", "sigma", "lambda", "phi"), strict=True)
+}
 MOST_CHARACTERS = 300
 LARGEST_POWER = 12
 N_POINT = 8
@@ -35,7 +39,8 @@ def parse(text: str, symbols: Iterable[str]) -> str:
     if len(text) > MOST_CHARACTERS:
         raise ArgumentError(f"a formula has at most {MOST_CHARACTERS} characters. Got {len(text)}.")
     plain = re.sub(r"√\s*([A-Za-z0-9]+)", r"sqrt(\1)", text.strip()).translate(
-        {ord("·"): "*", ord("×"): "*", ord("−"): "-", ord("²"): "^2", ord("√"): "sqrt"}
+        {ord("·"): "*", ord("×"): "*", ord("−"): "-", ord("²"): "^2", ord("⁴"): "^4", ord("√"): "sqrt"}
+        | GREEK
     )
     wrapped = re.fullmatch(r"[OoΘ]\s*\((.*)\)", plain)
     joined: list[str] = []
@@ -121,6 +126,53 @@ def equal(first: str, second: str, symbols: Iterable[str], where: Mapping[str, s
         except (ArithmeticError, ValueError, TypeError):
             return False
     return True
+
+
+def difference(
+    given: str, wanted: str, symbols: Iterable[str], where: Mapping[str, str] | None = None
+) -> str:
+    """How a formula differs from the right one: by a factor, by terms, and at which values.
+
+    >>> difference("d s^2", "d s^4", ["d", "s"])
+    'it lacks a factor s^2. At d = 2, s = 3 yours is 18, where it should be 162.'
+    """
+    import sympy  # slow to import
+
+    names = list(symbols)
+    at = {name: sympy.Symbol(name, positive=True) for name in names}
+    functions: Functions = {"sqrt": sympy.sqrt, "log": sympy.log, "max": sympy.Max, "min": sympy.Min}
+    for name, text in (where or {}).items():
+        at[name] = evaluated(parse(text, names), at, functions)
+    mine, right = (
+        sympy.nsimplify(evaluated(parse(text, names), at, functions), rational=True)
+        for text in (given, wanted)
+    )
+    free = sorted(mine.free_symbols | right.free_symbols, key=lambda symbol: names.index(symbol.name))
+    values = dict(zip(free, (2, 3, 5, 7, 11, 13), strict=False))
+    shown = ", ".join(f"{symbol} = {value}" for symbol, value in values.items())
+    have, want = (float(formula.subs(values)) for formula in (mine, right))
+    at_values = f"{f'At {shown} y' if shown else 'Y'}ours is {have:.4g}, where it should be {want:.4g}."
+    factor = sympy.simplify(right / mine) if mine != 0 else sympy.Integer(0)
+    over, under = sympy.fraction(factor)
+    wrong = []
+    if factor != 0 and not factor.has(sympy.Add):
+        named = (("lacks a factor", over), ("has a factor too many:", under))
+        wrong = [f"{text} {_written(part)}" for text, part in named if part != 1]
+    else:
+        terms = [sympy.expand(formula).as_coefficients_dict() for formula in (mine, right)]
+        for term in sorted({*terms[0], *terms[1]} - {0}, key=str):
+            have, want = (some.get(term, 0) for some in terms)
+            words = (
+                "should not have a" if not want else "lacks a" if not have else "has another factor at the"
+            )
+            wrong += [f"{words} {'term in ' + _written(term) if term != 1 else 'constant term'}"] * (
+                have != want
+            )
+    return f"it {' and '.join(wrong)}. {at_values}"
+
+
+def _written(formula: Any) -> str:
+    return str(formula).replace("**", "^").replace("*", " ")
 
 
 def same_order(

@@ -222,10 +222,7 @@ def _value(plan: Plan, run: Run, outcome: Outcome, expected: Expected, notes: li
             return check
         return replace(check, passed=False, message=f"it must raise {wanted}: {error_message(error)}")
     if error is not None:
-        if trial.optional and error.kind == "missing":
-            notes.append(f"there is no {error.message}: its checks were left out.")
-            return None
-        return replace(check, passed=False, message=error_message(error), whole=True)
+        return _without_result(check, trial, error, notes)
     wrong = compared(plan, run, expected.value, outcome.value)
     if wrong is not None:
         return replace(check, passed=False, message=wrong.message, difference=wrong)
@@ -235,6 +232,14 @@ def _value(plan: Plan, run: Run, outcome: Outcome, expected: Expected, notes: li
             text = f"a tensor of {outcome.largest} numbers is made on the way; {most} are enough."
             return replace(check, passed=False, message=text, kind="wasteful")
     return check
+
+
+def _without_result(check: Check, item: Trial | Probe, error: Failure, notes: list[str]) -> Check | None:
+    """The check of a call that has no result; None for a method that an answer may do without."""
+    if item.optional and error.kind == "missing":
+        notes.append(f"there is no {error.message}: its checks were left out.")
+        return None
+    return replace(check, passed=False, message=error_message(error), whole=True)
 
 
 def compared(plan: Plan, run: Run, expected: Tree, got: Tree) -> Difference | None:
@@ -250,7 +255,7 @@ def compared(plan: Plan, run: Run, expected: Tree, got: Tree) -> Difference | No
             return Difference(f"the result has not the form that was asked for ({error}).")
     floating = any(
         isinstance(leaf, Tensor) and leaf.is_floating_point()
-        for _, leaf in leaves([list(case.args), dict(case.kwargs), dict(case.weights)])
+        for _, leaf in leaves([case.args, case.kwargs, case.weights])
     )
     dtype = run.dtype if floating and view is None else None
     return difference(expected, got, tolerance_of(run.dtype, exercise.tolerance), exercise.words, dtype)
@@ -268,10 +273,7 @@ def _probe(
     for run in runs:
         error = outcomes[run.id].error
         if error is not None:
-            if probe.optional and error.kind == "missing":
-                notes.append(f"there is no {error.message}: its checks were left out.")
-                return None
-            return replace(check, passed=False, message=error_message(error), whole=True)
+            return _without_result(check, probe, error, notes)
     results = [outcomes[run.id].value for run in runs]
     if probe.judge is not None:
         try:
@@ -386,7 +388,7 @@ def _input_name(plan: Plan, run: Run, name: str) -> str:
 def argument_names(plan: Plan, run: Run) -> list[str]:
     """The names of the tensors among the arguments, from the starter's signature where there is one call."""
     exercise, case = plan.exercise, plan.cases[run.case]
-    paths = [path for path, leaf in leaves([list(case.args), dict(case.kwargs)]) if isinstance(leaf, Tensor)]
+    paths = [path for path, leaf in leaves([case.args, case.kwargs]) if isinstance(leaf, Tensor)]
     defined = exercise.definitions
     node: ast.AST | None = defined.get(case.call, defined[exercise.names[0]])
     if isinstance(node, ast.ClassDef):

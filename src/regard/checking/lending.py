@@ -11,7 +11,6 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from regard.checking.child.messages import Lent
 from regard.checking.syntax import parsed
 
 FOLDER = Path(__file__).parent.parent / "exercises"
@@ -40,10 +39,10 @@ def _source(file: str) -> str:
     return (FOLDER / file).read_text(encoding="utf-8")
 
 
-def lent(undefined: frozenset[str], under_check: tuple[str, ...]) -> list[Lent]:
-    """What a file uses without defining it, never what is under check.
+def lent(undefined: frozenset[str], under_check: tuple[str, ...]) -> dict[str, str]:
+    """What a file uses without defining it, and source that defines it; never what is under check.
 
-    >>> [part.name for part in lent(frozenset({"masked_softmax", "torch"}), ("rnn_step",))]
+    >>> list(lent(frozenset({"masked_softmax", "torch"}), ("rnn_step",)))
     ['torch', 'masked_softmax']
     """
     together = "".join(d2l())
@@ -54,7 +53,7 @@ def lent(undefined: frozenset[str], under_check: tuple[str, ...]) -> list[Lent]:
     }
     sources |= {name: _source(file) for name, file in STEPS.items()}
     parts = IMPORTS | {name: _enclosed(name, source) for name, source in sources.items()}
-    return [Lent(name, source) for name, source in parts.items() if name in undefined - set(under_check)]
+    return {name: parts[name] for name in parts if name in undefined - set(under_check)}
 
 
 def d2l() -> list[str]:

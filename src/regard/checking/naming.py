@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Answer, Cell, Subject, Tree
+from regard.checking.child.messages import Answer, Cell, Tree
 from regard.checking.child.trees import leaves, mapped
 from regard.checking.compare import apart, equal_rows, n_row, tolerance_of
 from regard.checking.forms import FORM, formed
-from regard.checking.judge import NOT_TRIED, Outcomes, Verdict, compared, judged
+from regard.checking.judge import NOT_TRIED, Outcomes, Verdict, judged
 from regard.checking.plan import Plan, Run, tensors_of
 from regard.checking.spec import Exercise, Mistake
 from regard.checking.trials import ANYTHING, Case, Probe, Trial
@@ -98,9 +98,8 @@ class Agreement:
 
 def plain_answer(exercise: Exercise, source: str) -> Answer:
     """The message of an answer that is one source text of ours."""
-    return Answer(
-        [Cell("", source)], [Subject(name) for name in exercise.names], exercise.is_class, exercise.drive
-    )
+    last = dict.fromkeys(exercise.names, -1)
+    return Answer([Cell("", source)], last, exercise.is_class, exercise.drive)
 
 
 def best_verdict(plan: Plan, outcomes: Outcomes) -> tuple[dict[str, str], Verdict]:
@@ -115,19 +114,6 @@ def best_verdict(plan: Plan, outcomes: Outcomes) -> tuple[dict[str, str], Verdic
             break
     assert best is not None
     return best
-
-
-def passing_runs(plan: Plan, outcomes: Outcomes, choices: Choices) -> frozenset[int]:
-    """The runs whose result is right."""
-    expected = plan.expected(choices)
-
-    def right(run: Run) -> bool:
-        outcome = outcomes[run.id]
-        if isinstance(run.item, Trial) and run.item.raises:
-            return outcome.error is not None and outcome.error.type in run.item.raises
-        return outcome.error is None and compared(plan, run, expected[run.id].value, outcome.value) is None
-
-    return frozenset(run.id for run in plan.runs if run.kind in ("value", "probe") and right(run))
 
 
 class Space:

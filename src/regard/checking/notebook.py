@@ -22,10 +22,11 @@ from typing import Any
 
 from regard.checking.catalogue import catalogue, pick
 from regard.checking.check import Checker, Result
+from regard.checking.child.messages import Cell
 from regard.checking.progress import Progress
 from regard.checking.quiz import Marked, Question, mark
 from regard.checking.runner import Runner
-from regard.checking.submission import Cell, Submission, as_cells, names_in, read
+from regard.checking.submission import Submission, as_cells, names_in, read, tree_of
 from regard.errors import ArgumentError
 
 Shell = Any  # IPython's InteractiveShell, which is only partly typed
@@ -103,7 +104,7 @@ def check_cell(
 ) -> Report:
     """Check what a cell defines that this notebook has just run."""
     (cell, *_), _, _ = as_cells([source])
-    names = {name for statement in cell.tree.body for name in names_in(statement)[0]}
+    names = {name for statement in tree_of(cell).body for name in names_in(statement)[0]}
     return _report(_session(shell, names), exercise, seed, strict, names)
 
 
@@ -160,7 +161,7 @@ def needed(cells: Iterable[Cell], names: Iterable[str]) -> tuple[Cell, ...]:
     ['a = 1\\nb = a']
     """
     cells = list(cells)
-    statements = [statement for cell in cells for statement in cell.tree.body]
+    statements = [statement for cell in cells for statement in tree_of(cell).body]
     binds, uses = zip(*map(names_in, statements), strict=True) if statements else ((), ())
     wanted, kept = set(names), set[int]()
     while True:
@@ -175,7 +176,7 @@ def needed(cells: Iterable[Cell], names: Iterable[str]) -> tuple[Cell, ...]:
     chosen = []
     number = 0
     for cell in cells:
-        body = cell.tree.body
+        body = tree_of(cell).body
         inside = [statement for at, statement in enumerate(body, number) if at in kept]
         number += len(body)
         if inside:

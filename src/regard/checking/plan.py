@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Answer, Call, Job, Order
-from regard.checking.child.trees import leaves, mapped
+from regard.checking.child.messages import Answer, Job, Order
+from regard.checking.child.trees import leaves, mapped, weighted_sum
 from regard.checking.compare import same
 from regard.checking.spec import Exercise
 from regard.checking.trials import Case, Draw, Impossible, Probe, Trial
@@ -37,7 +37,7 @@ class Run:
     kind: str  # "value", "gradients", "probe", or a key of VARIANTS
     item: Trial | Probe
     case: int
-    order: Order  # what the child is told, all but the factors of gradients
+    order: Order  # what the child is told
 
     @property
     def dtype(self) -> str:
@@ -51,7 +51,6 @@ class Expected:
 
     value: Any
     grads: Mapping[str, Tensor] | None = None
-    error: str = ""
 
 
 class Plan:
@@ -66,7 +65,6 @@ class Plan:
         self.runs: list[Run] = []
         self._expected: dict[tuple[str, ...], dict[int, Expected]] = {}
         self._told_apart: list[dict[str, str]] = []
-        self._factors: dict[int, list[dict[str, Tensor]]] = {}
         self.checks = exercise.checks
         for trial in () if empty else self.checks.trials:
             self.add_trial(trial)
@@ -87,7 +85,7 @@ class Plan:
             return
         index = len(self.cases) - 1
         if trial.grad:
-            self._add("gradients", trial, index)
+            self._add("gradients", trial, index, gradients=True)
         if trial.variants:
             for name, options in VARIANTS.items():
                 self._add(name, trial, index, **options)
@@ -152,19 +150,13 @@ class Plan:
             f"input {index}": tensor
             for index, tensor in enumerate(tensors_of(case))
             if tensor.is_floating_point()
-        } | dict(case.weights)
+        } | case.weights
         for tensor in floats.values():
             tensor.requires_grad_(True)
         value = self.checks.reference(case, **choices)
-        factors = self.factors(value)
-        terms = [
-            (leaf * factors[path].double()).sum()
-            for path, leaf in leaves(value)
-            if path in factors and isinstance(leaf, Tensor) and leaf.requires_grad
-        ]
-        if not terms:
+        total = weighted_sum(value)
+        if total is None:
             return Expected(_detached(value), {})
-        total = torch.stack(terms).sum()
         grads = torch.autograd.grad(total, list(floats.values()), allow_unused=True)
         by_name = {
             name: torch.zeros_like(tensor) if grad is None else grad
@@ -172,38 +164,9 @@ class Plan:
         }
         return Expected(_detached(value), by_name)
 
-    def factors(self, value: Any) -> dict[str, Tensor]:
-        """What the outputs are multiplied with before their sum is differentiated."""
-        draw = Draw({}, self.seed + 17)
-        return {
-            path: draw.normal(*leaf.shape)
-            for path, leaf in leaves(value)
-            if isinstance(leaf, Tensor) and leaf.is_floating_point()
-        }
-
-    def _forms(self, run: Run, ours: Any) -> list[dict[str, Tensor]]:
-        """The factors for our form of the result, then those for the forms of other conventions."""
-        if run.id not in self._factors:
-            forms = [self.factors(ours)]
-            case = as_float64(self.cases[run.case], run.dtype)
-            for choices in self.choices()[1:]:
-                with torch.no_grad():
-                    form = self.factors(self.checks.reference(case, **choices))
-                if all(_shapes(form) != _shapes(other) for other in forms):
-                    forms.append(form)
-            self._factors[run.id] = forms
-        return self._factors[run.id]
-
     def job(self, answers: list[Answer], runs: list[Run] | None = None) -> Job:
         """The message that makes a child do these runs for these answers."""
-        first = self.expected(self.choices()[0])
-        orders = [
-            replace(run.order, factors=self._forms(run, first[run.id].value))
-            if run.kind == "gradients"
-            else run.order
-            for run in (self.runs if runs is None else runs)
-        ]
-        return Job(answers, [as_message(case) for case in self.cases], orders)
+        return Job(answers, self.cases, [run.order for run in (self.runs if runs is None else runs)])
 
 
 def shrunk_sizes(sizes: Mapping[str, int]) -> list[dict[str, int]]:
@@ -233,7 +196,7 @@ def shrunk_plan(exercise: Exercise, trial: Trial, seed: int, sizes: Mapping[str,
 
 def tensors_of(case: Case) -> list[Tensor]:
     """The tensors among the arguments, in the order in which the harness meets them."""
-    return [leaf for _, leaf in leaves([list(case.args), dict(case.kwargs)]) if isinstance(leaf, Tensor)]
+    return [leaf for _, leaf in leaves([case.args, case.kwargs]) if isinstance(leaf, Tensor)]
 
 
 def as_float64(case: Case, dtype: str) -> Case:
@@ -249,19 +212,9 @@ def as_float64(case: Case, dtype: str) -> Case:
     return replace(
         case,
         args=mapped(case.args, change),
-        kwargs=mapped(dict(case.kwargs), change),
-        weights=mapped(dict(case.weights), change),
+        kwargs=mapped(case.kwargs, change),
+        weights=mapped(case.weights, change),
     )
-
-
-def as_message(case: Case) -> Call:
-    """The case as what can be sent."""
-    kwargs, init_kwargs, weights = dict(case.kwargs), dict(case.init_kwargs), dict(case.weights)
-    return Call(case.args, kwargs, case.call, case.init, init_kwargs, weights, case.train)
-
-
-def _shapes(form: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {path: tuple(factors.shape) for path, factors in form.items()}
 
 
 def _detached(tree: Any) -> Any:

@@ -59,6 +59,11 @@ class Progress:
             "shown": shown,
         }
 
+    def note_question(self, id: str, right: bool | None) -> None:
+        """Remember that a written question was answered; a right answer stays one."""
+        old = self.entries.get(f"question {id}", {})
+        self.entries[f"question {id}"] = {"passed": bool(right) or bool(old.get("passed")), "share": 0.0}
+
     def next_hint(self, exercise: Exercise) -> tuple[str, str, str | None]:
         """The next grade, its hint, and the mistake it is about (None for the exercise in general)."""
         entry = self.entries.setdefault(

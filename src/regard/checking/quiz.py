@@ -32,6 +32,8 @@ class Question:
     code: str = ""  # of a blank: the expression with ____ in it
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of a blank: the tensors it uses
     lab: str = ""  # the experiment that shows it
+    also: Mapping[str, str] = field(default_factory=dict)  # other right answers -> how they differ from ours
+    rubric: tuple[str, ...] = ()  # of an open question: what a good answer says
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,26 @@ class Marked:
 def mark(question: Question, given: str, runner: Runner | None = None) -> Marked:
     """Whether an answer is right; equivalent forms count. Blanks are run in a child process of `runner`."""
     if question.kind == "open":
-        return Marked(None, f"{question.answer} See for yourself: regard lab {question.lab}")
+        rubric = "".join(f"\n  - {point}" for point in question.rubric)
+        says = f" Does yours say:{rubric}\n" if rubric else " "
+        return Marked(None, f"{question.answer}{says}See for yourself: regard lab {question.lab}")
     if question.kind == "blank":
         if runner is None:
             raise ArgumentError("a blank is marked by running it: a runner is needed.")
         return _blank(question, given, runner)
     if question.kind == "shape":
-        return _shape(question, given)
+        others = ((_shape(question, given, text), differs) for text, differs in question.also.items())
+        differs = next((differs for marked, differs in others if marked.right), "")
+        return Marked(True, f"right: {differs}") if differs else _shape(question, given, question.answer)
     compare = expressions.equal if question.kind == "formula" else expressions.same_order
     right = compare(given, question.answer, question.symbols, question.where)
-    return Marked(right, "right." if right else "that is another formula.")
+    if right or question.kind == "order":
+        return Marked(right, "right." if right else "that grows otherwise.")
+    return Marked(False, expressions.difference(given, question.answer, question.symbols, question.where))
 
 
-def _shape(question: Question, given: str) -> Marked:
-    wanted, got = (_dimensions(text) for text in (question.answer, given))
+def _shape(question: Question, given: str, answer: str) -> Marked:
+    wanted, got = (_dimensions(text) for text in (answer, given))
     if len(wanted) != len(got):
         return Marked(False, f"the shape has {len(wanted)} dimensions, and yours {len(got)}.")
     for axis, (want, have) in enumerate(zip(wanted, got, strict=True)):
@@ -88,7 +96,7 @@ def _dimensions(text: str) -> list[str]:
 
 def _blank(question: Question, given: str, runner: Runner) -> Marked:
     """Fill the blank with both answers and compare what comes out, on random tensors."""
-    from regard.checking.child.messages import Answer, Call, Cell, Job, Order, Subject
+    from regard.checking.child.messages import Answer, Case, Cell, Job, Order
     from regard.checking.compare import same
     from regard.checking.trials import Draw
 
@@ -103,10 +111,10 @@ def _blank(question: Question, given: str, runner: Runner) -> Marked:
             compile(source, "<blank>", "exec")
         except (SyntaxError, ValueError):
             return Marked(False, "that is no Python expression.")
-        answers.append(Answer([Cell("", source)], [Subject("blank")]))
+        answers.append(Answer([Cell("", source)], {"blank": -1}))
     draw = Draw({}, 11)
-    call = Call(tuple(draw.normal(*shape) for shape in question.sizes.values()))
-    wanted, got = runner.run(Job(answers, [call], [Order(0, 0)]))
+    case = Case(tuple(draw.normal(*shape) for shape in question.sizes.values()))
+    wanted, got = runner.run(Job(answers, [case], [Order(0, 0)]))
     outcome = got.runs.get(0)
     if outcome is None or outcome.error is not None:
         error = outcome.error if outcome is not None else None
@@ -130,7 +138,7 @@ def _question(id: str, table: dict[str, Any], abouts: dict[str, Any]) -> Questio
     about = abouts[table.pop("about")] if "about" in table else {}
     text = f"{about['text']} {table['text']}" if about else table["text"]
     both = {**about, **table, "text": text}
-    both["symbols"] = tuple(both.get("symbols", ()))
+    both |= {key: tuple(both.get(key, ())) for key in ("symbols", "rubric")}
     both["sizes"] = {name: tuple(shape) for name, shape in both.get("sizes", {}).items()}
     return Question(id=id, **both)
 

@@ -74,7 +74,6 @@ class Ran:
 
     loaded: Loaded | None = None
     runs: dict[int, Outcome] = field(default_factory=dict)  # by id
-    printed: str = ""
 
 
 @dataclass
@@ -396,9 +395,9 @@ class Runner:
 
 def _record(message: object, results: list[Ran], first: int, place: _Place) -> None:
     """Put a message where it belongs, and note where the child is now."""
-    from regard.checking.child.messages import Loaded, Loading, Outcome, Printed
+    from regard.checking.child.messages import Done, Loaded, Loading, Outcome
 
-    if not isinstance(message, Loading | Loaded | Outcome | Printed) or message.answer < 0:
+    if not isinstance(message, Loading | Loaded | Outcome | Done) or message.answer < 0:
         raise ValueError(f"a {type(message).__name__}")
     place.answer = first + message.answer
     result = results[place.answer]
@@ -407,8 +406,7 @@ def _record(message: object, results: list[Ran], first: int, place: _Place) -> N
     elif isinstance(message, Loaded):
         result.loaded, place.loading = message, None
         place.n_done += bool(message.missing)
-    elif isinstance(message, Printed):
-        result.printed = message.text
+    elif isinstance(message, Done):
         place.n_done += 1
     else:
         result.runs[message.run] = message

@@ -10,11 +10,12 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
+from symtable import SymbolTable, symtable
 
 from regard.checking.child.loader import defined_in
-from regard.checking.child.messages import Subject
+from regard.checking.child.messages import Cell
 from regard.checking.spec import Exercise
 from regard.checking.syntax import parsed
 from regard.errors import ArgumentError, LoadError
@@ -32,19 +33,12 @@ Node = ast.FunctionDef | ast.ClassDef
 UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A piece of the file that parses on its own: a whole script, or a notebook's cell."""
-
-    label: str  # "" for a script, "cell 3, " for a notebook
-    source: str
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        """The parsed source."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an invalid escape in a student's string is no matter of ours
-            return parsed(self.source)
+@lru_cache
+def tree_of(cell: Cell) -> ast.Module:
+    """The parsed source of a whole script, or of a notebook's cell."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an invalid escape in a student's string is no matter of ours
+        return parsed(cell.source)
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class Submission:
         definitions: list[Definition] = []
         number = -1
         for cell in self.cells:
-            for statement in cell.tree.body:
+            for statement in tree_of(cell).body:
                 number += 1
                 nodes = {node.name: node for node in defined_in(statement)}
                 known = {definition.name: definition.node for definition in definitions}
@@ -109,7 +103,7 @@ class Submission:
         """What the file imports, by its whole name."""
         names: dict[str, None] = {}
         for cell in self.cells:
-            for node in ast.walk(cell.tree):
+            for node in ast.walk(tree_of(cell)):
                 if isinstance(node, ast.Import):
                     names |= dict.fromkeys(alias.name for alias in node.names)
                 elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -122,7 +116,7 @@ class Submission:
         used: set[str] = set()
         bound: set[str] = set(dir(builtins)) | {"get_ipython", "display", "__file__"}
         for cell in self.cells:
-            for node in ast.walk(cell.tree):
+            for node in ast.walk(tree_of(cell)):
                 if isinstance(node, ast.Name):
                     (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
                 elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
@@ -139,7 +133,7 @@ class Submission:
         methods = {
             part.name
             for cell in self.cells
-            for node in ast.walk(cell.tree)
+            for node in ast.walk(tree_of(cell))
             if isinstance(node, ast.ClassDef)
             for part in node.body
             if isinstance(part, ast.FunctionDef)
@@ -184,7 +178,7 @@ def from_source(text: str, path: str = "answer.py", folder: str = "") -> Submiss
     clean, notes = _without_magics(text)
     cell = Cell("", clean)
     try:
-        _ = cell.tree
+        tree_of(cell)
     except UNPARSED as error:
         raise LoadError(f"{path} is no Python: {_complaint(error)}.") from error
     return Submission(path, (cell,), notes, folder)
@@ -219,7 +213,7 @@ def as_cells(sources: Iterable[str]) -> tuple[tuple[Cell, ...], tuple[str, ...],
         notes += dropped
         cell = Cell(f"cell {number}, ", clean)
         try:
-            _ = cell.tree
+            tree_of(cell)
         except UNPARSED as error:
             broken.append(f"cell {number} is no Python: {_complaint(error)}.")
             continue
@@ -229,14 +223,27 @@ def as_cells(sources: Iterable[str]) -> tuple[tuple[Cell, ...], tuple[str, ...],
 
 def names_in(statement: ast.stmt) -> tuple[set[str], set[str]]:
     """The names that a statement at the top binds (`*` for unknown ones), and those that it uses."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+        try:
+            return {statement.name}, _globals(symtable(ast.unparse(statement), "answer", "exec"))
+        except SyntaxError:  # it parses and does not compile, so it was never defined
+            return {statement.name}, set()
     nodes = list(ast.walk(statement))
     used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-        return {statement.name}, used
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     aliases = [node for node in nodes if isinstance(node, ast.alias)]
     return bound | {(alias.asname or alias.name).partition(".")[0] for alias in aliases}, used
+
+
+def _globals(table: SymbolTable) -> set[str]:
+    """The names that a piece of code and all within it read from the top: not those of its own variables."""
+    outside = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module")
+    }
+    return outside.union(*map(_globals, table.get_children()))
 
 
 def _complaint(error: BaseException) -> str:
@@ -284,7 +291,7 @@ class Answered:
     """An exercise that a file answers, and where each of its names is defined."""
 
     exercise: Exercise
-    subjects: tuple[Subject, ...]
+    subjects: dict[str, int]  # name -> the number of its statement
     rivals: tuple[Exercise, ...] = ()  # whose signature fits as well: then the parameters tell
 
 
@@ -326,8 +333,9 @@ def answered(
             # A later definition of the same exercise replaces an earlier one; where several exercises fit,
             # only running both definitions can tell.
             place = definition.number if len(near) > 1 else 0
-            subject = Subject(definition.name, definition.number)
-            chosen[near[0].id, place] = Answered(near[0], (subject,), tuple(near[1:]))
+            chosen[near[0].id, place] = Answered(
+                near[0], {definition.name: definition.number}, tuple(near[1:])
+            )
     order = list(exercises)
     return [chosen[key] for key in sorted(chosen, key=lambda key: (order.index(key[0]), key[1]))]
 
@@ -397,16 +405,19 @@ def _overlap(mine: list[str], theirs: list[str]) -> float:
     return 2 * len(both) / max(1, len(mine) + len(theirs))
 
 
-def _places(submission: Submission, exercise: Exercise) -> tuple[Subject, ...] | None:
+def _places(submission: Submission, exercise: Exercise) -> dict[str, int] | None:
     """Where the file defines all names of the exercise: the last time of each, or None."""
-    places = []
+    places: dict[str, int] = {}
     for name in exercise.names:
         there = [definition for definition in submission.definitions if definition.name == name]
         if not there:
             return None
+        # A starter that was left standing above the answer is none.
+        starter = ast.dump(exercise.definitions[name])
+        there = [definition for definition in there if ast.dump(definition.node) != starter] or there
         best: Definition = there[-1]
         if len(there) > 1 and isinstance(best.node, ast.ClassDef):
             scores = {other.number: likeness(other.node, exercise) for other in there}
             best = max(there, key=lambda other: (scores[other.number], other.number))
-        places.append(Subject(name, best.number))
-    return tuple(places)
+        places[name] = best.number
+    return places

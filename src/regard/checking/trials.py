@@ -13,7 +13,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Code
+from regard.checking.child.messages import Case, Code
 from regard.errors import LoadError
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "first_sequence",
     "load",
     "made",
+    "neighbour_probe",
 ]
 
 Kind = Literal["wrong", "fragile", "train mode", "wasteful"]
@@ -49,23 +50,6 @@ ANYTHING = float("inf")
 
 class Impossible(Exception):
     """Raised by a trial's `make` for sizes it cannot be made of; shrinking then tries others."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Case:
-    """One call of the answer. Tensors may stand anywhere in `args` and `kwargs`, also in tuples and lists."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    call: str = ""  # a method of the module, or one of several functions; "" is the module or function itself
-    init: tuple[Any, ...] = ()  # the constructor's positional arguments, for a class
-    init_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, Tensor] = field(default_factory=dict)  # as in the module's state_dict
-    train: bool = False  # module.train() in place of module.eval()
-
-    def with_args(self, *args: Any) -> Case:
-        """The same call with other arguments: what a perturbation is made of."""
-        return replace(self, args=args)
 
 
 class Draw:
@@ -181,6 +165,13 @@ def first_sequence(case: Case, draw: Draw) -> None:
     for x in case.args:
         if isinstance(x, Tensor):
             x[0] = x[0].flip(-1) + 1.0 if x.is_floating_point() else (x[0] - 1).clamp(min=1)
+
+
+def neighbour_probe(make: Callable[[Draw], Case], sizes: Mapping[str, int]) -> Probe:
+    """Whether a sequence is left alone by what becomes of the one beside it."""
+    says = "sequence 0 was changed: the others may not move."
+    calls = changed(make, first_sequence)
+    return Probe("a neighbour has no say", calls, {**sizes, "batch": 3}, says=says)
 
 
 def load(folder: Path) -> Checks:

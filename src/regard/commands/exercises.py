@@ -397,6 +397,7 @@ def quiz(id: str | None, answer: str | None, as_list: bool, as_json: bool) -> No
     asked = list(questions().values()) if id is None else [question(id)]
     if answer is not None:
         marked = _marked(asked[0], answer)
+        _note(asked[0], marked)
         if as_json:
             click.echo(json.dumps({"question": id, "right": marked.right, "message": marked.message}))
         else:
@@ -415,6 +416,7 @@ def quiz(id: str | None, answer: str | None, as_list: bool, as_json: bool) -> No
             continue
         try:
             marked = _marked(question_asked, given)
+            _note(question_asked, marked)
         except ArgumentError as error:
             click.echo(str(error))
             continue
@@ -425,12 +427,27 @@ def quiz(id: str | None, answer: str | None, as_list: bool, as_json: bool) -> No
     click.echo(f"\n{n_right} of {n_marked} right.")
 
 
+def _note(question: Question, marked: Marked) -> None:
+    """Keep that it was answered, where there is a home to keep it."""
+    from regard.checking.progress import Progress
+
+    progress = Progress()
+    progress.note_question(question.id, marked.right)
+    with contextlib.suppress(ArgumentError):
+        progress.save()
+
+
 def _list_questions(questions: list[Question], as_json: bool) -> None:
+    from regard.checking.progress import Progress
+
+    progress = Progress()
+    right = {asked.id for asked in questions if progress.status(f"question {asked.id}") == "passed"}
     if as_json:
-        click.echo(json.dumps([{"question": q.id, "kind": q.kind, "text": q.text} for q in questions]))
+        rows = [{"question": q.id, "kind": q.kind, "text": q.text, "right": q.id in right} for q in questions]
+        click.echo(json.dumps(rows))
         return
-    rows = [(question.id, question.kind, question.text) for question in questions]
-    print_table(make_table(("question", "kind", "text"), rows, box=None))
+    listed = [("✓" if asked.id in right else "", asked.id, asked.kind, asked.text) for asked in questions]
+    print_table(make_table(("", "question", "kind", "text"), listed, box=None))
 
 
 def _marked(asked: Question, given: str) -> Marked:

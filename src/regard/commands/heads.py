@@ -26,6 +26,8 @@ SHOWN = {  # measures of the table and their headings, the first as far as the t
     "special": "spec",
     "induction": "induct",
     "duplicate": "dupl",
+    "retrieval": "retr",
+    "streaming": "stream",
     "uniformity": "unif",
     "next": "next",
     "punctuation": "punct",

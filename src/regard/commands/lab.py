@@ -10,9 +10,10 @@ import click
 
 from regard.commands.options import json_option, picture_option
 from regard.commands.printing import make_table, print_table
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
+    from regard.costs.count import Counted
     from regard.costs.model import Cost, Latent, Phase
     from regard.costs.roofline import Machine
     from regard.lab.spec import Done, Experiment
@@ -55,25 +56,39 @@ def cost(
     """Say what a model costs: operations, bytes, cache and what each operation waits for on this machine.
 
     Decoding is the step that fills the context. What would other numbers of key heads cost, or
-    multi-head latent attention? The last table says.
+    multi-head latent attention? The last table says. A folder that only transformers knows is counted, from
+    its config.json alone.
     """
-    config = _config(model)
+    subject = _subject(model)
     import torch
 
     from regard.costs import roofline
+    from regard.costs.count import Counted
     from regard.costs.model import cost as cost_of
     from regard.costs.model import what_if
     from regard.files.loading import checked_device
 
+    if isinstance(subject, Counted) and (fused or formulas):
+        raise ArgumentError(f"{model} is counted as its code runs: it goes without --fused and --formulas.")
     number = getattr(torch, dtype)
     machine = roofline.measure_machine(number, checked_device(device), seconds=seconds)
 
-    def costed(config: TransformerConfig, phase: Phase, latent: Latent | None = None) -> Cost:
+    def costed(subject: Counted | TransformerConfig, phase: Phase, latent: Latent | None = None) -> Cost:
         length = context - 1 if phase == "decode" else context
-        return cost_of(config, phase, batch=batch, length=length, dtype=number, latent=latent, fused=fused)
+        if isinstance(subject, Counted):
+            return subject.cost(phase, batch=batch, length=length, dtype=number)
+        return cost_of(subject, phase, batch=batch, length=length, dtype=number, latent=latent, fused=fused)
 
-    costs = {phase: costed(config, phase) for phase in PHASES if phase != "decode" or config.n_decoder_layer}
-    changed = what_if(config) if config.kind == "decoder" else {}
+    costs: dict[Phase, Cost] = {}
+    notes = []
+    for phase in PHASES:
+        try:
+            costs[phase] = costed(subject, phase)
+        except UnsupportedError as error:  # an encoder has no decoding step
+            notes.append(f"{phase}: {error}")
+    if not costs:
+        raise UnsupportedError("; ".join(notes))
+    changed = {} if isinstance(subject, Counted) or subject.kind != "decoder" else what_if(subject)
     others = {name: _totals(costed(to, "decode", latent), machine) for name, (to, latent) in changed.items()}
     if out is not None:
         drawn = [costs[phase] for phase in reversed(PHASES) if phase in costs and phase != "train"]
@@ -94,6 +109,7 @@ def cost(
                 for phase, whole in costs.items()
             },
             "what_if": others,
+            "notes": notes,
             "png": None if out is None else str(out),
         }
         click.echo(json.dumps(said))
@@ -106,23 +122,33 @@ def cost(
         f"{_threads(machine)}; below {machine.ridge:.1f} operations a byte an operation waits for memory."
     )
     _print_costs(costs, machine, formulas)
+    for note in notes:
+        click.echo(note)
     if others:
         _print_others(others)
     if out is not None:
         click.echo(f"The picture is in {out}")
 
 
-def _config(model: str) -> TransformerConfig:
-    """The config of a name, without weights where its shape is known, or of a folder or file."""
+def _subject(model: str) -> TransformerConfig | Counted:
+    """The config of a name, or of a folder or file; what is none of ours, to be counted."""
     from regard.models.families import FAMILIES
 
     for family in FAMILIES.values():
         if model in family.sizes and not Path(model).exists():
             return family.config(family.sizes[model])
-    from regard.files.loading import load
+    from regard.costs.count import Counted
+    from regard.files.loading import foreign_config, load
     from regard.models.transformer import TransformerConfig
 
-    config = load(model).model.config
+    if foreign_config(Path(model)) is not None:
+        return Counted(Path(model))
+    try:
+        config = load(model).model.config
+    except UnsupportedError:  # of a family of ours, with something that only transformers has
+        if not (Path(model) / "config.json").is_file():
+            raise
+        return Counted(Path(model))
     if not isinstance(config, TransformerConfig):
         raise ArgumentError(f"{model} is not a Transformer: its cost is not known by formula.")
     return config
@@ -237,23 +263,19 @@ def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None,
 
     if name is not None and every:
         raise ArgumentError(f"give NAME or --all, not both. Got {name!r} and --all.")
+    if name is None and not every and as_json:
+        click.echo(json.dumps(EXPERIMENTS))
+        return
     if name is None and not every:
-        _list(EXPERIMENTS, as_json)
+        rows = [(str(number), *item) for number, item in enumerate(EXPERIMENTS.items(), 1)]
+        print_table(make_table(("", "experiment", "claim"), rows, box=None))
+        click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
         return
     chosen = list(EXPERIMENTS) if name is None else [find(name).id]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     done = [_done(find(one), quick, seed, progress=not as_json) for one in chosen]
     _tell(done, out, "report" if every else chosen[0].replace(" ", "-"), as_json)
-
-
-def _list(experiments: dict[str, str], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(experiments))
-        return
-    rows = [(str(number), *item) for number, item in enumerate(experiments.items(), 1)]
-    print_table(make_table(("", "experiment", "claim"), rows, box=None))
-    click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
 
 
 def _done(experiment: Experiment, quick: bool, seed: int, *, progress: bool) -> Done:

@@ -4,28 +4,91 @@ from __future__ import annotations
 
 import json
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from regard.commands.options import Group, json_option, load_model, model_options
-from regard.commands.printing import make_table, print_table
+from regard.commands.printing import WIDE_ENOUGH, make_table, print_table
 from regard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from regard.models.transformer import TransformerConfig
+
+
+# Fields of a config that `_in_words` speaks of; any other in which families differ is shown as it is.
+TOLD = """
+    what stacks vocab n_encoder_layer n_decoder_layer positions n_position rotary_base head model_dim n_head
+    ff_dim norm norm_first norm_eps activation gated attention_bias ff_bias scale key/value
+""".split()
 
 
 @click.command()
 @json_option
 def families(as_json: bool) -> None:
-    """How GPT-2, BERT, Llama and T5 differ: the same Transformer with these fields of its config."""
-    from regard.models.families import differences
+    """How the families differ: one Transformer, of which each is a choice of answers to these questions."""
+    from regard.models.families import FAMILIES, differences
 
-    rows = differences()
+    fields = differences()
     if as_json:
-        click.echo(json.dumps(dict(rows), indent=2))
+        click.echo(json.dumps(dict(fields), indent=2))
         return
-    caption = "published sizes: gpt2, bert-base, SmolLM2-135M, t5-small"
-    cells = [(name, *values.values()) for name, values in rows]
-    print_table(make_table(["field", *rows[0][1]], cells, title="One Transformer, four families",
-                           caption=caption))  # fmt: skip
+    columns = {
+        name: _in_words(family.config(next(iter(family.sizes.values())))) for name, family in FAMILIES.items()
+    }
+    for field, values in fields:
+        if field.split()[0] not in TOLD:
+            for name, value in values.items():
+                columns[name][field.removeprefix("n_").replace("_", " ")] = value
+    click.echo(f"One Transformer, {len(columns)} families, in published sizes:")
+    for group in _beside(columns):
+        rows = [(question, *(columns[name][question] for name in group)) for question in columns[group[0]]]
+        print_table(make_table(["", *group], rows))
+
+
+def _in_words(config: TransformerConfig) -> dict[str, str]:
+    """A config's answers to the questions that tell Transformers apart."""
+    block = config.block
+    sees = {"decoder": "what came before", "encoder": "every token", "encoder-decoder": "all; answer: before"}
+    says = {"language": "the next token", "masked": "hidden tokens", "none": "nothing"}
+    positions = {
+        "learned": f"learned, for {config.n_position}",
+        "rotary": f"rotary, base {config.rotary_base:g}",
+        "relative": "a bias by distance",
+    }
+    norm = {"layer": "LayerNorm", "rms": "RMSNorm"}.get(block.norm, block.norm)
+    biases = {(True, True): "all", (True, False): "attention", (False, True): "feed-forward"}
+    layers = [n_layer for n_layer in (config.n_encoder_layer, config.n_decoder_layer) if n_layer]
+    return {
+        "a token sees": sees[config.kind],
+        "learns to say": says[config.head],
+        "positions": positions.get(config.positions, config.positions),
+        "scores": {None: "q·k / sqrt(d)", 1.0: "q·k"}.get(block.scale, f"q·k × {block.scale}"),
+        "heads": f"{block.n_head}, of keys {block.n_kv_head or block.n_head}",
+        "norm": f"{norm}, {'before' if block.norm_first else 'after'}",
+        "feed-forward": f"{block.ff_dim}, {block.activation}{', gated' if block.gated else ''}",
+        "biases": biases.get((block.attention_bias, block.ff_bias), "none"),
+        "layers": " + ".join(map(str, layers)),
+        "width": str(block.model_dim),
+        "vocabulary": str(config.vocab),
+    }
+
+
+def _beside(columns: dict[str, dict[str, str]]) -> list[list[str]]:
+    """The names in groups, as many of them beside each other as the terminal has room for."""
+    from rich.console import Console
+
+    room = Console().width - 4 - max(map(len, next(iter(columns.values()))))
+    groups: list[list[str]] = []
+    left = 0
+    for name, answers in columns.items():
+        width = 3 + min(WIDE_ENOUGH, max(map(len, (name, *answers.values()))))
+        if width > left:
+            groups.append([])
+            left = room
+        groups[-1].append(name)
+        left -= width
+    return groups
 
 
 @click.group(cls=Group, invoke_without_command=True)

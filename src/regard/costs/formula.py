@@ -19,7 +19,8 @@ from regard.errors import ArgumentError
 Powers = tuple[tuple[str, int], ...]  # symbol and its power, sorted by symbol; no power is 0
 
 _SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-ORDER = "L b t n m h g p c r k v f d V".split()  # how a term is written: how many times first, sizes last
+# How a term is written: how many times first, sizes last.
+ORDER = "L W E b t n w m h g p c r k v f d V".split()
 
 
 @dataclass(frozen=True, slots=True)

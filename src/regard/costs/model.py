@@ -12,6 +12,10 @@ are left out. Hidden scores are computed and counted, as the plain path does.
     b batch      t new tokens   n tokens in the cache before them   m tokens of the memory (encoder)
     d model_dim  h heads        g key heads   k qk_dim   v v_dim    f ff_dim   V vocabulary   L layers
     p features of a kernel      c, r latent and rotary numbers of multi-head latent attention
+    W layers with a window (L those without)   w keys that such a layer reads and keeps
+
+When it decodes, a layer with a window reads and keeps the window alone, as a cache that rolls does; our own
+cache keeps all. E are an encoder's layers.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from regard.models.transformer import TransformerConfig
 Phase = Literal["train", "prefill", "decode"]
 NOTHING = Formula()
 ONE = Formula() + 1
-b, t, n, m, d, h, g, k, v, f, V, E, L, p, c, r = symbols("b t n m d h g k v f V E L p c r")
+b, t, n, m, d, h, g, k, v, f, V, E, L, W, w, p, c, r = symbols("b t n m d h g k v f V E L W w p c r")
 OPTIMISER = 7  # Adam reads a weight, its gradient and two moments, and writes all but the gradient
 
 
@@ -156,23 +160,28 @@ def cost(
     in training writes `length`. `latent` puts multi-head latent attention in the place of the config's
     own. `fused` leaves out the scores' way to memory and back, which flash kernels save.
     """
-    _check(config, phase, batch, length, memory, latent)
+    check_lengths(phase, batch, length, memory)
+    _check(config, phase, memory, latent)
     sizes = sizes_of(config, latent)
     both = config.kind == "encoder-decoder"
     memory = (length if memory is None else memory) if both else 0
     new, cached = (1, length) if phase == "decode" else (length, 0)
     if both and phase == "prefill":
         new = 1
-    sizes |= {"b": batch, "t": new, "n": cached, "m": memory}
+    seen = cached + new
+    if phase == "decode" and config.block.window is not None:
+        seen = min(seen, config.block.window)
+    sizes |= {"b": batch, "t": new, "n": cached, "m": memory, "w": seen}
     parts: list[Row] = []
     if config.n_encoder_layer and phase != "decode":
         span = m if both else t
-        parts += _layers(config, span, NOTHING, None, NOTHING, E, latent, fused, "encoder ")
+        parts += _layers(config, span, span, None, NOTHING, E, latent, fused, "encoder ")
         parts.append(Row("embedding", activations=2 * b * span * d))
     if config.n_decoder_layer:
         read_anew = NOTHING if phase == "decode" else m
-        seen = m if both else None
-        parts += _layers(config, t, n, seen, read_anew, L, latent, fused, "decoder " if both else "")
+        crossed, prefix = (m, "decoder ") if both else (None, "")
+        count, keys = (L, n + t) if config.block.window is None else (W, w)
+        parts += _layers(config, t, keys, crossed, read_anew, count, latent, fused, prefix)
         parts.append(Row("embedding", activations=2 * b * t * d))
     parts += _head(config, t if phase == "train" or config.head == "masked" else ONE)
     if phase == "train":
@@ -207,7 +216,7 @@ def sizes_of(config: TransformerConfig, latent: Latent | None = None) -> dict[st
         "f": block.ff_dim,
         "V": config.vocab,
         "E": config.n_encoder_layer,
-        "L": config.n_decoder_layer,
+        "L" if block.window is None else "W": config.n_decoder_layer,
     }
     if block.kernel is not None:
         kernel = feature_map(block.kernel, qk_dim=qk_dim)
@@ -226,7 +235,7 @@ def _product(name: str, rows: Formula, inner: Formula, outer: Formula, bias: boo
 def _layers(
     config: TransformerConfig,
     new: Formula,
-    cached: Formula,
+    keys: Formula,
     memory: Formula | None,
     read_anew: Formula,
     count: Formula,
@@ -237,9 +246,9 @@ def _layers(
     """All the products of a stack."""
     block = config.block
     if latent is not None:
-        parts = _latent_attention(new, cached + new, fused)
+        parts = _latent_attention(new, keys, fused)
     else:
-        parts = _attention(config, new, cached + new, new, fused)
+        parts = _attention(config, new, keys, new, fused)
     if memory is not None:
         crossing = _attention(config, new, memory, read_anew, fused)
         parts += [replace(part, name=f"cross {part.name}") for part in crossing]
@@ -270,6 +279,8 @@ def _attention(
         parts.append(Row("scores", 2 * table * k, NOTHING, q + shown, b * keys * g * k))
         parts.append(Row("softmax", activations=2 * shown))
         parts.append(Row("weighted values", 2 * table * v, NOTHING, shown + out, b * keys * g * v))
+    if config.block.output_gate:
+        parts.append(_product("gate", b * queries, d, h * v, bias))
     parts.append(_product("output", b * queries, h * v, d, out_bias))
     return parts
 
@@ -344,12 +355,22 @@ def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formu
         total = total + config.n_position * d
     if config.embed_norm:
         total = total + norm
-    for count, n_layer, cross in ((E, config.n_encoder_layer, False), (L, config.n_decoder_layer, both)):
+    decoders = L if block.window is None else W
+    for count, n_layer, cross in (
+        (E, config.n_encoder_layer, False),
+        (decoders, config.n_decoder_layer, both),
+    ):
         if not n_layer:
             continue
-        parts = _layers(config, t, n, m if cross else None, m, ONE, latent, False, "")
+        parts = _layers(config, t, n + t, m if cross else None, m, ONE, latent, False, "")
         matrices = sum((part.weights for part in parts if part.name != "features"), NOTHING)
-        total = total + count * (matrices + (3 if cross else 2) * norm)
+        n_norm, small = (3 if cross else 2) + 2 * block.norm_after, NOTHING
+        n_look = 2 if cross else 1
+        if block.qk_norm:
+            small = small + n_look * 2 * k
+        if block.sinks:
+            small = small + n_look * h
+        total = total + count * (matrices + n_norm * norm + small)
         if config.final_norm:
             total = total + norm
         if config.positions == "relative":
@@ -361,13 +382,13 @@ def _held(config: TransformerConfig, latent: Latent | None) -> Formula:
     """Numbers in the cache after the step."""
     if not config.n_decoder_layer:
         return NOTHING
+    layers, kept = (L, n + t) if config.block.window is None else (W, w)
     if latent is not None:
-        return L * b * (n + t) * (c + r)
+        return layers * b * kept * (c + r)
+    both = config.kind == "encoder-decoder"
     if config.block.kernel is not None:
-        each = b * g * p * (v + 1)
-        return L * each if config.kind == "decoder" else 2 * L * each
-    cross = m if config.kind == "encoder-decoder" else NOTHING
-    return L * b * (n + t + cross) * g * (k + v)
+        return (2 if both else 1) * L * b * g * p * (v + 1)
+    return layers * b * (kept + (m if both else NOTHING)) * g * (k + v)
 
 
 def leading(
@@ -409,14 +430,8 @@ def what_if(config: TransformerConfig) -> dict[str, tuple[TransformerConfig, Lat
     return found
 
 
-def _check(
-    config: TransformerConfig,
-    phase: str,
-    batch: int,
-    length: int,
-    memory: int | None,
-    latent: Latent | None,
-) -> None:
+def check_lengths(phase: str, batch: int, length: int, memory: int | None = None) -> None:
+    """Raise unless there is such a step."""
     if phase not in ("train", "prefill", "decode"):
         raise ArgumentError(f"phase must be 'train', 'prefill' or 'decode'. Got {phase!r}.")
     least = 0 if phase == "decode" else 1
@@ -425,6 +440,9 @@ def _check(
             f"batch and memory must be at least 1, length at least {least}. "
             f"Got batch {batch}, length {length}, memory {memory}."
         )
+
+
+def _check(config: TransformerConfig, phase: str, memory: int | None, latent: Latent | None) -> None:
     if phase == "decode" and not config.n_decoder_layer:
         raise UnsupportedError("an encoder sees its whole input at once: it has no decoding step.")
     if memory is not None and config.kind != "encoder-decoder":

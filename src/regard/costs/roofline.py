@@ -25,12 +25,10 @@ MARKERS = {"decode": "o", "prefill": "s", "train": "^"}
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured: the best of several tries, which is what the hardware can do, and the worst."""
+    """What was measured: the best of several tries, which is what the hardware can do."""
 
     peak: float  # operations a second of a large product
-    peak_worst: float
     bandwidth: float  # bytes a second of reading a matrix far larger than the caches
-    bandwidth_worst: float
     n_thread: int
     dtype: str
     device: str
@@ -64,25 +62,22 @@ def measure_machine(
     itemsize = torch.empty((), dtype=dtype).element_size()
     side = 1024
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    slowest, fastest = _timed(lambda: left @ right, device, seconds)
+    computing = _fastest(lambda: left @ right, device, seconds)
     width = 4096
     matrix = torch.ones(max(1, n_byte // (width * itemsize)), width, dtype=dtype, device=device)
     vector = torch.ones(width, dtype=dtype, device=device)
-    slow_read, fast_read = _timed(lambda: matrix @ vector, device, seconds)
-    work = 2 * side**3
+    reading = _fastest(lambda: matrix @ vector, device, seconds)
     return Machine(
-        work / fastest,
-        work / slowest,
-        matrix.nbytes / fast_read,
-        matrix.nbytes / slow_read,
+        2 * side**3 / computing,
+        matrix.nbytes / reading,
         torch.get_num_threads(),
         str(dtype).removeprefix("torch."),
         str(device),
     )
 
 
-def _timed(run: Callable[[], object], device: torch.device, seconds: float) -> tuple[float, float]:
-    """The longest and the shortest of the runs that fit into `seconds`, three at least, after one to warm."""
+def _fastest(run: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """The shortest of the runs that fit into `seconds`, three at least, after one to warm."""
     run()
     taken: list[float] = []
     began = time.perf_counter()
@@ -94,7 +89,7 @@ def _timed(run: Callable[[], object], device: torch.device, seconds: float) -> t
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         taken.append(time.perf_counter() - start)
-    return max(taken), min(taken)
+    return min(taken)
 
 
 def placed(cost: Cost, machine: Machine) -> list[Placed]:

@@ -97,6 +97,10 @@ class GGUFHeader:
         """A string below the architecture's name."""
         return str(self.metadata.get(f"{self.architecture}.{key}", default))[:40]
 
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth below the architecture's name."""
+        return self.metadata.get(f"{self.architecture}.{key}", default) is True
+
     def has(self, tensor: str) -> bool:
         """Whether there is a tensor of that name."""
         return tensor in self.tensors

@@ -1,8 +1,9 @@
 """Models from files and back: `load("minilm")`, `load("folder")`, `load("file.gguf")`, `save(...)`.
 
 Whatever the file, the model is `models.transformer.Transformer`, in evaluation mode; a folder that `save`
-wrote of a recurrent model gives a `models.seq2seq.Seq2Seq`. A folder of any other type is opened by the
-transformers library, where that is installed, and gives a `models.foreign.Foreign`.
+wrote of a recurrent model gives a `models.seq2seq.Seq2Seq`. A folder of any other type, or with something
+that ours lacks, is opened by the transformers library, where that is installed, and gives a
+`models.foreign.Foreign`.
 """
 
 from __future__ import annotations
@@ -131,10 +132,16 @@ def load(
         raw = files.read(hub.get_showing(name))
         licence = raw.facts.licence or hub.listed()[name].licence
         loaded = from_raw(replace(raw, facts=replace(raw.facts, name=name, licence=licence)), dtype=dtype)
-    elif (stated := _foreign_config(Path(name))) is not None:
+    elif (stated := foreign_config(Path(name))) is not None:
         loaded = _foreign(Path(name), stated, dtype)
     elif Path(name).exists():
-        loaded = from_raw(files.read(name), dtype=dtype)
+        try:
+            loaded = from_raw(files.read(name), dtype=dtype)
+        except UnsupportedError as lacking:  # a family of ours, with something that transformers may have
+            try:
+                loaded = _foreign(Path(name), read_json(Path(name) / "config.json"), dtype, str(lacking))
+            except LoadError:
+                raise lacking from None
     else:
         shapes = ", ".join(_shapes())
         raise LoadError(
@@ -185,7 +192,7 @@ def from_raw(raw: files.RawModel, *, dtype: torch.dtype = torch.float32) -> Load
     return Loaded(model.eval(), tokenizer, facts, start, stop)
 
 
-def _foreign_config(folder: Path) -> Published | None:
+def foreign_config(folder: Path) -> Published | None:
     """The config.json of a folder whose model is none of ours; None where there is no such folder."""
     path = folder / "config.json"
     if not path.is_file():
@@ -196,11 +203,11 @@ def _foreign_config(folder: Path) -> Published | None:
     return stated if isinstance(kind, str) and kind not in ours else None
 
 
-def _foreign(folder: Path, stated: Published, dtype: torch.dtype) -> Loaded:
-    """The model that transformers makes of a folder."""
+def _foreign(folder: Path, stated: Published, dtype: torch.dtype, reason: str = "") -> Loaded:
+    """The model that transformers makes of a folder; `reason` says why not we."""
     model = open_folder(folder, stated, dtype)
     tokenizer = TextTokenizer.from_folder(folder) if (folder / "tokenizer.json").is_file() else None
-    notes = ["Computed by the transformers library."]
+    notes = ["Computed by the transformers library.", *([f"Ours does not: {reason}"] if reason else [])]
     if tokenizer is None and model.sizes.vocab >= 256:
         tokenizer = byte_tokenizer(model.sizes.vocab)
         notes.append("The folder has no tokenizer.json: text is fed as bytes, which it was not trained on.")
@@ -277,8 +284,7 @@ def build(
             read[where.name] = tensor
         elif where.part == 2:
             del read[where.name]
-        tensor = tensor.T if where.transposed else tensor
-        state[ours] = (tensor if where.part is None else tensor.chunk(3)[where.part]).contiguous()
+        state[ours] = where.taken(tensor, config.block.n_head)
     model.load_state_dict(state, assign=True)
     return model.to(dtype)
 
@@ -350,16 +356,14 @@ def write_folder(loaded: Loaded, folder: str | Path, published: Said) -> None:
     """Write a Transformer with the config.json `published`, its tensors under their published names."""
     model = loaded.transformer
     family, state = FAMILIES[model.family], model.state_dict()
-    tensors: dict[str, Tensor] = {}
     parts: dict[str, list[Tensor]] = {}
+    places: dict[str, Weight] = {}
     for ours, where in family.names(model).items():
-        tensor = (state[ours].T if where.transposed else state[ours]).cpu()
         name = family.prefixed(where.name, "" if model.head == "none" else None)
-        if where.part is None:
-            tensors[name] = tensor.contiguous()
-        else:
-            parts.setdefault(name, []).append(tensor)
-    tensors |= {name: torch.cat(three, dim=-1).contiguous() for name, three in parts.items()}
+        parts.setdefault(name, []).append(state[ours].cpu())
+        places[name] = where
+    n_head = model.config.block.n_head
+    tensors = {name: places[name].given(kept, n_head) for name, kept in parts.items()}
     ids = {"eos_token_id": loaded.stop_tokens[0]} if loaded.stop_tokens else {}
     if loaded.start_token is not None:
         ids["decoder_start_token_id"] = loaded.start_token

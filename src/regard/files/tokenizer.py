@@ -287,7 +287,11 @@ def gguf_tokenizer(
             f"{source} lists {len(tokens)} tokens, of which {len(tokens) - len(vocab)} occur twice."
         )
     pairs = [tuple(merge.split(" ")) for merge in merges]
-    bad = [merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2 or not _in(vocab, pair)]
+    bad = [
+        merge
+        for merge, pair in zip(merges, pairs, strict=True)
+        if len(pair) != 2 or not vocab.keys() >= {*pair, "".join(pair)}
+    ]
     if bad:
         raise LoadError(f"{source} has {len(bad)} merges of unknown tokens, the first {bad[0][:80]!r}.")
     types: Any = metadata.get("tokenizer.ggml.token_type", ())
@@ -342,10 +346,6 @@ def _gguf_special_ids(metadata: Mapping[str, Any], n_token: int, source: str) ->
 
 def _strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _in(vocab: Mapping[str, int], pair: tuple[str, ...]) -> bool:
-    return pair[0] in vocab and pair[1] in vocab and pair[0] + pair[1] in vocab
 
 
 def _byte_characters() -> tuple[str, ...]:

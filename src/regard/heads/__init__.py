@@ -33,7 +33,7 @@ from regard.heads.labels import LABELS, RULES, HeadLabel, Rule, label
 from regard.heads.measures import Measures, measure
 from regard.heads.pruning import Curve, prune, pruning_curve, ranked_heads, save_pruned
 from regard.heads.relations import RelationScore, score_pairs, score_relations
-from regard.heads.surveys import Survey, repeated_tokens, survey
+from regard.heads.surveys import Survey, planted_needle, repeated_tokens, survey
 from regard.heads.tables import columns_of, to_dataframe
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "mean_loss",
     "measure",
     "ov_circuit",
+    "planted_needle",
     "prune",
     "pruning_curve",
     "qk_circuit",

@@ -7,16 +7,18 @@
     logit_lens(model, ids)                   # what each layer would say next
     score_split(model, ids, 3, 5, 9, 2)      # which earlier heads made one score
 
-Norms come before what reads the stream. Of matrices alone their weights count and, in a LayerNorm, the mean
-that it takes away; the length they divide by depends on the text, and so do biases: they are left out.
-`logit_lens` and `score_split` are of a text, and leave nothing out.
+Of any decoder whose queries, keys, values, outputs and scores come from matrices that can be found
+(`heads/stream.py`). Norms come before what reads the stream. Of matrices alone their weights count and, in a
+LayerNorm, the mean that it takes away; the length they divide by depends on the text, and so do biases: they
+are left out. `logit_lens` and `score_split` are of a text, and leave nothing out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -25,10 +27,24 @@ from torch import Tensor, nn
 from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.layers.attention import MultiHeadAttention
-from regard.layers.block import Block
-from regard.models.transformer import Stack, Transformer
+from regard.heads.model import loaded_of, probe
+from regard.heads.stream import (
+    Ending,
+    Norm,
+    Reading,
+    blocks_of,
+    check_residual,
+    out_projections,
+    projections,
+    readings,
+    seeing,
+    turned,
+)
+from regard.models.transformer import Transformer
 from regard.tracing import take
+from regard.tracing.changes import Called
+from regard.tracing.take import module_of
+from regard.tracing.watch import watching
 
 _BLOCK = 1 << 22  # numbers of a circuit's table worked on at once
 
@@ -84,31 +100,35 @@ def _strongest(values: Tensor, n: int) -> list[tuple[int, float]]:
 
 
 @torch.no_grad()
-def ov_circuit(model: Loaded | Transformer, layer: int, head: int) -> Circuit:
+def ov_circuit(model: Loaded | nn.Module, layer: int, head: int) -> Circuit:
     """What looking at a token adds to the scores of all tokens, through this head alone: rows are looked at.
 
     Row a is W_U W_O W_V e_a, of the token's vector e_a before any layer.
     """
-    reads = _Head.of(model, layer, head)
-    unembed = reads.model.token if reads.model.unembed is None else reads.model.unembed
-    direction = _folded(unembed.weight * reads.model.config.head_scale, reads.stack.norm)
-    return Circuit(reads.model.token.weight @ reads.v.T, direction @ reads.o)
+    loaded = _checked(model)
+    reading, head = _chosen(loaded, layer, head)
+    ending = Ending.of(loaded, probe(loaded))
+    writes = projections(loaded)[reading.name][:, head]
+    reads = _vectors(loaded) @ _matrix(reading, "v", head).T
+    return Circuit(reads, ending.norm.folded(ending.unembed) @ writes)
 
 
 @torch.no_grad()
-def qk_circuit(model: Loaded | Transformer, layer: int, head: int, *, distance: int = 0) -> Circuit:
+def qk_circuit(model: Loaded | nn.Module, layer: int, head: int, *, distance: int = 0) -> Circuit:
     """The score of every query token with every key token: rows are queries.
 
-    With rotary positions, of a key `distance` positions before the query; they turn the key so far.
+    With rotary positions, of a key `distance` positions before the query.
     """
-    reads = _Head.of(model, layer, head)
-    queries, keys = (reads.model.token.weight @ matrix.T for matrix in (reads.q, reads.k))
     if distance < 0:
         raise ArgumentError(f"distance counts the positions back to the key: at least 0. Got {distance}.")
-    if reads.model.rotary is not None:
-        turn = reads.model.rotary(torch.full((1, len(keys)), -distance, device=keys.device))
-        keys = turn(keys[None, None])[0, 0]
-    return Circuit(queries * reads.attention.rule.scale_for(reads.attention.qk_dim), keys)
+    loaded = _checked(model)
+    reading, head = _chosen(loaded, layer, head)
+    vectors = _vectors(loaded)
+    queries, keys = (
+        vectors @ (turned(loaded, reading, side, head, at).to(vectors.dtype) @ _matrix(reading, side, head)).T
+        for side, at in (("q", distance), ("k", 0))
+    )
+    return Circuit(queries * reading.scale, keys)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,27 +142,37 @@ class Composition:
 
 
 @torch.no_grad()
-def composition(model: Loaded | Transformer) -> Composition:
+def composition(model: Loaded | nn.Module) -> Composition:
     """|B A| / (|B| |A|) for all pairs of heads, by Frobenius' norm (Elhage et al. 2021, "composition").
 
     A is what an earlier head writes, W_O W_V, and B what a later one does with it: W_QK turned (q),
     W_QK (k) or W_O W_V (v). Two random matrices have about 1 / sqrt(model_dim).
     """
-    transformer = _checked(model)
-    names, n_head = transformer.attention_names, transformer.config.block.n_head
-    heads = [[_Head.of(transformer, layer, head) for head in range(n_head)] for layer in range(len(names))]
-    wrote = torch.stack([torch.stack([head.o.double() for head in row]) for row in heads])
+    loaded = _checked(model)
+    outs, n_head = projections(loaded), {reading.n_head for reading in readings(loaded).values()}
+    if len(n_head) != 1:
+        raise UnsupportedError(f"layers of {loaded.facts.name} have {sorted(n_head)} heads: not one number.")
+    check_residual(loaded, probe(loaded))
+    names, width = list(readings(loaded)), n_head.pop()
+    heads = [
+        [
+            [*(_matrix(reading, side, head).double() for side in "qkv"), outs[name][:, head].double()]
+            for head in range(width)
+        ]
+        for name, reading in readings(loaded).items()
+    ]
+    wrote = torch.stack([torch.stack([o for _, _, _, o in row]) for row in heads])
     # The norm of a product needs no more of its first and last matrix than their triangles.
-    carried = torch.stack([torch.stack([_triangle(head.v).T for head in row]) for row in heads])
+    carried = torch.stack([torch.stack([_triangle(v).T for _, _, v, _ in row]) for row in heads])
     sizes = torch.stack(
-        [torch.stack([_size(_triangle(head.o.T) @ _triangle(head.v).T) for head in row]) for row in heads]
+        [torch.stack([_size(_triangle(o.T) @ _triangle(v).T) for _, _, v, o in row]) for row in heads]
     )
-    tables = torch.full((3, len(names), n_head, len(names), n_head), torch.nan, dtype=torch.float64)
+    tables = torch.full((3, len(names), width, len(names), width), torch.nan, dtype=torch.float64)
     for later, row in enumerate(heads):
-        for index, head in enumerate(row):
-            for kind, (reads, then) in enumerate(((head.q, head.k), (head.k, head.q), (head.v, head.o.T))):
+        for index, (q, k, v, o) in enumerate(row):
+            for kind, (reads, then) in enumerate(((q, k), (k, q), (v, o.T))):
                 then = _triangle(then)
-                products = then @ (reads.double() @ wrote[:later]) @ carried[:later]
+                products = then @ (reads @ wrote[:later]) @ carried[:later]
                 whole = _size(then @ _triangle(reads).T)
                 tables[kind, later, index, :later] = (_size(products) / (whole * sizes[:later])).cpu()
     return Composition(tuple(names), *tables)
@@ -160,96 +190,76 @@ def _triangle(matrix: Tensor) -> Tensor:
     return triangle
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Head:
-    """One head's matrices, the norm before them folded in: q, k (qk_dim, model_dim), v and o."""
-
-    model: Transformer
-    stack: Stack
-    attention: MultiHeadAttention
-    q: Float[Tensor, "qk_dim model_dim"]
-    k: Float[Tensor, "qk_dim model_dim"]
-    v: Float[Tensor, "v_dim model_dim"]
-    o: Float[Tensor, "model_dim v_dim"]
-
-    @classmethod
-    def of(cls, model: Loaded | Transformer, layer: int, head: int) -> _Head:
-        transformer = _checked(model)
-        stack = cast(Stack, transformer.decoder)
-        layer = whole_index("layer", layer, len(stack.blocks))
-        block = cast(Block, stack.blocks[layer])
-        attention = block.attention
-        head = whole_index("head", head, attention.n_head)
-        shared = head * attention.n_kv_head // attention.n_head
-        q, k, v = (
-            _folded(_of_head(linear.weight, dim, at), block.attention_norm)
-            for linear, dim, at in (
-                (attention.query, attention.qk_dim, head),
-                (attention.key, attention.qk_dim, shared),
-                (attention.value, attention.v_dim, shared),
-            )
-        )
-        o = _of_head(attention.out.weight.T, attention.v_dim, head).T
-        return cls(transformer, stack, attention, q, k, v, o)
-
-
-def _of_head(weight: Tensor, dim: int, head: int) -> Tensor:
-    return weight[head * dim : (head + 1) * dim]
-
-
-def _folded(matrix: Tensor, norm: nn.Module | None) -> Tensor:
-    """A matrix that reads the stream through a norm, as one that reads the stream itself."""
-    if norm is None:
-        return matrix
-    matrix = matrix * cast(Tensor, norm.weight)
-    return matrix - matrix.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else matrix
-
-
-def _checked(model: Loaded | Transformer) -> Transformer:
-    transformer: Transformer = model.transformer if isinstance(model, Loaded) else model
-    config = transformer.config
-    wrong = None
-    if config.kind != "decoder" or config.head != "language" or not config.block.norm_first:
-        wrong = f"this is {config.kind}, head {config.head!r}, norm_first={config.block.norm_first}"
-    elif config.block.kernel is not None or config.positions == "relative" or config.kept_heads is not None:
-        wrong = f"kernel {config.block.kernel}, {config.positions} positions, heads pruned or not"
-    if wrong is not None:
+def _checked(model: Loaded | nn.Module) -> Loaded:
+    """The model, if it has circuits; a model of another kind is refused in its own words."""
+    loaded = loaded_of(model)
+    if loaded.model.kind != "decoder" or loaded.model.head != "language":
         raise UnsupportedError(
-            "circuits are of decoders with a language head, norms before their layers, softmax attention "
-            f"with all its heads, and learned, sinusoidal or rotary positions: {wrong}."
+            "circuits are of decoders with a language head. This is "
+            f"{loaded.model.kind}, head {loaded.model.head!r}."
         )
-    return transformer
+    if isinstance(loaded.model, Transformer) and loaded.model.config.kept_heads is not None:
+        raise UnsupportedError("circuits are of models with all their heads. This one is pruned.")
+    return loaded
+
+
+def _chosen(loaded: Loaded, layer: int, head: int) -> tuple[Reading, int]:
+    """The layer of that number and its head, counted from the front."""
+    found = list(readings(loaded).values())
+    reading = found[whole_index("layer", layer, len(found))]
+    return reading, whole_index("head", head, reading.n_head)
+
+
+def _matrix(reading: Reading, side: str, head: int) -> Float[Tensor, "dim model_dim"]:
+    """What a head reads of the stream for its queries, keys or values, the norm before it folded in."""
+    projection, at = reading.side(side, head)
+    weight = projection.weight(at)
+    return Norm.of(projection.norm, weight).folded(weight)
+
+
+def _vectors(loaded: Loaded) -> Float[Tensor, "vocab model_dim"]:
+    """The vector of every token, as the first layer's stream has it but for a factor."""
+    if isinstance(loaded.model, Transformer):
+        return loaded.model.token.weight
+    find: Any = getattr(module_of(loaded), "get_input_embeddings", None)
+    weight = getattr(find() if callable(find) else None, "weight", None)
+    if not isinstance(weight, Tensor) or weight.shape[-1] != loaded.model.sizes.model_dim:
+        raise UnsupportedError(f"{loaded.facts.name} names no table of its tokens' vectors.")
+    return weight
 
 
 @torch.no_grad()
 def logit_lens(
-    model: Loaded | Transformer,
+    model: Loaded | nn.Module,
     text_or_tokens: str | Sequence[int] | Sequence[Sequence[int]] | Tensor,
     *,
     position: int | None = -1,
+    tokenizer: Any = None,
 ) -> Float[Tensor, "layer batch *position vocab"]:
     """What the model would say after each layer, if it were the last: embeddings first, the output last.
 
     Every layer's vectors go through the model's last norm and its head (nostalgebraist 2020). `position` is
     the one whose next token is scored; None: all, which is an axis then.
     """
-    transformer: Transformer = model.transformer if isinstance(model, Loaded) else model
-    if transformer.config.kind == "encoder-decoder" or transformer.config.head == "none":
+    loaded = loaded_of(model, tokenizer)
+    own = loaded.model
+    if own.kind == "encoder-decoder" or own.head == "none":
         raise UnsupportedError("a logit lens needs one stack, a decoder or an encoder, with a head on it.")
-    stack = cast(Stack, transformer.encoder if transformer.decoder is None else transformer.decoder)
-    traced = take.trace(model, text_or_tokens, layers=[0])
+    traced = take.trace(loaded, text_or_tokens, layers=[0])
     assert traced.ids is not None  # tokens were read
-    layers = transformer(traced.ids, visible=traced.real, return_layers=True, logits="none").layers
-    assert layers is not None
-    at = slice(None) if position is None else whole_index("position", position, traced.ids.shape[1])
-    norm = nn.Identity() if stack.norm is None else stack.norm
-    lens = []
-    for index, hidden in enumerate(layers):
-        rows = hidden[:, at] if position is None else hidden[:, at][:, None]
-        scores = transformer.logits(rows if index == len(layers) - 1 else norm(rows))
-        assert scores is not None  # there is a head
-        lens.append(scores if position is None else scores[:, 0])
-    return torch.stack(lens)
+    with seeing(blocks_of(loaded).values()) as seen:
+        out = own(traced.ids, visible=traced.real)
+    streams = [next(iter(seen.values()))[0], *(gave for _, gave in seen.values())]
+    if isinstance(own, Transformer):
+        stack = own.encoder if own.decoder is None else own.decoder
+        norm = nn.Identity() if stack is None or stack.norm is None else stack.norm
+        scores = [own.logits(norm(stream)) for stream in streams[:-1]]
+    else:
+        ending = Ending.of(loaded, traced.ids[:1])
+        last = ending.norm.module or nn.Identity()
+        scores = [last(x.double()).to(x.dtype) @ ending.unembed.T + ending.bias for x in streams[:-1]]
+    lens = torch.stack([*scores, out.logits])  # type: ignore[list-item]  # there is a head
+    return lens if position is None else lens[:, :, whole_index("position", position, lens.shape[2])]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -273,94 +283,70 @@ class ScoreSplit:
 
 @torch.no_grad()
 def score_split(
-    model: Loaded | Transformer,
+    model: Loaded | nn.Module,
     text_or_tokens: str | Sequence[int] | Tensor,
     layer: int,
     head: int,
     query: int,
     key: int,
+    *,
+    tokenizer: Any = None,
 ) -> ScoreSplit:
     """The score of one query and key, as a table of what wrote the query's vector and what the key's.
 
     The stream is a sum of what the embedding, every earlier head and feed-forward layer wrote; at the length
     that the norm divided by, query and key are such sums too, and the score a sum over pairs.
     """
-    one = _Head.of(model, layer, head)
-    transformer, attention = one.model, one.attention
-    layer = whole_index("layer", layer, len(one.stack.blocks))
-    head = whole_index("head", head, attention.n_head)
-    ids = take.trace(model, text_or_tokens, layers=[0]).ids
-    if ids is None or ids.shape[0] != 1:
+    loaded = loaded_of(model, tokenizer)
+    _checked(loaded)
+    reading, head = _chosen(loaded, layer, head)
+    if not reading.plain:
+        raise UnsupportedError(f"scores of {reading.name} are no mere products: a bias or a cap is in them.")
+    traced = take.trace(loaded, text_or_tokens, layers=[reading.name])
+    if traced.ids is None or traced.n_batch != 1:
         raise ArgumentError("a score is of one sequence: give one text, or the ids of one.")
-    query, key = (whole_index(name, at, ids.shape[1]) for name, at in (("query", query), ("key", key)))
+    n_token = traced.ids.shape[1]
+    query, key = (whole_index(name, at, n_token) for name, at in (("query", query), ("key", key)))
     if key > query:
         raise ArgumentError(f"key {key} comes after query {query}: a decoder hides it.")
-    written, names = _written_before(transformer, ids, layer, [query, key])
-    norm = cast(Block, one.stack.blocks[layer]).attention_norm
-    normed = _normed_parts(norm, written)
+    check_residual(loaded, probe(loaded))
+    parts, names = _written_before(loaded, traced.ids, reading, [query, key])
     sides = []
-    shared = head * attention.n_kv_head // attention.n_head
-    for place, (linear, at) in enumerate(((attention.query, head), (attention.key, shared))):
-        weight = _of_head(linear.weight, attention.qk_dim, at).double()
-        side = normed[:, place] @ weight.T
-        if linear.bias is not None:
-            side[-1] += _of_head(linear.bias, attention.qk_dim, at).double()
-        if transformer.rotary is not None:
-            position = torch.full((1, len(side)), (query, key)[place], device=side.device)
-            side = transformer.rotary(position)(side[None, None])[0, 0]
-        sides.append(side)
-    parts = attention.rule.scale_for(attention.qk_dim) * (sides[0] @ sides[1].T)
-    return ScoreSplit(tuple(names), parts, float(parts.sum()))
+    for place, (side, at) in enumerate((("q", query), ("k", key))):
+        projection, index = reading.side(side, head)
+        norm = Norm.of(projection.norm, parts)
+        normed = norm.held(parts[:, place].sum(0), parts[:, place])
+        normed[-1] += norm.bias
+        made = normed @ projection.weight(index).double().T
+        made[-1] += projection.bias(index).double()
+        sides.append(made @ turned(loaded, reading, side, head, at).T)
+    table = reading.scale * (sides[0] @ sides[1].T)
+    return ScoreSplit(tuple(names), table, float(table.sum()))
 
 
 def _written_before(
-    model: Transformer, ids: Tensor, layer: int, places: list[int]
+    loaded: Loaded, ids: Tensor, reading: Reading, places: list[int]
 ) -> tuple[Float[Tensor, "part place model_dim"], list[str]]:
     """What was written into the stream at some places before a layer, by whom; together it is the stream."""
     heads: dict[str, Tensor] = {}
-    forward: list[Tensor] = []
 
-    def record(name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *_: object) -> None:
-        heads[name] = out[0][:, places].double()  # (head, place, v_dim)
+    def note(called: Called, out: Tensor) -> Tensor:
+        heads[called.name] = out[0][:, places].double()  # (head, place, v_dim)
+        return out
 
-    blocks = [cast(Block, block) for block in cast(Stack, model.decoder).blocks]
-    hooks = [
-        block.ff.register_forward_hook(lambda module, args, out: forward.append(out[0, places].double()))
-        for block in blocks
-    ]
-    try:
-        layers = model(ids, record=record, return_layers=True, logits="none").layers
-    finally:
-        for hook in hooks:
-            hook.remove()
-    parts, names = [layers[0][0, places].double()], ["embedding"]
+    blocks = blocks_of(loaded)
+    with seeing(blocks.values()) as seen, watching(module_of(loaded), None, note):
+        loaded.model(ids)
+    streams = {name: seen[block][0][0, places].double() for name, block in blocks.items()}
+    layers = list(blocks)[: list(blocks).index(reading.name) + 1]
+    outs, matrices = out_projections(loaded), projections(loaded)
+    parts, names = [streams[layers[0]]], ["embedding"]
     bias = torch.zeros_like(parts[0])  # of output projections; a feed-forward layer's are its own
-    for index, (name, block) in enumerate(zip(model.attention_names[:layer], blocks, strict=False)):
-        out = block.attention.out
-        matrices = out.weight.double().unflatten(1, (block.attention.n_head, -1))
-        parts += torch.einsum("hpv,mhv->hpm", heads[name], matrices).unbind(0)
-        names += [f"head {index}.{head}" for head in range(block.attention.n_head)]
-        parts.append(forward[index])
-        names.append(f"feed-forward {index}")
-        bias = bias if out.bias is None else bias + out.bias.double()
-    parts.append(bias)
-    # The stream was summed in the model's own dtype: its rounding is counted with the embedding.
-    stream = layers[layer][0, places].double()
-    parts[0] = parts[0] + (stream - torch.stack(parts).sum(0))
-    return torch.stack(parts), [*names, "bias"]
-
-
-def _normed_parts(
-    norm: nn.Module, parts: Float[Tensor, "part place model_dim"]
-) -> Float[Tensor, "part place model_dim"]:
-    """Parts of a stream behind a norm that divides by the length of their sum; its bias is in the last."""
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-    stream = parts.sum(0)
-    eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-    if isinstance(norm, nn.LayerNorm):
-        parts = parts - parts.mean(-1, keepdim=True)
-        stream = stream - stream.mean(-1, keepdim=True)
-    normed = parts / (stream.square().mean(-1, keepdim=True) + eps).sqrt() * norm.weight.double()
-    if isinstance(norm, nn.LayerNorm) and norm.bias is not None:
-        normed[-1] += norm.bias.double()
-    return normed
+    for index, (name, after) in enumerate(pairwise(layers)):
+        written = torch.einsum("hpv,mhv->hpm", heads[name], matrices[name].double())
+        more: Tensor | None = outs[name].bias  # type: ignore[assignment]
+        of_bias = torch.zeros_like(bias) if more is None else more.double().expand_as(bias)
+        parts += [*written, streams[after] - streams[name] - written.sum(0) - of_bias]
+        names += [*(f"head {index}.{head}" for head in range(len(written))), f"feed-forward {index}"]
+        bias = bias + of_bias
+    return torch.stack([*parts, bias]), [*names, "bias"]

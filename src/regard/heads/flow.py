@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,10 @@ from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.effects import gate_shape
 from regard.heads.frames import visibility_of
-from regard.heads.model import layers_of, loaded_of, projections
-from regard.models.transformer import Transformer
+from regard.heads.model import layers_of, loaded_of
+from regard.heads.stream import Ending, projections
 from regard.tracing import take
 from regard.tracing.layers import AnyLayer, Kind, LayerTrace
-from regard.tracing.take import model_of
 from regard.tracing.traces import Trace
 
 
@@ -182,7 +180,9 @@ def logit_attribution(
         raise ArgumentError(f"logit attribution is of one sequence. Got {traced.n_batch}.")
     position = whole_index("position", position, traced.ids.shape[1])
     ending = Ending.of(loaded, traced.ids)
-    direction = ending.direction(position, token, against)
+    direction = ending.unembed[token].double()
+    if against is not None:
+        direction = direction - ending.unembed[against].double()
     matrices = projections(loaded)
     heads = torch.full(gate_shape(layers_of(loaded)), torch.nan, dtype=torch.float64)
     for index, layer in enumerate(traced.layers):
@@ -190,129 +190,9 @@ def logit_attribution(
             raise UnsupportedError(f"{layer.name} is no softmax attention whose values are known.")
         row = layer.block(slice(position, position + 1), slice(0, layer.n_key), 0)[0].double()
         v = layer.v[0].repeat_interleave(layer.n_head // layer.v.shape[1], dim=0).double()
-        written = torch.einsum("hv,mhv,m->h", (row @ v)[:, 0], matrices[layer.name].double(), direction)
-        heads[index, list(layers_of(loaded)[layer.name])] = written.cpu()
-    logits = ending.logits[position]
+        written = torch.einsum("hv,mhv->hm", (row @ v)[:, 0], matrices[layer.name].double())
+        toward = ending.norm.held(ending.before[position], written) @ direction
+        heads[index, list(layers_of(loaded)[layer.name])] = toward.cpu()
+    logits = ending.logits[position].double()
     score = float(logits[token] if against is None else logits[token] - logits[against])
     return Attribution(traced.names, heads, score, score - float(heads.nansum()))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ending:
-    """How a decoder's residual stream becomes scores, in one forward pass of it, in float64."""
-
-    before: Float[Tensor, "position model_dim"]  # what the last norm is given
-    norm: nn.Module | None
-    unembed: Float[Tensor, "vocab model_dim"]
-    logits: Float[Tensor, "position vocab"]
-
-    @classmethod
-    def of(cls, loaded: Loaded, ids: Tensor) -> Ending:
-        """Run the model; raises where its heads do not write into the residual stream as they are."""
-        model = loaded.model
-        if model.head != "language" or model.kind != "decoder":
-            raise UnsupportedError(
-                "logit attribution needs a decoder with a language head. This is "
-                f"{model.kind}, head {model.head!r}."
-            )
-        if isinstance(model, Transformer):
-            if not model.config.block.norm_first or model.decoder is None:
-                raise UnsupportedError(
-                    "logit attribution needs norms before the layers: what a head writes then reaches the "
-                    "score as it is. This model has norm_first=False."
-                )
-            table = model.token if model.unembed is None else model.unembed
-            unembed = table.weight * model.config.head_scale
-            if model.decoder.norm is None:
-                out = model(ids)
-                return cls(out.hidden[0].double(), None, unembed.double(), out.logits[0].double())
-            modules = [model.decoder.norm]
-        else:
-            inner = model_of(loaded)
-            matrix: object = getattr(model, "unembed", None)
-            weight = getattr(matrix, "weight", None)
-            if not isinstance(weight, Tensor):
-                raise UnsupportedError(f"{loaded.facts.name} names no matrix that gives its scores.")
-            unembed = weight
-            modules = [part for part in inner.modules() if "norm" in type(part).__name__.lower()]
-            _check_residual(loaded, inner, ids)
-        given: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-
-        def note(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-            if isinstance(out, Tensor) and args and args[0].shape == out.shape:
-                given[module] = args[0][0].double(), out[0].double()
-
-        handles = [module.register_forward_hook(note) for module in modules]
-        try:
-            logits = model(ids).logits[0].double()
-        finally:
-            for handle in handles:
-                handle.remove()
-        for norm, (before, after) in reversed(given.items()):
-            if after.shape[-1] == unembed.shape[1] and _close(after @ unembed.double().T, logits):
-                return cls(before, deepcopy(norm).double(), unembed.double(), logits)
-        raise UnsupportedError(
-            f"{loaded.facts.name}: its scores are not its last norm times one matrix, so that what a head "
-            "adds to them is not known."
-        )
-
-    def direction(self, position: int, token: int, against: int | None = None) -> Float[Tensor, "model_dim"]:
-        """What of the residual stream raises the score, the norm held at the scale it has at `position`."""
-        direction = self.unembed[token] if against is None else self.unembed[token] - self.unembed[against]
-        if self.norm is None:
-            return direction
-        x = self.before[position]
-        bias = getattr(self.norm, "bias", None)
-        after = self.norm(x) - (0.0 if bias is None else bias)
-        centred = _close(self.norm(x + 1), self.norm(x))
-        x = x - x.mean() if centred else x
-        scaled = direction * torch.where(x == 0, 0.0, after / x)
-        return scaled - scaled.mean() if centred else scaled
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    """Equal to what float32 loses on the way through a model."""
-    return one.shape == other.shape and float((one - other).abs().max()) <= 1e-4 * float(other.abs().max())
-
-
-def _check_residual(loaded: Loaded, inner: nn.Module, ids: Tensor) -> None:
-    """Raise unless each block adds what its attention gives to what it was given, and one more part."""
-    names = [name.partition("#")[0] for name in layers_of(loaded)]
-    blocks: dict[str, nn.Module] = {}
-    for name in names:
-        above = [".".join(name.split(".")[:n]) for n in range(len(name.split(".")), 0, -1)]
-        inside = [at for at in above if at.rpartition(".")[2].isdigit()]
-        if not inside:
-            raise UnsupportedError(f"{loaded.facts.name}: {name} stands in no block of a stack.")
-        blocks[name] = inner.get_submodule(inside[0])
-    outputs: dict[nn.Module, Tensor] = {}
-    inputs: dict[nn.Module, Tensor] = {}
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        outputs[module] = (out if isinstance(out, Tensor) else out[0]).double()
-        first = args[0] if args else kwargs.get("hidden_states")
-        if isinstance(first, Tensor):
-            inputs[module] = first.double()
-
-    parts = {part for block in blocks.values() for part in (block, *block.children())}
-    handles = [part.register_forward_hook(note, with_kwargs=True) for part in parts]
-    try:
-        loaded.model(ids)
-    finally:
-        for handle in handles:
-            handle.remove()
-    for name, block in blocks.items():
-        wanted = outputs[block] - inputs[block]
-        children = dict(block.named_children())
-        of_attention = next((part for part in children.values() if part in outputs and any(
-            inner.get_submodule(name) is module for module in part.modules())), None)  # fmt: skip
-        others = [part for part in children.values() if part in outputs and part is not of_attention]
-        if of_attention is None or not any(
-            outputs[part].numel() == wanted.numel()
-            and _close(outputs[of_attention] + outputs[part].view_as(wanted), wanted)
-            for part in others
-        ):
-            raise UnsupportedError(
-                f"{loaded.facts.name}: {name} does not add its output to the residual stream as it is (a "
-                "norm comes after it, it seems), so that what a head adds to a score is not known."
-            )

@@ -17,6 +17,7 @@ from regard.tracing.layers import AnyLayer, Kind
 
 OFFSETS = tuple(range(-4, 5))  # key position minus query position, of which the argmax is counted
 NEAR = len(OFFSETS) + 1  # cells read of every row: at the offsets, and the first key
+SINKS, RECENT = 4, 5  # first and last positions that a cache for streaming keeps: offsets -4 to 0
 
 _KEPT_CELLS = 1 << 21  # places of copies kept from one layer to the next
 
@@ -34,6 +35,8 @@ ROW_MEASURES = (
     "distance",
     "duplicate",
     "induction",
+    "retrieval",
+    "streaming",
     *(f"argmax{offset:+d}" for offset in OFFSETS),
 )
 
@@ -86,7 +89,11 @@ def visibility_of(layer: AnyLayer) -> Visibility:
 
 
 def make_frame(
-    layer: UniformLayer, facts: TokenFacts, batch: int, real_queries: Bool[Tensor, "query"] | None
+    layer: UniformLayer,
+    facts: TokenFacts,
+    batch: int,
+    real_queries: Bool[Tensor, "query"] | None,
+    asked: Bool[Tensor, "query"] | None = None,
 ) -> Frame:
     """The rows that count for each measure: those that have a choice, and the place that is asked for."""
     n_query, n_key = layer.n_query, layer.n_key
@@ -103,12 +110,14 @@ def make_frame(
             part, where = diagonal(seen[None], rows, cols, (start or 0) + offset)
             at_offset[offset][rows.start + where.start : rows.start + where.stop] = part[0]
     choice = (n_visible >= 2) & real
+    asked = choice if asked is None else asked.to(layer.device)
     first = int(reached.int().argmax()) if n_key else 0
     sees_first = layer.visible(slice(0, n_query), slice(first, first + 1), batch, 0).any(-1)
     after_first = torch.arange(n_query, device=layer.device) + (start or 0) > (0 if start is None else first)
     has_copies = facts.ids is not None and start == 0 and n_query == n_key
     duplicates, followed = (copies(facts, shift) if has_copies else None for shift in (0, 1))
     none = torch.zeros_like(choice)
+    streams = layer.visibility.causal and start is not None
     rule = {
         "first": choice & sees_first & after_first,
         "previous": choice & at_offset[-1],
@@ -117,10 +126,16 @@ def make_frame(
         "distance": choice if start is not None else none,
         "duplicate": none if duplicates is None else choice & (duplicates.count > 0),
         "induction": none if followed is None else choice & (followed.count > 0),
+        "retrieval": none if followed is None else choice & (followed.count > 0) & asked,
+        # Where these positions are no more than half of what may be seen.
+        "streaming": choice & (n_visible >= 2 * (SINKS + RECENT)) if streams else none,
         **{f"argmax{offset:+d}": choice & at_offset[offset] for offset in OFFSETS},
     }
     counted = torch.stack([rule.get(name, choice) for name in ROW_MEASURES])
-    return Frame(n_visible, counted, duplicates, followed, facts.columns, start, first)
+    sinks = torch.zeros(n_key, 1, device=layer.device)
+    sinks[first : first + SINKS] = 1.0
+    columns = torch.cat([facts.columns, sinks], -1)
+    return Frame(n_visible, counted, duplicates, followed, columns, start, first)
 
 
 def diagonal(block: Tensor, rows: slice, cols: slice, shift: int) -> tuple[Tensor, slice]:
@@ -134,27 +149,28 @@ def diagonal(block: Tensor, rows: slice, cols: slice, shift: int) -> tuple[Tenso
 class Cells:
     """The single cells that are read of each block, as all layers of one frame ask for the same.
 
-    First NEAR of each row, then copies of the row's token, then what followed them. Kept up to a bound, so
-    that a text of one word again and again takes no more memory than another.
+    Kept up to a bound, so that a text of one word again and again takes no more memory than another.
     """
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
-        self.kept: dict[tuple[int, int, int, int], tuple[Tensor, int, int]] = {}
+        self.kept: dict[tuple[int, int, int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self.n_kept = 0
 
-    def of(self, rows: slice, cols: slice) -> tuple[Int[Tensor, "cell"], int, int]:
-        """Places in a block (rows x cols, flat), and how many of them are near cells and copies."""
+    def of(self, rows: slice, cols: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Places in a block (rows x cols, flat): NEAR of each row, copies of the rows' tokens, what followed
+        them; and the rows of these."""
         key = (rows.start, rows.stop, cols.start, cols.stop)
         if key in self.kept:
             return self.kept[key]
         made = self._made(rows, cols)
-        if self.n_kept + made[0].shape[0] <= _KEPT_CELLS:
+        size = sum(len(places) for places in made)
+        if self.n_kept + size <= _KEPT_CELLS:
             self.kept[key] = made
-            self.n_kept += made[0].shape[0]
+            self.n_kept += size
         return made
 
-    def _made(self, rows: slice, cols: slice) -> tuple[Tensor, int, int]:
+    def _made(self, rows: slice, cols: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         frame, device, n_col = self.frame, self.frame.n_visible.device, cols.stop - cols.start
         row = torch.arange(rows.stop - rows.start, device=device)
         # Rows that have no such key read another, and do not count.
@@ -163,13 +179,15 @@ class Cells:
         first = min(max(0, frame.first - cols.start), n_col - 1)
         at = torch.cat([at, torch.full_like(at[:, :1], first)], dim=-1)
         near = (row[:, None] * n_col + at).flatten()
-        parts = [near]
+        places = [near]
+        of_row = near[:0]
         for copied, name in ((frame.duplicates, "duplicate"), (frame.followed, "induction")):
             if copied is None:
-                parts.append(near[:0])
+                places.append(near[:0])
                 continue
             of_row, key = copied.pairs(rows)
             place = key - cols.start
             wanted = frame.counted[ROW_MEASURES.index(name)][rows][of_row] & (place >= 0) & (place < n_col)
-            parts.append((of_row * n_col + place)[wanted])
-        return torch.cat(parts).int(), parts[0].shape[0], parts[1].shape[0]
+            of_row = of_row[wanted]
+            places.append(of_row * n_col + place[wanted])
+        return places[0], places[1], places[2], of_row

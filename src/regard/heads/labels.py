@@ -45,6 +45,8 @@ RULES = (
     Rule("duplicate-token", "duplicate", 0.4, "ours; Wang et al. 2022 name the heads, give no number"),
     Rule("induction", "induction", 0.4, "ours; Olsson et al. 2022 define the score, give no number"),
     Rule("rare-word", "rare", 0.5, "ours; Voita et al. 2019 count argmaxes"),
+    Rule("retrieval", "retrieval", 0.2, "ours; Wu et al. 2024 take a tenth of what a model writes itself", 1),
+    Rule("streaming", "streaming", 0.9, "ours; Xiao et al. 2024 (DuoAttention) train a gate to tell", 3),
     Rule("broadcast", "uniformity", 0.9, "ours; Clark et al. 2019 call high entropy broad", 3),
 )
 # How far above chance: this share of the way from chance to 1.

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.visibility import Visibility
@@ -47,6 +47,8 @@ WHAT = {
     "distance": "mean distance looked over, in tokens",
     "duplicate": "weight on earlier copies of the token",
     "induction": "weight on what followed earlier copies of the token",
+    "retrieval": "share of rows whose largest weight is on what followed an earlier copy of the token",
+    "streaming": "weight on the first four positions and the last five, of rows that see many more",
     "positional": "share of rows whose largest weight is at one fixed distance (the best of -4 to 4)",
 }
 
@@ -124,12 +126,14 @@ def measure(
     batch: int | None = None,
     counts: Int[Tensor, "vocab"] | None = None,
     special_ids: Collection[int] = (),
+    asked: Bool[Tensor, "query"] | None = None,
 ) -> Measures:
     """Every measure of every head of a trace, and the chance level of the same text.
 
     Each weight is made once and forgotten: memory grows with the length only. `batch` chooses one sequence,
     None takes all together. `counts` (one number for each id) says what is rare, `special_ids` what
-    is special beside what is spelled like [CLS] or <s>. Position measures are NaN in cross-attention.
+    is special beside what is spelled like [CLS] or <s>. `asked` chooses the rows that retrieval is measured
+    on, all that could retrieve something by default. Position measures are NaN in cross-attention.
 
     >>> measures = measure(Trace.from_weights([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
     >>> measures["previous"], measures["same"]
@@ -152,7 +156,7 @@ def measure(
                 facts, real = _facts(trace, layer, sequence, counts, special_ids)
                 sizes, device = (layer.n_batch, layer.n_query, layer.n_key), facts.special.device
                 uniform = UniformLayer(visible, sizes, device, kind=layer.kind)
-                cells = Cells(make_frame(uniform, facts, sequence, real))
+                cells = Cells(make_frame(uniform, facts, sequence, real, asked))
                 level = layer_sums(uniform, cells, sequence, share_ties=True)[:, 0]
                 known[key] = (cells, level.cpu(), cells.frame.counted.sum(-1).cpu())
             cells, level, n_row = known[key]

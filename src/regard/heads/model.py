@@ -7,19 +7,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError, UnsupportedError
+from regard.errors import ArgumentError
 from regard.files.loading import Loaded, described
 from regard.files.tokenizer import TextTokenizer
 from regard.layers.attention import MultiHeadAttention
 from regard.models.foreign import Foreign
 from regard.models.model import Model
 from regard.models.transformer import Transformer
-from regard.tracing.changes import Called
-from regard.tracing.take import model_of, trace
-from regard.tracing.watch import watching
+from regard.tracing.take import module_of, trace
 
 Head = tuple[int | str, int]  # a layer, by index or name, and a head by its number before any pruning
 Layers = dict[str, tuple[int, ...]]  # the heads that each attention layer has, in the order the layers run
@@ -56,79 +54,36 @@ def layers_of(loaded: Loaded) -> Layers:
         return dict(zip(model.attention_names, kept_heads(model), strict=True))
     if not isinstance(model, Foreign):
         loaded.transformer  # noqa: B018  # says why not
-    known = _layers.get(model_of(loaded))
+    known = _layers.get(module_of(loaded))
     if known is None:
-        answer = _probe(loaded) if model.kind == "encoder-decoder" else None
-        seen = trace(loaded, _probe(loaded), target=answer)
+        answer = probe(loaded) if model.kind == "encoder-decoder" else None
+        seen = trace(loaded, probe(loaded), target=answer)
         known = {layer.name: tuple(range(layer.n_head)) for layer in seen.layers}
-        _layers[model_of(loaded)] = known
+        _layers[module_of(loaded)] = known
     return known
 
 
-def _probe(loaded: Loaded) -> Tensor:
+def probe(loaded: Loaded, n_text: int = 1, n_token: int = _PROBE) -> Int[Tensor, "text token"]:
+    """Some short texts to run a model on and see what is in it; each begins with another token."""
     vocab = loaded.model.sizes.vocab or 8
-    return torch.arange(_PROBE, device=loaded.device)[None] % vocab
+    texts, places = (torch.arange(n, device=loaded.device) for n in (n_text, n_token))
+    return (texts[:, None] + places) % vocab
+
+
+def path_of(model: Model, name: str) -> str:
+    """Where in its model the attention layer of that name stands."""
+    if not isinstance(model, Transformer):
+        return name.partition("#")[0]
+    if name not in model.attention_names:
+        raise ArgumentError(f"there is no attention {name!r}: there are {', '.join(model.attention_names)}.")
+    side, index, kind = name.split(".")
+    return f"{side}.blocks.{index}.{'attention' if kind == 'self' else 'cross'}"
 
 
 def attention_of(model: Transformer, name: str) -> MultiHeadAttention:
     """The attention layer of that name, one of `attention_names`."""
-    if name not in model.attention_names:
-        raise ArgumentError(f"there is no attention {name!r}: there are {', '.join(model.attention_names)}.")
-    side, index, kind = name.split(".")
-    attribute = "attention" if kind == "self" else "cross"
-    layer: MultiHeadAttention = model.get_submodule(f"{side}.blocks.{index}.{attribute}")  # type: ignore[assignment]
+    layer: MultiHeadAttention = model.get_submodule(path_of(model, name))  # type: ignore[assignment]
     return layer
-
-
-def projections(loaded: Loaded) -> dict[str, Float[Tensor, "model_dim head v_dim"]]:
-    """The output projection of each attention layer, head by head.
-
-    Of a foreign model it is the matrix that is given exactly what the heads gave, side by side.
-    """
-    model = loaded.model
-    if isinstance(model, Transformer):
-        return {
-            name: attention_of(model, name).out.weight.unflatten(1, (len(heads), -1))
-            for name, heads in layers_of(loaded).items()
-        }
-    outputs: dict[str, Tensor] = {}
-    matrices: dict[str, Tensor] = {}
-
-    def note(called: Called, out: Tensor) -> Tensor:
-        outputs[called.name] = out
-        return out
-
-    def compare(module: nn.Module, args: tuple[Any, ...]) -> None:
-        given = args[0] if args and isinstance(args[0], Tensor) else None
-        for name, out in list(outputs.items()):
-            merged = out.transpose(1, 2).flatten(2)
-            if (
-                given is not None
-                and given.numel() == merged.numel()
-                and torch.equal(given.view_as(merged), merged)
-            ):
-                weight: Tensor = module.weight  # type: ignore[assignment]
-                matrices[name] = (weight if isinstance(module, nn.Linear) else weight.T).unflatten(
-                    1, (out.shape[1], -1)
-                )
-                del outputs[name]
-
-    inner = model_of(loaded)
-    linear = [m for m in inner.modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"]
-    handles = [module.register_forward_pre_hook(compare) for module in linear]
-    try:
-        with torch.no_grad(), watching(inner, None, note):
-            model(_probe(loaded))
-    finally:
-        for handle in handles:
-            handle.remove()
-    missing = [name for name in layers_of(loaded) if name not in matrices]
-    if missing:
-        raise UnsupportedError(
-            f"{loaded.facts.name}: no matrix is given what the heads of {missing[0]} give, as it is, so "
-            "where they write is not known."
-        )
-    return matrices
 
 
 def kept_heads(model: Transformer) -> tuple[tuple[int, ...], ...]:

@@ -15,13 +15,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.scores import no_autocast
-from regard.heads.frames import NEAR, OFFSETS, ROW_MEASURES, Cells, Frame, visibility_of
+from regard.heads.frames import NEAR, OFFSETS, RECENT, ROW_MEASURES, Cells, Frame, visibility_of
 from regard.tracing.layers import AnyLayer
 
 _HIDDEN = -87.0  # exp of it is the smallest float32 with all its digits: 0 to every sum, and no NaN times it
 _ENTROPY, _UNIFORMITY, _LARGEST, _FIRST, _SPECIAL = range(5)
 _PREVIOUS = ROW_MEASURES.index("previous")  # then same and next, as offsets -1, 0, 1
-_DISTANCE, _DUPLICATE, _ARGMAX = (ROW_MEASURES.index(name) for name in ("distance", "duplicate", "argmax-4"))
+_DISTANCE, _DUPLICATE, _RETRIEVAL, _STREAMING, _ARGMAX = map(
+    ROW_MEASURES.index, ("distance", "duplicate", "retrieval", "streaming", "argmax-4")
+)
 _BEFORE = _ARGMAX + OFFSETS.index(-1)
 
 
@@ -49,18 +51,23 @@ def layer_sums(
             shape = (layer.n_head, rows.stop - rows.start, cols.stop - cols.start)
             z, w = (buffer[: math.prod(shape)].view(shape) for buffer in buffers)
             fill(rows, cols, z, w)
-            picked, n_near, n_duplicate = cells.of(rows, cols)
-            single = w.flatten(1).index_select(1, picked)
-            near[:, rows] = single[:, :n_near].view(*shape[:2], NEAR)
-            copied[0] += single[:, n_near : n_near + n_duplicate].sum(-1)
-            copied[1] += single[:, n_near + n_duplicate :].sum(-1)
-            values[_LARGEST, :, rows] = w.amax(-1)
+            largest = values[_LARGEST, :, rows] = w.amax(-1)
+            beside, copies, followed, of_row = cells.of(rows, cols)
+            single = w.flatten(1)
+            near[:, rows] = single.index_select(1, beside).view(*shape[:2], NEAR)
+            copied[0] += single.index_select(1, copies).sum(-1)
+            behind = single.index_select(1, followed)
+            copied[1] += behind.sum(-1)
+            # Like the argmaxes below: where the largest weight is, or in a row of equal weights each alike.
+            best = behind if share_ties else (behind >= largest[:, of_row]).to(dtype)
+            values[_RETRIEVAL, :, rows] = torch.zeros_like(largest).index_add(1, of_row, best).clamp(max=1.0)
             values[_ENTROPY, :, rows] = -z.mul_(w).sum(-1)
             # From the block's first position: sums over keys that are far from 0 would lose digits.
             before = (frame.start or 0) + rows.start - key_pos[cols]
             of_keys = torch.stack([*kinds[:, cols], torch.ones_like(before), before])
             *summed, whole, back = (of_keys @ w.view(-1, shape[2]).T).view(-1, *shape[:2])
-            values[_SPECIAL : _SPECIAL + len(summed), :, rows] = torch.stack(summed)
+            values[_SPECIAL : _SPECIAL + len(summed) - 1, :, rows] = torch.stack(summed[:-1])
+            values[_STREAMING, :, rows] = summed[-1]
             if frame.start is not None:
                 within = torch.arange(shape[1], device=device)
                 if causal:  # weight on the left only: a row's distances are its place and that of its keys
@@ -71,6 +78,7 @@ def layer_sums(
     values[_FIRST] = near[..., -1]
     if frame.start is not None:
         values[_ARGMAX:] = near[..., :-1].movedim(-1, 0)
+        values[_STREAMING] += values[_ARGMAX : _ARGMAX + RECENT].sum(0)
     totals = _summed(values, frame, share_ties=share_ties)
     totals[_DUPLICATE : _DUPLICATE + 2] = copied
     return totals
@@ -85,6 +93,7 @@ def _summed(values: Tensor, frame: Frame, *, share_ties: bool) -> Tensor:
         # A row of equal weights has no largest: rounding alone would choose it.
         peaked = values[_LARGEST] * n_visible > 1.001
         values[_ARGMAX:] = (values[_ARGMAX:] >= values[_LARGEST]) & peaked
+        values[_RETRIEVAL] *= peaked
     counted = frame.counted.double()
     return torch.stack([of_rows.double() @ rows for of_rows, rows in zip(values, counted, strict=True)])
 

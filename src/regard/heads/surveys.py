@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, distributed, nn
 
@@ -34,8 +34,9 @@ from regard.heads.model import layers_of, loaded_of
 from regard.heads.tokens import counts_of
 from regard.tracing.take import trace
 
-# Measured on repeated random tokens, where nothing else explains them.
-FROM_REPEATS = ("duplicate", "induction")
+# Measured on repeated random tokens, where nothing else explains them; and on needles in a text.
+MADE_FOR = {"duplicate": "repeat", "induction": "repeat", "retrieval": "needle"}
+NEEDLE, HAY = 8, 240  # tokens
 UNBOUNDED = ("entropy", "distance")  # every other measure is a share
 Item = TypeVar("Item")
 SAVE_SECONDS = 10.0  # what an interruption can cost
@@ -55,13 +56,15 @@ class Survey:
     high: dict[str, Float[Tensor, "layer head"]]
     n_text: int
     n_repeat: int
+    n_needle: int = 0
 
     def labels(self) -> list[HeadLabel]:
         """A label for every head, its score surely above chance where there is more than one text."""
         return label(self.measures, low=self.low, high=self.high)
 
     def __repr__(self) -> str:
-        return f"Survey of {self.n_text} texts and {self.n_repeat} repeated ones. {self.measures!r}"
+        made = f"{self.n_repeat} repeated ones and {self.n_needle} needles"
+        return f"Survey of {self.n_text} texts, {made}. {self.measures!r}"
 
     def _repr_html_(self) -> str:
         """The heads as a notebook shows them: a picture of the labels, and each label with its rule."""
@@ -75,17 +78,41 @@ def repeated_tokens(
 
     The second half can be foretold by nothing but looking back at the first.
     """
-    vocab = loaded.model.sizes.vocab
+    once = _drawn(loaded, n_token, seed)
+    before, after = _around(loaded) if around else ([], [])
+    return torch.cat([torch.tensor(before), once, once, torch.tensor(after)]).long()
+
+
+def planted_needle(
+    loaded: Loaded, hay: Sequence[int], seed: int = 0, n_token: int = NEEDLE
+) -> tuple[Int[Tensor, "position"], Bool[Tensor, "position"]]:
+    """A text with random tokens planted in it and asked for at its end (Wu et al. 2024), and which rows ask.
+
+    The needle is one of tokens that the text has not. Behind the text it comes again, and each of its tokens
+    but the last asks for the next: a head that retrieves looks most at that one, where it was planted.
+    """
+    needle = _drawn(loaded, n_token, seed, without=hay)
+    at = int(torch.randint(1, max(2, len(hay)), (1,), generator=torch.Generator().manual_seed(seed)))
+    before, after = (torch.tensor(ids) for ids in _around(loaded))
+    text = [before, torch.tensor(hay[:at]), needle, torch.tensor(hay[at:]), needle, after]
+    ids = torch.cat(text).long()
+    asks = torch.zeros(len(ids), dtype=torch.bool)
+    last = len(ids) - len(after)
+    asks[last - n_token : last - 1] = True
+    return ids, asks
+
+
+def _drawn(loaded: Loaded, n_token: int, seed: int, without: Sequence[int] = ()) -> Int[Tensor, "n_token"]:
+    """Different random tokens of a vocabulary, none of them special."""
     special = set() if loaded.tokenizer is None else set(loaded.tokenizer.special.all())
-    allowed = torch.tensor([index for index in range(vocab) if index not in special])
+    left_out = special | set(without)
+    allowed = torch.tensor([index for index in range(loaded.model.sizes.vocab) if index not in left_out])
     if not 1 <= n_token <= len(allowed):
         raise ArgumentError(
             f"n_token different tokens are drawn, from 1 to {len(allowed)}, the vocabulary. Got {n_token}."
         )
     order = torch.randperm(len(allowed), generator=torch.Generator().manual_seed(seed))
-    once = allowed[order[:n_token]]
-    before, after = _around(loaded) if around else ([], [])
-    return torch.cat([torch.tensor(before), once, once, torch.tensor(after)]).long()
+    return allowed[order[:n_token]]
 
 
 def _around(loaded: Loaded) -> tuple[list[int], list[int]]:
@@ -104,6 +131,7 @@ def survey(
     *,
     n_repeat: int = 4,
     n_token: int = 40,
+    n_needle: int = 4,
     seed: int = 0,
     longest: int = 512,
     state: str | Path | None = None,
@@ -112,16 +140,18 @@ def survey(
 ) -> Survey:
     """Every measure of every head, averaged over `texts`; induction and copies on repeated random tokens.
 
-    `n_repeat` sequences of `n_token` random tokens, twice each, are added for those. Texts are cut at
+    `n_repeat` sequences of `n_token` random tokens, twice each, are added for those, and `n_needle` texts
+    with a needle to retrieve, made of all texts together; with 0, the texts serve. Texts are cut at
     `longest` tokens. With `state`, what is done is kept in a file (written whole or not at all) and found
     again when the same survey is started anew, with any number of processes. Under torchrun each process
     takes its share; all return the same.
     """
     if not texts or isinstance(texts, str):
         raise ArgumentError(f"texts must be a list of one text at least. Got {texts!r}.")
-    if n_repeat < 0 or longest < 2:
+    if min(n_repeat, n_needle) < 0 or longest < 2:
         raise ArgumentError(
-            f"n_repeat must not be negative and longest at least 2. Got {n_repeat} and {longest}."
+            "n_repeat and n_needle must not be negative and longest at least 2. "
+            f"Got {n_repeat}, {n_needle} and {longest}."
         )
     loaded = loaded_of(model, tokenizer)
     layers, sizes = layers_of(loaded), loaded.model.sizes
@@ -135,6 +165,16 @@ def survey(
     if n_repeat and limit is not None:
         n_token = min(n_token, (limit - sum(map(len, _around(loaded)))) // 2)
     inputs += [repeated_tokens(loaded, n_token, seed + index).tolist() for index in range(n_repeat)]
+    hay = [token for text in texts for token in loaded.tokenizer.encode(text, add_special=False)]
+    room = (longest if limit is None else min(longest, limit)) - sum(map(len, _around(loaded))) - 2 * NEEDLE
+    size = max(0, min(HAY, room, len(hay)))
+    needles = []
+    for index in range(n_needle if size > NEEDLE else 0):
+        first = index * (len(hay) - size) // max(1, n_needle - 1)
+        needles.append(planted_needle(loaded, hay[first : first + size], seed + index))
+    asked = {len(inputs) + index: asks for index, (_, asks) in enumerate(needles)}
+    kinds = ["text"] * len(texts) + ["repeat"] * n_repeat + ["needle"] * len(needles)
+    inputs += [ids.tolist() for ids, _ in needles]
     counts = counts_of(texts, loaded.tokenizer)
     counts = torch.nn.functional.pad(counts, (0, max(0, sizes.vocab - counts.shape[0])))
     store = _Store(None if state is None else Path(state), _fingerprint(loaded, inputs))
@@ -147,7 +187,8 @@ def survey(
     shown = with_bar(mine, "measuring heads") if progress and rank == 0 and len(mine) > 1 else mine
     for index in shown:
         traced = trace(loaded, torch.tensor([inputs[index]]))
-        fresh[index] = _packed(measure(traced, counts=counts, special_ids=loaded.tokenizer.special.all()))
+        special = loaded.tokenizer.special.all()
+        fresh[index] = _packed(measure(traced, counts=counts, special_ids=special, asked=asked.get(index)))
         if time.monotonic() - saved > SAVE_SECONDS:
             store.write(rank, n_process, fresh)
             saved = time.monotonic()
@@ -161,7 +202,7 @@ def survey(
     # A layer whose heads were all pruned has no trace.
     heads = {name: len(left) for name, left in layers.items() if left}
     packed = [done[index] for index in range(len(inputs))]
-    return _combined(packed, len(texts), tuple(heads), tuple(heads.values()))
+    return _combined(packed, kinds, tuple(heads), tuple(heads.values()))
 
 
 def _packed(measures: Measures) -> Float[Tensor, "measure layer part"]:
@@ -171,14 +212,16 @@ def _packed(measures: Measures) -> Float[Tensor, "measure layer part"]:
     return torch.cat([values, chance[..., None], n_row[..., None]], dim=-1)
 
 
-def _combined(packed: list[Tensor], n_text: int, layers: tuple[str, ...], n_heads: tuple[int, ...]) -> Survey:
+def _combined(
+    packed: list[Tensor], kinds: list[str], layers: tuple[str, ...], n_heads: tuple[int, ...]
+) -> Survey:
     """Means, and intervals from how the texts differ."""
-    both = {"text": torch.stack(packed[:n_text])}
-    if len(packed) > n_text:
-        both["repeat"] = torch.stack(packed[n_text:])
     values, chance, n_query, low, high = {}, {}, {}, {}, {}
     for index, name in enumerate(ROW_MEASURES):
-        samples = both["repeat" if name in FROM_REPEATS and "repeat" in both else "text"][:, index]
+        wanted = MADE_FOR.get(name, "text")
+        wanted = wanted if wanted in kinds else "text"
+        of_kind = [text for text, kind in zip(packed, kinds, strict=True) if kind == wanted]
+        samples = torch.stack(of_kind)[:, index]
         counted = samples[..., -1] > 0  # (text, layer): whether the text has such a place
         n = counted.sum(0)
         heads = samples[..., :-2].masked_fill(~counted[..., None], 0.0)
@@ -192,7 +235,7 @@ def _combined(packed: list[Tensor], n_text: int, layers: tuple[str, ...], n_head
         chance[name] = samples[..., -2].masked_fill(~counted, 0.0).sum(0) / n
         n_query[name] = samples[..., -1].sum(0).long()
     measures = Measures(layers, n_heads, values, chance, n_query)
-    return Survey(measures, low, high, n_text, len(packed) - n_text)
+    return Survey(measures, low, high, *(kinds.count(kind) for kind in ("text", "repeat", "needle")))
 
 
 def _t95(n: Tensor) -> Tensor:

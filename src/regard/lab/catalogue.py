@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, str] = {
     "causal": "without the causal rule a model cheats by reading the next token",
     "nonlinear": "attention without softmax is cubic, not linear",
     "decoding": "multi-query divides the cache, and the bytes of a step, by the heads",
+    "windows": "a stack of windows sees layers times window back, and not one token further",
     "linear": "kernels make the cost linear in length, and cost quality",
     "trained": "trained heads look at something; random ones look everywhere",
     "context": "a word's vector depends on its sentence, more with every layer",

@@ -4,6 +4,7 @@ from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Recor
 from regard.layers.block import Block, BlockConfig, FeedForward
 from regard.layers.cache import KVCache, LayerCache
 from regard.layers.eviction import Evict
+from regard.layers.latent import LatentAttention
 from regard.layers.norms import RMSNorm
 from regard.layers.positions import (
     LearnedPositions,
@@ -22,6 +23,7 @@ __all__ = [
     "Evict",
     "FeedForward",
     "KVCache",
+    "LatentAttention",
     "LayerCache",
     "LearnedPositions",
     "MultiHeadAttention",

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from regard.attention import softmax as attention
 from regard.attention.feature_maps import FeatureMap, feature_map
 from regard.attention.linear import LinearRule, attend_linear, linear_weights
-from regard.attention.scores import Bias, ScoreRule
+from regard.attention.scores import Bias, ScoreRule, SlopeBias, alibi_slopes
 from regard.attention.shapes import check_divides, check_rank
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.layers.cache import LayerCache
+from regard.layers.norms import RMSNorm
 from regard.layers.positions import Turn
 
 
@@ -63,6 +64,14 @@ def merge_heads(x: Float[Tensor, "batch head position dim"]) -> Float[Tensor, "b
     return rearrange(x, "batch head position dim -> batch position (head dim)")
 
 
+def rule_at(rule: ScoreRule, visible: Visibility | None, start: int) -> ScoreRule:
+    """A layer's rule for queries that start at this position, combined with who else is `visible`."""
+    both = replace(rule.visible, start=start) if start else rule.visible
+    if visible is not None:
+        both = both & (replace(visible, start=start) if start and not visible.start else visible)
+    return rule.with_visible(both)
+
+
 class MultiHeadAttention(nn.Module):
     """Several attentions side by side, each over its own projection (Vaswani et al. 2017, 3.2.2).
 
@@ -70,6 +79,10 @@ class MultiHeadAttention(nn.Module):
     grouped (Ainslie et al. 2023), 1 makes it multi-query (Shazeer 2019). Sizes of a head are free of
     `model_dim / n_head`: the output projection always returns `model_dim`. A `kernel` (elu1, relu, quadratic,
     favor) makes it linear: time and memory O(N), and a state of fixed size in place of the cache.
+
+    `softcap` bounds the scores; `qk_norm` (its eps) puts an RMS norm on each head's queries and keys, before
+    they turn; `sinks` learns a score for each head that takes part in the softmax and has no value; `alibi`
+    lowers scores with distance; `output_gate` multiplies heads by a sigmoid of the input.
 
     >>> layer = MultiHeadAttention(model_dim=8, n_head=4, n_kv_head=2, v_dim=6)
     >>> layer(torch.randn(1, 3, 8)).shape
@@ -92,6 +105,11 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         window: int | None = None,
         kernel: str | FeatureMap | None = None,
+        softcap: float | None = None,
+        qk_norm: float | None = None,
+        sinks: bool = False,
+        alibi: bool = False,
+        output_gate: bool = False,
     ) -> None:
         super().__init__()
         n_kv_head = n_head if n_kv_head is None else n_kv_head
@@ -106,17 +124,25 @@ class MultiHeadAttention(nn.Module):
         self.model_dim, self.memory_dim = model_dim, memory_dim
         self.n_head, self.n_kv_head, self.qk_dim, self.v_dim = n_head, n_kv_head, qk_dim, v_dim
         self.dropout = dropout
-        self.rule = ScoreRule(scale=scale, visible=Visibility(causal=causal, window=window))
+        self.rule = ScoreRule(scale, Visibility(causal=causal, window=window), softcap=softcap)
         self.kernel = feature_map(kernel, qk_dim=qk_dim) if isinstance(kernel, str) else kernel
-        if kernel is not None and (dropout or scale is not None or window is not None):
+        if kernel is not None and (
+            dropout or (scale, window, softcap) != (None, None, None) or sinks or alibi
+        ):
             raise UnsupportedError(
-                "linear attention forms no scores: with a kernel there is no dropout, scale or window. "
-                f"Got dropout={dropout}, scale={scale}, window={window}."
+                "linear attention forms no scores: with a kernel no dropout, scale, window, softcap, "
+                f"sinks or alibi. Got {dropout=}, {scale=}, {window=}, {softcap=}, {sinks=}, {alibi=}."
             )
         self.query = nn.Linear(model_dim, n_head * qk_dim, bias)
         self.key = nn.Linear(memory_dim, n_kv_head * qk_dim, bias)
         self.value = nn.Linear(memory_dim, n_kv_head * v_dim, bias)
         self.out = nn.Linear(n_head * v_dim, model_dim, bias if out_bias is None else out_bias)
+        self.query_norm = None if qk_norm is None else RMSNorm(qk_dim, eps=qk_norm)
+        self.key_norm = None if qk_norm is None else RMSNorm(qk_dim, eps=qk_norm)
+        self.sinks = nn.Parameter(torch.zeros(n_head)) if sinks else None
+        self.gate = nn.Linear(model_dim, n_head * v_dim, bias) if output_gate else None
+        self.slopes: Tensor | None
+        self.register_buffer("slopes", alibi_slopes(n_head) if alibi else None, persistent=False)
 
     def forward(
         self,
@@ -139,15 +165,17 @@ class MultiHeadAttention(nn.Module):
         `visible` is combined with the layer's own causality; with a `cache` the queries stand after what it
         holds. `turn` is the rotary turn of these positions.
         """
-        _check_input("x", x, self.model_dim, self.query.weight)
+        check_input("x", x, self.model_dim, self.query.weight)
         if memory is not None:
-            _check_input("memory", memory, self.memory_dim, self.key.weight)
+            check_input("memory", memory, self.memory_dim, self.key.weight)
         q = split_heads(self.query(x), self.n_head)
+        q = q if self.query_norm is None else self.query_norm(q)
         if memory is not None and cache is not None and cache.length:  # the memory does not change
             k, v = self._remembered(cache, q)
         else:
             source = x if memory is None else memory
             k = split_heads(self.key(source), self.n_kv_head)
+            k = k if self.key_norm is None else self.key_norm(k)
             v = split_heads(self.value(source), self.n_kv_head)
             if turn is not None:
                 k = turn(k)
@@ -157,7 +185,8 @@ class MultiHeadAttention(nn.Module):
         heads, weights = attending(
             q, k, v, visible, bias, cache, memory is not None, record, name, return_weights
         )
-        out: Tensor = self.out(merge_heads(heads))
+        merged = merge_heads(heads)
+        out: Tensor = self.out(merged if self.gate is None else merged * torch.sigmoid(self.gate(x)))
         return out if weights is None else (out, weights)
 
     def _remembered(self, cache: LayerCache, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -226,10 +255,11 @@ class MultiHeadAttention(nn.Module):
 
     def _rule(self, visible: Visibility | None, bias: Bias | None, start: int) -> ScoreRule:
         """The layer's rule for queries that start at this position."""
-        own = replace(self.rule.visible, start=start) if start else self.rule.visible
-        if visible is not None:
-            own = own & (replace(visible, start=start) if start and not visible.start else visible)
-        return replace(self.rule, visible=own, bias=bias)
+        if self.slopes is not None:
+            if bias is not None:
+                raise UnsupportedError("this layer has ALiBi, a bias of its own: it takes no other.")
+            bias = SlopeBias(self.slopes)
+        return replace(rule_at(self.rule, visible, start), bias=bias, sink=self.sinks)
 
     def extra_repr(self) -> str:
         return f"n_head={self.n_head}, n_kv_head={self.n_kv_head}, qk_dim={self.qk_dim}, v_dim={self.v_dim}"
@@ -276,12 +306,12 @@ class AdditiveAttention(nn.Module):
 
     def project_keys(self, keys: Float[Tensor, "batch key key_dim"]) -> Float[Tensor, "batch 1 key hidden"]:
         """W_k k, as one head."""
-        _check_input("keys", keys, self.key.in_features, self.key.weight)
+        check_input("keys", keys, self.key.in_features, self.key.weight)
         projected: Tensor = self.key(keys)
         return projected[:, None]
 
     def _project_queries(self, queries: Tensor) -> Tensor:
-        _check_input("queries", queries, self.query.in_features, self.query.weight)
+        check_input("queries", queries, self.query.in_features, self.query.weight)
         projected: Tensor = self.query(queries)
         return projected[:, None]
 
@@ -313,7 +343,7 @@ def check_dropout(dropout: float) -> None:
         raise ArgumentError(f"dropout must be at least 0 and below 1. Got {dropout}.")
 
 
-def _check_input(name: str, x: Tensor, dim: int, weight: Tensor) -> None:
+def check_input(name: str, x: Tensor, dim: int, weight: Tensor) -> None:
     """Raise unless `x` is (batch, position, dim), of the dtype and on the device of the layer's weights."""
     if x.dim() != 3 or x.shape[-1] != dim:
         raise ShapeError(f"{name} must be (batch, position, {dim}) here. Got shape {tuple(x.shape)}.")

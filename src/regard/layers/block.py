@@ -66,6 +66,8 @@ class BlockConfig:
     v_dim: int | None = None
     norm: Literal["layer", "rms"] = "layer"
     norm_first: bool = True
+    norm_after: bool = False  # another norm on what attention and feed-forward give (Gemma 2 and 3)
+    parallel: bool = False  # feed-forward reads what attention reads, and both are added (GPT-NeoX)
     norm_eps: float = 1e-5
     activation: str = "gelu"
     gated: bool = False
@@ -75,14 +77,27 @@ class BlockConfig:
     scale: float | None = None  # None: 1 / sqrt(qk_dim)
     kernel: str | None = None  # a feature map's name: linear attention in place of softmax
     window: int | None = None
+    softcap: float | None = None  # cap * tanh(score / cap) (Gemma 2)
+    qk_norm: bool = False  # an RMS norm on each head's queries and keys (Qwen3, Gemma 3)
+    sinks: bool = False  # a learned score for each head beside its keys' (gpt-oss)
+    alibi: bool = False  # scores fall with distance (Press et al. 2022)
+    output_gate: bool = False  # heads times a sigmoid of the layer's input (Qiu et al. 2025)
     dropout: float = 0.0
     ranges: ClassVar[Ranges] = {
         **dict.fromkeys("model_dim n_head ff_dim n_kv_head qk_dim v_dim window".split(), (1, math.inf)),
         "norm_eps": (0, 1),
+        "softcap": (1e-6, math.inf),
     }
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.norm_first and (self.norm_after or self.parallel):
+            raise ArgumentError("norm_after and parallel are of blocks whose norms come first.")
+
+    @property
+    def writes_as_is(self) -> bool:
+        """Whether what a head gives goes through its output matrix alone into the residual stream."""
+        return self.norm_first and not self.norm_after and not self.output_gate
 
 
 def make_norm(config: BlockConfig) -> nn.Module:
@@ -96,7 +111,7 @@ class Block(nn.Module):
 
     def __init__(self, config: BlockConfig, *, causal: bool = False, cross: bool = False) -> None:
         super().__init__()
-        self.norm_first = config.norm_first
+        self.norm_first, self.parallel = config.norm_first, config.parallel
         self.attention = _attention(config, causal=causal)
         self.attention_norm = make_norm(config)
         self.cross = _attention(config, causal=False) if cross else None
@@ -110,7 +125,11 @@ class Block(nn.Module):
             dropout=config.dropout,
         )
         self.ff_norm = make_norm(config)
+        self.attention_norm_after = make_norm(config) if config.norm_after else None
+        self.ff_norm_after = make_norm(config) if config.norm_after else None
         self.dropout = nn.Dropout(config.dropout)
+        if cross and (config.norm_after or config.parallel):
+            raise ArgumentError("norm_after and parallel are of blocks without cross-attention.")
 
     def forward(
         self,
@@ -139,7 +158,10 @@ class Block(nn.Module):
             name=f"{name}.self",
         )
 
-        x = self._residual(x, self.attention_norm, look)
+        attended = self._residual(x, self.attention_norm, look, self.attention_norm_after)
+        if self.parallel:
+            return self._residual(x, self.ff_norm, self.ff, self.ff_norm_after, onto=attended)
+        x = attended
         if self.cross is not None and self.cross_norm is not None:
             if memory is None:
                 raise ArgumentError("a block with cross-attention needs the encoder's output as `memory`.")
@@ -152,13 +174,21 @@ class Block(nn.Module):
                 name=f"{name}.cross",
             )
             x = self._residual(x, self.cross_norm, look_across)
-        return self._residual(x, self.ff_norm, self.ff)
+        return self._residual(x, self.ff_norm, self.ff, self.ff_norm_after)
 
-    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """x + f(norm(x)), or norm(x + f(x)) where the norm comes after."""
+    def _residual(
+        self,
+        x: Tensor,
+        norm: nn.Module,
+        sublayer: Callable[[Tensor], Tensor],
+        after: nn.Module | None = None,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        """x + f(norm(x)), with a norm `after` f where there is one; or norm(x + f(x))."""
         if self.norm_first:
-            added: Tensor = x + self.dropout(sublayer(norm(x)))
-            return added
+            made = sublayer(norm(x))
+            added: Tensor = self.dropout(made if after is None else after(made))
+            return (x if onto is None else onto) + added
         normed: Tensor = norm(x + self.dropout(sublayer(x)))
         return normed
 
@@ -177,4 +207,9 @@ def _attention(config: BlockConfig, *, causal: bool) -> MultiHeadAttention:
         causal=causal,
         window=config.window if causal else None,
         kernel=config.kernel,
+        softcap=config.softcap,
+        qk_norm=config.norm_eps if config.qk_norm else None,
+        sinks=config.sinks,
+        alibi=config.alibi,
+        output_gate=config.output_gate,
     )

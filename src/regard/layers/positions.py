@@ -85,16 +85,28 @@ def check_positions(positions: Tensor, n_position: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RotaryScaling:
-    """How rotary angles are stretched for contexts longer than in training."""
+    """How rotary angles are stretched for contexts longer than in training.
 
-    kind: Literal["linear", "llama3"] = "linear"  # all angles are divided by factor, or the slow ones
+    linear   all angles are divided by `factor`
+    dynamic  the base grows with the text, once it is longer than `original_positions`
+    llama3   the slow angles are divided, those between `low_freq_factor` and `high_freq_factor` partly
+    yarn     the same between `beta_slow` and `beta_fast` turns in `original_positions`, and queries and keys
+             times `attention_factor` (Peng et al. 2024; None: 0.1 ln(factor) + 1)
+    """
+
+    kind: Literal["linear", "dynamic", "llama3", "yarn"] = "linear"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_positions: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True  # yarn: the ends of the range are whole dimensions
     ranges: ClassVar[Ranges] = {
         "factor": (1e-3, 1e6),  # it divides the angles
         "original_positions": (1, 2**31),
+        **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), (1e-3, 1e6)),
     }
 
     def __post_init__(self) -> None:
@@ -110,58 +122,110 @@ class Rotary(nn.Module):
     """Queries and keys turned by an angle that grows with position (Su et al. 2021).
 
     Dimension i is paired with i + qk_dim / 2, as in Llama. Only the difference of two positions reaches
-    their dot product.
+    their dot product. With `turned`, only so many of the first dimensions turn (GPT-NeoX).
     """
 
-    def __init__(self, qk_dim: int, base: float = 10_000.0, scaling: RotaryScaling | None = None) -> None:
+    def __init__(
+        self,
+        qk_dim: int,
+        base: float = 10_000.0,
+        scaling: RotaryScaling | None = None,
+        *,
+        turned: int | None = None,
+    ) -> None:
         super().__init__()
-        if qk_dim < 2 or qk_dim % 2:
-            raise ShapeError(f"rotary positions turn pairs of dimensions: qk_dim must be even. Got {qk_dim}.")
+        turned = qk_dim if turned is None else turned
+        if turned < 2 or turned % 2 or turned > qk_dim:
+            rule = (
+                "qk_dim must be even" if turned == qk_dim else f"turned must be even, at most qk_dim {qk_dim}"
+            )
+            raise ShapeError(f"rotary positions turn pairs of dimensions: {rule}. Got {turned}.")
         if not base > 0:
             raise ArgumentError(f"base must be above 0. Got {base}.")
-        self.qk_dim, self.base, self.scaling = qk_dim, base, scaling
+        self.qk_dim, self.base, self.scaling, self.turned = qk_dim, base, scaling, turned
 
-    def rate(self, device: torch.device | str | None = None) -> Float[Tensor, "half_qk_dim"]:
+    def rate(
+        self, device: torch.device | str | None = None, n_position: int | Tensor = 1
+    ) -> Float[Tensor, "half_turned"]:
         """The angle, in radians, by which each pair turns from one position to the next.
 
-        Not a buffer: `.to(torch.bfloat16)` would round it, and positions above 256 with it.
+        Dynamic scaling asks for the length of the text, `n_position`. Not a buffer: `.to(torch.bfloat16)`
+        would round it, and positions above 256 with it.
         """
-        exponent = torch.arange(0, self.qk_dim, 2, dtype=torch.float32, device=device) / self.qk_dim
-        rate = 1.0 / self.base**exponent
-        return rate if self.scaling is None else _stretched(rate, self.scaling)
+        base: float | Tensor = self.base
+        if self.scaling is not None and self.scaling.kind == "dynamic":
+            base = base * _growth(self.scaling, self.turned, n_position)
+        exponent = torch.arange(0, self.turned, 2, dtype=torch.float32, device=device) / self.turned
+        rate = 1.0 / base**exponent
+        return rate if self.scaling is None else _stretched(rate, self.scaling, self.base)
+
+    @property
+    def factor(self) -> float:
+        """By what turned queries and keys are multiplied."""
+        scaling = self.scaling
+        if scaling is None or scaling.kind != "yarn":
+            return 1.0
+        usual = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+        return usual if scaling.attention_factor is None else scaling.attention_factor
 
     def forward(self, positions: Int[Tensor, "_batch position"]) -> Turn:
         """The turn of each position, computed once and used by every layer."""
-        angle = positions[..., None].float() * self.rate(positions.device)
+        longest = positions.max() + 1 if self.scaling is not None and self.scaling.kind == "dynamic" else 1
+        angle = positions[..., None].float() * self.rate(positions.device, longest)
         angle = torch.cat([angle, angle], dim=-1)[:, None]
-        return Turn(angle.cos(), angle.sin())
+        return Turn(angle.cos() * self.factor, angle.sin() * self.factor, self.qk_dim - self.turned)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
     """Cosines and sines of the angles of some positions."""
 
-    cos: Float[Tensor, "_batch 1 position qk_dim"]
-    sin: Float[Tensor, "_batch 1 position qk_dim"]
+    cos: Float[Tensor, "_batch 1 position turned"]
+    sin: Float[Tensor, "_batch 1 position turned"]
+    n_still: int = 0  # the last dimensions, which stay as they are
 
     def __call__(
         self, x: Float[Tensor, "batch head position qk_dim"]
     ) -> Float[Tensor, "batch head position qk_dim"]:
         """`x` turned, in its own dtype."""
-        batch, _, n_position, qk_dim = self.cos.shape
+        batch, _, n_position, turned = self.cos.shape
+        qk_dim = turned + self.n_still
         if x.dim() != 4 or x.shape[2:] != (n_position, qk_dim) or batch not in (1, x.shape[0]):
             raise ShapeError(
                 f"this turn is of {n_position} positions, {qk_dim} dimensions and {batch} sequences (1: any "
                 f"number): x must be (batch, head, position, qk_dim). Got shape {tuple(x.shape)}."
             )
-        half = qk_dim // 2
-        swapped = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
-        return (x * self.cos.to(x.dtype)) + (swapped * self.sin.to(x.dtype))
+        half = turned // 2
+        moving = x[..., :turned]
+        swapped = torch.cat([-moving[..., half:], moving[..., :half]], dim=-1)
+        moved = (moving * self.cos.to(x.dtype)) + (swapped * self.sin.to(x.dtype))
+        return torch.cat([moved, x[..., turned:]], -1) if self.n_still else moved
 
 
-def _stretched(rate: Tensor, scaling: RotaryScaling) -> Tensor:
+def _growth(scaling: RotaryScaling, dim: int, n_position: int | Tensor) -> float | Tensor:
+    """By what dynamic scaling multiplies the base for a text of this length."""
+    longer = n_position / scaling.original_positions
+    longer = longer.clamp(min=1.0) if isinstance(longer, Tensor) else max(1.0, longer)
+    grown: float | Tensor = scaling.factor * longer - (scaling.factor - 1)
+    return grown ** (dim / (dim - 2) if dim > 2 else 1.0)
+
+
+def _stretched(rate: Tensor, scaling: RotaryScaling, base: float) -> Tensor:
+    if scaling.kind == "dynamic":  # the base has grown
+        return rate
     if scaling.kind == "linear":
         return rate / scaling.factor
+    if scaling.kind == "yarn":
+        # The dimension that turns so often in the original context: below `low` they stay as they are.
+        turns = 2 * math.pi * torch.tensor([scaling.beta_fast, scaling.beta_slow], dtype=torch.float64)
+        low, high = ((scaling.original_positions / turns).log() * len(rate) / math.log(base)).tolist()
+        if scaling.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * len(rate) - 1)
+        place = torch.arange(len(rate), dtype=torch.float32, device=rate.device)
+        slow = ((place - low) / (high - low or 0.001)).clamp(0, 1)
+        mixed: Tensor = rate / scaling.factor * slow + rate * (1 - slow)
+        return mixed
     wavelength = 2 * math.pi / rate
     longest = scaling.original_positions / scaling.low_freq_factor
     shortest = scaling.original_positions / scaling.high_freq_factor

@@ -1,4 +1,4 @@
-"""Whole models: one Transformer that is four families, and the recurrent seq2seq."""
+"""Whole models: one Transformer that is all our families, and the recurrent seq2seq."""
 
 from regard.models.model import Output
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig

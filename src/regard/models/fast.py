@@ -267,6 +267,13 @@ def why_not(model: Transformer) -> str | None:
         return "only a decoder with a language head generates"
     if config.block.window is not None or config.n_token_type:
         return "windows and token types are left to the readable path"
+    block, scaling = config.block, config.rotary_scaling
+    if block.sinks or block.norm_after or block.parallel or block.output_gate or config.head_softcap:
+        return "sinks, gates, parallel blocks and norms after them are left to the readable path"
+    if not config.scores_products:
+        return "scores that are more than turned products are left to the readable path"
+    if scaling is not None and scaling.kind in ("dynamic", "yarn"):
+        return f"{scaling.kind} scaling is left to the readable path"
     blocks = cast(list[Block], list(decoder.blocks))
     looks = [look for block in blocks for look in (block.attention, block.cross) if look is not None]
     if len({(look.n_head, look.n_kv_head, look.qk_dim, look.rule.scale) for look in looks}) > 1:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention import softmax as attention
@@ -23,7 +22,7 @@ from regard.errors import ArgumentError, LoadError, UnsupportedError
 from regard.layers.attention import MultiHeadAttention, Record, reported
 from regard.layers.block import BlockConfig
 from regard.layers.cache import LayerCache
-from regard.layers.positions import Turn
+from regard.layers.norms import RMSNorm
 
 if TYPE_CHECKING:
     from regard.models.transformer import Transformer
@@ -51,7 +50,7 @@ class PrunedAttention(MultiHeadAttention):
         self.v_dim = config.v_dim or config.model_dim // config.n_head
         self.dropout = config.dropout if config.kernel is None else 0.0
         window = config.window if causal else None
-        self.rule = ScoreRule(scale=config.scale, visible=Visibility(causal=causal, window=window))
+        self.rule = ScoreRule(config.scale, Visibility(causal=causal, window=window), softcap=config.softcap)
         self.kernel = None if config.kernel is None else feature_map(config.kernel, qk_dim=self.qk_dim)
         self.groups = _groups(self.kv_head_of)
         if self.kernel is not None and len(self.groups) > 1:
@@ -64,41 +63,21 @@ class PrunedAttention(MultiHeadAttention):
         self.key = _linear(config.model_dim, self.n_kv_head * self.qk_dim, config.attention_bias)
         self.value = _linear(config.model_dim, self.n_kv_head * self.v_dim, config.attention_bias)
         self.out = _linear(self.n_head * self.v_dim, config.model_dim, out_bias)
+        self.query_norm = RMSNorm(self.qk_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.key_norm = RMSNorm(self.qk_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.gate = self.sinks = self.slopes = None
+        if config.sinks or config.alibi or config.output_gate:
+            raise UnsupportedError("heads with sinks, ALiBi or an output gate are not pruned.")
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch query model_dim"],
-        memory: Float[Tensor, "batch key memory_dim"] | None = None,
-        *,
-        visible: Visibility | None = None,
-        bias: Bias | None = None,
-        turn: Turn | None = None,
-        cache: LayerCache | None = None,
-        record: Record | None = None,
-        name: str = "attention",
-        return_weights: bool = False,
-    ) -> (
-        Float[Tensor, "batch query model_dim"]
-        | tuple[Float[Tensor, "batch query model_dim"], Float[Tensor, "batch _head query key"]]
-    ):
+    def forward(self, x: Tensor, memory: Tensor | None = None, **given: Any) -> Any:
         """As the parent's; `bias` is of all heads the layer once had."""
-        if bias is not None:
-            bias = bias.part(None, self.kept)
-        if not self.kept:
-            return self._nothing(
-                x, x if memory is None else memory, cache, memory is not None, return_weights
-            )
-        return super().forward(
-            x,
-            memory,
-            visible=visible,
-            bias=bias,
-            turn=turn,
-            cache=cache,
-            record=record,
-            name=name,
-            return_weights=return_weights,
-        )
+        if self.kept:
+            return super().forward(x, memory, **given)
+        source, weights = x if memory is None else memory, given.get("return_weights", False)
+        return self._nothing(x, source, given.get("cache"), memory is not None, weights)
+
+    def _rule(self, visible: Visibility | None, bias: Bias | None, start: int) -> ScoreRule:
+        return super()._rule(visible, None if bias is None else bias.part(None, self.kept), start)
 
     def _nothing(
         self, x: Tensor, source: Tensor, cache: LayerCache | None, cross: bool, return_weights: bool
@@ -215,7 +194,8 @@ def fit_pruned(model: Transformer) -> None:
         assert stack is not None  # attention_names comes from the stacks there are
         causal = side == "decoder" and kind == "self"
         attribute = "attention" if kind == "self" else "cross"
-        setattr(stack.blocks[int(index)], attribute, PrunedAttention(config.block, kept, causal=causal))
+        block = config.decoder_block(int(index)) if causal else config.block
+        setattr(stack.blocks[int(index)], attribute, PrunedAttention(block, kept, causal=causal))
 
 
 def stated_kept_heads(

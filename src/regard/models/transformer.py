@@ -1,4 +1,4 @@
-"""One Transformer. GPT-2, BERT, Llama and T5 are this file with four different configs.
+"""One Transformer. GPT-2, BERT, Llama, T5, Qwen3, Gemma and GPT-NeoX are this file with different configs.
 
 Read `TransformerConfig` for what can differ, `families/` for who differs how.
 """
@@ -6,7 +6,7 @@ Read `TransformerConfig` for what can differ, `families/` for who differs how.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal, cast
 
@@ -35,10 +35,14 @@ class TransformerConfig:
     block: BlockConfig
     n_encoder_layer: int = 0  # 0: decoder only, as GPT-2 and Llama
     n_decoder_layer: int = 0  # 0: encoder only, as BERT; both: T5
-    positions: Literal["learned", "sinusoidal", "rotary", "relative"] = "learned"
+    positions: Literal["learned", "sinusoidal", "rotary", "relative", "none"] = "learned"
     n_position: int | None = 512  # the longest input; None: no limit (relative positions)
     rotary_base: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
+    rotary_dim: int | None = None  # how many dimensions of a head turn; None: all
+    local: tuple[bool, ...] | None = None  # the decoder's layers that have `block.window`; None: all
+    local_rotary_base: float | None = None  # of those layers, unscaled; None: as the others
+    full_positions: bool = True  # False: layers that see everything have no positions
     n_bucket: int = 32  # of relative positions
     max_distance: int = 128
     n_token_type: int = 0  # BERT: which of two sentences a token is in
@@ -47,6 +51,8 @@ class TransformerConfig:
     head: Literal["language", "masked", "none"] = "language"
     tied: bool = True  # the head's matrix is the embedding's
     head_scale: float = 1.0  # T5 tied: the hidden state times model_dim^-1/2
+    head_softcap: float | None = None  # cap * tanh(logit / cap) (Gemma 2)
+    embed_scale: float = 1.0  # Gemma: token vectors times model_dim^1/2
     pooler: bool = False  # BERT: tanh of a projection of the first token
     family: str = "custom"
     kept_heads: tuple[tuple[int, ...], ...] | None = None  # pruned: those left, for each of `attention_names`
@@ -55,7 +61,9 @@ class TransformerConfig:
         **dict.fromkeys("vocab n_bucket max_distance".split(), (1, math.inf)),
         **dict.fromkeys("n_encoder_layer n_decoder_layer n_token_type".split(), (0, math.inf)),
         "n_position": (1, 2**24),
-        "rotary_base": (1, 1e30),
+        **dict.fromkeys(("rotary_base", "local_rotary_base"), (1, 1e30)),
+        "rotary_dim": (2, math.inf),
+        "head_softcap": (1e-6, math.inf),
     }
 
     def __post_init__(self) -> None:
@@ -70,6 +78,27 @@ class TransformerConfig:
             )
         if self.positions in ("learned", "sinusoidal") and self.n_position is None:
             raise ArgumentError(f"{self.positions} positions need a limit: give n_position.")
+        if self.local is not None and (len(self.local) != self.n_decoder_layer or self.block.window is None):
+            raise ArgumentError(
+                "local says of each of the decoder's layers whether it has the block's window. "
+                f"Got {len(self.local)} of {self.n_decoder_layer} layers, window {self.block.window}."
+            )
+        by_layer = self.local_rotary_base is not None or not self.full_positions
+        if by_layer and (self.local is None or self.positions != "rotary"):
+            raise ArgumentError("rotary positions differ by layer where `local` says which layers differ.")
+
+    @property
+    def scores_products(self) -> bool:
+        """Whether scores are products of what two matrices read from the stream, turned all alike."""
+        block = self.block
+        changed = block.kernel or block.qk_norm or block.softcap or block.alibi or self.rotary_dim
+        by_layer = self.local_rotary_base is not None or not self.full_positions
+        return not (changed or by_layer or self.embed_scale != 1.0)
+
+    def decoder_block(self, layer: int) -> BlockConfig:
+        """The block of one of the decoder's layers: without the window where it is not local."""
+        local = self.local is None or self.local[layer]
+        return self.block if local else replace(self.block, window=None)
 
     @property
     def kind(self) -> Literal["encoder", "decoder", "encoder-decoder"]:
@@ -84,7 +113,11 @@ class Stack(nn.Module):
 
     def __init__(self, config: TransformerConfig, n_layer: int, *, causal: bool, cross: bool) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(config.block, causal=causal, cross=cross) for _ in range(n_layer))
+        self.local = config.local if causal and config.local else (True,) * n_layer
+        self.blocks = nn.ModuleList(
+            Block(config.decoder_block(index) if causal else config.block, causal=causal, cross=cross)
+            for index in range(n_layer)
+        )
         self.relative = None
         if config.positions == "relative":
             self.relative = RelativeBias(
@@ -99,6 +132,7 @@ class Stack(nn.Module):
         *,
         positions: Int[Tensor, "_batch position"],
         rotary: Rotary | None,
+        local_rotary: Rotary | None = None,
         keys: Bool[Tensor, "batch key"] | None,
         memory_keys: Bool[Tensor, "batch memory_position"] | None = None,
         cache: KVCache | None = None,
@@ -107,11 +141,12 @@ class Stack(nn.Module):
         layers: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch position model_dim"]:
         turn = None if rotary is None else rotary(positions)
+        local_turn = turn if local_rotary is None else local_rotary(positions)
         start = 0 if cache is None else cache.read
         visible = None if keys is None else Visibility(keys=keys)
         memory_visible = None if memory_keys is None else Visibility(keys=memory_keys)
         bias = None if self.relative is None else self.relative(x.shape[1], start + x.shape[1], start)
-        for index, block in enumerate(self.blocks):
+        for index, (block, local) in enumerate(zip(self.blocks, self.local, strict=True)):
             if layers is not None:
                 layers.append(x)
             if cache is not None and keys is not None:
@@ -122,7 +157,7 @@ class Stack(nn.Module):
                 visible=visible,
                 memory_visible=memory_visible,
                 bias=bias,
-                turn=turn,
+                turn=local_turn if local else turn,
                 cache=None if cache is None else cache[index],
                 cross_cache=None if cache is None else cache.cross[index],
                 record=record,
@@ -173,10 +208,17 @@ class Transformer(Model):
             assert config.n_position is not None  # the config made sure
             table = LearnedPositions if config.positions == "learned" else SinusoidalPositions
             self.position = table(config.n_position, block.model_dim)
-        self.rotary = None
+        self.rotary = self.local_rotary = None  # of all layers, and of the local ones if they differ
         if config.positions == "rotary":
-            qk_dim = block.qk_dim or block.model_dim // block.n_head
-            self.rotary = Rotary(qk_dim, config.rotary_base, config.rotary_scaling)
+            rotary = partial(
+                Rotary, block.qk_dim or block.model_dim // block.n_head, turned=config.rotary_dim
+            )
+            if config.full_positions:
+                self.rotary = rotary(config.rotary_base, config.rotary_scaling)
+            if config.local_rotary_base is not None:
+                self.local_rotary = rotary(config.local_rotary_base)
+            elif not config.full_positions:
+                self.local_rotary = rotary(config.rotary_base, config.rotary_scaling)
         self.token_type = nn.Embedding(config.n_token_type, block.model_dim) if config.n_token_type else None
         self.embed_norm = make_norm(block) if config.embed_norm else None
         self.dropout = nn.Dropout(block.dropout)
@@ -303,7 +345,9 @@ class Transformer(Model):
             hidden = hidden * self.config.head_scale
         weight = self.token.weight if self.unembed is None else self.unembed.weight
         bias = None if self.masked_head is None else self.masked_head.bias
-        return nn.functional.linear(hidden, weight, bias)
+        scores = nn.functional.linear(hidden, weight, bias)
+        cap = self.config.head_softcap
+        return scores if cap is None else cap * torch.tanh(scores / cap)
 
     def _run(
         self,
@@ -334,6 +378,7 @@ class Transformer(Model):
             memory,
             positions=positions,
             rotary=self.rotary,
+            local_rotary=self.local_rotary,
             keys=keys,
             memory_keys=memory_keys,
             cache=cache,
@@ -350,6 +395,8 @@ class Transformer(Model):
     ) -> Float[Tensor, "batch position model_dim"]:
         """Token, position and token-type vectors, added."""
         x: Tensor = self.token(tokens)
+        if self.config.embed_scale != 1.0:
+            x = x * self.config.embed_scale
         if self.token_type is not None:
             x = x + self.token_type(torch.zeros_like(tokens) if token_types is None else token_types)
         elif token_types is not None:
@@ -460,8 +507,10 @@ def check_evicts(config: TransformerConfig) -> None:
         reason = "an encoder-decoder reads its prompt with the encoder"
     elif config.block.kernel is not None:
         reason = "linear attention keeps a sum of the past, not its positions"
-    elif config.block.window is not None:
-        reason = f"a window of {config.block.window} counts positions that would be gone"
+    elif config.block.window is not None or config.block.alibi:
+        reason = f"a window of {config.block.window} or ALiBi counts positions that would be gone"
+    elif config.rotary_scaling is not None and config.rotary_scaling.kind in ("dynamic", "yarn"):
+        reason = f"{config.rotary_scaling.kind} scaling turns keys by more than their positions"
     elif config.kept_heads is not None:
         reason = "pruned layers may have keys that no even group of heads shares"
     elif config.positions == "relative":

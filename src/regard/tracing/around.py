@@ -8,7 +8,7 @@ begins a new one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,12 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.visibility import Visibility
-from regard.errors import ArgumentError, TraceError
+from regard.errors import TraceError
 from regard.tracing.fast_paths import fast_paths, with_fast_path
 from regard.tracing.layers import DenseLayerTrace, LayerTrace
 from regard.tracing.masks import compact_bias, read_visible
 from regard.tracing.recorder import Recorded, Recorder
-from regard.tracing.take import Fed, assemble, choose, facts_about, model_of, padding_in, token_ids
+from regard.tracing.take import (
+    Fed,
+    Layers,
+    assemble,
+    choose,
+    facts_of,
+    from_the_end,
+    module_of,
+    padding_in,
+    token_ids,
+)  # fmt: skip
 from regard.tracing.traces import LayerCheck, Trace
 from regard.tracing.watch import uncompiled, watched_only, watching
 
@@ -46,7 +56,7 @@ class Seen:
     @property
     def traces(self) -> tuple[Trace, ...]:
         """The traces so far, in the order they began."""
-        facts = facts_about(self._model)
+        facts = facts_of(self._model)
         return tuple(text.trace(self._tokenizer, facts) for text in self._texts)
 
     @property
@@ -68,7 +78,7 @@ class Seen:
 def watch(
     model: Any,
     *,
-    layers: Sequence[int | str] | None = None,
+    layers: Layers = None,
     keep_v: bool = False,
     dtype: torch.dtype | None = None,
     tokenizer: Any = None,
@@ -81,23 +91,20 @@ def watch(
     >>> seen.trace.names
     ('self_attn',)
     """
-    model = model_of(model)
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model must be a Loaded model or a torch.nn.Module. Got {type(model).__name__}.")
-    seen = Seen(model, tokenizer)
-    negative = layers is not None and any(isinstance(layer, int) and layer < 0 for layer in layers)
+    module = module_of(model)
+    seen = Seen(module, tokenizer)
 
     @contextmanager
     def calling(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        recorder = Recorder(layers=None if negative else layers, keep_v=keep_v, dtype=dtype)
+        recorder = Recorder(layers=None if from_the_end(layers) else layers, keep_v=keep_v, dtype=dtype)
         given = _Given.of(args, kwargs)
-        with watching(model, recorder):
+        with watching(module, recorder):
             yield
         if recorder.seen:
             choose(recorder, layers)
             seen._add(recorder, given)
 
-    with around_calls(model, calling):
+    with around_calls(module, calling):
         yield seen
 
 

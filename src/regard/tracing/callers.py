@@ -8,16 +8,14 @@ from types import FrameType
 
 from torch import Tensor, nn
 
-from regard.layers.attention import AdditiveAttention, MultiHeadAttention
-from regard.models.seq2seq import DotAttention
 from regard.tracing.changes import Change
 from regard.tracing.layers import Kind
+from regard.tracing.ours import OURS
 from regard.tracing.recorder import Recorder
 
 _CROSS_WORDS = ("cross", "encoder_attn", "encdec", "multihead_attn", "multi_head_attn")
 _SOURCE_WORDS = ("key_value_states", "encoder_hidden_states")
 _HEAD_WORDS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
-_OURS = (MultiHeadAttention, AdditiveAttention, DotAttention)
 
 Modules = dict[int, tuple[str, nn.Module]]  # of a model, by id
 
@@ -38,7 +36,7 @@ class Caller:
         while frame is not None:
             seen = frame.f_locals
             module = seen.get("self")
-            if isinstance(module, (Recorder, Change, *_OURS)):
+            if isinstance(module, (Recorder, Change, *OURS)):
                 return None  # what we compute ourselves
             if isinstance(module, nn.Module) and id(module) in modules:
                 cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)

@@ -56,7 +56,7 @@ class Called:
             keys = k[:, [head // (q.shape[1] // k.shape[1]) for head in heads]]
             return rule.part(None, heads).scores(q[:, heads], keys, rows)
 
-        return cls(name, kind, v, shape, scores_of, None, sink, alike)
+        return cls(name, kind, v, shape, scores_of, None, rule.sink if sink is None else sink, alike)
 
     @classmethod
     def by_weights(cls, name: str, kind: Kind, weights: Tensor, v: Tensor, scores: Tensor | None) -> Called:

@@ -180,7 +180,7 @@ def trace_generation(
         watched.next(ids.new_tensor([token]))
     start = [choice["start_token"]] if both else ids[0].tolist()
     written = ids.new_tensor([[*start, *new]])
-    return growing.trace(written, ids if both else None, model.tokenizer, facts_of(model.facts))
+    return growing.trace(written, ids if both else None, model.tokenizer, facts_of(model))
 
 
 class _Watched:

@@ -21,23 +21,9 @@ from regard.attention.data import Data
 from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
-from regard.models.model import Model
 from regard.tracing.layers import LayerTrace
-from regard.tracing.ours import attention_layers
-from regard.tracing.recorder import Recorder
-from regard.tracing.take import (
-    assemble,
-    check_seen,
-    choose,
-    facts_about,
-    facts_of,
-    feed_foreign,
-    feed_ours,
-    model_of,
-    recorder_options,
-)
+from regard.tracing.take import observe
 from regard.tracing.traces import Trace
-from regard.tracing.watch import watching
 
 Objective = Callable[[Any], Tensor]
 
@@ -99,23 +85,9 @@ def score_gradients(
     The prediction is the log-probability of `token` (None: the likeliest) at `position`, summed over the
     batch; or what `objective` makes of the model's output, one number.
     """
-    found = model_of(model)
-    if isinstance(model, Loaded) and tokenizer is None:
-        tokenizer = model.tokenizer
     with torch.enable_grad():
-        if isinstance(found, Model):
-            start = model.start_token if isinstance(model, Loaded) else None
-            fed = feed_ours(found, text_or_tokens, target, tokenizer, start)
-            recorder = Recorder(**recorder_options(found, fed, layers, True, None), keep_graph=True)
-            attention_layers(found)  # raises where one drops weights
-            output = found(*fed.args, **fed.kwargs, record=recorder)
-        else:
-            fed = feed_foreign(found, text_or_tokens, target, tokenizer)
-            recorder = Recorder(layers=layers, keep_v=True, keep_graph=True)
-            with watching(found, recorder):
-                output = found(*fed.args, **fed.kwargs)
-            check_seen(found, recorder)
-            choose(recorder, layers)
+        seen = observe(model, text_or_tokens, target, tokenizer, layers, keep_v=True, keep_graph=True)
+        recorder, output = seen.recorder, seen.output
         value = _log_probability(output, position, token) if objective is None else objective(output)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise ArgumentError("the objective must give one number, as a tensor.")
@@ -123,8 +95,6 @@ def score_gradients(
             raise TraceError("the prediction does not depend on any attention layer that was traced.")
         outs = [out for steps in recorder.graph for out, _ in steps]
         gradients = iter(torch.autograd.grad(value.sum(), outs, materialize_grads=True))
-    facts = facts_of(model.facts) if isinstance(model, Loaded) else facts_about(found)
-    whole = assemble(recorder, fed, tokenizer, facts)
     done = []
     for layer, steps in zip(recorder.layers, recorder.graph, strict=True):
         if not isinstance(layer, LayerTrace):
@@ -138,7 +108,7 @@ def score_gradients(
             grads.append(heads.contiguous())
             sums.append((heads * to_heads(part.detach())).sum(-1))
         done.append(LayerGradient(layer, torch.cat(grads, 2), torch.cat(sums, 2)))
-    return ScoreGradients(whole, tuple(done), float(value.detach()))
+    return ScoreGradients(seen.trace(), tuple(done), float(value.detach()))
 
 
 def _log_probability(output: Any, position: int, token: int | None) -> Tensor:

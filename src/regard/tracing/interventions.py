@@ -23,7 +23,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.models.model import Model
 from regard.tracing.around import around_calls
 from regard.tracing.changes import At, Called, Change, Gate, KnockOut, Patch, What
-from regard.tracing.take import model_of
+from regard.tracing.take import module_of
 from regard.tracing.traces import Trace
 from regard.tracing.watch import watching
 
@@ -219,9 +219,7 @@ def intervene(model: Any, *, this_thread: bool = False) -> Iterator[Run]:
     >>> torch.equal(silenced, model.out_proj.bias.expand(1, 3, 8))
     True
     """
-    module = model_of(model)
-    if not isinstance(module, nn.Module):
-        raise ArgumentError(f"model must be a Loaded model or a torch.nn.Module. Got {type(model).__name__}.")
+    module = module_of(model)
     run = Run(module, threading.get_ident() if this_thread else None)
     with ExitStack() as stack:
         calling = around_calls(module, lambda args, kwargs: watching(module, None, _Calls(run)), run._thread)

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record
+from regard.layers.latent import LatentAttention
 from regard.models.model import Model
 from regard.models.seq2seq import DotAttention
 from regard.tracing.changes import Called
 from regard.tracing.layers import Kind
 from regard.tracing.recorder import Recorder, Rule
+
+OURS = (MultiHeadAttention, LatentAttention, AdditiveAttention, DotAttention)
 
 # Given a call of attention and the outputs of its heads; answers with those that take their place.
 Put = Callable[[Called, Tensor], Tensor]
@@ -34,7 +37,7 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The attention layers of this library in a model, by name; raises where one drops weights."""
     layers: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if isinstance(module, MultiHeadAttention | AdditiveAttention | DotAttention):
+        if isinstance(module, OURS):
             refuse_dropout(module.dropout if module.training else 0.0)
             layers[name or "attention"] = module
     return layers
@@ -53,7 +56,7 @@ def reporting(model: nn.Module, recorder: Recorder | None, change: Put | None = 
     def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         if threading.get_ident() != thread:
             return None
-        elsewhere = not isinstance(module, MultiHeadAttention) or len(args) > 1
+        elsewhere = not isinstance(module, MultiHeadAttention | LatentAttention) or len(args) > 1
         kind: Kind = "cross" if elsewhere or kwargs.get("memory") is not None else "self"
         given: Record | None = kwargs.get("record")
 

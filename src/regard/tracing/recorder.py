@@ -108,6 +108,7 @@ class Recorder:
             layer = LinearLayerTrace(name, kept_q, kept_k, sums, rule.kernel, rule.causal, keys, kept_v, kind)
         else:
             kept_rule = rule if owned else rule.mapped(self._shared)
+            sink = rule.sink if sink is None else sink
             kept_sink = None if sink is None else _copied(sink, lse.dtype)
             layer = LayerTrace(name, kept_q, kept_k, sums, kept_rule, kept_v, kind, kept_sink, alike)
         self._take(layer, v, out, to_heads)

@@ -34,11 +34,11 @@ from regard.models.transformer import Transformer
 from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace
 from regard.tracing.masks import dense_bytes
 from regard.tracing.ours import attention_layers
-from regard.tracing.recorder import Recorder
+from regard.tracing.recorder import Expect, Recorder
 from regard.tracing.traces import Checks, LayerCheck, Plain, Trace
 from regard.tracing.watch import uncompiled, watching
 
-Ids = Int[Tensor, "batch position"]
+Layers = Sequence[int | str] | None  # by index or name; None: all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ def trace(
     text_or_tokens: Any,
     *,
     target: Any = None,
-    layers: Sequence[int | str] | None = None,
+    layers: Layers = None,
     keep_v: bool = False,
     dtype: torch.dtype | None = None,
     tokenizer: Any = None,
@@ -76,30 +76,64 @@ def trace(
     >>> found.tokens[0], found.weights(0, 0).shape
     (('<cls>', 'a', 'b', 'c', '<sep>'), torch.Size([5, 5]))
     """
-    found = model_of(model)
+    with torch.no_grad():
+        seen = observe(
+            model, text_or_tokens, target, tokenizer, layers, logits="none", keep_v=keep_v, dtype=dtype
+        )
+    return seen.trace()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observed:
+    """One forward pass that was watched."""
+
+    recorder: Recorder
+    fed: Fed
+    output: Any
+    tokenizer: Any
+    facts: Mapping[str, Plain]
+
+    def trace(self) -> Trace:
+        """The trace of it; warns where its self-check fails."""
+        return assemble(self.recorder, self.fed, self.tokenizer, self.facts)
+
+
+def observe(
+    model: Any,
+    given: Any,
+    target: Any,
+    tokenizer: Any,
+    layers: Layers,
+    *,
+    logits: str = "all",
+    **options: Any,
+) -> Observed:
+    """Run a model once, of ours or anybody's, and record its attention; `options` are the recorder's."""
+    module = module_of(model)
     if isinstance(model, Loaded) and tokenizer is None:
         tokenizer = model.tokenizer
-    if not isinstance(found, nn.Module):
-        raise ArgumentError(f"model must be a Loaded model or a torch.nn.Module. Got {type(found).__name__}.")
-    if isinstance(found, Model):
+    if isinstance(module, Model):
+        attention_layers(module)  # raises where one drops weights
         start = model.start_token if isinstance(model, Loaded) else None
-        fed = feed_ours(found, text_or_tokens, target, tokenizer, start)
-        recorder = run_ours(found, fed, Recorder(**recorder_options(found, fed, layers, keep_v, dtype)))
-        facts = facts_of(model.facts) if isinstance(model, Loaded) else facts_about(found)
+        fed = feed_ours(module, given, target, tokenizer, start)
+        names = module.attention_names
+        if not names:
+            raise TraceError("this model has no attention layer: there is nothing to trace.")
+        wanted = None if layers is None else wanted_layers(names, layers)
+        recorder = Recorder(layers=wanted, expect=_expected(module, fed), **options)
+        output = module(*fed.args, **fed.kwargs, logits=logits, record=recorder)
     else:
-        fed = feed_foreign(found, text_or_tokens, target, tokenizer)
-        from_the_end = layers is not None and any(isinstance(at, int) and at < 0 for at in layers)
-        recorder = Recorder(layers=None if from_the_end else layers, keep_v=keep_v, dtype=dtype)
-        with torch.no_grad(), noting_answer(found, fed) as answer, watching(found, recorder):
-            found(*fed.args, **fed.kwargs)
+        fed = feed_foreign(module, given, target, tokenizer)
+        recorder = Recorder(layers=None if from_the_end(layers) else layers, **options)
+        with noting_answer(module, fed) as answer, watching(module, recorder):
+            output = module(*fed.args, **fed.kwargs)
         if answer:
             fed = replace(fed, ids=answer[0], source_ids=fed.ids, real=None, source_real=fed.real)
-        facts = facts_of(model.facts) if isinstance(model, Loaded) else facts_about(found)
-        if not recorder.seen:
-            take_returned(found, fed, recorder)
-        check_seen(found, recorder)
+        if not recorder.seen and not recorder.keep_graph:
+            take_returned(module, fed, recorder)
+        check_seen(module, recorder)
         choose(recorder, layers)
-    return assemble(recorder, fed, tokenizer, facts)
+    return Observed(recorder, fed, output, tokenizer, facts_of(model))
 
 
 def assemble(
@@ -188,14 +222,6 @@ def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token
     return Fed((ids, target_ids), kwargs, target_ids, ids, target_real, real, text)
 
 
-def run_ours(model: Model, fed: Fed, recorder: Recorder) -> Recorder:
-    """Run a model of ours with a recorder, without its logits: nothing looks at them."""
-    attention_layers(model)  # raises where one drops weights
-    with torch.no_grad():
-        model(*fed.args, **fed.kwargs, logits="none", record=recorder)
-    return recorder
-
-
 def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> Fed:
     """What anybody's model is given, and its ids and padding where they can be told."""
     parameter = next(model.parameters(), None)
@@ -269,24 +295,8 @@ def noting_answer(model: nn.Module, fed: Fed) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-def recorder_options(
-    model: Model,
-    fed: Fed,
-    layers: Sequence[int | str] | None,
-    keep_v: bool,
-    dtype: torch.dtype | None,
-) -> dict[str, Any]:
-    """What a recorder of one of our models is told."""
-    names = model.attention_names
-    if not names:
-        raise TraceError("this model has no attention layer: there is nothing to trace.")
-    if layers is not None:
-        unknown = [each for each in layers if each not in (names if isinstance(each, str) else _range(names))]
-        if unknown or not layers:
-            raise ArgumentError(
-                f"layers must be some of 0 to {len(names) - 1} or {', '.join(names)}. Got {list(layers)}."
-            )
-        layers = [names[each] if isinstance(each, int) else each for each in layers]
+def _expected(model: Model, fed: Fed) -> Expect:
+    """What may be seen in a layer of ours by what is known of the model and its input."""
     causal = isinstance(model, Transformer)
 
     def expect(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility:
@@ -294,11 +304,7 @@ def recorder_options(
         keys = fed.source_real if reads_source else fed.real
         return Visibility(causal=causal and kind == "self" and name.startswith("decoder"), keys=keys)
 
-    return {"layers": layers, "keep_v": keep_v, "dtype": dtype, "expect": expect}
-
-
-def _range(names: Sequence[str]) -> range:
-    return range(-len(names), len(names))
+    return expect
 
 
 def take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:
@@ -338,28 +344,40 @@ def check_seen(model: nn.Module, recorder: Recorder) -> None:
         )
 
 
-def choose(recorder: Recorder, layers: Sequence[int | str] | None) -> None:
-    """Keep the layers asked for; raises where there is none of that index or name."""
+def from_the_end(layers: Layers) -> bool:
+    """Whether a layer is counted from the end, which is known after a run."""
+    return layers is not None and any(isinstance(layer, int) and layer < 0 for layer in layers)
+
+
+def wanted_layers(names: Sequence[str], layers: Sequence[int | str]) -> list[str]:
+    """The names of the layers asked for; raises where there is none of that index or name."""
+    places = range(-len(names), len(names))
+    if not layers or any(at not in (names if isinstance(at, str) else places) for at in layers):
+        raise ArgumentError(
+            f"layers must be some of 0 to {len(names) - 1} or {', '.join(names)}. Got {list(layers)}."
+        )
+    return [at if isinstance(at, str) else names[at] for at in layers]
+
+
+def choose(recorder: Recorder, layers: Layers) -> None:
+    """Keep the layers asked for."""
     if layers is None:
         return
-    names = recorder.seen
-    unknown = [at for at in layers if at not in (names if isinstance(at, str) else _range(names))]
-    if unknown:
-        raise ArgumentError(
-            f"there are no layers {unknown}: layers are 0 to {len(names) - 1} or {', '.join(names)}."
-        )
-    wanted = {at if isinstance(at, str) else names[at] for at in layers}
+    wanted = wanted_layers(recorder.seen, layers)
     kept = [layer.name in wanted for layer in recorder.layers]
     recorder.layers = list(compress(recorder.layers, kept))
     recorder.graph = list(compress(recorder.graph, kept))
     recorder.samples = [sample for sample in recorder.samples if sample.layer.name in wanted]
 
 
-def model_of(model: Any) -> Any:
+def module_of(model: Any) -> nn.Module:
     """The module itself, where torch.compile has wrapped it: compiled code calls nothing that can be seen."""
     module = model.model if isinstance(model, Loaded) else model
     module = module.inner if isinstance(module, Foreign) else module
-    return getattr(module, "_orig_mod", module)
+    module = getattr(module, "_orig_mod", module)
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(f"model must be a Loaded model or a torch.nn.Module. Got {type(model).__name__}.")
+    return module
 
 
 def token_ids(value: Any) -> Tensor | None:
@@ -375,22 +393,20 @@ def padding_in(kwargs: Mapping[str, Any], name: str) -> Tensor | None:
     return None
 
 
-def facts_of(facts: Any) -> dict[str, Plain]:
-    """The facts of a loaded model as plain values."""
-    said = asdict(facts)
-    if not said["source"].startswith("random"):
-        said["source"] = Path(said["source"]).name  # a trace may be passed on, its maker's folders not
-    return {name: "; ".join(v) if isinstance(v, list | tuple) else v for name, v in said.items()}
-
-
-def facts_about(model: nn.Module) -> dict[str, Plain]:
+def facts_of(model: Any) -> dict[str, Plain]:
+    """What is known of a model, as plain values."""
+    if isinstance(model, Loaded):
+        said = asdict(model.facts)
+        if not said["source"].startswith("random"):
+            said["source"] = Path(said["source"]).name  # a trace may be passed on, its maker's folders not
+        return {name: "; ".join(v) if isinstance(v, list | tuple) else v for name, v in said.items()}
     config = getattr(model, "config", None)
     facts: dict[str, Plain] = {
         "name": type(model).__name__,
         "n_parameter": sum(parameter.numel() for parameter in model.parameters()),
     }
     for ours, theirs in (("family", "model_type"), ("family", "family"), ("source", "name_or_path")):
-        said = getattr(config, theirs, None)
-        if isinstance(said, str) and said:
-            facts[ours] = said
+        known = getattr(config, theirs, None)
+        if isinstance(known, str) and known:
+            facts[ours] = known
     return facts

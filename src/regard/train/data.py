@@ -7,7 +7,6 @@ how many bytes of text each row was. Arrays are mapped, so a corpus larger than 
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import zlib
 from collections import Counter
@@ -45,20 +44,13 @@ class BadLines:
         return f"{self.counts.total()} bad lines: {'; '.join(reasons)}" if reasons else "no bad lines"
 
 
-def _open(path: str | Path) -> io.BufferedIOBase:
+def _raw_lines(path: str | Path) -> Iterator[bytes]:
     path = Path(path)
     try:
-        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def _raw_lines(path: str | Path) -> Iterator[bytes]:
-    with _open(path) as file:
-        try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
-        except (OSError, EOFError, zlib.error) as error:  # gzip finds out while reading
-            raise LoadError(f"{path} cannot be read to its end: {error}.") from error
+    except (OSError, EOFError, zlib.error) as error:  # gzip finds out while reading
+        raise LoadError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
 def _decoded(raw: bytes, bad: BadLines, path: str | Path, line: int) -> str | None:

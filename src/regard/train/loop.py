@@ -131,7 +131,8 @@ class Training:
             group["lr"] = lr
         self.optimizer.step()
         progress.step, progress.window, progress.batch = step, place.window, place.batch
-        n_token = sum(batch.inputs.numel() + _numel(batch.source) for batch in batches)
+        read = [part for batch in batches for part in (batch.source, batch.inputs) if part is not None]
+        n_token = sum(part.numel() for part in read)
         progress.n_token += n_token
         return {"loss": loss, "gradient": length, "lr": lr, "tokens": float(n_token)}
 
@@ -166,10 +167,6 @@ class Training:
                     **{moment: as_held(tensors[f"{moment}.{name}"], parameter) for moment in MOMENTS[1:]},
                 }
         self.progress = Progress(**progress)
-
-
-def _numel(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.numel()
 
 
 class Stopping:

@@ -10,6 +10,7 @@ import torch
 from regard.errors import ArgumentError, UnsupportedError
 from regard.heads.flow import logit_attribution
 from regard.heads.relations import score_pairs
+from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.view.models import Off, Opened
 from regard.view.predict import a_word, chances, sentence_vector
@@ -27,10 +28,11 @@ def effects(opened: Opened, ids: list[int], source: list[int] | None) -> dict[st
     (`logit_attribution`). Elsewhere each head is switched off in turn.
     """
     model = opened.model
-    if not isinstance(model, Transformer) or opened.loaded is None:
+    if not isinstance(model, Transformer):
         raise UnsupportedError("this model has one alignment and no heads to compare.")
     config = model.config
-    adds_up = config.kind == "decoder" and config.block.norm_first and config.block.kernel is None
+    adds_up = config.kind == "decoder" and config.block.writes_as_is and config.block.kernel is None
+    adds_up = adds_up and config.head_softcap is None
     if config.head == "language" and adds_up:
         token = int(chances(opened, ids, source, first=len(ids) - 1)[0].argmax())
         found = logit_attribution(opened.loaded, torch.tensor([ids]), token)
@@ -79,7 +81,7 @@ def search(opened: Opened, lines: list[str]) -> dict[str, Any]:
     >>> _marked("The [cat] slept: *it* was tired")
     ('The cat slept: it was tired', [(0, 3), (4, 7), (8, 14), (15, 17), (18, 21), (22, 27)], (3, 1))
     """
-    if opened.loaded is None:
+    if isinstance(opened.model, Seq2Seq):
         raise UnsupportedError("this model has one alignment and no heads to search.")
     examples = [_marked(line) for line in lines if line.strip()]
     if not 1 <= len(examples) <= _MOST_SENTENCES:

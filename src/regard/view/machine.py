@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.heads.model import attention_of
+from regard.heads.stream import Norm
 from regard.models.transformer import Transformer
 from regard.view.document import Document, Json
 from regard.view.models import Opened
@@ -84,10 +85,12 @@ def from_model(
     kv_head = head * attention.n_kv_head // attention.n_head
     q = attention.query(x[query]).unflatten(0, (attention.n_head, -1))[head]
     k = attention.key(looked_at[key]).unflatten(0, (attention.n_kv_head, -1))[kv_head]
+    if attention.query_norm is not None and attention.key_norm is not None:
+        q, k = attention.query_norm(q), attention.key_norm(k)
     out = attention.out.weight.unflatten(1, (attention.n_head, -1))[:, head]  # (model_dim, v_dim)
     found: Json = {"x": x[query].tolist(), "xKey": looked_at[key].tolist(), "q": q.tolist(), "k": k.tolist()}
     traced = trace.layers[layer]
-    if traced.v is not None:
+    if traced.v is not None and model.config.block.writes_as_is:
         v = traced.of_head(traced.v, document.batch, head)[0, 0].float()
         row = traced.row(document.batch, head, query).float()
         adds = v @ out.float().T  # what each key would add to the query's vector at weight 1
@@ -109,16 +112,11 @@ def _push(
     """By how much each key's value raises the scores of a few next tokens, at weight 1 and the scale of the
     last norm held (Elhage et al. 2021). None where what a head adds does not reach the scores as it is."""
     config = model.config
-    if config.head != "language" or config.kind != "decoder" or not config.block.norm_first or x is None:
+    writes = config.block.writes_as_is and config.head_softcap is None
+    if config.head != "language" or config.kind != "decoder" or not writes or x is None:
         return None
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-    if isinstance(norm, nn.LayerNorm):
-        adds = adds - adds.mean(-1, keepdim=True)
-        scale = (x.var(unbiased=False) + norm.eps).sqrt()
-    else:
-        scale = (x.square().mean() + (torch.finfo(x.dtype).eps if norm.eps is None else norm.eps)).sqrt()
     unembed = (model.token if model.unembed is None else model.unembed).weight.float() * config.head_scale
-    raised = adds * norm.weight.float() / scale
+    raised = Norm.of(norm, x).held(x.double(), adds.double()).float()
     total = unembed @ (row @ raised)
     order = total.argsort(descending=True)
     tokens = [*order[:_TOKENS].tolist(), *order[-_TOKENS:].tolist()]

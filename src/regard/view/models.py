@@ -20,7 +20,7 @@ from regard.heads.model import layers_of
 from regard.layers.block import BlockConfig
 from regard.models.families import FAMILIES, initialise
 from regard.models.model import Model
-from regard.models.seq2seq import Seq2SeqConfig
+from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tracing.interventions import intervene
 from regard.view.document import ModelKind, Predicts
@@ -40,15 +40,19 @@ Off = tuple[tuple[int, int], ...]  # heads that are switched off, (layer, head) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opened:
-    """A model that is loaded, whichever kind it is."""
+    """A model that is loaded, by what the page calls it."""
 
     key: str
-    title: str
-    model: Model
+    loaded: Loaded
     tokenizer: TextTokenizer
-    loaded: Loaded | None  # None: no Transformer
-    start_token: int | None = None
-    stop_tokens: tuple[int, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return self.loaded.facts.name
+
+    @property
+    def model(self) -> Model:
+        return self.loaded.model
 
     @property
     def kind(self) -> ModelKind:
@@ -69,14 +73,9 @@ class Opened:
         return self.model.sizes.n_head
 
     @property
-    def traced(self) -> Any:
-        """What `trace` is given."""
-        return self.model if self.loaded is None else self.loaded
-
-    @property
     def layers(self) -> dict[str, int]:
         """The attention layers that a trace has, and the number of heads of each."""
-        if self.loaded is None:
+        if isinstance(self.model, Seq2Seq):
             return dict.fromkeys(self.model.attention_names, self.n_head)
         return {name: len(heads) for name, heads in layers_of(self.loaded).items() if heads}
 
@@ -87,7 +86,7 @@ class Opened:
             yield
             return
         layers = list(self.layers.items())
-        with intervene(self.traced, this_thread=True) as run:
+        with intervene(self.loaded, this_thread=True) as run:
             for layer, head in off:
                 if not (0 <= layer < len(layers) and 0 <= head < layers[layer][1]):
                     raise ArgumentError(
@@ -99,18 +98,10 @@ class Opened:
 
 
 def opened(loaded: Loaded, key: str) -> Opened:
-    """A loaded Transformer for the page."""
+    """A loaded model for the page."""
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: the page could not read a text.")
-    return Opened(
-        key,
-        loaded.facts.name,
-        loaded.model,
-        loaded.tokenizer,
-        loaded,
-        loaded.start_token,
-        loaded.stop_tokens,
-    )
+    return Opened(key, loaded, loaded.tokenizer)
 
 
 class Models:
@@ -157,7 +148,7 @@ class Models:
 
     def _load(self, key: str) -> Opened:
         if key == f"seq2seq{RANDOM}":
-            return _seq2seq(key, self.seed, self.device)
+            return opened(_seq2seq(self.seed, self.device), key)
         if key == f"linear{RANDOM}":
             return opened(_linear(self.seed, self.device), key)
         if key.endswith(RANDOM):
@@ -174,7 +165,7 @@ class Models:
     def _untrained(self, key: str) -> Loaded:
         """A model of the same config and tokenizer with random weights."""
         trained = self.get(key).loaded
-        if trained is None:
+        if isinstance(trained.model, Seq2Seq):
             raise LoadError(f"{key} has no random counterpart.")
         random = untrained(trained, self.seed)
         return replace(random, facts=replace(random.facts, name=f"{trained.facts.name}{UNTRAINED}"))
@@ -222,11 +213,12 @@ def _linear(seed: int, device: str | torch.device) -> Loaded:
     return Loaded(model, byte_tokenizer(263), replace(facts, trained=False))
 
 
-def _seq2seq(key: str, seed: int, device: str | torch.device) -> Opened:
+def _seq2seq(seed: int, device: str | torch.device) -> Loaded:
     """A recurrent encoder and decoder with additive attention (Bahdanau et al. 2015), untrained."""
     tokenizer = byte_tokenizer(263)
     bos, eos, pad = tokenizer.special.bos, tokenizer.special.eos, tokenizer.special.pad
     config = Seq2SeqConfig(263, 263, 32, 64, bidirectional=True, bos=bos, eos=eos, pad=pad)
     model = random_seq2seq(config, seed).eval().to(device)
+    facts = described(model, f"seq2seq{RANDOM}", f"random weights, seed {seed}")
     stop = () if eos is None else (eos,)
-    return Opened(key, f"seq2seq{RANDOM}", model, tokenizer, None, bos, stop)
+    return Loaded(model, tokenizer, replace(facts, trained=False), bos, stop)

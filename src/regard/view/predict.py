@@ -157,4 +157,4 @@ def gradients(
     read = torch.tensor([ids if source is None else source], device=device)
     if source is not None:
         given["target"] = torch.tensor([ids], device=device)
-    return score_gradients(opened.traced, read, **given), name
+    return score_gradients(opened.loaded, read, **given), name

@@ -388,15 +388,13 @@ def make_document(opened: Opened, asked: Asked, progress: Progress | None = None
             else:
                 answer, more = _read(opened, asked.target)
                 notices += more
-            start = [opened.start_token] if opened.loaded is None else []  # a loaded model knows its own
-            target = [[*start, *answer]]
             with opened.without(asked.off):
-                found = trace(opened.traced, [ids], target=target, keep_v=True, tokenizer=opened.tokenizer)
-        elif asked.max_new and opened.kind == "decoder" and opened.loaded is not None:
+                found = trace(opened.loaded, [ids], target=[answer], keep_v=True)
+        elif asked.max_new and opened.kind == "decoder":
             found = trace_generation(opened.loaded, ids, max_new=asked.max_new, keep_v=True)
         else:
             with opened.without(asked.off):
-                found = trace(opened.traced, [ids], keep_v=True)
+                found = trace(opened.loaded, [ids], keep_v=True)
     generated, last = None, "…"
     if source is not None or asked.max_new:
         assert found.ids is not None
@@ -439,9 +437,8 @@ def _read(opened: Opened, text: str) -> tuple[list[int], list[str]]:
 
 def _answer(opened: Opened, ids: list[int], max_new: int) -> list[int]:
     """What an encoder-decoder says to a text; at least one token, so that there is a row to see."""
-    source: Any = opened.model if opened.loaded is None else opened.loaded
-    done = generate(source, torch.tensor([ids]), max_new=max_new, start_token=opened.start_token)
-    return list(done.tokens[0]) or [opened.start_token or 0]
+    done = generate(opened.loaded, torch.tensor([ids]), max_new=max_new)
+    return list(done.tokens[0]) or [opened.loaded.start_token or 0]
 
 
 def _list(params: dict[str, Any], name: str) -> list[Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,31 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .limits import failure, time_limit
 from .loader import load
-from .messages import Call, Code, Failure, Foreign, Job, Loading, Meta, Order, Outcome, Printed, Tree, Unfit
-from .trees import leaves, mapped
+from .messages import Case, Code, Done, Failure, Foreign, Job, Loading, Meta, Order, Outcome, Tree, Unfit
+from .trees import leaves, mapped, weighted_sum
 from .watcher import Watcher
 from .weights import Place, fitted, transfer
 
 MOST_NUMBERS_OUT = 4_000_000
 MOST_TIMEOUTS = 3
-
-
-class Capped:
-    """A text stream that keeps the beginning of what is printed."""
-
-    def __init__(self, most: int = 2000) -> None:
-        self.text, self.most = "", most
-
-    def write(self, text: str) -> int:
-        if len(self.text) < self.most:
-            self.text += text[: self.most - len(self.text)]
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def isatty(self) -> bool:
-        return False
 
 
 class Largest(TorchDispatchMode):
@@ -160,8 +141,8 @@ class Loaded:
             exec(compile(drive, "<drive>", "exec"), scope)
             self.drive = scope["drive"]
 
-    def run(self, call: Call, order: Order) -> Outcome:
-        """The outcome of one call."""
+    def run(self, case: Case, order: Order) -> Outcome:
+        """The outcome of one case."""
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
         torch.default_generator.manual_seed(order.seed)  # `torch.manual_seed` also asks every other device
@@ -177,17 +158,17 @@ class Loaded:
                 item = _strided(item)
             if order.device:
                 item = item.to(order.device)
-            if order.factors is not None and item.is_floating_point():
+            if order.gradients and item.is_floating_point():
                 item.requires_grad_(True)
             inputs.append(item)
             return item
 
         try:
-            target, module, unfit = self._target(call, order)
+            target, module, unfit = self._target(case, order)
         except _Refused as refused:
             return Outcome(error=refused.failure, unfit=refused.unfit)
         out = Outcome(unfit=unfit)
-        args, kwargs = mapped(call.args, prepared), mapped(call.kwargs, prepared)
+        args, kwargs = mapped(case.args, prepared), mapped(case.kwargs, prepared)
         before = [item.detach().clone() for item in inputs]
         largest = Largest()
         try:
@@ -210,27 +191,27 @@ class Loaded:
             changed=_changed(before, inputs),
             largest=largest.numbers,
         )
-        if order.factors is not None:
+        if order.gradients:
             try:
-                out = replace(out, grads=_gradients(value, order.factors, inputs, module, call.weights))
+                out = replace(out, grads=_gradients(value, inputs, module, case.weights))
             except BaseException as error:
                 out = replace(out, error=failure(error, "gradient"))
         return out
 
-    def _target(self, call: Call, order: Order) -> tuple[Callable[..., Any], Any, Unfit | None]:
+    def _target(self, case: Case, order: Order) -> tuple[Callable[..., Any], Any, Unfit | None]:
         """What is called, the module it belongs to, and which of our weights do not fit it."""
         subject: Any = next(iter(self.subjects.values()))
         module, unfit = None, None
         if self.is_class:
             try:
-                module = subject(*mapped(call.init, _code), **mapped(call.init_kwargs, _code))
+                module = subject(*mapped(case.init, _code), **mapped(case.init_kwargs, _code))
                 if isinstance(module, nn.Module):
-                    unfit = transfer(module, call.weights)
+                    unfit = transfer(module, case.weights)
                     if order.dtype:
                         module.to(getattr(torch, order.dtype))
                     if order.device:
                         module.to(order.device)
-                    module.train(call.train)
+                    module.train(case.train)
                     module.forward = _renamed(module.forward)
             except BaseException as error:
                 raise _Refused(failure(error, "construct"), unfit) from error
@@ -242,10 +223,10 @@ class Loaded:
         if self.drive is not None:
             driven = self.drive
             return (lambda *args, **kwargs: driven(subject, *args, **kwargs)), module, unfit
-        if call.method:
-            if not hasattr(subject, call.method):
-                raise _Refused(Failure("missing", message=call.method), unfit)
-            return _renamed(getattr(subject, call.method)), module, unfit
+        if case.call:
+            if not hasattr(subject, case.call):
+                raise _Refused(Failure("missing", message=case.call), unfit)
+            return _renamed(getattr(subject, case.call)), module, unfit
         if isinstance(subject, nn.Module):
             return subject, module, unfit
         return _renamed(subject if callable(subject) else subject.forward), module, unfit
@@ -274,27 +255,16 @@ def _changed(before: list[Tensor], after: list[Tensor]) -> list[int]:
 
 
 def _gradients(
-    value: Any, forms: list[dict[str, Tensor]], inputs: list[Tensor], module: Any, weights: dict[str, Tensor]
+    value: Any, inputs: list[Tensor], module: Any, weights: dict[str, Tensor]
 ) -> dict[str, Tensor | None]:
-    """Gradients of sum(output x factor) for each floating input and each weight, by its name."""
-    total: Any = None
-    factors = _fitting(value, forms)
-    for path, leaf in leaves(value):
-        if (
-            path in factors
-            and isinstance(leaf, Tensor)
-            and leaf.requires_grad
-            and leaf.shape == factors[path].shape
-        ):
-            term = (leaf * factors[path].to(leaf.dtype)).sum()
-            total = term if total is None else total + term
+    """Gradients of the weighted sum for each floating input and each weight, by its name."""
     names = [f"input {index}" for index, item in enumerate(inputs) if item.requires_grad]
     wanted = [item for item in inputs if item.requires_grad]
     places: dict[str, Place] = {}
     if isinstance(module, nn.Module):
-        mine = dict(module.named_parameters())
-        places, _ = fitted(mine, weights)
+        places, _ = fitted(dict(module.named_parameters()), weights)
     names += places
+    total = weighted_sum(value)
     if total is None:
         return dict.fromkeys(names)
     wanted += [place.parameter for place in places.values()]
@@ -305,23 +275,9 @@ def _gradients(
     }
 
 
-def _fitting(value: Any, forms: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The factors of the form that the result has: a convention may change what is returned."""
-    floating = {
-        path: leaf.shape
-        for path, leaf in leaves(value)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    }
-    same = (form for form in forms if {path: factors.shape for path, factors in form.items()} == floating)
-    return next(same, forms[0])
-
-
 def work(job: Job, send: Callable[[Any], None], unconfined: list[str]) -> None:
     """Load each answer of the job and make its runs, sending each outcome as it is known."""
-    stdout = sys.stdout
     for number, answer in enumerate(job.answers):
-        printed = Capped()
-        sys.stdout = sys.stderr = printed
 
         def tell(statement: int, where: str, number: int = number) -> None:
             send(Loading(number, statement, where))
@@ -339,11 +295,10 @@ def work(job: Job, send: Callable[[Any], None], unconfined: list[str]) -> None:
             watcher = Watcher(answer.notes if order.watched else [])
             try:
                 with time_limit(job.seconds), watcher:
-                    outcome = loaded.run(job.calls[order.call], order)
+                    outcome = loaded.run(job.cases[order.case], order)
             except BaseException as error:
                 outcome = Outcome(error=failure(error))
             if outcome.error is not None and outcome.error.kind == "time":
                 timeouts += 1
             send(replace(outcome, answer=number, run=order.id, seen=watcher.seen()))
-        send(Printed(number, printed.text))
-    sys.stdout = stdout
+        send(Done(number))

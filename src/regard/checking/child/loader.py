@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from .limits import failure, time_limit
-from .messages import Answer, Failure, Loaded, Skipped, Subject
+from .messages import Answer, Failure, Loaded, Skipped
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 BLOCKS = (ast.If, ast.Try, ast.With)
@@ -151,10 +151,10 @@ def load(answer: Answer, tell: Callable[[int, str], None]) -> tuple[Loaded, dict
     finder = Missing(answer.imported, answer.d2l, answer.withheld)
     sys.meta_path.append(finder)
     sys.path += [folder for folder in answer.folders if folder not in sys.path]
-    for lent in answer.lent:
-        exec(compile(lent.source, "<lent>", "exec"), names)
+    for source in answer.lent.values():
+        exec(compile(source, "<lent>", "exec"), names)
     sys.argv = ["answer.py"]
-    bound: dict[Subject, Any] = {}
+    bound: dict[tuple[str, int], Any] = {}
     skipped: list[Skipped] = []
     left = LOAD_SECONDS
     flags = 0
@@ -189,9 +189,9 @@ def load(answer: Answer, tell: Callable[[int, str], None]) -> tuple[Loaded, dict
             if not defines:
                 left -= monotonic() - began
             elif isinstance(statement, ast.FunctionDef | ast.ClassDef) and statement.name in names:
-                bound[Subject(statement.name, number)] = names[statement.name]
+                bound[statement.name, number] = names[statement.name]
     sys.meta_path.remove(finder)
-    subjects = {subject.name: bound.get(subject, names.get(subject.name)) for subject in answer.subjects}
+    subjects = {name: bound.get((name, at), names.get(name)) for name, at in answer.subjects.items()}
     missing = [name for name, value in subjects.items() if value is None]
     report = Loaded(skipped=skipped, stubbed=finder.stubbed, d2l=finder.lent_d2l, missing=missing)
     return report, None if missing else subjects

@@ -1,12 +1,12 @@
 """What the checker and the process that runs answers say to one another.
 
 The checker sends a `Job`. For each answer of it come back `Loading` before a statement that may not end,
-`Loaded`, an `Outcome` for each run, and `Printed`. No message to an answer holds an expected value.
+`Loaded`, an `Outcome` for each run, and `Done`. No message to an answer holds an expected value.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -51,22 +51,6 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A name that is checked, and the number of the statement that defines it; -1 for the last one."""
-
-    name: str
-    number: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """A name that the file uses without defining it, and source that defines it."""
-
-    name: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class ShapeNote:
     """A shape comment: which lines it stands beside, and what it says of the shapes before and after."""
 
@@ -85,10 +69,10 @@ class Answer:
     """A file to execute, and what of it is called."""
 
     cells: list[Cell]
-    subjects: list[Subject]
+    subjects: dict[str, int]  # what is checked -> the number of its statement; -1 for the last one
     is_class: bool = False
     drive: str = ""  # source of `drive(answer, *args, **kwargs)`, which makes the call
-    lent: list[Lent] = field(default_factory=list)
+    lent: dict[str, str] = field(default_factory=dict)  # what it uses without defining it -> source of it
     d2l: list[str] = field(default_factory=list)  # sources of the lent package of that name
     withheld: list[str] = field(default_factory=list)  # names that it does not get
     imported: list[str] = field(
@@ -99,34 +83,36 @@ class Answer:
     skip: list[int] = field(default_factory=list)  # statements that are left out
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What an answer is called with."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One call of the answer. Tensors may stand anywhere in `args` and `kwargs`, also in tuples and lists."""
 
     args: Tree = ()
     kwargs: dict[str, Tree] = field(default_factory=dict)
-    method: str = ""  # of the module, or one of several functions; "" is the module or function itself
-    init: Tree = ()
+    call: str = ""  # a method of the module, or one of several functions; "" is the module or function itself
+    init: Tree = ()  # the constructor's positional arguments, for a class
     init_kwargs: dict[str, Tree] = field(default_factory=dict)
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    train: bool = False
+    weights: dict[str, Tensor] = field(default_factory=dict)  # as in the module's state_dict
+    train: bool = False  # module.train() in place of module.eval()
+
+    def with_args(self, *args: Any) -> Case:
+        """The same call with other arguments."""
+        return replace(self, args=args)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One run: which call, and how it is made."""
+    """One run: which case, and how the call is made."""
 
     id: int
-    call: int
+    case: int
     seed: int = 0
     dtype: str = ""
     strided: bool = False  # inputs that are not contiguous
     twice: bool = False
     device: str = ""
     largest: bool = False  # note the largest tensor made on the way
-    factors: list[dict[str, Tensor]] | None = (
-        None  # gradients of sum(output x factor), for each form of output
-    )
+    gradients: bool = False  # of `weighted_sum` of the result
     watched: bool = False  # compare shape comments
 
 
@@ -135,7 +121,7 @@ class Job:
     """Runs to make with each of several answers."""
 
     answers: list[Answer]
-    calls: list[Call]
+    cases: list[Case]
     orders: list[Order]
     seconds: float = 1.5  # of work in one call
 
@@ -219,17 +205,16 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
-    """All runs of an answer are made; the beginning of what it printed."""
+class Done:
+    """All runs of an answer are made."""
 
     answer: int
-    text: str
 
 
 CLASSES: dict[str, type] = {
     message.__name__: message
     for message in (
-        *(Code, Foreign, Meta, Cell, Subject, Lent, ShapeNote, Answer, Call, Order, Job),
-        *(Failure, Unfit, Seen, Skipped, Loading, Loaded, Outcome, Printed),
+        *(Code, Foreign, Meta, Cell, ShapeNote, Answer, Case, Order, Job),
+        *(Failure, Unfit, Seen, Skipped, Loading, Loaded, Outcome, Done),
     )
 }

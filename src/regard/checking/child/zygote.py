@@ -69,7 +69,7 @@ def _child(job: int, results: int, settings: dict[str, Any]) -> int:
     with os.fdopen(job, "rb") as file:
         (job_message,) = Reader().feed(file.read())
     nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in {0, 1, 2} - {nothing}:  # a flood of output goes nowhere
+    for stream in {0, 1, 2} - {nothing}:
         os.dup2(nothing, stream)
     os.closerange(3, results)
     os.closerange(results + 1, 1 << 16)
@@ -99,7 +99,13 @@ def _child(job: int, results: int, settings: dict[str, Any]) -> int:
         while view:
             view = view[os.write(results, view) :]
 
-    work(job_message, send, unconfined)
+    # A flood of output goes nowhere, in any alphabet.
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        work(job_message, send, unconfined)
     return 0
 
 

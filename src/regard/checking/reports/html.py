@@ -34,7 +34,7 @@ def page(results: list[Result]) -> str:
     ]
     heads = tag("tr", *(tag("th", each) for each in ("exercise", "file", "", "mistake")))
     summary = tag("p", f"{n_passed} of {len(results)} passed.") + tag("table", heads, *rows)
-    sections = (_section(index, result) for index, result in enumerate(results))
+    sections = (section(index, result) for index, result in enumerate(results))
     return html.page("Exercises", joined([summary, *sections]))
 
 
@@ -54,7 +54,7 @@ def _short(index: int, result: Result) -> Markup:
     n_passed = sum(check.passed for check in result.checks)
     hint = f" A hint: !regard hint {result.exercise}" if result.exercise else ""
     count = tag("p", f"{n_passed} of {len(result.checks)} checks passed.{hint}", class_="dim")
-    return _section(index, replace(result, checks=tuple(told)), n_picture=1) + count
+    return section(index, replace(result, checks=tuple(told)), n_picture=1) + count
 
 
 def _word(passed: bool) -> Markup:
@@ -65,7 +65,8 @@ def _convention(note: str) -> Markup:
     return tag("p", f"Another convention: {note}", class_="note")
 
 
-def _section(index: int, result: Result, n_picture: int = 3) -> Markup:
+def section(index: int, result: Result, n_picture: int = 3) -> Markup:
+    """What one answer passed and failed, with pictures."""
     parts = [
         tag("h2", result.exercise or "no exercise", " ", _word(result.passed), id=f"r{index}"),
         tag("p", result.file, class_="dim"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared.attention import future
 from regard.exercises.shared.blocks import (
     DROPOUT_PROBES,
@@ -13,7 +13,6 @@ from regard.exercises.shared.blocks import (
     Choices,
     Reference,
     block,
-    neighbour_probe,
 )
 
 
@@ -50,6 +49,6 @@ PROBES = (
         SIZES,
         says="later positions were changed: earlier ones may not move.",
     ),
-    neighbour_probe(block),
+    neighbour_probe(block, SIZES),
     *DROPOUT_PROBES,
 )

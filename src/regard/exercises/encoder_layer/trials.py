@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared.attention import past_lengths
 from regard.exercises.shared.blocks import (
     DROPOUT_PROBES,
@@ -14,7 +14,6 @@ from regard.exercises.shared.blocks import (
     Choices,
     Reference,
     block,
-    neighbour_probe,
 )
 from regard.exercises.shared.lengths import lengths_of
 
@@ -55,6 +54,6 @@ PROBES = (
         SIZES,
         says="positions past a sequence's length were changed: the others may not move.",
     ),
-    neighbour_probe(padded),
+    neighbour_probe(padded, SIZES),
     *DROPOUT_PROBES,
 )

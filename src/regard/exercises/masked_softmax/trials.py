@@ -30,9 +30,15 @@ def with_empty(draw: Draw) -> Case:
     return Case((draw.integers(-8, 8, "batch", "query", "key") / 4, lengths))
 
 
-def change_padding(case: Case, draw: Draw) -> None:
+def change_padding(case: Case, draw: Draw, shift: float = 3.0) -> None:
     scores, lengths = case.args
-    scores += 3.0 * (torch.arange(draw["key"]) >= lengths[:, None, None])
+    scores += shift * (torch.arange(draw["key"]) >= lengths[:, None, None])
+
+
+def large_padding(draw: Draw) -> Case:
+    case = CALLS.per_sequence(draw)
+    change_padding(case, draw, 200.0)
+    return case
 
 
 CALLS = WithLengths(given)
@@ -54,6 +60,13 @@ TRIALS = (
         SIZES,
         kind="fragile",
         says="All scores are near -300 here: what hides must be far below them, as -inf is.",
+    ),
+    Trial(
+        "large scores past the length",
+        large_padding,
+        SIZES,
+        kind="fragile",
+        says="A softmax over all keys leaves 0 for the valid ones here: hide before the softmax.",
     ),
     large_scores(lambda draw: given(draw, lengths_of(draw), 900.0), SIZES),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import Choices, Layer, future
 from regard.exercises.shared.lengths import large_scores
@@ -81,12 +81,7 @@ TRIALS = (
 )
 
 PROBES = (
-    Probe(
-        "a neighbour in the batch has no say",
-        changed(cross, first_sequence),
-        SIZES,
-        says="sequence 0 was changed: sequence 1 may not move.",
-    ),
+    neighbour_probe(cross, SIZES),
     Probe(
         "a query stands alone",
         changed(cross, lambda case, draw: case.args[0][:, 0].add_(2.0)),

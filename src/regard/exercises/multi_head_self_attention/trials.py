@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.trials import ANYTHING, Case, Draw, Impossible, Probe, Trial, changed, first_sequence
+from regard.checking.trials import ANYTHING, Case, Draw, Impossible, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import Layer, future
 from regard.exercises.shared.lengths import DROPOUT, dropout_probes, evaluated, large_scores
@@ -133,11 +133,6 @@ PROBES = (
         SIZES,
         says="positions 3 to 6 were changed: with causal=True, those before them may not move.",
     ),
-    Probe(
-        "a neighbour has no say",
-        changed(attending, first_sequence),
-        {**SIZES, "batch": 3},
-        says="sequence 0 was changed: the others may not move.",
-    ),
+    neighbour_probe(attending, SIZES),
     *dropout_probes(dropped, {"batch": 2, "seq": 7, "head": 3}, n_head=3),
 )

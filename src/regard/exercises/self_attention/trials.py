@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import Layer, future
 from regard.exercises.shared.lengths import large_scores
@@ -93,12 +93,7 @@ TRIALS = (
 )
 
 PROBES = (
-    Probe(
-        "a neighbour has no say",
-        changed(attending, first_sequence),
-        {**SIZES, "batch": 3},
-        says="sequence 0 was changed: the others may not move.",
-    ),
+    neighbour_probe(attending, SIZES),
     Probe(
         "order follows the input",
         changed(attending, lambda case, draw: case.args[0].copy_(case.args[0].flip(1))),

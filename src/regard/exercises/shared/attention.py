@@ -87,8 +87,10 @@ def weighed(scores: Tensor, hidden: Tensor | None, c: Choices) -> Tensor:
         hidden = ~hidden
     if c.mask == "in the first head":
         hidden = hidden & (torch.arange(scores.shape[1]) == 0)[:, None, None]
-    if c.hidden_at == "after softmax":
-        return SOFTMAXES[c.softmax](scores).masked_fill(hidden, 0.0)
+    if c.hidden_at in ("after softmax", "after softmax, over what is left"):
+        weights = SOFTMAXES[c.softmax](scores).masked_fill(hidden, 0.0)
+        left = weights.sum(-1, keepdim=True) + (0.0 if c.empty_row == "nan" else 1e-9)
+        return weights if c.hidden_at == "after softmax" else weights / left
     if c.hidden_at == "after softmax, as a score":
         return SOFTMAXES[c.softmax](scores).masked_fill(hidden, -math.inf if c.empty_row == "nan" else FINITE)
     if c.fill != "-inf":

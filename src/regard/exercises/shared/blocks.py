@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.checking.trials import Calls, Case, Draw, Probe, Trial, changed, first_sequence
+from regard.checking.trials import Calls, Case, Draw, Probe, Trial
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import Layer
 
@@ -180,8 +180,3 @@ DROPOUT_PROBES = (
     ),
     dropout_probe("dropout leaves the residual alone", "W_o.weight", *NO_FEED, judge=agree),
 )
-
-
-def neighbour_probe(make: Callable[[Draw], Case]) -> Probe:
-    says = "sequence 0 was changed: sequence 1 may not move."
-    return Probe("a neighbour in the batch has no say", changed(make, first_sequence), SIZES, says=says)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Kind, Probe, Trial, changed, first_sequence
+from regard.checking.trials import Case, Draw, Kind, Probe, Trial, changed, neighbour_probe
 
 DROPOUT = 0.3  # not the 0.5 that nn.Dropout takes by itself
 TRAINING: Kind = "train mode"
@@ -59,12 +59,7 @@ class WithLengths:
                 sizes,
                 says="keys and values past a sequence's length were changed: nothing may move.",
             ),
-            Probe(
-                "a neighbour has no say",
-                changed(self.per_sequence, first_sequence),
-                {**sizes, "batch": 3},
-                says="sequence 0 was changed: the others may not move.",
-            ),
+            neighbour_probe(self.per_sequence, sizes),
             Probe(
                 "a query stands alone",
                 changed(self.per_query, lambda case, draw: case.args[0][:, 0].mul_(-2)),

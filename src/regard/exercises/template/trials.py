@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
+from regard.checking.trials import Case, Draw, Trial, neighbour_probe
 
 
 def reference(case: Case, *, factor: str = "2", by: str = "product", of: str = "numbers") -> Tensor:
@@ -30,11 +30,4 @@ TRIALS = (
     Trial("one sequence", numbers, {"batch": 1, "position": 5}),
 )
 
-PROBES = (
-    Probe(
-        "a neighbour has no say",
-        changed(numbers, first_sequence),
-        {"batch": 3, "position": 2},
-        says="sequence 0 was changed: the others may not move.",
-    ),
-)
+PROBES = (neighbour_probe(numbers, {"position": 2}),)

@@ -23,7 +23,7 @@ def reference(
     """The table that the call asks for."""
     if case.call == "causal_visible":
         n_query, n_key = case.args
-        before = case.kwargs.get("start", 0)
+        before: int = case.kwargs.get("start", 0)
         first = {
             "ignored": 0,
             "subtracted": -before,

@@ -11,8 +11,11 @@ from regard.errors import UnsupportedError
 from regard.layers.block import BlockConfig
 from regard.models.families.bert import BERT
 from regard.models.families.family import Family, Published, Said, Weight
+from regard.models.families.gemma3 import Gemma3
 from regard.models.families.gpt2 import GPT2
 from regard.models.families.llama import Llama
+from regard.models.families.neox import GPTNeoX
+from regard.models.families.qwen3 import Qwen3
 from regard.models.families.t5 import T5
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -28,7 +31,9 @@ __all__ = [
     "published_config",
 ]
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2(), BERT(), Llama(), T5())}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (GPT2(), BERT(), Llama(), T5(), Qwen3(), Gemma3(), GPTNeoX())
+}
 
 
 def family_of(said: Published) -> Family:
@@ -74,7 +79,10 @@ def initialise(model: Transformer, seed: int) -> Transformer:
     return model
 
 
-_NOT_COMPARED = "family block rotary_scaling n_kv_head qk_dim v_dim dropout out_bias window".split()
+_NOT_COMPARED = (
+    *"family block rotary_scaling local local_rotary_base".split(),
+    *"n_kv_head qk_dim v_dim dropout out_bias window".split(),
+)
 
 
 def differences() -> list[tuple[str, dict[str, str]]]:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from regard.attention.data import check_field
-from regard.errors import UnsupportedError
+from regard.errors import LoadError, UnsupportedError
 from regard.layers.block import BlockConfig
+from regard.layers.positions import RotaryScaling
 from regard.models.transformer import Transformer, TransformerConfig
 
 Published = Mapping[str, Any]  # a Hugging Face config.json
@@ -46,6 +48,27 @@ class Weight:
     gguf: str | None = None  # in GGUF's
     transposed: bool = False  # Hugging Face's matrix is (in, out), not (out, in)
     part: int | None = None  # query, key and value are in one matrix: 0, 1 or 2
+    by_head: bool = False  # they take turns in it, head by head
+    offset: float = 0.0  # ours is Hugging Face's plus this
+
+    def taken(self, tensor: Tensor, n_head: int) -> Tensor:
+        """Our weight, out of what a Hugging Face file has."""
+        tensor = tensor.T if self.transposed else tensor
+        if self.part is not None:
+            if self.by_head:
+                tensor = tensor.unflatten(0, (n_head, 3, -1))[:, self.part].flatten(0, 1)
+            else:
+                tensor = tensor.chunk(3)[self.part]
+        return tensor + self.offset if self.offset else tensor.contiguous()
+
+    def given(self, tensors: Sequence[Tensor], n_head: int) -> Tensor:
+        """What a Hugging Face file has, of our weight, or of the three that are in one."""
+        tensor = tensors[0] - self.offset if self.offset else tensors[0]
+        if self.by_head:
+            tensor = torch.stack([part.unflatten(0, (n_head, -1)) for part in tensors], 1).flatten(0, 2)
+        elif self.part is not None:
+            tensor = torch.cat(list(tensors))
+        return (tensor.T if self.transposed else tensor).contiguous()
 
 
 @runtime_checkable
@@ -60,6 +83,9 @@ class GGUFValues(Protocol):
 
     def text(self, key: str, default: str) -> str:
         """A string."""
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or False."""
 
     def has(self, tensor: str) -> bool:
         """Whether there is a tensor of that name."""
@@ -169,7 +195,7 @@ class Family:
 
     def prefixed(self, name: str, prefix: str | None = None) -> str:
         """A name of `weights` as a file has it: what a head has stands outside of the prefix."""
-        outside = name.startswith(("lm_head", "cls."))
+        outside = name.startswith(("lm_head", "cls.", "embed_out"))
         return name if outside else (self.prefixes[0] if prefix is None else prefix) + name
 
 
@@ -190,3 +216,78 @@ def language_head(said: Published) -> str:
     names = said.get("architectures") or ()
     bare = any(name.endswith("Model") and "LMHead" not in name for name in names)
     return "none" if bare else "language"
+
+
+def first(*values: Any) -> Any:
+    """The first that is said at all."""
+    return next(value for value in values if value is not None)
+
+
+def rotary_scaling(rope: Published, n_position: int) -> RotaryScaling | None:
+    """How a config.json scales rotary positions."""
+    kind: Any = first(rope.get("rope_type"), rope.get("type"), "default")
+    if kind == "default":
+        return None
+    kinds = get_args(get_type_hints(RotaryScaling)["kind"])
+    if kind not in kinds:
+        raise UnsupportedError(f"rotary scaling {kind!r} is not supported, only {', '.join(kinds)}.")
+    original = first(rope.get("original_max_position_embeddings"), n_position)
+    original = n_position if kind == "dynamic" else original
+    scaling = RotaryScaling(
+        kind=kind,
+        factor=first(rope.get("factor"), n_position / original),
+        low_freq_factor=rope.get("low_freq_factor", 1.0),
+        high_freq_factor=rope.get("high_freq_factor", 4.0),
+        original_positions=original,
+        beta_fast=rope.get("beta_fast") or 32.0,
+        beta_slow=rope.get("beta_slow") or 1.0,
+        attention_factor=rope.get("attention_factor"),
+        truncate=rope.get("truncate", True),
+    )
+    mscale, of_all = rope.get("mscale"), rope.get("mscale_all_dim")
+    if kind == "yarn" and scaling.attention_factor is None and mscale and of_all:
+        grown = 0.1 * math.log(max(1.0, scaling.factor))  # DeepSeek's two numbers
+        scaling = replace(scaling, attention_factor=(mscale * grown + 1) / (of_all * grown + 1))
+    return scaling
+
+
+def gguf_scaling(file: GGUFValues) -> Said | None:
+    """The same of a GGUF file, as a config.json says it."""
+    kind = file.text("rope.scaling.type", "none")
+    if kind not in ("none", "linear"):
+        raise LoadError(f"it scales rotary positions in the way {kind!r}: 'none' and 'linear' are supported.")
+    return {"rope_type": kind, "factor": file.real("rope.scaling.factor")} if kind == "linear" else None
+
+
+def published_rope(base: float, scaling: RotaryScaling | None = None) -> Said:
+    """What `rotary_scaling` reads."""
+    rope: Said = {"rope_theta": base, "rope_type": "default" if scaling is None else scaling.kind}
+    if scaling is None:
+        return rope
+    rope |= {"factor": scaling.factor}
+    if scaling.kind != "dynamic":
+        rope |= {"original_max_position_embeddings": scaling.original_positions}
+    if scaling.kind == "llama3":
+        rope |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+    if scaling.kind == "yarn":
+        rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
+        if scaling.attention_factor is not None:
+            rope |= {"attention_factor": scaling.attention_factor}
+    return rope
+
+
+def local_layers(kinds: Sequence[str]) -> tuple[bool, ...] | None:
+    """`local` of a config whose `layer_types` are these; None where every layer sees everything."""
+    strange = [kind for kind in kinds if kind not in ("sliding_attention", "full_attention")]
+    if strange:
+        raise UnsupportedError(
+            f"layer_types in config.json has {strange[0]!r}: sliding_attention and full_attention are known."
+        )
+    local = tuple(kind == "sliding_attention" for kind in kinds)
+    return local if any(local) else None
+
+
+def published_layers(config: TransformerConfig) -> list[str]:
+    """`layer_types` of a config.json."""
+    local = config.local or (False,) * config.n_decoder_layer
+    return ["sliding_attention" if here else "full_attention" for here in local]

@@ -5,16 +5,25 @@ Touvron et al. 2023; Mistral (a window) and Qwen2 (biases of query, key and valu
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from regard.errors import LoadError, UnsupportedError
-from regard.layers.positions import RotaryScaling
-from regard.models.families.family import Family, GGUFValues, Published, Said, Weight, language_head, refuse
+from regard.models.families.family import (
+    Family,
+    GGUFValues,
+    Published,
+    Said,
+    Weight,
+    first,
+    gguf_scaling,
+    language_head,
+    published_rope,
+    refuse,
+    rotary_scaling,
+)
 from regard.models.transformer import TransformerConfig
 
-_BLOCK, _LAYER = "decoder.blocks.{}", "layers.{}"
+BLOCK, LAYER = "decoder.blocks.{}", "layers.{}"
 _SMOLLM2 = {
     "vocab_size": 49152,
     "num_hidden_layers": 30,
@@ -59,15 +68,15 @@ class Llama(Family):
         "token": Weight("embed_tokens", "token_embd"),
         "decoder.norm": Weight("norm", "output_norm"),
         "unembed": Weight("lm_head", "output"),
-        f"{_BLOCK}.attention_norm": Weight(f"{_LAYER}.input_layernorm", "blk.{}.attn_norm"),
-        f"{_BLOCK}.attention.query": Weight(f"{_LAYER}.self_attn.q_proj", "blk.{}.attn_q"),
-        f"{_BLOCK}.attention.key": Weight(f"{_LAYER}.self_attn.k_proj", "blk.{}.attn_k"),
-        f"{_BLOCK}.attention.value": Weight(f"{_LAYER}.self_attn.v_proj", "blk.{}.attn_v"),
-        f"{_BLOCK}.attention.out": Weight(f"{_LAYER}.self_attn.o_proj", "blk.{}.attn_output"),
-        f"{_BLOCK}.ff_norm": Weight(f"{_LAYER}.post_attention_layernorm", "blk.{}.ffn_norm"),
-        f"{_BLOCK}.ff.gate": Weight(f"{_LAYER}.mlp.gate_proj", "blk.{}.ffn_gate"),
-        f"{_BLOCK}.ff.up": Weight(f"{_LAYER}.mlp.up_proj", "blk.{}.ffn_up"),
-        f"{_BLOCK}.ff.down": Weight(f"{_LAYER}.mlp.down_proj", "blk.{}.ffn_down"),
+        f"{BLOCK}.attention_norm": Weight(f"{LAYER}.input_layernorm", "blk.{}.attn_norm"),
+        f"{BLOCK}.attention.query": Weight(f"{LAYER}.self_attn.q_proj", "blk.{}.attn_q"),
+        f"{BLOCK}.attention.key": Weight(f"{LAYER}.self_attn.k_proj", "blk.{}.attn_k"),
+        f"{BLOCK}.attention.value": Weight(f"{LAYER}.self_attn.v_proj", "blk.{}.attn_v"),
+        f"{BLOCK}.attention.out": Weight(f"{LAYER}.self_attn.o_proj", "blk.{}.attn_output"),
+        f"{BLOCK}.ff_norm": Weight(f"{LAYER}.post_attention_layernorm", "blk.{}.ffn_norm"),
+        f"{BLOCK}.ff.gate": Weight(f"{LAYER}.mlp.gate_proj", "blk.{}.ffn_gate"),
+        f"{BLOCK}.ff.up": Weight(f"{LAYER}.mlp.up_proj", "blk.{}.ffn_up"),
+        f"{BLOCK}.ff.down": Weight(f"{LAYER}.mlp.down_proj", "blk.{}.ffn_down"),
     }
     prefixes = ("model.", "")
     ignored = ("rotary_emb.inv_freq", "lm_head.weight")
@@ -90,14 +99,14 @@ class Llama(Family):
                 )
             said = {**said, "attention_bias": True, "sliding_window": window}
         rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
-        n_position = _first(said.get("max_position_embeddings"), 2048)
+        n_position = first(said.get("max_position_embeddings"), 2048)
         return self.filled(
             said,
             {
                 "positions": "rotary",
                 "n_position": n_position,
-                "rotary_base": _first(rope.get("rope_theta"), said.get("rope_theta"), 10_000.0),
-                "rotary_scaling": _scaling(rope, n_position),
+                "rotary_base": first(rope.get("rope_theta"), said.get("rope_theta"), 10_000.0),
+                "rotary_scaling": rotary_scaling(rope, n_position),
                 "head": language_head(said),
                 "tied": False,
                 "block.n_kv_head": said["num_attention_heads"],
@@ -121,19 +130,9 @@ class Llama(Family):
         return "llama" if config.block.window is None else "mistral"
 
     def more(self, config: TransformerConfig) -> Said:
-        scaling = config.rotary_scaling
-        rope: Said = {"rope_theta": config.rotary_base, "rope_type": "default"}
-        if scaling is not None:
-            rope |= {
-                "rope_type": scaling.kind,
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_positions,
-            }
         return {
             "rope_theta": config.rotary_base,
-            "rope_parameters": rope,
+            "rope_parameters": published_rope(config.rotary_base, config.rotary_scaling),
             "use_sliding_window": config.block.window is not None,
             "max_window_layers": 0,
         }
@@ -146,16 +145,6 @@ class Llama(Family):
             raise LoadError(
                 f"it rotates {rotary_dim} of {head_dim} numbers of a head: Llama-type models rotate all."
             )
-        scaling = file.text("rope.scaling.type", "none")
-        if scaling not in ("none", "linear"):
-            raise LoadError(
-                f"it scales rotary positions in the way {scaling!r}: 'none' and 'linear' are supported."
-            )
-        factor = (
-            {"rope_type": "linear", "factor": file.real("rope.scaling.factor")}
-            if scaling == "linear"
-            else None
-        )
         return {
             "hidden_size": model_dim,
             "intermediate_size": file.count("feed_forward_length"),
@@ -167,7 +156,7 @@ class Llama(Family):
             "max_position_embeddings": file.count("context_length"),
             "rms_norm_eps": file.real("attention.layer_norm_rms_epsilon"),
             "rope_theta": file.real("rope.freq_base", 10_000.0),
-            "rope_scaling": factor,
+            "rope_scaling": gguf_scaling(file),
             "attention_bias": file.has("blk.0.attn_q.bias"),
             "mlp_bias": file.has("blk.0.ffn_up.bias"),
         }
@@ -183,23 +172,3 @@ class Llama(Family):
             )
         pairs = tensor.view(n_head, tensor.shape[0] // n_head // 2, 2, *tensor.shape[1:])
         return pairs.transpose(1, 2).reshape(tensor.shape)
-
-
-def _scaling(rope: Published, n_position: int) -> RotaryScaling | None:
-    kind: Any = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind not in ("linear", "llama3"):
-        raise UnsupportedError(f"rotary scaling {kind!r} is not supported, only 'linear' and 'llama3'.")
-    return RotaryScaling(
-        kind=kind,
-        factor=rope["factor"],
-        low_freq_factor=rope.get("low_freq_factor", 1.0),
-        high_freq_factor=rope.get("high_freq_factor", 4.0),
-        original_positions=rope.get("original_max_position_embeddings", n_position),
-    )
-
-
-def _first(*values: Any) -> Any:
-    """The first that is said at all."""
-    return next(value for value in values if value is not None)

@@ -1,4 +1,3 @@
-import math
 import torch
 from torch import nn
 
@@ -6,10 +5,8 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, d_model, num_heads):
         super().__init__()
         self.num_heads = num_heads
-        self.W_q = nn.Linear(d_model, d_model, bias=False)
-        self.W_k = nn.Linear(d_model, d_model, bias=False)
-        self.W_v = nn.Linear(d_model, d_model, bias=False)
-        self.W_o = nn.Linear(d_model, d_model, bias=False)
+        for name in ("W_q", "W_k", "W_v", "W_o"):
+            setattr(self, name, nn.Linear(d_model, d_model, bias=False))
 
     def forward(self, Q, K, V, mask=None):
         cut = lambda x: torch.stack(x.chunk(self.num_heads, dim=-1), dim=1)

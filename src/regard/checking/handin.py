@@ -1,0 +1,154 @@
+"""What students handed in, in any layout, copied into a folder for each: nothing there is trusted.
+
+submissions/ada/masked_softmax.py          a folder for each student, and a zip in it is unpacked
+submissions/ada.zip                        a zip for each
+submissions/ada_masked_softmax.py          files with names: what is left without the exercise's
+submissions/Ada Lovelace_123_assignsubmission_file/        as Moodle names them
+submissions/lovelaceada_LATE_123_456_hw.ipynb              as Canvas names them
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import stat
+import zipfile
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from regard.errors import LoadError
+
+MOST_BYTES = 1 << 26  # of one student's files, unpacked
+MOST_FILES = 1000
+CODE = (".py", ".ipynb")
+# A name and a number, which tells students of one name apart.
+MOODLE = re.compile(r"^(?P<name>.+?)_(?P<number>\d+)_assignsubmission_\w+$")
+CANVAS = re.compile(r"^(?P<name>[^_]+)_(?:LATE_)?(?P<number>\d+)_\d+_")
+Member = tuple[str, Callable[[], Any]]  # a file's name, with "/", and what opens it
+LEFT_OUT = ("__pycache__", "__MACOSX", "node_modules", "site-packages")
+
+
+@dataclass
+class HandIn:
+    """One student's files, where they lie; `copy_to` puts them into a folder."""
+
+    student: str
+    sources: list[Path] = field(default_factory=list)  # folders, zips and files
+    problems: list[str] = field(default_factory=list)  # what was left out, and why
+
+    @property
+    def submitted(self) -> datetime:
+        """When the newest file that was handed in was last changed, by this machine's clock."""
+        inside = (path for source in self.sources for path in (source, *source.rglob("*")))
+        files = (path for path in inside if path.is_file() and not path.is_symlink())
+        return datetime.fromtimestamp(max((path.stat().st_mtime for path in files), default=0.0))
+
+    def copy_to(self, folder: Path) -> str:
+        """Copy what may be an answer or lies beside one, code first; a digest of names and contents."""
+        self.problems.clear()
+        with contextlib.ExitStack() as archives:
+            members = [member for source in self.sources for member in self._members(source, archives)]
+            return self._copied(members, folder)
+
+    def _copied(self, members: list[Member], folder: Path) -> str:
+        left, digest = MOST_BYTES, hashlib.sha256()
+        members.sort(key=lambda member: (not member[0].endswith(CODE), member[0]))
+        for name, opened in members[:MOST_FILES]:
+            try:
+                with opened() as file:
+                    data = file.read(left + 1)
+                if len(data) > left:
+                    text = f"{name} and what comes after it were left out: more than {MOST_BYTES >> 20} MB."
+                    self.problems.append(text)
+                    break
+                path = folder.joinpath(*name.split("/"))
+                while path.exists():  # in a folder and in a zip beside it: both are answers
+                    path = path.parent / "again" / path.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+            # zlib, bz2 and lzma have errors of their own, and so have encrypted files and odd names.
+            except Exception as error:
+                self.problems.append(f"{name[:200]!r} cannot be read: {error}.")
+                continue
+            left -= len(data)
+            digest.update(f"{name}\0{len(data)}\0".encode(errors="replace") + data)
+        if len(members) > MOST_FILES:
+            self.problems.append(f"{len(members) - MOST_FILES} files were left out: more than {MOST_FILES}.")
+        return digest.hexdigest()
+
+    def _members(self, path: Path, archives: contextlib.ExitStack) -> Iterator[Member]:
+        """The files of a file, folder or zip; those of a folder by their names below it."""
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            self.problems.append(f"{path.name!r} was left out: it is a link, or no file.")
+        elif path.is_dir():
+            for inner in sorted(path.iterdir()):
+                if _is_kept(inner.name):
+                    above, inside = f"{inner.name}/" * inner.is_dir(), self._members(inner, archives)
+                    yield from ((above + name, opened) for name, opened in inside)
+        elif path.suffix.lower() == ".zip":
+            yield from self._zipped(path, archives)
+        else:
+            yield path.name, partial(path.open, "rb")
+
+    def _zipped(self, path: Path, archives: contextlib.ExitStack) -> Iterator[Member]:
+        try:
+            if path.stat().st_size > MOST_BYTES:
+                raise LoadError(f"it is larger than {MOST_BYTES >> 20} MB")
+            archive = archives.enter_context(zipfile.ZipFile(path))
+        except Exception as error:
+            self.problems.append(f"{path.name} cannot be unpacked: {error}.")
+            return
+        for info in archive.infolist():
+            place = PurePosixPath(info.filename.replace("\\", "/"))
+            if info.is_dir() or not all(map(_is_kept, place.parts)) or place.name.lower().endswith(".zip"):
+                continue
+            if place.is_absolute() or ".." in place.parts or ":" in info.filename:
+                self.problems.append(f"{info.filename[:200]!r} was left out: it leads out of its folder.")
+            elif stat.S_ISLNK(info.external_attr >> 16):
+                self.problems.append(f"{info.filename[:200]!r} was left out: it is a link.")
+            else:
+                yield str(place), partial(archive.open, info)
+
+
+def _is_kept(name: str) -> bool:
+    return name == ".." or not (name.startswith(".") or name in LEFT_OUT)
+
+
+def hand_ins(folder: Path, stems: Collection[str]) -> list[HandIn]:
+    """What each student handed in; `stems` are names of files that the assignment itself gives out."""
+    if not folder.is_dir():
+        raise LoadError(f"{folder} is no folder: submissions are folders, zips or files in one.")
+    students: dict[str, HandIn] = {}
+    for path in sorted(folder.iterdir()):
+        if not _is_kept(path.name) or (path.is_file() and path.suffix.lower() not in (".zip", *CODE)):
+            continue
+        name = student_of(path.name if path.is_dir() else path.stem, stems)
+        students.setdefault(name, HandIn(name)).sources.append(path)
+    if not students:
+        raise LoadError(f"{folder} holds no submission: no folder, zip, .py or .ipynb file.")
+    return list(students.values())
+
+
+def student_of(name: str, stems: Collection[str]) -> str:
+    """Whose file or folder this is, by its name.
+
+    >>> student_of("ada_masked_softmax", ["masked_softmax"])
+    'ada'
+    >>> student_of("lovelaceada_LATE_123_456_homework", [])
+    'lovelaceada_123'
+    """
+    for pattern in (MOODLE, CANVAS):
+        if match := pattern.match(name):
+            return f"{match['name']}_{match['number']}"
+    for stem in sorted(stems, key=len, reverse=True):
+        pattern = re.compile(rf"^(?P<before>.*?)[ _.-]*{re.escape(stem)}[ _.-]*(?P<after>.*)$", re.IGNORECASE)
+        if match := pattern.match(name.replace("-", "_")):
+            # Of `masked_softmax`, and of `masked_softmax (1)`, nobody's name is left.
+            who = name[: len(match["before"])] or name[len(name) - len(match["after"]) :]
+            return who if re.search(r"[^\W\d]", who) else name
+    return name

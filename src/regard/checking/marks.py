@@ -1,0 +1,276 @@
+"""Points: from the checks of an answer to the mark of an exercise, and from those to a student's grade.
+
+Of the checks of a kind, a part has passed: S. With V that of the kind `values`, an exercise earns
+
+    points * V * (weight of values + sum of weight * S over the other kinds) / (sum of weights) * keeps
+
+where `keeps` is 1 if every value is right, and `wrong_keeps` (0.5) otherwise. So what a wrong answer has
+besides its numbers counts in proportion to those that are right, and it never keeps half of the points,
+whatever it passes; what gives no right number, as a starter does, earns 0. A check that was not tried has not
+passed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from regard.checking import written
+from regard.checking.assignment import KINDS, Assignment, Part, kinds
+from regard.checking.check import Checker, Result
+from regard.checking.handin import CODE
+from regard.checking.judge import HIDDEN, visible
+from regard.checking.submission import Submission, read
+
+AS_THE_TASK_SAYS, SHAPE_COMMENTS = "as the task says", "shape comments"  # checks that an assignment may drop
+STATUSES = ("passed", "partly right", "wrong", "not allowed", "untouched starter", "not answered")
+PASSED, PARTLY, WRONG, REFUSED, UNTOUCHED, UNANSWERED = STATUSES
+NO_ANSWER = (UNTOUCHED, UNANSWERED)
+MOST_NAMES = 3  # of checks that fail in the same way
+
+
+@dataclass(frozen=True)
+class Line:
+    """One check of an answer."""
+
+    name: str
+    kind: str
+    passed: bool
+    message: str = ""
+    hidden: bool = False
+
+    @property
+    def told(self) -> str:
+        """What a student may read."""
+        return HIDDEN if self.hidden and not self.passed else self.message
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One exercise of one student."""
+
+    exercise: str
+    out_of: float
+    status: str = UNANSWERED
+    points: float = 0.0
+    hidden_points: float = 0.0  # of those, what hidden checks gave
+    hidden_out_of: float = 0.0
+    file: str = ""
+    lines: tuple[Line, ...] = ()
+    mistakes: tuple[tuple[str, str], ...] = ()  # name, and what to say about it
+    said: tuple[str, ...] = ()  # sentences about the answer as a whole, for the student
+
+    def by_kind(self) -> dict[str, tuple[int, int]]:
+        """How many checks of each kind passed, of how many."""
+        counted = {kind: [line.passed for line in self.lines if line.kind == kind] for kind in KINDS}
+        return {kind: (sum(passed), len(passed)) for kind, passed in counted.items() if passed}
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why points are missing, for the student: a line for each kind of check that failed."""
+        kinds_failed: dict[tuple[str, bool], list[Line]] = {}
+        for line in self.lines:
+            if not line.passed:
+                kinds_failed.setdefault((line.kind, line.hidden), []).append(line)
+        reasons = [*self.said]
+        for (kind, _), lines in kinds_failed.items():
+            names = ", ".join(line.name for line in lines[:MOST_NAMES])
+            more = f" and {len(lines) - MOST_NAMES} more" if lines[MOST_NAMES:] else ""
+            reasons.append(f"{kind}: {names}{more}: {lines[0].told}")
+        return reasons or ([] if self.status == PASSED else [f"{self.status}."])
+
+
+@dataclass(frozen=True)
+class Grade:
+    """Everything about one student: what every report is made of."""
+
+    student: str
+    marks: tuple[Mark, ...]
+    deductions: tuple[tuple[str, float], ...] = ()  # why, and points
+    problems: tuple[str, ...] = ()  # what a teacher should look at
+    submitted: str = ""
+    days_late: int = 0
+    digest: str = ""
+
+    @property
+    def points(self) -> float:
+        """All points, less deductions, and never below 0."""
+        lost = sum(points for _, points in self.deductions)
+        return max(0.0, round(sum(mark.points for mark in self.marks) - lost, 2))
+
+    @property
+    def out_of(self) -> float:
+        """The points that there are."""
+        return sum(mark.out_of for mark in self.marks)
+
+    @property
+    def unanswered(self) -> list[str]:
+        """The exercises to which there is no answer."""
+        return [mark.exercise for mark in self.marks if mark.status in NO_ANSWER]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check of every exercise passed."""
+        return all(mark.status == PASSED for mark in self.marks)
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data, which `grade_of` reads."""
+        return {**asdict(self), "points": self.points, "out_of": self.out_of}
+
+
+def grade_of(data: Mapping[str, Any]) -> Grade:
+    """The grade that `as_json` wrote."""
+    fields = {key: value for key, value in data.items() if key not in ("points", "out_of")}
+    marks = []
+    for mark in fields.pop("marks"):
+        lines = tuple(Line(**line) for line in mark["lines"])
+        mistakes = tuple((name, say) for name, say in mark["mistakes"])
+        marks.append(Mark(**{**mark, "lines": lines, "mistakes": mistakes, "said": tuple(mark["said"])}))
+    deductions = tuple((why, points) for why, points in fields.pop("deductions"))
+    problems = tuple(fields.pop("problems"))
+    return Grade(marks=tuple(marks), deductions=deductions, problems=problems, **fields)
+
+
+def share(part: Part, lines: Iterable[Line], of_all: Iterable[Line]) -> float:
+    """The part of the points that these checks earn; `of_all` are those of the whole answer.
+
+    Hidden checks and those that are seen are marked apart: points that are seen tell nothing of others.
+    """
+    if part.all_or_nothing:
+        return float(all(line.passed for line in of_all))
+    passed = {kind: [line.passed for line in lines if line.kind == kind] for kind in KINDS}
+    values = passed.pop("values")
+    weight = part.weights["values"] if values else 0.0
+    values = values or [line.passed for line in of_all if line.kind == "values"]
+    others = {kind: sum(given) / len(given) for kind, given in passed.items() if given}
+    whole = weight + sum(part.weights[kind] for kind in others)
+    earned = weight + sum(part.weights[kind] * had for kind, had in others.items())
+    right = sum(values) / max(1, len(values))
+    return right * (earned / whole if whole else 1.0) * (1.0 if right == 1 else part.wrong_keeps)
+
+
+def hidden_out_of(part: Part) -> float:
+    """The points that hidden checks give: all, where everything hangs on one, or no value is seen."""
+    items, kind_of = part.exercise.checks.items, kinds(part)
+    hidden = {item.name for item in items if item.hidden or _is_hidden(part, item.name, kind_of[item.name])}
+    values = {item.name for item in items if kind_of[item.name] == "values"}
+    if not hidden and not part.hidden:
+        return 0.0
+    return round(part.points * (1.0 if part.all_or_nothing or values <= hidden else part.hidden_share), 2)
+
+
+def _is_hidden(part: Part, name: str, kind: str) -> bool:
+    return name in part.hidden or kind in part.hidden
+
+
+def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Result]:
+    """The mark of an answer, and its result with the checks that count in this assignment."""
+    kind_of, answer = kinds(part), written.answer(submission, part.exercise)
+    dropped = {AS_THE_TASK_SAYS} if part.conventions == "free" else set()
+    dropped |= {SHAPE_COMMENTS} if part.comments == "free" else set()
+    checks, lines, notes = [], [], list(result.conventions)
+    for check in result.checks:
+        kind = kind_of.get(check.name, "values")
+        if check.name not in dropped:
+            check = replace(check, hidden=check.hidden or _is_hidden(part, check.name, kind))
+            checks.append(check)
+            lines.append(Line(check.name, kind, check.passed, check.message, check.hidden))
+        elif not check.passed:
+            notes.append(check.message)
+    if part.comments == "required" and not written.n_comment(answer):
+        text = "no shape comment stands beside a line of it, as in `# [batch, query, key]`."
+        lines.append(Line(SHAPE_COMMENTS, "comments", False, text))
+    mistakes = {mistake.name: mistake.hints for named in result.mistakes for mistake in named.mistakes}
+    say = {name: f"{cause} {fix}" for name, (_, _, cause, fix) in mistakes.items()}
+    if failed := next((line for line in lines if not line.passed), None):
+        say = say or {f"no known mistake ({failed.name})": result.nearest or f"One of them: {failed.message}"}
+    seen, unseen = ([line for line in lines if line.hidden == hidden] for hidden in (False, True))
+    if all(line.passed for line in seen):  # a name for it would tell what is hidden
+        result = replace(result, mistakes=(), nearest="")
+    said = [named.sentence for named in result.mistakes] + ([result.nearest] if result.nearest else [])
+    of_hidden = hidden_out_of(part)
+    hidden_points = round(of_hidden * share(part, unseen, lines), 2)
+    points = hidden_points + round((part.points - of_hidden) * share(part, seen, seen), 2)
+    status = PASSED if failed is None else PARTLY if points else WRONG
+    refused = written.refused(submission, answer, part.allow, part.forbid)
+    n_line = written.n_line(answer)
+    if written.untouched(answer, part.exercise):
+        status, points, hidden_points, said, say = UNTOUCHED, 0.0, 0.0, [], {}
+    elif refused:
+        names = f"this exercise does not allow {', '.join(refused)}."
+        status, points, hidden_points, said, say = REFUSED, 0.0, 0.0, [names], {"not allowed": names}
+    elif status == PASSED and n_line <= part.few_lines:
+        points, hidden_points = points + part.bonus, hidden_points + (part.bonus if of_hidden else 0.0)
+        said += [] if of_hidden else [f"{n_line} lines of code: a bonus of {part.bonus:g} points."]
+    earned = (round(points, 2), hidden_points, of_hidden)
+    told = (tuple(lines), tuple(say.items()), tuple(said))
+    marked = Mark(part.exercise.id, part.points, status, *earned, result.file, *told)
+    return marked, replace(result, checks=tuple(checks), conventions=tuple(notes))
+
+
+def grade(
+    assignment: Assignment,
+    checker: Checker,
+    student: str,
+    folder: Path,
+    submitted: datetime | None = None,
+    problems: Iterable[str] = (),
+) -> tuple[Grade, list[Result]]:
+    """The grade of what lies in a folder, and the results it is made of.
+
+    Of several answers to an exercise the one with the most points counts, and the others are named.
+    """
+    paths = [path for path in sorted(folder.rglob("*")) if path.suffix in CODE and path.is_file()]
+    by_name = {visible(str(path)): path for path in paths}  # as results name them
+    answers: dict[str, list[tuple[Mark, Result]]] = {}
+    problems = [*problems, *([] if paths else ["no .py or .ipynb file was handed in."])]
+    files = [str(path) for path in paths]
+    for result in checker.check_files(files, maybe=files):
+        path = by_name[result.file]
+        shown = replace(result, file=path.relative_to(folder).as_posix())
+        if any("a mistake of ours" in check.message for check in result.checks):
+            problems.append(f"{shown.file}: {result.checks[0].message}")
+        if result.exercise is None:
+            problems += [check.message.replace(f"{folder}/", "") for check in result.checks]
+            continue
+        marked = mark(assignment.parts[result.exercise], read(path), shown)
+        answers.setdefault(result.exercise, []).append(marked)
+    marks, results = [], []
+    for id, part in assignment.parts.items():
+        given = sorted(answers.get(id, []), key=lambda pair: (-pair[0].points, pair[0].status == UNTOUCHED))
+        if not given:
+            marks.append(Mark(id, part.points, hidden_out_of=hidden_out_of(part)))
+            continue
+        best, result = given[0]
+        if len(given) > 1:
+            others = ", ".join(other.file for other, _ in given[1:])
+            twice = f"Handed in {len(given)} times: {best.file} counts, and not {others}."
+            best = replace(best, said=(*best.said, twice))
+        marks.append(best)
+        results.append(result)
+    late, deductions = _days_late(assignment, submitted), []
+    if late and assignment.late_per_day:
+        lost = min(1.0, late * assignment.late_per_day) * sum(one.points for one in marks)
+        deductions.append((f"{late} days late", round(lost, 2)))
+    if assignment.style and results:
+        counted = [folder / one.file for one in marks if one.file]
+        findings = written.style_findings(list(dict.fromkeys(counted)), assignment.line_length)
+        if findings is None:
+            problems.append("style was not checked: ruff is not installed here.")
+        elif findings:
+            lost = min(assignment.style_most, assignment.style * len(findings))
+            deductions.append((f"PEP 8, {len(findings)} findings, as {findings[0]}", round(lost, 2)))
+    when = submitted.isoformat(" ", "seconds") if submitted else ""
+    return Grade(student, tuple(marks), tuple(deductions), tuple(problems), when, late), results
+
+
+def _days_late(assignment: Assignment, submitted: datetime | None) -> int:
+    """Days begun since the deadline, by the clock of this machine where the deadline names no zone."""
+    if assignment.deadline is None or submitted is None:
+        return 0
+    seconds = (submitted.astimezone() - assignment.deadline.astimezone()).total_seconds()
+    return max(0, math.ceil(seconds / 86400))

@@ -1,0 +1,227 @@
+"""Grades as a teacher, a student or a grader reads them: CSV, JSON, pages, Gradescope, GitHub."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean, median
+
+from regard.checking.assignment import Assignment
+from regard.checking.check import Result
+from regard.checking.marks import NO_ANSWER, PASSED, STATUSES, Grade
+from regard.checking.reports.html import section
+from regard.drawing.html import Markup, joined, tag
+from regard.drawing.html import page as whole_page
+from regard.tables import csv_text
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins that a spreadsheet would compute
+VISIBILITY = {"never": "hidden", "after due date": "after_due_date", "after published": "after_published"}
+
+
+@dataclass(frozen=True)
+class Common:
+    """A mistake, by how many it was made of those who answered, and what to say about it."""
+
+    exercise: str
+    mistake: str
+    students: int
+    of: int
+    say: str
+
+
+def common_mistakes(grades: Sequence[Grade]) -> list[Common]:
+    """What went wrong, the most frequent first."""
+    marks = [mark for grade in grades for mark in grade.marks if mark.status not in NO_ANSWER]
+    answered = Counter(mark.exercise for mark in marks)
+    say = {(mark.exercise, name): text for mark in marks for name, text in mark.mistakes}
+    counted = Counter((mark.exercise, name) for mark in marks for name, _ in mark.mistakes)
+    rows = [Common(id, name, n, answered[id], say[id, name]) for (id, name), n in counted.items()]
+    return sorted(rows, key=lambda row: (-row.students, row.exercise, row.mistake))
+
+
+def csv_of(grades: Sequence[Grade]) -> str:
+    """A row for each student: points in all and by exercise, what is missing, what went wrong."""
+    texts = {
+        "submitted": [grade.submitted for grade in grades],
+        "days late": [str(grade.days_late) for grade in grades],
+        "not answered": [", ".join(grade.unanswered) for grade in grades],
+        "mistakes": [
+            "; ".join(f"{mark.exercise}: {name}" for mark in grade.marks for name, _ in mark.mistakes)
+            for grade in grades
+        ],
+        "look at": [" ".join(grade.problems) for grade in grades],
+    }
+    marks = zip(*(grade.marks for grade in grades), strict=True)
+    return csv_text(
+        {
+            "student": [_cell(grade.student) for grade in grades],
+            "points": [grade.points for grade in grades],
+            "out of": [grade.out_of for grade in grades],
+            **{column[0].exercise: [mark.points for mark in column] for column in marks},
+            "deductions": [round(sum(points for _, points in grade.deductions), 2) for grade in grades],
+            **{name: [_cell(text) for text in column] for name, column in texts.items()},
+        }
+    )
+
+
+def _cell(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def json_of(title: str, grades: Sequence[Grade]) -> str:
+    """All grades, and the common mistakes."""
+    mistakes = [asdict(row) for row in common_mistakes(grades)]
+    page = {"title": title, "students": [grade.as_json() for grade in grades], "mistakes": mistakes}
+    return json.dumps(page, indent=1) + "\n"
+
+
+def feedback(title: str, grade: Grade, results: Sequence[Result]) -> str:
+    """A student's page: points and reasons, then every answer with its pictures."""
+    rows: list[tuple[object, ...]] = [
+        (
+            _line(mark.exercise),
+            _line(f"{mark.points:g} of {mark.out_of:g}"),
+            tag("span", mark.status, class_="good" if mark.status == PASSED else "bad"),
+            joined([tag("div", f"{kind} {n} of {of}") for kind, (n, of) in mark.by_kind().items()]),
+            joined([tag("div", sentence) for sentence in mark.said]),
+        )
+        for mark in grade.marks
+    ]
+    rows += [("deducted", f"-{points:g}", "", "", why) for why, points in grade.deductions]
+    late = [f"Handed in {grade.days_late} days late."] if grade.days_late else []
+    parts = [
+        tag("p", tag("strong", f"{grade.points:g} of {grade.out_of:g} points"), f" for {grade.student}."),
+        _table(("exercise", "points", "", "checks passed", ""), rows),
+        *(tag("p", sentence, class_="bad") for sentence in (*late, *grade.problems)),
+        *(section(index, result) for index, result in enumerate(results)),
+    ]
+    return whole_page(title, joined(parts))
+
+
+def summary(title: str, grades: Sequence[Grade], pages: Mapping[str, str]) -> str:
+    """The teacher's page: marks by exercise, what to say in the next lecture, every student.
+
+    `pages` has the address of each student's feedback.
+    """
+    totals = [grade.points for grade in grades]
+    figures = f"{len(grades)} students, mean {mean(totals):.1f}, median {median(totals):.1f}"
+    by_exercise = [list(column) for column in zip(*(grade.marks for grade in grades), strict=True)]
+    exercises = []
+    for column in by_exercise:
+        average, most = mean(mark.points for mark in column), column[0].out_of
+        counts = Counter(mark.status for mark in column)
+        bar = _bar(average / most if most else 0.0, f"{average:.1f} of {most:g}")
+        exercises.append((column[0].exercise, bar, *(counts[status] or "" for status in STATUSES)))
+    said = [
+        (
+            _bar(row.students / row.of, f"{row.students} of {row.of}"),
+            _line(row.exercise),
+            tag("strong", row.mistake),
+            row.say,
+        )
+        for row in common_mistakes(grades)
+    ]
+    students = [
+        (
+            tag("a", grade.student, href=pages[grade.student]),
+            *(f"{mark.points:g}" for mark in grade.marks),
+            tag("strong", f"{grade.points:g}"),
+            _line(f"{grade.days_late} days") if grade.days_late else "",
+            joined([tag("div", problem) for problem in grade.problems]),
+        )
+        for grade in grades
+    ]
+    ids = [column[0].exercise for column in by_exercise]
+    parts = [
+        tag("p", f"{figures} of {grades[0].out_of:g} points."),
+        tag("h2", "Exercises"),
+        _table(("exercise", "mean", *STATUSES), exercises),
+        tag("h2", "For the next lecture"),
+        _table(("students", "exercise", "mistake", "say"), said) if said else tag("p", "No mistakes."),
+        tag("h2", "Students"),
+        _table(("student", *ids, "points", "late", "look at"), students),
+    ]
+    return whole_page(title, joined(parts))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
+    lines = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
+    return tag("table", tag("tr", *(tag("th", head) for head in heads)), *lines)
+
+
+def _line(text: str) -> Markup:
+    return tag("span", text, style="white-space: nowrap")
+
+
+def _bar(part: float, text: str) -> Markup:
+    """A bar that is filled as far as the part goes, and what it stands for."""
+    full = tag("div", style=f"width: {100 * part:.0f}%; background: #1e88e5; height: .6em")
+    return tag("div", full, style="width: 6rem; background: #8884") + _line(text)
+
+
+def gradescope(assignment: Assignment, grade: Grade) -> str:
+    """A results.json: a row for each exercise, with its reasons inside, and one for its hidden checks."""
+    tests = []
+    for mark in grade.marks:
+        for hidden in (False, True) if mark.hidden_out_of else (False,):
+            lines = [line for line in mark.lines if line.hidden == hidden]
+            failed = [f"- {line.name}: {line.message}" for line in lines if not line.passed]
+            points, out_of = mark.hidden_points, mark.hidden_out_of
+            if not hidden:
+                points, out_of = mark.points - points, mark.out_of - out_of
+            passed = points >= out_of and not failed and bool(lines)  # whatever becomes of what is hidden
+            counted = [f"{len(lines) - len(failed)} of {len(lines)} checks passed."] if lines else []
+            tests.append(
+                {
+                    "name": f"{mark.exercise}: hidden checks" if hidden else mark.exercise,
+                    "score": round(points, 2),
+                    "max_score": round(out_of, 2),
+                    "status": "passed" if passed else "failed",
+                    "output": "\n".join(
+                        [f"{PASSED if passed else mark.status}.", *mark.said, *counted, *failed]
+                    ),
+                    "visibility": VISIBILITY[assignment.show_hidden] if hidden else "visible",
+                }
+            )
+    lost = [{"name": why, "score": -points, "max_score": 0} for why, points in grade.deductions]
+    page = {"score": grade.points, "output": "\n".join(grade.problems), "tests": [*tests, *lost]}
+    return json.dumps(page, indent=1) + "\n"
+
+
+def github_summary(title: str, grade: Grade) -> str:
+    """Markdown for the summary of a step: a table of marks, and the reasons."""
+    rows = [(mark.exercise, f"{mark.points:g} of {mark.out_of:g}", mark.status) for mark in grade.marks]
+    rows += [("deducted", f"-{points:g}", why) for why, points in grade.deductions]
+    lines = [
+        f"## {_plain(title)}: {grade.points:g} of {grade.out_of:g} points",
+        "",
+        "| | | |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| {' | '.join(map(_plain, row))} |" for row in rows]
+    for mark in grade.marks:
+        if mark.status != PASSED:
+            lines += ["", f"### {mark.exercise}", *(f"- {_plain(reason)}" for reason in mark.reasons)]
+    return "\n".join([*lines, "", *(f"- {_plain(problem)}" for problem in grade.problems)]) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is, in one line."""
+    special = {ord(mark): f"\\{mark}" for mark in "\\`*_{}[]<>#|!~$@"}
+    return " ".join(text.translate(special).split())
+
+
+def github_annotations(grade: Grade) -> str:
+    """A workflow command for each exercise that did not pass, which marks its file."""
+    commands = []
+    for mark in grade.marks:
+        if mark.status != PASSED:
+            # A command ends with its line, a property of it with a comma or a colon.
+            escaped = {ord("%"): "%25", ord("\r"): "%0D", ord("\n"): "%0A"}
+            properties = {**escaped, ord(":"): "%3A", ord(","): "%2C"}
+            title = f"{mark.exercise}: {mark.points:g} of {mark.out_of:g} points".translate(properties)
+            file = f"file={mark.file.translate(properties)}," if mark.file else ""
+            commands.append(f"::error {file}title={title}::{chr(10).join(mark.reasons).translate(escaped)}\n")
+    return "".join(commands)

@@ -1,0 +1,125 @@
+"""What an assignment asks of an answer's text: functions it may use, its lines, shape comments, PEP 8."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from regard.checking.comments import shape_notes
+from regard.checking.spec import Exercise
+from regard.checking.submission import Definition, Submission, tree_of
+
+# Ways to reach a function without writing its name: not for answers in which names are looked at.
+ROUNDABOUT = ("getattr", "eval", "exec", "__import__", "importlib", "globals", "vars", "__dict__")
+ALWAYS = ("Module", "Tensor")  # what a signature needs is allowed
+RUFF_SECONDS = 30.0
+
+
+def answer(submission: Submission, exercise: Exercise) -> list[Definition]:
+    """The definitions that an answer is made of: those asked for, and what they use of the same file."""
+    known = {definition.name: definition for definition in submission.definitions}
+    parts: dict[str, Definition] = {}
+    names = [name for name in exercise.names if name in known]
+    while names:
+        name = names.pop()
+        parts[name] = known[name]
+        used = {node.id for node in ast.walk(known[name].node) if isinstance(node, ast.Name)}
+        names += [other for other in used if other in known and other not in parts]
+    return list(parts.values())
+
+
+def _bare(node: ast.AST) -> ast.AST:
+    """A definition without its docstrings."""
+    node = ast.parse(ast.unparse(node))
+    for part in ast.walk(node):
+        if isinstance(part, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(part) is not None:
+            part.body = part.body[1:] or [ast.Pass()]
+    return node
+
+
+def untouched(parts: list[Definition], exercise: Exercise) -> bool:
+    """Whether an answer is the starter as it was handed out."""
+    written = {part.name: ast.dump(part.node) for part in parts}
+    return all(written.get(name) == ast.dump(exercise.definitions[name]) for name in exercise.names)
+
+
+def n_line(parts: list[Definition]) -> int:
+    """Lines of code: comments, docstrings and empty lines do not count, and neither does `;` save any."""
+    return sum(len(ast.unparse(_bare(part.node)).splitlines()) for part in parts)
+
+
+def n_comment(parts: list[Definition]) -> int:
+    """How many shape comments stand beside the lines of an answer."""
+    return sum(
+        part.node.lineno <= note.line <= (part.node.end_lineno or 0)
+        for part in parts
+        for note in shape_notes(part.cell.source, part.cell.label)
+    )
+
+
+def refused(
+    submission: Submission, parts: list[Definition], allow: Collection[str], forbid: Collection[str]
+) -> list[str]:
+    """The names that an answer uses and may not, as they stand in it.
+
+    `forbid` is about any name or attribute, by its last part. `allow` is about what is reached through an
+    import: `torch.softmax` or `softmax` in it allows `F.softmax`. Methods of tensors have no such name.
+    """
+    if not allow and not forbid:
+        return []
+    imports: dict[str, str] = {}
+    for cell in submission.cells:
+        for node in ast.walk(tree_of(cell)):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    first = alias.name.partition(".")[0]
+                    imports[alias.asname or first] = alias.name if alias.asname else first
+            elif isinstance(node, ast.ImportFrom):
+                imports |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    last = {name.rpartition(".")[2] for name in forbid} | set(ROUNDABOUT)
+    wrong: dict[str, None] = {}
+    for part in parts:
+        inner = {id(node.value) for node in ast.walk(part.node) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(part.node):
+            if not isinstance(node, ast.Name | ast.Attribute):
+                continue
+            shown = ast.unparse(node)
+            root, _, rest = shown.partition(".")
+            whole = f"{imports.get(root, root)}.{rest}".rstrip(".")
+            if last & set(whole.split(".")):
+                wrong[shown] = None
+            outside = root in imports and id(node) not in inner and isinstance(node.ctx, ast.Load)
+            if allow and outside and not {whole, shown, whole.rpartition(".")[2]} & {*allow, *ALWAYS}:
+                wrong[shown] = None
+    return list(wrong)
+
+
+def style_findings(paths: list[Path], line_length: int) -> list[str] | None:
+    """What ruff finds against PEP 8, a line each; None where ruff is not installed."""
+    ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
+    if ruff is None:
+        return None
+    options = [
+        "--isolated",
+        "--no-cache",
+        "--preview",
+        "--select=E,W",
+        f"--line-length={line_length}",
+        "--exit-zero",
+    ]
+    command = [ruff, "check", *options, "--output-format=json", "--", *map(str, paths)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=RUFF_SECONDS)
+        found = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return [
+        f"{Path(finding['filename']).name}, line {finding['location']['row']}: {finding['message']}"
+        for finding in found
+        if str(finding["code"])[:1] in ("E", "W")
+    ]

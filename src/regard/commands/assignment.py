@@ -1,0 +1,216 @@
+"""`regard assignment new`, `build`, `grade`, `report`: from a file that sets exercises to a class's marks."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from regard.commands.options import Group, NewFile, json_option
+from regard.commands.printing import print_table
+from regard.errors import ArgumentError, LoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from regard.checking.assignment import Assignment
+    from regard.checking.marks import Grade
+    from regard.checking.runner import Runner
+
+FORMS = ("notebook", "folder", "gradescope", "github", "otter", "nbgrader")
+MOST_LISTED = 12  # mistakes, on the terminal
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group(cls=Group)
+def assignment() -> None:
+    """For teachers: set exercises, give them out, and mark what comes back."""
+
+
+@assignment.command("new")
+@click.argument("file", type=FILE, default="assignment.toml")
+@click.option("--exercise", "ids", multiple=True, help="Set this one; may be given again and again.")
+@click.option("--title", help="What students read above it.")
+def new(file: Path, ids: tuple[str, ...], title: str | None) -> None:
+    """Write an assignment into FILE, with every key explained."""
+    from regard.checking.catalogue import ours, pick
+    from regard.checking.handout import example
+
+    if file.exists():
+        raise ArgumentError(f"{file} is there already: give another name.")
+    chosen = [pick(ours(), id).id for id in ids or ("masked-softmax",)]
+    file.write_text(example(title or file.stem, chosen), encoding="utf-8")
+    click.echo(f"{file} is yours to change. Then: regard assignment build {file}")
+
+
+@assignment.command("build")
+@click.argument("file", type=FILE)
+@click.option("--for", "form", type=click.Choice(FORMS), default="notebook", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), help="Where to write it.")
+@click.option("--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="gradescope: install regard from this wheel, not by its name.")  # fmt: skip
+def build(file: Path, form: str, out: Path | None, wheel: Path | None) -> None:
+    """Write what students get, or what a grader needs, for the assignment in FILE.
+
+    \b
+    notebook, folder     tasks and starters, without any solution
+    gradescope           a zip: upload it as the autograder
+    github               a repository for students, graded by GitHub Actions on each push
+    otter                a master notebook for `otter assign`, with solutions
+    nbgrader             a notebook for `nbgrader generate_assignment`, without solutions
+    """
+    from regard.checking import handout
+    from regard.checking.assignment import load
+
+    suffix = {"notebook": ".ipynb", "gradescope": "-gradescope.zip"}.get(form, f"-{form}")
+    path = out or Path(file.stem + suffix)
+    if path.exists():
+        raise ArgumentError(f"{path} is there already: give --out another name.")
+    handout.write(handout.FORMS[form](load(file)), path, wheel)
+    click.echo(f"{path} is written.")
+
+
+@assignment.command("grade")
+@click.argument("file", type=FILE)
+@click.argument("submissions", type=click.Path(exists=True, path_type=Path))
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="marks", show_default=True,
+              help="The folder for marks and feedback.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1, 64), help="Answers that run at once; by default, the cores.")
+@click.option("--hide-solutions", is_flag=True, help="Run no answer that could read our solutions.")
+@click.option("--gradescope", type=NewFile(), help="SUBMISSIONS are one student's: write a results.json.")
+@click.option("--metadata", type=FILE, help="gradescope: a submission_metadata.json, for the time.")
+@click.option("--github", is_flag=True, help="SUBMISSIONS are one student's: annotate and summarise.")
+@json_option
+def grade(
+    file: Path,
+    submissions: Path,
+    out: Path,
+    jobs: int | None,
+    hide_solutions: bool,
+    gradescope: Path | None,
+    metadata: Path | None,
+    github: bool,
+    as_json: bool,
+) -> None:
+    """Mark SUBMISSIONS by the assignment in FILE: a folder, zip or file for each student.
+
+    What is graded is written as it comes; a second call grades what is missing or has changed. With
+    --github the exit code is 1 unless everything passed.
+    """
+    with _runner(jobs or os.cpu_count() or 1, hide_solutions) as runner:
+        import torch
+
+        from regard.checking.assignment import load
+
+        torch.set_num_threads(1)  # the work is small, and the workers need the cores
+        loaded = load(file)
+        if gradescope is None and not github:
+            grades = _graded(loaded, runner, submissions, out)
+            _print(loaded.title, grades, as_json)
+            if not as_json:
+                click.echo(f"Marks: {out / 'marks.csv'}. For the next lecture: {out / 'summary.html'}.")
+            return
+        from regard.checking.grading import grade_one
+
+        one = grade_one(loaded, runner, submissions, _time(metadata))
+    from regard.checking.reports import marks
+
+    if gradescope is not None:
+        gradescope.write_text(marks.gradescope(loaded, one), encoding="utf-8", errors="replace")
+    if as_json:
+        click.echo(json.dumps(one.as_json()))
+    if github:
+        click.echo(marks.github_annotations(one), nl=False)
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            with open(summary, "a", encoding="utf-8") as file_of_step:
+                file_of_step.write(marks.github_summary(loaded.title, one))
+    click.echo(f"{one.points:g} of {one.out_of:g} points.", err=True)
+    raise SystemExit(0 if one.passed or not github else 1)
+
+
+def _runner(n_job: int, must_confine: bool) -> Runner:
+    """Workers, forked before anything of ours is read."""
+    from regard.checking.child.confine import landlock_version
+    from regard.checking.runner import Limits, Runner
+
+    if must_confine and not landlock_version():
+        raise ArgumentError("--hide-solutions needs a Linux with Landlock: answers could read every file.")
+    return Runner(n_job, Limits(must_confine=must_confine), fork_here=True)
+
+
+def _graded(loaded: Assignment, runner: Runner, submissions: Path, out: Path) -> list[Grade]:
+    """The class's grades, with a bar that shows how far it is."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from regard.checking.grading import grade_class
+    from regard.checking.handin import hand_ins
+    from regard.checking.starters import file_name
+
+    stems = [loaded.path.stem, *(Path(file_name(one)).stem for one in loaded.exercises.values())]
+    students = hand_ins(submissions, stems)
+    n_new = 0
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Grading", total=len(students))
+
+        def done(grade: Grade, new: bool) -> None:
+            nonlocal n_new
+            n_new += new
+            bar.update(task, advance=1, description=f"Graded {grade.student[:24]}")
+
+        grades = grade_class(loaded, runner, students, out, done)
+    if n_new < len(grades):
+        click.echo(f"{len(grades) - n_new} of {len(grades)} had not changed since the last time.", err=True)
+    return grades
+
+
+def _time(metadata: Path | None) -> datetime | None:
+    """When Gradescope says that it was handed in."""
+    if metadata is None:
+        return None
+    try:
+        return datetime.fromisoformat(json.loads(metadata.read_text(encoding="utf-8"))["created_at"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"{metadata} does not say when it was handed in, as created_at: {error}.") from error
+
+
+@assignment.command("report")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default="marks")
+@json_option
+def report(folder: Path, as_json: bool) -> None:
+    """Show what FOLDER holds, and write its CSV, JSON and page again from each student's marks."""
+    from regard.checking.grading import kept, write_reports
+
+    grades = [one for path in sorted((folder / "students").glob("*.json")) if (one := kept(path)) is not None]
+    if not grades:
+        raise ArgumentError(f"{folder} holds no marks: regard assignment grade writes them.")
+    try:
+        title = str(json.loads((folder / "marks.json").read_text(encoding="utf-8"))["title"])
+    except (OSError, ValueError, KeyError, TypeError):
+        title = folder.name
+    write_reports(title, grades, folder)
+    _print(title, grades, as_json)
+
+
+def _print(title: str, grades: Sequence[Grade], as_json: bool) -> None:
+    """The class on the terminal: a row for each exercise, and the mistakes that most made."""
+    from regard.checking.reports import marks
+
+    if as_json:
+        click.echo(marks.json_of(title, grades), nl=False)
+        return
+    from rich.table import Table
+
+    mean = sum(grade.points for grade in grades) / len(grades)
+    click.echo(f"{title}: {len(grades)} students, mean {mean:.1f} of {grades[0].out_of:g} points.")
+    table = Table(box=None)
+    for name in ("students", "exercise", "mistake", "say"):
+        table.add_column(name)
+    for row in marks.common_mistakes(grades)[:MOST_LISTED]:
+        table.add_row(f"{row.students} of {row.of}", row.exercise, row.mistake, row.say)
+    if table.row_count:
+        print_table(table)

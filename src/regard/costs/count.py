@@ -1,0 +1,200 @@
+"""What somebody else's model costs, counted: it runs on tensors without numbers, and its products are noted.
+
+    counted = Counted(Path("folder"))             only config.json is read, no weights
+    counted.cost("decode", batch=8, length=8191)
+
+Operations and bytes are those of its own code, attention written out, so that hidden scores count. Its own
+cache says what is held and read, so a layer with a window holds and reads that window.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from torch.utils.module_tracker import ModuleTracker
+
+from regard.costs.model import NOTHING, OPTIMISER, Cost, Phase, Row, check_lengths
+from regard.errors import UnsupportedError
+from regard.models.foreign import Foreign
+
+_LISTS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
+_aten = torch.ops.aten
+_SOFTMAX = (_aten._softmax, _aten._softmax_backward_data)
+
+
+class Counted:
+    """A model of the transformers library without its weights, which says what its steps cost."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = Foreign(_hollow(folder).eval())
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The steps it can take."""
+        return ("train", "prefill", "decode") if self.model.head == "language" else ("train", "prefill")
+
+    def cost(self, phase: Phase, *, batch: int = 1, length: int, dtype: torch.dtype = torch.float32) -> Cost:
+        """The cost of a training step or prefill of `length` tokens, or of one token after `length` of them.
+
+        An encoder-decoder reads `length` tokens and starts an answer with one; in training it writes as many.
+        """
+        check_lengths(phase, batch, length)
+        if phase not in self.phases:
+            raise UnsupportedError(f"{self.model.family} foretells no next token: it has no decoding step.")
+        self.model.to(dtype)
+        try:
+            counter, held = self._run(phase, batch, length)
+        except UnsupportedError:
+            raise
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise UnsupportedError(
+                f"{self.folder}: its cost is counted by running it on tensors without numbers, and it cannot "
+                f"run so ({reason[:200]})."
+            ) from error
+        parameters = NOTHING + sum(weight.numel() for weight in self.model.parameters())
+        rows = [
+            Row(name, NOTHING + operations, activations=NOTHING + counter.n_byte[name] // dtype.itemsize,
+                number_bytes=dtype.itemsize)
+            for name, operations in counter.operations.items()
+        ]  # fmt: skip
+        if phase == "train":
+            rows.append(Row("optimiser", weights=OPTIMISER * parameters, number_bytes=dtype.itemsize))
+        return Cost(phase, tuple(rows), {}, dtype.itemsize, parameters, NOTHING + held // dtype.itemsize)
+
+    def _run(self, phase: Phase, batch: int, length: int) -> tuple[_Noted, int]:
+        """The products of one step, and the bytes in the cache after it."""
+        model, both = self.model.inner, self.model.kind == "encoder-decoder"
+        tokens = torch.zeros(batch, length, dtype=torch.long, device="meta")
+        one = tokens.new_zeros(batch, 1)
+        more: dict[str, Any] = {"use_cache": True} if self.model.head == "language" else {}
+        if phase == "train":
+            target = {"decoder_input_ids": tokens} if both else {}
+            with torch.enable_grad(), _Noted() as noted:
+                model(input_ids=tokens, **target, **more)[0].float().sum().backward()
+            model.zero_grad(set_to_none=True)
+            return noted, 0
+        if _takes(model, "logits_to_keep"):
+            more["logits_to_keep"] = 1
+        with torch.no_grad():
+            if phase == "prefill":
+                with _Noted() as noted:
+                    out = model(input_ids=tokens, **({"decoder_input_ids": one} if both else {}), **more)
+                return noted, _bytes_held(out.get("past_key_values"))
+            past = None
+            if both:
+                more["encoder_outputs"] = model.get_encoder()(input_ids=tokens)  # type: ignore[operator]
+            name = "decoder_input_ids" if both else "input_ids"
+            if length:
+                past = model(**{name: tokens}, **more).get("past_key_values")
+                if past is None:
+                    raise UnsupportedError(f"{self.model.family} has no cache that grows.")
+            with _Noted() as noted:
+                past = model(**{name: one}, **more, past_key_values=past).get("past_key_values")
+            return noted, _bytes_held(past)
+
+
+class _Noted(TorchDispatchMode):
+    """Notes the operations and bytes of every product, softmax and embedding, by the module that asks."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: Counter[str] = Counter()
+        self.n_byte: Counter[str] = Counter()
+        self._modules = ModuleTracker()
+        self._chosen: dict[int, tuple[Tensor, int]] = {}  # rows of a weight (experts): the weight's own bytes
+
+    def __enter__(self) -> _Noted:
+        self._modules.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._modules.__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        kind = func.overloadpacket
+        if kind is _aten.index and isinstance(args[0], nn.Parameter):
+            self._chosen[id(out)] = (out, args[0].nbytes)
+        elif kind in flop_registry:
+            name = self._name("" if _is_weight_product(args) else " products")
+            self.operations[name] += flop_registry[kind](*args, **kwargs, out_val=out)
+            self.n_byte[name] += self._bytes((args, out))
+        elif kind in _SOFTMAX:
+            self.operations[name := self._name(" softmax")] += 0
+            self.n_byte[name] += self._bytes((args, out))
+        elif kind is _aten.embedding:
+            self.operations["embedding"] += 0
+            self.n_byte["embedding"] += 2 * out.nbytes
+        return out
+
+    def _bytes(self, values: Any) -> int:
+        """Of all tensors; rows that several tokens chose are read once."""
+        tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+        return sum(min(tensor.nbytes, self._chosen.get(id(tensor), (tensor, tensor.nbytes))[1])
+                   for tensor in tensors)  # fmt: skip
+
+    def _name(self, what: str) -> str:
+        """The innermost module that is running, without the model's class and the layer's number."""
+        innermost = max(self._modules.parents, key=lambda name: name.count("."))
+        return re.sub(r"^.*\.\d+\.|^\w+\.", "", innermost) + what
+
+
+def _is_weight_product(args: Any) -> bool:
+    """Whether a product has two matrices, as those of weights have; attention's has a batch of them."""
+    return all(value.dim() < 3 for value in args if isinstance(value, Tensor))
+
+
+def _takes(model: nn.Module, argument: str) -> bool:
+    return argument in inspect.signature(model.forward).parameters
+
+
+def _bytes_held(cache: Any) -> int:
+    """Of every tensor that a cache of transformers holds, layer by layer."""
+    layers = [*getattr(cache, "layers", ())]
+    for part in ("self_attention_cache", "cross_attention_cache"):
+        layers += getattr(getattr(cache, part, None), "layers", ())
+    values = [value for layer in layers for value in vars(layer).values()]
+    return sum(leaf.nbytes for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.dim() > 1)
+
+
+def _hollow(folder: Path) -> nn.Module:
+    """The model that a folder's config.json describes, with weights that have shapes and no numbers."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{folder} holds a model that is none of ours: its cost is counted with the transformers "
+            "library, which is not installed: pip install regard[hf]."
+        ) from error
+    reasons = []
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        if hasattr(config, "_experts_implementation"):
+            config._experts_implementation = "batched_mm"  # whose shapes do not depend on the numbers
+        named = [name for name in config.architectures or () if hasattr(transformers, name)]
+        classes = [getattr(transformers, name) for name in (*named, *_LISTS)]
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedError(f"{folder}: transformers cannot read its config.json: {error}") from error
+    for made in classes:
+        build = made.from_config if "Auto" in made.__name__ else made._from_config
+        try:
+            with torch.device("meta"):
+                model: nn.Module = build(config, attn_implementation="eager")
+            return model
+        except (ValueError, ImportError, AttributeError, RuntimeError, AssertionError) as error:
+            reasons.append(f"{made.__name__}: {str(error).strip().partition(chr(10))[0][:200]}")
+    raise UnsupportedError(f"{folder}: transformers cannot build it. " + "; ".join(reasons))

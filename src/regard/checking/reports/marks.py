@@ -84,7 +84,7 @@ def feedback(title: str, grade: Grade, results: Sequence[Result]) -> str:
             _line(mark.exercise),
             _line(f"{mark.points:g} of {mark.out_of:g}"),
             tag("span", mark.status, class_="good" if mark.status == PASSED else "bad"),
-            joined([tag("div", f"{kind} {n} of {of}") for kind, (n, of) in mark.by_kind().items()]),
+            joined([tag("div", _line(f"{kind} {n} of {of}")) for kind, (n, of) in mark.by_kind().items()]),
             joined([tag("div", sentence) for sentence in mark.said]),
         )
         for mark in grade.marks
@@ -113,7 +113,7 @@ def summary(title: str, grades: Sequence[Grade], pages: Mapping[str, str]) -> st
         average, most = mean(mark.points for mark in column), column[0].out_of
         counts = Counter(mark.status for mark in column)
         bar = _bar(average / most if most else 0.0, f"{average:.1f} of {most:g}")
-        exercises.append((column[0].exercise, bar, *(counts[status] or "" for status in STATUSES)))
+        exercises.append((_line(column[0].exercise), bar, *(counts[status] or "" for status in STATUSES)))
     said = [
         (
             _bar(row.students / row.of, f"{row.students} of {row.of}"),

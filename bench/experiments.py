@@ -16,6 +16,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from timing import THREADS, PlainTable, parse_options, report
@@ -40,7 +41,7 @@ def _every(order: list[int], n: int) -> list[int]:
     return [order[index * len(order) // n] for index in range(min(n, len(order)))]
 
 
-def _in_lens(loaded: Loaded, question: dict[str, object]) -> dict[str, object] | None:
+def _in_lens(loaded: Loaded, question: dict[str, object]) -> dict[str, Any] | None:
     """What TransformerLens says of the same heads, where REGARD_LENS names a Python that has it."""
     python = os.environ.get("REGARD_LENS")
     if python is None:
@@ -48,11 +49,11 @@ def _in_lens(loaded: Loaded, question: dict[str, object]) -> dict[str, object] |
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as folder:
         save(loaded, folder)
-        command = [python, Path(__file__).parent / "peers" / "lens.py", folder, str(THREADS)]
+        command = [python, str(Path(__file__).parent / "peers" / "lens.py"), folder, str(THREADS)]
         done = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True, env=clean)
     if done.returncode:
         raise SystemExit(f"TransformerLens failed: {done.stderr[-1500:]}")
-    said: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return said
 
 

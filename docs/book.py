@@ -37,7 +37,9 @@ def inline_formula(translator, node):
 
 def block_formula(translator, node):
     """A formula that stands alone."""
-    translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    formula = convert(node.astext(), display="block")
+    formula = re.sub('columnalign="(left|right)"', r'style="text-align: \1"', formula)  # what browsers read
+    translator.body.append(f'<div class="math">{formula}</div>')
     raise SkipNode
 
 

@@ -7,24 +7,83 @@ from pathlib import Path
 
 from regard.checking.catalogue import ours
 
-FIVE = ("masked-softmax", "rnn-step", "lstm-step", "dot-product-attention", "multi-head")
-# A right variant, and an edit that makes it wrong.
-WRONG = {
-    "masked-softmax": (
-        "flat",
-        "torch.arange(rows.shape[1], device=X.device)[None, :] >=",
-        "0 * lens[:, None] >",
-    ),
-    "rnn-step": ("columns", ".add(b)", ""),
-    "lstm-step": ("cell", "b_i, b_f, b_c, b_o", "b_f, b_i, b_c, b_o"),
-    "dot-product-attention": ("einsum", "** -0.5", "** -1.0"),
-    "multi-head": ("einsum", "self.size ** -0.5", "1.0"),
+# Right answers as students write them, and for each an edit that makes it wrong.
+RIGHT = {
+    "masked-softmax": """import torch
+
+def masked_softmax(X, valid_lens=None):
+    if valid_lens is None:
+        return torch.softmax(X, dim=-1)
+    lens = valid_lens if valid_lens.dim() == 2 else valid_lens[:, None]
+    hidden = torch.arange(X.shape[-1], device=X.device) >= lens[..., None]
+    return torch.softmax(X.masked_fill(hidden, float("-inf")), dim=-1).masked_fill(hidden, 0.0)
+""",
+    "rnn-step": """import torch
+
+def rnn_step(x_t, h_prev, W_x, W_h, b):
+    return torch.tanh(x_t @ W_x + h_prev @ W_h + b)
+""",
+    "lstm-step": """import torch
+
+def lstm_step(x_t, h_prev, c_prev, W_f, U_f, b_f, W_i, U_i, b_i, W_o, U_o, b_o, W_c, U_c, b_c):
+    f = torch.sigmoid(x_t @ W_f + h_prev @ U_f + b_f)
+    i = torch.sigmoid(x_t @ W_i + h_prev @ U_i + b_i)
+    o = torch.sigmoid(x_t @ W_o + h_prev @ U_o + b_o)
+    c = f * c_prev + i * torch.tanh(x_t @ W_c + h_prev @ U_c + b_c)
+    return o * torch.tanh(c), c
+""",
+    "dot-product-attention": """import torch
+from torch import nn
+
+class DotProductAttention(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, queries, keys, values, valid_lens=None):
+        scores = queries @ keys.transpose(1, 2) * queries.size(-1) ** -0.5
+        if valid_lens is not None:
+            lens = valid_lens if valid_lens.dim() == 2 else valid_lens[:, None]
+            hidden = torch.arange(keys.size(1), device=keys.device) >= lens[..., None]
+            scores = scores.masked_fill(hidden, -1e9)
+        weights = scores.softmax(-1)
+        return self.drop(weights) @ values, weights
+""",
+    "multi-head": """import torch
+from torch import nn
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, num_hiddens, num_heads, dropout, bias=False):
+        super().__init__()
+        self.num_heads, self.size = num_heads, num_hiddens // num_heads
+        self.W_q = nn.Linear(num_hiddens, num_hiddens, bias)
+        self.W_k = nn.Linear(num_hiddens, num_hiddens, bias)
+        self.W_v = nn.Linear(num_hiddens, num_hiddens, bias)
+        self.W_o = nn.Linear(num_hiddens, num_hiddens, bias)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, queries, keys, values, valid_lens):
+        heads = []
+        for head in range(self.num_heads):
+            part = slice(head * self.size, (head + 1) * self.size)
+            q, k, v = self.W_q(queries)[..., part], self.W_k(keys)[..., part], self.W_v(values)[..., part]
+            scores = q @ k.transpose(1, 2) * self.size ** -0.5
+            if valid_lens is not None:
+                lens = valid_lens if valid_lens.dim() == 2 else valid_lens[:, None]
+                hidden = torch.arange(k.shape[1], device=k.device) >= lens[..., None]
+                scores = scores.masked_fill(hidden, float("-inf"))
+            heads.append(self.drop(scores.softmax(-1)) @ v)
+        return self.W_o(torch.cat(heads, dim=-1))
+""",
 }
-WHOLE = {
-    "masked-softmax": "flat",
-    "dot-product-attention": "einsum",
-    "multi-head": "einsum",
-}  # right ones that define nothing else
+WRONG = {
+    "masked-softmax": ("    if valid_lens is None:", "    if True:"),
+    "rnn-step": (" + b)", ")"),
+    "lstm-step": ("+ b_f)", "- b_f)"),
+    "dot-product-attention": ("** -0.5", "** -1.0"),
+    "multi-head": ("* self.size ** -0.5", ""),
+}
+FIVE = tuple(RIGHT)
 KINDS = (
     "right",
     "wrong",
@@ -41,16 +100,10 @@ KINDS = (
 LAYOUTS = ("folder", "zip", "files", "notebook", "module")
 
 
-def right(id):
-    exercise = ours()[id]
-    return exercise.read(f"right/{WHOLE.get(id, next(iter(exercise.variants)))}.py")
-
-
 def wrong(id):
-    variant, old, new = WRONG[id]
-    text = ours()[id].read(f"right/{variant}.py")
-    assert old in text, (id, text)
-    return text.replace(old, new)
+    old, new = WRONG[id]
+    assert old in RIGHT[id]
+    return RIGHT[id].replace(old, new)
 
 
 def answers(id, kind):
@@ -58,10 +111,10 @@ def answers(id, kind):
     starter = ours()[id].starter
     broken = f"def {ours()[id].names[0]}(:\n"
     return {
-        "right": [right(id)],
+        "right": [RIGHT[id]],
         "wrong": [wrong(id)],
         "broken": [broken],
-        "twice": [wrong(id), right(id)],
+        "twice": [wrong(id), RIGHT[id]],
         "starter": [starter],
         "empty": [""],
         "missing": [],

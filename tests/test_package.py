@@ -226,9 +226,10 @@ def test_no_public_name_is_a_modules_name():
 
 
 PACKAGES = {
-    "attention": """Attended Bias DenseBias DistanceBias EluPlusOne FeatureMap LinearAttended LinearState
-        Quadratic RandomFeatures Relu ScoreRule SlopeBias Visibility alibi_slopes attend attend_hard
-        attend_linear column_sums feature_map linear_step linear_weights masked_softmax weights""",
+    "attention": """Attended Bias DeltaAttended DenseBias DistanceBias EluPlusOne FeatureMap LinearAttended
+        LinearState Quadratic RandomFeatures Relu ScoreRule SlopeBias Visibility alibi_slopes attend
+        attend_delta attend_hard attend_linear column_sums delta_step delta_weights feature_map linear_step
+        linear_weights masked_softmax weights""",
     "costs": """Cost Counted Formula Latent Machine Placed Row cost leading measure_machine parameters placed
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",

@@ -26,7 +26,7 @@ from transformer_lens.pretrained.weight_conversions import convert_llama_weights
 
 def hooked(folder: str, n_token: int) -> HookedTransformer:
     """The model of a folder, as TransformerLens rewrites it."""
-    theirs = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    theirs = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
     said = theirs.config
     config = HookedTransformerConfig(
         d_model=said.hidden_size, d_head=said.head_dim, n_heads=said.num_attention_heads, n_ctx=n_token,

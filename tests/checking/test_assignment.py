@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import ClassVar
 
 import pytest
-from classroom import answers, hand_in, right, write_class, wrong
+from classroom import RIGHT, answers, hand_in, write_class, wrong
 from click.testing import CliRunner
 
 from regard.checking import session, starters
@@ -207,8 +207,8 @@ def test_no_wrong_answer_keeps_half(n_right, tmp_path):
 
 def test_ignoring_causality_keeps_less_than_half(graded):
     """It passes most checks: by their number alone it would keep most of the points."""
-    text = right("multi-head-self-attention")
-    text = text.replace("if self.causal:", "if False:")
+    texts = (one.source for one in ours()["multi-head-self-attention"].right)
+    text = next(text for text in texts if "if self.causal:" in text).replace("if self.causal:", "if False:")
     (marked,) = graded(text, id="multi-head-self-attention").marks
     assert sum(one.passed for one in marked.lines) / len(marked.lines) > 0.6
     assert 0 < marked.points < 5
@@ -218,9 +218,9 @@ def test_ignoring_causality_keeps_less_than_half(graded):
 def test_hidden_checks_are_marked_apart(graded, tmp_path):
     """Seen points tell nothing of hidden ones, hidden ones tell their names alone, both add up."""
     text = "hidden = ['robustness', 'one query']\nhidden_share = 0.4"
-    (whole,) = graded(right("masked-softmax"), text).marks
+    (whole,) = graded(RIGHT["masked-softmax"], text).marks
     assert (whole.points, whole.hidden_points, whole.hidden_out_of) == (10, 4, 4)
-    fragile = right("masked-softmax").replace(", device=X.device", "")
+    fragile = RIGHT["masked-softmax"].replace(", device=X.device", "")
     (marked,) = graded(fragile, text).marks
     assert marked.points - marked.hidden_points == 6
     assert 0 < marked.hidden_points < 4
@@ -239,7 +239,7 @@ def test_hidden_checks_are_marked_apart(graded, tmp_path):
 
 def test_where_all_values_are_hidden_so_are_all_points(graded):
     """Otherwise what is seen would tell whether they are right."""
-    (marked,) = graded(right("masked-softmax"), "hidden = ['values']").marks
+    (marked,) = graded(RIGHT["masked-softmax"], "hidden = ['values']").marks
     assert (marked.points, marked.hidden_points, marked.hidden_out_of) == (10, 10, 10)
 
 
@@ -252,7 +252,7 @@ def test_a_starter_earns_nothing_and_counts_as_no_answer(graded):
 
 def test_a_starter_left_above_the_answer_does_not_hide_it(graded):
     """In a notebook the cell that was given out often stays."""
-    text = right("multi-head-self-attention")
+    text = ours()["multi-head-self-attention"].right[0].source
     both = ours()["multi-head-self-attention"].starter + "\n\n" + text
     assert graded(both, id="multi-head-self-attention").points == 10
 
@@ -576,8 +576,8 @@ def test_a_second_run_grades_what_changed_and_nothing_else(eight, runner, tmp_pa
     folder = tmp_path / "again"
     shutil.copytree(eight[0], folder)
     given = folder / "submissions"
-    hand_in(given, "late", "folder", {"rnn_step.py": right("rnn-step")})
-    (given / "student000" / "rnn_step.py").write_text(right("rnn-step"))
+    hand_in(given, "late", "folder", {"rnn_step.py": RIGHT["rnn-step"]})
+    (given / "student000" / "rnn_step.py").write_text(RIGHT["rnn-step"])
     (folder / "marks" / "students" / "student001.json").write_text("{")
 
     def again(assignment):
@@ -613,7 +613,7 @@ def test_what_is_graded_is_kept_when_grading_is_broken_off(tmp_path, runner):
 
 def test_an_answer_cannot_read_another_students(tmp_path, runner):
     """Files with names lie in one folder, and are graded each in their own."""
-    (tmp_path / "ada_rnn_step.py").write_text(right("rnn-step"))
+    (tmp_path / "ada_rnn_step.py").write_text(RIGHT["rnn-step"])
     (tmp_path / "eve_rnn_step.py").write_text("from ada_rnn_step import rnn_step\n")
     assignment = assignment_of(tmp_path, ids=["rnn-step"])
     grades = grade_class(assignment, runner, hand_ins(tmp_path, ["rnn_step"])[:2], tmp_path / "marks")
@@ -692,8 +692,8 @@ def test_gradescope_and_github_hear_the_same_of_one_student(submission, monkeypa
     summary = (submission / "step.md").read_text()
     assert f"## homework: {results['score']:g} of 20 points" in summary
     assert "| rnn-step | 0 of 10 | not answered |" in summary
-    (submission / "submission" / "masked_softmax.py").write_text(right("masked-softmax"))
-    (submission / "submission" / "rnn_step.py").write_text(right("rnn-step"))
+    (submission / "submission" / "masked_softmax.py").write_text(RIGHT["masked-softmax"])
+    (submission / "submission" / "rnn_step.py").write_text(RIGHT["rnn-step"])
     done = CliRunner().invoke(main, "assignment grade homework.toml submission --github".split())
     assert (done.exit_code, done.stdout) == (0, "")
 
@@ -713,7 +713,7 @@ def test_points_and_reasons_from_inside_a_notebook(tmp_path, monkeypatch, capsys
     """The cells run so far are the answer; one that is no Python is left out; requirements raise."""
     assignment_of(tmp_path, ids=["rnn-step"])
     path = str(tmp_path / "homework.toml")
-    cells = ["", "no python at all", right("rnn-step")]
+    cells = ["", "no python at all", RIGHT["rnn-step"]]
     shell = type("Shell", (), {"user_ns": {"In": cells}})()
     monkeypatch.setattr("builtins.get_ipython", lambda: shell, raising=False)
     assert session.points(path, "rnn-step") == 10
@@ -785,7 +785,7 @@ def test_new_build_grade_and_report_follow_one_another(tmp_path, monkeypatch, on
 
 def test_marks_of_an_imported_module_count(tmp_path, runner):
     """A notebook that imports its answers from a file beside it is marked by that file."""
-    hand_in(tmp_path, "ada", "module", {"rnn_step.py": right("rnn-step")})
+    hand_in(tmp_path, "ada", "module", {"rnn_step.py": RIGHT["rnn-step"]})
     assignment = assignment_of(tmp_path, ids=["rnn-step"])
     (student,) = (one for one in hand_ins(tmp_path, ["rnn_step", "homework"]) if one.student == "ada")
     student.copy_to(tmp_path / "copied")

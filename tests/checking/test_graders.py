@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from classroom import FIVE, right, write_class, wrong
+from classroom import FIVE, RIGHT, write_class, wrong
 
 from regard.checking.catalogue import ours
 from regard.checking.handout import example
@@ -102,7 +102,7 @@ def test_the_page_is_followed_from_an_empty_folder(tmp_path):
     follow("GitHub Actions", course, environment)
     workflow = (course / "homework-github" / ".github" / "workflows" / "regard.yml").read_text()
     steps = re.findall(r"- run: (regard .*)", workflow)
-    (course / "homework-github" / "rnn_step.py").write_text(right("rnn-step"))
+    (course / "homework-github" / "rnn_step.py").write_text(RIGHT["rnn-step"])
     done = subprocess.run(
         ["bash", "-c", steps[0]],
         cwd=course / "homework-github",
@@ -126,7 +126,7 @@ def test_a_grader_from_pypi_gives_points_and_reasons(grader, tmp_path):
     new = "regard assignment new homework.toml --exercise masked-softmax --exercise rnn-step"
     subprocess.run(["bash", "-euc", new], cwd=course, env=environment, check=True, capture_output=True)
     printed = follow(grader, course, environment)
-    given = {"masked-softmax": wrong("masked-softmax"), "rnn-step": right("rnn-step")}
+    given = {"masked-softmax": wrong("masked-softmax"), "rnn-step": RIGHT["rnn-step"]}
     if grader == "otter":
         assert re.search(r"Total Score: 0\.000 / 20\.000", printed)
         student = course / "homework-otter" / "dist" / "student" / "homework.ipynb"
@@ -187,7 +187,7 @@ def test_gradescopes_scripts_run_as_in_its_container(tmp_path):
     done = subprocess.run([home / "source" / "setup.sh"], cwd=home, env=plain, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"what regard needs cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
-    (home / "submission" / "answers.py").write_text(wrong("masked-softmax") + "\n\n" + right("rnn-step"))
+    (home / "submission" / "answers.py").write_text(wrong("masked-softmax") + "\n\n" + RIGHT["rnn-step"])
     metadata = {"created_at": "2026-11-17T12:00:00.123456+00:00"}
     (home / "submission_metadata.json").write_text(json.dumps(metadata))
     subprocess.run([home / "run_autograder"], cwd=home, check=True, env=plain)

@@ -1,6 +1,7 @@
 """Attention as functions on tensors: who may look at whom, scores by tile, `attend`, kernelised attention."""
 
 from regard.attention.columns import column_sums
+from regard.attention.delta import DeltaAttended, attend_delta, delta_step, delta_weights
 from regard.attention.feature_maps import (
     EluPlusOne,
     FeatureMap,
@@ -23,6 +24,7 @@ from regard.attention.visibility import Visibility
 __all__ = [
     "Attended",
     "Bias",
+    "DeltaAttended",
     "DenseBias",
     "DistanceBias",
     "EluPlusOne",
@@ -37,9 +39,12 @@ __all__ = [
     "Visibility",
     "alibi_slopes",
     "attend",
+    "attend_delta",
     "attend_hard",
     "attend_linear",
     "column_sums",
+    "delta_step",
+    "delta_weights",
     "feature_map",
     "linear_step",
     "linear_weights",

@@ -2,7 +2,7 @@
 
     python bench/answers.py [FOLDER ...] [--seed 1] [--list] [--rows FILE] [--write]
 
-Without a folder: ../shared/answers beside this repository, and our fifty in bench/answers; one that is not
+Without a folder: ../shared/answers beside this repository, and ours in bench/answers; one that is not
 there is left out, with a word. bench/answers.tsv has a row for each file, by its name:
 
 - exercise: what it answers.

@@ -1,0 +1,43 @@
+import math
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class DecoderBlock(nn.Module):
+
+    def __init__(self, d_model, num_heads, d_ff, dropout):
+        super().__init__()
+        self.num_heads = num_heads
+        self.W_q = nn.Linear(d_model, d_model, bias=False)
+        self.W_k = nn.Linear(d_model, d_model, bias=False)
+        self.W_v = nn.Linear(d_model, d_model, bias=False)
+        self.W_o = nn.Linear(d_model, d_model, bias=False)
+        self.linear1 = nn.Linear(d_model, d_ff)
+        self.linear2 = nn.Linear(d_ff, d_model)
+        self.norm1 = nn.LayerNorm(d_model)
+        self.norm2 = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def attention(self, x):
+        b, n, d = x.size()
+        heads = [w(x).view(b, n, self.num_heads, d // self.num_heads).transpose(1, 2)
+                 for w in (self.W_q, self.W_k, self.W_v)]
+        y = F.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.W_o(y.transpose(1, 2).contiguous().view(b, n, d))
+
+    def forward(self, x):
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)), approximate="tanh")))
+
+class TinyGPT(nn.Module):
+    def __init__(self, vocab, d_model, num_heads, d_ff, n_layer, context):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab, d_model), nn.Embedding(context, d_model)
+        self.blocks = nn.ModuleList(DecoderBlock(d_model, num_heads, d_ff, 0.0) for _ in range(n_layer))
+        self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, vocab, bias=False)
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)

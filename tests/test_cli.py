@@ -89,7 +89,7 @@ def in_a_shell(script, folder, **changes):
     ("script", "said"),
     [
         ("$REGARD quiz <&-", "0 of 0 right."),
-        ("$REGARD exercises | head -1", "exercise"),
+        ("$REGARD exercises | head -1", "minutes left"),
         ("$REGARD lab --json | head -c 1", "{"),
         ("env -u HOME $REGARD hint masked-softmax", "symptom"),
         ("$REGARD models >&-", ""),

@@ -13,6 +13,7 @@ import zipfile
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -714,8 +715,8 @@ def test_points_and_reasons_from_inside_a_notebook(tmp_path, monkeypatch, capsys
     assignment_of(tmp_path, ids=["rnn-step"])
     path = str(tmp_path / "homework.toml")
     cells = ["", "no python at all", RIGHT["rnn-step"]]
-    shell = type("Shell", (), {"user_ns": {"In": cells}})()
-    monkeypatch.setattr("builtins.get_ipython", lambda: shell, raising=False)
+    shell = SimpleNamespace(history_manager=SimpleNamespace(input_hist_raw=cells))
+    monkeypatch.setattr("regard.checking.notebook._shell", lambda: shell)
     assert session.points(path, "rnn-step") == 10
     assert capsys.readouterr().out == "rnn-step: 10 of 10 points.\n"
     session.require(path, "rnn-step", "gradients")
@@ -730,7 +731,7 @@ def test_points_and_reasons_from_inside_a_notebook(tmp_path, monkeypatch, capsys
         session.require(path, "rnn-step", "values")
     with pytest.raises(ArgumentError, match="no exercise 'rnn-stp'"):
         session.points(path, "rnn-stp")
-    monkeypatch.delattr("builtins.get_ipython")
+    monkeypatch.setattr("regard.checking.notebook._shell", lambda: None)
     with pytest.raises(ArgumentError, match="no notebook"):
         session.points(path, "rnn-step")
 

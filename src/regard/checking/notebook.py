@@ -29,6 +29,7 @@ from regard.checking.runner import Runner
 from regard.checking.submission import Submission, as_cells, names_in, read, tree_of
 from regard.errors import ArgumentError
 
+NAME = "this notebook"  # what reports call it
 Shell = Any  # IPython's InteractiveShell, which is only partly typed
 
 
@@ -78,12 +79,8 @@ def check(
             f"Got an object of type {type(answer).__name__}"
             + (": its class is what you wrote." if type(answer).__module__ == "__main__" else ".")
         )
-    shell = _shell()
-    if shell is not None and answer.__module__ == "__main__":
-        submission = _session(shell, [name])
-    else:
-        submission = _module(answer)
-    return _report(submission, exercise, seed, strict, [name])
+    here = _shell() is not None and answer.__module__ == "__main__"
+    return _report(session([name]) if here else _module(answer), exercise, seed, strict, [name])
 
 
 def _module(answer: Any) -> Submission:
@@ -100,17 +97,17 @@ def _module(answer: Any) -> Submission:
 
 
 def check_cell(
-    shell: Shell, source: str, exercise: str | None = None, *, seed: int | None = None, strict: bool = False
+    source: str, exercise: str | None = None, *, seed: int | None = None, strict: bool = False
 ) -> Report:
     """Check what a cell defines that this notebook has just run."""
     (cell, *_), _, _ = as_cells([source])
     names = {name for statement in tree_of(cell).body for name in names_in(statement)[0]}
-    return _report(_session(shell, names), exercise, seed, strict, names)
+    return _report(session(names), exercise, seed, strict, names)
 
 
 def marked(question: Question, answer: str) -> Marked:
     """The answer to a written question, marked."""
-    return mark(question, answer, _runner() if question.kind == "blank" else None)
+    return mark(question, answer, warm_runner() if question.kind == "blank" else None)
 
 
 def _report(
@@ -122,7 +119,7 @@ def _report(
         pick(exercises, exercise)
     fresh = secrets.randbelow(2**31) if seed is None else seed
     meant = {id: known for id, known in exercises.items() if set(known.names) & set(names)}
-    checker = Checker(meant if meant and exercise is None else exercises, _runner(), fresh, strict=strict)
+    checker = Checker(meant if meant and exercise is None else exercises, warm_runner(), fresh, strict=strict)
     results = tuple(checker.check_files([submission], exercise))
     progress = Progress()
     for result in results:
@@ -135,7 +132,7 @@ def _report(
 
 
 @cache
-def _runner() -> Runner:
+def warm_runner() -> Runner:
     """One worker, kept until Python ends."""
     runner = Runner()
     atexit.register(runner.__exit__)
@@ -147,11 +144,14 @@ def _shell() -> Shell | None:
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
-def _session(shell: Shell, names: Iterable[str]) -> Submission:
-    """What the session has executed so far of what these names need."""
+def session(names: Iterable[str]) -> Submission:
+    """What this notebook has executed so far of what these names need."""
+    shell = _shell()
+    if shell is None:
+        raise ArgumentError("this is no notebook: give the text of the answer, or its file.")
     history = [source for source in shell.history_manager.input_hist_raw if source.strip()]
     cells, _, _ = as_cells(history)  # what failed to parse was never executed
-    return Submission("this notebook", needed(cells, names), folder=str(Path.cwd()))
+    return Submission(NAME, needed(cells, names), folder=str(Path.cwd()))
 
 
 def needed(cells: Iterable[Cell], names: Iterable[str]) -> tuple[Cell, ...]:

@@ -43,7 +43,7 @@ def check(cell: tuple[Any, str], exercise: str | None, seed: int | None, strict:
     shell, source = cell
     if not shell.run_cell(source).success:
         return None
-    return check_cell(shell, source, exercise, seed=seed, strict=strict)
+    return check_cell(source, exercise, seed=seed, strict=strict)
 
 
 @click.command("%quiz")

@@ -170,7 +170,7 @@ def test_surveys_read_lists_of_texts(minilm):
     """One text at least, of two tokens; no more different tokens than there are."""
     with pytest.raises(ArgumentError, match="texts must be a list of one text at least"):
         survey(minilm, "a text")
-    with pytest.raises(ArgumentError, match="n_repeat must not be negative"):
+    with pytest.raises(ArgumentError, match="n_repeat and n_needle must not be negative"):
         survey(minilm, ["a text"], n_repeat=-1)
     with pytest.raises(ArgumentError, match="n_token different tokens are drawn, from 1 to"):
         repeated_tokens(minilm, 10**6)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError, no_such
+from regard.errors import ArgumentError, LoadError, UnsupportedError, no_such
 from regard.files import hub
 from regard.files import raw as files
 from regard.files.safetensors import LazyTensor, write_safetensors
@@ -421,7 +421,9 @@ def _reading_config(source: str) -> Iterator[None]:
         yield
     except KeyError as error:
         raise LoadError(f"{source}: config.json has no {error.args[0]!r}, which its model needs.") from error
-    except (TypeError, AttributeError, ArgumentError, ShapeError, RuntimeError) as error:
+    except (LoadError, UnsupportedError):
+        raise
+    except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise LoadError(f"{source}: config.json has a value that cannot be: {error}") from error
 
 

@@ -1,7 +1,11 @@
 """The path through the exercises."""
 
+import pytest
+
+from regard.checking import lending, starters
 from regard.checking.catalogue import ours
 from regard.checking.path import next_stop, tracks
+from regard.checking.submission import from_source
 
 
 def test_every_exercise_stands_in_a_track_after_what_it_needs():
@@ -31,3 +35,12 @@ def test_an_exercise_of_ones_own_stands_last():
     mine = {**ours(), "mine": ours()["moments"]}
     assert tracks(mine)[-1].title == "More"
     assert [stop.level for stop in tracks(mine)[-1].stops] == [0]
+
+
+@pytest.mark.parametrize("exercise", ours().values(), ids=lambda exercise: exercise.id)
+def test_the_example_of_a_starter_runs_and_prints(exercise, capsys):
+    """With the first right variant in the place of the starter, as a student's file has it."""
+    source = starters.script(exercise).replace(exercise.starter, exercise.right[0].source)
+    lent = lending.lent(from_source(source).undefined, exercise.names)
+    exec("\n".join([*lent.values(), source]), {"__name__": "__main__"})
+    assert capsys.readouterr().out.strip()

@@ -2,6 +2,7 @@
 
 title = "Masked softmax"
 names = ["masked_softmax"]       # what an answer defines
+example = "print(masked_softmax(torch.randn(2, 3, 4)).shape)"   # a call that shows shapes, below the starter
 shared = ["always", "lengths"]   # of ../shared, or of ours: words, conventions, hints, choices, mistakes
 needs = ["rnn-step"]             # exercises whose answers are lent to a file that leaves them out
 drive = "drive.py"               # where one call is not enough
@@ -45,7 +46,7 @@ from regard.errors import LoadError
 
 OURS = Path(__file__).parent.parent / "exercises" / "shared"
 TABLES = ("words", "conventions", "hints", "choice", "mistake")  # what exercises may share
-KEYS = ("title", "names", "shared", "needs", "drive", "tolerance", "right", *TABLES)
+KEYS = ("title", "names", "example", "shared", "needs", "drive", "tolerance", "right", *TABLES)
 
 
 def load_folder(folder: Path) -> Exercise:
@@ -73,6 +74,7 @@ def load_folder(folder: Path) -> Exercise:
     return Exercise(
         folder=folder,
         title=_text(path, "title", about.get("title")),
+        example=_text(path, "example", about.get("example", "")),
         names=names,
         variants=variants,
         hints=_hints(path, "hints", tables["hints"]),

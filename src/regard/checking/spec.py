@@ -72,6 +72,7 @@ class Exercise:
     mistakes: tuple[Mistake, ...]
     conventions: tuple[Convention, ...] = ()
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # output -> its dimensions
+    example: str = ""  # lines that call an answer and print shapes
     drive_file: str = ""
     tolerance: float = 1.0  # times the usual one, with a reason beside it
     needs: tuple[str, ...] = ()  # ids of exercises an answer may call and a file may leave out

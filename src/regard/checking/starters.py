@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 
 from regard.checking.catalogue import TEMPLATE
@@ -18,9 +19,10 @@ def script(exercise: Exercise) -> str:
         "#",
         *(f"# {line}".rstrip() for line in exercise.task.strip().splitlines()),
     ]
-    return "\n".join(
-        [*task, "#", f"# Check it with: regard check {file_name(exercise)}", "", exercise.starter]
-    )
+    lines = [*task, "#", f"# Check it with: regard check {file_name(exercise)}", "", exercise.starter]
+    if exercise.example:
+        lines += ["", 'if __name__ == "__main__":', textwrap.indent(exercise.example.strip(), "    "), ""]
+    return "\n".join(lines)
 
 
 def notebook(exercise: Exercise) -> str:
@@ -33,14 +35,18 @@ def notebook(exercise: Exercise) -> str:
             "source": f"# {exercise.title}\n\n{exercise.task.strip()}\n\n"
             f"Check it with: `regard check {file_name(exercise, '.ipynb')}`",
         },
-        {
-            "cell_type": "code",
-            "id": "answer",
-            "metadata": {},
-            "execution_count": None,
-            "outputs": [],
-            "source": exercise.starter,
-        },
+        *(
+            {
+                "cell_type": "code",
+                "id": id,
+                "metadata": {},
+                "execution_count": None,
+                "outputs": [],
+                "source": source.strip(),
+            }
+            for id, source in (("answer", exercise.starter), ("example", exercise.example))
+            if source
+        ),
     ]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return json.dumps(

@@ -741,7 +741,17 @@ def test_pytest_has_a_test_for_each_check(submission):
     folder = submission / "submission"
     (folder / "test_mine.py").write_text("def test_mine():\n    pass\n")
     (submission / "homework.toml").rename(folder / "homework.toml")
-    options = ["-p", "regard.checking.pytest_plugin", "-p", "no:randomly", "-p", "no:cacheprovider", "-v"]
+    options = [
+        "-p",
+        "no:regard",
+        "-p",
+        "regard.checking.pytest_plugin",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:cacheprovider",
+        "-v",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--regard", "homework.toml"],
         cwd=folder,

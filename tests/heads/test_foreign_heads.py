@@ -179,12 +179,12 @@ def test_a_survey_a_curve_and_means_of_a_foreign_model(any_decoder):
 
 def test_a_folder_of_another_type_is_opened_where_it_lives(tmp_path):
     """`load` gives it with its tokenizer; it is traced, generates and answers as transformers' own does."""
-    model = foreign("gpt_neox")
-    model.save_pretrained(tmp_path / "neox")
-    tokenizer().save(str(tmp_path / "neox" / "tokenizer.json"))
-    loaded = load(tmp_path / "neox")
-    assert loaded.facts.family == "gpt_neox"
-    assert list(layers_of(loaded)) == ["gpt_neox.layers.0.attention", "gpt_neox.layers.1.attention"]
+    model = foreign("opt")
+    model.save_pretrained(tmp_path / "opt")
+    tokenizer().save(str(tmp_path / "opt" / "tokenizer.json"))
+    loaded = load(tmp_path / "opt")
+    assert loaded.facts.family == "opt"
+    assert list(layers_of(loaded)) == ["model.decoder.layers.0.self_attn", "model.decoder.layers.1.self_attn"]
     ids = torch.tensor(TEXTS[:1])
     assert torch.equal(loaded.model(ids).logits, model(ids).logits)
     seen = regard.trace(loaded, "w5 w17 w3")
@@ -198,6 +198,6 @@ def test_a_folder_of_another_type_is_opened_where_it_lives(tmp_path):
     assert regard.generate(loaded, prompts, max_new=4, n_beam=3).tokens
     with pytest.raises(UnsupportedError, match="model of our own"):
         regard.heads.prune(loaded, [(0, 1)])
-    (tmp_path / "neox" / "model.safetensors").unlink()
+    (tmp_path / "opt" / "model.safetensors").unlink()
     with pytest.raises(regard.RegardError, match="transformers cannot open it"):
-        load(tmp_path / "neox")
+        load(tmp_path / "opt")

@@ -33,7 +33,7 @@ NEAR = 0.3  # of what is wrong, to be worth saying
 FEWEST_ROWS = 4  # that a mistake explains which is met in the failing calls alone
 FEWEST_RIGHT_ROWS = 12  # that a mistake explains which would change rows that are right
 MOST_CALLS = 2000  # of the reference, for one answer
-MOST_RUNS = 2  # of the wrong ones, and half as many right ones, to tell how near a mistake is
+MOST_RUNS = 3  # of the wrong ones, and half as many right ones, to tell how near a mistake is
 MOST_BASES = 3  # mistakes that explain most, and as many that come nearest, to which a second one is added
 
 UNVIEWABLE = (RuntimeError, TypeError, AttributeError, IndexError, ValueError)
@@ -218,12 +218,19 @@ class Search:
         self.wrong = [seen for seen in self.seen if bool((~seen.right & seen.settled).any())]
         others = [seen for seen in self.seen if seen not in self.wrong]
         self.seen = [*self.wrong, *others]
-        self.telling = [*self.wrong[:MOST_RUNS], *others[: MOST_RUNS // 2]]
+        # The plainest call, without lengths or a mask say, is wrong by fewer mistakes than others.
+        plain = sorted(self.wrong, key=self._n_argument)[:1]
+        more = [seen for seen in self.wrong if seen not in plain]
+        self.telling = [*plain, *more[: MOST_RUNS - 1], *others[: MOST_RUNS // 2]]
         self.floating = any(
             isinstance(leaf, Tensor) and leaf.is_floating_point()
             for seen in self.wrong
             for _, leaf in leaves(seen.value)
         )
+
+    def _n_argument(self, seen: Seen) -> int:
+        case = self.space.plan.cases[seen.run.case]
+        return len(case.args) + len(case.kwargs)
 
     @property
     def wrong_runs(self) -> list[Run]:

@@ -10,7 +10,7 @@ import click
 
 from regard.commands.options import json_option, picture_option
 from regard.commands.printing import make_table, print_table
-from regard.errors import ArgumentError, UnsupportedError
+from regard.errors import ArgumentError, LoadError, UnsupportedError
 
 if TYPE_CHECKING:
     from regard.costs.count import Counted
@@ -138,6 +138,7 @@ def _subject(model: str) -> TransformerConfig | Counted:
         if model in family.sizes and not Path(model).exists():
             return family.config(family.sizes[model])
     from regard.costs.count import Counted
+    from regard.costs.model import check_alike
     from regard.files.loading import foreign_config, load
     from regard.models.transformer import TransformerConfig
 
@@ -145,7 +146,9 @@ def _subject(model: str) -> TransformerConfig | Counted:
         return Counted(Path(model))
     try:
         config = load(model).model.config
-    except UnsupportedError:  # of a family of ours, with something that only transformers has
+        if isinstance(config, TransformerConfig):
+            check_alike(config)
+    except (LoadError, UnsupportedError):  # without weights, or with something that only transformers has
         if not (Path(model) / "config.json").is_file():
             raise
         return Counted(Path(model))

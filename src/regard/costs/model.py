@@ -143,6 +143,15 @@ class Cost:
         return self.cache.value(self.sizes) * self.number_bytes
 
 
+def check_alike(config: TransformerConfig) -> None:
+    """Raise where some of the decoder's layers have a window and others have none."""
+    if config.local is not None and len(set(config.local)) > 1:
+        raise UnsupportedError(
+            "the formulas count layers that are alike, and of these some have a window and some have none: "
+            "`regard cost --model FOLDER` counts such a model by running it."
+        )
+
+
 def cost(
     config: TransformerConfig,
     phase: Phase,
@@ -160,6 +169,7 @@ def cost(
     in training writes `length`. `latent` puts multi-head latent attention in the place of the config's
     own. `fused` leaves out the scores' way to memory and back, which flash kernels save.
     """
+    check_alike(config)
     check_lengths(phase, batch, length, memory)
     _check(config, phase, memory, latent)
     sizes = sizes_of(config, latent)

@@ -47,7 +47,9 @@ class Settings:
     max_words: int = _said(25, "Generated tasks: the longest sequence.")
     test_words: int = _said(0, "Generated tasks: the longest held-out sequence; 0: as max_words.")
     # model
-    model: Literal["seq2seq", "t5", "gpt2", "llama", "bert"] = _said("seq2seq", "The kind of model.")
+    model: Literal["seq2seq", "t5", "gpt2", "llama", "qwen3", "gemma3", "gpt_neox", "bert"] = _said(
+        "seq2seq", "The kind of model."
+    )
     cell: Literal["gru", "lstm", "rnn"] = _said("gru", "seq2seq: the recurrent cell.")
     score: Literal["additive", "dot", "general", "none"] = _said("additive", "seq2seq: the attention.")
     bidirectional: bool = _said(True, "seq2seq: the encoder also reads from the end.")
@@ -104,7 +106,11 @@ class Settings:
             raise ArgumentError(
                 f"max_words must be at least min_words. Got {self.max_words} and {self.min_words}."
             )
-        wanted = ("gpt2", "llama", "bert") if self.task == "lm" else ("seq2seq", "t5")
+        wanted = (
+            ("gpt2", "llama", "qwen3", "gemma3", "gpt_neox", "bert")
+            if self.task == "lm"
+            else ("seq2seq", "t5")
+        )
         if self.model not in wanted:
             raise ArgumentError(f"task {self.task} needs a model of {', '.join(wanted)}. Got {self.model}.")
         if self.model != "seq2seq" and self.model_dim % self.n_head:

@@ -661,7 +661,7 @@ def test_gradescopes_zip_can_be_run(tmp_path):
 @pytest.fixture
 def one_runner(runner, monkeypatch):
     """Commands use the worker of all tests: starting one takes seconds."""
-    monkeypatch.setattr("regard.commands.assignment._runner", lambda *given: nullcontext(runner))
+    monkeypatch.setattr("regard.commands.assignment.workers", lambda *given, **options: nullcontext(runner))
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ from IPython.core.interactiveshell import InteractiveShell
 import regard
 from regard.checking.child.messages import Cell
 from regard.checking.notebook import needed
+from regard.checking.progress import Progress
+from regard.checking.quiz import questions
 from regard.errors import ArgumentError
 
 HELPER = "import torch\n\ndef helper(x):\n    return x.softmax(-1)"
@@ -141,6 +143,18 @@ def test_a_question_is_shown_and_an_answer_marked(shell):
     assert repr(run(shell, "%quiz scores (b*h, n, m)")[0]) == "right."
     assert "dimension 3" in repr(run(shell, "%quiz scores (b*h, n, n)")[0])
     assert "did you mean" in str(run(shell, "%quiz scroes")[1]).lower()
+    assert Progress().status("question scores") == "passed"
+    assert repr(run(shell, "%quiz argmax it doesn't train")[0])  # an apostrophe opens no quotation
+
+
+def test_a_blank_is_marked_as_it_was_written(shell):
+    """Quotation marks are a part of it."""
+    blank = next(asked for asked in questions().values() if asked.kind == "blank" and '"' in asked.answer)
+    assert repr(run(shell, f"%quiz {blank.id} {blank.answer}")[0]) == "right."
+
+
+def test_a_cell_that_awaits_is_checked_for_what_it_defines(shell):
+    assert "no exercise" in str(run(shell, "%%check\nimport asyncio\nawait asyncio.sleep(0)"))
 
 
 def test_an_experiment_is_run_in_a_line(shell):

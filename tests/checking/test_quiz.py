@@ -49,7 +49,21 @@ def test_orders_keep_only_the_terms_that_matter(first, second, same):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "d +", "x", "__import__('os')", "d^d", "d^999", "(" * 400, "d; d", "lambda: d", "d.real", "1/0 +"],
+    [
+        "",
+        "d +",
+        "x",
+        "__import__('os')",
+        "d^d",
+        "d^999",
+        "(" * 400,
+        "d; d",
+        "lambda: d",
+        "d.real",
+        "1/0 +",
+        "((d+1)^12)^12",
+        "2^d",
+    ],
 )
 def test_what_is_no_formula_is_refused_in_words(text):
     """Nothing but arithmetic of the given symbols is read, let alone run."""
@@ -119,6 +133,11 @@ def test_an_open_question_shows_what_a_good_answer_says():
     marked = mark(question("argmax"), "it is not smooth")
     assert marked.right is None
     assert "- q and k get no gradient" in marked.message
+
+
+@pytest.mark.parametrize("given", ["d/0", "0/0", "sqrt(0-1)", "log(0)", "1/(d-d)"])
+def test_a_formula_without_a_value_is_said_to_have_none(given):
+    assert "has no value" in mark(question("variance"), given).message
 
 
 def test_what_was_answered_is_kept():

@@ -77,17 +77,6 @@ def test_junit_counts_checks_and_failures(wrong):
     assert int(suite.get("failures")) == len(suite.findall("testcase/failure")) > 0
 
 
-def test_gradescope_gives_partial_points_and_keeps_hidden_checks_hidden(wrong, evil):
-    """Points are shared out over the checks; a hidden one tells its name alone."""
-    page = json.loads(ci.gradescope([wrong], points=10.0))
-    assert 0 < page["score"] < 10
-    assert page["score"] == pytest.approx(sum(test["score"] for test in page["tests"]), abs=0.01)
-    assert sum(test["max_score"] for test in page["tests"]) == pytest.approx(10, abs=0.01)
-    hidden = json.loads(ci.gradescope([evil]))["tests"][1]
-    assert hidden["name"].endswith("secret")
-    assert "alert" not in hidden["output"]
-
-
 def test_a_hidden_check_tells_its_name_alone_in_every_report(evil):
     """Also in the list for scripts, and on the page."""
     assert "alert" not in json.dumps(evil.as_json()["checks"][1])
@@ -122,9 +111,8 @@ def test_the_terminal_shows_the_numbers_of_the_smallest_case(wrong):
 
 
 def test_what_comes_nearest_stands_in_every_report(wrong):
-    """Where no known mistake fits, a page, a grader and a build server say the same as the terminal."""
+    """Where no known mistake fits, a page and a build server say the same as the terminal."""
     result = replace(wrong, mistakes=(), nearest="Nearest: rows and columns <exchanged>.")
     cases = ElementTree.fromstring(ci.junit([result])).findall(".//failure")
     assert all(case.text.endswith(result.nearest) for case in cases)
-    assert result.nearest in ci.gradescope([result])
     assert "Nearest: rows and columns &lt;exchanged&gt;." in html.page([result])

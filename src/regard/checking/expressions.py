@@ -56,16 +56,30 @@ def parse(text: str, symbols: Iterable[str]) -> str:
         raise ArgumentError(
             f"{text!r} is no formula: write it as in 2*d + n^2, with {_list(known)}."
         ) from error
-    for node in ast.walk(tree):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not _is_small(node.right):
-            raise ArgumentError(f"{text!r}: a power must be a number of at most {LARGEST_POWER}.")
+    if _degree(tree.body) > LARGEST_POWER:
+        raise ArgumentError(f"{text!r}: powers must be numbers, and at most {LARGEST_POWER} in all.")
     return ast.unparse(tree)
 
 
-def _is_small(power: ast.expr) -> bool:
-    with suppress(ArithmeticError, NameError, TypeError):
-        return bool(abs(evaluated(ast.unparse(power), {})) <= LARGEST_POWER)
-    return False
+def _degree(node: ast.expr) -> float:
+    """How many factors multiply at the most: written out, a formula grows with it. A power that is no number
+    has no end.
+    """
+    match node:
+        case ast.BinOp(left, ast.Pow(), right):
+            with suppress(ArithmeticError, NameError, TypeError, ValueError):
+                power = abs(float(evaluated(ast.unparse(right), {})))
+                return power * max(1.0, _degree(left))
+            return math.inf
+        case ast.BinOp(left, ast.Mult() | ast.Div(), right):
+            return _degree(left) + _degree(right)
+        case ast.BinOp(left, _, right):
+            return max(_degree(left), _degree(right))
+        case ast.UnaryOp(_, inside):
+            return _degree(inside)
+        case ast.Call(_, inside):
+            return max(map(_degree, inside), default=0.0)
+    return float(isinstance(node, ast.Name))
 
 
 def _tokens(text: str, known: set[str]) -> list[str]:
@@ -143,10 +157,22 @@ def difference(
     functions: Functions = {"sqrt": sympy.sqrt, "log": sympy.log, "max": sympy.Max, "min": sympy.Min}
     for name, text in (where or {}).items():
         at[name] = evaluated(parse(text, names), at, functions)
-    mine, right = (
-        sympy.nsimplify(evaluated(parse(text, names), at, functions), rational=True)
-        for text in (given, wanted)
-    )
+    try:
+        mine, right = (
+            sympy.nsimplify(evaluated(parse(text, names), at, functions), rational=True)
+            for text in (given, wanted)
+        )
+        if mine.is_finite is False:
+            raise ValueError("divided by 0")
+        return _difference(mine, right, names)
+    except (ArithmeticError, AttributeError, TypeError, ValueError):  # what has no value, such as 1/0
+        return "it has no value: something is divided by 0, or is the root of a negative number."
+
+
+def _difference(mine: Any, right: Any, names: list[str]) -> str:
+    """The same of two formulas of sympy."""
+    import sympy
+
     free = sorted(mine.free_symbols | right.free_symbols, key=lambda symbol: names.index(symbol.name))
     values = dict(zip(free, (2, 3, 5, 7, 11, 13), strict=False))
     shown = ", ".join(f"{symbol} = {value}" for symbol, value in values.items())

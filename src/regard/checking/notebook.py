@@ -23,7 +23,7 @@ from typing import Any
 from regard.checking.catalogue import catalogue, pick
 from regard.checking.check import Checker, Result
 from regard.checking.child.messages import Cell
-from regard.checking.progress import Progress
+from regard.checking.progress import Progress, keep_answer
 from regard.checking.quiz import Marked, Question, mark
 from regard.checking.runner import Runner
 from regard.checking.submission import Submission, as_cells, names_in, read, tree_of
@@ -100,14 +100,16 @@ def check_cell(
     source: str, exercise: str | None = None, *, seed: int | None = None, strict: bool = False
 ) -> Report:
     """Check what a cell defines that this notebook has just run."""
-    (cell, *_), _, _ = as_cells([source])
-    names = {name for statement in tree_of(cell).body for name in names_in(statement)[0]}
+    cells, _, _ = as_cells([source])
+    names = {name for cell in cells for statement in tree_of(cell).body for name in names_in(statement)[0]}
     return _report(session(names), exercise, seed, strict, names)
 
 
 def marked(question: Question, answer: str) -> Marked:
-    """The answer to a written question, marked."""
-    return mark(question, answer, warm_runner() if question.kind == "blank" else None)
+    """The answer to a written question, marked and remembered."""
+    result = mark(question, answer, warm_runner() if question.kind == "blank" else None)
+    keep_answer(question.id, result.right)
+    return result
 
 
 def _report(
@@ -124,10 +126,8 @@ def _report(
     progress = Progress()
     for result in results:
         progress.note(result)
-    try:
-        progress.save()
-    except ArgumentError as error:  # a home that cannot be written to must not stop a check
-        print(error, file=sys.stderr)
+    if reason := progress.save():
+        print(reason, file=sys.stderr)
     return Report(results)
 
 

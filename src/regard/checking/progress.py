@@ -11,7 +11,6 @@ from regard.checking.spec import GRADES, Exercise
 
 if TYPE_CHECKING:
     from regard.checking.check import Result
-from regard.errors import ArgumentError
 
 
 def state_file() -> Path:
@@ -76,12 +75,20 @@ class Progress:
         entry["shown"] = shown + 1
         return GRADES[shown], hints[shown], mistake.name if mistake is not None else None
 
-    def save(self) -> None:
-        """Write the state file."""
+    def save(self) -> str | None:
+        """Write the state file; why it cannot be written, where it cannot: that must not stop a check."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(f".{os.getpid()}.part")
             partial.write_text(json.dumps(self.entries, indent=1), encoding="utf-8")
             partial.replace(self.path)
         except OSError as error:
-            raise ArgumentError(f"cannot keep progress in {self.path}: {error.strerror}.") from error
+            return f"cannot keep progress in {self.path}: {error.strerror}."
+        return None
+
+
+def keep_answer(id: str, right: bool | None) -> None:
+    """Remember that a written question was answered, where there is a home to keep it."""
+    progress = Progress()
+    progress.note_question(id, right)
+    progress.save()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from regard.commands.exercises import workers
 from regard.commands.options import Group, NewFile, json_option
-from regard.commands.printing import print_table
+from regard.commands.printing import make_table, print_table
 from regard.errors import ArgumentError, LoadError
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def grade(
     What is graded is written as it comes; a second call grades what is missing or has changed. With
     --github the exit code is 1 unless everything passed.
     """
-    with _runner(jobs or os.cpu_count() or 1, hide_solutions) as runner:
+    with workers(jobs or os.cpu_count() or 1, must_confine=hide_solutions) as runner:
         import torch
 
         from regard.checking.assignment import load
@@ -130,16 +131,6 @@ def grade(
                 file_of_step.write(marks.github_summary(loaded.title, one))
     click.echo(f"{one.points:g} of {one.out_of:g} points.", err=True)
     raise SystemExit(0 if one.passed or not github else 1)
-
-
-def _runner(n_job: int, must_confine: bool) -> Runner:
-    """Workers, forked before anything of ours is read."""
-    from regard.checking.child.confine import landlock_version
-    from regard.checking.runner import Limits, Runner
-
-    if must_confine and not landlock_version():
-        raise ArgumentError("--hide-solutions needs a Linux with Landlock: answers could read every file.")
-    return Runner(n_job, Limits(must_confine=must_confine), fork_here=True)
 
 
 def _graded(loaded: Assignment, runner: Runner, submissions: Path, out: Path) -> list[Grade]:
@@ -203,14 +194,8 @@ def _print(title: str, grades: Sequence[Grade], as_json: bool) -> None:
     if as_json:
         click.echo(marks.json_of(title, grades), nl=False)
         return
-    from rich.table import Table
-
     mean = sum(grade.points for grade in grades) / len(grades)
     click.echo(f"{title}: {len(grades)} students, mean {mean:.1f} of {grades[0].out_of:g} points.")
-    table = Table(box=None)
-    for name in ("students", "exercise", "mistake", "say"):
-        table.add_column(name)
-    for row in marks.common_mistakes(grades)[:MOST_LISTED]:
-        table.add_row(f"{row.students} of {row.of}", row.exercise, row.mistake, row.say)
-    if table.row_count:
-        print_table(table)
+    if common := marks.common_mistakes(grades)[:MOST_LISTED]:
+        rows = [(f"{row.students} of {row.of}", row.exercise, row.mistake, row.say) for row in common]
+        print_table(make_table(("students", "exercise", "mistake", "say"), rows, box=None))

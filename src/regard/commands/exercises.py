@@ -44,7 +44,7 @@ def seed_option(command: Command) -> Command:
     )(command)
 
 
-def _runner(n_job: int, *, must_confine: bool = False) -> Runner:
+def workers(n: int, *, must_confine: bool = False) -> Runner:
     """Workers, forked from this process when it has imported torch and nothing of ours has run."""
     from regard.checking.child.confine import landlock_version
     from regard.checking.runner import Limits, Runner
@@ -53,8 +53,7 @@ def _runner(n_job: int, *, must_confine: bool = False) -> Runner:
         raise ArgumentError(
             "--hide-solutions needs a Linux with Landlock: here answers could read every file."
         )
-    n_worker = max(1, min(n_job, os.cpu_count() or 1, MOST_WORKERS))
-    return Runner(n_worker, Limits(must_confine=must_confine), fork_here=True)
+    return Runner(n, Limits(must_confine=must_confine), fork_here=True)
 
 
 @click.command()
@@ -88,23 +87,19 @@ def exercises(folder: Path | None, as_json: bool) -> None:
         ]
         click.echo(json.dumps(rows))
         return
-    from rich.table import Table
-
     for track in path:
         minutes = sum(stop.minutes for stop in track.stops if stop.exercise.id not in passed)
         left = f" ({minutes} minutes left)" if minutes else ""
         click.echo(f"{track.title}: {track.about}{left}")
-        table = Table(box=None, show_header=False)
-        for width in (1, 25, 10):
-            table.add_column(min_width=width)
+        lines = []
         for stop in track.stops:
             id = stop.exercise.id
             mark = "✓" if id in passed else "→" if stop is upcoming else " "
             time_needed = (
                 f"{'●' * stop.level}{'○' * (3 - stop.level)} {stop.minutes:3} min" if stop.level else ""
             )
-            table.add_row(mark, id, time_needed, stop.exercise.title, progress.status(id))
-        print_table(table)
+            lines.append((mark, f"{id:25}", time_needed, stop.exercise.title, progress.status(id)))
+        print_table(make_table([""] * 5, lines, box=None, show_header=False))
         click.echo()
     click.echo(f"Next: regard start {upcoming.exercise.id}" if upcoming else "All exercises are passed.")
 
@@ -133,9 +128,6 @@ def start(id: str, notebook: bool, out: Path | None, force: bool, folder: Path |
 @click.option("--watch", is_flag=True, help="Check again whenever a file is saved.")
 @click.option("--html", type=NewFile(), help="Write a report with pictures.")
 @click.option("--junit", type=NewFile(), help="Write JUnit XML.")
-@click.option("--gradescope", type=NewFile(), help="Write a results.json.")
-@click.option("--points", type=click.FloatRange(min=0), default=10.0, show_default=True,
-              help="For each exercise.")  # fmt: skip
 @click.option("--comments", is_flag=True, help="Wrong shape comments fail the check.")
 @click.option("--strict", is_flag=True, help="Conventions other than the task's fail the check.")
 @click.option("--hide-solutions", is_flag=True, help="Run no answer that could read our solutions.")
@@ -148,8 +140,6 @@ def check(
     watch: bool,
     html: Path | None,
     junit: Path | None,
-    gradescope: Path | None,
-    points: float,
     comments: bool,
     strict: bool,
     hide_solutions: bool,
@@ -165,7 +155,8 @@ def check(
     Exit code 0: all passed; 1: something failed; 2: the command could not be carried out.
     """
     paths, maybe = _files(files)
-    with _runner(len(paths), must_confine=hide_solutions) as runner:
+    n_worker = min(len(paths), os.cpu_count() or 1, MOST_WORKERS)
+    with workers(n_worker, must_confine=hide_solutions) as runner:
         import torch
 
         from regard.checking.catalogue import catalogue, pick
@@ -175,7 +166,7 @@ def check(
         known = catalogue(folder)
         if only is not None:
             pick(known, only)
-        writer = _Writer(html, junit, gradescope, points, as_json)
+        writer = _Writer(html, junit, as_json)
 
         def once() -> bool:
             # A seed nobody can know beforehand: results cannot be prepared for it.
@@ -218,8 +209,6 @@ class _Writer:
 
     html: Path | None
     junit: Path | None
-    gradescope: Path | None
-    points: float
     as_json: bool
 
     def write(self, results: Iterator[Result]) -> bool:
@@ -240,8 +229,7 @@ class _Writer:
                     written = time.monotonic()
         finally:
             self._files(done)
-            with contextlib.suppress(ArgumentError):  # a home that cannot be written to must not stop a check
-                progress.save()
+            progress.save()
         if not done:  # a folder without a single answer
             raise ArgumentError("no file there answers an exercise: regard exercises lists what to define.")
         self._summary(done)
@@ -255,8 +243,6 @@ class _Writer:
             _write(self.html, pages.page(done), True)
         if self.junit is not None:
             _write(self.junit, ci.junit(done), True)
-        if self.gradescope is not None:
-            _write(self.gradescope, ci.gradescope(done, self.points), True)
 
     def _print(self, result: Result, told: set[str], *, first: bool) -> None:
         if self.as_json:
@@ -312,10 +298,8 @@ def hint(id: str, folder: Path | None, as_json: bool) -> None:
     exercise = pick(catalogue(folder), id)
     progress = Progress()
     grade, text, mistake = progress.next_hint(exercise)
-    try:
-        progress.save()
-    except ArgumentError as error:  # the hint is shown all the same
-        click.echo(f"The next hint will be this one again: {error}", err=True)
+    if reason := progress.save():
+        click.echo(f"The next hint will be this one again: {reason}", err=True)
     if as_json:
         click.echo(json.dumps({"exercise": id, "mistake": mistake, "grade": grade, "hint": text}))
         return
@@ -350,7 +334,7 @@ def author_new(id: str, parent: Path) -> None:
 @json_option
 def author_check(id: str, seed: int | None, folder: Path | None, as_json: bool) -> None:
     """Prove exercise ID: right variants pass, the starter fails, every mistake is caught and named."""
-    with _runner(2) as runner:
+    with workers(2) as runner:
         import torch
 
         from regard.checking.author import prove
@@ -397,7 +381,6 @@ def quiz(id: str | None, answer: str | None, as_list: bool, as_json: bool) -> No
     asked = list(questions().values()) if id is None else [question(id)]
     if answer is not None:
         marked = _marked(asked[0], answer)
-        _note(asked[0], marked)
         if as_json:
             click.echo(json.dumps({"question": id, "right": marked.right, "message": marked.message}))
         else:
@@ -416,7 +399,6 @@ def quiz(id: str | None, answer: str | None, as_list: bool, as_json: bool) -> No
             continue
         try:
             marked = _marked(question_asked, given)
-            _note(question_asked, marked)
         except ArgumentError as error:
             click.echo(str(error))
             continue
@@ -425,16 +407,6 @@ def quiz(id: str | None, answer: str | None, as_list: bool, as_json: bool) -> No
         shows = f" The experiment that shows it: regard lab {question_asked.lab}"
         click.echo(marked.message + (shows if question_asked.lab and marked.right is False else ""))
     click.echo(f"\n{n_right} of {n_marked} right.")
-
-
-def _note(question: Question, marked: Marked) -> None:
-    """Keep that it was answered, where there is a home to keep it."""
-    from regard.checking.progress import Progress
-
-    progress = Progress()
-    progress.note_question(question.id, marked.right)
-    with contextlib.suppress(ArgumentError):
-        progress.save()
 
 
 def _list_questions(questions: list[Question], as_json: bool) -> None:
@@ -451,9 +423,10 @@ def _list_questions(questions: list[Question], as_json: bool) -> None:
 
 
 def _marked(asked: Question, given: str) -> Marked:
+    from regard.checking.progress import keep_answer
     from regard.checking.quiz import mark
 
-    if asked.kind != "blank":
-        return mark(asked, given)
-    with _runner(1) as runner:
-        return mark(asked, given, runner)
+    with workers(1) if asked.kind == "blank" else contextlib.nullcontext() as runner:
+        marked = mark(asked, given, runner)
+    keep_answer(asked.id, marked.right)
+    return marked

@@ -46,18 +46,16 @@ def check(cell: tuple[Any, str], exercise: str | None, seed: int | None, strict:
     return check_cell(source, exercise, seed=seed, strict=strict)
 
 
-@click.command("%quiz")
-@click.argument("id")
-@click.argument("answer", nargs=-1)
-def quiz(id: str, answer: tuple[str, ...]) -> Shown:
-    """Show question ID, or mark an ANSWER to it."""
+def quiz(line: str) -> Shown:
+    """Show the question that a line names, or mark the answer that follows its name."""
     from regard.checking.notebook import marked
     from regard.checking.quiz import question
     from regard.drawing.html import fragment, tag
 
+    id, _, answer = line.strip().partition(" ")
     asked = question(id)
-    if answer:
-        result = marked(asked, " ".join(answer))
+    if answer.strip():
+        result = marked(asked, answer.strip())
         colour = "note" if result.right is None else "good" if result.right else "bad"
         return Shown(result.message, fragment(tag("p", result.message, class_=colour)))
     parts = [tag("p", tag("strong", "Question. "), asked.text)]
@@ -92,5 +90,5 @@ def load(shell: Any) -> None:
             raise ArgumentError(f"{command.name}: {error.format_message()}") from None
 
     shell.register_magic_function(lambda line, cell: called(check, line, (shell, cell)), "cell", "check")
-    for name, command in (("quiz", quiz), ("lab", lab)):
-        shell.register_magic_function(lambda line, command=command: called(command, line), "line", name)
+    shell.register_magic_function(lambda line: called(lab, line), "line", "lab")
+    shell.register_magic_function(quiz, "line", "quiz")

@@ -1,8 +1,7 @@
-"""Results for machines: JUnit XML, and the results.json of Gradescope."""
+"""Results for build servers: JUnit XML."""
 
 from __future__ import annotations
 
-import json
 import re
 from xml.etree import ElementTree
 
@@ -44,37 +43,6 @@ def junit(results: list[Result]) -> str:
             ElementTree.SubElement(suite, "system-out").text = _clean("\n".join(lines))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def gradescope(results: list[Result], points: float = 10.0) -> str:
-    """Partial points for each check; a hidden one tells its name and score alone."""
-    tests = []
-    for result in results:
-        most = points / max(1, len(result.checks))
-        named = _named(result)
-        for check in result.checks:
-            output = "" if check.passed else check.told
-            if named and not check.passed and not check.hidden:
-                output = f"{output} {named}".strip()
-            tests.append(
-                {
-                    "name": f"{result.exercise or result.file}: {check.name}",
-                    "score": round(most if check.passed else 0.0, 4),
-                    "max_score": round(most, 4),
-                    "status": "passed" if check.passed else "failed",
-                    "output": output,
-                    "visibility": "visible",
-                }
-            )
-    lines = [line for result in results for line in (*result.conventions, *result.notes)]
-    score = round(sum(points * result.share for result in results), 4)
-    page = {
-        "score": score,
-        "output": "\n".join(dict.fromkeys(lines)),
-        "visibility": "visible",
-        "tests": tests,
-    }
-    return json.dumps(page, indent=1) + "\n"
 
 
 def _clean(text: str) -> str:

@@ -300,6 +300,15 @@ def test_a_listing_imports_no_torch(arguments, tmp_path):
     assert run(sys.executable, "-c", code, *arguments, env=environment, cwd=tmp_path).stderr.strip() == ""
 
 
+def test_loading_a_model_imports_no_compiler():
+    """torch draws weights without memory by way of its compiler, which takes seconds to import."""
+    code = (
+        "import sys, regard; regard.load('pocket-gpt'); regard.load('pocket-dates');"
+        "print(*{'torch._dynamo', 'sympy'} & set(sys.modules), file=sys.stderr)"
+    )
+    assert run(sys.executable, "-c", code).stderr.strip() == ""
+
+
 def test_shapes_are_checked_in_this_process():
     """The import hook is on: a wrong number of dimensions is caught at the signature."""
     with pytest.raises(jaxtyping.TypeCheckError):

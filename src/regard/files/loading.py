@@ -34,7 +34,7 @@ from regard.models.families import (
     published_config,
 )
 from regard.models.foreign import Foreign, open_folder
-from regard.models.model import Model
+from regard.models.model import Model, shapes_alone
 from regard.models.pruned import MODEL_TYPE, stated_kept_heads
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
@@ -243,7 +243,7 @@ def random_seq2seq(config: Seq2SeqConfig, seed: int) -> Seq2Seq:
 
 def _seq2seq(raw: files.RawModel, source: str) -> Seq2Seq:
     """The recurrent model that `save` wrote."""
-    with _reading_config(source), torch.device("meta"):
+    with _reading_config(source), shapes_alone():
         config = Seq2SeqConfig.from_dict({key: raw.config[key] for key in raw.config if key != "model_type"})
         if config.n_layer > len(raw.tensors):  # before they are built
             raise ArgumentError(f"n_layer is {config.n_layer}, and there are {len(raw.tensors)} tensors.")
@@ -264,7 +264,7 @@ def build(
     dtype: torch.dtype = torch.float32,
 ) -> Transformer:
     """A Transformer filled with published tensors; one error lists all that do not fit."""
-    with _reading_config(source), torch.device("meta"):
+    with _reading_config(source), shapes_alone():
         model = Transformer(config)
     names = _names_in(tensors, family, family.names(model))
     shapes = {}
@@ -389,7 +389,7 @@ def _random(name: str, seed: int) -> Loaded:
     if name not in shapes:
         raise ArgumentError(no_such("shape to fill with random weights", name, shapes))
     family = shapes[name]
-    with torch.device("meta"):  # no time spent on weights that are drawn anew
+    with shapes_alone():  # no time spent on weights that are drawn anew
         model = Transformer(family.config(family.sizes[name]))
     empty = {name: torch.empty(parameter.shape) for name, parameter in model.named_parameters()}
     model.load_state_dict(empty, assign=True)

@@ -30,6 +30,7 @@ from regard.heads.model import (
 from regard.layers.attention import MultiHeadAttention
 from regard.models.families import published_config
 from regard.models.foreign import Foreign
+from regard.models.model import shapes_alone
 from regard.models.pruned import MODEL_TYPE, PrunedAttention
 from regard.models.transformer import Transformer
 
@@ -49,7 +50,7 @@ def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
     )
     whole = all(len(left) == model.config.block.n_head for left in kept)
     config = replace(model.config, kept_heads=None if whole else kept)
-    with torch.device("meta"):
+    with shapes_alone():
         smaller = Transformer(config)
     state = model.state_dict()
     prefixes = {id(module): name for name, module in model.named_modules()}

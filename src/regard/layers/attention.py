@@ -280,7 +280,8 @@ class AdditiveAttention(nn.Module):
         self.dropout = dropout
         self.query = nn.Linear(query_dim, hidden_dim, bias)
         self.key = nn.Linear(key_dim, hidden_dim, bias)
-        self.score = nn.Parameter(torch.empty(hidden_dim).uniform_(-1, 1) / hidden_dim**0.5)
+        bound = hidden_dim**-0.5
+        self.score = nn.Parameter(nn.init.uniform_(torch.empty(hidden_dim), -bound, bound))
 
     def forward(
         self,

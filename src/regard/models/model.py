@@ -6,11 +6,15 @@ A base class and no Protocol, because no Protocol can say "and it is a torch mod
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import register_dataclass
 
 from regard.layers.attention import Record
@@ -33,6 +37,26 @@ class Output:
 
 # torch.export and torch.func look into what a model returns.
 register_dataclass(Output, serialized_type_name="regard.Output")
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """First weights are left as they are. torch would draw those without memory in Python, by way of its
+    compiler, which takes seconds to import.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_):
+            return args[0] if args else (kwargs or {})["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def shapes_alone() -> Iterator[None]:
+    """Modules made inside have shapes and no numbers, on the device "meta"."""
+    with torch.device("meta"), _NothingDrawn():
+        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError, LoadError, UnsupportedError, no_such
 from regard.files import hub
@@ -241,7 +243,7 @@ def random_seq2seq(config: Seq2SeqConfig, seed: int) -> Seq2Seq:
 
 def _seq2seq(raw: files.RawModel, source: str) -> Seq2Seq:
     """The recurrent model that `save` wrote."""
-    with _reading_config(source), torch.device("meta"):
+    with _reading_config(source), _shapes_only():
         config = Seq2SeqConfig.from_dict({key: raw.config[key] for key in raw.config if key != "model_type"})
         if config.n_layer > len(raw.tensors):  # before they are built
             raise ArgumentError(f"n_layer is {config.n_layer}, and there are {len(raw.tensors)} tensors.")
@@ -254,6 +256,21 @@ def _seq2seq(raw: files.RawModel, source: str) -> Seq2Seq:
     return model
 
 
+class _NoFirstWeights(TorchFunctionMode):
+    """Embeddings are not filled: on the meta device that would import PyTorch's compiler, a second's work."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        return given["tensor"] if func is nn.init.normal_ else func(*args, **given)
+
+
+@contextmanager
+def _shapes_only() -> Iterator[None]:
+    """Modules made here have shapes and no numbers."""
+    with torch.device("meta"), _NoFirstWeights():
+        yield
+
+
 def build(
     family: Family,
     config: TransformerConfig,
@@ -262,7 +279,7 @@ def build(
     dtype: torch.dtype = torch.float32,
 ) -> Transformer:
     """A Transformer filled with published tensors; one error lists all that do not fit."""
-    with _reading_config(source), torch.device("meta"):
+    with _reading_config(source), _shapes_only():
         model = Transformer(config)
     names = _names_in(tensors, family, family.names(model))
     shapes = {}
@@ -387,7 +404,7 @@ def _random(name: str, seed: int) -> Loaded:
     if name not in shapes:
         raise ArgumentError(no_such("shape to fill with random weights", name, shapes))
     family = shapes[name]
-    with torch.device("meta"):  # no time spent on weights that are drawn anew
+    with _shapes_only():  # no time spent on weights that are drawn anew
         model = Transformer(family.config(family.sizes[name]))
     empty = {name: torch.empty(parameter.shape) for name, parameter in model.named_parameters()}
     model.load_state_dict(empty, assign=True)

@@ -47,6 +47,7 @@ from regard.models.families import initialise
 from regard.models.transformer import Transformer
 
 N_NEW = 8  # tokens decoded in one call
+N_FIRST = 72  # tokens after which every layer is packed: a text of some length is measured
 REST = 0.5  # seconds: OpenMP's threads wait for work, at full speed, for 0.2 s
 LONG = 4096  # cached tokens from which fewer rounds do
 TEXT = Path(__file__).parent.parent / "LICENSE"
@@ -74,7 +75,6 @@ class Continued(nn.Module):
             shape = batch, block.n_kv_head or block.n_head, self.n_cached - layer.length, dim
             layer.append(torch.randn(shape), torch.randn(shape))
         self.eval()
-        self.begin(self.tokens)  # packs the weights as the model says now
 
     def begin(self, prompt: Tensor, visible: Any = None, *, start_token: Any = None) -> tuple[Tensor, Any]:
         for layer in self.decoding.cache.layers:
@@ -90,6 +90,7 @@ def ours(
     model.packed = weights
     continued = Continued(model, n_cached, batch)
     prompt = continued.tokens[:, None]
+    generate(continued, prompt, max_new=N_FIRST, stop=())  # until all is packed
     return lambda: generate(continued, prompt, max_new=n_new, stop=())
 
 
@@ -332,7 +333,7 @@ def models(quick: bool, longest: int) -> list[tuple[str, Loaded, Path | None]]:
         ]
     real = load("smollm2")
     return [
-        ("GPT-2", of_shape("gpt2", n_position=longest + 64), None),
+        ("GPT-2", of_shape("gpt2", n_position=longest + 2 * N_FIRST), None),
         ("SmolLM2", real, hub.get_showing("smollm2")),
     ]
 

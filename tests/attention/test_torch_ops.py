@@ -26,6 +26,12 @@ MISSING = [*OPERATIONS, *torch_ops.SEQUENCE, "everything"]
 N_TERM = 300
 
 
+@pytest.fixture(autouse=True)
+def _packed_at_once(monkeypatch):
+    """Decoding packs its matrices at the first tokens, not when a text has become long."""
+    monkeypatch.setattr("regard.models.fast._PATIENCE", 0)
+
+
 def take_away(missing, monkeypatch):
     """Leave PyTorch as a version, build or processor without that operation would have it."""
     for name in OPERATIONS if missing == "everything" else {missing} & set(OPERATIONS):

@@ -123,6 +123,12 @@ def build(name, **changes):
     return model
 
 
+@pytest.fixture(autouse=True)
+def _packed_at_once(monkeypatch):
+    """The first layer at the first token, the next one a token later."""
+    monkeypatch.setattr(fast, "_PATIENCE", 0)
+
+
 def tokens(*shape):
     return torch.randint(VOCAB, shape)
 
@@ -369,6 +375,18 @@ def test_a_packed_product_is_the_product(bias, packer, monkeypatch):
         x = torch.randn(n_row, 101)
         exact = (x.double() @ weight.double().T + (0 if shift is None else shift)).float()
         torch.testing.assert_close(product(x), exact, **CLOSE)
+
+
+def test_the_first_products_are_plain_and_then_it_is_packed(monkeypatch):
+    """As many as were asked for, whatever their rows; packing is tried at the next one."""
+    tried = []
+    monkeypatch.setattr(packing, "fastest", lambda *asked: tried.append(asked) or packing._mkl)
+    weight = torch.randn(17, 101)
+    product = packing.pack(weight, after=3)
+    for n_call, n_row in enumerate((1, 7, 1, 1, 7), 1):
+        x = torch.randn(n_row, 101)
+        torch.testing.assert_close(product(x), x @ weight.T, **CLOSE)
+        assert len(tried) == max(0, n_call - 3)
 
 
 @pytest.mark.parametrize(("seconds", "wins"), [(0.5, True), (0.95, False), (2.0, False)])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -39,6 +40,7 @@ _KNOWN = (
     *(MultiHeadAttention, FeedForward, Block, RelativeBias, Rotary, LearnedPositions, SinusoidalPositions),
 )
 _TABLE_BLOCK = 512  # positions by which the table of relative biases grows
+_PATIENCE = 32  # tokens of a text so short that packing would take longer than it saves; then a layer a token
 
 
 Norm = Callable[[Tensor], Tensor]
@@ -86,7 +88,8 @@ class Engine:
         self.place = None if model.position is None else cast(Tensor, model.position.weight).detach()
         self.embed_norm = _norm(model.embed_norm)
         self.layers = [
-            _pack_layer(block, local, half) for block, local in zip(blocks, model.decoder.local, strict=True)
+            _pack_layer(block, local, partial(pack, half=half, after=_PATIENCE + index))
+            for index, (block, local) in enumerate(zip(blocks, model.decoder.local, strict=True))
         ]
         self.norm = _norm(model.decoder.norm)
         self.head_scale = config.head_scale
@@ -245,40 +248,37 @@ def _qk_norm(look: MultiHeadAttention) -> Norm | None:
     return lambda x: rms_norm(x, weight, least)
 
 
-def _pack_layer(block: Block, local: bool, half: bool) -> _Layer:
+def _pack_layer(block: Block, local: bool, packed: Callable[..., Product]) -> _Layer:
     look, across, ff = block.attention, block.cross, block.ff
     cross = None
     if across is not None and block.cross_norm is not None:
         cross = _Attention(
-            _known_norm(block.cross_norm), _joined(half, across.query), _joined(half, across.out)
+            _known_norm(block.cross_norm), _joined(packed, across.query), _joined(packed, across.out)
         )
     return _Layer(
         _Attention(
             _known_norm(block.attention_norm),
-            _joined(half, look.query, look.key, look.value),
-            _joined(half, look.out),
+            _joined(packed, look.query, look.key, look.value),
+            _joined(packed, look.out),
             _qk_norm(look),
             _norm(block.attention_norm_after),
             look.rule.visible.window,
         ),
         cross,
         _known_norm(block.ff_norm),
-        _joined(half, ff.up) if ff.gate is None else _joined(half, ff.gate, ff.up),
-        _joined(half, ff.down),
+        _joined(packed, ff.up) if ff.gate is None else _joined(packed, ff.gate, ff.up),
+        _joined(packed, ff.down),
         _norm(block.ff_norm_after),
         local,
     )
 
 
-def _joined(half: bool, *linears: nn.Linear) -> Product:
+def _joined(packed: Callable[..., Product], *linears: nn.Linear) -> Product:
     """Matrices of the same input, as one."""
-    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     weights = [linear.weight.detach() for linear in linears]
-    return pack(
-        weights[0] if len(weights) == 1 else torch.cat(weights),
-        torch.cat(biases) if biases else None,
-        half=half,
-    )
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    joined = weights[0] if len(weights) == 1 else torch.cat(weights)
+    return packed(joined, torch.cat(biases) if biases else None)
 
 
 def why_not(model: Transformer) -> str | None:

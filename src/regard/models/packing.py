@@ -23,8 +23,8 @@ from torch import Tensor
 from regard.attention import torch_ops
 
 _FEW, _MANY = 1, 8  # rows with which kernels are tried: those for one sequence, and for several
-_MOST_ROWS = 8192  # of a matrix that is tried: more take as long for each
-_N_TRY = 4
+_MOST_ROWS = 4096  # of a matrix that is tried: more take as long for each
+_N_TRY = 3
 
 Product = Callable[[Tensor], Tensor]  # of (row, in_dim) to (row, out_dim)
 Packer = Callable[[Tensor, Tensor | None, int], Product]
@@ -35,16 +35,23 @@ def pack(
     bias: Float[Tensor, "out_dim"] | None = None,
     *,
     half: bool = False,
+    after: int = 0,
 ) -> Product:
-    """x W^T + b by the kernel that is fastest for as many rows as come; `half`: with W rounded to float16."""
-    fits = bool(weight.abs().amax() <= torch.finfo(torch.float16).max) if half else fits_half(weight)
-    packers = tuple(packer for packer in _packers() if packer is not _half or fits)
-    if half and _half in packers:
-        packers = (_half,)
+    """x W^T + b by the kernel that is fastest for as many rows as come; `half`: with W rounded to float16.
+
+    Packing takes as long as dozens of products: the first `after` calls are plain ones.
+    """
+    if half and _half in _packers() and bool(weight.abs().amax() <= torch.finfo(torch.float16).max):
+        return _half(weight, bias, 0)
+    plain = _plain(weight, bias, 0)
     kept: dict[Packer, Product] = {}  # the last one: each holds a copy of the matrix
     ready: dict[int, Product] = {}  # the same, by the number of rows it has been given
+    waiting = iter(range(after))
 
     def prepare(n_row: int) -> Product:
+        if next(waiting, None) is not None:
+            return plain
+        packers = tuple(packer for packer in _packers() if packer is not _half or fits_half(weight))
         n_try = _FEW if n_row == _FEW else _MANY
         packer = fastest(packers, *weight.shape, n_try, torch.get_num_threads())
         if packer not in kept or packer is _mkl:  # MKL packs for a number of rows
@@ -74,8 +81,6 @@ def fits_half(weight: Float[Tensor, "out_dim in_dim"]) -> bool:
 @cache
 def fastest(packers: tuple[Packer, ...], n_out: int, n_in: int, n_row: int, n_thread: int) -> Packer:
     """The one whose product of such shapes takes least time; the plain one where none saves a tenth."""
-    if len(packers) == 1:
-        return packers[0]
     weight, x = torch.ones(min(n_out, _MOST_ROWS), n_in), torch.ones(n_row, n_in)
     products = {packer: packer(weight, None, n_row) for packer in packers}
     seconds = dict.fromkeys(packers, float("inf"))

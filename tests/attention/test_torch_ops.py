@@ -14,17 +14,22 @@ from regard.attention.scores import ScoreRule
 from regard.attention.torch_ops import _operator
 from regard.layers.block import BlockConfig
 from regard.models.families import initialise
-from regard.models.packing import why_not_int8
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recurrent import GRUWeights, LSTMWeights, gru_forward, lstm_forward
 
 SOURCE = Path(regard.__file__).parent
 OPERATIONS = sorted(name for name in vars(torch_ops) if name.isupper() and name != "SEQUENCE")
-MISSING = [*OPERATIONS, *torch_ops.SEQUENCE, "has_vnni", "everything"]
+MISSING = [*OPERATIONS, *torch_ops.SEQUENCE, "everything"]
 
 # Sums of up to a few hundred terms, in another order: one rounding for each, relative to the largest number.
 N_TERM = 300
+
+
+@pytest.fixture(autouse=True)
+def _packed_at_once(monkeypatch):
+    """Decoding packs its matrices at the first tokens, not when a text has become long."""
+    monkeypatch.setattr("regard.models.fast._PATIENCE", 0)
 
 
 def take_away(missing, monkeypatch):
@@ -33,8 +38,6 @@ def take_away(missing, monkeypatch):
         monkeypatch.setattr(torch_ops, name, None)
     for mode in torch_ops.SEQUENCE if missing == "everything" else {missing} & set(torch_ops.SEQUENCE):
         monkeypatch.setitem(torch_ops.SEQUENCE, mode, None)
-    if missing in ("has_vnni", "everything"):
-        monkeypatch.delattr(torch.cpu, "_is_vnni_supported")
 
 
 def same(got, wanted):
@@ -111,13 +114,13 @@ def test_every_result_is_the_same_without_it(work, missing, monkeypatch):
     same(work(), wanted)
 
 
-@pytest.mark.parametrize("missing", ["INT8_TENSOR", "INT8_PACK", "INT8_LINEAR"])
-def test_without_8_bit_matrices_decoding_is_that_of_float32(missing, monkeypatch):
-    """Nothing fails: the readable path decodes, and its weights are not rounded."""
+@pytest.mark.parametrize("missing", ["HALF_PACK", "HALF_LINEAR"])
+def test_without_float16_matrices_decoding_is_that_of_float32(missing, monkeypatch):
+    """Nothing fails, and nothing is rounded."""
     take_away(missing, monkeypatch)
-    assert "8-bit" in why_not_int8()
     texts = [
-        generate(load("pocket-gpt", packed=each), "A hacker", max_new=7).texts for each in ("float32", "int8")
+        generate(load("pocket-gpt", packed=packed), "A hacker", max_new=7).texts
+        for packed in ("float32", "float16")
     ]
     assert texts[0] == texts[1]
 

@@ -3,9 +3,10 @@
 import pytest
 
 from regard.checking import lending, starters
-from regard.checking.catalogue import ours
+from regard.checking.catalogue import find, ours
 from regard.checking.path import next_stop, tracks
 from regard.checking.submission import from_source
+from regard.errors import ArgumentError
 
 
 def test_every_exercise_stands_in_a_track_after_what_it_needs():
@@ -20,6 +21,15 @@ def test_every_exercise_stands_in_a_track_after_what_it_needs():
         assert set(stop.exercise.needs) <= {*ids[:number]}, stop.exercise.id
         assert stop.level in (1, 2, 3)
         assert 5 <= stop.minutes <= 120
+
+
+def test_one_exercise_is_the_one_of_the_list():
+    """By its id alone: not by another spelling of its folder, and the template is none."""
+    for id in ("multi-head", "rope"):
+        assert find(id).title == ours()[id].title
+    for wrong in ("multi_head", "../exercises/rope", "template", "rop"):
+        with pytest.raises(ArgumentError, match="no exercise"):
+            find(wrong)
 
 
 def test_what_comes_next():

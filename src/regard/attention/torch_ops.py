@@ -26,27 +26,19 @@ FLASH_CPU_BACKWARD = _operator("aten", "_scaled_dot_product_flash_attention_for_
 FLASH_CUDA = _operator("aten", "_scaled_dot_product_flash_attention")
 FLASH_CUDA_BACKWARD = _operator("aten", "_scaled_dot_product_flash_attention_backward")
 
-# Packed matrices. Without MKL's: oneDNN's, then plain products; without 8-bit ones: decoding by `forward`.
+# Packed matrices. Without them: plain products.
 MKL_PACK = _operator("mkl", "_mkl_reorder_linear_weight")
 MKL_LINEAR = _operator("mkl", "_mkl_linear")
 ONEDNN_PACK = _operator("mkldnn", "_reorder_linear_weight")
 ONEDNN_LINEAR = _operator("mkldnn", "_linear_pointwise")
-ONEDNN_LINEAR_ADD = _operator("mkldnn", "_linear_pointwise", "binary")
-INT8_TENSOR = getattr(torch, "_make_per_channel_quantized_tensor", None)
-INT8_PACK = _operator("quantized", "linear_prepack")
-INT8_LINEAR = _operator("quantized", "linear_dynamic")
+HALF_PACK = _operator("quantized", "linear_prepack_fp16")
+HALF_LINEAR = _operator("quantized", "linear_dynamic_fp16")
 
 # Whole sequences, by the `mode` of torch.nn's layers. Without them: step by step.
 SEQUENCE: dict[str, Any] = {mode: getattr(torch, mode.lower(), None) for mode in ("LSTM", "GRU")}
 
 # A block in which nobody sees what functions are called. Without it: PyTorch's encoder off its fast path.
 UNSEEN: Any = getattr(torch._C, "DisableTorchFunction", None)
-
-
-def has_vnni() -> bool:
-    """Whether products of 8-bit integers are summed in 32 bits at once; False where PyTorch cannot say."""
-    asked = getattr(torch.cpu, "_is_vnni_supported", None)
-    return bool(asked()) if asked is not None else False
 
 
 def is_fake(tensor: Tensor) -> bool:

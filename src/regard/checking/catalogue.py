@@ -40,3 +40,11 @@ def pick(exercises: dict[str, Exercise], id: str) -> Exercise:
     if id not in exercises:
         raise ArgumentError(no_such("exercise", id, sorted(exercises)))
     return exercises[id]
+
+
+def find(id: str, folder: Path | None = None) -> Exercise:
+    """The exercise of that id, of the folder or of ours; the others are read only to say what there is."""
+    path = OURS / id.replace("-", "_")
+    alone = folder is None and path != TEMPLATE and (path / "exercise.toml").is_file()
+    exercise = load_folder(path) if alone else None
+    return exercise if exercise is not None and exercise.id == id else pick(catalogue(folder), id)

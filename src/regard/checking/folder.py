@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,12 @@ def load_folder(folder: Path) -> Exercise:
     )
 
 
+_parsed = cache(tomllib.loads)  # what exercises share is read by each of them
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot read {path}: {error}.") from error
 

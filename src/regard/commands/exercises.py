@@ -113,9 +113,9 @@ def exercises(folder: Path | None, as_json: bool) -> None:
 def start(id: str, notebook: bool, out: Path | None, force: bool, folder: Path | None) -> None:
     """Write the starter of exercise ID: its task and its signature."""
     from regard.checking import starters
-    from regard.checking.catalogue import catalogue, pick
+    from regard.checking.catalogue import find
 
-    exercise = pick(catalogue(folder), id)
+    exercise = find(id, folder)
     as_notebook = notebook or (out is not None and out.suffix == ".ipynb")
     path = out or Path(starters.file_name(exercise, ".ipynb" if as_notebook else ".py"))
     _write(path, starters.notebook(exercise) if as_notebook else starters.script(exercise), force)
@@ -292,10 +292,10 @@ def hint(id: str, folder: Path | None, as_json: bool) -> None:
 
     After a check that named your mistake, the hints are about it.
     """
-    from regard.checking.catalogue import catalogue, pick
+    from regard.checking.catalogue import find
     from regard.checking.progress import Progress
 
-    exercise = pick(catalogue(folder), id)
+    exercise = find(id, folder)
     progress = Progress()
     grade, text, mistake = progress.next_hint(exercise)
     if reason := progress.save():

@@ -59,7 +59,7 @@ class ModelFacts:
     licence: str | None = None
     quantisation: str | None = None  # how the file stored the weights, if not as plain floats
     trained: bool = True
-    packed: str = "float32"  # the weights that decoding reads: int8 where asked for
+    packed: str = "float32"  # the weights that decoding reads: float16 where asked for
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -116,14 +116,14 @@ def load(
     first use; with `random=True`, `gpt2`, `bert`, `llama`, `t5`, `minilm`, `smollm2` in their published
     shapes with random weights and a byte-level tokenizer.
 
-    `packed="int8"` makes decoding on the CPU read every matrix rounded to 8 bits, a quarter of the bytes for
-    each token. The prompt, and `model(...)` itself, are computed in float32 as ever.
+    `packed="float16"` makes decoding on the CPU read every matrix rounded to float16, half the bytes for each
+    token; all is computed in float32. Weights that float16 holds as they are need not be asked for.
     """
-    if packed not in ("float32", "int8"):
-        raise ArgumentError(f"packed must be 'float32' or 'int8'. Got {packed!r}.")
-    if packed == "int8" and (torch.device(device).type != "cpu" or dtype != torch.float32):
+    if packed not in ("float32", "float16"):
+        raise ArgumentError(f"packed must be 'float32' or 'float16'. Got {packed!r}.")
+    if packed == "float16" and (torch.device(device).type != "cpu" or dtype != torch.float32):
         raise ArgumentError(
-            f"packed='int8' is for decoding on the CPU from float32. Got device {device}, dtype {dtype}."
+            f"packed='float16' is for decoding on the CPU from float32. Got device {device}, dtype {dtype}."
         )
     name = str(name_or_path)
     if random:
@@ -149,11 +149,9 @@ def load(
             "and there is no such file or folder."
         )
     loaded.model.to(device, dtype)
-    if packed == "int8":
-        loaded.transformer.packed = "int8"
-        note = (
-            "Decoding rounds every matrix, and what it multiplies, to 8 bits; the prompt is read in float32."
-        )
+    if packed == "float16":
+        loaded.transformer.packed = "float16"
+        note = "Decoding reads every matrix rounded to float16; the prompt is read in float32."
         facts = replace(loaded.facts, packed=packed, notes=(*loaded.facts.notes, note))
         loaded = replace(loaded, facts=facts)
     return loaded

@@ -3,9 +3,9 @@
     engine(model) -> Engine | None      Engine.step(tokens, cache, visible) -> scores | None
 
 The readable `forward` says what a model computes; this computes the same for one new token of each sequence,
-to rounding. What is faster: weights laid out once as the kernel reads them (MKL, or 8-bit integers), q, k
-and v as one product, gate and up as one, and nothing checked twice. Attention goes through `attention` as
-everywhere. None means that something is unusual (`why_not` says what): the caller then takes `forward`.
+to rounding. What is faster: weights laid out once for the fastest kernel (`packing`), q, k and v as one
+product, gate and up as one, and nothing checked twice. Attention goes through `attention` as everywhere. None
+means that something is unusual (`why_not` says what): the caller then takes `forward`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -28,15 +29,7 @@ from regard.layers.block import Block, FeedForward
 from regard.layers.cache import KVCache, LayerCache
 from regard.layers.norms import RMSNorm, rms_norm
 from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, SinusoidalPositions
-from regard.models.packing import (
-    Linear,
-    Smooth,
-    calibrated,
-    evened,
-    pack_float,
-    pack_int8,
-    why_not_int8,
-)
+from regard.models.packing import Product, pack
 
 if TYPE_CHECKING:
     from regard.models.transformer import Transformer
@@ -47,24 +40,35 @@ _KNOWN = (
     *(MultiHeadAttention, FeedForward, Block, RelativeBias, Rotary, LearnedPositions, SinusoidalPositions),
 )
 _TABLE_BLOCK = 512  # positions by which the table of relative biases grows
+_PATIENCE = 32  # tokens of a text so short that packing would take longer than it saves; then a layer a token
+
+
+Norm = Callable[[Tensor], Tensor]
+# The angle from one position to the next, and two matrices: see `_turn`.
+Rotation = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attention:
     """One packed attention; `project` is q, k and v of self-attention, q alone of cross-attention."""
 
-    norm: Callable[[Tensor], Tensor]
-    project: Linear
-    out: Linear
+    norm: Norm
+    project: Product
+    out: Product
+    qk_norm: Norm | None = None
+    norm_after: Norm | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
     attention: _Attention
     cross: _Attention | None
-    ff_norm: Callable[[Tensor], Tensor]
-    up: Linear  # gate above up where gated
-    down: Linear
+    ff_norm: Norm
+    up: Product  # gate above up where gated
+    down: Product
+    ff_norm_after: Norm | None
+    local: bool
 
 
 class Engine:
@@ -72,33 +76,30 @@ class Engine:
 
     def __init__(self, model: Transformer) -> None:
         assert model.decoder is not None  # why_not made sure
-        pack = pack_int8 if model.packed == "int8" else pack_float
+        half = model.packed == "float16"
         config, block = model.config, model.config.block
         blocks = cast(list[Block], list(model.decoder.blocks))
         attention = blocks[0].attention
         self.n_head, self.n_kv_head, self.dim = attention.n_head, attention.n_kv_head, attention.qk_dim
         self.scale = attention.rule.scale_for(self.dim)
-        self.norm_first = block.norm_first
+        self.norm_first, self.parallel = block.norm_first, block.parallel
         self.activation, self.gated, self.ff_dim = blocks[0].ff.activation, block.gated, block.ff_dim
-        self.token = model.token.weight.detach()
+        self.token, self.embed_scale = model.token.weight.detach(), config.embed_scale
         self.place = None if model.position is None else cast(Tensor, model.position.weight).detach()
-        self.embed_norm = None if model.embed_norm is None else _norm(model.embed_norm)
-        smooth = calibrated(model, blocks) if model.packed == "int8" else [Smooth()] * len(blocks)
+        self.embed_norm = _norm(model.embed_norm)
         self.layers = [
-            _pack_layer(block, pack, factors) for block, factors in zip(blocks, smooth, strict=True)
+            _pack_layer(block, local, partial(pack, half=half, after=_PATIENCE + index))
+            for index, (block, local) in enumerate(zip(blocks, model.decoder.local, strict=True))
         ]
-        head = (model.token if model.unembed is None else model.unembed).weight.detach() * config.head_scale
-        norm = model.decoder.norm
-        even = evened(head) if model.packed == "int8" and norm is not None else None
-        self.norm = None if norm is None else _norm(norm, even)
-        self.unembed = pack(head if even is None else head * even, None, two_digits=True)
+        self.norm = _norm(model.decoder.norm)
+        self.head_scale = config.head_scale
+        self.unembed = pack(
+            (model.token if model.unembed is None else model.unembed).weight.detach(), half=half
+        )
         self.relative = model.decoder.relative
         self.biases: Tensor | None = None
-        self.rotary = None
-        if model.rotary is not None:
-            half, one = self.dim // 2, torch.eye(self.dim)
-            # Row i of `swap` says where x_i goes: x @ (one * cos + swap * sin) is `Turn`'s x turned.
-            self.rotary = model.rotary.rate().repeat(2), one, torch.cat([one[half:], -one[:half]])
+        self.rotation = _rotation(model.rotary)
+        self.local_rotation = _rotation(model.local_rotary) if model.local_rotary else self.rotation
 
     def step(
         self, tokens: Int[Tensor, "batch"], cache: KVCache, visible: Tensor | None, *, memory: bool = False
@@ -138,55 +139,60 @@ class Engine:
         memory: bool,
     ) -> Tensor:
         batch = x.shape[0]
+        if self.embed_scale != 1.0:
+            x = x * self.embed_scale
         if self.place is not None:
             x = x + (self.place[start] if positions is None else F.embedding(positions, self.place))
         if self.embed_norm is not None:
             x = self.embed_norm(x)
-        added = cross_added = turn = None
+        added = cross_added = None
         if visible is not None:
             hidden = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, None, None]
             added, cross_added = (None, hidden) if memory else (hidden, None)
         if self.relative is not None:
             bias = self._bias(start)
             added = bias if added is None else bias + added
-        if self.rotary is not None:
-            turn = self._turn(start if positions is None else positions)
+        turn = local_turn = _turn(self.rotation, start if positions is None else positions)
+        if self.local_rotation is not self.rotation:
+            local_turn = _turn(self.local_rotation, start if positions is None else positions)
         n_head, n_kv_head, dim, scale = self.n_head, self.n_kv_head, self.dim, self.scale
         split, width = n_head + n_kv_head, n_head * dim
         first, activation, ff_dim = self.norm_first, self.activation, self.ff_dim
         for layer, past, across in zip(self.layers, cache.layers, cache.cross, strict=True):
             look = layer.attention
-            qkv = look.project.call(look.norm(x) if first else x).view(batch, split + n_kv_head, 1, dim)
+            qkv = look.project(look.norm(x) if first else x).view(batch, split + n_kv_head, 1, dim)
             qk = qkv[:, :split]
-            if turn is not None:
-                qk = (qk.view(batch, split, dim) @ turn).unsqueeze(2)
+            if look.qk_norm is not None:
+                qk = look.qk_norm(qk)
+            if (turned := local_turn if layer.local else turn) is not None:
+                qk = (qk.view(batch, split, dim) @ turned).unsqueeze(2)
             k, v = past.push(qk[:, n_head:], qkv[:, split:])
-            heads = attend_one(qk[:, :n_head], k, v, added, scale)
-            x = look.out.add(heads.view(batch, width), x)
+            seen = added
+            if look.window is not None and look.window <= start:
+                k, v = k[:, :, -look.window :], v[:, :, -look.window :]
+                seen = None if added is None else added[..., -look.window :]
+            heads = attend_one(qk[:, :n_head], k, v, seen, scale)
+            made = look.out(heads.view(batch, width))
+            attended = (made if look.norm_after is None else look.norm_after(made)).add_(x)
             if not first:
-                x = look.norm(x)
+                attended = look.norm(attended)
             if layer.cross is not None:
                 look = layer.cross
-                q = look.project.call(look.norm(x) if first else x).view(batch, n_head, 1, dim)
+                q = look.project(look.norm(attended) if first else attended).view(batch, n_head, 1, dim)
                 heads = attend_one(q, across.k, across.v, cross_added, scale)  # type: ignore[arg-type]  # filled
-                x = look.out.add(heads.view(batch, width), x)
+                attended = look.out(heads.view(batch, width)).add_(attended)
                 if not first:
-                    x = look.norm(x)
-            up = layer.up.call(layer.ff_norm(x) if first else x)
+                    attended = look.norm(attended)
+            source = x if self.parallel else attended
+            up = layer.up(layer.ff_norm(source) if first else source)
             up = activation(up[:, :ff_dim]).mul_(up[:, ff_dim:]) if self.gated else activation(up)
-            x = layer.down.add(up, x)
+            made = layer.down(up)
+            x = (made if layer.ff_norm_after is None else layer.ff_norm_after(made)).add_(attended)
             if not first:
                 x = layer.ff_norm(x)
         if self.norm is not None:
             x = self.norm(x)
-        return self.unembed.call(x)
-
-    def _turn(self, position: int | Tensor) -> Tensor:
-        """Rotary positions as a matrix, (qk_dim, qk_dim) or one for each sequence: one product a layer."""
-        assert self.rotary is not None
-        rate, one, swap = self.rotary
-        angle = rate * position if isinstance(position, int) else position[:, None, None] * rate
-        return torch.addcmul(one * angle.cos(), swap, angle.sin())
+        return self.unembed(x if self.head_scale == 1.0 else x * self.head_scale)
 
     def _bias(self, start: int) -> Tensor:
         """The relative bias of the query at position `start` over all keys up to it."""
@@ -198,13 +204,33 @@ class Engine:
         return self.biases[:, self.biases.shape[1] - 1 - start :][None, :, None]
 
 
-def _norm(norm: nn.Module, smooth: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """The norm as a function; its output divided by `smooth`, by which the matrix after it is multiplied."""
+def _rotation(rotary: Rotary | None) -> Rotation | None:
+    if rotary is None:
+        return None
+    half, turned, one = rotary.turned // 2, rotary.turned, torch.eye(rotary.qk_dim)
+    still = torch.zeros(rotary.qk_dim - turned)
+    # Row i of `swap` says where x_i goes: x @ (one * cos + swap * sin) is `Turn`'s x turned.
+    swap = torch.cat([one[half:turned], -one[:half], 0 * one[turned:]])
+    return torch.cat([rotary.rate().repeat(2), still]), one, swap
+
+
+def _turn(rotation: Rotation | None, position: int | Tensor) -> Tensor | None:
+    """Rotary positions as a matrix, (qk_dim, qk_dim) or one for each sequence: one product a layer."""
+    if rotation is None:
+        return None
+    rate, one, swap = rotation
+    angle = rate * position if isinstance(position, int) else position[:, None, None] * rate
+    return torch.addcmul(one * angle.cos(), swap, angle.sin())
+
+
+def _norm(norm: nn.Module | None) -> Norm | None:
+    return None if norm is None else _known_norm(norm)
+
+
+def _known_norm(norm: nn.Module) -> Norm:
     assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)  # why_not made sure
     bias = getattr(norm, "bias", None)
     weight, bias = norm.weight.detach(), None if bias is None else bias.detach()
-    if smooth is not None:
-        weight, bias = weight / smooth, None if bias is None else bias / smooth
     shape, eps = norm.normalized_shape, cast(float, norm.eps)  # a config has one
     if isinstance(norm, nn.LayerNorm):
         return lambda x: F.layer_norm(x, shape, weight, bias, eps)
@@ -212,66 +238,63 @@ def _norm(norm: nn.Module, smooth: Tensor | None = None) -> Callable[[Tensor], T
     return lambda x: rms_norm(x, weight, least)
 
 
-def _pack_layer(block: Block, pack: Callable[..., Linear], smooth: Smooth) -> _Layer:
+def _qk_norm(look: MultiHeadAttention) -> Norm | None:
+    """The norms of each head's query and key, as one."""
+    query, key = look.query_norm, look.key_norm
+    if query is None or key is None:
+        return None
+    gains = query.weight.expand(look.n_head, 1, -1), key.weight.expand(look.n_kv_head, 1, -1)
+    weight, least = torch.cat(gains).detach(), torch.tensor(cast(float, query.eps))
+    return lambda x: rms_norm(x, weight, least)
+
+
+def _pack_layer(block: Block, local: bool, packed: Callable[..., Product]) -> _Layer:
     look, across, ff = block.attention, block.cross, block.ff
     cross = None
     if across is not None and block.cross_norm is not None:
         cross = _Attention(
-            _norm(block.cross_norm),
-            _joined(pack, [across.query]),
-            _joined(pack, [across.out], two_digits=True),
+            _known_norm(block.cross_norm), _joined(packed, across.query), _joined(packed, across.out)
         )
     return _Layer(
         _Attention(
-            _norm(block.attention_norm, smooth.project),
-            _joined(pack, [look.query, look.key, look.value], smooth.project),
-            _joined(pack, [look.out], two_digits=True),
+            _known_norm(block.attention_norm),
+            _joined(packed, look.query, look.key, look.value),
+            _joined(packed, look.out),
+            _qk_norm(look),
+            _norm(block.attention_norm_after),
+            look.rule.visible.window,
         ),
         cross,
-        _norm(block.ff_norm, smooth.up),
-        _joined(pack, [ff.up] if ff.gate is None else [ff.gate, ff.up], smooth.up, divide_last=smooth.down),
-        _joined(pack, [ff.down], smooth.down, two_digits=True),
+        _known_norm(block.ff_norm),
+        _joined(packed, ff.up) if ff.gate is None else _joined(packed, ff.gate, ff.up),
+        _joined(packed, ff.down),
+        _norm(block.ff_norm_after),
+        local,
     )
 
 
-def _joined(
-    pack: Callable[..., Linear],
-    linears: list[nn.Linear],
-    smooth: Tensor | None = None,
-    *,
-    divide_last: Tensor | None = None,
-    **options: bool,
-) -> Linear:
-    """Matrices of the same input, as one: columns times `smooth`, the last's outputs over `divide_last`."""
+def _joined(packed: Callable[..., Product], *linears: nn.Linear) -> Product:
+    """Matrices of the same input, as one."""
     weights = [linear.weight.detach() for linear in linears]
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-    if divide_last is not None:
-        weights[-1] = weights[-1] / divide_last[:, None]
-        biases[-1:] = [bias / divide_last for bias in biases[-1:]]
-    weight = torch.cat(weights)
-    return pack(
-        weight if smooth is None else weight * smooth, torch.cat(biases) if biases else None, **options
-    )
+    joined = weights[0] if len(weights) == 1 else torch.cat(weights)
+    return packed(joined, torch.cat(biases) if biases else None)
 
 
 def why_not(model: Transformer) -> str | None:
     """The reason why this model takes the readable path, or None."""
     config, decoder = model.config, model.decoder
-    if model.packed == "int8" and (reason := why_not_int8()) is not None:
-        return reason
     if model.training:
         return "the model is in training mode"
     if type(model).__name__ != "Transformer":
         return f"a {type(model).__name__} may compute something else than a Transformer"
     if decoder is None or config.head != "language":
         return "only a decoder with a language head generates"
-    if config.block.window is not None or config.n_token_type:
-        return "windows and token types are left to the readable path"
     block, scaling = config.block, config.rotary_scaling
-    if block.sinks or block.norm_after or block.parallel or block.output_gate or config.head_softcap:
-        return "sinks, gates, parallel blocks and norms after them are left to the readable path"
-    if not config.scores_products:
-        return "scores that are more than turned products are left to the readable path"
+    if block.sinks or block.output_gate or block.kernel or block.softcap or block.alibi:
+        return "sinks, gates, feature maps, softcaps and ALiBi are left to the readable path"
+    if config.n_token_type or config.head_softcap:
+        return "token types and a softcap of the head are left to the readable path"
     if scaling is not None and scaling.kind in ("dynamic", "yarn"):
         return f"{scaling.kind} scaling is left to the readable path"
     blocks = cast(list[Block], list(decoder.blocks))

@@ -1,233 +1,126 @@
-"""Matrices laid out once as a kernel reads them: float32 by MKL or oneDNN, or 8-bit integers.
+"""Matrices laid out once, for the kernel that is fastest here.
 
-An 8-bit matrix has a scale for each row, and what it multiplies is rounded to 8 bits as it comes, with one
-scale for all. Few large entries would leave few steps for the many small ones, so
+    pack(weight, bias) -> x W^T + b
 
-    where a norm stands before, its gain hands part of the large channels' size to the matrix and takes part
-    of the large columns' size from it (`calibrated`; as Xiao et al. 2023, eq. 3-4, with other powers), which
-    changes nothing but the rounding;
-    where none does (`two_digits`), each entry is given as two numbers of 8 bits, in one call: whole steps,
-    and what is left over.
+PyTorch's plain product, and MKL's and oneDNN's of matrices packed for them, compute in float32. FBGEMM's
+reads W as float16, half the bytes, and computes in float32 too. It takes part where it is asked for, and
+where that moves W by no more than float32 rounds, as in what was published in half precision. Which is
+fastest depends on processor, shape and number of rows, by a factor of three, so they are tried where they
+run. They add in different orders: the last bits of a score may differ from one run of a program to the next.
 """
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int8
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
 from regard.attention import torch_ops
-from regard.layers.block import Block
-from regard.models.model import Model
 
-_FEW = 2  # rows: a plain product of so few reads the matrix once, as fast as memory gives it
-_N_CALIBRATE = 128  # random tokens that show which channels are large
+_FEW, _MANY = 1, 8  # rows with which kernels are tried: those for one sequence, and for several
+_MOST_ROWS = 4096  # of a matrix that is tried: more take as long for each
+_N_TRY = 3
 
-
-def why_not_int8() -> str | None:
-    """The reason why there are no packed 8-bit matrices here, or None."""
-    if None in (torch_ops.INT8_TENSOR, torch_ops.INT8_PACK, torch_ops.INT8_LINEAR):
-        return f"PyTorch {torch.__version__} has no dynamic 8-bit matrices here"
-    if torch.backends.quantized.engine in ("none", None):
-        return "PyTorch was built without an engine for 8-bit matrices"
-    return None
+Product = Callable[[Tensor], Tensor]  # of (row, in_dim) to (row, out_dim)
+Packer = Callable[[Tensor, Tensor | None, int], Product]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Linear:
-    """A packed matrix: `call(x)`, and `add(x, residual)`, which is residual + call(x)."""
-
-    call: Callable[[Tensor], Tensor]
-    add: Callable[[Tensor, Tensor], Tensor]
-
-
-def pack_float(
+def pack(
     weight: Float[Tensor, "out_dim in_dim"],
     bias: Float[Tensor, "out_dim"] | None = None,
     *,
-    two_digits: bool = False,
-) -> Linear:
-    """x W^T + b in float32; nothing is rounded, so tails do not matter."""
-    mkl = None not in (torch_ops.MKL_PACK, torch_ops.MKL_LINEAR)
-    onednn = None not in (torch_ops.ONEDNN_PACK, torch_ops.ONEDNN_LINEAR, torch_ops.ONEDNN_LINEAR_ADD)
-    if not mkl and onednn and torch.backends.mkldnn.is_available():
-        return _pack_onednn(weight, bias)
-    return _pack_mkl(weight, bias, up_to=_FEW if mkl else sys.maxsize)
+    half: bool = False,
+    after: int = 0,
+) -> Product:
+    """x W^T + b by the kernel that is fastest for as many rows as come; `half`: with W rounded to float16.
 
-
-def _pack_mkl(weight: Tensor, bias: Tensor | None, up_to: int) -> Linear:
-    """Plain for few rows (`up_to`), which are read as fast as memory gives; packed by MKL for more.
-
-    MKL packs for a number of rows: the packing for the last one is kept.
+    Packing takes as long as dozens of products: the first `after` calls are plain ones.
     """
-    turned = weight.t()
-    packed: dict[int, Tensor] = {}
+    if half and _half in _packers() and bool(weight.abs().amax() <= torch.finfo(torch.float16).max):
+        return _half(weight, bias, 0)
+    plain = _plain(weight, bias, 0)
+    kept: dict[Packer, Product] = {}  # the last one: each holds a copy of the matrix
+    ready: dict[int, Product] = {}  # the same, by the number of rows it has been given
+    waiting = iter(range(after))
 
-    def many(x: Tensor, n_row: int) -> Tensor:
-        layout = packed.get(n_row)
-        if layout is None:
-            layout = torch_ops.MKL_PACK(weight, n_row)
-            packed.clear()
-            packed[n_row] = layout
-        out: Tensor = torch_ops.MKL_LINEAR(x, layout, weight, bias, n_row)
-        return out
+    def prepare(n_row: int) -> Product:
+        if next(waiting, None) is not None:
+            return plain
+        packers = tuple(packer for packer in _packers() if packer is not _half or fits_half(weight))
+        n_try = _FEW if n_row == _FEW else _MANY
+        packer = fastest(packers, *weight.shape, n_try, torch.get_num_threads())
+        if packer not in kept or packer is _mkl:  # MKL packs for a number of rows
+            kept.clear()
+            ready.clear()
+            kept[packer] = packer(weight, bias, n_row)
+        ready[n_row] = kept[packer]
+        return kept[packer]
 
     def call(x: Tensor) -> Tensor:
         n_row = x.shape[0]
-        return F.linear(x, weight, bias) if n_row <= up_to else many(x, n_row)
+        return (ready.get(n_row) or prepare(n_row))(x)
 
-    def add(x: Tensor, residual: Tensor) -> Tensor:
-        n_row = x.shape[0]
-        if n_row > up_to:
-            return many(x, n_row).add_(residual)
-        out = torch.addmm(residual, x, turned)
-        return out if bias is None else out.add_(bias)
-
-    return Linear(call, add)
+    return call
 
 
-def _pack_onednn(weight: Tensor, bias: Tensor | None) -> Linear:
-    packed = torch_ops.ONEDNN_PACK(weight)
+def fits_half(weight: Float[Tensor, "out_dim in_dim"]) -> bool:
+    """Whether float16 moves no entry by more than float32 rounds the largest.
 
-    def call(x: Tensor) -> Tensor:
-        out: Tensor = torch_ops.ONEDNN_LINEAR(x, packed, bias, "none", (), "")
-        return out
-
-    def add(x: Tensor, residual: Tensor) -> Tensor:
-        out: Tensor = torch_ops.ONEDNN_LINEAR_ADD(x, residual, packed, bias, "add")
-        return out
-
-    return Linear(call, add)
-
-
-def pack_int8(
-    weight: Float[Tensor, "out_dim in_dim"],
-    bias: Float[Tensor, "out_dim"] | None = None,
-    *,
-    two_digits: bool = False,
-) -> Linear:
-    """x W^T + b with both rounded to 8 bits, summed in 32."""
-    rounded, scale = quantise(weight)
-    zero = torch.zeros(len(scale), dtype=torch.long)
-    with warnings.catch_warnings():  # quantised tensors are to go; `why_not_int8` sees when they have gone
-        warnings.simplefilter("ignore")
-        assert torch_ops.INT8_TENSOR is not None
-        matrix = torch_ops.INT8_TENSOR(rounded, scale.double(), zero, 0)
-        packed = torch_ops.INT8_PACK(matrix, None if two_digits else bias)
-    narrow = not torch_ops.has_vnni()  # older instructions add in 16 bits, which 8 x 8 bits overflow
-
-    def call(x: Tensor) -> Tensor:
-        out: Tensor = torch_ops.INT8_LINEAR(x, packed, narrow)
-        return out
-
-    def add(x: Tensor, residual: Tensor) -> Tensor:
-        return call(x).add_(residual)
-
-    # The kernel takes one scale for all it is given, from the least to the largest entry. The ends make it 1:
-    # whole numbers, as the first digits are, it does not round.
-    most = 63 if narrow else 127
-    finer = 2.0 * most  # steps of the second digit in one of the first
-    ends = torch.zeros(1, weight.shape[1])
-    ends[0, 0], ends[0, -1] = -most - 0.5, most + 0.5
-    steps = torch.tensor([1 / most, 1 / (most * finer)])[:, None, None]
-    least = torch.full_like(steps, 1e-30)
-
-    def add_digits(x: Tensor, residual: Tensor) -> Tensor:
-        n_row, width = x.shape
-        units = torch.addcmul(least, torch.linalg.vector_norm(x, torch.inf, -1, True), steps)
-        digits = x / units  # in steps of the first digit, and of the second
-        first, second = digits.unbind()
-        second.sub_(first.round_(), alpha=finer)
-        product = call(torch.cat([digits.view(2 * n_row, width), ends]))
-        coarse, fine = units.unbind()
-        out = torch.addcmul(residual, product[:n_row], coarse).addcmul_(product[n_row:-1], fine)
-        return out if bias is None else out.add_(bias)
-
-    if not two_digits:
-        return Linear(call, add)
-    return Linear(lambda x: add_digits(x, torch.zeros(())), add_digits)
-
-
-def quantise(
-    weight: Float[Tensor, "out_dim in_dim"],
-) -> tuple[Int8[Tensor, "out_dim in_dim"], Float[Tensor, "out_dim"]]:
-    """The matrix as whole numbers from -127 to 127 and a scale for each row: weight ~ rounded * scale.
-
-    >>> rounded, scale = quantise(torch.tensor([[127.0, -1.2], [0.0, 0.0]]))
-    >>> rounded.tolist(), scale.tolist()
-    ([[127, -1], [0, 0]], [1.0, 1.0])
+    >>> fits_half(torch.tensor([[0.5, 3.0]])), fits_half(torch.tensor([[0.5, 0.1]]))
+    (True, False)
     """
-    scale = weight.abs().amax(1) / 127
-    scale = torch.where(scale > 0, scale, 1.0)
-    return (weight / scale[:, None]).round().to(torch.int8), scale
+    least = torch.finfo(torch.float32).eps * weight.abs().amax()
+    return all(bool(((rows.half() - rows).abs() <= least).all()) for rows in weight.split(256))
 
 
-def evened(weight: Float[Tensor, "out_dim in_dim"]) -> Float[Tensor, "in_dim"]:
-    """Factors that bring the columns' sizes nearer to one another: one over their square root."""
-    return _around_one(_typical(weight).rsqrt())
+@cache
+def fastest(packers: tuple[Packer, ...], n_out: int, n_in: int, n_row: int, n_thread: int) -> Packer:
+    """The one whose product of such shapes takes least time; the plain one where none saves a tenth."""
+    weight, x = torch.ones(min(n_out, _MOST_ROWS), n_in), torch.ones(n_row, n_in)
+    products = {packer: packer(weight, None, n_row) for packer in packers}
+    seconds = dict.fromkeys(packers, float("inf"))
+    for turn in range(1 + _N_TRY):  # in turn, so that none finds its matrix in the processor's cache
+        for packer, product in products.items():
+            start = time.perf_counter()
+            product(x)
+            if turn:  # not the first, which may prepare things
+                seconds[packer] = min(seconds[packer], time.perf_counter() - start)
+    seconds[_plain] *= 0.9
+    return min(packers, key=seconds.__getitem__)
 
 
-def _typical(values: Tensor) -> Tensor:
-    """The root mean square of each column, never 0."""
-    return values.flatten(0, -2).float().square().mean(0).sqrt().clamp(min=1e-6)
+def _packers() -> tuple[Packer, ...]:
+    """Those that this PyTorch has."""
+    has = {
+        _plain: True,
+        _mkl: None not in (torch_ops.MKL_PACK, torch_ops.MKL_LINEAR),
+        _onednn: None not in (torch_ops.ONEDNN_PACK, torch_ops.ONEDNN_LINEAR)
+        and torch.backends.mkldnn.is_available(),
+        _half: None not in (torch_ops.HALF_PACK, torch_ops.HALF_LINEAR)
+        and torch.backends.quantized.engine in ("x86", "fbgemm"),
+    }
+    return tuple(packer for packer, there in has.items() if there)
 
 
-def _around_one(factor: Tensor) -> Tensor:
-    return (factor / factor.log().mean().exp()).clamp(0.01, 100.0)
+def _plain(weight: Tensor, bias: Tensor | None, n_row: int) -> Product:
+    return lambda x: F.linear(x, weight, bias)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Smooth:
-    """Factors by which channels that enter a matrix are divided, and its columns multiplied; None: none."""
-
-    project: Tensor | None = None  # q, k and v
-    up: Tensor | None = None
-    down: Tensor | None = None
+def _mkl(weight: Tensor, bias: Tensor | None, n_row: int) -> Product:
+    layout = torch_ops.MKL_PACK(weight, n_row)
+    return lambda x: torch_ops.MKL_LINEAR(x, layout, weight, bias, n_row)
 
 
-@torch.no_grad()
-def calibrated(model: Model, blocks: Sequence[Block]) -> list[Smooth]:
-    """For each block, input^(1/4) / weight^(1/2) of each channel's typical sizes; inputs of random tokens.
+def _onednn(weight: Tensor, bias: Tensor | None, n_row: int) -> Product:
+    layout = torch_ops.ONEDNN_PACK(weight)
+    return lambda x: torch_ops.ONEDNN_LINEAR(x, layout, bias, "none", (), "")
 
-    Both matter: rounded inputs want large channels small, rounded rows want columns alike. By the powers
-    sqrt(largest input / largest weight) SmolLM2's predictions differ from float32's by 7.4e-3 nats, by these
-    by 5.2e-3 (mean divergence on a licence; perplexity moves by half a per cent with any change at all).
 
-    None where what comes before cannot be divided: a norm that comes after, whose output is also the
-    residual, and an activation that nothing is multiplied with.
-    """
-    if not all(block.norm_first for block in blocks):
-        return [Smooth()] * len(blocks)
-    size: dict[nn.Module, Tensor] = {}
-
-    def see(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        size[module] = _typical(args[0])
-
-    watched = [module for block in blocks for module in (block.attention.query, block.ff.up, block.ff.down)]
-    handles = [module.register_forward_pre_hook(see) for module in watched]
-    try:
-        sizes, generator = model.sizes, torch.Generator().manual_seed(0)
-        tokens = torch.randint(sizes.vocab, (1, _N_CALIBRATE), generator=generator)[:, : sizes.n_position]
-        model(tokens, *([tokens] if model.kind == "encoder-decoder" else []), logits="none")
-    finally:
-        for handle in handles:
-            handle.remove()
-
-    def factor(seen: Tensor, *linears: nn.Linear | None) -> Tensor:
-        weight = _typical(torch.cat([linear.weight for linear in linears if linear is not None]))
-        return _around_one(seen**0.25 / weight.sqrt())
-
-    return [
-        Smooth(
-            factor(size[look.query], look.query, look.key, look.value),
-            factor(size[ff.up], ff.up, ff.gate),
-            None if ff.gate is None else factor(size[ff.down], ff.down),
-        )
-        for look, ff in ((block.attention, block.ff) for block in blocks)
-    ]
+def _half(weight: Tensor, bias: Tensor | None, n_row: int) -> Product:
+    layout = torch_ops.HALF_PACK(weight, bias)  # which would change entries that float16 has not
+    return lambda x: torch_ops.HALF_LINEAR(x, layout)

@@ -201,7 +201,7 @@ class Transformer(Model):
         block = config.block
         self.config = config
         self.family, self.kind, self.head = config.family, config.kind, config.head
-        self.packed: Literal["float32", "int8"] = "float32"  # the weights that decoding reads, see `fast`
+        self.packed: Literal["float32", "float16"] = "float32"  # the weights that decoding reads, see `fast`
         self.token = nn.Embedding(config.vocab, block.model_dim)
         self.position: nn.Module | None = None
         if config.positions in ("learned", "sinusoidal"):

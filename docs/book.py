@@ -71,6 +71,7 @@ def write_reference(app):
         _write(folder / f"{module.__name__.rpartition('.')[2]}.md", _names(module, module.__name__))
     _write(folder / "commands.md", _commands())
     _write(folder / "exercises.md", _exercises())
+    _write(folder / "_chapters.md", chapters())
 
 
 def packages():
@@ -197,6 +198,41 @@ def _command(command, name, parent):
     for below in command.list_commands(context) if isinstance(command, click.Group) else ():
         parts += _command(command.get_command(context, below), f"{name} {below}", context)
     return parts
+
+
+def chapters():
+    """What goes with which chapter, as a table: an exercise belongs to the first chapter that names it."""
+    from regard.checking.catalogue import ours
+    from regard.checking.path import tracks
+
+    minutes = {stop.exercise.id: stop.minutes for track in tracks(ours()) for stop in track.stops}
+    placed, total = set(), 0
+    lines = ["| chapter | exercises, with minutes | together | again | experiments | questions |"]
+    lines += ["| --- | --- | ---: | --- | --- | ---: |"]
+    for path in sorted((DOCS / "course").glob("[0-9]*.md")):
+        text = path.read_text(encoding="utf-8")
+        title = re.search(r"^# (.+)", text, re.MULTILINE)[1]
+        shown = set(re.findall(r"^%%check ([\w-]+)", text, re.MULTILINE))
+        named = dict.fromkeys(
+            id for id in re.findall(r"(?:`|^%%check |start )([\w-]+)", text, re.MULTILINE)
+        )
+        starred = {id: f"`{id}`\\*" if id in shown else f"`{id}`" for id in minutes}
+        here = [id for id in minutes if id in named and id not in placed]  # in the order of the path
+        again = [id for id in minutes if id in named and id in placed]
+        placed |= set(here)
+        total += sum(minutes[id] for id in here)
+        labs = dict.fromkeys(re.findall(r"^%lab ([\w -]+?)(?: --.*)?$", text, re.MULTILINE))
+        cells = [
+            f"[{title}](course/{path.name})",
+            ", ".join(f"{starred[id]} {minutes[id]}" for id in here),
+            str(sum(minutes[id] for id in here) or ""),
+            ", ".join(starred[id] for id in again),
+            ", ".join(f"`{name}`" for name in labs),
+            str(len(re.findall(r"^%quiz ", text, re.MULTILINE))),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    hours = f"All {len(placed)} exercises together take about {round(total / 60)} hours."
+    return "\n".join(lines) + f"\n\n{hours}\n"
 
 
 def _exercises():

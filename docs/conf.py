@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 project = "Regard"
 author = "the Regard maintainers"
 extensions = ["myst_nb", "book"]
-exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
+exclude_patterns = ["reference/_*", "**/.ipynb_checkpoints"]
 html_theme = "furo"
 html_title = "Regard: a workbench for attention"
 html_show_sphinx = html_copy_source = html_show_sourcelink = False

@@ -165,6 +165,15 @@ def test_every_example_runs_after_the_first_alone():
     assert " examples ran" in done.stdout
 
 
+def test_the_teachers_page_has_every_exercise_once(book):
+    """In the first chapter that names it, with the minutes of the path."""
+    rows = [line.split(" | ") for line in book.chapters().splitlines() if line.startswith("| [")]
+    assert len(rows) == len(CHAPTERS)
+    listed = [id for row in rows for id in re.findall(r"`([\w-]+)`(?:\\\*)? \d+", row[1])]
+    assert sorted(listed) == sorted(ours())
+    assert "`masked-softmax`\\* 20" in rows[3][1]  # chapter 4, which shows a wrong answer to it
+
+
 def test_the_reference_has_every_command(book):
     listed = book._commands()
     context = click.Context(main, info_name="regard")

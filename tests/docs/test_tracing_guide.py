@@ -78,7 +78,7 @@ def test_a_refusal_says_what_the_guide_quotes(number):
 
 
 def unverified():
-    """A trace whose first layer does not give the model's output; tests/oracle has a model of which that is so."""
+    """A trace whose first layer does not give the model's output; tests/oracle has a model like that."""
     made = regard.trace(GPT, IDS)
     first, *others = made.checks.layers
     return replace(made, checks=replace(made.checks, layers=(replace(first, output=1.0), *others)))

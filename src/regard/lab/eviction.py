@@ -152,12 +152,12 @@ def _rows(loaded: Loaded, n_row: int, n_token: int) -> Tensor:
 
 def run(quick: bool, seed: int) -> Result:
     loaded = load("smollm2")
-    n_row, n_token, budgets = (10, 40, (16,)) if quick else (12, 128, (16, 32, 64))
+    n_row, n_token, n_read, budgets = (10, 40, 20, (8,)) if quick else (12, 128, 128, (16, 32, 64))
     figure, (loss_ax, lost_ax, recall_ax) = panels(
         "SmolLM2: log perplexity rises", "SmolLM2: attention lost", "Recall of one of 16 facts"
     )
     rows = _rows(loaded, n_row, n_token)
-    read = rows[:, : 2 * budgets[-1]]
+    read = rows[:, :n_read]
     whole = _losses(loaded, read)
     after: dict[tuple[str, int], list[float]] = {}
 
@@ -219,7 +219,7 @@ def run(quick: bool, seed: int) -> Result:
         f"positions, SnapKV recalls {known.value:.0%} of the facts it knows will be asked for, and "
         f"{unknown.value:.0%} of those it does not",
         notes=(
-            f"{n_row} texts of {read.shape[1]} tokens; intervals of the loss are over texts, of lost "
+            f"{n_row} texts of {n_read} tokens; intervals of the loss are over texts, of lost "
             "attention over heads, of recall over questions.",
             "Where kept keys stand is counted in the cache for windows, and in the text for H2O.",
         ),

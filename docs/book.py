@@ -207,32 +207,33 @@ def chapters():
 
     minutes = {stop.exercise.id: stop.minutes for track in tracks(ours()) for stop in track.stops}
     placed, total = set(), 0
-    lines = ["| chapter | exercises, with minutes | together | again | experiments | questions |"]
-    lines += ["| --- | --- | ---: | --- | --- | ---: |"]
+    lines = [
+        "```{table}\n:widths: 20 42 20 13 5",
+        "| chapter | exercises, with minutes | again | experiments | questions |",
+    ]
+    lines += ["| --- | --- | --- | --- | ---: |"]
     for path in sorted((DOCS / "course").glob("[0-9]*.md")):
         text = path.read_text(encoding="utf-8")
         title = re.search(r"^# (.+)", text, re.MULTILINE)[1]
         shown = set(re.findall(r"^%%check ([\w-]+)", text, re.MULTILINE))
-        named = dict.fromkeys(
-            id for id in re.findall(r"(?:`|^%%check |start )([\w-]+)", text, re.MULTILINE)
-        )
+        named = dict.fromkeys(id for id in re.findall(r"(?:`|^%%check |start )([\w-]+)", text, re.MULTILINE))
         starred = {id: f"`{id}`\\*" if id in shown else f"`{id}`" for id in minutes}
         here = [id for id in minutes if id in named and id not in placed]  # in the order of the path
         again = [id for id in minutes if id in named and id in placed]
         placed |= set(here)
-        total += sum(minutes[id] for id in here)
+        spent = sum(minutes[id] for id in here)
+        total += spent
         labs = dict.fromkeys(re.findall(r"^%lab ([\w -]+?)(?: --.*)?$", text, re.MULTILINE))
         cells = [
             f"[{title}](course/{path.name})",
-            ", ".join(f"{starred[id]} {minutes[id]}" for id in here),
-            str(sum(minutes[id] for id in here) or ""),
+            ", ".join(f"{starred[id]} {minutes[id]}" for id in here) + (f": {spent} in all" if spent else ""),
             ", ".join(starred[id] for id in again),
             ", ".join(f"`{name}`" for name in labs),
             str(len(re.findall(r"^%quiz ", text, re.MULTILINE))),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     hours = f"All {len(placed)} exercises together take about {round(total / 60)} hours."
-    return "\n".join(lines) + f"\n\n{hours}\n"
+    return "\n".join(lines) + f"\n```\n\n{hours}\n"
 
 
 def _exercises():

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import pprint
 import re
 from pathlib import Path
 from typing import ForwardRef
@@ -122,7 +123,10 @@ def _names(module, title):
         if callable(value):
             parts += [_code(_signature(name, value)), _text(inspect.getdoc(value))]
         else:
-            parts += [_code(f"{name}: {type(value).__name__}  # {_short(value)}")]
+            lines = pprint.pformat(value, width=88, compact=True).splitlines()
+            parts += [
+                _code("\n".join([f"{name} = {lines[0]}", *lines[1:12], *(["..."] if lines[12:] else [])]))
+            ]
         parts += [_code(cell) for cell, used in cells if any(value is one for one in used)][:1]
         if inspect.isclass(value):
             for method, function in vars(value).items():

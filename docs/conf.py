@@ -1,5 +1,6 @@
 """How Sphinx makes the book: `make docs` writes it to out/docs. Nothing in it is loaded from elsewhere."""
 
+import hashlib
 import os
 import sys
 from pathlib import Path
@@ -20,9 +21,19 @@ myst_enable_extensions = ["dollarmath", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 myst_links_external_new_tab = True
 
-# Cells are executed when their chapter has changed; one that fails, fails the book.
+
+def _code():
+    """A name for the code as it is: what cells gave with another one does not count."""
+    digest = hashlib.sha256()
+    for path in sorted((Path(__file__).parents[1] / "src" / "regard").rglob("*.*")):
+        if path.suffix in (".py", ".toml", ".md", ".js"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+# Cells are executed when their chapter, or the code, has changed; one that fails, fails the book.
 nb_execution_mode = "cache"
-nb_execution_cache_path = str(Path(__file__).parent.parent / "out" / "docs-cache")
+nb_execution_cache_path = str(Path(__file__).parent.parent / "out" / "docs-cache" / _code())
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True

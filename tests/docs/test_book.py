@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -31,14 +32,20 @@ def cells(chapter):
 
 
 def execute(chapter, folder):
-    """Run a chapter in a kernel, as the build does; the seconds it took."""
+    """Run a chapter in a kernel, as the build does; the seconds it took, and those of the processor."""
     import nbformat
     from nbclient import NotebookClient
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells(chapter)])
-    began = time.monotonic()
+    began, worked = time.monotonic(), cpu_seconds()
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
-    return time.monotonic() - began
+    return time.monotonic() - began, cpu_seconds() - worked
+
+
+def cpu_seconds():
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_a_chapter_runs(tmp_path, monkeypatch):
@@ -52,8 +59,8 @@ def test_every_chapter_runs(chapter, tmp_path, monkeypatch):
     """One after the other with `-n 0 -s` they say how long each takes."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    seconds = execute(chapter, tmp_path)
-    print(f"{chapter.stem}: {seconds:.0f} s")
+    seconds, worked = execute(chapter, tmp_path)
+    print(f"{chapter.stem}: {seconds:.0f} s, {worked:.0f} s of one core")
 
 
 def parts(text):

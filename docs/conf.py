@@ -16,6 +16,7 @@ html_theme = "furo"
 html_title = "Regard: a workbench for attention"
 html_show_sphinx = html_copy_source = html_show_sourcelink = False
 html_math_renderer = "mathml"
+html_static_path, html_css_files = ["_static"], ["book.css"]
 
 myst_enable_extensions = ["dollarmath", "deflist", "attrs_inline"]
 myst_heading_anchors = 3

@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -44,6 +43,8 @@ def execute(chapter, folder):
 
 def cpu_seconds():
     """Of all processes that were started here and have ended."""
+    import resource  # not on Windows
+
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -67,7 +67,7 @@ fuzz: $(VENV)/.dev
 	@REGARD_FUZZ=many REGARD_SHAPE_CHECKS=0 $(BIN)/pytest tests/fuzz -n $(WORKERS) -q
 	@$(BIN)/pytest tests/checking -k hostile -n $(WORKERS) -q
 
-# Chapters that have not changed are not executed again: out/docs-cache keeps what they gave.
+# Chapters are executed when they or the code have changed: out/docs-cache keeps what they gave.
 docs: $(VENV)/.dev
 	@$(BIN)/sphinx-build -q -W --keep-going -j $(WORKERS) docs out/docs
 	@echo "out/docs/index.html"

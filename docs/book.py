@@ -1,9 +1,13 @@
 """What the book needs beside Sphinx: formulas as MathML, chapters as notebooks, a reference from the code."""
 
+import ast
 import importlib
 import inspect
+import pkgutil
+import pprint
 import re
 from pathlib import Path
+from typing import ForwardRef
 
 import click
 import nbformat
@@ -15,7 +19,6 @@ import regard
 from regard.cli import main
 
 DOCS = Path(__file__).parent
-PACKAGES = "attention layers models recurrent tracing heads experiments costs drawing train".split()
 
 CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -64,12 +67,41 @@ def write_reference(app):
     """The pages of the reference: public names, and commands with their options."""
     folder = DOCS / "reference"
     folder.mkdir(exist_ok=True)
-    _write(folder / "names.md", _names("regard", regard.__all__, "Names at the top"))
-    for package in PACKAGES:
-        module = importlib.import_module(f"regard.{package}")
-        _write(folder / f"{package}.md", _names(f"regard.{package}", module.__all__, f"regard.{package}"))
+    _write(folder / "names.md", _names(regard, "Names at the top"))
+    for module in packages():
+        _write(folder / f"{module.__name__.rpartition('.')[2]}.md", _names(module, module.__name__))
     _write(folder / "commands.md", _commands())
     _write(folder / "exercises.md", _exercises())
+    _write(folder / "_chapters.md", chapters())
+
+
+def packages():
+    """The packages of regard that have public names."""
+    names = [f"regard.{package.name}" for package in pkgutil.iter_modules(regard.__path__) if package.ispkg]
+    return [module for module in map(importlib.import_module, names) if hasattr(module, "__all__")]
+
+
+def examples():
+    """The cells of examples.md: the one that all others follow, and of each other one what it uses of ours.
+
+    A name counts where it is used, not where it is imported, written in a comment or given to something else.
+    """
+    first, *cells = CELL.findall((DOCS / "examples.md").read_text(encoding="utf-8"))
+    return first, [(cell, _used(ast.parse(cell))) for cell in [first, *cells]]
+
+
+def _used(tree):
+    ours, values = {"regard": regard}, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("regard"):
+            module = importlib.import_module(node.module)
+            ours |= {name.asname or name.name: getattr(module, name.name) for name in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in ours:
+            values.append(ours[node.id])
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "regard":
+            values.append(getattr(regard, node.attr, None))
+    return values
 
 
 def _write(path, text):
@@ -78,20 +110,36 @@ def _write(path, text):
         path.write_text(text, encoding="utf-8")
 
 
-def _names(home, names, title):
-    module = importlib.import_module(home)
-    cells = CELL.findall((DOCS / "examples.md").read_text(encoding="utf-8"))
+def _names(module, title):
+    first, cells = examples()
     parts = [f"# {title}", _text(inspect.getdoc(module))]
-    for name in names:
+    parts += [
+        "Examples follow these lines; [Every name in use](../examples.md) has what they print.",
+        _code(first),
+    ]
+    for name in module.__all__:
         value = getattr(module, name)
-        parts += [f"## {name}", f"```python\n{_signature(name, value)}\n```", _text(inspect.getdoc(value))]
-        parts += [f"```python\n{cell}```" for cell in cells if re.search(rf"\b{name}\b", cell)][:1]
+        parts += [f"## {name}"]
+        if callable(value):
+            parts += [_code(_signature(name, value)), _text(inspect.getdoc(value))]
+        else:
+            lines = pprint.pformat(value, width=88, compact=True).splitlines()
+            parts += [
+                _code("\n".join([f"{name} = {lines[0]}", *lines[1:12], *(["..."] if lines[12:] else [])]))
+            ]
+        parts += [_code(cell) for cell, used in cells if any(value is one for one in used)][:1]
         if inspect.isclass(value):
             for method, function in vars(value).items():
                 if not method.startswith("_") and inspect.isfunction(function):
-                    shown = _signature(f"{name}.{method}", function)
-                    parts += [f"```python\n{shown}\n```", _text(inspect.getdoc(function))]
+                    parts += [
+                        _code(_signature(f"{name}.{method}", function)),
+                        _text(inspect.getdoc(function)),
+                    ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _code(text):
+    return f"```python\n{text.strip()}\n```"
 
 
 def _signature(name, value):
@@ -106,7 +154,7 @@ def _signature(name, value):
             arguments.append("*")
         star = {kinds.VAR_POSITIONAL: "*", kinds.VAR_KEYWORD: "**"}.get(argument.kind, "")
         typed = "" if argument.annotation is argument.empty else f": {_type(argument.annotation)}"
-        default = "" if argument.default is argument.empty else f" = {_default(argument.default)}"
+        default = "" if argument.default is argument.empty else f" = {_short(argument.default)}"
         arguments.append(f"{star}{argument.name}{typed}{default}")
     returned = signature.return_annotation
     result = "" if returned is signature.empty or inspect.isclass(value) else f" -> {_type(returned)}"
@@ -115,10 +163,12 @@ def _signature(name, value):
 
 
 def _type(annotation):
+    if isinstance(annotation, ForwardRef):
+        annotation = annotation.__forward_arg__
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
-def _default(value):
+def _short(value):
     text = repr(value)
     return text if len(text) < 40 else "..."
 
@@ -152,6 +202,42 @@ def _command(command, name, parent):
     for below in command.list_commands(context) if isinstance(command, click.Group) else ():
         parts += _command(command.get_command(context, below), f"{name} {below}", context)
     return parts
+
+
+def chapters():
+    """What goes with which chapter, as a table: an exercise belongs to the first chapter that names it."""
+    from regard.checking.catalogue import ours
+    from regard.checking.path import tracks
+
+    minutes = {stop.exercise.id: stop.minutes for track in tracks(ours()) for stop in track.stops}
+    placed, total = set(), 0
+    lines = [
+        "```{table}\n:widths: 20 42 20 13 5",
+        "| chapter | exercises, with minutes | again | experiments | questions |",
+    ]
+    lines += ["| --- | --- | --- | --- | ---: |"]
+    for path in sorted((DOCS / "course").glob("[0-9]*.md")):
+        text = path.read_text(encoding="utf-8")
+        title = re.search(r"^# (.+)", text, re.MULTILINE)[1]
+        shown = set(re.findall(r"^%%check ([\w-]+)", text, re.MULTILINE))
+        named = dict.fromkeys(id for id in re.findall(r"(?:`|^%%check |start )([\w-]+)", text, re.MULTILINE))
+        starred = {id: f"`{id}`\\*" if id in shown else f"`{id}`" for id in minutes}
+        here = [id for id in minutes if id in named and id not in placed]  # in the order of the path
+        again = [id for id in minutes if id in named and id in placed]
+        placed |= set(here)
+        spent = sum(minutes[id] for id in here)
+        total += spent
+        labs = dict.fromkeys(re.findall(r"^%lab ([\w -]+?)(?: --.*)?$", text, re.MULTILINE))
+        cells = [
+            f"[{title}](course/{path.name})",
+            ", ".join(f"{starred[id]} {minutes[id]}" for id in here) + (f": {spent} in all" if spent else ""),
+            ", ".join(starred[id] for id in again),
+            ", ".join(f"`{name}`" for name in labs),
+            str(len(re.findall(r"^%quiz ", text, re.MULTILINE))),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    hours = f"All {len(placed)} exercises together take about {round(total / 60)} hours."
+    return "\n".join(lines) + f"\n```\n\n{hours}\n"
 
 
 def _exercises():

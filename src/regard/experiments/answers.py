@@ -43,7 +43,7 @@ _CHANCE = 12  # of each kind, drawn at random and switched off
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One part of the model or the text, and what the answer loses without it."""
+    """One part of the model or the text, and by how much the answer's score changes without it."""
 
     kind: Kind
     what: str  # in words

@@ -309,6 +309,8 @@ def _expected(model: Model, fed: Fed) -> Expect:
 
 def take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:
     """Weights as the model itself returns them when it is asked to: the last resort, where none was seen."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return  # it has no signature to ask
     forward = inspect.signature(model.forward).parameters
     if "output_attentions" not in (*forward, *dir(getattr(model, "config", None))):
         return

@@ -2,13 +2,15 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from regard.tracing.take import trace
-from regard.view.session import Asked
+from regard.view.page import export
+from regard.view.session import Asked, Session
 
 MODEL, TEXT = "minilm (random)", "to be or not"
 
@@ -100,7 +102,44 @@ def test_the_machine_ends_at_the_weight_of_the_trace(looker, served, exported, m
     names = [card.get_attribute("data-step") for card in looker.page.locator(".card").all()]
     assert names[0] == ("x" if where == "server" else "q, k")
     if where == "file":
-        assert "holds no model" in looker.page.inner_text(".card >> nth=0")
+        assert "kept nothing more of this layer" in looker.page.inner_text(".card >> nth=0")
+
+
+@pytest.mark.parametrize(
+    ("model", "shown", "other"),
+    [("pocket-gpt", (2, 1, 3, 1), (2, 0, 2, 2)), ("t5 (random)", (8, 1, 1, 2), (8, 0, 0, 1))],
+    ids=["decoder", "cross-attention"],
+)
+def test_a_file_keeps_what_the_machine_needs_of_the_layers_it_shows(
+    looker, models, tmp_path, model, shown, other
+):
+    """From x to the push on the next token it has the live machine's numbers; another layer begins at q."""
+    session = Session(models, model)
+    document = session.document(Asked(model, "a cat saw a dog"))
+    names = ("layer", "head", "query", "key")
+    start = dict(zip(names, shown, strict=True))
+    export([session.for_file(document.id, [start])], tmp_path / "page.html", start={"at": "machine", **start})
+    looker.page.goto((tmp_path / "page.html").as_uri())
+    looker.page.wait_for_selector(".card[data-step='softmax']")
+
+    def both(place):
+        at = dict(zip(names, place, strict=True))
+        live = json.loads(session.answer("machine", {"doc": document.id, **at}))
+        return live, looker.page.evaluate("at => regard.source.machine(...at)", list(place))
+
+    live, kept = both(shown)
+    for name in ("x", "xKey", "q", "k"):
+        assert kept["model"][name] == pytest.approx(live["model"][name], rel=1e-4, abs=1e-6)
+    assert kept["model"]["added"] == pytest.approx(live["model"]["added"], rel=1e-4)
+    if live["model"]["push"] is not None:
+        assert kept["model"]["push"]["tokens"] == live["model"]["push"]["tokens"]
+        for mine, theirs in zip(kept["model"]["push"]["byKey"], live["model"]["push"]["byKey"], strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    live, kept = both(other)
+    assert kept["model"]["x"] == pytest.approx(live["model"]["x"], rel=1e-4, abs=1e-6)
+    assert "added" not in kept["model"]
+    assert "words of the tour alone" in kept["without"]
+    assert "model" not in both((0, *other[1:]))[1]
 
 
 def test_an_overwritten_number_is_followed_to_the_end(looker, served, made):

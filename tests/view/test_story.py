@@ -1,5 +1,6 @@
 """What a page opens with is found by numbers; the machine's numbers are the model's; colours stay apart."""
 
+import json
 import re
 import socket
 from pathlib import Path
@@ -15,7 +16,7 @@ from regard.tracing.interventions import intervene
 from regard.tracing.traces import Trace
 from regard.view.ask import effects, search
 from regard.view.document import Document
-from regard.view.machine import from_model, machine
+from regard.view.machine import from_model, inside, machine
 from regard.view.models import Models
 from regard.view.server import listen
 from regard.view.session import Asked, Progress, Session, make_document
@@ -97,7 +98,7 @@ def test_the_machine_begins_with_the_models_own_vectors(models):
     opened = models.get("minilm (random)")
     document = make_document(opened, Asked(opened.key, "abc"))
     found = machine(document, 3, 7, 2, 1)
-    more = from_model(opened, document, None, 3, 7, 2, 1)
+    more = from_model(opened, document, inside(opened, document, None, 3), 3, 7, 2, 1)
     layer = document.trace.layers[3]
     assert more["q"] == pytest.approx(layer.q[0, 7, 2].tolist(), abs=1e-5)
     assert more["k"] == pytest.approx(layer.k[0, 7, 1].tolist(), abs=1e-5)
@@ -110,7 +111,7 @@ def test_the_machines_push_is_the_attribution_of_the_head(models):
     opened = models.get("pocket-gpt")
     document = make_document(opened, Asked(opened.key, TEXT))
     last = document.trace.layers[0].n_query - 1
-    push = from_model(opened, document, None, 2, 1, last, 0)["push"]
+    push = from_model(opened, document, inside(opened, document, None, 2), 2, 1, last, 0)["push"]
     row = document.trace.row(2, 1, last).double()
     totals = row @ torch.tensor(push["byKey"], dtype=torch.float64)
     ids = document.trace.ids[0]
@@ -119,6 +120,18 @@ def test_the_machines_push_is_the_attribution_of_the_head(models):
     wanted = [float(logit_attribution(opened.loaded, ids[None], token).heads[2, 1]) for token in raised]
     assert min(abs(totals[0].item() - value) for value in wanted) < 1e-4 * (1 + abs(totals[0].item()))
     assert totals[:4].tolist() == sorted(totals[:4].tolist(), reverse=True)
+
+
+def test_what_comes_before_a_query_is_not_computed_for_a_long_text(models, monkeypatch):
+    """It needs a run of the model: beyond some tokens the machine begins at the query and says why."""
+    monkeypatch.setattr("regard.view.session._MOST_RUN_AGAIN", 5)
+    session = Session(models, "pocket-gpt")
+    at = {"layer": 1, "head": 0, "query": 0, "key": 0}
+    for text, keeps in (("ab", True), (TEXT, False)):
+        document = session.document(Asked("pocket-gpt", text))
+        answer = json.loads(session.answer("machine", {"doc": document.id, **at}))
+        assert ("model" in answer, "more than 5 tokens" in answer.get("without", "")) == (keeps, not keeps)
+        assert bool(session.for_file(document.id, [at]).insides) == keeps
 
 
 def test_a_long_row_keeps_its_largest_keys_and_one_number_for_the_rest(monkeypatch):

@@ -8,6 +8,7 @@ import type { MachineRow, TileSource } from "./types";
 import { bars, showWhy } from "./why";
 import { label, labels } from "./words";
 
+const NOTHING_KEPT = "This page has no model and kept nothing more of this layer: the machine begins at the query and the key.";
 const PACE = 1600; // milliseconds a step
 
 /** Weights of a row: softmax of score / temperature over what is visible; `rest` stands for keys left out. */
@@ -52,7 +53,7 @@ export class Machine {
       this.heading,
       h(
         "div",
-        { class: "player scrub" },
+        { class: "player scrub tool" },
         this.playing,
         this.slider,
         h("label", { class: "inline" }, "temperature", this.heat, this.heatSaid),
@@ -186,7 +187,7 @@ export class Machine {
     } else
       cards.push([
         "q, k",
-        "This page holds no model: the machine begins at the query and the key.",
+        row.without ?? NOTHING_KEPT,
         [vector("q", parts.q), vector("k", parts.k)],
       ]);
     cards.push([
@@ -224,6 +225,7 @@ export class Machine {
         `W_o writes the answer back: a vector of length ${number(model.added)} beside x of length ${number(model.length!)}. This model predicts no next token from here.`,
         [],
       ]);
+    else if (model && row.without) cards.push(["W_o", row.without, []]);
     this.count = cards.length;
     this.slider.max = String(this.count);
     fill(

@@ -119,7 +119,7 @@ export class Stage {
   readonly tip = h("div", { class: "tip" });
   readonly announced = h("div", { class: "unseen", role: "status" }); // for those who hear the page
   readonly panels: [MapPanel, MapPanel];
-  private readonly lines: LinesView;
+  readonly lines: LinesView;
   private readonly text: TextView;
   private readonly scroll = h("div", { class: "scroll" });
   private readonly paper = h("div", { class: "paper" }, this.scroll);

@@ -25,10 +25,10 @@ export class Story {
   readonly element = h("main", { class: "story", "aria-label": "Story" });
   private readonly sentence = h("div", { class: "sentence" });
   private readonly arcs = svg("svg", { class: "arcs", "aria-hidden": "true" });
-  readonly board = h("div", { class: "board2" });
+  private readonly board = h("div", { class: "board2" });
   private readonly said = h("p", { class: "finding", role: "status" });
   private readonly moved = h("p", { class: "moved-weights", role: "status" });
-  private readonly hint = h("p", { class: "quiet hint" });
+  private readonly hint = h("p", { class: "quiet hint tool" });
   private readonly machine = h("button", { type: "button" }, "How did this number come about?");
   private readonly trying = h("button", { type: "button", class: "primary" });
   private ticket = 0;
@@ -45,15 +45,11 @@ export class Story {
       this.board,
       this.said,
       this.moved,
-      h("div", { class: "actions" }, this.trying, this.machine),
+      h("div", { class: "actions tool" }, this.trying, this.machine),
       this.hint,
     );
     fill(this.board, this.sentence, this.arcs);
     new ResizeObserver(() => this.drawArcs()).observe(this.sentence);
-  }
-
-  get caption(): string {
-    return this.said.textContent ?? "";
   }
 
   async show(source: TileSource): Promise<void> {

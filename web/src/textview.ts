@@ -135,7 +135,7 @@ export class TextView {
       this.element,
       h(
         "div",
-        { class: "bar" },
+        { class: "bar tool" },
         choice(
           "reading",
           { "looks at": "what a token looks at", "is looked at by": "who looks at a token" },

@@ -102,15 +102,19 @@ export interface MachineRow {
   visible: boolean[];
   rest: number | null;
   values: number[][] | null;
-  model?: {
-    x: number[];
-    xKey: number[];
-    q: number[]; // before positions turn it
-    k: number[];
-    added?: number; // length of what the head adds to x
-    length?: number; // length of x
-    push?: { tokens: string[]; byKey: number[][] } | null; // on the next token's scores, at weight 1
-  } | null;
+  model?: ModelPart | null;
+  without?: string; // why there is none
+}
+
+/** What only the model, or a file that kept it, can say of a link. */
+export interface ModelPart {
+  x: number[];
+  xKey: number[];
+  q: number[]; // before positions turn it
+  k: number[];
+  added?: number; // length of what the head adds to x
+  length?: number; // length of x
+  push?: { tokens: string[]; byKey: number[][] } | null; // on the next token's scores, at weight 1
 }
 
 export interface Pair {

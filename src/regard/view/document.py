@@ -26,6 +26,18 @@ _MOST_TEXELS = 1 << 22  # numbers of one answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Inside:
+    """What the queries and keys of a layer were made from, as `view/machine.py` had it from the model."""
+
+    x: Tensor  # (query, model_dim): what the layer read
+    x_key: Tensor  # (key, model_dim): the same, or what the encoder wrote
+    q: Tensor  # (head, query, qk_dim): before positions turn it
+    k: Tensor  # (kv_head, key, qk_dim)
+    last: Tensor | None  # (query, model_dim): what the last norm read
+    wrote: Mapping[tuple[int, int], Json] = field(default_factory=dict)  # by head and query
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Document:
     """A trace's sequence number `batch`, with what the page says about it."""
 
@@ -43,6 +55,7 @@ class Document:
     generated: Json | None = None
     written_last: str = "…"  # what an encoder-decoder writes after its last token
     special_ids: frozenset[int] = frozenset()
+    insides: Mapping[str, Inside] = field(default_factory=dict)  # by layer: what a page without a model keeps
     _facts: list[Json] = field(default_factory=list)  # filled when first asked for
 
     def meta(self, precision: str = "as computed") -> Json:

@@ -3,6 +3,7 @@
 import type { App } from "./app";
 import { fill, h, percent, svg } from "./dom";
 import { sideTokens } from "./stage";
+import { gridOf, TextView } from "./textview";
 import type { TileSource } from "./types";
 import { characters, isSpecial, label, labels, spelling, wordsOf, type Word } from "./words";
 
@@ -26,6 +27,7 @@ export class Story {
   private readonly sentence = h("div", { class: "sentence" });
   private readonly arcs = svg("svg", { class: "arcs", "aria-hidden": "true" });
   private readonly board = h("div", { class: "board2" });
+  private readonly picture: TextView; // of a vision model, instead of a sentence
   private readonly said = h("p", { class: "finding", role: "status" });
   private readonly moved = h("p", { class: "moved-weights", role: "status" });
   private readonly hint = h("p", { class: "quiet hint tool" });
@@ -38,6 +40,11 @@ export class Story {
   private drawn = "";
 
   constructor(private readonly app: App) {
+    this.picture = new TextView(
+      (query) => app.change({ query, key: null }),
+      (error) => app.failed(error),
+      () => undefined,
+    );
     this.trying.addEventListener("click", () => this.tryAnother());
     this.machine.addEventListener("click", () => app.change({ at: "machine", scene: app.state.scene }));
     fill(
@@ -59,8 +66,12 @@ export class Story {
     const cols = sideTokens(source, layer, "cols");
     const ticket = ++this.ticket;
     if (this.editing) return;
-    this.write(source, rows, cols);
-    this.hint.textContent = this.app.backend
+    const grid = gridOf(source, layer);
+    if (grid) this.draw(source, rows, cols);
+    else this.write(source, rows, cols);
+    this.hint.textContent = grid
+      ? "Click a patch of the picture, or a token beside it, to see what it looks at: lit is what it looks at most."
+      : this.app.backend
       ? "Click a word to see what it looks at. Click it again to change it."
       : "Click a word to see what it looks at. A saved page has no model: `regard look` lets you change words.";
     const [word, instead] = this.app.state.suggest;
@@ -81,6 +92,7 @@ export class Story {
       let best = 0;
       values.forEach((value, i) => (best = value > values[best]! || Number.isNaN(values[best]!) ? i : best));
       const at = key === null ? best : key;
+      if (grid) this.draw(source, rows, cols, at);
       const names = { query: labels(rows)[query]!, key: labels(cols)[at]! };
       const weight = values[at]!;
       fill(
@@ -131,6 +143,14 @@ export class Story {
       ]),
       ".",
     );
+  }
+
+  private draw(source: TileSource, rows: string[], cols: string[], at = this.app.state.key): void {
+    const { layer, head, query, scale } = this.app.state;
+    this.drawn = "";
+    if (!this.sentence.contains(this.picture.element)) fill(this.sentence, this.picture.element);
+    const how = { scale, theme: this.app.theme, top: 1, diverging: false };
+    this.picture.show(source, layer, head, false, rows, cols, query, at, "looks at", how);
   }
 
   private write(source: TileSource, rows: string[], cols: string[]): void {

@@ -51,6 +51,15 @@ export interface DocMeta {
   predicts: "next" | "masked" | "vector" | null;
   generated: { start: number; steps: Prediction[][] } | null;
   precision: string; // how exactly the numbers are kept
+  grid: Grid | null; // of a vision model
+}
+
+/** Where in its image a vision model's positions are: patches row by row, after some special tokens. */
+export interface Grid {
+  rows: number;
+  columns: number;
+  before: number;
+  image: string | null; // a data URL
 }
 
 export interface Prediction {

@@ -83,7 +83,10 @@ def embedded_bytes(document: Document, precision: Precision, keep_v: bool = True
             total += tensor[0].numel() * per if tensor.dim() == 4 else tensor.numel() * 4
         if layer.v is not None:
             total += layer.v[0].numel() * ((2 if keep_v else 0) - per)
-    return total * 4 // 3
+        if layer.name in document.insides:
+            vectors = document.insides[layer.name]
+            total += 3 * sum(part.numel() for part in (vectors.x, vectors.q, vectors.k))
+    return total * 4 // 3 + len(document.image or "")
 
 
 def _layer(layer: AnyLayer, batch: int, packer: _Packer, precision: str, keep_v: bool) -> Json:

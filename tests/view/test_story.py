@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,25 @@ def test_the_machine_begins_with_the_models_own_vectors(models):
     assert more["k"] == pytest.approx(layer.k[0, 7, 1].tolist(), abs=1e-5)
     row = torch.tensor(found["scores"], dtype=torch.float64).softmax(0)
     assert row.tolist() == pytest.approx(layer.row(0, 7, 2).tolist(), abs=1e-6)
+
+
+def test_another_text_read_meanwhile_does_not_come_into_the_machine(models):
+    """A second thread that runs the same model on other words leaves x as it is."""
+    opened = models.get("minilm (random)")
+    document = make_document(opened, Asked(opened.key, "abc"))
+    wanted = inside(opened, document, None, 3).x
+    other = torch.tensor([opened.tokenizer.encode("quite another text")])
+
+    def meanwhile(*_):
+        thread = threading.Thread(target=lambda: opened.model(other))
+        hook.remove()
+        thread.start()
+        thread.join()
+
+    hook = opened.model.encoder.blocks[4].register_forward_pre_hook(
+        meanwhile
+    )  # behind the layer that is seen
+    assert torch.equal(inside(opened, document, None, 3).x, wanted)
 
 
 def test_the_machines_push_is_the_attribution_of_the_head(models):

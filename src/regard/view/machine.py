@@ -7,6 +7,7 @@ output matrix, and what the head adds to the scores of the next token.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -62,16 +63,22 @@ def inside(opened: Opened, document: Document, source: list[int] | None, layer: 
         return None
     attention = attention_of(model, trace.names[layer])
     seen: dict[str, Any] = {}
+    runner = threading.get_ident()  # others may run the same model on another text meanwhile
 
     def keep(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
-        seen["x"] = args[0]
-        seen["memory"] = args[1] if len(args) > 1 else kwargs.get("memory")
+        if threading.get_ident() == runner:
+            seen["x"] = args[0]
+            seen["memory"] = args[1] if len(args) > 1 else kwargs.get("memory")
+
+    def keep_last(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if threading.get_ident() == runner:
+            seen["last"] = args[0]
 
     stack = model.decoder if trace.names[layer].startswith("decoder") else model.encoder
     assert stack is not None
     hooks = [attention.register_forward_pre_hook(keep, with_kwargs=True)]
     if stack.norm is not None:
-        hooks.append(stack.norm.register_forward_pre_hook(lambda module, args: seen.update(last=args[0])))
+        hooks.append(stack.norm.register_forward_pre_hook(keep_last))
     try:
         ids = trace.ids[document.batch : document.batch + 1]
         read = (ids,) if source is None else (torch.tensor([source], device=ids.device), ids)

@@ -236,8 +236,9 @@ export class App {
 
   /** What a picture of the page is of; the map has one of its own. */
   drawing(): { root: HTMLElement; links: (canvas: HTMLCanvasElement) => string } {
-    const { story, machine, stage } = this;
-    const root = { story: story.element, machine: machine.element, atlas: stage.element }[this.state.at];
+    const { state, stage } = this;
+    const view = state.view === "lines" ? stage.lines : stage.text;
+    const root = { story: this.story, machine: this.machine, atlas: view }[state.at].element;
     return { root, links: (canvas) => stage.lines.vectors(canvas) };
   }
 

@@ -68,10 +68,10 @@ export function snapshot(root: HTMLElement, theme: Theme, title: string, links: 
       return node instanceof SVGSVGElement ? [...node.children].map(draw).join("") : shape(node as SVGGraphicsElement, style);
     const box = node.getBoundingClientRect();
     let out = "";
-    const filled = !/, 0\)$|^transparent$/.test(style.backgroundColor);
+    const filled = !/^rgba\(.*, 0\)$/.test(style.backgroundColor);
     const edge = parseFloat(style.borderTopWidth) && parseFloat(style.borderLeftWidth) ? style.borderTopColor : style.outlineStyle === "solid" ? style.outlineColor : "";
     if (node !== root && box.width && (filled || edge))
-      out += `<rect ${place(box)} rx="${parseFloat(style.borderTopLeftRadius) || 0}" fill="${filled ? style.backgroundColor : "none"}"${edge ? ` stroke="${edge}"` : ""}/>`;
+      out += `<rect ${place(box)} rx="${Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2)}" fill="${filled ? style.backgroundColor : "none"}"${edge ? ` stroke="${edge}"` : ""}/>`;
     if (node instanceof HTMLCanvasElement) {
       const vectors = links(node);
       const at = place(box);

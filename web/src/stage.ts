@@ -120,7 +120,7 @@ export class Stage {
   readonly announced = h("div", { class: "unseen", role: "status" }); // for those who hear the page
   readonly panels: [MapPanel, MapPanel];
   readonly lines: LinesView;
-  private readonly text: TextView;
+  readonly text: TextView;
   private readonly scroll = h("div", { class: "scroll" });
   private readonly paper = h("div", { class: "paper" }, this.scroll);
   private state!: State;

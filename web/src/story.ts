@@ -270,7 +270,7 @@ export class Story {
       .filter((i) => this.row!.weights[i]! >= SHOWN || i === chosen)
       .sort((x, y) => this.row!.weights[x]! - this.row!.weights[y]!);
     const named = new Set([...(cross || box.width < 560 ? [] : strong.slice(-NAMED)), chosen]);
-    const out: SVGElement[] = [];
+    const [out, numbers]: [SVGElement[], SVGElement[]] = [[], []];
     for (const index of strong) {
       const to = this.sentence.querySelector<HTMLElement>(`[data-side]:not([data-side="query"])[data-index="${index}"]`);
       const weight = this.row.weights[index]!;
@@ -302,9 +302,9 @@ export class Story {
       out.push(link);
       if (!named.has(index)) continue;
       const [tx, ty] = across ? [(x1 + x2) / 2, middle] : [(x1 + x2) / 2, middle - 0.98 * high - 6];
-      out.push(svg("text", { x: tx, y: Math.max(11, ty), class: index === chosen ? "chosen" : "" }, percent(weight)));
+      numbers.push(svg("text", { x: tx, y: Math.max(11, ty), class: index === chosen ? "chosen" : "" }, percent(weight)));
     }
-    this.arcs.replaceChildren(...out);
+    this.arcs.replaceChildren(...out, ...numbers); // no arc over a number
   }
 }
 

@@ -81,6 +81,7 @@ def test_the_widget_lives_in_a_cell_of_600_pixels(lab, browser):
     page.set_default_timeout(120_000)
     page.goto(lab)
     page.wait_for_function("() => window.jupyterapp && document.querySelectorAll('.jp-Cell').length === 3")
+    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']")  # its kernel is there
     page.add_style_tag(content=".jp-OutputArea-output { width: 600px !important; flex: none !important; }")
     page.evaluate(RUN)
     page.wait_for_function(DRAWN)
@@ -105,12 +106,19 @@ def test_the_widget_lives_in_a_cell_of_600_pixels(lab, browser):
     scrolled = "() => document.querySelector('.jp-WindowedPanel-outer').scrollTop"
     before, px = page.evaluate(scrolled), page.evaluate(f"() => {FOUND}.stage.panels[0].map.view.px")
     page.mouse.move(drawn["x"] + 200, drawn["y"] + 150)
-    inside = page.evaluate(f"() => {FOUND}.element.scrollHeight - {FOUND}.element.clientHeight")
-    for _ in range(2 + round(inside / 100)):  # the widget's own page first, then the notebook
+    for _ in range(40):  # to the end of the widget's own page first, then the notebook
         page.mouse.wheel(0, 200)
-        page.wait_for_timeout(100)
+        page.wait_for_timeout(200)
+        if page.evaluate(scrolled) > before:
+            break
     assert page.evaluate(scrolled) > before
     assert page.evaluate(f"() => {FOUND}.stage.panels[0].map.view.px") == px
+    heights = page.evaluate(
+        "() => ['.regard-page', '.jp-OutputArea-output'].map(name => "
+        "document.querySelector(name).getBoundingClientRect().height)"
+    )
+    assert heights[0] <= 720  # and stays out of the next cell
+    assert heights[1] <= 740
 
     page.fill(".regard-page textarea[aria-label='text']", "ab")
     page.press(".regard-page textarea[aria-label='text']", "Enter")

@@ -97,9 +97,10 @@ export class Machine {
   }
 
   private reset(): void {
+    if (!this.row) return;
     this.heat.value = "0";
-    this.scores = [...this.row!.scores];
-    this.visible = [...this.row!.visible];
+    this.scores = [...this.row.scores];
+    this.visible = [...this.row.visible];
     this.draw();
   }
 
@@ -116,6 +117,10 @@ export class Machine {
     const asked = JSON.stringify([source.meta.id, layer, head, query, key, this.app.theme]);
     if (asked === this.asked) return;
     this.asked = asked;
+    this.row = null;
+    fill(this.heading, "Taking the number apart…");
+    fill(this.steps);
+    this.changed.hidden = true;
     source
       .machine(layer, head, query, key)
       .then((row) => {

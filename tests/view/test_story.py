@@ -52,6 +52,13 @@ def test_the_opening_is_the_link_that_is_strong_long_and_not_shared():
     assert (state["at"], state["head"], state["query"], state["key"]) == ("story", 1, 7, 3)
 
 
+def test_whole_words_open_before_pieces_of_words():
+    """A reader knows words: a somewhat weaker link between two of them is shown first."""
+    tokens = [" the", " an", "im", "al", " did", " not", " cross", " it", " was", " ti", "red"]
+    state = first_scene(weights_with([(0, 10, 3, 0.8), (1, 7, 0, 0.9), (2, 8, 4, 0.6)]), tokens)["state"]
+    assert (state["head"], state["query"], state["key"]) == (2, 8, 4)
+
+
 def test_a_repeated_word_that_looks_behind_its_copy_is_called_induction():
     """The caption says what the link is: the key follows an earlier copy of the query."""
     tokens = ["[CLS]", *"ab x cd ef gh ij ab kl mn".split(), "[SEP]"]

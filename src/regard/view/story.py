@@ -44,7 +44,7 @@ def links(trace: Trace, names: Sequence[Names], batch: int = 0, count: int = 40)
 
     The rank of a weight w is w (w - m) log2(d): m is the mean weight of the other tokens on that key, d the
     distance in tokens. Neighbours have d = 1 and rank 0. Where an answer looks at a source d is 2, and links
-    within the source or the answer are left out. A piece of a word halves the rank: a reader knows words.
+    within the source or the answer are left out. A piece of a word quarters the rank: readers know words.
     """
     ranked: list[Link] = []
     crossing = any(layer.kind == "cross" for layer in trace.layers)
@@ -71,7 +71,7 @@ def _ranks(layer: AnyLayer, names: Names, batch: int) -> tuple[Tensor, Tensor]:
         rows, cols = torch.arange(layer.n_query)[:, None], torch.arange(layer.n_key)
         ranks = ranks * (cols - rows - layer.n_key + layer.n_query).abs().clamp(min=1).log2()
         ranks[:, :, 0] = 0.0  # heads rest on the first token, whatever it is
-    rows, cols = (torch.tensor(_words(line)) * (1 - 0.5 * torch.tensor(_pieces(line))) for line in names)
+    rows, cols = (torch.tensor(_words(line)) * (1 - 0.75 * torch.tensor(_pieces(line))) for line in names)
     return ranks * rows[:, None] * cols, weights
 
 

@@ -87,6 +87,19 @@ def our_page(model: Loaded) -> Make:
     return make
 
 
+def with_machine(ids: list[int]) -> float:
+    """How many times as large what Machine needs makes the page that `regard look --save` writes."""
+    from regard.view.models import Models
+    from regard.view.session import Asked, Session
+
+    session = Session(Models(), "minilm")
+    opened = session.models.get("minilm")
+    asked = Asked("minilm", opened.tokenizer.decode(ids[1:-1]))
+    plain = session.document(asked)
+    kept = session.for_file(plain.id, [scene["state"] for scene in plain.facts()["scenes"]])
+    return len(page([kept]).encode()) / len(page([plain]).encode())
+
+
 def their_page(view: str, model: Loaded) -> Make:
     """The same model in transformers, its weights returned, and bertviz's page of them."""
     from transformers import BertModel
@@ -302,6 +315,11 @@ def against_bertviz(options: Options, browser: Any) -> list[PlainTable]:
         mega = found[512, "Regard"].n_byte / 1e6
         word = "met" if mega <= 15 else "missed"
         goals.append(["512 tokens: at most 15 MB", f"{mega:.1f} MB", word])
+        for length in LENGTHS:
+            more = with_machine(ids_of(model, length))
+            word = "met" if more <= 1.3 else "missed"
+            said = f"{length} tokens: with what Machine needs at most 1.3 times the bytes"
+            goals.append([said, f"{more:.2f} ×", word])
     note = "bertviz 1.4.1, html_action='return'. Regard's page holds every head, as the model view does."
     return [PlainTable("One page of MiniLM, 6 layers of 12 heads", lines, note), PlainTable("Goals", goals)]
 

@@ -110,6 +110,12 @@ def test_an_encoder_decoder_shows_who_looks_at_the_source(looker, served, key):
     assert looker.hovered(1, 2) == pytest.approx(weights[1, 2].item(), abs=2e-6)
     assert looker.page.evaluate("() => regard.stage.tip.textContent").endswith("“c”")
     assert weights.sum(-1).tolist() == pytest.approx([1.0] * len(weights), abs=1e-5)
+    # A row is named by what is written once it is read: the next token of the answer, then what would follow.
+    tokens = served[0].document(Asked(key, "abc", "de")).trace.tokens[0]
+    shown = looker.page.evaluate("() => regard.stage.panels[0].map.rows")
+    assert len(shown) == len(tokens)
+    assert shown[:-1] == [token.replace("▁", " ").strip() or "␣" for token in tokens[1:]]
+    assert not shown[-1].isdecimal()
     names = looker.page.locator(".rowname").all_inner_texts()
     assert names[cross].endswith("×")
     assert len(set(names)) == len(names)

@@ -2,13 +2,20 @@
 
 import csv
 import io
+import json
+import re
+import struct
 from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from regard.tracing.take import trace
-from regard.view.session import Asked
+from regard.view.page import export
+from regard.view.session import Asked, Session
 
 MODEL, TEXT = "minilm (random)", "to be or not"
 
@@ -100,7 +107,48 @@ def test_the_machine_ends_at_the_weight_of_the_trace(looker, served, exported, m
     names = [card.get_attribute("data-step") for card in looker.page.locator(".card").all()]
     assert names[0] == ("x" if where == "server" else "q, k")
     if where == "file":
-        assert "holds no model" in looker.page.inner_text(".card >> nth=0")
+        assert "kept nothing more of this layer" in looker.page.inner_text(".card >> nth=0")
+
+
+@pytest.mark.parametrize(
+    ("model", "shown", "other"),
+    [
+        ("pocket-gpt", (2, 1, 3, 1), (2, 0, 2, 2)),
+        pytest.param("t5 (random)", (8, 1, 1, 2), (8, 0, 0, 1), marks=pytest.mark.slow),
+        pytest.param("pythia (random)", (2, 1, 3, 1), (2, 0, 2, 2), marks=pytest.mark.slow),
+    ],
+    ids=["decoder", "cross-attention", "turned by positions"],
+)
+def test_a_file_keeps_what_the_machine_needs_of_the_layers_it_shows(
+    looker, models, tmp_path, model, shown, other
+):
+    """From x to the push on the next token it has the live machine's numbers; another layer begins at q."""
+    session = Session(models, model)
+    document = session.document(Asked(model, "a cat saw a dog"))
+    names = ("layer", "head", "query", "key")
+    start = dict(zip(names, shown, strict=True))
+    export([session.for_file(document.id, [start])], tmp_path / "page.html", start={"at": "machine", **start})
+    looker.page.goto((tmp_path / "page.html").as_uri())
+    looker.page.wait_for_selector(".card[data-step='softmax']")
+
+    def both(place):
+        at = dict(zip(names, place, strict=True))
+        live = json.loads(session.answer("machine", {"doc": document.id, **at}))
+        return live, looker.page.evaluate("at => regard.source.machine(...at)", list(place))
+
+    live, kept = both(shown)
+    for name in ("x", "xKey", "q", "k"):
+        assert kept["model"][name] == pytest.approx(live["model"][name], rel=1e-4, abs=1e-6)
+    assert kept["model"]["added"] == pytest.approx(live["model"]["added"], rel=1e-4)
+    if live["model"]["push"] is not None:
+        assert kept["model"]["push"]["tokens"] == live["model"]["push"]["tokens"]
+        for mine, theirs in zip(kept["model"]["push"]["byKey"], live["model"]["push"]["byKey"], strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    live, kept = both(other)
+    assert kept["model"]["x"] == pytest.approx(live["model"]["x"], rel=1e-4, abs=1e-6)
+    assert "added" not in kept["model"]
+    assert "words of the tour alone" in kept["without"]
+    assert "model" not in both((0, *other[1:]))[1]
 
 
 def test_an_overwritten_number_is_followed_to_the_end(looker, served, made):
@@ -154,22 +202,67 @@ def downloaded(page, name):
     """What a button of the sharing panel gives to save."""
     with page.expect_download() as waiting:
         page.click(f".sharing button:text-is('{name}')")
-    return Path(waiting.value.path()).read_text(encoding="utf-8")
+    return Path(waiting.value.path()).read_bytes()
 
 
 def test_what_is_shown_goes_out_as_numbers_picture_and_code(story, document):
     """CSV has the row's weights, SVG the words and their arcs, the cell runs what is shown."""
     story.click("summary:text-is('Share')")
-    rows = list(csv.reader(io.StringIO(downloaded(story, "CSV"))))
+    rows = list(csv.reader(io.StringIO(downloaded(story, "CSV").decode())))
     state = story.evaluate("() => regard.state")
     wanted = document.row(state["layer"], state["head"], state["query"]).tolist()
     assert [float(cell) for cell in rows[1][1:]] == pytest.approx(wanted, abs=2e-6)
-    picture = downloaded(story, "SVG")
+    picture = downloaded(story, "SVG").decode()
     assert picture.startswith("<svg")
     assert picture.count("<path") == story.locator(".arc").count()
-    code = downloaded(story, "Notebook cell")
+    code = downloaded(story, "Notebook cell").decode()
     assert TEXT in code
     compile(code, "cell", "exec")
+
+
+@pytest.mark.parametrize(
+    ("view", "words", "lines"),
+    [
+        ({"view": "lines", "chosen": [3], "more": [[2, 5]]}, ["layer 3", "layer 2", "<cls>"], 10),
+        ({"view": "text", "query": 3}, ["<cls>", "strongest"], 0),
+        ({"at": "machine", "query": 4, "key": 6}, ["softmax", "The", "row", "sums"], 12),
+    ],
+    ids=["lines", "text", "machine"],
+)
+def test_every_view_is_a_picture_of_vectors(looker, served, view, words, lines):
+    """SVG has the words and the lines of the view, and no pixels; PNG is that in twice as many."""
+    at = {"layer": 3, "head": 7, **view}
+    looker.page.goto(served[1](**at))
+    looker.settle()
+    looker.page.wait_for_timeout(300)
+    looker.page.click("summary:text-is('Share')")
+    drawn = ElementTree.fromstring(downloaded(looker.page, "SVG").decode())
+    texts = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    for word in " ".join(words).split():
+        assert word in " ".join(texts).split()
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}path"))) >= lines
+    assert not list(drawn.iter("{http://www.w3.org/2000/svg}image"))
+    size = [int(drawn.get(name)) for name in ("width", "height")]
+    png = downloaded(looker.page, "PNG")
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    assert list(struct.unpack(">II", png[16:24])) == [2 * length for length in size]
+    assert np.asarray(Image.open(io.BytesIO(png)).convert("L")).std() > 5  # something is drawn on it
+
+
+def test_lines_go_out_as_many_as_are_drawn_and_where_they_are(looker, served, document):
+    """The strongest link of the chosen token is the widest path, from its row to its column."""
+    looker.page.goto(served[1](layer=3, head=7, view="lines", chosen=[3]))
+    looker.settle()
+    looker.page.wait_for_selector(".column.key")
+    looker.page.click("summary:text-is('Share')")
+    text = downloaded(looker.page, "SVG").decode()
+    paths = re.findall(
+        r'd="M0,([\d.]+) C[^"]* [\d.]+,([\d.]+)" fill="none"[^>]*stroke-width="([\d.]+)"', text
+    )
+    row = document.row(3, 7, 3)
+    assert len(paths) == int((row >= 0.004 * document.weights(3, 7).max()).sum())
+    start, end, _ = max(paths, key=lambda path: float(path[2]))
+    assert (float(start), float(end)) == (3.5 * 21, (int(row.argmax()) + 0.5) * 21)
 
 
 def test_a_path_of_views_is_one_file_that_plays_without_a_server(story, browser, tmp_path, made):
@@ -180,7 +273,7 @@ def test_a_path_of_views_is_one_file_that_plays_without_a_server(story, browser,
         story.fill("input[aria-label='caption of this view']", caption)
         story.click("text=Add view")
     path = tmp_path / "path.html"
-    path.write_text(downloaded(story, "Save as one offline file"), encoding="utf-8")
+    path.write_bytes(downloaded(story, "Save as one offline file"))
     context = browser.new_context(offline=True)
     page = context.new_page()
     page.goto(path.as_uri())

@@ -151,3 +151,28 @@ def test_the_widget_goes_when_its_cell_is_cleared(notebook, made):
     carry(DRAWN)
     looker.page.evaluate("() => window.cleanup()")
     assert looker.page.locator(".regard-page").count() == 0
+
+
+def test_scrolling_a_notebook_is_not_caught_by_the_map(notebook, made):
+    """The wheel over the map scrolls the notebook; with Control, or once the map is clicked, it zooms."""
+    show, carry = notebook
+    looker = show(regard.show(made, layer=3, head=7))
+    carry(DRAWN)
+    page = looker.page
+    page.evaluate("() => { document.body.style.paddingBottom = '2000px'; }")
+    px = "() => regard.stage.panels[0].map.view.px"
+    before = page.evaluate(px)
+    page.mouse.move(*looker.place(5, 5))
+    page.mouse.wheel(0, 120)
+    page.wait_for_function("() => scrollY > 60")
+    assert page.evaluate(px) == before
+    page.evaluate("() => scrollTo(0, 0)")
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -240)
+    page.keyboard.up("Control")
+    page.wait_for_function(f"() => ({px})() > {1.2 * before}")
+    page.mouse.click(*looker.place(5, 5))
+    zoomed = page.evaluate(px)
+    page.mouse.wheel(0, -240)
+    page.wait_for_function(f"() => ({px})() > {1.2 * zoomed} || ({px})() === 72")
+    assert page.evaluate("() => scrollY") == 0

@@ -16,7 +16,7 @@ from regard.tracing.take import trace
 from regard.tracing.traces import Trace
 from regard.view.document import Document
 from regard.view.models import RANDOM, Models, opened
-from regard.view.session import Asked, Session
+from regard.view.session import Asked, Session, make_document
 
 MODEL, TEXT = f"minilm{RANDOM}", "a prime"
 
@@ -162,3 +162,17 @@ def test_models_that_are_no_plain_transformer_are_traced(session, key):
     chances = [each["p"] for each in ask(session, "predict", doc=meta["id"], position=None)["before"]]
     assert chances == sorted(chances, reverse=True)
     assert 0 < sum(chances) < 1
+
+
+def test_what_look_has_read_is_not_read_again_for_the_page(monkeypatch):
+    """The page asks for the text that the command traced: one trace for one look."""
+    runs = []
+    real = make_document
+    monkeypatch.setattr(
+        "regard.view.session.make_document", lambda *given: (runs.append(given[1]), real(*given))[1]
+    )
+    session = Session(Models(), "pocket-gpt", "to be")
+    session.document(Asked("pocket-gpt", "to be"))  # as `regard look` does before it serves
+    for asked in ({"model": "", "text": ""}, {"model": "pocket-gpt", "text": "to be"}):
+        session.answer("trace", {**asked, "target": None, "off": [], "maxNew": 0, "run": "a"})
+    assert len(runs) == 1

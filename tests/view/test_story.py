@@ -1,7 +1,9 @@
 """What a page opens with is found by numbers; the machine's numbers are the model's; colours stay apart."""
 
+import json
 import re
 import socket
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from regard.tracing.interventions import intervene
 from regard.tracing.traces import Trace
 from regard.view.ask import effects, search
 from regard.view.document import Document
-from regard.view.machine import from_model, machine
+from regard.view.machine import from_model, inside, machine
 from regard.view.models import Models
 from regard.view.server import listen
 from regard.view.session import Asked, Progress, Session, make_document
@@ -48,6 +50,13 @@ def test_the_opening_is_the_link_that_is_strong_long_and_not_shared():
     made = weights_with([(0, 7, 6, 0.99), (1, 7, 3, 0.6), *shared])
     state = first_scene(made, tokens)["state"]
     assert (state["at"], state["head"], state["query"], state["key"]) == ("story", 1, 7, 3)
+
+
+def test_whole_words_open_before_pieces_of_words():
+    """A reader knows words: a somewhat weaker link between two of them is shown first."""
+    tokens = [" the", " an", "im", "al", " did", " not", " cross", " it", " was", " ti", "red"]
+    state = first_scene(weights_with([(0, 10, 3, 0.8), (1, 7, 0, 0.9), (2, 8, 4, 0.6)]), tokens)["state"]
+    assert (state["head"], state["query"], state["key"]) == (2, 8, 4)
 
 
 def test_a_repeated_word_that_looks_behind_its_copy_is_called_induction():
@@ -97,7 +106,7 @@ def test_the_machine_begins_with_the_models_own_vectors(models):
     opened = models.get("minilm (random)")
     document = make_document(opened, Asked(opened.key, "abc"))
     found = machine(document, 3, 7, 2, 1)
-    more = from_model(opened, document, None, 3, 7, 2, 1)
+    more = from_model(opened, document, inside(opened, document, None, 3), 3, 7, 2, 1)
     layer = document.trace.layers[3]
     assert more["q"] == pytest.approx(layer.q[0, 7, 2].tolist(), abs=1e-5)
     assert more["k"] == pytest.approx(layer.k[0, 7, 1].tolist(), abs=1e-5)
@@ -105,12 +114,31 @@ def test_the_machine_begins_with_the_models_own_vectors(models):
     assert row.tolist() == pytest.approx(layer.row(0, 7, 2).tolist(), abs=1e-6)
 
 
+def test_another_text_read_meanwhile_does_not_come_into_the_machine(models):
+    """A second thread that runs the same model on other words leaves x as it is."""
+    opened = models.get("minilm (random)")
+    document = make_document(opened, Asked(opened.key, "abc"))
+    wanted = inside(opened, document, None, 3).x
+    other = torch.tensor([opened.tokenizer.encode("quite another text")])
+
+    def meanwhile(*_):
+        thread = threading.Thread(target=lambda: opened.model(other))
+        hook.remove()
+        thread.start()
+        thread.join()
+
+    hook = opened.model.encoder.blocks[4].register_forward_pre_hook(
+        meanwhile
+    )  # behind the layer that is seen
+    assert torch.equal(inside(opened, document, None, 3).x, wanted)
+
+
 def test_the_machines_push_is_the_attribution_of_the_head(models):
     """Weights times what each key pushes is what `logit_attribution` gives the head at the last position."""
     opened = models.get("pocket-gpt")
     document = make_document(opened, Asked(opened.key, TEXT))
     last = document.trace.layers[0].n_query - 1
-    push = from_model(opened, document, None, 2, 1, last, 0)["push"]
+    push = from_model(opened, document, inside(opened, document, None, 2), 2, 1, last, 0)["push"]
     row = document.trace.row(2, 1, last).double()
     totals = row @ torch.tensor(push["byKey"], dtype=torch.float64)
     ids = document.trace.ids[0]
@@ -119,6 +147,18 @@ def test_the_machines_push_is_the_attribution_of_the_head(models):
     wanted = [float(logit_attribution(opened.loaded, ids[None], token).heads[2, 1]) for token in raised]
     assert min(abs(totals[0].item() - value) for value in wanted) < 1e-4 * (1 + abs(totals[0].item()))
     assert totals[:4].tolist() == sorted(totals[:4].tolist(), reverse=True)
+
+
+def test_what_comes_before_a_query_is_not_computed_for_a_long_text(models, monkeypatch):
+    """It needs a run of the model: beyond some tokens the machine begins at the query and says why."""
+    monkeypatch.setattr("regard.view.session._MOST_RUN_AGAIN", 5)
+    session = Session(models, "pocket-gpt")
+    at = {"layer": 1, "head": 0, "query": 0, "key": 0}
+    for text, keeps in (("ab", True), (TEXT, False)):
+        document = session.document(Asked("pocket-gpt", text))
+        answer = json.loads(session.answer("machine", {"doc": document.id, **at}))
+        assert ("model" in answer, "more than 5 tokens" in answer.get("without", "")) == (keeps, not keeps)
+        assert bool(session.for_file(document.id, [at]).insides) == keeps
 
 
 def test_a_long_row_keeps_its_largest_keys_and_one_number_for_the_rest(monkeypatch):

@@ -8,7 +8,7 @@ import { Machine } from "./machine";
 import { Overview, type Place } from "./overview";
 import { NEEDS_MODEL, Panels } from "./panels";
 import { Player } from "./player";
-import { Share, storyPicture } from "./share";
+import { Share } from "./share";
 import { EmbeddedTiles, type EmbeddedDoc } from "./sources";
 import { placeTip, sideTokens, Stage } from "./stage";
 import { fromHash, START, toHash, type State } from "./state";
@@ -234,8 +234,12 @@ export class App {
     return this.config.path.length ? this.config.path : (this.facts?.scenes ?? []);
   }
 
-  storySvg(): string {
-    return storyPicture(this.story.board, this.story.caption, this.theme);
+  /** What a picture of the page is of; the map has one of its own. */
+  drawing(): { root: HTMLElement; links: (canvas: HTMLCanvasElement) => string } {
+    const { state, stage } = this;
+    const view = state.view === "lines" ? stage.lines : stage.text;
+    const root = { story: this.story, machine: this.machine, atlas: view }[state.at].element;
+    return { root, links: (canvas) => stage.lines.vectors(canvas) };
   }
 
   /** What each head does to the prediction, asked for once it is to be seen. */
@@ -453,7 +457,7 @@ export class App {
       });
     }
     const label = this.facts?.labels[at.layer]?.[at.head];
-    const chip = label ? h("span", { class: "chip", title: label.rule }, label.label) : null;
+    const chip = label ? h("span", { class: "chip", title: label.rule }, h("i"), label.label) : null;
     chip?.style.setProperty("--label", this.overview.colourOf(label!.label));
     fill(
       this.headline,

@@ -1,7 +1,7 @@
 // A layer whose queries, keys and row sums are in the page: any weight is exp(score - lse), as in tracing.py.
 
 import { tensorAt, type TensorPlace } from "./binary";
-import type { LayerMeta, MachineRow, Region, Block, ScoreParts } from "./types";
+import type { LayerMeta, MachineRow, ModelPart, Region, Block, ScoreParts } from "./types";
 
 export interface PackedLayer {
   tensors: Record<string, TensorPlace>;
@@ -12,6 +12,7 @@ export interface PackedLayer {
   window: number | null;
   biasKind: "distance" | "slope" | "dense" | null;
   biasZero: number;
+  wrote?: Record<string, Pick<ModelPart, "added" | "length" | "push">>; // by head and query, where there is an x
 }
 
 const NOTHING = new Float32Array(0);
@@ -157,7 +158,7 @@ export class EmbeddedLayer {
   }
 
   parts(head: number, query: number, key: number): ScoreParts {
-    const { queries, keys, heads, mechanism } = this.meta;
+    const { queries, mechanism } = this.meta;
     const weight = this.rows(head, query, query + 1, key, key + 1, false)[0]!;
     const visible = this.visible(head, query, key);
     const base = {
@@ -181,14 +182,7 @@ export class EmbeddedLayer {
         lse: null,
       };
     }
-    const dim = this.shape("q")[2]!;
-    const q = Array.from(
-      this.tensor("q").subarray((head * queries + query) * dim, (head * queries + query + 1) * dim),
-    );
-    const kvHead = Math.floor((head * this.shape("k")[0]!) / heads);
-    const k = Array.from(
-      this.tensor("k").subarray((kvHead * keys + key) * dim, (kvHead * keys + key + 1) * dim),
-    );
+    const [q, k] = [this.vector("q", head, query)!, this.vector("k", head, key)!];
     const additive = this.has("additive");
     const w = this.tensor("additive");
     const products = q.map((x, d) => (additive ? w[d]! * Math.tanh(x + k[d]!) : x * k[d]!));
@@ -213,7 +207,7 @@ export class EmbeddedLayer {
     };
   }
 
-  /** A row taken apart, from the numbers of the file: it begins at the query. As view/machine.py has it. */
+  /** A row taken apart, from the numbers of the file, as view/machine.py has it. */
   machine(head: number, query: number, key: number): MachineRow {
     const parts = this.parts(head, query, key);
     const { keys, mechanism } = this.meta;
@@ -237,13 +231,31 @@ export class EmbeddedLayer {
       visible: kept.map((i) => this.visible(head, query, i)),
       rest: kept.length < keys && left > 1e-9 ? parts.lse! + Math.log(left) : null,
       values: this.has("v") ? kept.map((i) => this.vector("v", head, i)!) : null,
+      ...(this.has("x") ? this.fromModel(parts, kept, head, query, key) : {}),
     };
   }
 
-  private vector(name: string, head: number, key: number): number[] | null {
+  /** What was kept of the model for this layer. The machine of other layers begins at the query. */
+  private fromModel(parts: ScoreParts, kept: number[], head: number, query: number, key: number): Partial<MachineRow> {
+    const wrote = this.packed.wrote?.[`${head}.${query}`];
+    const push = wrote?.push && { ...wrote.push, byKey: kept.map((i) => wrote.push!.byKey[i]!) };
+    const model = {
+      x: this.vector("x", 0, query)!,
+      xKey: this.vector(this.has("xKey") ? "xKey" : "x", 0, key)!,
+      q: this.vector("qBefore", head, query) ?? parts.q,
+      k: this.vector("kBefore", head, key) ?? parts.k,
+      ...wrote,
+      push,
+    };
+    return wrote ? { model } : { model, without: "What the head writes back was kept for the words of the tour alone." };
+  }
+
+  /** One vector of a tensor (head, position, dim) or (position, dim); null where there is no such tensor. */
+  private vector(name: string, head: number, position: number): number[] | null {
     if (!this.has(name)) return null;
-    const [kvHeads, keys, dim] = this.shape(name) as [number, number, number];
-    const at = (Math.floor((head * kvHeads) / this.meta.heads) * keys + key) * dim;
+    const [positions, dim] = this.shape(name).slice(-2) as [number, number];
+    const heads = this.shape(name).length === 3 ? this.shape(name)[0]! : 0;
+    const at = (Math.floor((head * heads) / this.meta.heads) * positions + position) * dim;
     return Array.from(this.tensor(name).subarray(at, at + dim));
   }
 }

@@ -23,6 +23,14 @@ export interface LineOptions {
 /** How many links of each token are drawn; few by themselves where many would be a wall. */
 export type LinkCount = "auto" | "all" | "3" | "1";
 
+interface Link {
+  from: number; // pixels from the top
+  to: number;
+  colour: string;
+  opacity: number;
+  width: number;
+}
+
 const ALL_UP_TO = 40; // tokens whose links are all drawn
 const ROW = 21;
 const MOST = 256; // tokens of one window: more lines are a tangle, so long texts are read window by window
@@ -78,6 +86,7 @@ export class LinesView {
   private start = 0;
   private ticket = 0;
   private last: { source: TileSource; options: LineOptions } | null = null;
+  private links: Link[] = []; // as they are drawn now
 
   constructor(
     private readonly choose: (chosen: number[]) => void,
@@ -143,6 +152,15 @@ export class LinesView {
     } catch (error) {
       this.error(error);
     }
+  }
+
+  /** The links of the canvas as SVG; nothing for another canvas. */
+  vectors(canvas: HTMLCanvasElement): string {
+    if (!this.element.contains(canvas)) return "";
+    const w = canvas.clientWidth;
+    const path = ({ from, to, colour, opacity, width }: Link) =>
+      `<path d="M0,${from} C${0.4 * w},${from} ${0.6 * w},${to} ${w},${to}" fill="none" stroke="${colour}" stroke-width="${width.toFixed(2)}" opacity="${opacity.toFixed(3)}"/>`;
+    return this.links.map(path).join("");
   }
 
   private render(
@@ -230,20 +248,20 @@ export class LinesView {
           "div",
           { class: "chips" },
           heads.map((at, i) => {
-            const chip = h("span", { class: "chip" }, `layer ${at.layer} · head ${at.head}`);
+            const chip = h("span", { class: "chip" }, h("i"), `layer ${at.layer} · head ${at.head}`);
             chip.style.setProperty("--label", CATEGORY[i % CATEGORY.length]!);
             return chip;
           }),
           h(
             "span",
-            { class: "quiet" },
+            { class: "quiet tool" },
             "Control-click a head to add it. Click tokens on the left to choose several.",
           ),
         ),
         window.outside &&
           h(
             "div",
-            { class: "pager" },
+            { class: "pager tool" },
             h(
               "button",
               { type: "button", disabled: window.r0 === 0, onclick: () => move(-MOST) },
@@ -294,26 +312,34 @@ export class LinesView {
       hovered ? (hovered.side === "query" ? r === hovered.index : c === hovered.index) : !any || chosen[r]!;
     let top = 1e-9;
     for (const block of blocks) for (const v of block.values) if (v > top) top = v;
-    context.lineCap = "round";
+    this.links = [];
     blocks.forEach((block, i) => {
-      context.strokeStyle = CATEGORY[i % CATEGORY.length]!;
       for (let r = 0; r < block.nRow; r++) {
         for (let c = 0; c < block.nCol; c++) {
           const weight = block.values[r * block.nCol + c]!;
           if (weight < LEAST * top || !lit(r, c) || (!hovered && weight < least[i]![r]!)) continue;
           const strength = weight / top;
           const focus = hovered || any;
-          context.globalAlpha = focus ? 0.15 + 0.85 * strength : 0.75 * strength ** 1.2;
-          context.lineWidth = 0.6 + (focus ? 6 : 4) * strength;
-          const y0 = (r + 0.5) * ROW + i * 1.5;
-          const y1 = (c + 0.5) * ROW + i * 1.5;
-          context.beginPath();
-          context.moveTo(0, y0);
-          context.bezierCurveTo(width * 0.4, y0, width * 0.6, y1, width, y1);
-          context.stroke();
+          this.links.push({
+            from: (r + 0.5) * ROW + i * 1.5,
+            to: (c + 0.5) * ROW + i * 1.5,
+            colour: CATEGORY[i % CATEGORY.length]!,
+            opacity: focus ? 0.15 + 0.85 * strength : 0.75 * strength ** 1.2,
+            width: 0.6 + (focus ? 6 : 4) * strength,
+          });
         }
       }
     });
+    context.lineCap = "round";
+    for (const { from, to, colour, opacity, width: wide } of this.links) {
+      context.strokeStyle = colour;
+      context.globalAlpha = opacity;
+      context.lineWidth = wide;
+      context.beginPath();
+      context.moveTo(0, from);
+      context.bezierCurveTo(width * 0.4, from, width * 0.6, to, width, to);
+      context.stroke();
+    }
     const sums = (element: HTMLElement, value: (index: number) => number | null) =>
       element.querySelectorAll(".token").forEach((token, index) => {
         const found = value(index);

@@ -8,6 +8,7 @@ import type { MachineRow, TileSource } from "./types";
 import { bars, showWhy } from "./why";
 import { label, labels } from "./words";
 
+const NOTHING_KEPT = "This page has no model and kept nothing more of this layer: the machine begins at the query and the key.";
 const PACE = 1600; // milliseconds a step
 
 /** Weights of a row: softmax of score / temperature over what is visible; `rest` stands for keys left out. */
@@ -52,7 +53,7 @@ export class Machine {
       this.heading,
       h(
         "div",
-        { class: "player scrub" },
+        { class: "player scrub tool" },
         this.playing,
         this.slider,
         h("label", { class: "inline" }, "temperature", this.heat, this.heatSaid),
@@ -96,9 +97,10 @@ export class Machine {
   }
 
   private reset(): void {
+    if (!this.row) return;
     this.heat.value = "0";
-    this.scores = [...this.row!.scores];
-    this.visible = [...this.row!.visible];
+    this.scores = [...this.row.scores];
+    this.visible = [...this.row.visible];
     this.draw();
   }
 
@@ -115,6 +117,10 @@ export class Machine {
     const asked = JSON.stringify([source.meta.id, layer, head, query, key, this.app.theme]);
     if (asked === this.asked) return;
     this.asked = asked;
+    this.row = null;
+    fill(this.heading, "Taking the number apart…");
+    fill(this.steps);
+    this.changed.hidden = true;
     source
       .machine(layer, head, query, key)
       .then((row) => {
@@ -186,7 +192,7 @@ export class Machine {
     } else
       cards.push([
         "q, k",
-        "This page holds no model: the machine begins at the query and the key.",
+        row.without ?? NOTHING_KEPT,
         [vector("q", parts.q), vector("k", parts.k)],
       ]);
     cards.push([
@@ -224,6 +230,7 @@ export class Machine {
         `W_o writes the answer back: a vector of length ${number(model.added)} beside x of length ${number(model.length!)}. This model predicts no next token from here.`,
         [],
       ]);
+    else if (model && row.without) cards.push(["W_o", row.without, []]);
     this.count = cards.length;
     this.slider.max = String(this.count);
     fill(

@@ -45,6 +45,7 @@ export default {
     host.className = "regard-page";
     host.dataset["lmSuppressShortcuts"] = "true"; // typing a text is no command to the notebook
     host.style.height = `${Number(model.get("height")) || 640}px`;
+    host.style.overflow = "auto"; // a narrow page is a long one: it stays out of the next cell
     el.appendChild(host);
     const live = model.get("live") === true;
     const docs = JSON.parse(String(model.get("docs") ?? "[]")) as EmbeddedDoc[];

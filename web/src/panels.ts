@@ -146,7 +146,7 @@ export class Panels {
       ),
       off.length > 0 &&
         h("button", { type: "button", onclick: () => this.app.change({ off: [] }) }, "all on"),
-      off.map(([l, x]) => h("span", { class: "chip" }, `${l}.${x} off`)),
+      off.map(([l, x]) => h("span", { class: "chip" }, h("i"), `${l}.${x} off`)),
     );
     const wanted = JSON.stringify([meta.id, this.position]);
     if (wanted === this.done.predict) return;

@@ -2,8 +2,9 @@
 
 import type { App } from "./app";
 import { css, inkOn } from "./colour";
-import { fill, h, number, percent } from "./dom";
+import { fill, h, number } from "./dom";
 import { hiddenCss } from "./mapview";
+import { escaped, picture, snapshot } from "./snapshot";
 import { sideTokens } from "./stage";
 import type { Scene } from "./types";
 import { labels } from "./words";
@@ -14,8 +15,6 @@ export interface PathView extends Scene {
 
 const MOST_DRAWN = 160; // rows and columns of a vector picture
 const MOST_CELLS = 1_000_000; // of a table
-
-const escaped = (text: string) => text.replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
 
 export class Share {
   readonly element = h("details", { class: "share" });
@@ -144,14 +143,23 @@ export class Share {
   }
 
   async svg(): Promise<string> {
-    return this.app.state.at === "story" ? this.app.storySvg() : this.mapSvg();
+    const { app } = this;
+    const { at, view } = app.state;
+    if (at === "atlas" && view === "map") return this.mapSvg();
+    const { root, links } = app.drawing();
+    return snapshot(root, app.theme, at === "atlas" ? this.title : "", links);
+  }
+
+  private get title(): string {
+    const { source, state } = this.app;
+    return `${source!.meta.title}, layer ${state.layer}, head ${state.head}`;
   }
 
   private async mapSvg(): Promise<string> {
     const { rows, cols, values } = await this.weights();
     if (Math.max(rows.length, cols.length) > MOST_DRAWN)
       throw new Error(`A vector picture has at most ${MOST_DRAWN} tokens: zoom is for the page, CSV has all numbers.`);
-    const { theme, source, state } = this.app;
+    const { theme, state } = this.app;
     const top = values.reduce((a, v) => (v > a ? v : a), 1e-9);
     const how = { scale: state.scale, theme, top, diverging: false };
     const [cell, left, above] = [26, 110, 90];
@@ -168,13 +176,12 @@ export class Share {
     const names = cols.map(
       (col, c) => `<text transform="translate(${left + (c + 0.6) * cell},${above - 6}) rotate(-50)">${escaped(col)}</text>`,
     );
-    const title = `${source!.meta.title}, layer ${state.layer}, head ${state.head}`;
-    return picture(left + cols.length * cell + 60, above + rows.length * cell + 30, theme, `<text x="8" y="16" font-weight="600">${escaped(title)}</text>${parts.join("")}${names.join("")}`);
+    return picture(left + cols.length * cell + 60, above + rows.length * cell + 30, theme, `<text x="8" y="16" font-weight="600">${escaped(this.title)}</text>${parts.join("")}${names.join("")}`);
   }
 
   private async png(): Promise<void> {
     const image = new Image();
-    image.src = `data:image/svg+xml;base64,${btoa(String.fromCharCode(...new TextEncoder().encode(await this.svg())))}`;
+    image.src = URL.createObjectURL(new Blob([await this.svg()], { type: "image/svg+xml" }));
     await image.decode();
     const canvas = h("canvas", { width: 2 * image.width, height: 2 * image.height });
     canvas.getContext("2d")!.drawImage(image, 0, 0, canvas.width, canvas.height);
@@ -190,34 +197,8 @@ export class Share {
   }
 }
 
-/** A picture that stands by itself. */
-export function picture(width: number, height: number, theme: "light" | "dark", inside: string): string {
-  const [paper, ink] = theme === "dark" ? ["#161922", "#e6e8ee"] : ["#ffffff", "#1d2129"];
-  return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-family="system-ui, DejaVu Sans, sans-serif" font-size="12" fill="${ink}"><rect width="100%" height="100%" fill="${paper}"/>${inside}</svg>`;
-}
-
 function download(name: string, content: string | Blob | ArrayBuffer, type: string): void {
   const link = h("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
-
-/** The sentence of the story and its arcs, as they stand on the screen. */
-export function storyPicture(board: HTMLElement, said: string, theme: "light" | "dark"): string {
-  const box = board.getBoundingClientRect();
-  const words = [...board.querySelectorAll<HTMLElement>(".said-token")].map((word) => {
-    const at = word.getBoundingClientRect();
-    const style = getComputedStyle(word);
-    return `<text x="${at.left - box.left + at.width / 2}" y="${at.top - box.top + 0.75 * at.height}" text-anchor="middle" font-size="${style.fontSize}" font-weight="${style.fontWeight}" fill="${style.color}">${escaped(word.textContent ?? "")}</text>`;
-  });
-  const arcs = [...board.querySelectorAll<SVGElement>(".arcs > *")].map((arc) => {
-    const style = getComputedStyle(arc);
-    return arc.tagName === "path"
-      ? `<path d="${arc.getAttribute("d")}" fill="none" stroke="${style.stroke}" stroke-width="${arc.getAttribute("stroke-width")}" stroke-linecap="round" opacity="${style.opacity}"/>`
-      : `<text x="${arc.getAttribute("x")}" y="${arc.getAttribute("y")}" text-anchor="middle" font-size="${style.fontSize}" fill="${style.fill}">${escaped(arc.textContent ?? "")}</text>`;
-  });
-  const caption = `<text x="${box.width / 2}" y="${box.height + 28}" text-anchor="middle" font-size="18">${escaped(said)}</text>`;
-  return picture(Math.ceil(box.width), Math.ceil(box.height) + 48, theme, arcs.join("") + words.join("") + caption);
-}
-
-export const shareOf = (weight: number): string => percent(weight);

@@ -6,7 +6,7 @@ import { LinesView, type LinkCount } from "./lines";
 import { hiddenCss, MapView, type Cell, type Viewport } from "./mapview";
 import { DifferenceTiles } from "./sources";
 import type { State } from "./state";
-import { TextView } from "./textview";
+import { gridOf, TextView } from "./textview";
 import type { Block, TileSource } from "./types";
 import { labels, sameToken } from "./words";
 
@@ -119,8 +119,8 @@ export class Stage {
   readonly tip = h("div", { class: "tip" });
   readonly announced = h("div", { class: "unseen", role: "status" }); // for those who hear the page
   readonly panels: [MapPanel, MapPanel];
-  private readonly lines: LinesView;
-  private readonly text: TextView;
+  readonly lines: LinesView;
+  readonly text: TextView;
   private readonly scroll = h("div", { class: "scroll" });
   private readonly paper = h("div", { class: "paper" }, this.scroll);
   private state!: State;
@@ -223,6 +223,7 @@ export class Stage {
           rows,
           cols,
           state.reading === "looks at" ? state.query : state.key,
+          state.reading === "looks at" ? state.key : state.query,
           state.reading,
           this.colouring(false, 1),
         );
@@ -240,6 +241,7 @@ export class Stage {
   private drawControls(comparing: HTMLElement | null): void {
     const { state } = this;
     const change = this.events.change;
+    const picture = gridOf(this.a!.source, this.a!.layer) !== null;
     const box = (name: string, on: boolean, set: (value: boolean) => void, title = "", disabled = false) =>
       h(
         "label",
@@ -254,7 +256,7 @@ export class Stage {
       );
     fill(
       this.controls,
-      choice("view", { map: "Map", lines: "Lines", text: "Text" }, state.view, (view) => change({ view })),
+      choice("view", { map: "Map", lines: "Lines", text: picture ? "Picture" : "Text" }, state.view, (view) => change({ view })),
       state.view !== "lines" &&
         h(
           "label",
@@ -390,6 +392,8 @@ export class Stage {
         causal,
         h("span", {}, this.panels[0].map.grain),
       );
+    } else if (this.state.view === "text" && gridOf(this.a!.source, this.a!.layer)) {
+      fill(this.foot, h("span", {}, `Lit is what is looked at: light is the weight over the largest one (${SCALE_NAMES[this.state.scale]}).`));
     } else if (this.state.view === "text") {
       fill(this.foot, this.bar(this.colouring(false, 1), "share of the largest"), causal);
     } else

@@ -3,6 +3,7 @@
 import type { App } from "./app";
 import { fill, h, percent, svg } from "./dom";
 import { sideTokens } from "./stage";
+import { gridOf, TextView } from "./textview";
 import type { TileSource } from "./types";
 import { characters, isSpecial, label, labels, spelling, wordsOf, type Word } from "./words";
 
@@ -25,10 +26,11 @@ export class Story {
   readonly element = h("main", { class: "story", "aria-label": "Story" });
   private readonly sentence = h("div", { class: "sentence" });
   private readonly arcs = svg("svg", { class: "arcs", "aria-hidden": "true" });
-  readonly board = h("div", { class: "board2" });
+  private readonly board = h("div", { class: "board2" });
+  private readonly picture: TextView; // of a vision model, instead of a sentence
   private readonly said = h("p", { class: "finding", role: "status" });
   private readonly moved = h("p", { class: "moved-weights", role: "status" });
-  private readonly hint = h("p", { class: "quiet hint" });
+  private readonly hint = h("p", { class: "quiet hint tool" });
   private readonly machine = h("button", { type: "button" }, "How did this number come about?");
   private readonly trying = h("button", { type: "button", class: "primary" });
   private ticket = 0;
@@ -38,6 +40,11 @@ export class Story {
   private drawn = "";
 
   constructor(private readonly app: App) {
+    this.picture = new TextView(
+      (query) => app.change({ query, key: null }),
+      (error) => app.failed(error),
+      () => undefined,
+    );
     this.trying.addEventListener("click", () => this.tryAnother());
     this.machine.addEventListener("click", () => app.change({ at: "machine", scene: app.state.scene }));
     fill(
@@ -45,15 +52,11 @@ export class Story {
       this.board,
       this.said,
       this.moved,
-      h("div", { class: "actions" }, this.trying, this.machine),
+      h("div", { class: "actions tool" }, this.trying, this.machine),
       this.hint,
     );
     fill(this.board, this.sentence, this.arcs);
     new ResizeObserver(() => this.drawArcs()).observe(this.sentence);
-  }
-
-  get caption(): string {
-    return this.said.textContent ?? "";
   }
 
   async show(source: TileSource): Promise<void> {
@@ -63,8 +66,12 @@ export class Story {
     const cols = sideTokens(source, layer, "cols");
     const ticket = ++this.ticket;
     if (this.editing) return;
-    this.write(source, rows, cols);
-    this.hint.textContent = this.app.backend
+    const grid = gridOf(source, layer);
+    if (grid) this.draw(source, rows, cols);
+    else this.write(source, rows, cols);
+    this.hint.textContent = grid
+      ? "Click a patch of the picture, or a token beside it, to see what it looks at: lit is what it looks at most."
+      : this.app.backend
       ? "Click a word to see what it looks at. Click it again to change it."
       : "Click a word to see what it looks at. A saved page has no model: `regard look` lets you change words.";
     const [word, instead] = this.app.state.suggest;
@@ -85,6 +92,7 @@ export class Story {
       let best = 0;
       values.forEach((value, i) => (best = value > values[best]! || Number.isNaN(values[best]!) ? i : best));
       const at = key === null ? best : key;
+      if (grid) this.draw(source, rows, cols, at);
       const names = { query: labels(rows)[query]!, key: labels(cols)[at]! };
       const weight = values[at]!;
       fill(
@@ -135,6 +143,14 @@ export class Story {
       ]),
       ".",
     );
+  }
+
+  private draw(source: TileSource, rows: string[], cols: string[], at = this.app.state.key): void {
+    const { layer, head, query, scale } = this.app.state;
+    this.drawn = "";
+    if (!this.sentence.contains(this.picture.element)) fill(this.sentence, this.picture.element);
+    const how = { scale, theme: this.app.theme, top: 1, diverging: false };
+    this.picture.show(source, layer, head, false, rows, cols, query, at, "looks at", how);
   }
 
   private write(source: TileSource, rows: string[], cols: string[]): void {
@@ -254,7 +270,7 @@ export class Story {
       .filter((i) => this.row!.weights[i]! >= SHOWN || i === chosen)
       .sort((x, y) => this.row!.weights[x]! - this.row!.weights[y]!);
     const named = new Set([...(cross || box.width < 560 ? [] : strong.slice(-NAMED)), chosen]);
-    const out: SVGElement[] = [];
+    const [out, numbers]: [SVGElement[], SVGElement[]] = [[], []];
     for (const index of strong) {
       const to = this.sentence.querySelector<HTMLElement>(`[data-side]:not([data-side="query"])[data-index="${index}"]`);
       const weight = this.row.weights[index]!;
@@ -286,9 +302,9 @@ export class Story {
       out.push(link);
       if (!named.has(index)) continue;
       const [tx, ty] = across ? [(x1 + x2) / 2, middle] : [(x1 + x2) / 2, middle - 0.98 * high - 6];
-      out.push(svg("text", { x: tx, y: Math.max(11, ty), class: index === chosen ? "chosen" : "" }, percent(weight)));
+      numbers.push(svg("text", { x: tx, y: Math.max(11, ty), class: index === chosen ? "chosen" : "" }, percent(weight)));
     }
-    this.arcs.replaceChildren(...out);
+    this.arcs.replaceChildren(...out, ...numbers); // no arc over a number
   }
 }
 

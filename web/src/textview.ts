@@ -1,9 +1,16 @@
-// Text: the sentence itself, shaded by what one token looks at, or by who looks at it.
+// Text: the sentence itself, shaded by what one token looks at, or by who looks at it. For a vision model that is
+// its picture, lit where a patch looks.
 
-import { css, inkOn, type Colouring } from "./colour";
+import { css, inkOn, share, type Colouring } from "./colour";
 import { choice, fill, h, number } from "./dom";
-import type { TileSource } from "./types";
+import type { Grid, TileSource } from "./types";
 import { characters, isSpecial, label, spelling } from "./words";
+
+/** The grid of patches, where the rows and columns of a layer are its positions. */
+export function gridOf(source: TileSource, layer: number): Grid | null {
+  const { rows, cols } = source.meta.layers[layer]!;
+  return rows === "tokens" && cols === "tokens" ? source.meta.grid : null;
+}
 
 export class TextView {
   readonly element = h("div", { class: "textview" });
@@ -26,6 +33,7 @@ export class TextView {
     rowTokens: string[],
     colTokens: string[],
     chosen: number | null,
+    marked: number | null, // the other end of the chosen link
     reading: "looks at" | "is looked at by",
     colouring: Colouring,
   ): void {
@@ -33,6 +41,8 @@ export class TextView {
     const meta = source.meta.layers[layer]!;
     const cross = meta.rows !== meta.cols;
     const looking = reading === "looks at";
+    const grid = gridOf(source, layer);
+    const inPicture = (i: number) => grid !== null && i >= grid.before && i < grid.before + grid.rows * grid.columns;
     const actors = looking ? rowTokens : colTokens; // hovered
     const shaded = looking ? colTokens : rowTokens;
     const ask = (index: number): Promise<Float32Array> => {
@@ -55,7 +65,7 @@ export class TextView {
           span.title = "";
           span.classList.remove("hidden");
         }
-        caption.textContent = "Hover or choose a token.";
+        caption.textContent = grid ? "Hover or choose a patch." : "Hover or choose a token.";
         return;
       }
       try {
@@ -68,7 +78,11 @@ export class TextView {
           const value = values[i]!;
           const hidden = Number.isNaN(value);
           span.classList.toggle("hidden", hidden);
-          span.style.backgroundColor = hidden ? "" : css(value, how);
+          span.style.backgroundColor = hidden
+            ? ""
+            : inPicture(i)
+              ? `rgba(8, 10, 18, ${(0.78 * (1 - share(value, how))).toFixed(3)})`
+              : css(value, how);
           span.style.color = hidden ? "" : inkOn(value, how);
           span.title = hidden ? "hidden: it may not look here" : number(value);
           span.dataset["weight"] = String(value);
@@ -83,8 +97,9 @@ export class TextView {
     const parted = ["pieces", "plain"].includes(spelling(shaded)); // spaces are not in the tokens
     // One word is reached by Tab, the others from it by arrows: a long text has thousands.
     const move = (event: KeyboardEvent, index: number) => {
-      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-      const words = [...(event.currentTarget as HTMLElement).parentElement!.querySelectorAll<HTMLElement>(".word")];
+      const line = inPicture(index) ? grid!.columns : 1;
+      const step = { ArrowRight: 1, ArrowDown: line, ArrowLeft: -1, ArrowUp: -line }[event.key];
+      const words = [...(event.currentTarget as HTMLElement).closest(".running")!.querySelectorAll<HTMLElement>(".word")];
       if (step !== undefined) words[index + step]?.focus();
       else if (event.key === "Enter" || event.key === " ") this.pick(index);
       else return;
@@ -95,28 +110,25 @@ export class TextView {
         text,
         ...Array.from({ length: count - 1 }, () => "·"), // further parts of one character
       ]);
-    const line = (tokens: string[], act: boolean, name: string) =>
-      h(
-        "p",
-        { class: "running", role: "group", "aria-label": name },
-        spelled(tokens).map((token, i) => {
+    const line = (tokens: string[], act: boolean, name: string) => {
+      const pieces = spelled(tokens).map((token, i) => {
           const joined = token.startsWith("##");
           const space = parted && i > 0 && !joined ? " " : "";
           const span = h(
             "span",
             {
-              class: `word${isSpecial(token) ? " special" : ""}${joined ? " joined" : ""}${act && i === chosen ? " chosen" : ""}`,
+              class: `word${isSpecial(token) ? " special" : ""}${joined ? " joined" : ""}${act && i === chosen ? " chosen" : ""}${i === marked ? " marked" : ""}`,
               "data-index": i,
               ...(act
                 ? {
                     role: "button",
                     tabIndex: i === (chosen ?? 0) ? 0 : -1,
-                    "aria-label": `${label(token)}, ${i}`,
+                    "aria-label": inPicture(i) ? `patch ${token}` : `${label(token)}, ${i}`,
                     "aria-pressed": String(i === chosen),
                   }
                 : {}),
             },
-            joined ? token.slice(2) : token.replace(/^▁/, " ").replaceAll("␣", " "),
+            inPicture(i) ? "" : joined ? token.slice(2) : token.replace(/^▁/, " ").replaceAll("␣", " "),
           );
           if (act) {
             span.addEventListener("pointerenter", () => void shade(i));
@@ -126,16 +138,27 @@ export class TextView {
             span.addEventListener("click", () => this.pick(i));
             span.addEventListener("keydown", (event) => move(event, i));
           }
-          return [space, span];
-        }),
-      );
+        return [space, span];
+      });
+      if (!grid) return h("p", { class: "running", role: "group", "aria-label": name }, pieces);
+      const spans = pieces.flat().filter((piece) => piece instanceof HTMLElement);
+      const last = grid.before + grid.rows * grid.columns;
+      const patches = h("div", { class: "patches" }, spans.slice(grid.before, last));
+      patches.style.setProperty("--columns", String(grid.columns));
+      const image = grid.image ? h("img", { src: grid.image, alt: "what the model saw" }) : null;
+      const picture = h("div", { class: "picture" }, image, patches);
+      picture.style.setProperty("--ratio", `${grid.columns} / ${grid.rows}`);
+      // In the order of the positions, in which the spans below are counted.
+      const inside = [h("p", {}, spans.slice(0, grid.before)), picture, h("p", {}, spans.slice(last))];
+      return h("div", { class: "running", role: "group", "aria-label": name }, inside);
+    };
     const below = line(shaded, !cross, looking ? "keys" : "queries");
     this.spans = [...below.querySelectorAll<HTMLElement>(".word")];
     fill(
       this.element,
       h(
         "div",
-        { class: "bar" },
+        { class: "bar tool" },
         choice(
           "reading",
           { "looks at": "what a token looks at", "is looked at by": "who looks at a token" },
@@ -150,8 +173,8 @@ export class TextView {
       caption,
     );
     void shade(chosen);
-    const marked = `${layer}/${head}/${chosen}`;
-    if (marked !== this.marked) this.element.querySelector(".chosen")?.scrollIntoView({ block: "nearest" });
-    this.marked = marked;
+    const shown = `${layer}/${head}/${chosen}`;
+    if (shown !== this.marked) this.element.querySelector(".chosen")?.scrollIntoView({ block: "nearest" });
+    this.marked = shown;
   }
 }

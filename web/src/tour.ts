@@ -10,7 +10,7 @@ export const GLOSSARY: Record<string, string> = {
   key: "A token that is looked at. It answers with a vector of its own; where query and key fit, the score is high.",
   value: "What a token gives to those that look at it: a third vector. Values are added up, each times its weight.",
   weight: "How much a query takes from a key: 0 is nothing, 1 is all. The weights of one query sum to 1.",
-  head: "One of several attentions that run beside each other, each with its own queries, keys and values.",
+  head: "One of several attentions that run beside each other, each with its own queries, keys and values. Head 3.1 is head 1 of layer 3, counted from 0.",
   layer: "One step of the model. Each has several heads, and works on what the steps before made of the text.",
   score: "Query times key: one number for how well they fit, before softmax.",
   softmax: "Turns the scores of a row into weights: exp of each, divided by their sum. All are positive and sum to 1.",

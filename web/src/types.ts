@@ -51,6 +51,15 @@ export interface DocMeta {
   predicts: "next" | "masked" | "vector" | null;
   generated: { start: number; steps: Prediction[][] } | null;
   precision: string; // how exactly the numbers are kept
+  grid: Grid | null; // of a vision model
+}
+
+/** Where in its image a vision model's positions are: patches row by row, after some special tokens. */
+export interface Grid {
+  rows: number;
+  columns: number;
+  before: number;
+  image: string | null; // a data URL
 }
 
 export interface Prediction {
@@ -102,15 +111,19 @@ export interface MachineRow {
   visible: boolean[];
   rest: number | null;
   values: number[][] | null;
-  model?: {
-    x: number[];
-    xKey: number[];
-    q: number[]; // before positions turn it
-    k: number[];
-    added?: number; // length of what the head adds to x
-    length?: number; // length of x
-    push?: { tokens: string[]; byKey: number[][] } | null; // on the next token's scores, at weight 1
-  } | null;
+  model?: ModelPart | null;
+  without?: string; // why there is none
+}
+
+/** What only the model, or a file that kept it, can say of a link. */
+export interface ModelPart {
+  x: number[];
+  xKey: number[];
+  q: number[]; // before positions turn it
+  k: number[];
+  added?: number; // length of what the head adds to x
+  length?: number; // length of x
+  push?: { tokens: string[]; byKey: number[][] } | null; // on the next token's scores, at weight 1
 }
 
 export interface Pair {

@@ -1,50 +1,27 @@
 // Why this weight: the equation with its numbers, for one query and one key.
 
 import { CATEGORY, type Theme } from "./colour";
-import { fill, h, number } from "./dom";
+import { fill, h, number, svg } from "./dom";
 import type { ScoreParts } from "./types";
 
 /** A vector as bars, up for positive. */
 export function bars(name: string, values: number[], colour: string, theme: Theme): HTMLElement {
-  const canvas = h("canvas", {
-    class: "bars",
-    role: "img",
-    "aria-label": `${name}: ${values.length} numbers from ${number(Math.min(...values))} to ${number(Math.max(...values))}`,
-  });
+  const top = Math.max(1e-9, ...values.map(Math.abs));
+  const path = (sign: number, fill: string) =>
+    svg("path", { fill, d: values.map((v, i) => (sign * v > 0 ? `M${i + 0.05},1v${(-v / top).toFixed(4)}h.9V1z` : "")).join("") });
+  const line = svg("path", { fill: theme === "dark" ? "#3a3f4c" : "#dfe2e8", d: `M0,.99h${values.length}v.02H0z` });
+  const said = `${name}: ${values.length} numbers from ${number(Math.min(...values))} to ${number(Math.max(...values))}`;
+  const view = `0 0 ${values.length} 2`;
+  const drawn = svg("svg", { class: "bars", role: "img", "aria-label": said, viewBox: view, preserveAspectRatio: "none" });
+  drawn.append(line, path(1, colour), path(-1, CATEGORY[1]!));
   const note = h("span", { class: "quiet" }, "");
-  const draw = () => {
-    const ratio = window.devicePixelRatio || 1;
-    const width = canvas.clientWidth;
-    const height = canvas.clientHeight;
-    if (!width) return;
-    canvas.width = width * ratio;
-    canvas.height = height * ratio;
-    const context = canvas.getContext("2d")!;
-    context.scale(ratio, ratio);
-    const top = Math.max(1e-9, ...values.map(Math.abs));
-    const step = width / values.length;
-    context.fillStyle = theme === "dark" ? "#3a3f4c" : "#dfe2e8";
-    context.fillRect(0, height / 2 - 0.5, width, 1);
-    values.forEach((value, i) => {
-      const size = (Math.abs(value) / top) * (height / 2 - 1);
-      context.fillStyle = value < 0 ? CATEGORY[1]! : colour;
-      context.fillRect(
-        i * step + 0.3,
-        value < 0 ? height / 2 : height / 2 - size,
-        Math.max(0.7, step - 0.6),
-        size,
-      );
-    });
-  };
-  new ResizeObserver(draw).observe(canvas);
-  canvas.addEventListener("pointermove", (event) => {
-    const at = Math.min(values.length - 1, Math.floor((event.offsetX / canvas.clientWidth) * values.length));
+  drawn.addEventListener("pointermove", (event) => {
+    const box = drawn.getBoundingClientRect();
+    const at = Math.min(values.length - 1, Math.floor(((event.clientX - box.left) / box.width) * values.length));
     note.textContent = `[${at}] ${number(values[at]!)}`;
   });
-  canvas.addEventListener("pointerleave", () => {
-    note.textContent = "";
-  });
-  return h("div", { class: "vector" }, h("span", { class: "vectorname" }, name), canvas, note);
+  drawn.addEventListener("pointerleave", () => (note.textContent = ""));
+  return h("div", { class: "vector" }, h("span", { class: "vectorname" }, name), drawn, note);
 }
 
 export function showWhy(

@@ -106,6 +106,8 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
     if against is not None:
         view |= {"compare": "head", "difference": True, "layer2": against[0], "head2": against[1]}
     more |= {"against": against, "layers": _within(numbers, len(document.trace.layers))}
+    if more["save"] or more["out"]:
+        document = session.for_file(document.id, [*(scene["state"] for scene in scenes), view])
     written = _written(document, layer, head, more, view)
     if as_json:
         click.echo(json.dumps(_as_json(document, layer, head, written)))

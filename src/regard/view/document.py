@@ -15,6 +15,7 @@ from regard.errors import ArgumentError
 from regard.tracing.layers import AnyLayer
 from regard.tracing.pooling import block_ends, pooled_max
 from regard.tracing.traces import Trace
+from regard.view.images import pictures
 from regard.view.labels import head_facts
 from regard.view.story import scenes
 
@@ -23,6 +24,18 @@ ModelKind = Literal["encoder", "decoder", "encoder-decoder", "unknown"]
 Predicts = Literal["next", "masked", "vector"]
 
 _MOST_TEXELS = 1 << 22  # numbers of one answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inside:
+    """What the queries and keys of a layer were made from, as `view/machine.py` had it from the model."""
+
+    x: Tensor  # (query, model_dim): what the layer read
+    x_key: Tensor  # (key, model_dim): the same, or what the encoder wrote
+    q: Tensor  # (head, query, qk_dim): before positions turn it
+    k: Tensor  # (kv_head, key, qk_dim)
+    last: Tensor | None  # (query, model_dim): what the last norm read
+    wrote: Mapping[tuple[int, int], Json] = field(default_factory=dict)  # by head and query
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +56,8 @@ class Document:
     generated: Json | None = None
     written_last: str = "…"  # what an encoder-decoder writes after its last token
     special_ids: frozenset[int] = frozenset()
+    image: str | None = None  # a data URL: what a vision model saw
+    insides: Mapping[str, Inside] = field(default_factory=dict)  # by layer: what a page without a model keeps
     _facts: list[Json] = field(default_factory=list)  # filled when first asked for
 
     def meta(self, precision: str = "as computed") -> Json:
@@ -68,7 +83,15 @@ class Document:
             "predicts": self.predicts,
             "generated": self.generated,
             "precision": precision,
+            "grid": self._grid(),
         }
+
+    def _grid(self) -> Json | None:
+        """Where in its image the positions of a vision model are."""
+        grid = self.trace.grid
+        if grid is None:
+            return None
+        return {"rows": grid.rows, "columns": grid.columns, "before": grid.before, "image": self.image}
 
     def _layer_meta(self, index: int) -> Json:
         layer = self.trace.layers[index]
@@ -180,8 +203,8 @@ class Document:
         return lengths
 
 
-def documents_of(trace: Trace, **about: Any) -> list[Document]:
-    """A document for each sequence of a trace."""
+def documents_of(trace: Trace, image: Any = None, **about: Any) -> list[Document]:
+    """A document for each sequence of a trace; `image` lies under the patches of a vision model."""
     texts = trace.text or ("",) * trace.n_batch
     name = str(trace.facts.get("name", "trace"))
     several = trace.n_batch > 1
@@ -191,9 +214,9 @@ def documents_of(trace: Trace, **about: Any) -> list[Document]:
             batch,
             id=f"trace-{batch}",
             title=f"{name} · sequence {batch}" if several else name,
-            **{"text": texts[batch], **about},
+            **{"text": texts[batch], "image": shown, **about},
         )
-        for batch in range(trace.n_batch)
+        for batch, shown in enumerate(pictures(trace, image))
     ]
 
 

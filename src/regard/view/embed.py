@@ -5,6 +5,7 @@ recovers any weight as exp(score - lse). Size grows with the length of the text,
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
 from regard.tracing.layers import AnyLayer
-from regard.view.document import Document, Json, plain
+from regard.view.document import Document, Inside, Json, plain
 
 Precision = Literal["float32", "float24"]
 
@@ -61,6 +62,9 @@ def embedded(document: Document, precision: Precision | None = None, keep_v: boo
         precision = "float32" if embedded_bytes(document, "float32", keep_v) <= EXACT_BYTES else "float24"
     packer = _Packer()
     layers = [_layer(layer, document.batch, packer, precision, keep_v) for layer in document.trace.layers]
+    for layer, about in zip(document.trace.layers, layers, strict=True):
+        if layer.name in document.insides:
+            _inside(document.insides[layer.name], layer.factors(document.batch), about, packer)
     said = "32-bit floats" if precision == "float32" else "24-bit floats (relative error at most 2e-5)"
     meta = document.meta(precision=f"queries and keys as {said}")
     if not keep_v:
@@ -79,7 +83,10 @@ def embedded_bytes(document: Document, precision: Precision, keep_v: bool = True
             total += tensor[0].numel() * per if tensor.dim() == 4 else tensor.numel() * 4
         if layer.v is not None:
             total += layer.v[0].numel() * ((2 if keep_v else 0) - per)
-    return total * 4 // 3
+        if layer.name in document.insides:
+            vectors = document.insides[layer.name]
+            total += 3 * sum(part.numel() for part in (vectors.x, vectors.q, vectors.k))
+    return total * 4 // 3 + len(document.image or "")
 
 
 def _layer(layer: AnyLayer, batch: int, packer: _Packer, precision: str, keep_v: bool) -> Json:
@@ -101,6 +108,26 @@ def _layer(layer: AnyLayer, batch: int, packer: _Packer, precision: str, keep_v:
         tensors["v"] = packer.add(layer.v[batch], "float16")
     _visible(layer.visibility or Visibility(), layer.n_key, batch, about, packer)
     return about
+
+
+def _inside(vectors: Inside, factors: Mapping[str, Tensor], about: dict[str, Any], packer: _Packer) -> None:
+    """What the machine shows before the query: pictures of vectors, so 24 bits are enough."""
+    tensors = {"x": vectors.x}
+    if vectors.x_key is not vectors.x:
+        tensors["xKey"] = vectors.x_key
+    if not torch.allclose(vectors.q, factors["q"], 1e-4, 1e-4):  # else positions turn nothing
+        tensors |= {"qBefore": vectors.q, "kBefore": vectors.k}
+    about["tensors"] |= {name: packer.add(tensor, "float24") for name, tensor in tensors.items()}
+    about["wrote"] = {f"{head}.{query}": _short(said) for (head, query), said in vectors.wrote.items()}
+
+
+def _short(value: Any) -> Any:
+    """The numbers of an answer with the digits that are shown."""
+    if isinstance(value, dict):
+        return {name: _short(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_short(part) for part in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _bias(

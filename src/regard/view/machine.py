@@ -7,6 +7,9 @@ output matrix, and what the head adds to the scores of the next token.
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 from regard.heads.model import attention_of
 from regard.heads.stream import Norm
 from regard.models.transformer import Transformer
-from regard.view.document import Document, Json
+from regard.view.document import Document, Inside, Json
 from regard.view.models import Opened
 
 MOST_KEYS = 256  # of a row; beyond, the largest are shown and the rest is one number
@@ -50,10 +53,8 @@ def machine(document: Document, layer: int, head: int, query: int, key: int) -> 
 
 
 @torch.no_grad()
-def from_model(
-    opened: Opened, document: Document, source: list[int] | None, layer: int, head: int, query: int, key: int
-) -> Json | None:
-    """What the model adds: vectors before query and key, and what each key's value does behind the head.
+def inside(opened: Opened, document: Document, source: list[int] | None, layer: int) -> Inside | None:
+    """What a layer's queries and keys were made from, which the model must be run for.
 
     None for a model without the matrices, which a recurrent one is.
     """
@@ -62,16 +63,22 @@ def from_model(
         return None
     attention = attention_of(model, trace.names[layer])
     seen: dict[str, Any] = {}
+    runner = threading.get_ident()  # others may run the same model on another text meanwhile
 
     def keep(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
-        seen["x"] = args[0]
-        seen["memory"] = args[1] if len(args) > 1 else kwargs.get("memory")
+        if threading.get_ident() == runner:
+            seen["x"] = args[0]
+            seen["memory"] = args[1] if len(args) > 1 else kwargs.get("memory")
+
+    def keep_last(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if threading.get_ident() == runner:
+            seen["last"] = args[0]
 
     stack = model.decoder if trace.names[layer].startswith("decoder") else model.encoder
     assert stack is not None
     hooks = [attention.register_forward_pre_hook(keep, with_kwargs=True)]
     if stack.norm is not None:
-        hooks.append(stack.norm.register_forward_pre_hook(lambda module, args: seen.update(last=args[0])))
+        hooks.append(stack.norm.register_forward_pre_hook(keep_last))
     try:
         ids = trace.ids[document.batch : document.batch + 1]
         read = (ids,) if source is None else (torch.tensor([source], device=ids.device), ids)
@@ -81,24 +88,74 @@ def from_model(
         for hook in hooks:
             hook.remove()
     x, memory = seen["x"][0], seen["memory"]
-    looked_at = x if memory is None else memory[0]
-    kv_head = head * attention.n_kv_head // attention.n_head
-    q = attention.query(x[query]).unflatten(0, (attention.n_head, -1))[head]
-    k = attention.key(looked_at[key]).unflatten(0, (attention.n_kv_head, -1))[kv_head]
+    x_key = x if memory is None else memory[0]
+    q = attention.query(x).unflatten(-1, (attention.n_head, -1)).transpose(0, 1)
+    k = attention.key(x_key).unflatten(-1, (attention.n_kv_head, -1)).transpose(0, 1)
     if attention.query_norm is not None and attention.key_norm is not None:
         q, k = attention.query_norm(q), attention.key_norm(k)
+    return Inside(x, x_key, q, k, seen["last"][0] if "last" in seen else None)
+
+
+@torch.no_grad()
+def from_model(
+    opened: Opened, document: Document, vectors: Inside, layer: int, head: int, query: int, key: int
+) -> Json:
+    """What the model adds to `machine`: vectors before query and key, and what the head writes."""
+    kv_head = head * len(vectors.k) // len(vectors.q)
+    return {
+        "x": vectors.x[query].tolist(),
+        "xKey": vectors.x_key[key].tolist(),
+        "q": vectors.q[head, query].tolist(),
+        "k": vectors.k[kv_head, key].tolist(),
+        **written(opened, document, vectors, layer, head, query),
+    }
+
+
+@torch.no_grad()
+def written(opened: Opened, document: Document, vectors: Inside, layer: int, head: int, query: int) -> Json:
+    """What a head writes to a query's vector: its length, and the push on the next token.
+
+    Nothing where what a head adds is changed before it is added.
+    """
+    model, traced = opened.model, document.trace.layers[layer]
+    assert isinstance(model, Transformer)  # or there were no vectors
+    if traced.v is None or not model.config.block.writes_as_is:
+        return {}
+    attention = attention_of(model, traced.name)
     out = attention.out.weight.unflatten(1, (attention.n_head, -1))[:, head]  # (model_dim, v_dim)
-    found: Json = {"x": x[query].tolist(), "xKey": looked_at[key].tolist(), "q": q.tolist(), "k": k.tolist()}
-    traced = trace.layers[layer]
-    if traced.v is not None and model.config.block.writes_as_is:
-        v = traced.of_head(traced.v, document.batch, head)[0, 0].float()
-        row = traced.row(document.batch, head, query).float()
-        adds = v @ out.float().T  # what each key would add to the query's vector at weight 1
-        found["added"] = float((row @ adds).norm())
-        found["length"] = float(x[query].float().norm())
-        last = seen["last"][0, query].float() if "last" in seen else None
-        found["push"] = _push(opened, model, stack.norm, last, adds, row)
-    return found
+    v = traced.of_head(traced.v, document.batch, head)[0, 0].float()
+    row = traced.row(document.batch, head, query).float()
+    adds = v @ out.float().T  # what each key would add to the query's vector at weight 1
+    last = None if vectors.last is None else vectors.last[query].float()
+    stack = model.decoder if traced.name.startswith("decoder") else model.encoder
+    assert stack is not None
+    return {
+        "added": float((row @ adds).norm()),
+        "length": float(vectors.x[query].float().norm()),
+        "push": _push(opened, model, stack.norm, last, adds, row),
+    }
+
+
+def with_insides(
+    document: Document, opened: Opened, source: list[int] | None, views: Iterable[Json]
+) -> Document:
+    """The document with what the machine needs beyond queries and keys, of the layers that `views` show.
+
+    What a head writes is kept of the queries shown.
+    """
+    shown: dict[int, dict[tuple[int, int], None]] = {}
+    for view in views:
+        layer, head, query = (view.get(name) for name in ("layer", "head", "query"))
+        if type(layer) is int and type(head) is int and type(query) is int:
+            document.parts(layer, head, query, 0)  # refuses a place that is not there
+            shown.setdefault(layer, {})[head, query] = None
+    kept = {}
+    for layer, rows in shown.items():
+        vectors = inside(opened, document, source, layer)
+        if vectors is not None and document.trace.layers[layer].rule is not None:
+            wrote = {row: written(opened, document, vectors, layer, *row) for row in rows}
+            kept[document.trace.names[layer]] = replace(vectors, last=None, wrote=wrote)
+    return replace(document, insides=kept)
 
 
 def _push(

@@ -28,7 +28,7 @@ from regard.tracing.take import trace
 from regard.tracing.traces import Trace
 from regard.view.ask import effects, search
 from regard.view.document import Document, documents_of, plain
-from regard.view.machine import from_model, machine
+from regard.view.machine import from_model, inside, machine, with_insides
 from regard.view.models import Models, Opened
 from regard.view.page import page
 from regard.view.predict import gradients, predict, rivals
@@ -38,6 +38,7 @@ NUMBERS = frozenset({"tile", "small"})  # answered with bytes, not JSON
 _KEPT_BYTES = 1 << 30  # of traces; the newest is kept whatever it takes
 _KEPT = 256  # traces, and texts
 _MOST_CHARACTERS = 200_000
+_MOST_RUN_AGAIN = 1024  # tokens of a text that is read once more for what comes before a query
 _ANSWERED = 24  # tokens an encoder-decoder writes where no answer is given
 
 
@@ -295,13 +296,19 @@ class Session:
         document = self._document(params)
         at = [_index(params, name) for name in ("layer", "head", "query", "key")]
         found = machine(document, *at)
-        if document.id in self._asked and found["keys"]:
-            _, opened, _, source = self._live(params)
-            more = from_model(opened, document, source, *at)
-            if more is not None and "push" in more and more["push"] is not None:
-                by_key = more["push"]["byKey"]
-                more["push"]["byKey"] = [by_key[index] for index in found["keys"]]
-            found["model"] = more
+        if document.id not in self._asked or not found["keys"]:
+            return found
+        if document.trace.layers[at[0]].n_query > _MOST_RUN_AGAIN:
+            found["without"] = f"The text has more than {_MOST_RUN_AGAIN} tokens, and what comes before the "
+            found["without"] += "query needs a run of the model: the machine begins at the query and the key."
+            return found
+        _, opened, _, source = self._live(params)
+        vectors = inside(opened, document, source, at[0])
+        if vectors is not None:
+            found["model"] = from_model(opened, document, vectors, *at)
+            if found["model"].get("push") is not None:
+                by_key = found["model"]["push"]["byKey"]
+                found["model"]["push"]["byKey"] = [by_key[index] for index in found["keys"]]
         return found
 
     def _pairs(self, params: dict[str, Any], body: bytes) -> list[dict[str, Any]]:
@@ -329,19 +336,27 @@ class Session:
     def _save(self, params: dict[str, Any], body: bytes) -> bytes:
         """A page of the traces that a path of views shows."""
         views = _list(params, "path")
-        if not all(isinstance(view, dict) and isinstance(view.get("state", {}), dict) for view in views):
+        if not all(isinstance(view, dict) and isinstance(view.get("state"), dict) for view in views):
             raise ArgumentError("path must be a list of views.")
         ids = list(dict.fromkeys(str(view.get("doc")) for view in views))
-        documents = [self._document({"doc": each}) for each in ids]
+        documents = [self.for_file(key, [v["state"] for v in views if v.get("doc") == key]) for key in ids]
         path = [
             {
                 "title": str(view.get("title", "")),
                 "says": [str(line) for line in _list(view, "says")],
-                "state": {**view.get("state", {}), "doc": ids.index(str(view.get("doc")))},
+                "state": {**view["state"], "doc": ids.index(str(view.get("doc")))},
             }
             for view in views
         ]
         return page(documents, path=plain(path)).encode()
+
+    def for_file(self, key: str, views: list[dict[str, Any]]) -> Document:
+        """A document with what the machine of these views needs, where there will be no model."""
+        document = self._document({"doc": key})
+        if key not in self._asked or document.trace.layers[0].n_query > _MOST_RUN_AGAIN:
+            return document
+        _, opened, _, source = self._live({"doc": key})
+        return with_insides(document, opened, source, views)
 
     def _effects(self, params: dict[str, Any], body: bytes) -> dict[str, Any]:
         _, opened, ids, source = self._live(params)

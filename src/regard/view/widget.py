@@ -2,6 +2,7 @@
 
     regard.show(trace)                             # what was traced
     regard.show(trace, model=model)                # with its model: type text, switch heads off
+    regard.show(trace, image="cat.png")            # of a vision model, over a picture
     regard.show(weights, rows=tokens)              # weights one already has
     regard.show("some text", model="minilm")       # a model, on a text
 
@@ -43,6 +44,7 @@ def show(
     cols: Sequence[str] | None = None,
     layer: int | None = None,
     head: int | None = None,
+    image: Any = None,
     view: Literal["map", "lines", "text"] | None = None,
     height: int = 720,
     embed: bool | None = None,
@@ -52,19 +54,22 @@ def show(
     A trace, weights of 1 to 5 dimensions as `Trace.from_weights` takes them (with their labels `rows` and
     `cols`), or a text for `model` to read. With the `model` that made a trace, text can be typed and heads
     switched off. It opens with the story of the text, or in the atlas at the `layer`, `head` and `view` that
-    are named. `embed` keeps the numbers in the notebook too, so that it shows without a kernel: by default
-    where they have at most 2 MB.
+    are named. The weights of a vision model lie over what it saw, or over an `image` of that in more pixels:
+    a file's path, one of Pillow's, an array, or a list of those for several. `embed` keeps the numbers in the
+    notebook too, so that it shows without a kernel: by default where they have at most 2 MB.
     """
     session = Session(Models(), default="")
     alive = _opened(model, session)
     if isinstance(trace_or_weights, str):
         if rows is not None or cols is not None:
             raise ArgumentError("rows and cols label weights: a text has its own tokens.")
+        if image is not None:
+            raise ArgumentError("an image goes with the trace of a vision model, not with a text.")
         alive = alive or session.models.get("minilm")
         document = make_document(alive, Asked(alive.key, trace_or_weights))
         given = [replace(document, model_key=f"this text, {alive.title}")]
     else:
-        given = _given(trace_or_weights, rows, cols)
+        given = _given(trace_or_weights, rows, cols, image)
         if alive is not None:
             _check_pair(given[0], alive)
     given = [session.add(each, alive) for each in given]
@@ -103,7 +108,7 @@ def _opened(model: Loaded | str | None, session: Session) -> Opened | None:
     return opened(model, model.facts.name)
 
 
-def _given(what: Any, rows: Sequence[str] | None, cols: Sequence[str] | None) -> list[Document]:
+def _given(what: Any, rows: Sequence[str] | None, cols: Sequence[str] | None, image: Any) -> list[Document]:
     """A document for each sequence."""
     if isinstance(what, Trace):
         if rows is not None or cols is not None:
@@ -113,7 +118,7 @@ def _given(what: Any, rows: Sequence[str] | None, cols: Sequence[str] | None) ->
         found = Trace.from_weights(what, rows, cols)
     if not found.layers:
         raise ArgumentError("the trace has no layer: there is nothing to show.")
-    return [replace(each, model_key=f"given: {each.title}") for each in documents_of(found)]
+    return [replace(each, model_key=f"given: {each.title}") for each in documents_of(found, image)]
 
 
 def _check_pair(document: Document, alive: Opened) -> None:

@@ -560,10 +560,10 @@ export class MapView {
     const [ink, faint, strong] = dark ? ["#c6cad4", "#8b91a0", "#ff9a5c"] : ["#3b404c", "#7a808d", "#c2410c"];
     const letters = (size: number) => Math.min(12 * this.unit, Math.max(8.5 * this.unit, 0.86 * size));
     const size = { row: letters(py), col: letters(px) };
-    const every = {
-      row: Math.max(1, Math.ceil((1.06 * size.row) / py)),
-      col: Math.max(1, Math.ceil((1.02 * size.col) / px)),
-    };
+    // Every token has its label while letters just fit; where some are left out, the others have air.
+    const step = (letter: number, cell: number, air: number) =>
+      1.02 * letter <= cell ? 1 : Math.ceil((air * letter) / cell);
+    const every = { row: step(size.row, py, 1.2), col: step(size.col, px, 1.6) };
     const marked = (index: number, which: "row" | "col") =>
       index === this.hovered?.[which] || index === this.selected?.[which];
     const shown = (first: number, last: number, which: "row" | "col") => {

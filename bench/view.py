@@ -267,7 +267,7 @@ def long_texts(options: Options, browser: Any) -> PlainTable:
             with fresh_tab(browser) as tab:
                 first = first_picture(tab, address, OURS_DRAWN)
                 tab.wait_for_function(
-                    "() => regard.overview.element.dataset.filled === 'all'", timeout=1000 * PATIENCE
+                    "() => regard.overview.element.dataset.filled === 'all'", timeout=10_000 * PATIENCE
                 )
                 filled = float(tab.evaluate("() => performance.now()")) / 1000
                 other = float(tab.evaluate(OTHER_HEAD)) / 1000

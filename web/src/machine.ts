@@ -6,7 +6,7 @@ import { fill, h, number, percent } from "./dom";
 import { sideTokens } from "./stage";
 import type { MachineRow, TileSource } from "./types";
 import { bars, showWhy } from "./why";
-import { label, labels } from "./words";
+import { label, labels, linkNames } from "./words";
 
 const NOTHING_KEPT = "This page has no model and kept nothing more of this layer: the machine begins at the query and the key.";
 const PACE = 1600; // milliseconds a step
@@ -137,21 +137,22 @@ export class Machine {
     if (!row || query === null || key === null) return;
     const source = app.source!;
     const meta = source.meta.layers[layer]!;
-    const rowNames = labels(sideTokens(source, layer, "rows"));
-    const colNames = labels(sideTokens(source, layer, "cols"));
-    const [q, k] = [`“${rowNames[query]!}”`, `“${colNames[key]!}”`];
+    const [rows, cols] = [sideTokens(source, layer, "rows"), sideTokens(source, layer, "cols")];
+    const colNames = labels(cols);
+    const names = linkNames(rows, cols, query, key);
+    const [q, k] = [`“${names.query}”`, `“${names.key}”`];
     const { parts, model } = row;
     fill(
       this.heading,
       `Head ${layer}.${head}: how `,
-      h("b", { class: "query" }, rowNames[query]!),
+      h("b", { class: "query" }, names.query),
       " came to look at ",
-      h("b", { class: "key" }, colNames[key]!),
+      h("b", { class: "key" }, names.key),
     );
     if (!row.keys.length) {
       this.count = 1;
       const inside = h("div", {});
-      showWhy(inside, parts, { query: rowNames[query]!, key: colNames[key]! }, app.theme, null);
+      showWhy(inside, parts, names, app.theme, null);
       fill(this.steps, h("li", { class: "card" }, h("p", {}, "This layer has no softmax over scores: these are all its numbers."), inside));
       this.changed.hidden = true;
       this.code.textContent = "";

@@ -1,7 +1,7 @@
 // One module for all places: `mount` for the page, the default export for a notebook (anywidget).
 
 import { App, type Config } from "./app";
-import { MessageTiles, RemoteBackend, ServerTiles, type EmbeddedDoc } from "./sources";
+import { RemoteBackend, type EmbeddedDoc } from "./sources";
 import type { State } from "./state";
 import css from "./style.css";
 import { HttpTransport, MessageTransport, type WidgetModel } from "./transport";
@@ -30,7 +30,7 @@ const host = typeof document === "undefined" ? null : document.getElementById("r
 const data = host && document.getElementById("regard-data");
 if (host && data?.textContent) {
   const page = JSON.parse(data.textContent) as PageData;
-  const backend = page.token === null ? null : new RemoteBackend(new HttpTransport(page.token), ServerTiles);
+  const backend = page.token === null ? null : new RemoteBackend(new HttpTransport(page.token));
   const app = mount(
     host,
     { docs: page.docs, start: page.start, path: page.path, useHash: true },
@@ -53,7 +53,7 @@ export default {
     const app = mount(
       host,
       { docs, start, path: [], useHash: false },
-      live ? new RemoteBackend(new MessageTransport(model), MessageTiles) : null,
+      live ? new RemoteBackend(new MessageTransport(model)) : null,
     );
     (host as unknown as { regard: App }).regard = app;
     return () => host.remove();

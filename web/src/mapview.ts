@@ -54,6 +54,7 @@ export class MapView {
   private fitted = true;
   private hovered: Cell | null = null;
   selected: Cell | null = null;
+  row: number | null = null; // the query whose row is meant, where no cell is selected
   limit: number | null = null; // rows from here on are not written yet
   colouring: Colouring = { scale: "sqrt", theme: "light", top: 1, diverging: false };
   catchesWheel = true; // false in a notebook: there the wheel scrolls, unless the map was clicked
@@ -540,6 +541,11 @@ export class MapView {
       context.fillRect(this.x0, this.y0 + (this.hovered.row - y) * py, this.width, Math.max(1, py));
       context.fillRect(this.x0 + (this.hovered.col - x) * px, this.y0, Math.max(1, px), this.height);
     }
+    if (this.row !== null && !this.selected) {
+      context.strokeStyle = "#e8590c";
+      context.lineWidth = 2;
+      context.strokeRect(this.x0 - x * px + 1, this.y0 + (this.row - y) * py, this.cols.length * px - 2, Math.max(py, 4));
+    }
     if (this.selected) {
       const [wide, high] = [Math.max(px, 5), Math.max(py, 5)];
       context.strokeStyle = "#e8590c";
@@ -560,12 +566,12 @@ export class MapView {
     const [ink, faint, strong] = dark ? ["#c6cad4", "#8b91a0", "#ff9a5c"] : ["#3b404c", "#7a808d", "#c2410c"];
     const letters = (size: number) => Math.min(12 * this.unit, Math.max(8.5 * this.unit, 0.86 * size));
     const size = { row: letters(py), col: letters(px) };
-    const every = {
-      row: Math.max(1, Math.ceil((1.06 * size.row) / py)),
-      col: Math.max(1, Math.ceil((1.02 * size.col) / px)),
-    };
+    // Every token has its label while letters just fit; where some are left out, the others have air.
+    const step = (letter: number, cell: number, air: number) =>
+      1.02 * letter <= cell ? 1 : Math.ceil((air * letter) / cell);
+    const every = { row: step(size.row, py, 1.2), col: step(size.col, px, 1.6) };
     const marked = (index: number, which: "row" | "col") =>
-      index === this.hovered?.[which] || index === this.selected?.[which];
+      index === this.hovered?.[which] || index === this.selected?.[which] || (which === "row" && index === this.row);
     const shown = (first: number, last: number, which: "row" | "col") => {
       const step = every[which];
       const list: number[] = [];

@@ -184,7 +184,7 @@ export class Panels {
     show(null, null);
     this.app
       .drawn()
-      .then(() => this.app.backend!.predict(meta, this.position, meta.predicts === "masked"))
+      .then(() => this.app.backend!.predict(meta, this.position))
       .then((answer) => {
         if (wanted === this.done.predict) show(answer, null);
       })

@@ -169,24 +169,15 @@ class RemoteTiles implements TileSource {
   }
 }
 
-/** Tiles of the local server. */
-export class ServerTiles extends RemoteTiles {}
-
-/** Tiles of a notebook's kernel. */
-export class MessageTiles extends RemoteTiles {}
-
 export class RemoteBackend implements Backend {
-  constructor(
-    private readonly transport: Transport,
-    private readonly Tiles: new (meta: DocMeta, transport: Transport) => TileSource,
-  ) {}
+  constructor(private readonly transport: Transport) {}
 
   models(): Promise<ModelChoice[]> {
     return askJson(this.transport, "models", {});
   }
 
   private async doc(name: string, params: unknown, body?: ArrayBuffer): Promise<TileSource> {
-    return new this.Tiles(await askJson<DocMeta>(this.transport, name, params, body), this.transport);
+    return new RemoteTiles(await askJson<DocMeta>(this.transport, name, params, body), this.transport);
   }
 
   async trace(
@@ -210,8 +201,8 @@ export class RemoteBackend implements Backend {
     }
   }
 
-  predict(doc: DocMeta, position: number | null, mask: boolean): Promise<PredictionAnswer> {
-    return askJson(this.transport, "predict", { doc: doc.id, position, mask });
+  predict(doc: DocMeta, position: number | null): Promise<PredictionAnswer> {
+    return askJson(this.transport, "predict", { doc: doc.id, position });
   }
 
   gradient(

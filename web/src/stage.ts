@@ -175,6 +175,7 @@ export class Stage {
       first.map.selected =
         state.query !== null && state.key !== null ? { row: state.query, col: state.key } : null;
       first.map.limit = limit;
+      first.map.row = state.query;
       this.place(b ? [first.element, second.element] : [first.element]);
       first.show(a.source, a, state, this.seedOf(a));
       first.caption.hidden = !b;

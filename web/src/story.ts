@@ -5,7 +5,7 @@ import { fill, h, percent, svg } from "./dom";
 import { sideTokens } from "./stage";
 import { gridOf, TextView } from "./textview";
 import type { TileSource } from "./types";
-import { characters, isSpecial, label, labels, spelling, wordsOf, type Word } from "./words";
+import { characters, isSpecial, label, labels, linkNames, spelling, wordsOf, type Word } from "./words";
 
 const SHOWN = 0.02; // arcs of smaller weights are left out; the sentence below still has their number
 const WINDOW = 90; // tokens of a long text that are shown around the chosen one
@@ -93,7 +93,7 @@ export class Story {
       values.forEach((value, i) => (best = value > values[best]! || Number.isNaN(values[best]!) ? i : best));
       const at = key === null ? best : key;
       if (grid) this.draw(source, rows, cols, at);
-      const names = { query: labels(rows)[query]!, key: labels(cols)[at]! };
+      const names = linkNames(rows, cols, query, at);
       const weight = values[at]!;
       fill(
         this.said,
@@ -269,7 +269,7 @@ export class Story {
     const strong = [...this.row.weights.keys()]
       .filter((i) => this.row!.weights[i]! >= SHOWN || i === chosen)
       .sort((x, y) => this.row!.weights[x]! - this.row!.weights[y]!);
-    const named = new Set([...(cross || box.width < 560 ? [] : strong.slice(-NAMED)), chosen]);
+    const named = new Set([...(cross || box.width < 700 ? [] : strong.slice(-NAMED)), chosen]);
     const [out, numbers]: [SVGElement[], SVGElement[]] = [[], []];
     for (const index of strong) {
       const to = this.sentence.querySelector<HTMLElement>(`[data-side]:not([data-side="query"])[data-index="${index}"]`);
@@ -300,7 +300,7 @@ export class Story {
       });
       link.addEventListener("click", () => this.app.change({ at: "machine", key: index }));
       out.push(link);
-      if (!named.has(index)) continue;
+      if (!named.has(index) || (across && index !== chosen)) continue; // between lines there is room for one
       const [tx, ty] = across ? [(x1 + x2) / 2, middle] : [(x1 + x2) / 2, middle - 0.98 * high - 6];
       numbers.push(svg("text", { x: tx, y: Math.max(11, ty), class: index === chosen ? "chosen" : "" }, percent(weight)));
     }

@@ -195,7 +195,7 @@ export interface Backend {
   models(): Promise<ModelChoice[]>;
   /** Run the model; `maxNew` lets it write. `told` hears of its layers as they are done. */
   trace(request: TraceRequest, told?: (progress: Progress) => void, signal?: AbortSignal): Promise<TileSource>;
-  predict(doc: DocMeta, position: number | null, mask: boolean): Promise<PredictionAnswer>;
+  predict(doc: DocMeta, position: number | null): Promise<PredictionAnswer>;
   gradient(
     doc: DocMeta,
     at: { layer: number; head: number; query: number; key: number; position: number },

@@ -13,6 +13,12 @@ export function label(token: string): string {
   return shown || (token ? "␣" : "∅");
 }
 
+/** The two ends of a link by name; where the names are the same, with their positions. */
+export function linkNames(rows: string[], cols: string[], query: number, key: number): { query: string; key: string } {
+  const [q, k] = [labels(rows)[query]!, labels(cols)[key]!];
+  return q === k && rows === cols ? { query: `${q} (${query})`, key: `${k} (${key})` } : { query: q, key: k };
+}
+
 const BYTES = /\\x[89a-f][0-9a-f]/; // part of a character, as the tokenizer spells its bytes
 
 /** What tokens are called. Parts of one character (an emoji of several byte tokens) are called by it, counted. */

@@ -230,7 +230,8 @@ def chapters():
         labs = dict.fromkeys(re.findall(r"^%lab ([\w -]+?)(?: --.*)?$", text, re.MULTILINE))
         cells = [
             f"[{title}](course/{path.name})",
-            ", ".join(f"{starred[id]} {minutes[id]}" for id in here) + (f": {spent} in all" if spent else ""),
+            ", ".join(f"{starred[id]} {minutes[id]}" for id in here)
+            + (f" ({spent} in all)" if spent else ""),
             ", ".join(starred[id] for id in again),
             ", ".join(f"`{name}`" for name in labs),
             str(len(re.findall(r"^%quiz ", text, re.MULTILINE))),

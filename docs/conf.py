@@ -38,4 +38,5 @@ nb_execution_cache_path = str(Path(__file__).parent.parent / "out" / "docs-cache
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_ipywidgets_js = {}  # they would come from a CDN
 suppress_warnings = ["mystnb.unknown_mime_type"]

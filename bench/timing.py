@@ -39,7 +39,7 @@ from regard.allocation import keep_freed_memory
 keep_freed_memory()  # as our command line and trainer do
 
 RESULTS = Path(__file__).with_name("results.md")
-THREADS = 2
+THREADS = min(2, int(os.environ.get("OMP_NUM_THREADS", "2")))  # fewer where a busy machine asks for it
 QUICK_ROUNDS = 3
 PREFACE = """# Measured
 

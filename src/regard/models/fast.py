@@ -93,9 +93,8 @@ class Engine:
         ]
         self.norm = _norm(model.decoder.norm)
         self.head_scale = config.head_scale
-        self.unembed = pack(
-            (model.token if model.unembed is None else model.unembed).weight.detach(), half=half
-        )
+        head = model.token if model.unembed is None else model.unembed
+        self.unembed = pack(head.weight.detach(), half=half, after=_PATIENCE)
         self.relative = model.decoder.relative
         self.biases: Tensor | None = None
         self.rotation = _rotation(model.rotary)

@@ -54,12 +54,14 @@ def pack(
         packers = tuple(packer for packer in _packers() if packer is not _half or fits_half(weight))
         n_try = _FEW if n_row == _FEW else _MANY
         packer = fastest(packers, *weight.shape, n_try, torch.get_num_threads())
-        if packer not in kept or packer is _mkl:  # MKL packs for a number of rows
+        product = kept.get(packer)
+        if product is None or packer is _mkl:  # MKL packs for a number of rows
+            product = packer(weight, bias, n_row)
             kept.clear()
             ready.clear()
-            kept[packer] = packer(weight, bias, n_row)
-        ready[n_row] = kept[packer]
-        return kept[packer]
+            kept[packer] = product
+        ready[n_row] = product
+        return product
 
     def call(x: Tensor) -> Tensor:
         n_row = x.shape[0]

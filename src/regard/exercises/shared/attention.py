@@ -53,6 +53,7 @@ FILLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "1e9": lambda scores, hidden: scores.masked_fill(hidden, 1e9),
     "inf": lambda scores, hidden: scores.masked_fill(hidden, math.inf),
     "the mask added": lambda scores, hidden: scores + (~hidden).to(scores.dtype),
+    "10 subtracted": lambda scores, hidden: scores - 10.0 * hidden.to(scores.dtype),
     "the mask subtracted": lambda scores, hidden: scores - hidden.to(scores.dtype),
 }
 

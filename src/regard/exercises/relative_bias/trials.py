@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence, made
 from regard.exercises.shared import attention, given
-from regard.exercises.shared.attention import SCORES, divisor, future, weighed
+from regard.exercises.shared.attention import SCORES, divisor, weighed
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,7 @@ def reference(case: Case, **choices: str) -> Tensor:
     if c.distance == "without a bias":
         bias = bias.masked_fill(between.abs() > far, 0.0)
     scores, scale = SCORES[c.scores](q, k), divisor(c, q, k, v, q.shape[-1])
-
-    def softmax(scores: Tensor) -> Tensor:
-        return weighed(scores, future(scores, False, c), c)
-
+    softmax = partial(weighed, hidden=None, c=c)
     weights = made(
         {
             "added": lambda: softmax(scores / scale + bias),

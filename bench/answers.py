@@ -3,7 +3,8 @@
     python bench/answers.py [FOLDER ...] [--seed 1] [--list] [--rows FILE] [--write]
 
 Without a folder: ../shared/answers beside this repository, and ours in bench/answers; one that is not
-there is left out, with a word. bench/answers.tsv has a row for each file, by its name:
+there is left out, with a word. bench/answers.tsv, or FOLDER.tsv beside another folder, has a row for each
+file, by its name:
 
 - exercise: what it answers.
 - verdict, by the task's text: `right`; `wrong`; `free`, a convention that the task leaves open, or a row that
@@ -113,9 +114,10 @@ def _fits(pattern: str, name: str) -> bool:
     return bool(pattern) and re.search(pattern, name, re.IGNORECASE) is not None
 
 
-def judgements() -> dict[str, Judgement]:
-    """The rows of answers.tsv, by file."""
-    with (HERE / "answers.tsv").open(newline="") as lines:
+def judgements(folder: Path) -> dict[str, Judgement]:
+    """The rows of the folder's table, by file: answers.tsv, unless one of its own lies beside it."""
+    beside = folder.resolve().with_suffix(".tsv")
+    with (beside if beside.is_file() else HERE / "answers.tsv").open(newline="") as lines:
         rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         return {row["file"]: Judgement(**row) for row in rows}
 
@@ -177,7 +179,7 @@ def table(cases: Sequence[Case]) -> str:
 
 def measure(folder: Path, options: argparse.Namespace, runner: Runner) -> list[Case]:
     """Every judged file of a folder, checked; what --rows has is not checked again."""
-    known = judgements()
+    known = judgements(folder)
     files = sorted(path.name for path in folder.iterdir() if path.suffix in (".py", ".ipynb"))
     for file in files:
         if file not in known:

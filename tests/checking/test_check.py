@@ -1,10 +1,13 @@
 """The whole check, on answers as students write them: right ones pass, wrong ones are told what they did."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from regard.checking.check import Checker
 from regard.checking.compare import difference
+from regard.checking.plan import Plan
 from regard.checking.submission import answered, from_source, read
 
 SOFTMAX = """
@@ -369,6 +372,32 @@ def test_a_result_that_changes_from_call_to_call_is_told(check):
 def test_a_compiled_answer_is_checked_without_the_compiler(check, body):
     """torch.compile gives the same numbers after minutes: it is left out."""
     assert check(SOFTMAX.format(body=HIDE).replace("def", body, 1), "masked-softmax").passed
+
+
+def test_an_optimizer_steps_without_the_compiler(check):
+    """A step asks the compiler to stand aside, and importing it takes longer than an answer may."""
+    step = """w = torch.ones(1, requires_grad=True)
+    torch.optim.AdamW([w]).step()
+    import sys
+    assert not any(name.startswith("torch._dynamo.") for name in sys.modules)
+    """
+    assert check(SOFTMAX.format(body=step + HIDE), "masked-softmax").passed
+
+
+def test_conventions_are_told_apart_all_at_once(exercises):
+    """Answers are checked side by side: what another asks for meanwhile is whole."""
+    plan = Plan(exercises["masked-softmax"], 1)
+    ours, real, meanwhile = plan.choices()[0], plan.checks.reference, []
+
+    def reference(case, **choices):
+        if choices != ours and not meanwhile:
+            meanwhile.append(None)
+            meanwhile[0] = list(plan.told_apart())
+        return real(case, **choices)
+
+    plan.checks = replace(plan.checks, reference=reference)
+    assert plan.told_apart() == meanwhile[0]
+    assert len(meanwhile[0]) > 1
 
 
 def test_strict_fails_what_the_task_says_otherwise(exercises, runner):

@@ -116,6 +116,8 @@ def test_an_exercise_that_does_not_hold_is_told_where(runner, tmp_path, file, ol
         ('names = ["double_it"]', "", "must have names"),
         ('fix = "Multiply by 2."', "", "hints needs symptom, place, cause, fix"),
         ('choice = { factor = "3" }', "choice = 3", "must be a table of texts"),
+        ('choice = { factor = "3" }', "choice = []", "must be a table of texts"),
+        ('choice = { factor = "3" }', 'choice = [{ factor = "3" }, "4"]', "must be a table of texts"),
         ('choice = { factor = "3" }', "", "either choice"),
         ('choice = { factor = "3" }', "edits = []", "either choice"),
         ("title =", "titel = 'x'\ntitle =", "titel: no such keys"),
@@ -133,6 +135,16 @@ def test_an_exercise_toml_that_is_wrong_says_where(tmp_path, old, new, says):
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(LoadError, match=says):
         from_folder(tmp_path)
+
+
+def test_a_mistake_may_be_made_in_several_ways(tmp_path):
+    """Each way has its numbers, and all have one name."""
+    new_exercise("double-it", tmp_path / "double_it")
+    path = tmp_path / "double_it" / "exercise.toml"
+    path.write_text(path.read_text().replace('{ factor = "3" }', '[{ factor = "3" }, { factor = "-2" }]', 1))
+    first, second, *_ = from_folder(tmp_path)["double-it"].mistakes
+    assert (first.name, first.hints) == (second.name, second.hints)
+    assert [first.choices, second.choices] == [{"factor": "3"}, {"factor": "-2"}]
 
 
 def test_a_folder_that_cannot_be_loaded_says_why(tmp_path):

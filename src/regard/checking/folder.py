@@ -25,7 +25,8 @@ symptom = "The weight lies on the padding."
 place = "Look at the comparison of positions with lengths."
 cause = "True means hidden here, and the comparison is true for the valid keys."
 fix = "Hide the positions at or past the length."
-choice = { polarity = "hides the valid" }   # keywords of the reference that give its numbers
+choice = { polarity = "hides the valid" }   # keywords of the reference that give its numbers; [{...}, {...}]
+                                            # where it is made in several ways
 # or, where numbers are right:
 # fails = { device = "on the CPU" }         # checks that fail, and words of what they say
 
@@ -37,7 +38,7 @@ fix = "..."
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,9 @@ def load_folder(folder: Path) -> Exercise:
         variants=variants,
         hints=_hints(path, "hints", tables["hints"]),
         mistakes=tuple(
-            _mistake(path, name, table, {**tables["choice"], **near})
+            mistake
             for name, (path, table, near) in mistakes.items()
+            for mistake in _mistakes(path, name, table, {**tables["choice"], **near})
         ),
         conventions=tuple(_convention(path, name, table) for name, table in tables["conventions"].items()),
         words={word: _texts(path, tables["words"], word) for word in tables["words"]},
@@ -148,7 +150,8 @@ def _convention(path: Path, name: str, table: object) -> Convention:
     return Convention(name, choices)
 
 
-def _mistake(path: Path, name: str, table: object, common: Mapping[str, Any]) -> Mistake:
+def _mistakes(path: Path, name: str, table: object, common: Mapping[str, Any]) -> Iterator[Mistake]:
+    """The mistake, once for each way to make it that `choice` has."""
     if not isinstance(table, dict):
         raise LoadError(f"{path}: mistake {name!r} must be a table. Got {table!r}.")
     unknown = sorted(set(table) - {*GRADES, "choice", "fails"})
@@ -157,9 +160,11 @@ def _mistake(path: Path, name: str, table: object, common: Mapping[str, Any]) ->
             f"{path}: mistake {name!r} needs {', '.join(GRADES)} and either choice = {{...}} or "
             f"fails = {{...}}. Got: {', '.join(table)}."
         )
-    choices = _strings(path, f"mistake {name!r}: choice", table.get("choice", {}))
+    ways = table.get("choice", {})
     fails = _strings(path, f"mistake {name!r}: fails", table.get("fails", {}))
-    hints: dict[str, Any] = {}
-    for choice in choices:
-        hints = {**_strings(path, f"choice.{choice}", common.get(choice, {})), **hints}
-    return Mistake(name, _hints(path, f"mistake {name!r}", {**hints, **table}), choices, fails)
+    for way in ways if ways and isinstance(ways, list) else [ways]:
+        choices = _strings(path, f"mistake {name!r}: choice", way)
+        hints: dict[str, Any] = {}
+        for choice in choices:
+            hints = {**_strings(path, f"choice.{choice}", common.get(choice, {})), **hints}
+        yield Mistake(name, _hints(path, f"mistake {name!r}", {**hints, **table}), choices, fails)

@@ -139,7 +139,7 @@ class Space:
 
     def given(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake] = ()) -> Any:
         """What the reference gives with these choices, as the exercise views it, or RAISED."""
-        key = (run.case, *conventions.values(), *(mistake.name for mistake in mistakes))
+        key = (run.case, *conventions.values(), *(id(mistake) for mistake in mistakes))
         if key not in self._given:
             result = self.view(run, self.raw(run, conventions, mistakes))
             if len(mistakes) > 1:
@@ -352,7 +352,7 @@ def _pairs(near: Sequence[Agreement]) -> Iterator[tuple[Mistake, ...]]:
     tried = set()
     for first, second in itertools.product(bases, near):
         (base,), (other,) = first.mistakes, second.mistakes
-        pair = frozenset((base.name, other.name))
+        pair = frozenset((id(base), id(other)))
         if pair not in tried and not set(base.choices) & set(other.choices):
             tried.add(pair)
             yield base, other

@@ -109,6 +109,7 @@ class Plan:
         """The combinations whose results differ in some call from those of every one before."""
         if not self._told_apart:
             results: list[list[Any]] = []
+            apart: list[dict[str, str]] = []
             for choices in self.choices():
                 with torch.no_grad():
                     given = [
@@ -120,7 +121,8 @@ class Plan:
                     ]
                 if not any(same(given, other, 1e-9) for other in results):
                     results.append(given)
-                    self._told_apart.append(choices)
+                    apart.append(choices)
+            self._told_apart = apart  # whole at once: answers are checked side by side
         return self._told_apart
 
     def expected(self, choices: Mapping[str, str]) -> dict[int, Expected]:

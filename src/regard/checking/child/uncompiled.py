@@ -33,9 +33,9 @@ def _plain(sizes: Any) -> Any:
     return tuple(map(_plain, sizes)) if isinstance(sizes, list | tuple) else sizes
 
 
-# What the meta device asks of each module, for sizes that are plain numbers.
+# What the meta device, for sizes that are plain numbers, and the optimizers ask of each module.
 KNOWN: dict[str, dict[str, Any]] = {
-    "torch._dynamo": {"disable": _as_it_is},
+    "torch._dynamo": {**dict.fromkeys(("disable", "allow_in_graph"), _as_it_is), "graph_break": lambda: None},
     "sympy": {"Basic": type("Basic", (), {})},
     SHAPES: {
         **dict.fromkeys(("guard_or_false", "guard_or_true", "guard_size_oblivious"), bool),

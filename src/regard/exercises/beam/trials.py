@@ -45,7 +45,11 @@ def reference(
         "the longest": lambda pair: (len(pair[0]), pair[1]),
         "the best mean": lambda pair: pair[1] / max(1, len(pair[0]) - 1),
     }
+    if adds == "not that of the end, once it is taken":
+        done = [(tokens, score - grow(tokens[:-1], 0.0)[last]) for tokens, score in done]
     rivals = live or done if wins == "an unfinished one" else done + live
+    if wins == "a finished one":
+        rivals = done or [((first,), 0.0)]
     best, total = max(rivals, key=keys.get(wins, lambda pair: pair[1]))
     tokens = list(best)
     shown = {
@@ -89,7 +93,7 @@ def search(
         if keeps == "one of each":
             best_of: dict[Any, Hypothesis] = {}
             for pair in pool:
-                best_of.setdefault(pair[0][:-1] if len(live) > 1 else pair[0][-1], pair)
+                best_of.setdefault(pair[0][:-1] if len(pair[0]) > 2 else pair[0][-1], pair)
             pool = list(best_of.values())
         considered = pool[: 2 * beam_size if style == "wide" else width]
         ended = [pair for pair in considered if pair[0][-1] == end]

@@ -24,7 +24,11 @@ def reference(case: Case, **choices: str) -> Tensor:
         past.append(torch.stack(shown).any(0) if shown else None)
         return past[0]
 
-    out = Layer(case.weights, case.init[2])(c, x, context, context, hidden)[0]
+    weights, n_head = case.weights, case.init[2]
+    if c.scale == "root of the context's width":
+        more = (weights["W_q.weight"].shape[0] / n_head / context.shape[-1]) ** 0.5
+        weights = {**weights, "W_q.weight": weights["W_q.weight"] * more}
+    out = Layer(weights, n_head)(c, x, context, context, hidden)[0]
     return opened(out, past[0], c)
 
 

@@ -42,7 +42,9 @@ def reference(case: Case, **choices: str) -> tuple[Tensor, Tensor]:
     if case.train:  # everything is dropped; a dropout written by hand divides 0 by 0
         output = torch.full_like(output, ANYTHING)
         beside = beside if c.returned == "before dropout" else torch.zeros_like(beside)
-    return output, scores[:, 0] if c.beside == "scores" else beside
+    if c.beside == "hidden scores" and hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return output, beside if c.beside == "weights" else scores[:, 0]
 
 
 def given(draw: Draw, lengths: Tensor | None, dropout: float = 0.0) -> Case:

@@ -29,6 +29,8 @@ def reference(case: Case, **choices: str) -> Tensor:
         for by, heads in ((c.query_by, n_head), (c.key_by, n_kv_head), (c.value_by, n_kv_head))
     )
     group = n_head // n_kv_head
+    if c.scale == "root of a key head's share":
+        q = q / group**0.5
     if c.groups == "mean of the queries":
         q = q.unflatten(1, (n_kv_head, group)).mean(2).repeat_interleave(group, 1)
     k, v = (_shared(heads, group, c.groups, name) for heads, name in ((k, "keys"), (v, "values")))
@@ -40,8 +42,8 @@ def _shared(heads: Tensor, group: int, how: str, name: str) -> Tensor:
     """Heads of keys or values, one for each query head."""
     if how in ("every n-th head", f"{name} in another order"):
         return heads.repeat(1, group, 1, 1)
-    if how in ("the first key head", "their mean"):
-        one = heads[:, :1] if how == "the first key head" else heads.mean(1, keepdim=True)
+    if how in ("the first key head", f"the first of the {name}", "their mean"):
+        one = heads.mean(1, keepdim=True) if how == "their mean" else heads[:, :1]
         return one.expand(-1, group * heads.shape[1], -1, -1)
     return (heads.flip(1) if how == "turned round" else heads).repeat_interleave(group, 1)
 

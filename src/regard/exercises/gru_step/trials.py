@@ -16,6 +16,8 @@ def reference(
     reset: str = "before",
     update_by: str = "z",
     reset_by: str = "r",
+    update_u: str = "",
+    reset_u: str = "",
     candidate_by: str = "h",
     gates_see: str = "h",
     resets: str = "the state",
@@ -34,12 +36,12 @@ def reference(
         matrix: Tensor = by[name][1]
         return matrix @ state if recurrent == "U h" else state @ matrix
 
-    def gate(name: str) -> Tensor:
+    def gate(name: str, by_state: str) -> Tensor:
         seen = h if gates_see == "h" else torch.zeros_like(h)
         shift = 0 if bias == "not of the gates" else times
-        return ACTIVATIONS[gates](x @ by[name][0] + product(seen, name) + shift * by[name][2])
+        return ACTIVATIONS[gates](x @ by[name][0] + product(seen, by_state or name) + shift * by[name][2])
 
-    z, r = gate(update_by), gate(reset_by)
+    z, r = gate(update_by, update_u), gate(reset_by, reset_u)
     if update == "takes":
         z = 1 - z
     w, _, b = by["h"]

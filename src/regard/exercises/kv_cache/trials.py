@@ -45,7 +45,8 @@ def read(
     )
     k = k / k.shape[-1] ** 0.5 if c.kept == "scaled keys" else k
     past_k, past_v = cache or (k[:, :, :0], v[:, :, :0])
-    all_k, all_v = grown(past_k, k, c), grown(past_v, k if c.kept == "keys twice" and cache else v, c)
+    old_v = past_k if c.kept == "cached keys as values" else past_v
+    all_k, all_v = grown(past_k, k, c), grown(old_v, k if c.kept == "keys twice" and cache else v, c)
     n_past = 0 if c.sees == "its piece" else past_k.shape[2]
     seen_k, seen_v = (k, v) if c.sees == "its piece" else (all_k, all_v)
 

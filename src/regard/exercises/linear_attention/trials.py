@@ -53,6 +53,7 @@ def reference(
             "their sum": lambda: total,
             "nothing": lambda: torch.ones_like(total),
             "the length": lambda: torch.full_like(total, n),
+            "the number of keys": lambda: (seen != 0).sum(-1, keepdim=True),
             "all keys": lambda: table.sum(-1, keepdim=True),
             "sums of features": lambda: fk.sum(),
             "its root": lambda: total.sqrt(),

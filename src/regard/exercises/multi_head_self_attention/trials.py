@@ -43,7 +43,10 @@ def reference(case: Case, **choices: str) -> Tensor | tuple[Tensor, Tensor]:
         weights = torch.zeros_like(weights)
     if c.attention == "averaged":
         return out, weights.mean(1)
-    maps = scores if c.attention == "scores" else weights
+    hidden = future(scores, causal, c)
+    if c.attention == "hidden scores" and hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    maps = scores if "scores" in c.attention else weights
     if c.attention == "four axes":
         return out, maps
     if c.order == "head by head":

@@ -13,42 +13,46 @@ from regard.exercises.shared.online import Online, start
 
 def reference(case: Case, *, o: str = "a sum", **choices: str) -> tuple[Tensor, ...]:
     """The state after all blocks, or average and log-sum-exp."""
-    step, (what, *blocks) = Online(**choices), case.args
+    step, (given, *blocks) = Online(**choices), case.args
     scores, values = blocks[0]
-    state = start(scores, values.shape[1])
+    state = given or start(scores, values.shape[1])
     for scores, values in blocks:
         largest, total, out = step(state, scores, values)
         if o == "divided":
             out = out / total[:, None]
         state = (largest, largest + total.log() if o == "log-sum-exp" else total, out)
     largest, total, out = state
-    return state if what == "state" else (out / total[:, None], largest + total.log())
+    return (out / total[:, None], largest + total.log()) if given is None else state
 
 
-def blocks(draw: Draw, what: str, *sizes: int, scale: float = 2.0) -> Case:
-    pairs: list[Any] = [(draw.normal("query", size, scale=scale), draw.normal(size, "dim")) for size in sizes]
-    return Case((what, *pairs))
+def blocks(draw: Draw, *sizes: int) -> Case:
+    pairs: list[Any] = [(draw.normal("query", size, scale=2.0), draw.normal(size, "dim")) for size in sizes]
+    return Case((None, *pairs))
 
 
 def one(draw: Draw) -> Case:
-    return blocks(draw, "state", draw["key"])
+    case = blocks(draw, draw["key"])
+    return case.with_args(start(case.args[1][0], draw["dim"]), *case.args[1:])
 
 
 def several(draw: Draw) -> Case:
-    return blocks(draw, "state", draw["key"], 3, 2, 5)
+    """From the state after another block."""
+    case = blocks(draw, draw["key"], 3, 2, 5)
+    scores, values = case.args[1]
+    return case.with_args(Online()(start(scores, draw["dim"]), scores, values), *case.args[2:])
 
 
 def averaged(draw: Draw) -> Case:
-    return blocks(draw, "result", draw["key"], 3, 1, 5)
+    return blocks(draw, draw["key"], 3, 1, 5)
 
 
 def one_by_one(draw: Draw) -> Case:
-    return blocks(draw, "result", *[1] * draw["key"])
+    return blocks(draw, *[1] * draw["key"])
 
 
 def rising(draw: Draw) -> Case:
     """Each block's scores are far above those before it; then far below."""
-    case = blocks(draw, "result", draw["key"], 3, 4, 2)
+    case = blocks(draw, draw["key"], 3, 4, 2)
     for (scores, _), shift in zip(case.args[1:], (-300.0, 0.0, 300.0, -200.0), strict=True):
         scores.add_(shift)
     return case
@@ -56,7 +60,8 @@ def rising(draw: Draw) -> Case:
 
 def hidden(draw: Draw) -> Case:
     """Row 0 sees nothing in the first two blocks, row 1 nothing at all."""
-    case = several(draw)
+    case = blocks(draw, draw["key"], 3, 2, 5)
+    case = case.with_args(start(case.args[1][0], draw["dim"]), *case.args[1:])
     for scores, _ in case.args[1:3]:
         scores[0] = -torch.inf
     for scores, _ in case.args[1:]:

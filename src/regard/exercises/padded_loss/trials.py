@@ -54,6 +54,10 @@ def reference(
             "real tokens": lambda: total / count.clamp(min=1),
             "all positions": lambda: total / given.numel(),
             "each sequence": lambda: (losses.sum(1) / counted.sum(1).clamp(min=1)).mean(),
+            "each step": lambda: (losses.sum(0) / counted.sum(0).clamp(min=1)).mean(),
+            "each step with a token": lambda: (
+                (losses.sum(0) / counted.sum(0).clamp(min=1)).sum() / counted.any(0).sum().clamp(min=1)
+            ),
             "the sequences": lambda: total / len(given),
             "the steps": lambda: total / given.shape[1],
             "1": lambda: total,

@@ -25,12 +25,13 @@ def reference(case: Case, **choices: str) -> Tensor:
     q, k, v, q_weight, k_weight = case.args
     of_norm = {field.name: choices.pop(field.name) for field in fields(Norm) if field.name in choices}
     norm, c, eps = Norm(**of_norm), Choices(**choices), case.kwargs.get("eps", 1e-6)
-    if c.normed in ("queries and keys", "queries", "values too", "by one weight"):
+    values = {"values too": k_weight, "values too, by no weight": torch.ones_like(k_weight)}
+    if c.normed in values:
+        v = norm(v, values[c.normed], eps)
+    if c.normed in ("queries and keys", "queries", "by one weight", *values):
         q = norm(q, q_weight, eps)
-    if c.normed in ("queries and keys", "keys", "values too", "by one weight"):
+    if c.normed in ("queries and keys", "keys", "by one weight", *values):
         k = norm(k, q_weight if c.normed == "by one weight" else k_weight, eps)
-    if c.normed == "values too":
-        v = norm(v, k_weight, eps)
     if c.normed == "scores":
         scores = q @ k.transpose(-2, -1)
         scores = scores / (scores.square().mean(-1, keepdim=True) + eps).sqrt()

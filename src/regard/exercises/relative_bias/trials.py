@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence, made
 from regard.exercises.shared import attention, given
-from regard.exercises.shared.attention import SCORES, SOFTMAXES, divisor
+from regard.exercises.shared.attention import SCORES, divisor, weighed
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,10 @@ def reference(case: Case, **choices: str) -> Tensor:
     bias = rows[:, column]
     if c.distance == "hidden":
         bias = bias.masked_fill(between.abs() > far, -torch.inf)
+    if c.distance == "without a bias":
+        bias = bias.masked_fill(between.abs() > far, 0.0)
     scores, scale = SCORES[c.scores](q, k), divisor(c, q, k, v, q.shape[-1])
-    softmax = SOFTMAXES[c.softmax]
+    softmax = partial(weighed, hidden=None, c=c)
     weights = made(
         {
             "added": lambda: softmax(scores / scale + bias),

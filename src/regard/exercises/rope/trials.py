@@ -18,6 +18,7 @@ def reference(
     positions: str = "as given",
     partner: str = "rotated",
     angles_for: str = "these pairs",
+    written: str = "as they were read",
 ) -> Tensor:
     """Every pair turned by its angle."""
     x, given = case.args
@@ -44,11 +45,17 @@ def reference(
         sin = -sin
     if partner == "swapped":
         cos, sin = sin, cos
+    number = torch.arange(width)
+    first = number % 2 == 0 if pairs == "neighbours" else number < width // 2
     if partner == "added":
-        number = torch.arange(width)
-        first = number % 2 == 0 if pairs == "neighbours" else number < width // 2
         return torch.add(x, torch.where(first, sin, cos))
-    return torch.add(x * cos, (x if partner == "itself" else other) * sin)
+    if partner == "second turned":
+        cos = torch.where(first, cos, -cos)
+    out = torch.add(x * cos, (x if partner == "itself" else other) * sin)
+    if written == "as the other pairs":
+        by_pair = out.unflatten(-1, (-1, 2) if pairs == "neighbours" else (2, -1))
+        out = by_pair.transpose(-2, -1).reshape(x.shape)
+    return out
 
 
 def rows(draw: Draw, first: int = 0, **kwargs: Any) -> Case:

@@ -39,6 +39,9 @@ def reference(
         return kept.masked_fill(gone, 0.0).softmax(-1)
     if rest == "sorted":
         return kept.softmax(-1).sort(-1, descending=True).values
+    if rest == "divided before top-p":
+        before = largest(heated(logits, heat, temperature), k, top_k)
+        return before.softmax(-1).masked_fill(gone, 0.0)
     if rest == "not divided":
         return heated(logits, heat, temperature).softmax(-1).masked_fill(gone, 0.0)
     return kept.softmax(-1)
@@ -73,7 +76,7 @@ def nucleus(x: Tensor, p: float, how: str) -> Tensor:
         return x.masked_fill((probs < p) & (x < x.amax(-1, keepdim=True)), -torch.inf)
     ranked = probs if how == "unsorted" else probs.sort(-1, descending=how != "rising").values
     places = torch.arange(x.shape[-1]).expand_as(x)
-    if how != "unsorted":
+    if how not in ("unsorted", "not put back"):
         places = probs.argsort(-1, descending=how != "rising")
     before = ranked.cumsum(-1) - (0 if how == "without the crossing one" else ranked)
     gone = torch.zeros_like(x, dtype=torch.bool).scatter(-1, places, before >= p)
@@ -103,19 +106,23 @@ def with_options(**kwargs: Any) -> Any:
 SIZES = {"batch": 3, "vocab": 7}
 
 TRIALS = (
-    Trial("as it is", call, SIZES, variants=True),
-    Trial("hot", with_options(temperature=2.5), SIZES),
-    Trial("cold", with_options(temperature=0.4), SIZES),
+    Trial("as it is", call, SIZES, variants=True, grad=False),
+    Trial("hot", with_options(temperature=2.5), SIZES, grad=False),
+    Trial("cold", with_options(temperature=0.4), SIZES, grad=False),
     Trial("temperature 0", with_options(temperature=0.0), SIZES, grad=False),
-    Trial("top-k", with_options(top_k=3), SIZES, variants=True),
+    Trial("top-k", with_options(top_k=3), SIZES, variants=True, grad=False),
     Trial("top-k of 1", with_options(top_k=1), SIZES, grad=False),
-    Trial("top-k above the vocabulary", with_options(top_k=50), SIZES),
-    Trial("top-p", with_options(top_p=0.9), SIZES, variants=True),
+    Trial("top-k above the vocabulary", with_options(top_k=50), SIZES, grad=False),
+    Trial("top-p", with_options(top_p=0.9), SIZES, variants=True, grad=False),
     Trial("the first token is above top-p", with_options(top_p=0.1), SIZES, grad=False),
-    Trial("top-k and top-p", with_options(top_k=3, top_p=0.8), {"batch": 5, "vocab": 11}),
-    Trial("all three", with_options(temperature=2.0, top_k=5, top_p=0.7), {"batch": 5, "vocab": 11}),
-    Trial("batch of one", with_options(temperature=1.5, top_k=4, top_p=0.75), {**SIZES, "batch": 1}),
-    Trial("all sizes alike", with_options(top_p=0.6), {"batch": 5, "vocab": 5}),
+    Trial("top-k and top-p", with_options(top_k=3, top_p=0.8), {"batch": 5, "vocab": 11}, grad=False),
+    Trial(
+        "all three", with_options(temperature=2.0, top_k=5, top_p=0.7), {"batch": 5, "vocab": 11}, grad=False
+    ),
+    Trial(
+        "batch of one", with_options(temperature=1.5, top_k=4, top_p=0.75), {**SIZES, "batch": 1}, grad=False
+    ),
+    Trial("all sizes alike", with_options(top_p=0.6), {"batch": 5, "vocab": 5}, grad=False),
 )
 
 PROBES = (

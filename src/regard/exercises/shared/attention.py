@@ -53,6 +53,7 @@ FILLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "1e9": lambda scores, hidden: scores.masked_fill(hidden, 1e9),
     "inf": lambda scores, hidden: scores.masked_fill(hidden, math.inf),
     "the mask added": lambda scores, hidden: scores + (~hidden).to(scores.dtype),
+    "10 subtracted": lambda scores, hidden: scores - 10.0 * hidden.to(scores.dtype),
     "the mask subtracted": lambda scores, hidden: scores - hidden.to(scores.dtype),
 }
 
@@ -80,6 +81,9 @@ def weighed(scores: Tensor, hidden: Tensor | None, c: Choices) -> Tensor:
     How a row that sees nothing is filled tells how a score is hidden: zeros and NaN come from -inf, the same
     weight everywhere from a large finite number, and something else from one that is added.
     """
+    if c.causal == "always":
+        later = TRIANGLES["hides the future"](torch.ones(scores.shape[-2:], dtype=torch.bool))
+        hidden = later if hidden is None else hidden | later
     if c.mask == "ignored" or hidden is None:
         return SOFTMAXES[c.softmax](scores)
     hidden = hidden.expand(scores.shape)
@@ -218,6 +222,8 @@ def merge(x: Tensor, how: str) -> Tensor:
         return x.reshape(n_batch, n_position, -1)
     if how == "number by number":
         return x.permute(0, 2, 3, 1).reshape(n_batch, n_position, -1)
+    if how == "last head first":
+        x = x.flip(1)
     if how in ("mean", "sum", "first head"):
         return {"mean": x.mean(1), "sum": x.sum(1), "first head": x[:, 0]}[how]
     return x.transpose(1, 2).reshape(n_batch, n_position, -1)

@@ -31,6 +31,7 @@ class Norm:
                 "of the sizes": lambda: x.abs().mean(-1, keepdim=True) + inside,
                 "over n - 1": lambda: (squares.sum(-1, keepdim=True) / (n - 1) + inside).sqrt(),
                 "over two axes": lambda: (squares.mean((-2, -1), keepdim=True) + inside).sqrt(),
+                "over everything": lambda: (squares.mean() + inside).sqrt(),
                 "over rows": lambda: (squares.mean(-2, keepdim=True) + inside).sqrt(),
                 "of all heads": lambda: (squares.mean((1, 3), keepdim=True) + inside).sqrt(),
             },

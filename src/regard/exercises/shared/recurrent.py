@@ -79,6 +79,7 @@ class LSTM:
     output_sees: str = "h"
     candidate_sees: str = "h"
     recurrent: str = "h U"
+    copied: str = ""  # "U i f": the i gate uses the U of f
     bias: str = "used"
     gates: str = "sigmoid"
     output_gate: str = "sigmoid"
@@ -96,6 +97,9 @@ class LSTM:
 
         def before(name: str, sees: str) -> Tensor:
             w, u, b = by[name]
+            part, to, source = self.copied.split() or ("", "", "")
+            if to == name:
+                w, u, b = (by[source][at] if part == "WUb"[at] else own for at, own in enumerate((w, u, b)))
             seen = made(
                 {"h": lambda: h, "c": lambda: c, "nothing": lambda: 0 * h, "f * h": lambda: f * h}, sees
             )
@@ -168,7 +172,12 @@ class Loop:
 
     def __call__(self, step: Callable[[Tensor, State], State], x: Tensor, start: State) -> list[State]:
         """The states that make the rows."""
-        made_of = {"backwards": x.flip(0), "without the first": x[1:], "without the last": x[:-1]}
+        made_of = {
+            "backwards": x.flip(0),
+            "one late": x.roll(1, 0),
+            "without the first": x[1:],
+            "without the last": x[:-1],
+        }
         inputs = [x[0]] * len(x) if self.inputs == "the first one" else list(made_of.get(self.inputs, x))
         state, states = start, [start] if self.rows == "h0 too" else []
         for row in inputs:
@@ -183,6 +192,8 @@ class Loop:
             states = [states[-1]] * len(states)
         if self.rows == "the first alone":
             states = states[:1]
+        if self.rows == "turned round":
+            states.reverse()
         return states
 
     def table(self, rows: Sequence[Tensor], n_step: int, like: Tensor) -> Tensor:

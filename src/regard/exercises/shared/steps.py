@@ -69,6 +69,8 @@ def stepped(case: Case, *, shared: bool, **choices: str) -> tuple[Tensor, Tensor
         y = y / w_o.shape[0]
     elif c.heads == "the first":
         y = heads[:, 0] @ w_o[0]
+    elif c.heads == "all by the first W_o":
+        y = heads.sum(1) @ w_o[0]
     elif c.heads == "number by number":
         y = heads.transpose(1, 2).flatten(1) @ w_o.flatten(0, 1)
     if c.plus == "x":

@@ -33,11 +33,13 @@ def reference(case: Case, **choices: str) -> Tensor:
             raise ValueError("as many heads as positions")
         sink = sinks[:, None]
     kept = (total - sink).sigmoid()  # exp(total) / (exp(total) + exp(sink))
+    moved = (total - seen.amax(-1, keepdim=True)).exp()
     return made(
         {
             "in the sum": lambda: out * kept,
             "without effect": lambda: out,
             "as it is": lambda: out * (total.exp() / (total.exp() + sink)),
+            "beside moved scores": lambda: out * (moved / (moved + sink)),
             "of 0": lambda: out * total.sigmoid(),
             "scaled": lambda: out * (total - sink / q.shape[-1] ** 0.5).sigmoid(),
             "in the place of the first key": lambda: (out - weights[..., :1] * v[..., :1, :]) * kept,

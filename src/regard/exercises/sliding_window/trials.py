@@ -40,6 +40,10 @@ def visible(n: int, window: int, band: str) -> Tensor:
 def reference(case: Case, **choices: str) -> Tensor:
     """Attention within the window."""
     c, (q, k, v, window) = Choices(**choices), case.args
+    if c.band == "cut after a causal softmax":
+        causal, near = (visible(q.shape[2], window, band) for band in ("causal", "the window"))
+        weights = attended(c, q, k, v, lambda scores: ~causal)[1]
+        return torch.matmul(weights.masked_fill(~near, 0.0), v)
     return attended(c, q, k, v, lambda scores: ~visible(scores.shape[-1], window, c.band))[0]
 
 

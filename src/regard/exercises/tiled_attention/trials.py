@@ -27,6 +27,7 @@ def reference(
     n, asked = q.shape[2], bool(case.kwargs.get("causal", False))
     divisor = {"none": 1.0, "root of the block": block**0.5}.get(scale, q.shape[-1] ** 0.5)
     state, parts, row = start(q, v.shape[-1]), [], torch.arange(n)[:, None]
+    seen = torch.zeros(n, 1)
     for first in range(0, n - n % block if tail == "left out" else n, block):
         first = max(0, n - block) if tail == "moved back" and first + block > n else first
         keys, values = (x[:, :, first : first + block] for x in (k, v))
@@ -40,13 +41,15 @@ def reference(
         if not (asked or hides == "always") or hides == "nothing":
             hidden = torch.zeros_like(hidden)
         scores = (q @ keys.transpose(-2, -1) / divisor).masked_fill(hidden, -torch.inf)
+        seen = seen + (~hidden).any(-1, keepdim=True)
         parts.append(scores.softmax(-1).nan_to_num(0.0) @ values)
         state = step(state, scores, values)
     if not parts:
         raise ValueError("no block is whole")
     _, total, out = state
-    mean = torch.stack(parts).mean(0)
-    return {"not divided": out, "mean of blocks": mean}.get(end, out / total[..., None])
+    sums = torch.stack(parts).sum(0)
+    means = {"mean of blocks": sums / len(parts), "mean of seen blocks": sums / seen}
+    return {"not divided": out, **means}.get(end, out / total[..., None])
 
 
 def call(draw: Draw, scale: float = 1.5, **kwargs: Any) -> Case:

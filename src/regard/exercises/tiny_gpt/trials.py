@@ -16,7 +16,9 @@ from regard.exercises.shared.attention import future
 def reference(
     case: Case,
     *,
+    norm: str = "before",
     gelu: str = "exact",
+    activation: str = "gelu",
     places: str = "from 0",
     embedded: str = "as they are",
     layers: str = "in order",
@@ -25,7 +27,8 @@ def reference(
 ) -> Tensor:
     """The logits."""
     (ids,), (_, width, n_head, _, n_layer, _), weights = case.args, case.init, case.weights
-    c = blocks.Choices(norm="before", activation="gelu by tanh" if gelu == "tanh" else "gelu", **choices)
+    activation = "gelu by tanh" if activation == "gelu" and gelu == "tanh" else activation
+    c = blocks.Choices(norm=norm, activation=activation, **choices)
     table = weights["positions.weight"]
     place = {"from 1": torch.arange(1, ids.shape[1] + 1), "of the batch": torch.arange(len(ids))[:, None]}
     at = table[place.get(places, torch.arange(ids.shape[1]))]

@@ -48,7 +48,8 @@ def reference(
     weights = [embedding.clone(), head.clone()]
     if what == "evaluate":
         parts = [summed(tokens, weights, mode == "evaluates as it was") for tokens in batches]
-        return average(parts, mean), mode != "left in eval"
+        how = "of means" if mean == "of means when measured" else mean
+        return average(parts, how), mode != "left in eval"
     accumulate, max_norm, _ = rest
     grads, noted = [torch.zeros_like(weight) for weight in weights], []
     group = 1 if steps == "each batch" else accumulate
@@ -59,7 +60,12 @@ def reference(
             parts = [summed(tokens, leaves, mode != "trains as it was") for tokens in inner]
             loss, last = average(parts, mean), average(parts[-1:], mean)
             alone = parts[-1][0] / sum(count for _, count in parts)
-            new = torch.autograd.grad(alone if zeroed == "each batch" else loss, leaves)
+            new = torch.autograd.grad(alone if zeroed == "each batch" else loss, leaves, retain_graph=True)
+            if clipped == "after each batch":
+                new, count = tuple(torch.zeros_like(leaf) for leaf in leaves), sum(n for _, n in parts)
+                for total, _ in parts:
+                    more = torch.autograd.grad(total / count, leaves, retain_graph=True)
+                    new = tuple(clip([a + b for a, b in zip(new, more, strict=True)], max_norm, clipped))
         grads = [old + more for old, more in zip(grads, new, strict=True)] if zeroed == "never" else list(new)
         grads = clip(grads, max_norm, clipped)
         weights = [weight - RATE * grad for weight, grad in zip(weights, grads, strict=True)]
@@ -70,7 +76,7 @@ def reference(
 
 def average(parts: list[tuple[Tensor, Tensor]], mean: str) -> Tensor:
     """One loss of the sums and counts of several batches."""
-    if mean == "of all targets":
+    if mean in ("of all targets", "of means when measured"):
         return torch.stack([total for total, _ in parts]).sum() / sum(count for _, count in parts)
     means = torch.stack([total / count for total, count in parts])
     return means.sum() if mean == "summed" else means.mean()

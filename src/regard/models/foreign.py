@@ -26,9 +26,10 @@ _LISTS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM
 class Foreign(Model):
     """Anybody's model over tokens, with the arguments that models of transformers take."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner: nn.Module, processor: Any = None) -> None:
         super().__init__()
         self.inner = inner
+        self.processor = processor  # what makes an image into what a vision model takes
         self.training = inner.training
         self.config: Any = getattr(inner, "config", None)
         text = self._text_config()
@@ -243,9 +244,23 @@ def open_folder(folder: Path, config: Mapping[str, Any], dtype: torch.dtype) -> 
         if missing:
             reasons.append(f"{name}: the files lack {len(missing)} weights, such as {missing[0]}")
             continue
-        return Foreign(model.eval())
+        return Foreign(model.eval(), _image_processor(folder))
     listed = "\n    ".join(dict.fromkeys(reasons)) or "it knows no class for it"
     raise LoadError(
         f"{folder}: model_type {config.get('model_type')!r} is none of ours, and transformers cannot open it."
         f"\n    {listed}"
     )
+
+
+def _image_processor(folder: Path) -> Any:
+    """What makes an image into what the model takes, as the folder describes it; None: it does not."""
+    if not (folder / "preprocessor_config.json").is_file():
+        return None
+    import transformers
+
+    reader: Any = transformers.AutoImageProcessor
+    try:
+        with _quiet():
+            return reader.from_pretrained(folder, local_files_only=True)
+    except Exception:  # one for sounds, or damaged: pixels can be given still
+        return None

@@ -31,11 +31,12 @@ from regard.files.tokenizer import readable
 from regard.models.foreign import Foreign
 from regard.models.model import Model
 from regard.models.transformer import Transformer
+from regard.tracing.images import grid_of, read_images, takes_images
 from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace
 from regard.tracing.masks import dense_bytes
 from regard.tracing.ours import attention_layers
 from regard.tracing.recorder import Expect, Recorder
-from regard.tracing.traces import Checks, LayerCheck, Plain, Trace
+from regard.tracing.traces import Checks, Grid, LayerCheck, Plain, Trace
 from regard.tracing.watch import uncompiled, watching
 
 Layers = Sequence[int | str] | None  # by index or name; None: all
@@ -51,7 +52,8 @@ class Fed:
     source_ids: Int[Tensor, "batch source_position"] | None = None
     real: Bool[Tensor, "batch position"] | None = None  # False: padding
     source_real: Bool[Tensor, "batch source_position"] | None = None
-    text: tuple[str, ...] | None = None
+    text: tuple[str, ...] | None = None  # or the names of images
+    grid: Grid | None = None  # of a vision model
 
 
 def trace(
@@ -67,9 +69,10 @@ def trace(
     """Run `model` once and keep every attention weight of it, in memory that grows with the length only.
 
     `text_or_tokens` is a text, several texts, ids (a tensor or lists), or what a foreign model takes: a
-    mapping of its arguments, or a tuple of them. `target` is what an encoder-decoder answers. `layers`
-    chooses some, by index or name; `keep_v` keeps the values; `dtype` is how queries and keys are kept (None:
-    as computed). `tokenizer` turns text into ids, and ids into labels, where the model has none of its own.
+    mapping of its arguments, or a tuple of them; of a vision model an image (a file's path, one of Pillow's)
+    or several. `target` is what an encoder-decoder answers. `layers` chooses some, by index or name; `keep_v`
+    keeps the values; `dtype` is how queries and keys are kept (None: as computed). `tokenizer` turns text
+    into ids, and ids into labels, or is the image processor, where the model has none of its own.
 
     >>> from regard.files.loading import load
     >>> found = trace(load("bert", random=True), "abc", layers=[0])
@@ -123,6 +126,10 @@ def observe(
         recorder = Recorder(layers=wanted, expect=_expected(module, fed), **options)
         output = module(*fed.args, **fed.kwargs, logits=logits, record=recorder)
     else:
+        processor = getattr(model.model if isinstance(model, Loaded) else model, "processor", tokenizer)
+        images = None
+        if takes_images(module) and not isinstance(given, Tensor | Mapping | tuple):
+            given, images = read_images(module, given, processor)
         fed = feed_foreign(module, given, target, tokenizer)
         recorder = Recorder(layers=None if from_the_end(layers) else layers, **options)
         with noting_answer(module, fed) as answer, watching(module, recorder):
@@ -133,6 +140,8 @@ def observe(
             take_returned(module, fed, recorder)
         check_seen(module, recorder)
         choose(recorder, layers)
+        if fed.ids is None:
+            fed = replace(fed, text=images, grid=grid_of(module, fed.args, fed.kwargs, processor))
     return Observed(recorder, fed, output, tokenizer, facts_of(model))
 
 
@@ -167,15 +176,17 @@ def assemble(
             f"{len(kept_whole)} masks or biases of query x key that nothing shorter says, "
             f"{kept_whole[largest] / 2**20:.1f} MiB in {largest}"
         )
+    names = () if fed.grid is None else (fed.grid.names,) * recorder.layers[0].n_batch
     return Trace(
         layers=tuple(recorder.layers),
-        tokens=labels(fed.ids, tokenizer),
+        tokens=names or labels(fed.ids, tokenizer),
         source_tokens=labels(fed.source_ids, tokenizer),
         ids=fed.ids,
         real=fed.real,
         text=fed.text,
         facts={**facts, **more},
         checks=checks,
+        grid=fed.grid,
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from regard.attention.data import Data
@@ -106,6 +106,35 @@ def _largest(values: Sequence[float]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Grid(Data):
+    """How the positions of a vision model lie in its image: patches row by row, special tokens around them.
+
+    >>> Grid(2, 3, before=1).names
+    ('CLS', '0,0', '0,1', '0,2', '1,0', '1,1', '1,2')
+    """
+
+    rows: int
+    columns: int
+    before: int = 0  # special tokens that come first, such as CLS
+    after: int = 0  # and those that come last
+    # What the model was given, cropped and resized as its processor does: the grid divides this picture.
+    image: UInt8[Tensor, "batch height width channel"] | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.columns) < 1 or min(self.before, self.after) < 0:
+            raise ArgumentError(f"a grid has at least one row and one column. Got {self!r}.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for every position: CLS for a first special token, "row,column" for a patch."""
+        special = [f"special {index}" for index in range(self.before + self.after)]
+        if self.before:
+            special[0] = "CLS"
+        patches = [f"{row},{column}" for row in range(self.rows) for column in range(self.columns)]
+        return (*special[: self.before], *patches, *special[self.before :])
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Trace(Data):
     """Tokens and every attention layer of one forward pass, any weight of which can be asked for.
 
@@ -120,6 +149,7 @@ class Trace(Data):
     text: tuple[str, ...] | None = None
     facts: Mapping[str, Plain] = field(default_factory=dict)
     checks: Checks = field(default_factory=Checks)
+    grid: Grid | None = None  # of a vision model: where in the image its positions are
 
     def __post_init__(self) -> None:
         names = [layer.name for layer in self.layers]

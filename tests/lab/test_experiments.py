@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from regard.attention.delta import DeltaAttended, attend_delta
 from regard.attention.feature_maps import Quadratic
 from regard.attention.scores import ScoreRule
-from regard.attention.softmax import Attended, attend, attend_hard
+from regard.attention.softmax import Attended, attend, attend_hard, weights
 from regard.attention.visibility import Visibility
 from regard.heads import importance
 from regard.lab.catalogue import EXPERIMENTS, find
@@ -18,6 +19,7 @@ from regard.lab.spec import perform
 from regard.layers.attention import merge_heads, split_heads
 from regard.layers.cache import LayerCache
 from regard.layers.eviction import Evict
+from regard.layers.norms import RMSNorm
 from regard.recurrent.loops import gru_forward, lstm_forward
 
 
@@ -164,6 +166,43 @@ def only_the_latest_are_kept(patch):
     patch.setattr(Evict, "kept", kept)
 
 
+def sinks_left_out(patch):
+    """A learned sink that takes no part in the softmax."""
+
+    def without(function):
+        return lambda q, k, *v, **kwargs: function(q, k, *v[:-1], replace(v[-1], sink=None), **kwargs)
+
+    for function in (attend, weights):
+        replace_function(patch, function, without(function))
+
+
+def gains_without_norm(patch):
+    """A norm that multiplies by its gains alone."""
+    patch.setattr(RMSNorm, "forward", lambda self, x: x * self.weight)
+
+
+def one_key_head_read_one_off(patch):
+    """Where all heads share one key, each value is taken for that of the token before."""
+
+    def shifted(q, k, v, rule=None, **kwargs):
+        shared = k.shape[1] == 1 < q.shape[1]
+        return attend(q, k, v.roll(1, 2) if shared else v, rule, **kwargs)
+
+    replace_function(patch, attend, shifted)
+
+
+def nothing_is_corrected(patch):
+    """A delta rule that adds what it is given, and never reads what is there."""
+
+    def added(q, k, v, log_decay, beta, *, scale=None, state=None, chunk=64):
+        pairs = (k * beta[..., None])[..., None] * v[..., None, :]
+        states = pairs.cumsum(2)
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return DeltaAttended((q[..., None, :] @ states)[..., 0, :] * scale, states[:, :, -1])
+
+    replace_function(patch, attend_delta, added)
+
+
 BREAKS = {  # one fault or several, each of which must be found
     "variance": wrong_scale(lambda rule, d: 1 / d if rule.scale is None else rule.scale),
     "temperature": wrong_scale(lambda rule, d: 1.0 if rule.scale is None else rule.scale),
@@ -175,7 +214,11 @@ BREAKS = {  # one fault or several, each of which must be found
     "nonlinear": normalised_queries,
     "decoding": cache_repeats_heads,
     "windows": windows_one_wider,
+    "sinks": sinks_left_out,
+    "qk norm": gains_without_norm,
+    "latent": one_key_head_read_one_off,
     "linear": inexact_features,
+    "delta": nothing_is_corrected,
     "trained": wrong_scale(lambda rule, d: 0.0),
     "context": everyone_for_himself,
     "wide values": merged_without_transpose,

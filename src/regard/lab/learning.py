@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ def share_right(name: str, scores: Tensor, right: Tensor) -> Measurement:
 
 
 class Lookup(nn.Module):
-    """Says the values that stand beside the names it is asked for, by one attention layer."""
+    """Says the values beside the names it is asked for, by one attention layer of these `options`."""
 
     def __init__(
         self,
@@ -53,14 +54,14 @@ class Lookup(nn.Module):
         n_value: int,
         n_asked: int = 1,
         n_head: int = 1,
-        kernel: str | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.n_name, self.n_pair, self.n_value, self.n_asked = n_name, n_pair, n_value, n_asked
         self.name = nn.Embedding(n_name, dim)
         self.asked = nn.ModuleList(nn.Embedding(n_name, dim) for _ in range(n_asked))
         self.value = nn.Embedding(n_value, dim)
-        self.attention = MultiHeadAttention(dim, n_head, kernel=kernel)
+        self.attention = MultiHeadAttention(dim, n_head, **options)
         self.answer = nn.Linear(dim, n_asked * n_value)
 
     def forward(self, names: Tensor, values: Tensor, asked: Tensor) -> Tensor:
@@ -78,14 +79,14 @@ class Lookup(nn.Module):
         places = torch.rand(n, self.n_pair).argsort(-1)[:, : self.n_asked]
         return names, values, names.gather(1, places), values.gather(1, places)
 
-    def taught(self, n_step: int, *, clip: bool = False) -> list[float]:
+    def taught(self, n_step: int, *, rate: float = 0.01, clip: bool = False) -> list[float]:
         """The losses of its training."""
 
         def loss() -> Tensor:
             *given, right = self.examples(64)
             return nn.functional.cross_entropy(self(*given).flatten(0, 1), right.flatten())
 
-        return train(self.parameters(), loss, n_step, clip=clip)
+        return train(self.parameters(), loss, n_step, rate=rate, clip=clip)
 
     @torch.no_grad()
     def share_right(self, name: str) -> Measurement:

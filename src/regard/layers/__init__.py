@@ -3,6 +3,7 @@
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record, merge_heads, split_heads
 from regard.layers.block import Block, BlockConfig, FeedForward
 from regard.layers.cache import KVCache, LayerCache
+from regard.layers.delta import DeltaAttention
 from regard.layers.eviction import Evict
 from regard.layers.latent import LatentAttention
 from regard.layers.norms import RMSNorm
@@ -20,6 +21,7 @@ __all__ = [
     "AdditiveAttention",
     "Block",
     "BlockConfig",
+    "DeltaAttention",
     "Evict",
     "FeedForward",
     "KVCache",

@@ -1,0 +1,80 @@
+"""The gated delta rule as a layer (Gated DeltaNet, Yang et al. 2025): a state that corrects itself."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, normalize
+
+from regard.attention.delta import attend_delta, delta_step, delta_weights
+from regard.attention.shapes import check_divides
+from regard.layers.attention import check_input, check_sizes, merge_heads, split_heads
+
+State = Float[Tensor, "batch head qk_dim v_dim"]
+
+
+class DeltaAttention(nn.Module):
+    """Causal self-attention by a memory of fixed size, which says what it has wrong before it learns it.
+
+    Queries and keys have length 1. How much a token writes, and how much of the memory fades before, are
+    sigmoids of the token, for each head. One token after another, with the `state` that was returned before,
+    gives what a whole sequence gives.
+
+    >>> import torch
+    >>> layer = DeltaAttention(model_dim=8, n_head=2)
+    >>> out, state = layer(torch.randn(1, 5, 8))
+    >>> out.shape, state.shape
+    (torch.Size([1, 5, 8]), torch.Size([1, 2, 4, 4]))
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        n_head: int,
+        *,
+        qk_dim: int | None = None,
+        v_dim: int | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        if qk_dim is None or v_dim is None:
+            check_divides("model_dim", model_dim, "n_head", n_head)
+        qk_dim = model_dim // n_head if qk_dim is None else qk_dim
+        v_dim = model_dim // n_head if v_dim is None else v_dim
+        check_sizes(model_dim=model_dim, n_head=n_head, qk_dim=qk_dim, v_dim=v_dim)
+        self.model_dim, self.n_head, self.qk_dim, self.v_dim = model_dim, n_head, qk_dim, v_dim
+        self.query = nn.Linear(model_dim, n_head * qk_dim, bias)
+        self.key = nn.Linear(model_dim, n_head * qk_dim, bias)
+        self.value = nn.Linear(model_dim, n_head * v_dim, bias)
+        self.write = nn.Linear(model_dim, n_head)
+        self.keep = nn.Linear(model_dim, n_head)
+        nn.init.constant_(self.keep.bias, 4.0)  # at first 2 % fade with each token
+        self.out = nn.Linear(n_head * v_dim, model_dim, bias)
+
+    def forward(
+        self, x: Float[Tensor, "batch position model_dim"], state: State | None = None
+    ) -> tuple[Float[Tensor, "batch position model_dim"], State]:
+        """The outputs, and the state after the last token; `state` is that of the tokens before these."""
+        q, k, v, log_decay, beta = self._parts(x)
+        if state is not None and x.shape[1] == 1:
+            read, state = delta_step(q, k, v, log_decay, beta, state, scale=1.0)
+        else:
+            read, state = attend_delta(q, k, v, log_decay, beta, scale=1.0, state=state)
+        out: Tensor = self.out(merge_heads(read))
+        return out, state
+
+    def weights(
+        self, x: Float[Tensor, "batch position model_dim"]
+    ) -> Float[Tensor, "batch head position position"]:
+        """How much of each token's value every output holds: never formed by `forward`."""
+        q, k, _, log_decay, beta = self._parts(x)
+        return delta_weights(q, k, log_decay, beta, scale=1.0)
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        check_input("x", x, self.model_dim, self.query.weight)
+        q, k = (normalize(split_heads(linear(x), self.n_head), dim=-1) for linear in (self.query, self.key))
+        v = split_heads(self.value(x), self.n_head)
+        return q, k, v, logsigmoid(self.keep(x)).mT, self.write(x).sigmoid().mT
+
+    def extra_repr(self) -> str:
+        return f"n_head={self.n_head}, qk_dim={self.qk_dim}, v_dim={self.v_dim}"

@@ -190,13 +190,14 @@ def generate(
         if not as_json:
             click.echo(written)
     else:
-        if not chat and loaded.start_token is None:  # an encoder-decoder answers, it does not go on
-            click.echo(text, nl=False)
+        # With the first piece, for a model may refuse; an encoder-decoder answers, it does not go on.
+        lead = "" if chat or loaded.start_token is not None else text
         pieces = []
         for piece in stream(loaded, prompt, **choice):  # type: ignore[arg-type]
-            click.echo(piece, nl=False)
+            click.echo(lead + piece, nl=False)
             pieces.append(piece)
-        click.echo()
+            lead = ""
+        click.echo(lead)
         written = "".join(pieces)
         n_token = len(loaded.tokenizer.encode(written, add_special=False))
     seconds = time.perf_counter() - began

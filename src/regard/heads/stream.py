@@ -217,11 +217,15 @@ class Ending:
         with seeing(_norms(module_of(loaded))) as seen:
             out = model(ids)
         logits = out.logits[0]
-        for norm, (before, after) in reversed(seen.items()):
-            if after.shape[-1] == unembed.shape[1] and close(after[0] @ unembed.T + bias, logits):
-                return cls(before[0].double(), Norm.of(norm, unembed), unembed, bias, logits)
-        if close(out.hidden[0] @ unembed.T + bias, logits):
-            return cls(out.hidden[0].double(), Norm.of(None, unembed), unembed, bias, logits)
+        last = [(norm, before, after) for norm, (before, after) in reversed(seen.items())]
+        for norm, before, after in (*last, (None, out.hidden, out.hidden)):
+            if after.shape[-1] != unembed.shape[1]:
+                continue
+            scores = after[0] @ unembed.T
+            factor = (scores * (logits - bias)).sum() / scores.square().sum()  # Cohere scales what comes out
+            if close(factor * scores + bias, logits):
+                scaled = unembed if abs(factor - 1) < 1e-4 else unembed * factor
+                return cls(before[0].double(), Norm.of(norm, scaled), scaled, bias, logits)
         raise UnsupportedError(
             f"{loaded.facts.name}: its scores are not its last norm times one matrix, so that what a head "
             "adds to them is not known."

@@ -66,14 +66,18 @@ class Foreign(Model):
             values = (getattr(text, name, None) for name in names)
             return next((value for value in values if isinstance(value, int) and value > 0), 0)
 
-        n_head = said("num_attention_heads", "n_head", "decoder_attention_heads")
+        n_position = said("max_position_embeddings", "n_positions", "max_seq_len")
+        for name, module in self.inner.named_modules():  # RoBERTa's positions begin after that of padding
+            if "position" in name and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                n_position = min(n_position, module.num_embeddings - module.padding_idx - 1)
+        n_head = said("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads")
         return Sizes(
-            n_layer=said("num_hidden_layers", "n_layer", "decoder_layers"),
+            n_layer=said("num_hidden_layers", "n_layer", "n_layers", "decoder_layers"),
             n_head=n_head,
             n_kv_head=said("num_key_value_heads") or n_head,
             model_dim=said("hidden_size", "n_embd", "d_model"),
             vocab=said("vocab_size"),
-            n_position=said("max_position_embeddings", "n_positions") or None,
+            n_position=n_position or None,
         )
 
     @property

@@ -39,6 +39,10 @@ from regard.tracing.recorder import Expect, Recorder
 from regard.tracing.traces import Checks, Grid, LayerCheck, Plain, Trace
 from regard.tracing.watch import uncompiled, watching
 
+_NO_ANSWER = (
+    "an encoder-decoder answers: give `target`, the answer, or use trace_generation to have it written by "
+    "the model."
+)
 Layers = Sequence[int | str] | None  # by index or name; None: all
 
 
@@ -132,8 +136,14 @@ def observe(
             given, images = read_images(module, given, processor)
         fed = feed_foreign(module, given, target, tokenizer)
         recorder = Recorder(layers=None if from_the_end(layers) else layers, **options)
-        with noting_answer(module, fed) as answer, watching(module, recorder):
-            output = module(*fed.args, **fed.kwargs)
+        both = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+        try:
+            with noting_answer(module, fed) as answer, watching(module, recorder):
+                output = module(*fed.args, **fed.kwargs)
+        except ValueError as error:
+            if not both or target is not None or "decoder" not in str(error):
+                raise
+            raise ArgumentError(f"{_NO_ANSWER} {type(module).__name__} says: {error}") from error
         if answer:
             fed = replace(fed, ids=answer[0], source_ids=fed.ids, real=None, source_real=fed.real)
         if not recorder.seen and not recorder.keep_graph:
@@ -218,10 +228,7 @@ def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token
             raise ArgumentError("only an encoder-decoder has a target: give the whole text as one.")
         return Fed((ids,), {"visible": real}, ids, real=real, text=text)
     if target is None:
-        raise ArgumentError(
-            "an encoder-decoder answers: give `target`, the answer, or use trace_generation to have it "
-            "written by the model."
-        )
+        raise ArgumentError(_NO_ANSWER)
     answer = encoded(target, tokenizer, device)
     target_ids, target_real = answer.ids, answer.visible
     if start_token is not None and not isinstance(target, Tensor):

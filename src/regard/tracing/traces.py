@@ -402,7 +402,7 @@ def _small(layer: AnyLayer, head: int) -> np.ndarray:
 
 
 def _labels(lines: tuple[tuple[str, ...], ...], batch: int, size: int) -> tuple[str, ...]:
-    line = lines[batch] if lines else ()
+    line = lines[batch] if batch < len(lines) else ()  # a layer may have cut its sequences into windows
     return line if len(line) == size else tuple(map(str, range(size)))
 
 

@@ -41,21 +41,10 @@ class Gemma3(Family):
         "gemma2": ("Gemma2ForCausalLM", "Gemma2Model"),
     }
     keys = {
-        "vocab_size": "vocab",
-        "num_hidden_layers": "n_decoder_layer",
-        "max_position_embeddings": "n_position",
-        "hidden_size": "block.model_dim",
-        "num_attention_heads": "block.n_head",
-        "num_key_value_heads": "block.n_kv_head",
-        "head_dim": "block.qk_dim",
-        "intermediate_size": "block.ff_dim",
-        "rms_norm_eps": "block.norm_eps",
+        **{key: path for key, path in Llama.keys.items() if key not in ("hidden_act", "mlp_bias")},
         "hidden_activation": "block.activation",
-        "attention_bias": "block.attention_bias",
-        "sliding_window": "block.window",
         "attn_logit_softcapping": "block.softcap",
         "final_logit_softcapping": "head_softcap",
-        "tie_word_embeddings": "tied",
     }
     weights = {
         **{ours: where for ours, where in Llama.weights.items() if "norm" not in ours},
@@ -69,8 +58,7 @@ class Gemma3(Family):
         f"{BLOCK}.attention.query_norm": _norm(f"{LAYER}.self_attn.q_norm", "blk.{}.attn_q_norm"),
         f"{BLOCK}.attention.key_norm": _norm(f"{LAYER}.self_attn.k_norm", "blk.{}.attn_k_norm"),
     }
-    prefixes = ("model.", "")
-    ignored = ("rotary_emb.inv_freq", "lm_head.weight")
+    prefixes, ignored = Llama.prefixes, Llama.ignored
     around = ("bos", None)
     sizes = {
         "gemma3": {

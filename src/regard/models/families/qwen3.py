@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from regard.models.families.family import (
@@ -10,12 +12,9 @@ from regard.models.families.family import (
     Said,
     Weight,
     first,
-    language_head,
     local_layers,
     published_layers,
     published_rope,
-    refuse,
-    rotary_scaling,
 )
 from regard.models.families.llama import BLOCK, LAYER, Llama
 from regard.models.transformer import TransformerConfig
@@ -49,39 +48,15 @@ class Qwen3(Llama):
     gguf = "qwen3"
 
     def config(self, said: Published) -> TransformerConfig:
-        refuse(said, partial_rotary_factor=1.0)
         n_layer = said["num_hidden_layers"]
         window = said.get("sliding_window", 4096) if said.get("use_sliding_window") else None
         first_local = n_layer if window is None else said.get("max_window_layers", 28)
         usual = ["full_attention"] * first_local + ["sliding_attention"] * max(0, n_layer - first_local)
         local = local_layers(first(said.get("layer_types"), usual[:n_layer])) if window else None
-        rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
-        n_position = first(said.get("max_position_embeddings"), 32_768)
-        said = {**said, "sliding_window": window if local else None}
-        return self.filled(
-            said,
-            {
-                "positions": "rotary",
-                "n_position": n_position,
-                "rotary_base": first(rope.get("rope_theta"), said.get("rope_theta"), 10_000.0),
-                "rotary_scaling": rotary_scaling(rope, n_position),
-                "local": local,
-                "head": language_head(said),
-                "tied": False,
-                "block.n_kv_head": said["num_attention_heads"],
-                "block.qk_dim": 128,
-                "block.v_dim": said.get("head_dim", 128),
-                "block.norm": "rms",
-                "block.norm_first": True,
-                "block.norm_eps": 1e-6,
-                "block.activation": "silu",
-                "block.gated": True,
-                "block.attention_bias": False,
-                "block.ff_bias": False,
-                "block.qk_norm": True,
-                "block.window": None,
-            },
-        )
+        stated = {key: value for key, value in said.items() if value is not None}
+        usually = {"max_position_embeddings": 32_768, "head_dim": 128}
+        config = super().config({**usually, **stated, "sliding_window": window if local else None})
+        return replace(config, local=local, block=replace(config.block, qk_norm=True))
 
     def model_type(self, config: TransformerConfig) -> str:
         return "qwen3"

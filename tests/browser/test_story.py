@@ -221,28 +221,39 @@ def test_what_is_shown_goes_out_as_numbers_picture_and_code(story, document):
 
 
 @pytest.mark.parametrize(
-    ("view", "words", "lines"),
+    ("view", "drawn", "words", "lines"),
     [
-        ({"view": "lines", "chosen": [3], "more": [[2, 5]]}, ["layer 3", "layer 2", "<cls>"], 10),
-        ({"view": "text", "query": 3}, ["<cls>", "strongest"], 0),
-        ({"at": "machine", "query": 4, "key": 6}, ["softmax", "The", "row", "sums"], 12),
+        (
+            {"view": "lines", "chosen": [3], "more": [[2, 5]]},
+            ".column.key",
+            ["layer 3", "layer 2", "<cls>"],
+            10,
+        ),
+        ({"view": "text", "query": 3}, ".word[data-weight]", ["<cls>", "strongest"], 0),
+        (
+            {"at": "machine", "query": 4, "key": 6},
+            ".card[data-step='softmax']",
+            ["softmax", "The", "row", "sums"],
+            12,
+        ),
     ],
     ids=["lines", "text", "machine"],
 )
-def test_every_view_is_a_picture_of_vectors(looker, served, view, words, lines):
+def test_every_view_is_a_picture_of_vectors(looker, served, view, drawn, words, lines):
     """SVG has the words and the lines of the view, and no pixels; PNG is that in twice as many."""
     at = {"layer": 3, "head": 7, **view}
     looker.page.goto(served[1](**at))
     looker.settle()
+    looker.page.wait_for_selector(drawn)
     looker.page.wait_for_timeout(300)
     looker.page.click("summary:text-is('Share')")
-    drawn = ElementTree.fromstring(downloaded(looker.page, "SVG").decode())
-    texts = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    svg = ElementTree.fromstring(downloaded(looker.page, "SVG").decode())
+    texts = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
     for word in " ".join(words).split():
         assert word in " ".join(texts).split()
-    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}path"))) >= lines
-    assert not list(drawn.iter("{http://www.w3.org/2000/svg}image"))
-    size = [int(drawn.get(name)) for name in ("width", "height")]
+    assert len(list(svg.iter("{http://www.w3.org/2000/svg}path"))) >= lines
+    assert not list(svg.iter("{http://www.w3.org/2000/svg}image"))
+    size = [int(svg.get(name)) for name in ("width", "height")]
     png = downloaded(looker.page, "PNG")
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     assert list(struct.unpack(">II", png[16:24])) == [2 * length for length in size]

@@ -63,6 +63,7 @@ export class Machine {
       this.steps,
       h("details", { class: "panel code" }, h("summary", {}, "in code"), h("div", { class: "inside" }, this.code)),
     );
+    this.go(this.step);
   }
 
   private get temperature(): number {

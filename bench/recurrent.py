@@ -32,6 +32,8 @@ public step for each input and stacks the states.
 - The fused operation keeps every cell state to itself. What was tried to get them is in the last table:
   `lstm_forward` (a loop of one product and a few operations for each step), the cells computed again from the
   fused operation's hidden states, and the fused operation called for each step.
+- To stack them once, for weights that do not change, would save at most a sixth: not worth a second copy that
+  must be kept in step with them.
 - `gru_forward` resets before the product, as Cho et al. (2014) have it, which takes a second product in each
   step; `reset_after` is `nn.GRU`'s function, by the same fused operation."""
 

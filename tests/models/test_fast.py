@@ -127,6 +127,8 @@ def build(name, **changes):
 def _packed_at_once(monkeypatch):
     """The first layer at the first token, the next one a token later."""
     monkeypatch.setattr(fast, "_PATIENCE", 0)
+    monkeypatch.setattr(packing, "_SMALL", 0)
+    monkeypatch.setattr(packing, "_CACHE", 1)
 
 
 def tokens(*shape):

@@ -24,7 +24,9 @@ from regard.attention import torch_ops
 
 _FEW, _MANY = 1, 8  # rows with which kernels are tried: those for one sequence, and for several
 _MOST_ROWS = 4096  # of a matrix that is tried: more take as long for each
-_N_TRY = 3
+_N_TRY = 2
+_SMALL = 1 << 18  # numbers: a smaller matrix stays in the processor's cache, and is not worth a copy
+_CACHE = 1 << 24  # numbers: more than any processor's cache holds
 
 Product = Callable[[Tensor], Tensor]  # of (row, in_dim) to (row, out_dim)
 Packer = Callable[[Tensor, Tensor | None, int], Product]
@@ -44,6 +46,8 @@ def pack(
     if half and _half in _packers() and bool(weight.abs().amax() <= torch.finfo(torch.float16).max):
         return _half(weight, bias, 0)
     plain = _plain(weight, bias, 0)
+    if weight.numel() < _SMALL:
+        return plain
     kept: dict[Packer, Product] = {}  # the last one: each holds a copy of the matrix
     ready: dict[int, Product] = {}  # the same, by the number of rows it has been given
     waiting = iter(range(after))
@@ -86,8 +90,10 @@ def fastest(packers: tuple[Packer, ...], n_out: int, n_in: int, n_row: int, n_th
     weight, x = torch.ones(min(n_out, _MOST_ROWS), n_in), torch.ones(n_row, n_in)
     products = {packer: packer(weight, None, n_row) for packer in packers}
     seconds = dict.fromkeys(packers, float("inf"))
-    for turn in range(1 + _N_TRY):  # in turn, so that none finds its matrix in the processor's cache
+    others = torch.ones(_CACHE)
+    for turn in range(1 + _N_TRY):
         for packer, product in products.items():
+            others.sum()  # as the other layers do, which leave nothing of this one in the processor's cache
             start = time.perf_counter()
             product(x)
             if turn:  # not the first, which may prepare things

@@ -239,8 +239,8 @@ PACKAGES = {
         label logit_attribution logit_lens lost_attention mean_loss measure ov_circuit planted_needle prune
         pruning_curve qk_circuit ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
         score_relations score_split survey to_dataframe value_weighted""",
-    "layers": """AdditiveAttention Block BlockConfig Evict FeedForward KVCache LatentAttention LayerCache
-        LearnedPositions MultiHeadAttention RMSNorm Record RelativeBias Rotary RotaryScaling
+    "layers": """AdditiveAttention Block BlockConfig DeltaAttention Evict FeedForward KVCache LatentAttention
+        LayerCache LearnedPositions MultiHeadAttention RMSNorm Record RelativeBias Rotary RotaryScaling
         SinusoidalPositions Turn merge_heads sinusoidal split_heads""",
     "models": "Output Seq2Seq Seq2SeqConfig Transformer TransformerConfig",
     "recurrent": """GRUWeights LSTMWeights RNNWeights gru_forward gru_step last_state lstm_forward lstm_step

@@ -127,7 +127,8 @@ def without_encoding(source):
         if name in ("read_text", "write_text"):
             text = isinstance(node.func, ast.Attribute)
         elif name in ("open", "fdopen", "open_file"):
-            text = ast.unparse(node.func) not in ("os.open", "webbrowser.open", "archive.open") and not binary
+            other = ("os.open", "webbrowser.open", "archive.open", "Image.open")
+            text = ast.unparse(node.func) not in other and not binary
         else:
             text = ast.unparse(node.func).startswith("subprocess.") and "text" in said
         if text and "encoding" not in said and "utf-8" not in constants:

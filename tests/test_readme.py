@@ -19,7 +19,6 @@ COMMANDS = [line for language, block in BLOCKS if language == "sh" for line in b
 NOT_RUN_HERE = {
     "apt-get install -y git make python3-venv": "a test installs nothing on the machine",
     "make test": "this is it",
-    "make docs": "tests/docs builds the book",
     "pip install regard": "there is no release yet; test_package.py installs the wheel",
 }
 

@@ -31,7 +31,7 @@ def test_text_is_written_step_by_step_forwards_and_backwards(looker, served):
     assert page.evaluate("() => regard.state.query") == start
     said = page.locator(".player ~ div table .num").all_inner_texts()
     assert [float(each) for each in said] == pytest.approx([each["p"] for each in made["steps"][1]], abs=5e-4)
-    page.click("button[aria-label='play']")
+    page.click("button[aria-label='play']:visible")
     page.wait_for_function(f"() => regard.state.query === {start + 2}", timeout=10_000)
     page.click("button[aria-label='pause']")
     stopped = page.evaluate("() => regard.state.query")

@@ -153,8 +153,9 @@ def test_a_blank_is_marked_as_it_was_written(shell):
     assert repr(run(shell, f"%quiz {blank.id} {blank.answer}")[0]) == "right."
 
 
-def test_a_cell_that_awaits_is_checked_for_what_it_defines(shell):
-    assert "no exercise" in str(run(shell, "%%check\nimport asyncio\nawait asyncio.sleep(0)"))
+def test_a_cell_that_awaits_is_refused_in_words(shell):
+    _, error = run(shell, "%%check\nimport asyncio\nawait asyncio.sleep(0)")
+    assert "awaits cannot be checked" in str(error)
 
 
 def test_an_experiment_is_run_in_a_line(shell):

@@ -9,7 +9,6 @@ from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.layers.block import Block, BlockConfig
 from regard.layers.eviction import Evict
 from regard.layers.positions import RotaryScaling
-from regard.models import fast
 from regard.models.families import initialise
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -57,7 +56,7 @@ def test_steps_and_padding_change_nothing(name):
     padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), ids], 1)
     visible = torch.arange(18)[None] >= 5
     torch.testing.assert_close(model(padded, visible=visible).logits[:, 5:], whole)
-    assert fast.why_not(model.float()) is not None  # whose formulas are of plainer models
+    model.float()
     written = generate(model, [ids[0, :6].tolist()], max_new=4).tokens[0]
     text = ids[:, :6]
     for token in written:

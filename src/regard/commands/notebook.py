@@ -41,6 +41,8 @@ def check(cell: tuple[Any, str], exercise: str | None, seed: int | None, strict:
     if exercise is not None:
         pick(catalogue(), exercise)
     shell, source = cell
+    if shell.should_run_async(source, transformed_cell=shell.transform_cell(source)):
+        raise ArgumentError("a cell that awaits cannot be checked: put the answer into a cell of its own.")
     if not shell.run_cell(source).success:
         return None
     return check_cell(source, exercise, seed=seed, strict=strict)

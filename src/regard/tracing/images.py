@@ -6,6 +6,7 @@ looking which queries of the first attention layer change.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,12 +77,12 @@ def grid_of(
         patch = changed[..., row * high : (row + 1) * high, column * wide : (column + 1) * wide]
         patch.copy_(-1 - patch)
     both = torch.cat([pixels[:1], changed])
-    recorder = Recorder(layers=[0])
-    with torch.no_grad(), watching(model, recorder):
+    recorder, twin = Recorder(layers=[0]), _twin(model)
+    with torch.no_grad(), watching(twin, recorder):
         if args:
-            model(both)
+            twin(both)
         else:
-            model(**{name: both if value is given[0] else value for name, value in kwargs.items()})
+            twin(**{name: both if value is given[0] else value for name, value in kwargs.items()})
     queries = getattr(recorder.layers[0], "q", None) if recorder.layers else None
     if queries is None or queries.shape[0] != 2:
         return None
@@ -92,6 +93,16 @@ def grid_of(
     if moved != [before + place for place in places]:
         return None
     return Grid(rows, columns, before, len(off) - rows * columns - before, _shown(pixels, processor))
+
+
+def _twin(model: nn.Module) -> nn.Module:
+    """The model on the same weights, without anybody's hooks, which would hear of a run nobody asked for."""
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared)
+    for module in twin.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    return twin
 
 
 def _shown(pixels: Float[Tensor, "batch channel height width"], processor: Any) -> Tensor:

@@ -159,7 +159,7 @@ def test_a_cell_that_awaits_is_refused_in_words(shell):
 
 
 def test_an_experiment_is_run_in_a_line(shell):
-    shown, error = run(shell, "%lab wide values")
+    shown, error = run(shell, "%lab wide values --quick")
     assert error is None
     assert repr(shown).startswith("Confirmed")
     assert "data:image/png" in shown._repr_html_()

@@ -70,7 +70,7 @@ def quiz(line: str) -> Shown:
 
 @click.command("%lab")
 @click.argument("name", nargs=-1, required=True)
-@click.option("--full", is_flag=True, help="The whole run, not the quick one.")
+@click.option("--full/--quick", help="The whole run, or the quick one, as without it.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
 def lab(name: tuple[str, ...], full: bool, seed: int) -> Shown:
     """Run an experiment: prediction, measurement, figure and verdict."""

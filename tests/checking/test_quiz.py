@@ -140,6 +140,11 @@ def test_a_formula_without_a_value_is_said_to_have_none(given):
     assert "has no value" in mark(question("variance"), given).message
 
 
+def test_a_formula_is_compared_where_it_has_a_value():
+    """At d = 2 this one has none, which is no reason to say that it never has."""
+    assert "At d = 3, mu = 5, sigma = 7 yours is" in mark(question("variance"), "mu/(d - 2)").message
+
+
 def test_what_was_answered_is_kept():
     for answer in ("sqrt(d)", "d"):
         CliRunner().invoke(main, ["quiz", "scale", "--answer", answer])

@@ -1,5 +1,7 @@
 """Vision models: an image from a file, and where in it the positions of the trace are."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -125,3 +127,19 @@ def test_what_is_no_image_is_refused_in_words(folder, tmp_path):
         trace(loaded.model.inner, "seen.png")
     with pytest.raises(ArgumentError, match="at least one row"):
         Grid(0, 3)
+
+
+def test_measuring_the_grid_calls_no_hook_and_needs_no_copy():
+    """Hooks hear of the run that was asked for alone; a model that cannot be copied is traced too."""
+    torch.manual_seed(0)
+    model = transformers.ViTModel(transformers.ViTConfig(**SIZES)).eval()
+    runs = []
+    model.register_forward_hook(lambda *_: runs.append(1))
+    pixels = {"pixel_values": torch.randn(1, 3, HEIGHT, WIDTH)}
+    seen = trace(model, pixels)
+    assert runs == [1]
+    assert seen.grid is not None
+    model.guard = threading.Lock()
+    locked = trace(model, pixels)
+    assert locked.grid is None
+    assert torch.equal(locked.weights(1, 2), seen.weights(1, 2))

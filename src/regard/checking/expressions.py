@@ -162,22 +162,10 @@ def difference(
             sympy.nsimplify(evaluated(parse(text, names), at, functions), rational=True)
             for text in (given, wanted)
         )
-        if mine.is_finite is False:
-            raise ValueError("divided by 0")
-        return _difference(mine, right, names)
-    except (ArithmeticError, AttributeError, TypeError, ValueError):  # what has no value, such as 1/0
+    except ArithmeticError:  # 0/0 of plain numbers
+        mine = right = sympy.nan
+    if mine.has(sympy.nan, sympy.zoo, sympy.oo, sympy.I):
         return "it has no value: something is divided by 0, or is the root of a negative number."
-
-
-def _difference(mine: Any, right: Any, names: list[str]) -> str:
-    """The same of two formulas of sympy."""
-    import sympy
-
-    free = sorted(mine.free_symbols | right.free_symbols, key=lambda symbol: names.index(symbol.name))
-    values = dict(zip(free, (2, 3, 5, 7, 11, 13), strict=False))
-    shown = ", ".join(f"{symbol} = {value}" for symbol, value in values.items())
-    have, want = (float(formula.subs(values)) for formula in (mine, right))
-    at_values = f"{f'At {shown} y' if shown else 'Y'}ours is {have:.4g}, where it should be {want:.4g}."
     factor = sympy.simplify(right / mine) if mine != 0 else sympy.Integer(0)
     over, under = sympy.fraction(factor)
     wrong = []
@@ -194,7 +182,21 @@ def _difference(mine: Any, right: Any, names: list[str]) -> str:
             wrong += [f"{words} {'term in ' + _written(term) if term != 1 else 'constant term'}"] * (
                 have != want
             )
-    return f"it {' and '.join(wrong)}. {at_values}"
+    free = sorted(mine.free_symbols | right.free_symbols, key=lambda symbol: names.index(symbol.name))
+    return f"it {' and '.join(wrong)}. {_apart(mine, right, free)}".rstrip()
+
+
+def _apart(mine: Any, right: Any, free: list[Any]) -> str:
+    """Values at which two formulas of sympy differ, the first of a few at which both have a value."""
+    for first in range(4):
+        values = dict(zip(free, (2, 3, 5, 7, 11, 13, 17, 19, 23)[first:], strict=False))
+        with suppress(TypeError):  # divided by 0 there, or the root of a negative number
+            have, want = (float(formula.subs(values)) for formula in (mine, right))
+            if have != want:
+                shown = ", ".join(f"{symbol} = {value}" for symbol, value in values.items())
+                start = f"At {shown} y" if shown else "Y"
+                return f"{start}ours is {have:.4g}, where it should be {want:.4g}."
+    return ""
 
 
 def _written(formula: Any) -> str:

@@ -55,6 +55,7 @@ class Counted:
             counter, held = self._run(phase, batch, length)
         except UnsupportedError:
             raise
+        # Anybody's code, on tensors without numbers: which of these it raises is its own affair.
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise UnsupportedError(

@@ -289,7 +289,7 @@ def can_dequantise(kind: int) -> bool:
     try:
         with np.errstate(all="ignore"):
             dequantize(np.zeros((1, GGML_QUANT_SIZES[storage][1]), dtype=np.uint8), storage)
-    except NotImplementedError:
+    except NotImplementedError:  # how the package says that it has no formula
         return False
     return True
 

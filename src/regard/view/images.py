@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from regard.errors import ArgumentError
+from regard.tracing.images import open_image
 from regard.tracing.traces import Trace
 
 LONGEST = 640  # pixels of the longer side: some 100 KB
@@ -41,19 +42,17 @@ def pictures(trace: Trace, given: Any = None) -> list[str | None]:
 
 
 def _opened(image: Any) -> Any:
-    from PIL import Image, UnidentifiedImageError  # comes with matplotlib
+    from PIL import Image  # slow to import
 
+    if isinstance(image, str | Path):
+        return open_image(image)
     try:
-        if isinstance(image, str | Path):
-            image = Image.open(image)
-        elif not isinstance(image, Image.Image):
+        if not isinstance(image, Image.Image):
             array = np.asarray(image)
             image = Image.fromarray(
                 array[..., 0] if array.ndim == 3 and array.shape[2] < 3 else array[..., :3]
             )
         return image.convert("RGB")
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise ArgumentError(f"{image} cannot be read as an image: {error}.") from error
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise ArgumentError(
             "an image is the path of its file, one of Pillow's, or an array (height, width, channel) of "

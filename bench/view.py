@@ -229,7 +229,7 @@ def serve_long(length: int, quick: bool, sender: Connection) -> None:
     models.put(opened(model, "smollm2"))
     session = Session(models, default="")
     began = time.perf_counter()
-    found = trace(model, [ids_of(model, length)], keep_v=True)
+    found = trace(model, [ids_of(model, length)], keep_v=True, to_disk=True)
     session.add(documents_of(found, model_key="long")[0])
     forward = time.perf_counter() - began
     bound = listen(0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from regard.checking.folder import load_folder
-from regard.checking.spec import Exercise
+from regard.checking.folder import load_entry, load_folder
+from regard.checking.spec import Entry, Exercise
 from regard.errors import ArgumentError, LoadError, no_such
 
 OURS = Path(__file__).parent.parent / "exercises"
@@ -16,18 +16,29 @@ TEMPLATE = OURS / "template"  # what `regard author new` copies
 @cache
 def ours() -> dict[str, Exercise]:
     """Every exercise of ours, by id."""
-    return {id: exercise for id, exercise in from_folder(OURS).items() if exercise.folder != TEMPLATE}
+    return from_folder(OURS)
 
 
 def from_folder(folder: Path) -> dict[str, Exercise]:
-    """Every exercise of a folder, by id: it holds a folder for each, or is one itself."""
+    """Every exercise of a folder, by id."""
+    return {exercise.id: exercise for exercise in map(load_folder, _folders(folder))}
+
+
+def entries(folder: Path | None = None) -> dict[str, Entry]:
+    """What a list says of our exercises and those of a folder; the rest is not read."""
+    folders = _folders(OURS) + (_folders(folder) if folder else [])
+    return {entry.id: entry for entry in map(load_entry, folders)}
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The exercises of a folder: it holds a folder for each, or is one itself."""
     if not folder.is_dir():
         raise LoadError(f"{folder} is no folder: --from takes one that holds exercises.")
     folders = [folder] if (folder / "exercise.toml").is_file() else sorted(folder.iterdir())
-    exercises = [load_folder(path) for path in folders if (path / "exercise.toml").is_file()]
-    if not exercises:
+    folders = [path for path in folders if (path / "exercise.toml").is_file() and path != TEMPLATE]
+    if not folders:
         raise LoadError(f"{folder} holds no exercise: none of its folders has an exercise.toml.")
-    return {exercise.id: exercise for exercise in exercises}
+    return folders
 
 
 def catalogue(folder: Path | None = None) -> dict[str, Exercise]:

@@ -43,12 +43,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from regard.checking.spec import GRADES, Convention, Exercise, Hints, Mistake
+from regard.checking.spec import GRADES, Convention, Entry, Exercise, Hints, Mistake
 from regard.errors import LoadError
 
 OURS = Path(__file__).parent.parent / "exercises" / "shared"
 TABLES = ("words", "conventions", "hints", "choice", "mistake")  # what exercises may share
 KEYS = ("title", "names", "example", "shared", "needs", "drive", "tolerance", "right", *TABLES)
+
+
+def load_entry(folder: Path) -> Entry:
+    """Title and names alone, which stand before the first table of exercise.toml: no more is read."""
+    path = folder / "exercise.toml"
+    about = _read(path, "\n[")
+    return Entry(folder, _text(path, "title", about.get("title")), _texts(path, about, "names"))
 
 
 def load_folder(folder: Path) -> Exercise:
@@ -96,9 +103,10 @@ def load_folder(folder: Path) -> Exercise:
 _parsed = cache(tomllib.loads)  # what exercises share is read by each of them
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, end: str = "\0") -> dict[str, Any]:
+    """What a file says, as far as `end`."""
     try:
-        return _parsed(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_text(encoding="utf-8").split(end)[0])
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot read {path}: {error}.") from error
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from regard.checking.spec import Exercise
+from regard.checking.spec import Entry
 
 PATH = Path(__file__).parent.parent / "exercises" / "path.toml"
 
@@ -16,7 +16,7 @@ PATH = Path(__file__).parent.parent / "exercises" / "path.toml"
 class Stop:
     """An exercise on the path. One that no track has is of unknown `level` and `minutes`: zero."""
 
-    exercise: Exercise
+    exercise: Entry
     level: int = 0  # 1 to 3
     minutes: int = 0
     after: tuple[str, ...] = ()  # ids of exercises to do before
@@ -31,7 +31,7 @@ class Track:
     stops: tuple[Stop, ...]
 
 
-def tracks(exercises: Mapping[str, Exercise], path: Path = PATH) -> list[Track]:
+def tracks(exercises: Mapping[str, Entry], path: Path = PATH) -> list[Track]:
     """All exercises in their tracks, those that no track has last: a teacher's own."""
     listed = tomllib.loads(path.read_text(encoding="utf-8"))
     placed = {id for track in listed.values() for id in track["exercises"]}

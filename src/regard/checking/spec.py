@@ -61,12 +61,23 @@ class Mistake:
 
 
 @dataclass(frozen=True, eq=False)
-class Exercise:
-    """One task and everything that checks it; files are read when they are asked for."""
+class Entry:
+    """What a list of exercises says of one."""
 
     folder: Path
     title: str
     names: tuple[str, ...]  # what an answer defines: one class, or one or more functions
+
+    @property
+    def id(self) -> str:
+        """The folder's name as students write it."""
+        return self.folder.name.replace("_", "-")
+
+
+@dataclass(frozen=True, eq=False)
+class Exercise(Entry):
+    """One task and everything that checks it; files are read when they are asked for."""
+
     variants: Mapping[str, str]  # file in right/ -> what is special about it
     hints: Hints  # for an answer whose mistake has no name
     mistakes: tuple[Mistake, ...]
@@ -76,11 +87,6 @@ class Exercise:
     drive_file: str = ""
     tolerance: float = 1.0  # times the usual one, with a reason beside it
     needs: tuple[str, ...] = ()  # ids of exercises an answer may call and a file may leave out
-
-    @property
-    def id(self) -> str:
-        """The folder's name as students write it."""
-        return self.folder.name.replace("_", "-")
 
     def read(self, file: str) -> str:
         """The text of a file of the folder."""

@@ -12,7 +12,7 @@ import click
 
 from regard.commands.exercises import workers
 from regard.commands.options import Group, NewFile, json_option
-from regard.commands.printing import make_table, print_table
+from regard.commands.printing import print_table
 from regard.errors import ArgumentError, LoadError
 
 if TYPE_CHECKING:
@@ -198,4 +198,4 @@ def _print(title: str, grades: Sequence[Grade], as_json: bool) -> None:
     click.echo(f"{title}: {len(grades)} students, mean {mean:.1f} of {grades[0].out_of:g} points.")
     if common := marks.common_mistakes(grades)[:MOST_LISTED]:
         rows = [(f"{row.students} of {row.of}", row.exercise, row.mistake, row.say) for row in common]
-        print_table(make_table(("students", "exercise", "mistake", "say"), rows, box=None))
+        print_table(("students", "exercise", "mistake", "say"), rows)

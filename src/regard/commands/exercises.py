@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from regard.commands.options import Command, Group, NewFile, json_option
-from regard.commands.printing import make_table, print_table
+from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ def workers(n: int, *, must_confine: bool = False) -> Runner:
 @json_option
 def exercises(folder: Path | None, as_json: bool) -> None:
     """Show the exercises as a path: how hard and long each is, how far you are, what comes next."""
-    from regard.checking.catalogue import catalogue
+    from regard.checking.catalogue import entries
     from regard.checking.path import next_stop, tracks
     from regard.checking.progress import Progress
 
     progress = Progress()
-    path = tracks(catalogue(folder))
+    path = tracks(entries(folder))
     stops = [(track, stop) for track in path for stop in track.stops]
     passed = {stop.exercise.id for _, stop in stops if progress.status(stop.exercise.id) == "passed"}
     upcoming = next_stop(path, passed)
@@ -99,7 +99,7 @@ def exercises(folder: Path | None, as_json: bool) -> None:
                 f"{'●' * stop.level}{'○' * (3 - stop.level)} {stop.minutes:3} min" if stop.level else ""
             )
             lines.append((mark, f"{id:25}", time_needed, stop.exercise.title, progress.status(id)))
-        print_table(make_table([""] * 5, lines, box=None, show_header=False))
+        print_table([""] * 5, lines)
         click.echo()
     click.echo(f"Next: regard start {upcoming.exercise.id}" if upcoming else "All exercises are passed.")
 
@@ -419,7 +419,7 @@ def _list_questions(questions: list[Question], as_json: bool) -> None:
         click.echo(json.dumps(rows))
         return
     listed = [("✓" if asked.id in right else "", asked.id, asked.kind, asked.text) for asked in questions]
-    print_table(make_table(("", "question", "kind", "text"), listed, box=None))
+    print_table(("", "question", "kind", "text"), listed)
 
 
 def _marked(asked: Question, given: str) -> Marked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regard.commands.options import NewFile, file_text, json_option, load_model, model_options, picture_option
-from regard.commands.printing import make_table, print_table
+from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 from regard.lab.texts import TEXTS
 from regard.tables import csv_text
@@ -130,7 +131,7 @@ def heads(
     _print_heads(rows, sort, top, n_text)
     shown = [one for one in shares[name] if any(share[one] for share in shares.values())]
     cells = ([one, *(f"{100 * share[one]:.0f} %" for share in shares.values())] for one in shown)
-    print_table(make_table(["label", *shares], cells, right=shares, title="Share of heads"))
+    print_table(["label", *shares], cells, right=shares, title="Share of heads")
     n_row = int(measures[name].n_query["entropy"].max())
     if n_row < FEW_ROWS:
         click.echo(f"Only {n_row} tokens had a choice where to look: a longer text says more.")
@@ -211,7 +212,7 @@ def prune(
         for index, share in enumerate(wanted)
     ]
     caption = "loss in nats a token; lower is better"
-    print_table(make_table(columns, rows, right=columns, title=title, caption=caption))
+    print_table(columns, rows, right=columns, title=title, caption=caption)
     if out is not None:
         click.echo(f"The picture is in {out}")
     if folder is not None:
@@ -256,35 +257,29 @@ def _draw_labels(measures: dict[str, Measures], labels: dict[str, list[HeadLabel
 
 def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -> None:
     """The table of heads, with as many measures as the terminal has room for."""
-    from rich.console import Console
-    from rich.table import Table
-
     if sort == "label":
         rows = sorted(rows, key=lambda row: (row["label"] in ("none", "mixed"), row["label"]))
     elif sort != "layer":
         rows = sorted(rows, key=lambda row: -math.inf if math.isnan(row[sort]) else row[sort], reverse=True)
     shown = rows[: top or None]
     many = n_text > 1
-    console = Console()
-    table = Table(title=f"What {len(rows)} heads do, on {n_text} text{'s' if many else ''}")
-    for column in ("layer", "head", "label", "score", "chance", *(["95 %"] if many else [])):
-        table.add_column(column, justify="left" if column == "label" else "right", no_wrap=True)
     names = {row["layer"]: _layer_name(row["layer"], rows) for row in rows}
-    room = console.width - 48 - max(map(len, names.values())) - (12 if many else 0)
+    room = shutil.get_terminal_size().columns - 40 - max(map(len, names.values())) - (12 if many else 0)
     columns = list(dict.fromkeys([*([sort] if sort not in ("layer", "label") else []), *SHOWN]))
     columns = columns[: max(1, room // 9)]
-    for column in columns:
-        table.add_column(SHOWN.get(column, column), justify="right", style="bold" if column == sort else "")
+    cells = []
     for row in shown:
         number = {name: "-" if value != value else f"{value:.2f}" for name, value in row.items()
                   if isinstance(value, float)}  # fmt: skip
         interval = f"{number['low']}-{number['high']}" if number["low"] != "-" else "-"
-        table.add_row(names[row["layer"]], str(row["head"]), row["label"], number["score"], number["chance"],
-                      *([interval] if many else []), *(number[column] for column in columns),
-                      style="dim" if row["label"] == "none" else "")  # fmt: skip
-    print_table(table, console)
+        cell = [names[row["layer"]], str(row["head"]), row["label"], number["score"], number["chance"],
+                *([interval] if many else []), *(number[column] for column in columns)]  # fmt: skip
+        cells.append([click.style(text, dim=True) for text in cell] if row["label"] == "none" else cell)
+    numbers = ["score", "chance", *(["95 %"] if many else []), *(SHOWN.get(name, name) for name in columns)]
+    title = f"What {len(rows)} heads do, on {n_text} text{'s' if many else ''}"
+    print_table(["layer", "head", "label", *numbers], cells, right=["head", *numbers], title=title)
     if len(shown) < len(rows):
-        console.print(f"{len(rows) - len(shown)} more heads: --top 0 prints all, --sort chooses the first.")
+        click.echo(f"{len(rows) - len(shown)} more heads: --top 0 prints all, --sort chooses the first.")
 
 
 def _layer_name(name: str, rows: list[dict[str, Any]]) -> str:
@@ -352,7 +347,7 @@ def why(
         for one in said.findings
     ]
     numbers = ("weight", "written", "estimated", "ran")
-    print_table(make_table(("", "switched off", *numbers), rows, right=numbers))
+    print_table(("", "switched off", *numbers), rows, right=numbers)
     levels = ", ".join(f"{kind} {value:.3f}" for kind, value in said.chance.items())
     click.echo(f"?: no more than parts drawn at random change it (19 of 20 change less than: {levels}).")
     click.echo(f"Estimates and runs agree by rank: {said.agreement:.2f}. Estimates are of first order.")

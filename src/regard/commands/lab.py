@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regard.commands.options import json_option, picture_option
-from regard.commands.printing import make_table, print_table
+from regard.commands.printing import print_table
 from regard.errors import ArgumentError, LoadError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -209,11 +209,8 @@ def _print_costs(costs: dict[Phase, Cost], machine: Machine, formulas: bool) -> 
             ]
             for row in [*rows, total]
         ]
-        look = {"title": f"{phase}: {PHASES[phase]}", "title_justify": "left"}
-        table = make_table(("operation", *numbers, "waits for"), cells[:-1], right=numbers, **look)
-        table.add_section()
-        table.add_row(*cells[-1])
-        print_table(table)
+        columns = ("operation", *numbers, "waits for")
+        print_table(columns, cells, right=numbers, title=f"{phase}: {PHASES[phase]}", total=True)
         for row in rows if formulas else ():
             moved = f"numbers moved {row['numbers_formula']}"
             click.echo(f"  {row['name']}: operations {row['operations_formula']}; {moved}")
@@ -233,8 +230,8 @@ def _print_others(others: dict[str, dict[str, Any]]) -> None:
         "time ≥": [_time(step["seconds_at_least"]) for step in others.values()],
     }
     cells = [[what, *values] for what, values in lines.items()]
-    look = {"title": "What if: one decoding step with other attention", "title_justify": "left"}
-    print_table(make_table(["", *others], cells, right=others, **look))
+    title = "What if: one decoding step with other attention"
+    print_table(["", *others], cells, right=others, title=title)
     for kind in ("multi-head", "grouped", "multi-query"):
         work, moved = leading(kind, "operations"), leading(kind, "bytes")
         click.echo(f"{kind}: O({work}) operations, O({moved}) numbers moved by an attention layer")
@@ -271,7 +268,7 @@ def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None,
         return
     if name is None and not every:
         rows = [(str(number), *item) for number, item in enumerate(EXPERIMENTS.items(), 1)]
-        print_table(make_table(("", "experiment", "claim"), rows, box=None))
+        print_table(("", "experiment", "claim"), rows)
         click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
         return
     chosen = list(EXPERIMENTS) if name is None else [find(name).id]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from regard.commands.options import Group, json_option, load_model, model_options
-from regard.commands.printing import WIDE_ENOUGH, make_table, print_table
+from regard.commands.printing import WIDE_ENOUGH, print_table
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
     from regard.models.transformer import TransformerConfig
 
-
+FAMILIES_SAID = Path(__file__).with_name("families.json")
 # Fields of a config that `_in_words` speaks of; any other in which families differ is shown as it is.
 TOLD = """
     what stacks vocab n_encoder_layer n_decoder_layer positions n_position rotary_base head model_dim n_head
@@ -27,23 +29,31 @@ TOLD = """
 @json_option
 def families(as_json: bool) -> None:
     """How the families differ: one Transformer, of which each is a choice of answers to these questions."""
+    said = json.loads(FAMILIES_SAID.read_text(encoding="utf-8"))
+    if as_json:
+        click.echo(json.dumps(said["fields"], indent=2))
+        return
+    columns: dict[str, dict[str, str]] = said["in words"]
+    click.echo(f"One Transformer, {len(columns)} families, in published sizes:")
+    for group in _beside(columns):
+        click.echo()
+        rows = [(question, *(columns[name][question] for name in group)) for question in columns[group[0]]]
+        print_table(["", *group], rows)
+
+
+def say_families() -> str:
+    """What `regard families` shows, as JSON; kept in a file, for it takes torch to say it."""
     from regard.models.families import FAMILIES, differences
 
-    fields = differences()
-    if as_json:
-        click.echo(json.dumps(dict(fields), indent=2))
-        return
+    fields = dict(differences())
     columns = {
         name: _in_words(family.config(next(iter(family.sizes.values())))) for name, family in FAMILIES.items()
     }
-    for field, values in fields:
+    for field, values in fields.items():
         if field.split()[0] not in TOLD:
             for name, value in values.items():
                 columns[name][field.removeprefix("n_").replace("_", " ")] = value
-    click.echo(f"One Transformer, {len(columns)} families, in published sizes:")
-    for group in _beside(columns):
-        rows = [(question, *(columns[name][question] for name in group)) for question in columns[group[0]]]
-        print_table(make_table(["", *group], rows))
+    return json.dumps({"fields": fields, "in words": columns}, indent=1, ensure_ascii=False) + "\n"
 
 
 def _in_words(config: TransformerConfig) -> dict[str, str]:
@@ -76,13 +86,11 @@ def _in_words(config: TransformerConfig) -> dict[str, str]:
 
 def _beside(columns: dict[str, dict[str, str]]) -> list[list[str]]:
     """The names in groups, as many of them beside each other as the terminal has room for."""
-    from rich.console import Console
-
-    room = Console().width - 4 - max(map(len, next(iter(columns.values()))))
+    room = shutil.get_terminal_size().columns - max(map(len, next(iter(columns.values()))))
     groups: list[list[str]] = []
     left = 0
     for name, answers in columns.items():
-        width = 3 + min(WIDE_ENOUGH, max(map(len, (name, *answers.values()))))
+        width = 2 + min(WIDE_ENOUGH, max(map(len, (name, *answers.values()))))
         if width > left:
             groups.append([])
             left = room
@@ -119,7 +127,7 @@ def models(ctx: click.Context, as_json: bool) -> None:
         here = "yes" if row["path"] else f"no: regard models get {row['name']}"
         here = "shipped" if row["shipped"] else here
         cells.append([*(str(row[key]) for key in ("name", "what", "megabytes", "licence")), here])
-    print_table(make_table(("name", "what", "MB", "licence", "here"), cells))
+    print_table(("name", "what", "MB", "licence", "here"), cells, right=("MB",))
     click.echo(
         "Any folder with config.json and model.safetensors, and any GGUF file of these families, loads too."
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
+import unicodedata
 from collections.abc import Container, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from itertools import zip_longest
+from typing import Any, TextIO
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+import click
 
 WIDE_ENOUGH = 24  # of a column of sentences: narrower, and they stand one word on a line
 
@@ -66,50 +68,61 @@ def _ascii_locale() -> bool:
     return next((value for value in said if value), "") in ("C", "POSIX")
 
 
-def make_table(
-    columns: Iterable[str], rows: Iterable[Iterable[str]], *, right: Container[str] = (), **look: Any
-) -> Table:
-    """A table of these rows; the columns that `right` names hold numbers. `look` is for rich's Table."""
-    from rich.table import Table
+def print_table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    right: Container[str] = (),
+    title: str = "",
+    caption: str = "",
+    total: bool = False,
+) -> None:
+    """These rows below the columns' names; the columns that `right` names hold numbers, a `total` is last.
 
-    table = Table(**look)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def print_table(table: Table, console: Console | None = None) -> None:
-    """The table; where it is wider than the terminal, each row as lines of `column: value`.
-
-    A sentence may wrap in its cell, other values must not.
+    Sentences wrap in their column. Where there is no room for that, a row is lines of `column: value`.
     """
-    from rich.console import Console
-    from rich.measure import Measurement
-    from rich.padding import Padding
-    from rich.text import Text
+    names, lines = list(columns), [list(row) for row in rows]
+    widths = [max(map(_width, column)) for column in zip(names, *lines, strict=True)]
+    screen = shutil.get_terminal_size().columns
+    room = screen - 2 * (len(names) - 1)
+    while sum(widths) > room and max(widths) > WIDE_ENOUGH:
+        widths[widths.index(max(widths))] -= 1
+    if title:
+        click.secho(title, bold=True)
+    if sum(widths) > room:
+        for first, *others in lines:
+            click.secho(f"{names[0]}: {first}".removeprefix(": "), bold=True)
+            for name, cell in zip(names[1:], others, strict=True):
+                if cell:
+                    said = f"{name}: {cell}".removeprefix(": ")
+                    click.echo(textwrap.fill(said, screen, initial_indent="  ", subsequent_indent="  "))
+    else:
+        rule = "─" * (sum(widths) + 2 * (len(names) - 1))
+        if any(names):
+            _print_row(names, names, widths, right)
+            click.echo(rule)
+        for line in lines:
+            if total and line is lines[-1]:
+                click.echo(rule)
+            _print_row(line, names, widths, right)
+    if caption:
+        click.secho(caption, dim=True)
 
-    console = console or Console()
-    names = [str(column.header) for column in table.columns]
-    cells = [list(column.cells) for column in table.columns]
 
-    def width(texts: Iterable[Any]) -> int:
-        return max(Measurement.get(console, console.options, text).maximum for text in texts)
+def _print_row(cells: list[str], names: list[str], widths: list[int], right: Container[str]) -> None:
+    wrapped = [
+        [cell] if _width(cell) <= width else textwrap.wrap(cell, width)
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    for parts in zip_longest(*wrapped, fillvalue=""):
+        padded = []
+        for part, name, width in zip(parts, names, widths, strict=True):
+            gap = " " * (width - _width(part))
+            padded.append(gap + part if name in right else part + gap)
+        click.echo("  ".join(padded).rstrip())
 
-    frame = 2 if table.box is None else 3  # spaces beside a cell, and its line
-    needed = sum(
-        min(width([name, *column]), WIDE_ENOUGH) + frame for name, column in zip(names, cells, strict=True)
-    )
-    if needed <= console.width:
-        console.print(table)
-        return
-    if table.title:
-        console.print(table.title, style="bold")
-    for first, *others in zip(*cells, strict=True):
-        console.print(f"{names[0]}: {first}".removeprefix(": "), style="bold", markup=False, highlight=False)
-        for name, cell in zip(names[1:], others, strict=True):
-            if str(cell):
-                console.print(Padding(Text(f"{name}: {cell}"), (0, 0, 0, 2), expand=False))
-    if table.caption:
-        console.print(table.caption, style="dim")
+
+def _width(text: str) -> int:
+    """The columns of a terminal that a text takes: two of a wide character, none of a style."""
+    plain = click.unstyle(text)
+    return len(plain) + sum(unicodedata.east_asian_width(character) in "WF" for character in plain)

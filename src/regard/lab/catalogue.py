@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from regard.errors import ArgumentError, no_such
-from regard.lab.spec import Experiment
+
+if TYPE_CHECKING:
+    from regard.lab.spec import Experiment
 
 # id -> its claim in a few words, for a list that imports no torch
 EXPERIMENTS: dict[str, str] = {

@@ -13,6 +13,7 @@ from regard.attention.linear import LinearRule
 from regard.attention.scores import ScoreRule
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
+from regard.tracing.disk import on_disk
 from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace, largest
 from regard.tracing.traces import LayerCheck
 
@@ -46,6 +47,7 @@ class Recorder:
         layers: Sequence[int | str] | None = None,
         keep_v: bool = False,
         dtype: torch.dtype | None = None,
+        to_disk: bool = False,
         expect: Expect | None = None,
         keep_graph: bool = False,
     ) -> None:
@@ -55,7 +57,7 @@ class Recorder:
                 f"the model's own. Got {dtype}."
             )
         self.wanted = None if layers is None else set(layers)
-        self.keep_v, self.dtype, self.expect = keep_v, dtype, expect
+        self.keep_v, self.dtype, self.to_disk, self.expect = keep_v, dtype, to_disk, expect
         self.layers: list[Recorded] = []
         self.samples: list[_Sample] = []
         self.seen: list[str] = []  # every layer that ran, wanted or not
@@ -186,7 +188,7 @@ class Recorder:
                 raise TraceError(
                     f"queries or keys reach {reach:.3g}, and float16 ends at 65504: keep them as float32."
                 )
-        return kept
+        return on_disk(kept) if self.to_disk else kept
 
     def _shared(self, tensor: Tensor) -> Tensor:
         """A copy of a rule's tensor, one for all layers that share it."""

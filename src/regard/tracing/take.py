@@ -68,6 +68,7 @@ def trace(
     layers: Layers = None,
     keep_v: bool = False,
     dtype: torch.dtype | None = None,
+    to_disk: bool = False,
     tokenizer: Any = None,
 ) -> Trace:
     """Run `model` once and keep every attention weight of it, in memory that grows with the length only.
@@ -75,8 +76,9 @@ def trace(
     `text_or_tokens` is a text, several texts, ids (a tensor or lists), or what a foreign model takes: a
     mapping of its arguments, or a tuple of them; of a vision model an image (a file's path, one of Pillow's)
     or several. `target` is what an encoder-decoder answers. `layers` chooses some, by index or name; `keep_v`
-    keeps the values; `dtype` is how queries and keys are kept (None: as computed). `tokenizer` turns text
-    into ids, and ids into labels, or is the image processor, where the model has none of its own.
+    keeps the values; `dtype` is how queries and keys are kept (None: as computed); `to_disk` maps those of
+    long texts from files that end with them, in place of memory. `tokenizer` turns text into ids, and ids
+    into labels, or is the image processor, where the model has none of its own.
 
     >>> from regard.files.loading import load
     >>> found = trace(load("bert", random=True), "abc", layers=[0])
@@ -84,9 +86,8 @@ def trace(
     (('<cls>', 'a', 'b', 'c', '<sep>'), torch.Size([5, 5]))
     """
     with torch.no_grad():
-        seen = observe(
-            model, text_or_tokens, target, tokenizer, layers, logits="none", keep_v=keep_v, dtype=dtype
-        )
+        kept = {"keep_v": keep_v, "dtype": dtype, "to_disk": to_disk}
+        seen = observe(model, text_or_tokens, target, tokenizer, layers, logits="none", **kept)
     return seen.trace()
 
 

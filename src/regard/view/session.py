@@ -23,6 +23,7 @@ import torch
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, RegardError
 from regard.layers.attention import MultiHeadAttention
+from regard.tracing.disk import let_go
 from regard.tracing.generation import trace_generation
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
@@ -133,6 +134,7 @@ class Session:
         if name not in self._questions:
             raise ArgumentError(f"there is no question {name!r}.")
         found = self._questions[name](params, body)
+        let_go()
         return found if isinstance(found, bytes) else json.dumps(plain(found), allow_nan=False).encode()
 
     def add(self, document: Document, model: Opened | None = None, *, lasting: bool = True) -> Document:
@@ -404,12 +406,12 @@ def make_document(opened: Opened, asked: Asked, progress: Progress | None = None
                 answer, more = _read(opened, asked.target)
                 notices += more
             with opened.without(asked.off):
-                found = trace(opened.loaded, [ids], target=[answer], keep_v=True)
+                found = trace(opened.loaded, [ids], target=[answer], keep_v=True, to_disk=True)
         elif asked.max_new and opened.kind == "decoder":
             found = trace_generation(opened.loaded, ids, max_new=asked.max_new, keep_v=True)
         else:
             with opened.without(asked.off):
-                found = trace(opened.loaded, [ids], keep_v=True)
+                found = trace(opened.loaded, [ids], keep_v=True, to_disk=True)
     generated, last = None, "…"
     if source is not None or asked.max_new:
         assert found.ids is not None

@@ -222,19 +222,20 @@ def serve_long(length: int, quick: bool, sender: Connection) -> None:
 
     from regard.view.models import Models, opened
     from regard.view.server import app, link, listen
-    from regard.view.session import Session
+    from regard.view.session import Asked, Session
 
     model = load("smollm2", random=quick)
     models = Models()
     models.put(opened(model, "smollm2"))
-    session = Session(models, default="")
+    assert model.tokenizer is not None
+    text = model.tokenizer.decode(ids_of(model, length))
+    session = Session(models, "smollm2", text)
     began = time.perf_counter()
-    found = trace(model, [ids_of(model, length)], keep_v=True, to_disk=True)
-    session.add(documents_of(found, model_key="long")[0])
+    session.document(Asked("smollm2", text))
     forward = time.perf_counter() - began
     bound = listen(0)
     port = int(bound.getsockname()[1])
-    sender.send((link("x" * 32, port, {"at": "atlas", "model": "long", "layer": 10, "head": 2}), forward))
+    sender.send((link("x" * 32, port, {"at": "atlas", "layer": 10, "head": 2}), forward))
     config = uvicorn.Config(app(session, "x" * 32, port), log_level="error", lifespan="off")
     uvicorn.Server(config).run(sockets=[bound])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's names for what mallopt sets
 KEPT_BYTES = 512 << 20  # free memory that stays with the process
@@ -22,8 +23,19 @@ def keep_freed_memory() -> bool:
     """Ask glibc to keep freed memory; False where there is no glibc or the user has chosen otherwise."""
     if any(name in os.environ for name in SETTINGS):
         return False
-    try:
-        choose = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # another C library, or another system
-        return False
+    choose = _of_glibc("mallopt")
     return bool(choose(TRIM_THRESHOLD, KEPT_BYTES)) and bool(choose(MMAP_THRESHOLD, LARGEST_BYTES))
+
+
+def give_back_memory() -> None:
+    """Return what is free: after a long text half a gigabyte, which the next short one will not need."""
+    _of_glibc("malloc_trim")(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int]:
+    """A function of glibc; one that does nothing where there is another C library, or another system."""
+    try:
+        function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
+    except (AttributeError, OSError, TypeError):
+        return lambda *_: 0
+    return function

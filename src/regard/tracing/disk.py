@@ -16,26 +16,28 @@ from torch import Tensor
 
 from regard.files.hub import cache_folder
 
-LEAST_BYTES = 4 << 20  # smaller ones stay where they are
+LEAST_BYTES = 1 << 20  # smaller ones stay where they are
 _MAPS: WeakSet[mmap.mmap] = WeakSet()
 
 
-def on_disk(tensor: Tensor) -> Tensor:
-    """The same numbers, mapped from a file; the tensor itself where it is small, or there is no room."""
-    n_byte = tensor.numel() * tensor.element_size()
+def on_disk(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
+    """A copy that is mapped from a file; None where it would be small, or there is no room."""
+    dtype = dtype or tensor.dtype
+    n_byte = tensor.numel() * dtype.itemsize
     if n_byte < LEAST_BYTES or tensor.device.type != "cpu" or not hasattr(os, "posix_fallocate"):
-        return tensor
+        return None
     folder = cache_folder()  # often of the disk, where /tmp is of memory
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, n_byte)  # a full disk is known now, not by a signal
             mapped = mmap.mmap(file.fileno(), n_byte)
-    except OSError:  # no such room: it stays in memory
-        return tensor
+    except OSError:
+        return None
     _MAPS.add(mapped)
-    kept = torch.frombuffer(mapped, dtype=tensor.dtype).view(tensor.shape)
-    return kept.copy_(tensor)
+    kept = torch.frombuffer(mapped, dtype=dtype).view(tensor.shape).copy_(tensor.detach())
+    mapped.madvise(mmap.MADV_DONTNEED)
+    return kept
 
 
 def let_go() -> None:

@@ -181,14 +181,15 @@ class Recorder:
         return tuple(_judged(sample, self.expect) for sample in self.samples)
 
     def _kept(self, tensor: Tensor) -> Tensor:
-        kept = _copied(tensor, self.dtype)
+        mapped = on_disk(tensor, self.dtype) if self.to_disk else None
+        kept = _copied(tensor, self.dtype) if mapped is None else mapped
         if self.dtype == torch.float16 and tensor.dtype != torch.float16 and not bool(kept.isfinite().all()):
             reach = float(tensor.abs().max())
             if math.isfinite(reach):
                 raise TraceError(
                     f"queries or keys reach {reach:.3g}, and float16 ends at 65504: keep them as float32."
                 )
-        return on_disk(kept) if self.to_disk else kept
+        return kept
 
     def _shared(self, tensor: Tensor) -> Tensor:
         """A copy of a rule's tensor, one for all layers that share it."""

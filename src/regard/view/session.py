@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from regard.allocation import give_back_memory
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, RegardError
 from regard.layers.attention import MultiHeadAttention
@@ -37,6 +38,7 @@ from regard.view.predict import gradients, predict, rivals
 QUICK = frozenset({"tile", "small", "parts", "health", "models", "progress", "stop"})  # answered at once
 NUMBERS = frozenset({"tile", "small"})  # answered with bytes, not JSON
 _KEPT_BYTES = 1 << 30  # of traces; the newest is kept whatever it takes
+_LONG_BYTES = 1 << 27  # of a trace whose run needed memory that others do not
 _KEPT = 256  # traces, and texts
 _MOST_CHARACTERS = 200_000
 _MOST_RUN_AGAIN = 1024  # tokens of a text that is read once more for what comes before a query
@@ -173,6 +175,8 @@ class Session:
                     found = self._documents.get(asked.id)
                 if found is None:
                     found = make_document(self.models.get(asked.model), asked, progress)
+                    if found.trace.bytes > _LONG_BYTES:
+                        give_back_memory()
                     with self._lock:
                         self._documents[found.id] = found
         finally:

@@ -54,8 +54,9 @@ def test_pages_that_are_let_go_are_not_counted(folder: Path):
         return 1024 * int(next(line for line in lines if line.startswith("RssFile")).split()[1])
 
     tensor = disk.on_disk(torch.ones(16 << 20))
+    assert tensor is not None
+    assert tensor.sum() == 16 << 20
     full = mapped_bytes()
     disk.let_go()
     assert full - mapped_bytes() > 60 << 20
-    assert tensor is not None
     assert tensor.sum() == 16 << 20

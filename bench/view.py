@@ -125,8 +125,14 @@ def their_page(view: str, model: Loaded) -> Make:
 OURS_DRAWN = """() => window.regard && regard.source && !regard.stage.waiting
     && regard.stage.panels[0].map.frames > 0"""
 THEIRS_DRAWN = "() => document.querySelector('svg line, svg rect') !== null"
-PAINTED = """() => new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(
-    () => setTimeout(() => resolve(performance.now())))))"""
+# Looked for in the page itself, frame by frame. What is in the page has still to be laid out and painted: the
+# frame after next begins when it is.
+NOTE_PAINTED = """(() => {
+    const drawn = %s, frame = requestAnimationFrame;
+    const note = () => frame(() => setTimeout(() => window.paintedAt = performance.now()));
+    const look = () => { let there = false; try { there = drawn(); } catch {} frame(there ? note : look); };
+    frame(look);
+})()"""
 
 
 def first_picture(tab: Any, address: str, drawn: str) -> float | None:
@@ -134,11 +140,10 @@ def first_picture(tab: Any, address: str, drawn: str) -> float | None:
     from playwright.sync_api import Error
 
     try:
+        tab.add_init_script(NOTE_PAINTED % drawn)
         tab.goto(address, wait_until="commit", timeout=1000 * PATIENCE)
         tab.set_default_timeout(1000 * PATIENCE)
-        tab.wait_for_function(drawn, polling="raf")
-        # What is in the page has still to be laid out and painted: the frame after next begins when it is.
-        return float(tab.wait_for_function(PAINTED).json_value()) / 1000
+        return float(tab.wait_for_function("() => window.paintedAt").json_value()) / 1000
     except Error:  # out of time, or out of memory
         return None
 
@@ -246,6 +251,19 @@ def resident(process: int | None) -> int:
     return int(pages) * 4096
 
 
+def open_live(browser: Any, address: str) -> tuple[float, float, float, float]:
+    """Seconds to the first picture, to all small ones, and to another head; frames a second while moving."""
+    with fresh_tab(browser) as tab:
+        first = first_picture(tab, address, OURS_DRAWN)
+        assert first is not None
+        tab.wait_for_function(
+            "() => regard.overview.element.dataset.filled === 'all'", timeout=10_000 * PATIENCE
+        )
+        filled = float(tab.evaluate("() => performance.now()")) / 1000
+        other = float(tab.evaluate(OTHER_HEAD)) / 1000
+        return first, filled, other, float(tab.evaluate(MOVE_OURS, MOVED_SECONDS))
+
+
 def long_texts(options: Options, browser: Any) -> PlainTable:
     """Ours alone: SmolLM2 live, from the end of its forward pass on."""
     columns = [
@@ -265,19 +283,12 @@ def long_texts(options: Options, browser: Any) -> PlainTable:
         server.start()
         try:
             address, forward = receiver.recv()
-            with fresh_tab(browser) as tab:
-                first = first_picture(tab, address, OURS_DRAWN)
-                tab.wait_for_function(
-                    "() => regard.overview.element.dataset.filled === 'all'", timeout=10_000 * PATIENCE
-                )
-                filled = float(tab.evaluate("() => performance.now()")) / 1000
-                other = float(tab.evaluate(OTHER_HEAD)) / 1000
-                frames = float(tab.evaluate(MOVE_OURS, MOVED_SECONDS))
-                held = resident(server.pid)
+            opened = [open_live(browser, address) for _ in range(options.rounds if length == LONG[0] else 1)]
+            first, filled, other, frames = map(statistics.median, zip(*opened, strict=True))
+            held = resident(server.pid)
         finally:
             server.kill()
             server.join()
-        assert first is not None
         goal = "-"
         if length == LONG[0]:
             met = first <= 0.5 and filled <= 1.5

@@ -427,6 +427,14 @@ export class App {
     const layer = source.meta.layers[state.layer]!;
     const at = { layer: state.layer, head: state.head };
     const b = this.comparison.shown();
+    this.stage.show(
+      state,
+      this.theme,
+      { source, ...at, title: this.comparison.titled(source, at) },
+      b,
+      this.comparison.controls(),
+      this.limit,
+    );
     this.overview.show({
       source,
       facts: this.facts,
@@ -468,14 +476,6 @@ export class App {
         { class: "quiet" },
         `${layer.name} · ${layer.mechanism}${layer.kind === "cross" ? " · cross-attention" : ""} · ${layer.queries} × ${layer.keys} · ${source.meta.title}`,
       ),
-    );
-    this.stage.show(
-      state,
-      this.theme,
-      { source, ...at, title: this.comparison.titled(source, at) },
-      b,
-      this.comparison.controls(),
-      this.limit,
     );
     this.drawGridTools();
     this.panels.render(source);

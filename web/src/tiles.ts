@@ -41,6 +41,7 @@ export class Pyramid {
   ) {
     const { queries, keys } = this.meta;
     this.top = Math.max(0, Math.ceil(Math.log2(Math.max(queries, keys) / TILE)));
+    void this.load(`${this.top}/0/0`); // now, not when there is a frame to draw
   }
 
   get meta(): { queries: number; keys: number } {

@@ -337,20 +337,21 @@ def _exact(
         if exact is not None:
             return exact
     near = search.singles()
-    for conventions in (choices, *others):
-        exact = search.exact(_pairs(near), conventions)
-        if exact is not None:
-            return exact
-    return None
-
-
-def _pairs(near: Sequence[Agreement]) -> Iterator[tuple[Mistake, ...]]:
-    """Two mistakes that decide different things: one that explains some rows, or is near, and any other."""
     explain = [agreement for agreement in near if agreement.explained]
     close = sorted(near, key=lambda agreement: agreement.distance)
-    bases = dict.fromkeys([*explain[:MOST_BASES], *close[:MOST_BASES]])
+    bases = list(dict.fromkeys([*explain[:MOST_BASES], *close[:MOST_BASES]]))
+    for conventions in (choices, *others):
+        exact = search.exact(_pairs(bases, near), conventions)
+        if exact is not None:
+            return exact
+    # Two that both change every number explain nothing alone. Few words or booleans agree by chance.
+    return search.exact(_pairs(close, close), choices) if search.floating else None
+
+
+def _pairs(bases: Sequence[Agreement], others: Sequence[Agreement]) -> Iterator[tuple[Mistake, ...]]:
+    """Two mistakes that decide different things, one of them a base."""
     tried = set()
-    for first, second in itertools.product(bases, near):
+    for first, second in itertools.product(bases, others):
         (base,), (other,) = first.mistakes, second.mistakes
         pair = frozenset((id(base), id(other)))
         if pair not in tried and not set(base.choices) & set(other.choices):

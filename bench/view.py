@@ -169,6 +169,9 @@ OTHER_HEAD = """async () => {
     while (!drawn()) await new Promise(requestAnimationFrame);
     return performance.now() - began;
 }"""
+TRACE_CAME = (
+    "() => performance.getEntriesByType('resource').find(e => e.name.includes('api/trace')).responseEnd"
+)
 MOVE_THEIRS = """async seconds => {
     let frames = 0;
     const began = performance.now();
@@ -251,8 +254,8 @@ def resident(process: int | None) -> int:
     return int(pages) * 4096
 
 
-def open_live(browser: Any, address: str) -> tuple[float, float, float, float]:
-    """Seconds to the first picture, to all small ones, and to another head; frames a second while moving."""
+def open_live(browser: Any, address: str) -> tuple[float, ...]:
+    """Seconds to the trace, the first picture, all small ones, and to another head; frames a second."""
     with fresh_tab(browser) as tab:
         first = first_picture(tab, address, OURS_DRAWN)
         assert first is not None
@@ -260,8 +263,9 @@ def open_live(browser: Any, address: str) -> tuple[float, float, float, float]:
             "() => regard.overview.element.dataset.filled === 'all'", timeout=10_000 * PATIENCE
         )
         filled = float(tab.evaluate("() => performance.now()")) / 1000
+        loaded = float(tab.evaluate(TRACE_CAME)) / 1000
         other = float(tab.evaluate(OTHER_HEAD)) / 1000
-        return first, filled, other, float(tab.evaluate(MOVE_OURS, MOVED_SECONDS))
+        return loaded, first, filled, other, float(tab.evaluate(MOVE_OURS, MOVED_SECONDS))
 
 
 def long_texts(options: Options, browser: Any) -> PlainTable:
@@ -269,6 +273,7 @@ def long_texts(options: Options, browser: Any) -> PlainTable:
     columns = [
         "tokens",
         "forward pass",
+        "page and trace",
         "first picture",
         "all 270 heads",
         "another head",
@@ -284,19 +289,19 @@ def long_texts(options: Options, browser: Any) -> PlainTable:
         try:
             address, forward = receiver.recv()
             opened = [open_live(browser, address) for _ in range(options.rounds if length == LONG[0] else 1)]
-            first, filled, other, frames = map(statistics.median, zip(*opened, strict=True))
+            loaded, first, filled, other, frames = map(statistics.median, zip(*opened, strict=True))
             held = resident(server.pid)
         finally:
             server.kill()
             server.join()
         goal = "-"
         if length == LONG[0]:
-            met = first <= 0.5 and filled <= 1.5
-            goal = f"{'met' if met else 'missed'}: first within 0.5 s, all within 1.5 s"
+            met = first - loaded <= 0.5 and filled - loaded <= 1.5
+            goal = f"{'met' if met else 'missed'}: first within 0.5 s of the trace, all within 1.5 s"
         if length == LONG[-1]:
             met = first <= 3 and frames >= 30 and other <= 0.3 and held <= 1.5e9
             goal = f"{'met' if met else 'missed'}: 3 s, another head 0.3 s, 30 frames, 1.5 GB"
-        times = [readable_seconds(each) for each in (forward, first, filled, other)]
+        times = [readable_seconds(each) for each in (forward, loaded, first, filled, other)]
         lines.append([str(length), *times, f"{frames:.0f}", readable_bytes(held), goal])
     note = "Times from opening the page, the forward pass done. Tiles are asked for as they come into view."
     return PlainTable("SmolLM2, live", lines, note)

@@ -170,7 +170,7 @@ OTHER_HEAD = """async () => {
     return performance.now() - began;
 }"""
 TRACE_CAME = (
-    "() => performance.getEntriesByType('resource').find(e => e.name.includes('api/trace')).responseEnd"
+    "() => performance.getEntriesByType('resource').find(e => /api.trace/.test(e.name)).responseEnd"
 )
 MOVE_THEIRS = """async seconds => {
     let frames = 0;

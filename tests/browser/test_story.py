@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from regard.heads.labels import LABELS
 from regard.tracing.take import trace
 from regard.view.page import export
 from regard.view.session import Asked, Session
@@ -90,7 +91,15 @@ def test_words_are_explained_once_and_listed_on_a_question_mark(story):
     assert story.locator(".explained dt").all_inner_texts()[:3] == ["head", "query", "key"]
     story.keyboard.press("?")
     said = story.inner_text("dialog.help")
-    for word in ("query", "key", "head", "layer", "softmax", "sink", "switch the chosen head off"):
+    for word in (
+        "query",
+        "key",
+        "head",
+        "layer",
+        "softmax",
+        "switch the chosen head off",
+        *set(LABELS) - {"none"},
+    ):
         assert word in said
     story.keyboard.press("Escape")
     assert not story.is_visible("dialog.help")

@@ -14,7 +14,7 @@ import { placeTip, sideTokens, Stage } from "./stage";
 import { fromHash, START, toHash, type State } from "./state";
 import { Story } from "./story";
 import { TopBar } from "./topbar";
-import { Tour } from "./tour";
+import { HEAD_NAMES, Tour } from "./tour";
 import type { Backend, Effects, HeadFacts, ModelChoice, Progress, Scene, TileSource } from "./types";
 import { sameToken } from "./words";
 
@@ -465,7 +465,7 @@ export class App {
       });
     }
     const label = this.facts?.labels[at.layer]?.[at.head];
-    const chip = label ? h("span", { class: "chip", title: label.rule }, h("i"), label.label) : null;
+    const chip = label ? h("span", { class: "chip", title: `${HEAD_NAMES[label.label] ?? ""} ${label.rule}` }, h("i"), label.label) : null;
     chip?.style.setProperty("--label", this.overview.colourOf(label!.label));
     fill(
       this.headline,

@@ -310,6 +310,8 @@ export class LinesView {
     const { hovered } = this;
     const lit = (r: number, c: number) =>
       hovered ? (hovered.side === "query" ? r === hovered.index : c === hovered.index) : !any || chosen[r]!;
+    // On a dark ground a thin line needs more of its colour.
+    const faint = (strength: number) => (options.theme === "dark" ? 0.9 * strength ** 0.7 : 0.75 * strength ** 1.2);
     let top = 1e-9;
     for (const block of blocks) for (const v of block.values) if (v > top) top = v;
     this.links = [];
@@ -324,7 +326,7 @@ export class LinesView {
             from: (r + 0.5) * ROW + i * 1.5,
             to: (c + 0.5) * ROW + i * 1.5,
             colour: CATEGORY[i % CATEGORY.length]!,
-            opacity: focus ? 0.15 + 0.85 * strength : 0.75 * strength ** 1.2,
+            opacity: focus ? 0.15 + 0.85 * strength : faint(strength),
             width: 0.6 + (focus ? 6 : 4) * strength,
           });
         }

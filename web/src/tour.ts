@@ -20,6 +20,24 @@ export const GLOSSARY: Record<string, string> = {
   induction: "Looking at what followed an earlier copy of the same token: the way a model repeats what it has seen.",
 };
 
+/** What a head is called, in words for somebody who reads the name for the first time. */
+export const HEAD_NAMES: Record<string, string> = {
+  "previous-token": "Most of its weight lies on the token before.",
+  "next-token": "Most of its weight lies on the token after.",
+  diagonal: "Each token looks mostly at itself.",
+  positional: "It looks at one distance, whatever the words are.",
+  delimiter: "It rests on tokens that mark where a text begins and ends, such as [CLS] and [SEP].",
+  punctuation: "It looks at commas, full stops and the like.",
+  sink: "It rests on the first token, as heads do that have nothing to say.",
+  "duplicate-token": "It looks at earlier copies of the same token.",
+  induction: "It looks at what followed an earlier copy of the same token.",
+  "rare-word": "It looks at the words that are rarest in this text.",
+  retrieval: "It finds, far back, what is written next.",
+  streaming: "It needs the first tokens and the last few only.",
+  broadcast: "It looks everywhere about equally, as an average would.",
+  mixed: "It does two of these things, neither of them mostly.",
+};
+
 const KEYS: [string, string][] = [
   ["s m a", "story, machine, atlas"],
   ["← →", "back and on in the tour (in Story)"],
@@ -38,13 +56,16 @@ export class Tour {
   private shown = "";
 
   constructor(private readonly go: (scene: number | null) => void) {
-    const terms = Object.entries(GLOSSARY).map(([term, what]) => [h("dt", {}, term), h("dd", {}, what)]);
+    const list = (said: Record<string, string>) =>
+      h("dl", {}, Object.entries(said).map(([term, what]) => [h("dt", {}, term), h("dd", {}, what)]));
     const keys = KEYS.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)]);
     fill(
       this.help,
       h("button", { type: "button", class: "closing", "aria-label": "close", onclick: () => this.help.close() }, "×"),
       h("h2", {}, "Words"),
-      h("dl", {}, terms),
+      list(GLOSSARY),
+      h("h2", {}, "What heads are called"),
+      list(HEAD_NAMES),
       h("h2", {}, "Keys"),
       h("dl", {}, keys),
     );

@@ -28,10 +28,8 @@ N_TERM = 300
 
 @pytest.fixture(autouse=True)
 def _packed_at_once(monkeypatch):
-    """Decoding packs its matrices at the first tokens, not when a text has become long."""
-    monkeypatch.setattr("regard.models.fast._PATIENCE", 0)
+    """Decoding makes products of small matrices, too, as it does those of large ones."""
     monkeypatch.setattr("regard.models.packing._SMALL", 0)
-    monkeypatch.setattr("regard.models.packing._CACHE", 1)
 
 
 def take_away(missing, monkeypatch):

@@ -123,12 +123,14 @@ def build(name, **changes):
     return model
 
 
+SPLITTING_WINS = packing.splitting_wins.__wrapped__  # as it is without the fixture below, and nothing kept
+
+
 @pytest.fixture(autouse=True)
 def _packed_at_once(monkeypatch):
-    """The first layer at the first token, the next one a token later."""
-    monkeypatch.setattr(fast, "_PATIENCE", 0)
+    """Small matrices too, and in parts, whatever is faster here."""
     monkeypatch.setattr(packing, "_SMALL", 0)
-    monkeypatch.setattr(packing, "_CACHE", 1)
+    monkeypatch.setattr(packing, "splitting_wins", lambda *_: True)
 
 
 def tokens(*shape):
@@ -366,60 +368,33 @@ def test_wrong_tokens_are_refused_as_ever_and_leave_the_cache_alone():
         decoding.next(tokens(1))
 
 
-@pytest.mark.parametrize("packer", packing._packers(), ids=lambda packer: packer.__name__[1:])
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_packed_product_is_the_product(bias, packer, monkeypatch):
-    """x W^T + b, to rounding, for one number of rows after another; whichever kernel was the fastest."""
-    monkeypatch.setattr(packing, "fastest", lambda *_: packer)
-    weight, shift = torch.randn(17, 101).half().float(), torch.randn(17) if bias else None
-    product = packing.pack(weight, shift)
-    for n_row in (1, 7, 2, 3, 7, 1):
-        x = torch.randn(n_row, 101)
-        exact = (x.double() @ weight.double().T + (0 if shift is None else shift)).float()
-        torch.testing.assert_close(product(x), exact, **CLOSE)
+def test_a_packed_product_is_the_product(bias, split, monkeypatch):
+    """x W^T + b, to rounding, for one number of rows after another, in parts or not."""
+    monkeypatch.setattr(packing, "splitting_wins", lambda *_: split)
+    for n_out in (16, 53, 7):  # whole parts, some rows left, fewer than parts
+        weight, shift = torch.randn(n_out, 101), torch.randn(n_out) if bias else None
+        product = packing.pack(weight, shift)
+        for n_row in (1, 7, 2, 4, 5, 1):
+            x = torch.randn(n_row, 101)
+            exact = (x.double() @ weight.double().T + (0 if shift is None else shift)).float()
+            torch.testing.assert_close(product(x), exact, **CLOSE)
 
 
-def test_the_first_products_are_plain_and_then_it_is_packed(monkeypatch):
-    """As many as were asked for, whatever their rows; packing is tried at the next one."""
-    tried = []
-    monkeypatch.setattr(packing, "fastest", lambda *asked: tried.append(asked) or packing._mkl)
-    weight = torch.randn(17, 101)
-    product = packing.pack(weight, after=3)
-    for n_call, n_row in enumerate((1, 7, 1, 1, 7), 1):
-        x = torch.randn(n_row, 101)
-        torch.testing.assert_close(product(x), x @ weight.T, **CLOSE)
-        assert len(tried) == max(0, n_call - 3)
-
-
-@pytest.mark.parametrize(("seconds", "wins"), [(0.5, True), (0.95, False), (2.0, False)])
-def test_a_packed_copy_is_kept_where_it_saves_a_tenth(monkeypatch, seconds, wins):
-    """By a clock of the test's own: the plain product, which needs no copy, takes a second."""
+@pytest.mark.parametrize("split_takes", [0.5, 2.0])
+def test_the_faster_product_is_taken(monkeypatch, split_takes):
+    """By a clock of the test's own: the plain one takes a second, and first calls do not count."""
     clock = [0.0]
-    monkeypatch.setattr(packing.time, "perf_counter", lambda: clock[0])
 
     def taking(seconds):
-        def packer(weight, bias, n_row):
-            calls = iter([100.0, *[seconds] * 99])  # the first call, which prepares things, does not count
-            return lambda x: clock.__setitem__(0, clock[0] + next(calls))
+        calls = iter([100 / seconds, seconds])
+        return lambda x, matrix: clock.__setitem__(0, clock[0] + next(calls))
 
-        return packer
-
-    monkeypatch.setattr(packing, "_plain", plain := taking(1.0))
-    other = taking(seconds)
-    assert packing.fastest((plain, other), 17, 11, 1, 1) is (other if wins else plain)
-
-
-def test_float16_takes_part_only_where_it_holds_the_weights_as_they_are(monkeypatch):
-    """As it does those of a half-precision file. One that loses a bit, or has no float16, is left alone."""
-    offered = []
-    monkeypatch.setattr(packing, "fastest", lambda packers, *_: offered.append(packers) or packers[0])
-    published = torch.randn(17, 101).bfloat16().float()
-    published[3, 5] = 2.0**-30  # which float16 has not: it is nothing beside the others
-    one_bit = published.clone()
-    one_bit[0, 0] = 1 + 2.0**-12
-    for weight in (published, one_bit, 1e5 * published, torch.full((2, 3), torch.nan)):
-        packing.pack(weight)(torch.randn(1, weight.shape[1]))
-    assert [packing._half in packers for packers in offered] == [True, False, False, False]
+    monkeypatch.setattr(packing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(packing.F, "linear", taking(1.0))
+    monkeypatch.setattr(packing, "split_product", taking(split_takes))
+    assert SPLITTING_WINS(1, 1) is (split_takes < 1)
 
 
 def test_asked_for_float16_rounds_the_weights_and_nothing_else():

@@ -26,11 +26,7 @@ FLASH_CPU_BACKWARD = _operator("aten", "_scaled_dot_product_flash_attention_for_
 FLASH_CUDA = _operator("aten", "_scaled_dot_product_flash_attention")
 FLASH_CUDA_BACKWARD = _operator("aten", "_scaled_dot_product_flash_attention_backward")
 
-# Packed matrices. Without them: plain products.
-MKL_PACK = _operator("mkl", "_mkl_reorder_linear_weight")
-MKL_LINEAR = _operator("mkl", "_mkl_linear")
-ONEDNN_PACK = _operator("mkldnn", "_reorder_linear_weight")
-ONEDNN_LINEAR = _operator("mkldnn", "_linear_pointwise")
+# Matrices of float16. Without them: of float32.
 HALF_PACK = _operator("quantized", "linear_prepack_fp16")
 HALF_LINEAR = _operator("quantized", "linear_dynamic_fp16")
 

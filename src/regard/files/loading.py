@@ -117,8 +117,8 @@ def load(
     shapes with random weights and a byte-level tokenizer.
 
     `packed="float16"` makes decoding on the CPU read every matrix rounded to float16, half the bytes for each
-    token; all is computed in float32. Weights that float16 holds as they are need not be asked for. Which
-    product is fastest is tried where it runs: the last bits of decoded scores may differ between two runs.
+    token; all is computed in float32. Which product is fastest is tried where it runs: the last bits of
+    decoded scores may differ between two runs.
     """
     if packed not in ("float32", "float16"):
         raise ArgumentError(f"packed must be 'float32' or 'float16'. Got {packed!r}.")

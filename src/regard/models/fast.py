@@ -3,7 +3,7 @@
     engine(model) -> Engine | None      Engine.step(tokens, cache, visible) -> scores | None
 
 The readable `forward` says what a model computes; this computes the same for one new token of each sequence,
-to rounding. What is faster: weights laid out once for the fastest kernel (`packing`), q, k and v as one
+to rounding. What is faster: products that all threads read at once (`packing`), q, k and v as one
 product, gate and up as one, and nothing checked twice. Attention goes through `attention` as everywhere. None
 means that something is unusual (`why_not` says what): the caller then takes `forward`.
 """
@@ -40,7 +40,6 @@ _KNOWN = (
     *(MultiHeadAttention, FeedForward, Block, RelativeBias, Rotary, LearnedPositions, SinusoidalPositions),
 )
 _TABLE_BLOCK = 512  # positions by which the table of relative biases grows
-_PATIENCE = 32  # tokens of a text so short that packing would take longer than it saves; then a layer a token
 
 
 Norm = Callable[[Tensor], Tensor]
@@ -88,13 +87,13 @@ class Engine:
         self.place = None if model.position is None else cast(Tensor, model.position.weight).detach()
         self.embed_norm = _norm(model.embed_norm)
         self.layers = [
-            _pack_layer(block, local, partial(pack, half=half, after=_PATIENCE + index))
-            for index, (block, local) in enumerate(zip(blocks, model.decoder.local, strict=True))
+            _pack_layer(block, local, partial(pack, half=half))
+            for block, local in zip(blocks, model.decoder.local, strict=True)
         ]
         self.norm = _norm(model.decoder.norm)
         self.head_scale = config.head_scale
         head = model.token if model.unembed is None else model.unembed
-        self.unembed = pack(head.weight.detach(), half=half, after=_PATIENCE)
+        self.unembed = pack(head.weight.detach(), half=half)
         self.relative = model.decoder.relative
         self.biases: Tensor | None = None
         self.rotation = _rotation(model.rotary)

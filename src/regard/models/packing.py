@@ -1,19 +1,18 @@
-"""Matrices laid out once, for the kernel that is fastest here.
+"""Products of a large matrix with a few rows, at the speed of memory.
 
     pack(weight, bias) -> x W^T + b
 
-PyTorch's plain product, and MKL's and oneDNN's of matrices packed for them, compute in float32. FBGEMM's
-reads W as float16, half the bytes, and computes in float32 too. It takes part where it is asked for, and
-where that moves W by no more than float32 rounds, as in what was published in half precision. Which is
-fastest depends on processor, shape and number of rows, by a factor of three, so they are tried where they
-run. They add in different orders: the last bits of a score may differ from one run of a program to the next.
+PyTorch hands one row times a matrix to one thread, or to several that wait for each other. The same matrix
+seen as many parts, one batched product, is read by all threads at once: half the time at one row, measured
+(bench/decode.py), and no copy of it. Where that is not so, which is tried once, the plain product is made.
+FBGEMM's reads W as float16, half the bytes, and computes in float32; it must be asked for.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +21,12 @@ from torch import Tensor
 
 from regard.attention import torch_ops
 
-_FEW, _MANY = 1, 8  # rows with which kernels are tried: those for one sequence, and for several
-_MOST_ROWS = 4096  # of a matrix that is tried: more take as long for each
-_N_TRY = 2
-_SMALL = 1 << 18  # numbers: a smaller matrix stays in the processor's cache, and is not worth a copy
-_CACHE = 1 << 24  # numbers: more than any processor's cache holds
+_PARTS = 16
+_FEW = 4  # rows up to which they are columns of the product, not rows of it: faster by a third
+_SMALL = 1 << 18  # numbers: a smaller matrix stays in the processor's cache
+_TRIED = (4, 4096, 1024)  # matrices that the two kernels are tried on, in turn: more than a cache holds
 
 Product = Callable[[Tensor], Tensor]  # of (row, in_dim) to (row, out_dim)
-Packer = Callable[[Tensor, Tensor | None, int], Product]
 
 
 def pack(
@@ -37,98 +34,55 @@ def pack(
     bias: Float[Tensor, "out_dim"] | None = None,
     *,
     half: bool = False,
-    after: int = 0,
 ) -> Product:
     """x W^T + b by the kernel that is fastest for as many rows as come; `half`: with W rounded to float16.
 
-    Packing takes as long as dozens of products: the first `after` calls are plain ones.
+    >>> pack(torch.ones(3, 2), torch.arange(3.0))(torch.ones(1, 2))
+    tensor([[2., 3., 4.]])
     """
-    if half and _half in _packers() and bool(weight.abs().amax() <= torch.finfo(torch.float16).max):
-        return _half(weight, bias, 0)
-    plain = _plain(weight, bias, 0)
-    if weight.numel() < _SMALL:
-        return plain
-    kept: dict[Packer, Product] = {}  # the last one: each holds a copy of the matrix
-    ready: dict[int, Product] = {}  # the same, by the number of rows it has been given
-    waiting = iter(range(after))
+    if half and _has_half() and bool(weight.abs().amax() <= torch.finfo(torch.float16).max):
+        layout = torch_ops.HALF_PACK(weight, bias)  # which would change entries that float16 has not
+        return lambda x: torch_ops.HALF_LINEAR(x, layout)
+    if weight.numel() < _SMALL or weight.shape[0] < _PARTS:
+        return partial(F.linear, weight=weight, bias=bias)
 
-    def prepare(n_row: int) -> Product:
-        if next(waiting, None) is not None:
-            return plain
-        packers = tuple(packer for packer in _packers() if packer is not _half or fits_half(weight))
-        n_try = _FEW if n_row == _FEW else _MANY
-        packer = fastest(packers, *weight.shape, n_try, torch.get_num_threads())
-        product = kept.get(packer)
-        if product is None or packer is _mkl:  # MKL packs for a number of rows
-            product = packer(weight, bias, n_row)
-            kept.clear()
-            ready.clear()
-            kept[packer] = product
-        ready[n_row] = product
-        return product
+    def product(x: Tensor) -> Tensor:
+        if not splitting_wins(1 if x.shape[0] <= _FEW else 2 * _FEW, torch.get_num_threads()):
+            return F.linear(x, weight, bias)
+        made = split_product(x, weight)
+        return made if bias is None else made.add_(bias)
 
-    def call(x: Tensor) -> Tensor:
-        n_row = x.shape[0]
-        return (ready.get(n_row) or prepare(n_row))(x)
-
-    return call
+    return product
 
 
-def fits_half(weight: Float[Tensor, "out_dim in_dim"]) -> bool:
-    """Whether float16 moves no entry by more than float32 rounds the largest.
-
-    >>> fits_half(torch.tensor([[0.5, 3.0]])), fits_half(torch.tensor([[0.5, 0.1]]))
-    (True, False)
-    """
-    least = torch.finfo(torch.float32).eps * weight.abs().amax()
-    return all(bool(((rows.half() - rows).abs() <= least).all()) for rows in weight.split(256))
+def split_product(
+    x: Float[Tensor, "row in_dim"], weight: Float[Tensor, "out_dim in_dim"]
+) -> Float[Tensor, "row out_dim"]:
+    """x W^T, as one product of every part of W; what is left of its rows by itself."""
+    (n_row, n_in), n_out = x.shape, weight.shape[0]
+    n_whole = n_out - n_out % _PARTS
+    parts = weight[:n_whole].view(_PARTS, -1, n_in)
+    if n_row <= _FEW:
+        made = torch.bmm(parts, x.t().expand(_PARTS, n_in, n_row)).permute(2, 0, 1)
+    else:
+        made = torch.bmm(x.expand(_PARTS, n_row, n_in), parts.mT).transpose(0, 1)
+    made = made.reshape(n_row, n_whole)
+    return made if n_whole == n_out else torch.cat([made, F.linear(x, weight[n_whole:])], 1)
 
 
 @cache
-def fastest(packers: tuple[Packer, ...], n_out: int, n_in: int, n_row: int, n_thread: int) -> Packer:
-    """The one whose product of such shapes takes least time; the plain one where none saves a tenth."""
-    weight, x = torch.ones(min(n_out, _MOST_ROWS), n_in), torch.ones(n_row, n_in)
-    products = {packer: packer(weight, None, n_row) for packer in packers}
-    seconds = dict.fromkeys(packers, float("inf"))
-    others = torch.ones(_CACHE)
-    for turn in range(1 + _N_TRY):
-        for packer, product in products.items():
-            others.sum()  # as the other layers do, which leave nothing of this one in the processor's cache
-            start = time.perf_counter()
-            product(x)
-            if turn:  # not the first, which may prepare things
-                seconds[packer] = min(seconds[packer], time.perf_counter() - start)
-    seconds[_plain] *= 0.9
-    return min(packers, key=seconds.__getitem__)
+def splitting_wins(n_row: int, n_thread: int) -> bool:
+    """Whether the product in parts takes less time here, with so many rows and threads."""
+    matrices, x = torch.ones(_TRIED), torch.ones(n_row, _TRIED[2])
+    kernels: list[Callable[[Tensor, Tensor], Tensor]] = [F.linear, split_product]
+    ends = [time.perf_counter()]
+    for product, matrix in zip(2 * kernels, matrices, strict=True):
+        product(x, matrix)
+        ends.append(time.perf_counter())
+    return ends[4] - ends[3] < ends[3] - ends[2]  # not the first two, which may prepare things
 
 
-def _packers() -> tuple[Packer, ...]:
-    """Those that this PyTorch has."""
-    has = {
-        _plain: True,
-        _mkl: None not in (torch_ops.MKL_PACK, torch_ops.MKL_LINEAR),
-        _onednn: None not in (torch_ops.ONEDNN_PACK, torch_ops.ONEDNN_LINEAR)
-        and torch.backends.mkldnn.is_available(),
-        _half: None not in (torch_ops.HALF_PACK, torch_ops.HALF_LINEAR)
-        and torch.backends.quantized.engine in ("x86", "fbgemm"),
-    }
-    return tuple(packer for packer, there in has.items() if there)
-
-
-def _plain(weight: Tensor, bias: Tensor | None, n_row: int) -> Product:
-    return lambda x: F.linear(x, weight, bias)
-
-
-def _mkl(weight: Tensor, bias: Tensor | None, n_row: int) -> Product:
-    layout = torch_ops.MKL_PACK(weight, n_row)
-    return lambda x: torch_ops.MKL_LINEAR(x, layout, weight, bias, n_row)
-
-
-def _onednn(weight: Tensor, bias: Tensor | None, n_row: int) -> Product:
-    layout = torch_ops.ONEDNN_PACK(weight)
-    return lambda x: torch_ops.ONEDNN_LINEAR(x, layout, bias, "none", (), "")
-
-
-def _half(weight: Tensor, bias: Tensor | None, n_row: int) -> Product:
-    layout = torch_ops.HALF_PACK(weight, bias)  # which would change entries that float16 has not
-    return lambda x: torch_ops.HALF_LINEAR(x, layout)
+def _has_half() -> bool:
+    """Whether this PyTorch and processor have products of float16 matrices."""
+    there = None not in (torch_ops.HALF_PACK, torch_ops.HALF_LINEAR)
+    return there and torch.backends.quantized.engine in ("x86", "fbgemm")

@@ -47,7 +47,6 @@ from regard.models.families import initialise
 from regard.models.transformer import Transformer
 
 N_NEW = 8  # tokens decoded in one call
-N_FIRST = 72  # tokens after which every layer is packed: a text of some length is measured
 REST = 0.5  # seconds: OpenMP's threads wait for work, at full speed, for 0.2 s
 LONG = 4096  # cached tokens from which fewer rounds do
 TEXT = Path(__file__).parent.parent / "LICENSE"
@@ -90,7 +89,6 @@ def ours(
     model.packed = weights
     continued = Continued(model, n_cached, batch)
     prompt = continued.tokens[:, None]
-    generate(continued, prompt, max_new=N_FIRST, stop=())  # until all is packed
     return lambda: generate(continued, prompt, max_new=n_new, stop=())
 
 
@@ -333,7 +331,7 @@ def models(quick: bool, longest: int) -> list[tuple[str, Loaded, Path | None]]:
         ]
     real = load("smollm2")
     return [
-        ("GPT-2", of_shape("gpt2", n_position=longest + 2 * N_FIRST), None),
+        ("GPT-2", of_shape("gpt2", n_position=longest + 2 * N_NEW), None),
         ("SmolLM2", real, hub.get_showing("smollm2")),
     ]
 

@@ -202,6 +202,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "n_layer": 4,
         "batch_tokens": 768,
         "steps": 2000,
+        "lr": 2e-3,
         "dropout": 0.0,
         "beta2": 0.99,
         "weight_decay": 0.1,

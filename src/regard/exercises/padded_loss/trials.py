@@ -23,7 +23,15 @@ def reference(
 ) -> Tensor:
     """The mean of the negative log-probabilities of what is real."""
     logits, given, pad_id = case.args
-    target = given.roll(-1, dims=1) if labels == "of the next step" else given
+    logits, target = made(
+        {
+            "as given": lambda: (logits, given),
+            "rolled": lambda: (logits, given.roll(-1, dims=1)),
+            "of the next step": lambda: (logits[:, :-1], given[:, 1:]),
+            "of the step before": lambda: (logits[:, 1:], given[:, :-1]),
+        },
+        labels,
+    )
     logs = made(
         {
             "log of the softmax": lambda: logits.log_softmax(-1),

@@ -28,10 +28,10 @@ def reference(case: Case, **choices: str) -> Tensor:
     values = {"values too": k_weight, "values too, by no weight": torch.ones_like(k_weight)}
     if c.normed in values:
         v = norm(v, values[c.normed], eps)
-    if c.normed in ("queries and keys", "queries", "by one weight", *values):
-        q = norm(q, q_weight, eps)
-    if c.normed in ("queries and keys", "keys", "by one weight", *values):
-        k = norm(k, q_weight if c.normed == "by one weight" else k_weight, eps)
+    if c.normed not in ("keys", "scores", "nothing"):
+        q = norm(q, k_weight if c.normed == "by k_weight" else q_weight, eps)
+    if c.normed not in ("queries", "scores", "nothing"):
+        k = norm(k, q_weight if c.normed == "by q_weight" else k_weight, eps)
     if c.normed == "scores":
         scores = q @ k.transpose(-2, -1)
         scores = scores / (scores.square().mean(-1, keepdim=True) + eps).sqrt()

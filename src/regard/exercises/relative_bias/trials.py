@@ -29,12 +29,16 @@ def reference(case: Case, **choices: str) -> Tensor:
     i, j = torch.arange(n)[:, None], torch.arange(n)
     distance = {"turned round": i - j, "of either direction": (j - i).abs(), "of the key": j - 0 * i}
     between = distance.get(c.distance, j - i)
-    shift = far + (1 if c.distance == "one off" else 0)
-    column = (between.clamp(-far, far) + shift).clamp(0, 2 * far)
+    shift = {"one off": 1, "one more": 1, "one less": -1, "without r": -far, "without r, from 0": -far}
+    column = between.clamp(-far, far) + far + shift.get(c.distance, 0)  # below 0 counts from the end
+    if c.distance in ("one off", "without r, from 0"):
+        column = column.clamp(0, 2 * far)
     if c.distance == "wrapped":
         column = (between + far) % (2 * far + 1)
     rows = {"the first row": table[:1], "the mean row": table.mean(0, keepdim=True)}.get(c.heads, table)
     bias = rows[:, column]
+    if c.heads == "on the batch":
+        bias = bias[:, None]
     if c.distance == "hidden":
         bias = bias.masked_fill(between.abs() > far, -torch.inf)
     if c.distance == "without a bias":

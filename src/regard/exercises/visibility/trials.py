@@ -39,6 +39,10 @@ def reference(
             "key >= query": key >= query,
             "key > query": key > query,
         }[causal]
+        if start == "hides the cache":
+            visible = visible & (key >= before)
+        if start == "shows everything" and before:
+            visible = torch.ones_like(visible)
         visible = visible.T if axes == "keys first" else visible
     else:
         valid, n_key = case.args

@@ -23,15 +23,11 @@ def reference(
 ) -> Tensor:
     """The mean of the negative log-probabilities of what is real."""
     logits, given, pad_id = case.args
-    logits, target = made(
-        {
-            "as given": lambda: (logits, given),
-            "rolled": lambda: (logits, given.roll(-1, dims=1)),
-            "of the next step": lambda: (logits[:, :-1], given[:, 1:]),
-            "of the step before": lambda: (logits[:, 1:], given[:, :-1]),
-        },
-        labels,
-    )
+    logits, target = {
+        "rolled": (logits, given.roll(-1, dims=1)),
+        "of the next step": (logits[:, :-1], given[:, 1:]),
+        "of the step before": (logits[:, 1:], given[:, :-1]),
+    }.get(labels, (logits, given))
     logs = made(
         {
             "log of the softmax": lambda: logits.log_softmax(-1),

@@ -32,6 +32,7 @@ def reference(case: Case, **choices: str) -> Tensor:
         q = norm(q, k_weight if c.normed == "by k_weight" else q_weight, eps)
     if c.normed not in ("queries", "scores", "nothing"):
         k = norm(k, q_weight if c.normed == "by q_weight" else k_weight, eps)
+    q, k, v = given.taken(c, q, k, v)
     if c.normed == "scores":
         scores = q @ k.transpose(-2, -1)
         scores = scores / (scores.square().mean(-1, keepdim=True) + eps).sqrt()

@@ -25,6 +25,7 @@ class Choices(attention.Choices):
 def reference(case: Case, **choices: str) -> Tensor:
     """Attention with the bias of each distance."""
     c, (q, k, v, table) = Choices(**choices), case.args
+    q, k, v = given.taken(c, q, k, v)
     n, far = q.shape[2], table.shape[1] // 2
     i, j = torch.arange(n)[:, None], torch.arange(n)
     distance = {"turned round": i - j, "of either direction": (j - i).abs(), "of the key": j - 0 * i}

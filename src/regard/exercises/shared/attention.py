@@ -210,6 +210,8 @@ def split(x: Tensor, n_head: int, how: str) -> Tensor:
     n_batch, n_position, _ = x.shape
     if how == "by view":
         return x.reshape(n_batch, n_head, n_position, -1)
+    if how == "width for number":
+        return x.reshape(n_batch, n_position, -1, n_head).transpose(1, 2)
     if how == "every n-th number":
         return x.reshape(n_batch, n_position, -1, n_head).permute(0, 3, 1, 2)
     return x.reshape(n_batch, n_position, n_head, -1).transpose(1, 2)

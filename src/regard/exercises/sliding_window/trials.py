@@ -42,6 +42,7 @@ def visible(n: int, window: int, band: str) -> Tensor:
 def reference(case: Case, **choices: str) -> Tensor:
     """Attention within the window."""
     c, (q, k, v, window) = Choices(**choices), case.args
+    q, k, v = given.taken(c, q, k, v)
     if c.band == "cut after a causal softmax":
         causal, near = (visible(q.shape[2], window, band) for band in ("causal", "the window"))
         weights = attended(c, q, k, v, lambda scores: ~causal)[1]

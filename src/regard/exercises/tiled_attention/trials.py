@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed
-from regard.exercises.shared import given
+from regard.exercises.shared import attention, given
 from regard.exercises.shared.online import Online, start
 
 
@@ -20,10 +20,15 @@ def reference(
     hides: str = "the future",
     end: str = "divided",
     scale: str = "root",
+    query_from: str = "queries",
+    key_from: str = "keys",
+    value_from: str = "values",
     **choices: str,
 ) -> Tensor:
     """Attention, block by block."""
     step, (q, k, v, block) = Online(**choices), case.args
+    sources = attention.Choices(query_from=query_from, key_from=key_from, value_from=value_from)
+    q, k, v = given.taken(sources, q, k, v)
     n, asked = q.shape[2], bool(case.kwargs.get("causal", False))
     root = q.shape[-1] ** 0.5
     divisor = {"none": 1.0, "root of the block": block**0.5, "width": root**2, "times the root": 1 / root}

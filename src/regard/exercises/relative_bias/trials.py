@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence, made
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
 from regard.exercises.shared import attention, given
-from regard.exercises.shared.attention import SCORES, divisor, weighed
+from regard.exercises.shared.attention import attended
 
 
 @dataclass(frozen=True)
@@ -44,21 +43,15 @@ def reference(case: Case, **choices: str) -> Tensor:
         bias = bias.masked_fill(between.abs() > far, -torch.inf)
     if c.distance == "without a bias":
         bias = bias.masked_fill(between.abs() > far, 0.0)
-    scores, scale = SCORES[c.scores](q, k), divisor(c, q, k, v, q.shape[-1])
-    softmax = partial(weighed, hidden=None, c=c)
-    weights = made(
-        {
-            "added": lambda: softmax(scores / scale + bias),
-            "before the scale": lambda: softmax((scores + bias) / scale),
-            "after the softmax": lambda: softmax(scores / scale) + bias,
-            "multiplied": lambda: softmax(scores / scale * bias),
-            "none": lambda: softmax(scores / scale),
-        },
-        c.bias,
-    )
-    if c.scale == "after the softmax":
-        weights = weights / q.shape[-1] ** 0.5
-    return torch.matmul(weights.transpose(-2, -1) if c.weights == "transposed" else weights, v)
+
+    def moved(scores: Tensor, scale: float) -> Tensor:
+        nothing = torch.zeros(())
+        parts = {"before the scale": bias / scale, "after the softmax": nothing, "none": nothing}
+        divided = scores / scale
+        return torch.mul(divided, bias) if c.bias == "multiplied" else divided + parts.get(c.bias, bias)
+
+    out = attended(c, q, k, v, lambda scores: None, moved=moved)[0]
+    return torch.add(out, bias @ v) if c.bias == "after the softmax" else out
 
 
 def call(draw: Draw, scale: float = 1.5) -> Case:

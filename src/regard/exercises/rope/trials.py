@@ -33,7 +33,12 @@ def reference(
         "none": 0 * pair,
     }
     frequencies = base ** powers.get(exponent, -2 * pair / width)
-    places = {"counted": torch.arange(n_row), "from the first": given - given[0], "one more": given + 1}
+    places = {
+        "counted": torch.arange(n_row),
+        "from the first": given - given[0],
+        "one more": given + 1,
+        "none": torch.ones_like(given),
+    }
     place = places.get(positions, given).to(x.dtype)
     angles = place[:, None] * frequencies
     by_row = (pairs == "neighbours") == (angles_for == "these pairs")

@@ -71,6 +71,7 @@ SOFTMAXES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda scores: scores.relu(),
     "a share of the sum": lambda scores: scores / scores.sum(-1, keepdim=True),
     "exponentials without their sum": lambda scores: scores.exp(),
+    "exponentials below 1 without their sum": lambda scores: (scores - scores.amax(-1, keepdim=True)).exp(),
     "the largest alone": lambda scores: F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype),
 }
 
@@ -192,10 +193,16 @@ def divisor(c: Choices, q: Tensor, k: Tensor, v: Tensor, width: int) -> float:
 
 
 def attended(
-    c: Choices, q: Tensor, k: Tensor, v: Tensor, hidden: Callable[[Tensor], Tensor | None], width: int = 0
+    c: Choices,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    hidden: Callable[[Tensor], Tensor | None],
+    width: int = 0,
+    moved: Callable[[Tensor, float], Tensor] = lambda scores, scale: scores / scale,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Heads, weights and scores of (batch, head, position, dim), where some scores are hidden."""
-    scores = SCORES[c.scores](q, k) / divisor(c, q, k, v, width or q.shape[-1])
+    scores = moved(SCORES[c.scores](q, k), divisor(c, q, k, v, width or q.shape[-1]))
     if c.scores == "keys with queries" and scores.shape[-1] != k.shape[-2]:
         raise ValueError("as many queries as keys")
     weights = weighed(scores, hidden(scores), c)

@@ -42,6 +42,7 @@ class Norm:
                 ).sqrt(),
                 "over everything": lambda: (squares.mean() + inside).sqrt(),
                 "over rows": lambda: (squares.mean(-2, keepdim=True) + inside).sqrt(),
+                "over the first axis": lambda: (squares.mean(0, keepdim=True) + inside).sqrt(),
                 "of all heads": lambda: (squares.mean((1, 3), keepdim=True) + inside).sqrt(),
             },
             self.mean,
@@ -49,7 +50,7 @@ class Norm:
         if self.eps in ("a floor", "a floor under the root"):
             root = root.clamp(min=eps if self.eps == "a floor" else eps**0.5)
         out = x / (root + eps if self.eps == "outside the root" else root)
-        out = x * root if self.divides == "multiplies" else out
+        out = {"multiplies": x * root, "nothing": x}.get(self.divides, out)
         return made(
             {
                 "multiplied": lambda: out * weight,

@@ -32,6 +32,7 @@ def reference(
     n, asked = q.shape[2], bool(case.kwargs.get("causal", False))
     root = q.shape[-1] ** 0.5
     divisor = {"none": 1.0, "root of the block": block**0.5, "width": root**2, "times the root": 1 / root}
+    divisor |= {"root of the number of heads": q.shape[1] ** 0.5, "root of n": n**0.5}
     state, parts, row = start(q, v.shape[-1]), [], torch.arange(n)[:, None]
     seen = torch.zeros(n, 1)
     for first in range(0, n - n % block if tail == "left out" else n, block):

@@ -80,7 +80,8 @@ def reference(
             grads = [grad / count for grad in clip([grad * count for grad in grads], max_norm, clipped)]
         elif clipped != "each batch alone":
             grads = clip(grads, max_norm, clipped)
-        weights = [weight - RATE * grad for weight, grad in zip(weights, grads, strict=True)]
+        if steps != "never":
+            weights = [weight - RATE * grad for weight, grad in zip(weights, grads, strict=True)]
         singles = [average([part], mean) for part in parts] if losses == "of each batch" else []
         noted += singles or [last if losses == "of the last batch" else loss]
     return torch.stack([loss.detach() for loss in noted]), *(weight.detach() for weight in weights)

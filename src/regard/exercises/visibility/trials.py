@@ -38,6 +38,7 @@ def reference(
             "key <= query + 1": key <= query + 1,
             "key >= query": key >= query,
             "key > query": key > query,
+            "nothing hides": key == key + 0 * query,
         }[causal]
         if start == "hides the cache":
             visible = visible & (key >= before)
@@ -56,6 +57,8 @@ def reference(
             "key >= length": key >= last,
             "from the end": key >= n_key - last,
         }[length]
+        if lengths == "along the keys":
+            visible = key < valid
         visible = visible.T if axes == "key, batch" else visible
         if axes == "batch, 1, key":
             visible = visible[:, None]

@@ -57,13 +57,13 @@ def reference(
             "key >= length": key >= last,
             "from the end": key >= n_key - last,
         }[length]
-        if lengths == "along the keys":
-            visible = key < valid
         visible = visible.T if axes == "key, batch" else visible
         if axes == "batch, 1, key":
             visible = visible[:, None]
         if axes == "batch, 1, 1, key":
             visible = visible[:, None, None]
+        if lengths == "along the keys":
+            visible = key < valid
     visible = torch.as_tensor(visible if polarity == "look" else ~visible)
     others: dict[str, Tensor] = {
         "float": visible.float(),

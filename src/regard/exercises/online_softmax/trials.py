@@ -17,9 +17,12 @@ def reference(case: Case, *, o: str = "a sum", **choices: str) -> tuple[Tensor, 
     scores, values = blocks[0]
     state = given or start(scores, values.shape[1])
     for scores, values in blocks:
+        if "an average" in o:  # the division of the step before is taken back
+            state = (*state[:2], state[2] * state[1][:, None])
         largest, total, out = step(state, scores, values)
-        if o == "divided":
+        if o in ("divided", "an average", "an average, or 0"):
             out = out / total[:, None]
+        out = out.nan_to_num(0.0) if o == "an average, or 0" else out
         state = (largest, largest + total.log() if o == "log-sum-exp" else total, out)
     largest, total, out = state
     return (out / total[:, None], largest + total.log()) if given is None else state

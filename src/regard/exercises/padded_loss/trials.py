@@ -23,7 +23,11 @@ def reference(
 ) -> Tensor:
     """The mean of the negative log-probabilities of what is real."""
     logits, given, pad_id = case.args
-    target = given.roll(-1, dims=1) if labels == "of the next step" else given
+    logits, target = {
+        "rolled": (logits, given.roll(-1, dims=1)),
+        "of the next step": (logits[:, :-1], given[:, 1:]),
+        "of the step before": (logits[:, 1:], given[:, :-1]),
+    }.get(labels, (logits, given))
     logs = made(
         {
             "log of the softmax": lambda: logits.log_softmax(-1),

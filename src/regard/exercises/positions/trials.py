@@ -31,6 +31,9 @@ def reference(
         "twice the column": 2 * column / width,
         "i / model_dim": pair / 2 / width,
         "4i / model_dim": 2 * pair / width,
+        "2(i + 1) / model_dim": (pair + 2) / width,
+        "2i / n_position": pair / n_position,
+        "0": 0 * pair,
         "2i / (model_dim - 2)": pair / max(1, width - 2),
     }[exponent]
     number = {"10000": 1e4, "1 / 10000": 1e-4, "1000": 1e3, "100000": 1e5, "e": math.e, "a product": 1e4}[

@@ -18,6 +18,7 @@ class Choices(attention.Choices):
     """Attention, and what is normed."""
 
     normed: str = "queries and keys"
+    taken: str = "as they are normed"
 
 
 def reference(case: Case, **choices: str) -> Tensor:
@@ -25,13 +26,17 @@ def reference(case: Case, **choices: str) -> Tensor:
     q, k, v, q_weight, k_weight = case.args
     of_norm = {field.name: choices.pop(field.name) for field in fields(Norm) if field.name in choices}
     norm, c, eps = Norm(**of_norm), Choices(**choices), case.kwargs.get("eps", 1e-6)
+    if c.taken == "before the norm":
+        q, k, v = given.taken(c, q, k, v)
     values = {"values too": k_weight, "values too, by no weight": torch.ones_like(k_weight)}
     if c.normed in values:
         v = norm(v, values[c.normed], eps)
-    if c.normed in ("queries and keys", "queries", "by one weight", *values):
-        q = norm(q, q_weight, eps)
-    if c.normed in ("queries and keys", "keys", "by one weight", *values):
-        k = norm(k, q_weight if c.normed == "by one weight" else k_weight, eps)
+    if c.normed not in ("keys", "scores", "nothing"):
+        q = norm(q, k_weight if c.normed == "by k_weight" else q_weight, eps)
+    if c.normed not in ("queries", "scores", "nothing"):
+        k = norm(k, q_weight if c.normed == "by q_weight" else k_weight, eps)
+    if c.taken == "as they are normed":
+        q, k, v = given.taken(c, q, k, v)
     if c.normed == "scores":
         scores = q @ k.transpose(-2, -1)
         scores = scores / (scores.square().mean(-1, keepdim=True) + eps).sqrt()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed
 
-FACTORS = {"none": 0.0, "1": 1.0, "root of 2": 2**0.5, "2": 2.0}
+FACTORS = {"none": 0.0, "1": 1.0, "root of 2": 2**0.5, "root of 3": 3**0.5, "2": 2.0}
 
 
 def reference(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence, made
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
 from regard.exercises.shared import attention, given
-from regard.exercises.shared.attention import SCORES, divisor, weighed
+from regard.exercises.shared.attention import attended
 
 
 @dataclass(frozen=True)
@@ -25,35 +24,34 @@ class Choices(attention.Choices):
 def reference(case: Case, **choices: str) -> Tensor:
     """Attention with the bias of each distance."""
     c, (q, k, v, table) = Choices(**choices), case.args
+    q, k, v = given.taken(c, q, k, v)
     n, far = q.shape[2], table.shape[1] // 2
     i, j = torch.arange(n)[:, None], torch.arange(n)
     distance = {"turned round": i - j, "of either direction": (j - i).abs(), "of the key": j - 0 * i}
     between = distance.get(c.distance, j - i)
-    shift = far + (1 if c.distance == "one off" else 0)
-    column = (between.clamp(-far, far) + shift).clamp(0, 2 * far)
+    shift = {"one off": 1, "one more": 1, "one less": -1, "without r": -far, "without r, from 0": -far}
+    column = between.clamp(-far, far) + far + shift.get(c.distance, 0)  # below 0 counts from the end
+    if c.distance in ("one off", "without r, from 0"):
+        column = column.clamp(0, 2 * far)
     if c.distance == "wrapped":
         column = (between + far) % (2 * far + 1)
     rows = {"the first row": table[:1], "the mean row": table.mean(0, keepdim=True)}.get(c.heads, table)
     bias = rows[:, column]
+    if c.heads == "on the batch":
+        bias = bias[:, None]
     if c.distance == "hidden":
         bias = bias.masked_fill(between.abs() > far, -torch.inf)
     if c.distance == "without a bias":
         bias = bias.masked_fill(between.abs() > far, 0.0)
-    scores, scale = SCORES[c.scores](q, k), divisor(c, q, k, v, q.shape[-1])
-    softmax = partial(weighed, hidden=None, c=c)
-    weights = made(
-        {
-            "added": lambda: softmax(scores / scale + bias),
-            "before the scale": lambda: softmax((scores + bias) / scale),
-            "after the softmax": lambda: softmax(scores / scale) + bias,
-            "multiplied": lambda: softmax(scores / scale * bias),
-            "none": lambda: softmax(scores / scale),
-        },
-        c.bias,
-    )
-    if c.scale == "after the softmax":
-        weights = weights / q.shape[-1] ** 0.5
-    return torch.matmul(weights.transpose(-2, -1) if c.weights == "transposed" else weights, v)
+
+    def moved(scores: Tensor, scale: float) -> Tensor:
+        nothing = torch.zeros(())
+        parts = {"before the scale": bias / scale, "after the softmax": nothing, "none": nothing}
+        divided = scores / scale
+        return torch.mul(divided, bias) if c.bias == "multiplied" else divided + parts.get(c.bias, bias)
+
+    out = attended(c, q, k, v, lambda scores: None, moved=moved)[0]
+    return torch.add(out, bias @ v) if c.bias == "after the softmax" else out
 
 
 def call(draw: Draw, scale: float = 1.5) -> Case:

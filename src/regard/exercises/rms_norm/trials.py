@@ -11,10 +11,10 @@ from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequ
 from regard.exercises.shared.norms import Norm
 
 
-def reference(case: Case, *, given_eps: str = "used", **choices: str) -> Tensor:
+def reference(case: Case, **choices: str) -> Tensor:
     """Each row over its root mean square, times the weight."""
     (x,), (width, *_) = case.args, case.init
-    eps = float(case.init_kwargs.get("eps", 1e-6)) if given_eps == "used" else float(given_eps)
+    eps = float(case.init_kwargs.get("eps", 1e-6))
     weight = case.weights.get("weight", torch.ones(width, dtype=x.dtype))
     return Norm(**choices)(x, weight, eps)
 

@@ -25,9 +25,21 @@ def reference(
     n_row, width = x.shape[-2:]
     base = 10000.0 if exponent == "of 10000" else case.kwargs.get("base", 10000.0)
     pair = torch.arange(width // 2).to(x.dtype)
-    powers = {"i / d": -pair / width, "without its minus": 2 * pair / width, "none": 0 * pair}
+    powers = {
+        "i / d": -pair / width,
+        "4i / d": -4 * pair / width,
+        "2(i + 1) / d": -2 * (pair + 1) / width,
+        "without its minus": 2 * pair / width,
+        "none": 0 * pair,
+    }
     frequencies = base ** powers.get(exponent, -2 * pair / width)
-    place = {"counted": torch.arange(n_row), "one more": given + 1}.get(positions, given).to(x.dtype)
+    places = {
+        "counted": torch.arange(n_row),
+        "from the first": given - given[0],
+        "one more": given + 1,
+        "none": torch.ones_like(given),
+    }
+    place = places.get(positions, given).to(x.dtype)
     angles = place[:, None] * frequencies
     by_row = (pairs == "neighbours") == (angles_for == "these pairs")
     angles = angles.repeat_interleave(2, -1) if by_row else angles.repeat(1, 2)
@@ -38,9 +50,12 @@ def reference(
             raise ValueError("as many heads as positions")
         angles = angles[:, None]
     cos, sin = angles.cos(), angles.sin()
-    a, b = (x[..., 0::2], x[..., 1::2]) if pairs == "neighbours" else x.chunk(2, -1)
-    new = (b, a) if partner == "without its minus" else (-b, a)
-    other = torch.stack(new, -1).flatten(-2) if pairs == "neighbours" else torch.cat(new, -1)
+
+    def rotated(x: Tensor) -> Tensor:
+        a, b = (x[..., 0::2], x[..., 1::2]) if pairs == "neighbours" else x.chunk(2, -1)
+        new = (b, a) if partner == "without its minus" else (-b, a)
+        return torch.stack(new, -1).flatten(-2) if pairs == "neighbours" else torch.cat(new, -1)
+
     if partner == "turned back":
         sin = -sin
     if partner == "swapped":
@@ -51,7 +66,9 @@ def reference(
         return torch.add(x, torch.where(first, sin, cos))
     if partner == "second turned":
         cos = torch.where(first, cos, -cos)
-    out = torch.add(x * cos, (x if partner == "itself" else other) * sin)
+    out = torch.add(x * cos, (x if partner == "itself" else rotated(x)) * sin)
+    if partner in ("the new first", "the new second"):
+        out = torch.where(first == (partner == "the new first"), out, x * cos + rotated(out) * sin)
     if written == "as the other pairs":
         by_pair = out.unflatten(-1, (-1, 2) if pairs == "neighbours" else (2, -1))
         out = by_pair.transpose(-2, -1).reshape(x.shape)

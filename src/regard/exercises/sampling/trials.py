@@ -62,6 +62,8 @@ def largest(x: Tensor, k: int | None, how: str) -> Tensor:
         return x
     n = min(k + (1 if how == "one more" else 0), x.shape[-1])
     last = x.topk(n, largest=how != "the smallest").values[:, -1:]
+    if how == "one less":
+        return x.masked_fill(x <= last, -torch.inf)
     if how == "the smallest":
         return x.masked_fill(x > last, -torch.inf)
     return x.masked_fill(x < (last[:1] if how == "of the first row" else last), -torch.inf)
@@ -78,7 +80,10 @@ def nucleus(x: Tensor, p: float, how: str) -> Tensor:
     places = torch.arange(x.shape[-1]).expand_as(x)
     if how not in ("unsorted", "not put back"):
         places = probs.argsort(-1, descending=how != "rising")
-    before = ranked.cumsum(-1) - (0 if how == "without the crossing one" else ranked)
+    before = ranked.cumsum(-1) - (0 if "without the crossing one" in how else ranked)
+    before = before - ranked.roll(1, -1) if how == "one more" else before
+    if how == "without the crossing one, the first apart":
+        before[..., 0] = 0.0
     gone = torch.zeros_like(x, dtype=torch.bool).scatter(-1, places, before >= p)
     return x.masked_fill(gone, -torch.inf)
 

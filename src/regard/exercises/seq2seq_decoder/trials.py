@@ -27,6 +27,8 @@ class Choices:
     context: str = "attended"
     scores: str = "additive"
     mask: str = "hides"
+    softmax: str = "over keys"
+    averaged: str = "outputs"
     last_key: str = "the length"
     start: str = "as given"
     memory: str = "turned"
@@ -55,18 +57,23 @@ class Decoder:
         """What a query (batch, hiddens) sees of the encoder's outputs."""
         c = self.c
         w_q, w_k, w_v = (self.weights[f"attention.{name}.weight"] for name in ("W_q", "W_k", "w_v"))
-        w_q, w_k = {"layers swapped": (w_k, w_q), "W_q for both": (w_q, w_q), "W_k for both": (w_k, w_k)}.get(
-            c.scores, (w_q, w_k)
-        )
+        idle = torch.eye(len(w_q), dtype=w_q.dtype)
+        w_q, w_k = {
+            "layers swapped": (w_k, w_q),
+            "W_q for both": (w_q, w_q),
+            "W_k for both": (w_k, w_k),
+            "queries as they are": (idle, w_k),
+            "keys as they are": (w_q, idle),
+        }.get(c.scores, (w_q, w_k))
         if c.scores == "dot products":
             scores = torch.einsum("bh,bsh->bs", query, memory) / memory.shape[-1] ** 0.5
         else:
             both = linear(query, w_q)[:, None] + linear(memory, w_k)
             scores = (both if c.scores == "without tanh" else torch.tanh(both)) @ w_v[0]
-        rule = attention.Choices(mask=c.mask, last_key=c.last_key)
+        rule = attention.Choices(mask=c.mask, last_key=c.last_key, softmax=c.softmax)
         scores = scores[:, None, None]
         weights = weighed(scores, past_lengths(lengths, scores, rule), rule)[:, 0]
-        return (weights @ memory)[:, 0]
+        return (weights @ (linear(memory, w_k) if c.averaged == "projected keys" else memory))[:, 0]
 
     def asked(self, hidden: Tensor, first: Tensor, word: Tensor, memory: Tensor) -> Tensor:
         """The query of a step."""
@@ -92,6 +99,7 @@ class Decoder:
         turned = {
             "reshaped": lambda: embedded.reshape(words.shape[1], words.shape[0], -1),
             "over the batch": lambda: embedded,
+            "the first": lambda: embedded[:, :1].expand_as(embedded).transpose(0, 1),
         }.get(c.words, lambda: embedded.transpose(0, 1))()
         for word in turned:
             if c.context == "attended":

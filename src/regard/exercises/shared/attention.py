@@ -71,6 +71,7 @@ SOFTMAXES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda scores: scores.relu(),
     "a share of the sum": lambda scores: scores / scores.sum(-1, keepdim=True),
     "exponentials without their sum": lambda scores: scores.exp(),
+    "exponentials below 1 without their sum": lambda scores: (scores - scores.amax(-1, keepdim=True)).exp(),
     "the largest alone": lambda scores: F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype),
 }
 
@@ -192,10 +193,16 @@ def divisor(c: Choices, q: Tensor, k: Tensor, v: Tensor, width: int) -> float:
 
 
 def attended(
-    c: Choices, q: Tensor, k: Tensor, v: Tensor, hidden: Callable[[Tensor], Tensor | None], width: int = 0
+    c: Choices,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    hidden: Callable[[Tensor], Tensor | None],
+    width: int = 0,
+    moved: Callable[[Tensor, float], Tensor] = lambda scores, scale: scores / scale,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Heads, weights and scores of (batch, head, position, dim), where some scores are hidden."""
-    scores = SCORES[c.scores](q, k) / divisor(c, q, k, v, width or q.shape[-1])
+    scores = moved(SCORES[c.scores](q, k), divisor(c, q, k, v, width or q.shape[-1]))
     if c.scores == "keys with queries" and scores.shape[-1] != k.shape[-2]:
         raise ValueError("as many queries as keys")
     weights = weighed(scores, hidden(scores), c)
@@ -210,6 +217,8 @@ def split(x: Tensor, n_head: int, how: str) -> Tensor:
     n_batch, n_position, _ = x.shape
     if how == "by view":
         return x.reshape(n_batch, n_head, n_position, -1)
+    if how == "width for number":
+        return x.reshape(n_batch, n_position, -1, n_head).transpose(1, 2)
     if how == "every n-th number":
         return x.reshape(n_batch, n_position, -1, n_head).permute(0, 3, 1, 2)
     return x.reshape(n_batch, n_position, n_head, -1).transpose(1, 2)

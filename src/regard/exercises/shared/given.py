@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
+from regard.exercises.shared.attention import Choices
 from regard.exercises.shared.lengths import large_scores
 
 SIZES = {"batch": 2, "head": 3, "position": 7, "head_dim": 5}
@@ -18,6 +19,12 @@ def heads(draw: Draw, *more: Any, scale: float = 1.5) -> Case:
     shape = ("batch", "head", "position", "head_dim")
     q, k, v = draw.normal(*shape, scale=scale), draw.normal(*shape), draw.normal(*shape)
     return Case((q, k, v, *more))
+
+
+def taken(c: Choices, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What is compared with what, and averaged."""
+    by_name = {"queries": q, "keys": k, "values": v}
+    return by_name[c.query_from], by_name[c.key_from], by_name[c.value_from]
 
 
 def trials(make: Callable[..., Case], **sizes: int) -> tuple[Trial, ...]:

@@ -21,6 +21,7 @@ class Online:
     correction: str = "old minus new"
     sums: str = "old and new"
     empty: str = "stays empty"
+    block: str = "by the new largest"
 
     def __call__(self, state: State, scores: Tensor, values: Tensor) -> State:
         """The state after one more block of scores (..., query, key) and values (..., key, dim)."""
@@ -35,9 +36,12 @@ class Online:
             },
             self.largest,
         )
+        if self.empty == "m is 0":
+            new = torch.where(new == -torch.inf, 0.0, new)
         # A row that has seen nothing has no largest score: -inf minus -inf is NaN.
         anchor = new if self.empty == "nan" else torch.where(new == -torch.inf, 0.0, new)
-        e = (scores - anchor[..., None]).exp()
+        by = {"by its own largest": block.clamp(min=torch.finfo(block.dtype).min), "by the old largest": m}
+        e = (scores - by.get(self.block, anchor)[..., None]).exp()
         old = torch.where(m == -torch.inf, 0.0, (m - anchor).exp())
         if self.largest == "none":
             old = torch.ones_like(old)

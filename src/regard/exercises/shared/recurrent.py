@@ -38,6 +38,8 @@ class RNN:
             {
                 "x W_x": lambda: x @ w_x,
                 "W_x x": lambda: w_x @ x,
+                "x W_h": lambda: x @ w_h,
+                "number by number": lambda: (x * w_x).sum(0),
                 "left out": lambda: torch.zeros_like(b),
             },
             self.from_input,
@@ -46,6 +48,9 @@ class RNN:
             {
                 "h W_h": lambda: h @ w_h,
                 "W_h h": lambda: w_h @ h,
+                "h W_x": lambda: h @ w_x,
+                "number by number": lambda: (h * w_h).sum(0),
+                "number by row": lambda: h * w_h.sum(1),
                 "subtracted": lambda: -(h @ w_h),
                 "left out": lambda: torch.zeros_like(b),
                 "added as it is": lambda: h,
@@ -54,10 +59,17 @@ class RNN:
         )
         shift = b * {"inside": 1, "subtracted": -1, "twice": 2}.get(self.bias, 0)
         act = ACTIVATIONS[self.activation]
-        if self.tanh_of == "each term":
-            new = act(by_input) + act(by_state) + shift
-        else:
-            new = act(by_input + by_state + shift)
+        new = made(
+            {
+                "the sum": lambda: act(by_input + by_state + shift),
+                "each term": lambda: act(by_input) + act(by_state) + shift,
+                "each term, x with b": lambda: act(by_input + shift) + act(by_state),
+                "each term, h with b": lambda: act(by_input) + act(by_state + shift),
+                "x and b": lambda: act(by_input + shift) + by_state,
+                "h and b": lambda: by_input + act(by_state + shift),
+            },
+            self.tanh_of,
+        )
         if self.bias == "outside":
             new = new + b
         return made(

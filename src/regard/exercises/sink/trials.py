@@ -23,6 +23,7 @@ class Choices(attention.Choices):
 def reference(case: Case, **choices: str) -> Tensor:
     """Plain attention times what the sink leaves of the weight."""
     c, (q, k, v, sinks) = Choices(**choices), case.args
+    q, k, v = given.taken(c, q, k, v)
     out, weights, scores = attended(c, q, k, v, lambda scores: future(scores, True, c))
     hidden = future(scores, True, c)
     seen = scores if hidden is None else scores.masked_fill(hidden, -torch.inf)

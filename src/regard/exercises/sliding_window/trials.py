@@ -34,16 +34,25 @@ def visible(n: int, window: int, band: str) -> Tensor:
         "blocks": past & (i // window == j // window),
         "not itself": (j < i) & near,
         "the first ones": past & (j < window),
+        "wrapped": (i - j) % n < window,
+        "centred": (i - j).abs() <= window // 2,
     }[band]
 
 
 def reference(case: Case, **choices: str) -> Tensor:
     """Attention within the window."""
     c, (q, k, v, window) = Choices(**choices), case.args
+    q, k, v = given.taken(c, q, k, v)
     if c.band == "cut after a causal softmax":
         causal, near = (visible(q.shape[2], window, band) for band in ("causal", "the window"))
         weights = attended(c, q, k, v, lambda scores: ~causal)[1]
         return torch.matmul(weights.masked_fill(~near, 0.0), v)
+    if c.band in ("zeros in front", "the first in front"):
+        n, ahead = q.shape[2], window - 1
+        times = 0.0 if c.band == "zeros in front" else 1.0
+        k, v = (torch.cat([times * x[:, :, :1].expand(-1, -1, ahead, -1), x], 2) for x in (k, v))
+        near = visible(n + ahead, window, "the window")[ahead:]
+        return attended(c, q, k, v, lambda scores: ~near)[0]
     return attended(c, q, k, v, lambda scores: ~visible(scores.shape[-1], window, c.band))[0]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed
-from regard.exercises.shared import given
+from regard.exercises.shared import attention, given
 from regard.exercises.shared.online import Online, start
 
 
@@ -20,12 +20,19 @@ def reference(
     hides: str = "the future",
     end: str = "divided",
     scale: str = "root",
+    query_from: str = "queries",
+    key_from: str = "keys",
+    value_from: str = "values",
     **choices: str,
 ) -> Tensor:
     """Attention, block by block."""
     step, (q, k, v, block) = Online(**choices), case.args
+    sources = attention.Choices(query_from=query_from, key_from=key_from, value_from=value_from)
+    q, k, v = given.taken(sources, q, k, v)
     n, asked = q.shape[2], bool(case.kwargs.get("causal", False))
-    divisor = {"none": 1.0, "root of the block": block**0.5}.get(scale, q.shape[-1] ** 0.5)
+    root = q.shape[-1] ** 0.5
+    divisor = {"none": 1.0, "root of the block": block**0.5, "width": root**2, "times the root": 1 / root}
+    divisor |= {"root of the number of heads": q.shape[1] ** 0.5, "root of n": n**0.5}
     state, parts, row = start(q, v.shape[-1]), [], torch.arange(n)[:, None]
     seen = torch.zeros(n, 1)
     for first in range(0, n - n % block if tail == "left out" else n, block):
@@ -40,16 +47,18 @@ def reference(
         )
         if not (asked or hides == "always") or hides == "nothing":
             hidden = torch.zeros_like(hidden)
-        scores = (q @ keys.transpose(-2, -1) / divisor).masked_fill(hidden, -torch.inf)
+        scores = (q @ keys.transpose(-2, -1) / divisor.get(scale, root)).masked_fill(hidden, -torch.inf)
         seen = seen + (~hidden).any(-1, keepdim=True)
         parts.append(scores.softmax(-1).nan_to_num(0.0) @ values)
-        state = step(state, scores, values)
+        largest, total, out = state = step(state, scores, values)
+        if end == "divided in every block":
+            state = (largest, total, out / total[..., None])
     if not parts:
         raise ValueError("no block is whole")
     _, total, out = state
     sums = torch.stack(parts).sum(0)
     means = {"mean of blocks": sums / len(parts), "mean of seen blocks": sums / seen}
-    return {"not divided": out, **means}.get(end, out / total[..., None])
+    return {"not divided": out, "divided in every block": out, **means}.get(end, out / total[..., None])
 
 
 def call(draw: Draw, scale: float = 1.5, **kwargs: Any) -> Case:

@@ -26,15 +26,22 @@ def reference(
     **choices: str,
 ) -> Tensor:
     """The logits."""
-    (ids,), (_, width, n_head, _, n_layer, _), weights = case.args, case.init, case.weights
+    (ids,), (_, width, n_head, _, n_layer, context), weights = case.args, case.init, case.weights
     activation = "gelu by tanh" if activation == "gelu" and gelu == "tanh" else activation
     c = blocks.Choices(norm=norm, activation=activation, **choices)
     table = weights["positions.weight"]
-    place = {"from 1": torch.arange(1, ids.shape[1] + 1), "of the batch": torch.arange(len(ids))[:, None]}
-    at = table[place.get(places, torch.arange(ids.shape[1]))]
+    count = torch.arange(ids.shape[1])
+    place = {
+        "from 1": count + 1,
+        "the last rows": count + context - len(count),
+        "backwards": count.flip(0),
+        "of the batch": torch.arange(len(ids))[:, None],
+    }
+    at = table[place.get(places, count)]
     if places in ("left out", "the first one's"):
         at = table[0] if places == "the first one's" else torch.zeros_like(at)
-    x = weights["tokens.weight"][ids] * (width**0.5 if embedded == "times the root" else 1.0) + at
+    tokens = weights["tokens.weight"][ids] * (width**0.5 if embedded == "times the root" else 1.0)
+    x = {"multiplied": tokens * at, "added behind the blocks": tokens}.get(embedded, tokens + at)
 
     def normed(x: Tensor) -> Tensor:
         return F.layer_norm(x, (width,), weights["norm.weight"], weights["norm.bias"])
@@ -46,7 +53,7 @@ def reference(
         out = blocks.Reference(inner, c, lambda scores: future(scores, True, c))(x)
         return x + out if layers == "with one more residual" else out
 
-    x = normed(x) if last == "norm first" else x
+    x = normed(x) if last in ("norm first", "norm first too") else x
     order = {
         "the last alone": [n_layer - 1],
         "the first alone": [0],
@@ -54,7 +61,9 @@ def reference(
         "backwards": list(range(n_layer))[::-1],
     }
     for number in order.get(layers, range(n_layer)):
-        x = block(number, x)
+        x = block(number, x + at if embedded == "added to every layer" and number > 0 else x)
+        x = normed(x) if last == "norm after every block" and number < n_layer - 1 else x
+    x = x + at if embedded == "added behind the blocks" else x
     x = x if last in ("without the norm", "norm first") else normed(x)
     logits = F.linear(x, weights["tokens.weight" if last == "tied" else "head.weight"])
     return {"softmax": logits.softmax(-1), "log_softmax": logits.log_softmax(-1)}.get(last, logits)

@@ -38,8 +38,12 @@ def reference(
 
     def summed(tokens: Tensor, weights: list[Tensor], training: bool) -> tuple[Tensor, Tensor]:
         """The sum of the losses of one batch, and what it is divided by."""
-        target = tokens[:, :-1] if targets == "the inputs" else tokens[:, 1:]
-        logs = logits_of(tokens[:, :-1], weights, training).log_softmax(-1)
+        given, target = {
+            "the inputs": (tokens[:, :-1], tokens[:, :-1]),
+            "the tokens before": (tokens[:, 1:], tokens[:, :-1]),
+            "rolled": (tokens, tokens.roll(-1, 1)),
+        }.get(targets, (tokens[:, :-1], tokens[:, 1:]))
+        logs = logits_of(given, weights, training).log_softmax(-1)
         picked = -logs.gather(-1, target[..., None])[..., 0]
         real = torch.ones_like(target, dtype=torch.bool) if padding == "counted" else target != pad_id
         count = torch.tensor(target.numel()) if padding == "in the count" else real.sum()
@@ -61,14 +65,23 @@ def reference(
             loss, last = average(parts, mean), average(parts[-1:], mean)
             alone = parts[-1][0] / sum(count for _, count in parts)
             new = torch.autograd.grad(alone if zeroed == "each batch" else loss, leaves, retain_graph=True)
-            if clipped == "after each batch":
-                new, count = tuple(torch.zeros_like(leaf) for leaf in leaves), sum(n for _, n in parts)
+            count = sum(n for _, n in parts)
+            if clipped in ("after each batch", "each batch alone"):
+                new = tuple(torch.zeros_like(leaf) for leaf in leaves)
                 for total, _ in parts:
-                    more = torch.autograd.grad(total / count, leaves, retain_graph=True)
-                    new = tuple(clip([a + b for a, b in zip(new, more, strict=True)], max_norm, clipped))
+                    more = list(torch.autograd.grad(total / count, leaves, retain_graph=True))
+                    more = clip(more, max_norm, clipped) if clipped == "each batch alone" else more
+                    new = tuple(a + b for a, b in zip(new, more, strict=True))
+                    new = new if clipped == "each batch alone" else tuple(clip(list(new), max_norm, clipped))
+            if mean == "over accumulate too":
+                new = tuple(grad / accumulate for grad in new)
         grads = [old + more for old, more in zip(grads, new, strict=True)] if zeroed == "never" else list(new)
-        grads = clip(grads, max_norm, clipped)
-        weights = [weight - RATE * grad for weight, grad in zip(weights, grads, strict=True)]
+        if clipped == "before the division":
+            grads = [grad / count for grad in clip([grad * count for grad in grads], max_norm, clipped)]
+        elif clipped != "each batch alone":
+            grads = clip(grads, max_norm, clipped)
+        if steps != "never":
+            weights = [weight - RATE * grad for weight, grad in zip(weights, grads, strict=True)]
         singles = [average([part], mean) for part in parts] if losses == "of each batch" else []
         noted += singles or [last if losses == "of the last batch" else loss]
     return torch.stack([loss.detach() for loss in noted]), *(weight.detach() for weight in weights)
@@ -76,8 +89,11 @@ def reference(
 
 def average(parts: list[tuple[Tensor, Tensor]], mean: str) -> Tensor:
     """One loss of the sums and counts of several batches."""
-    if mean in ("of all targets", "of means when measured"):
-        return torch.stack([total for total, _ in parts]).sum() / sum(count for _, count in parts)
+    whole = torch.stack([total for total, _ in parts]).sum()
+    if mean == "not divided":
+        return whole
+    if mean in ("of all targets", "of means when measured", "over accumulate too"):
+        return whole / sum(count for _, count in parts)
     means = torch.stack([total / count for total, count in parts])
     return means.sum() if mean == "summed" else means.mean()
 

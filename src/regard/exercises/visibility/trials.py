@@ -38,7 +38,12 @@ def reference(
             "key <= query + 1": key <= query + 1,
             "key >= query": key >= query,
             "key > query": key > query,
+            "nothing hides": key == key + 0 * query,
         }[causal]
+        if start == "hides the cache":
+            visible = visible & (key >= before)
+        if start == "shows everything" and before:
+            visible = torch.ones_like(visible)
         visible = visible.T if axes == "keys first" else visible
     else:
         valid, n_key = case.args
@@ -57,6 +62,8 @@ def reference(
             visible = visible[:, None]
         if axes == "batch, 1, 1, key":
             visible = visible[:, None, None]
+        if lengths == "along the keys":
+            visible = key < valid
     visible = torch.as_tensor(visible if polarity == "look" else ~visible)
     others: dict[str, Tensor] = {
         "float": visible.float(),

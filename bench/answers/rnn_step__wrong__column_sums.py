@@ -1,0 +1,7 @@
+import torch
+
+
+def rnn_step(x_t, h_prev, W_x, W_h, b):
+    a = (x_t[:, None] * W_x).sum(0)
+    r = (h_prev * W_h).sum(0)
+    return torch.tanh(a + r + b)

@@ -81,6 +81,7 @@ class LSTM:
     recurrent: str = "h U"
     copied: str = ""  # "U i f": the i gate uses the U of f
     bias: str = "used"
+    forget_bias: str = "as it is"
     gates: str = "sigmoid"
     output_gate: str = "sigmoid"
     candidate: str = "tanh"
@@ -106,9 +107,9 @@ class LSTM:
             if self.recurrent == "h W + x U":
                 return torch.cat([seen, x]) @ torch.cat([w, u]) + b
             product = u @ seen if self.recurrent == "U h" else seen @ u
-            left_out = self.bias in ("left out", f"not of {name}")
+            left_out = self.bias == "left out" or name in self.bias.removeprefix("not of ").split()
             shift = 0 * b if left_out else b * {"twice": 2}.get(self.bias, 1)
-            one_more = self.bias == "1 more to forget" and name == "f"
+            one_more = self.forget_bias == "1 more" and name == "f"
             return x @ w + product + shift + (1 if one_more else 0)
 
         gate = ACTIVATIONS[self.gates]
@@ -127,6 +128,7 @@ class LSTM:
                 "(1 - f) * c": lambda: (1 - f) * c,
                 "f @ c": lambda: f @ c,
                 "f * h": lambda: f * h,
+                "i * f * c": lambda: i * f * c,
             },
             self.kept,
         )
@@ -137,6 +139,7 @@ class LSTM:
                 "(1 - f) * new": lambda: (1 - f) * new,
                 "i + new": lambda: i + new,
                 "i @ new": lambda: i @ new,
+                "f * i * new": lambda: f * i * new,
             },
             self.added,
         )

@@ -46,7 +46,8 @@ def reference(
     width = {"1": 1, "one more": beam_size + 1, "70": 70}.get(keeps, beam_size)
     n_new = max_new + {"one more": 1, "one less": -1}.get(count, 0)
     style = "hasty" if ends == "all at the first" else "shrink"
-    done, live = search(grow, first, None if ends == "never" else last, width, n_new, style, keeps)
+    stop = {"never": None, "at start": first}.get(ends, last)
+    done, live = search(grow, first, stop, width, n_new, style, keeps)
     keys: dict[str, Callable[[Hypothesis], Any]] = {
         "the longest": lambda pair: (len(pair[0]), pair[1]),
         "the best mean": lambda pair: pair[1] / max(1, len(pair[0]) - 1),

@@ -35,6 +35,8 @@ def reference(case: Case, **choices: str) -> Tensor:
     group = n_head // n_kv_head
     if c.scale == "root of a key head's share":
         q = q / group**0.5
+    if c.scale == "root of all key heads":
+        q = q / n_kv_head**0.5
     if c.groups == "mean of the queries":
         q = q.unflatten(1, (n_kv_head, group)).mean(2).repeat_interleave(group, 1)
     k, v = (_shared(heads, group, c.groups, name) for heads, name in ((k, "keys"), (v, "values")))

@@ -40,6 +40,7 @@ def reference(
         token = {
             "the least likely": ranked[-1],
             "the second": ranked[1],
+            "the largest by size": max(ranked, key=lambda token: abs(logits[token])),
             "the logit": abs(int(max(logits))) % len(logits),
         }.get(takes, ranked[0])
         if stops == "at a repeat" and token in tokens:

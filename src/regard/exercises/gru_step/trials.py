@@ -42,7 +42,7 @@ def reference(
 
     def product(state: Tensor, name: str) -> Tensor:
         matrix = by[name][1]
-        return matrix @ state if recurrent == "U h" else state @ matrix
+        return matrix @ state if recurrent in ("U h", f"U h of {name}") else state @ matrix
 
     def gate(name: str, sees: str) -> Tensor:
         seen = made({"h": lambda: h, "nothing": lambda: 0 * h, "r * h": lambda: r * h}, sees)
@@ -67,6 +67,7 @@ def reference(
             "the candidate": lambda: r * act(of_x + whole + b),
             "the input": lambda: act(r * of_x + whole + b),
             "input and state": lambda: act(r * of_x + of_state + b),
+            "the state, without U": lambda: act(of_x + r * h + b),
             "the whole sum": lambda: act(r * (of_x + whole + b)),
         },
         resets,
@@ -80,6 +81,11 @@ def reference(
             "z h + z new": lambda: z * h + z * new,
             "z r h + (1 - z) new": lambda: z * r * h + (1 - z) * new,
             "(1 - z) new": lambda: (1 - z) * new,
+            "r h + (1 - z) new": lambda: r * h + (1 - z) * new,
+            "z h + (1 - r) new": lambda: z * h + (1 - r) * new,
+            "z h + r new": lambda: z * h + r * new,
+            "tanh": lambda: torch.tanh(z * h + (1 - z) * new),
+            "h more": lambda: h + z * h + (1 - z) * new,
         },
         mix,
     )

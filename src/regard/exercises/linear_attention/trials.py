@@ -34,6 +34,8 @@ def reference(
     of_q, of_k = powers.get(phi, (0, 0))
     fq = queries if phi in ("of keys", "of nothing") else features(queries / root**of_q)
     fk = keys if phi in ("of queries", "of nothing") else features(keys / root**of_k)
+    if phi == "the other way round":
+        fq, fk = fk, fq
     table = features(queries @ keys.T)[:, :n] if phi == "of the product" else fq @ fk.T
     asked = bool(case.kwargs.get("causal", False))
     hidden = attention.future(table, asked, attention.Choices(causal=causal))
@@ -73,6 +75,8 @@ def reference(
             "over queries": lambda: seen.sum(0)[:, None],
             "one for all": lambda: seen.sum(),
             "along the columns": lambda: total[:, 0],
+            "a mean": lambda: total / n,
+            "1 more": lambda: total + 1.0,
             "1e-2 more": lambda: total + 1e-2,
             "1e-3 more": lambda: total + 1e-3,
             "1e-6 more": lambda: total + 1e-6,

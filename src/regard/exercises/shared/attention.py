@@ -125,8 +125,12 @@ def past_lengths(lengths: Tensor | None, scores: Tensor, c: Choices) -> Tensor |
         rows = rows[:1].expand(n_batch, -1)
     elif c.lengths == "of the longest":
         rows = rows.max().expand(n_batch, n_query)
+    elif c.lengths == "of the shortest":
+        rows = rows.min().expand(n_batch, n_query)
     elif c.lengths == "of the longest query":
         rows = rows.amax(1, keepdim=True)
+    elif c.lengths == "of the shortest query":
+        rows = rows.amin(1, keepdim=True)
     elif c.lengths == "of queries in the wrong order" and not each_query:
         rows = lengths.repeat(n_query).reshape(n_batch, n_query)
     rows = rows[:, None]
@@ -214,6 +218,7 @@ def attended(
             "transposed": lambda: weights.transpose(-2, -1),
             "through a softmax again": lambda: weights.softmax(-1),
             "averaged over the heads": lambda: weights.mean(1, keepdim=True),
+            "of the first head": lambda: weights[:, :1],
         },
         c.weights,
     )
@@ -297,6 +302,8 @@ class Layer:
         joined = merge(heads, c.merge)
         if c.out == "left out":
             out = joined
+        elif c.out == "by the values' layer":
+            out = self.project(joined, self.names[2], c)
         elif c.out == "transposed":
             out = joined @ self.weights[f"{self.names[3]}.weight"]
         else:

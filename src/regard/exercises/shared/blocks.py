@@ -23,6 +23,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
     "tanh": torch.tanh,
     "silu": F.silu,
+    "elu": F.elu,
+    "leaky relu": F.leaky_relu,
+    "relu squared": lambda x: torch.relu(x).square(),
     "gelu by sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
     "sigmoid": torch.sigmoid,
     "none": lambda x: x,
@@ -93,14 +96,22 @@ class Reference:
 
     def half(self, x: Tensor, part: str, norm: str, residual: str, given: Tensor, seen: Tensor) -> Tensor:
         """One part with its norm and its residual; `seen` is what it works on, `given` the block's input."""
-        before = self.c.norm in ("before", f"before the {part} alone")
+        before = self.c.norm in ("before", "before and after", f"before the {part} alone")
         normed = self.normed(seen, norm) if before else seen
         out = self.attend(seen, normed) if part == "attention" else self.feed(normed)
         if self.c.norms in ("on the sublayers", f"on the {part}"):
             return x + self.normed(out, norm)
-        bases = {"none": torch.zeros_like(x), "the input": given, "normed": normed, "the sum": self.total}
+        bases = {
+            "none": torch.zeros_like(x),
+            "the input": given,
+            "normed": normed,
+            "the sum": self.total,
+            "twice": 2 * x,
+            "x and normed": x + normed,
+        }
         self.total = bases.get(residual, x) + out
-        return self.total if before else self.normed(self.total, norm)
+        normed_after = not before or self.c.norm == "before and after"
+        return self.normed(self.total, norm) if normed_after else self.total
 
     def __call__(self, x: Tensor) -> Tensor:
         """The block's result."""

@@ -83,6 +83,8 @@ class LSTM:
     bias: str = "used"
     forget_bias: str = "as it is"
     gates: str = "sigmoid"
+    forget_gate: str = "sigmoid"
+    input_gate: str = "sigmoid"
     output_gate: str = "sigmoid"
     candidate: str = "tanh"
     on_the_way_out: str = "tanh"
@@ -102,22 +104,28 @@ class LSTM:
             if to == name:
                 w, u, b = (by[source][at] if part == "WUb"[at] else own for at, own in enumerate((w, u, b)))
             seen = made(
-                {"h": lambda: h, "c": lambda: c, "nothing": lambda: 0 * h, "f * h": lambda: f * h}, sees
+                {
+                    "h": lambda: h,
+                    "c": lambda: c,
+                    "nothing": lambda: 0 * h,
+                    "f * h": lambda: f * h,
+                    "the new cell": lambda: new_c,
+                },
+                sees,
             )
             if self.recurrent == "h W + x U":
                 return torch.cat([seen, x]) @ torch.cat([w, u]) + b
-            product = u @ seen if self.recurrent == "U h" else seen @ u
+            product = u @ seen if self.recurrent in ("U h", f"U h of {name}") else seen @ u
             left_out = self.bias == "left out" or name in self.bias.removeprefix("not of ").split()
             shift = 0 * b if left_out else b * {"twice": 2}.get(self.bias, 1)
             one_more = self.forget_bias == "1 more" and name == "f"
             return x @ w + product + shift + (1 if one_more else 0)
 
-        gate = ACTIVATIONS[self.gates]
-        f = gate(before(self.forget_by, self.forget_sees))
-        i = gate(before(self.input_by, self.input_sees))
-        o = (gate if self.output_gate == "sigmoid" else ACTIVATIONS[self.output_gate])(
-            before(self.output_by, self.output_sees)
-        )
+        def gate(activation: str, name: str, sees: str) -> Tensor:
+            return ACTIVATIONS[self.gates if activation == "sigmoid" else activation](before(name, sees))
+
+        f = gate(self.forget_gate, self.forget_by, self.forget_sees)
+        i = gate(self.input_gate, self.input_by, self.input_sees)
         new = ACTIVATIONS[self.candidate](before(self.candidate_by, self.candidate_sees))
         kept = made(
             {
@@ -146,11 +154,16 @@ class LSTM:
         cell = kept + added
         if self.cell == "through tanh":
             cell = torch.tanh(cell)
+        new_c = cell
+        o = gate(self.output_gate, self.output_by, self.output_sees)
+        if self.cell == "let out":
+            cell = o * cell
         leaving = {"the new cell": cell, "the old cell": c, "the candidate": new}[self.leaves]
         out = ACTIVATIONS[self.on_the_way_out](leaving)
         if self.let_out == "before the tanh":
             return torch.tanh(o * leaving), cell
-        return {"whole": out, "o + tanh": o + out}.get(self.let_out, o * out), cell
+        hidden = {"whole": out, "o + tanh": o + out, "h + o tanh": h + o * out}.get(self.let_out, o * out)
+        return hidden, hidden if self.cell == "the hidden state" else cell
 
 
 State = Any

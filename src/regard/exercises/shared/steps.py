@@ -41,7 +41,8 @@ def stepped(case: Case, *, shared: bool, **choices: str) -> tuple[Tensor, Tensor
     one = "bd,dk->bk" if shared else "bd,hdk->bhk"
     q = torch.einsum("bd,hdk->bhk", x, by[c.query_by])
     if c.queries != "of each head":
-        q = (q.sum(1, keepdim=True) if c.queries == "summed" else q[:, :1]).expand_as(q)
+        queries = {"summed": q.sum(1, keepdim=True), "averaged": q.mean(1, keepdim=True)}
+        q = queries.get(c.queries, q[:, :1]).expand_as(q)
     key, value = torch.einsum(one, x, by[c.key_by]), torch.einsum(one, x, w_v)
     k = _grown(past_k, key if c.new_k == "the key" else value, c.cache.removeprefix("keys: "))
     v = _grown(past_v, value if c.new_v == "the value" else key, c.cache.removeprefix("values: "))
@@ -67,8 +68,9 @@ def stepped(case: Case, *, shared: bool, **choices: str) -> tuple[Tensor, Tensor
         if c.softmax == "a mean"
         else SOFTMAXES[c.softmax](logits)
     )
-    if c.weights == "averaged over the heads":
-        weights = weights.mean(1, keepdim=True).expand_as(weights)
+    if c.weights in ("averaged over the heads", "of the first head"):
+        shared_by_all = weights[:, :1] if c.weights == "of the first head" else weights.mean(1, keepdim=True)
+        weights = shared_by_all.expand_as(weights)
     elif c.weights == "through a softmax again":
         weights = weights.softmax(-1)
     heads = torch.einsum(f"bhn,{many}v->bhv", weights, seen_v)

@@ -53,6 +53,7 @@ def reference(
         "the variance": variance,
         "root of the second moment": math.sqrt(variance + (d * mu**2) ** 2),
         "one over the variance": 1 / variance,
+        "fourth root of the variance": math.sqrt(root),
         "d": d,
         "sigma^2 root of d": sigma**2 * math.sqrt(d),
         "sigma root of d": sigma * math.sqrt(d),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -300,6 +300,8 @@ class Layer:
     def leave(self, c: Choices, heads: Tensor, **given: Tensor) -> Tensor:
         """What the output layer makes of the heads, with what is added to it."""
         joined = merge(heads, c.merge)
+        if c.plus == "queries, before the output layer":
+            joined, c = joined + given["queries"], replace(c, plus="nothing")
         if c.out == "left out":
             out = joined
         elif c.out == "by the values' layer":

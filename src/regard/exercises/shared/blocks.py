@@ -48,6 +48,7 @@ class Choices(attention.Choices):
     activation_at: str = "between"
     second: str = "feed-forward"
     padding: str = "like all others"
+    end: str = "as it is"
 
 
 class Reference:
@@ -127,7 +128,8 @@ class Reference:
             return x
         seen = {"given the input": given, "beside": given, "given the sum": self.total}.get(c.second, x)
         norm = c.norm2_by if c.second == "attention" else norms[parts[1]]
-        return self.half(x, parts[1], norm, c.residual2, given, seen)
+        x = self.half(x, parts[1], norm, c.residual2, given, seen)
+        return x if c.end == "as it is" else self.normed(x, c.end)
 
 
 def block(draw: Draw, lengths: Tensor | None = None, *, dropout: float = 0.0, train: bool = False) -> Case:

@@ -52,6 +52,7 @@ def scored(c: Choices, q: Tensor, k: Tensor, w_v: Tensor) -> Tensor:
             "w_v": lambda: features @ w_v,
             "tanh after w_v": lambda: act((each_q + each_k) @ w_v),
             "w_v over the root of num_hiddens": lambda: features @ w_v / root,
+            "w_v over num_hiddens": lambda: features @ w_v / root**2,
             "a sum": lambda: features.sum(-1),
             "a mean": lambda: features.mean(-1),
             "dot products": lambda: q @ k.transpose(1, 2),

@@ -42,6 +42,8 @@ def reference(
     return made(
         {
             "the value": lambda: values[best],
+            "the value before": lambda: values[best - 1],
+            "the value behind": lambda: values[best + 1],
             "the key": lambda: keys[best],
             "the index": lambda: best,
             "the score": lambda: score[best],

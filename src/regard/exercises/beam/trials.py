@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Trial
@@ -29,24 +30,31 @@ def reference(
     code, first, last, beam_size, max_new = case.args
     step = code.value()
 
-    def grow(tokens: tuple[int, ...], so_far: float) -> list[float]:
-        logits = step(given_to_step(list(tokens), given))
-        values = {"logits": logits, "probabilities": logits.softmax(-1)}.get(adds, logits.log_softmax(-1))
-        scores = values + (0.0 if adds == "the last alone" else so_far)
+    def grow(live: Sequence[Hypothesis]) -> list[list[float]]:
+        logits = torch.stack([step(given_to_step(list(tokens), given)) for tokens, _ in live])
+        values = {
+            "logits": logits,
+            "probabilities": logits.softmax(-1),
+            "normalised over the beam": logits.log_softmax(0),
+        }.get(adds, logits.log_softmax(-1))
+        so_far = torch.tensor([score for _, score in live])
+        scores: Tensor = values + (0.0 if adds == "the last alone" else so_far[:, None])
         if adds == "not that of the end":
-            scores[last] = so_far
-        return [float(score) for score in scores.tolist()]
+            scores[:, last] = so_far
+        return [[float(score) for score in row] for row in scores.tolist()]
 
     width = {"1": 1, "one more": beam_size + 1, "70": 70}.get(keeps, beam_size)
     n_new = max_new + {"one more": 1, "one less": -1}.get(count, 0)
     style = "hasty" if ends == "all at the first" else "shrink"
-    done, live = search(grow, first, None if ends == "never" else last, width, n_new, style, keeps)
+    stop = {"never": None, "at start": first}.get(ends, last)
+    done, live = search(grow, first, stop, width, n_new, style, keeps)
     keys: dict[str, Callable[[Hypothesis], Any]] = {
         "the longest": lambda pair: (len(pair[0]), pair[1]),
         "the best mean": lambda pair: pair[1] / max(1, len(pair[0]) - 1),
+        "the best mean, with the start": lambda pair: pair[1] / len(pair[0]),
     }
     if adds == "not that of the end, once it is taken":
-        done = [(tokens, score - grow(tokens[:-1], 0.0)[last]) for tokens, score in done]
+        done = [(tokens, score - grow([(tokens[:-1], 0.0)])[0][last]) for tokens, score in done]
     rivals = live or done if wins == "an unfinished one" else done + live
     if wins == "a finished one":
         rivals = done or [((first,), 0.0)]
@@ -59,6 +67,8 @@ def reference(
     }
     if end == "without" and len(tokens) > 1 and tokens[-1] == last:
         tokens = tokens[:-1]
+    if end == "always" and tokens[-1] != last:
+        tokens.append(last)
     return (tokens if start == "with" else tokens[1:]), shown.get(score, total)
 
 
@@ -66,7 +76,7 @@ Hypothesis = tuple[tuple[int, ...], float]
 
 
 def search(
-    grow: Callable[[tuple[int, ...], float], list[float]],
+    grow: Callable[[Sequence[Hypothesis]], list[list[float]]],
     start: int,
     end: int | None,
     beam_size: int,
@@ -76,8 +86,8 @@ def search(
 ) -> tuple[list[Hypothesis], list[Hypothesis]]:
     """The sequences that ended and those that did not, of which the best wins.
 
-    `grow` gives the score of a sequence with each next token. Beam search is written in several ways. stay:
-    finished sequences keep competing for a place. aside: they leave it to others, if among the best
+    `grow` gives the scores of sequences, each with every next token. Beam search is written in several ways.
+    stay: finished sequences keep competing for a place. aside: they leave it to others, if among the best
     beam_size (wide: twice as many). shrink: their place stays empty, and the beam is narrower from then on
     (narrow). first: it stops when beam_size are finished, and prefers finished ones. hasty: it stops at the
     first that is finished, which is wrong.
@@ -87,8 +97,8 @@ def search(
     width = beam_size
     for _ in range(max_new):
         pool = done if style == "stay" else []
-        for tokens, so_far in live:
-            pool = pool + [((*tokens, token), score) for token, score in enumerate(grow(tokens, so_far))]
+        for (tokens, _), scores in zip(live, grow(live), strict=True):
+            pool = pool + [((*tokens, token), score) for token, score in enumerate(scores)]
         pool = sorted(pool, key=lambda pair: pair[1], reverse=keeps != "the worst")
         if keeps == "one of each":
             best_of: dict[Any, Hypothesis] = {}
@@ -121,8 +131,8 @@ def view(case: Case, result: Any) -> tuple[list[int], float]:
 def found(table: Table, start: int, end: int, beam_size: int, max_new: int, style: str) -> Hypothesis:
     """The best sequence by a table, in one of the ways in which beam search is written."""
 
-    def grow(tokens: tuple[int, ...], so_far: float) -> list[float]:
-        return [so_far + value for value in table.log_probabilities(tokens)]
+    def grow(live: Sequence[Hypothesis]) -> list[list[float]]:
+        return [[so_far + value for value in table.log_probabilities(tokens)] for tokens, so_far in live]
 
     done, live = search(grow, start, end, beam_size, max_new, style)
     return max(done + live, key=lambda pair: pair[1])

@@ -25,8 +25,9 @@ def reference(case: Case, **choices: str) -> Tensor:
         return past[0]
 
     weights, n_head = case.weights, case.init[2]
-    if c.scale == "root of the context's width":
-        more = (weights["W_q.weight"].shape[0] / n_head / context.shape[-1]) ** 0.5
+    if c.scale.startswith("root of the context's"):
+        share = context.shape[-1] / (n_head if c.scale == "root of the context's share of a head" else 1)
+        more = (weights["W_q.weight"].shape[0] / n_head / share) ** 0.5
         weights = {**weights, "W_q.weight": weights["W_q.weight"] * more}
     out = Layer(weights, n_head)(c, x, context, context, hidden)[0]
     return opened(out, past[0], c)

@@ -25,16 +25,24 @@ def reference(case: Case, **choices: str) -> Tensor:
     c, (x,), (_, n_head, n_kv_head) = Choices(**choices), case.args, case.init
     layer = Layer(case.weights, n_head)
     q, k, v = (
-        split(x if by == "nothing" else layer.project(x, f"W_{by}", c), heads, c.split)
-        for by, heads in ((c.query_by, n_head), (c.key_by, n_kv_head), (c.value_by, n_kv_head))
+        split(x if by == "nothing" else layer.project(x, f"W_{by}", c), heads, c.split, role)
+        for by, heads, role in (
+            (c.query_by, n_head, "queries"),
+            (c.key_by, n_kv_head, "keys"),
+            (c.value_by, n_kv_head, "values"),
+        )
     )
     group = n_head // n_kv_head
     if c.scale == "root of a key head's share":
         q = q / group**0.5
+    if c.scale == "root of all key heads":
+        q = q / n_kv_head**0.5
     if c.groups == "mean of the queries":
         q = q.unflatten(1, (n_kv_head, group)).mean(2).repeat_interleave(group, 1)
     k, v = (_shared(heads, group, c.groups, name) for heads, name in ((k, "keys"), (v, "values")))
     heads, _, _ = attended(c, q, k, v, lambda scores: future(scores, True, c), x.shape[-1])
+    if c.groups == "joined group by group":
+        heads = heads.unflatten(1, (n_kv_head, group)).transpose(1, 2).flatten(1, 2)
     return layer.leave(c, heads, queries=x, keys=x, values=x)
 
 

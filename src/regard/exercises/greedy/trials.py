@@ -28,13 +28,19 @@ def reference(
     step, tokens = code.value(), [first]
     for _ in range(max_new + {"one more": 1, "one less": -1}.get(count, 0)):
         logits = step(given_to_step(tokens, given)).tolist()
-        for forbidden, token in (("not the end", last), ("not the start", first)):
-            if takes == forbidden:
-                logits[token] = -100.0
+        forbidden = {
+            "not the end": [last],
+            "not the start": [first],
+            "not one that was taken": tokens,
+            "not the newest": tokens[-1:],
+        }
+        for token in forbidden.get(takes, []):
+            logits[token] = -100.0
         ranked = sorted(range(len(logits)), key=lambda token: -logits[token])
         token = {
             "the least likely": ranked[-1],
             "the second": ranked[1],
+            "the largest by size": max(ranked, key=lambda token: abs(logits[token])),
             "the logit": abs(int(max(logits))) % len(logits),
         }.get(takes, ranked[0])
         if stops == "at a repeat" and token in tokens:
@@ -48,6 +54,8 @@ def reference(
         return torch.tensor(tokens)
     if end == "without" and len(tokens) > 1 and tokens[-1] == last:
         tokens = tokens[:-1]
+    if end == "always" and tokens[-1] != last:
+        tokens.append(last)
     return tokens if start == "with" else tokens[1:]
 
 

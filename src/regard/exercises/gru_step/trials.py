@@ -16,10 +16,9 @@ def reference(
     reset: str = "before",
     update_by: str = "z",
     reset_by: str = "r",
-    update_u: str = "",
-    reset_u: str = "",
-    candidate_by: str = "h",
-    gates_see: str = "h",
+    copied: str = "",  # "U r z": the r gate uses the U of z
+    update_sees: str = "h",
+    reset_sees: str = "h",
     resets: str = "the state",
     gates: str = "sigmoid",
     candidate: str = "tanh",
@@ -29,36 +28,47 @@ def reference(
 ) -> Tensor:
     """The new state."""
     x, h, *weights = case.args
-    by = dict(zip("zrh", zip(weights[0::3], weights[1::3], weights[2::3], strict=True), strict=True))
-    times = {"left out": 0, "twice": 2}.get(bias, 1)
+    by: dict[str, list[Tensor]] = {name: weights[3 * at : 3 * at + 3] for at, name in enumerate("zrh")}
+    if copied:
+        part, to, source = copied.split()
+        by[to]["WUb".index(part)] = by[source]["WUb".index(part)]
+    if recurrent == "h W + x U":  # joint vectors have the state first, joint matrices W
+        for matrices in by.values():
+            matrices[1], matrices[0] = torch.cat(matrices[:2]).split([len(h), len(x)])
+
+    def shift(name: str) -> Tensor:
+        left_out = bias == "left out" or name in bias.removeprefix("not of ").split()
+        return by[name][2] * (0 if left_out else {"twice": 2}.get(bias, 1))
 
     def product(state: Tensor, name: str) -> Tensor:
-        matrix: Tensor = by[name][1]
-        return matrix @ state if recurrent == "U h" else state @ matrix
+        matrix = by[name][1]
+        return matrix @ state if recurrent in ("U h", f"U h of {name}") else state @ matrix
 
-    def gate(name: str, by_state: str) -> Tensor:
-        seen = h if gates_see == "h" else torch.zeros_like(h)
-        shift = 0 if bias == "not of the gates" else times
-        return ACTIVATIONS[gates](x @ by[name][0] + product(seen, by_state or name) + shift * by[name][2])
+    def gate(name: str, sees: str) -> Tensor:
+        seen = made({"h": lambda: h, "nothing": lambda: 0 * h, "r * h": lambda: r * h}, sees)
+        return ACTIVATIONS[gates](x @ by[name][0] + product(seen, name) + shift(name))
 
-    z, r = gate(update_by, update_u), gate(reset_by, reset_u)
+    r = gate(reset_by, reset_sees)
+    z = gate(update_by, update_sees)
     if update == "takes":
         z = 1 - z
-    w, _, b = by["h"]
-    whole, shift = product(h, candidate_by), (0 if bias == "not of the candidate" else times) * b
-    of_state = r * whole if reset == "after" else product(r * h, candidate_by)
+    of_x, whole, b = x @ by["h"][0], product(h, "h"), shift("h")
+    of_state = r * whole if reset == "after" else product(r * h, "h")
     act = ACTIVATIONS[candidate]
     new = made(
         {
-            "the state": lambda: act(x @ w + of_state + shift),
-            "nothing": lambda: act(x @ w + whole + shift),
+            "the state": lambda: act(of_x + of_state + b),
+            "nothing": lambda: act(of_x + whole + b),
             "1 - r": lambda: act(
-                x @ w + ((1 - r) * whole if reset == "after" else product((1 - r) * h, candidate_by)) + shift
+                of_x + ((1 - r) * whole if reset == "after" else product((1 - r) * h, "h")) + b
             ),
-            "all of the state": lambda: act(x @ w + shift),
-            "product and bias": lambda: act(x @ w + r * (whole + shift)),
-            "the candidate": lambda: r * act(x @ w + whole + shift),
-            "the input": lambda: act(r * (x @ w) + whole + shift),
+            "all of the state": lambda: act(of_x + b),
+            "product and bias": lambda: act(of_x + r * (whole + b)),
+            "the candidate": lambda: r * act(of_x + whole + b),
+            "the input": lambda: act(r * of_x + whole + b),
+            "input and state": lambda: act(r * of_x + of_state + b),
+            "the state, without U": lambda: act(of_x + r * h + b),
+            "the whole sum": lambda: act(r * (of_x + whole + b)),
         },
         resets,
     )
@@ -71,6 +81,11 @@ def reference(
             "z h + z new": lambda: z * h + z * new,
             "z r h + (1 - z) new": lambda: z * r * h + (1 - z) * new,
             "(1 - z) new": lambda: (1 - z) * new,
+            "r h + (1 - z) new": lambda: r * h + (1 - z) * new,
+            "z h + (1 - r) new": lambda: z * h + (1 - r) * new,
+            "z h + r new": lambda: z * h + r * new,
+            "tanh": lambda: torch.tanh(z * h + (1 - z) * new),
+            "h more": lambda: h + z * h + (1 - z) * new,
         },
         mix,
     )

@@ -40,13 +40,18 @@ def read(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """One piece's output, and the cache with it."""
     q, k, v = (
-        split(x if by == "nothing" else layer.project(x, f"W_{by}", c), layer.n_head, c.split)
-        for by in (c.query_by, c.key_by, c.value_by)
+        split(x if by == "nothing" else layer.project(x, f"W_{by}", c), layer.n_head, c.split, role)
+        for by, role in ((c.query_by, "queries"), (c.key_by, "keys"), (c.value_by, "values"))
     )
-    k = k / k.shape[-1] ** 0.5 if c.kept == "scaled keys" else k
+    root = q.shape[-1] ** 0.5
+    k = k / root if c.kept in ("scaled keys", "keys scaled once") else k
+    # The queries undo the scale that comes later, where the keys have it.
+    q = q * root if c.kept in ("keys scaled once", "keys scaled with each call") else q
     past_k, past_v = cache or (k[:, :, :0], v[:, :, :0])
     old_v = past_k if c.kept == "cached keys as values" else past_v
-    all_k, all_v = grown(past_k, k, c), grown(old_v, k if c.kept == "keys twice" and cache else v, c)
+    all_k = grown(past_k, k, c.cache.removeprefix("keys: "))
+    all_v = grown(old_v, k if c.kept == "keys twice" and cache else v, c.cache.removeprefix("values: "))
+    all_k = all_k / root if c.kept == "keys scaled with each call" else all_k
     n_past = 0 if c.sees == "its piece" else past_k.shape[2]
     seen_k, seen_v = (k, v) if c.sees == "its piece" else (all_k, all_v)
 
@@ -67,10 +72,10 @@ def read(
     return y, new[::-1] if c.kept == "in the other order" else new
 
 
-def grown(past: Tensor, new: Tensor, c: Choices) -> Tensor:
-    if c.cache == "new in front":
+def grown(past: Tensor, new: Tensor, how: str) -> Tensor:
+    if how == "new in front":
         return torch.cat([new, past], 2)
-    return torch.cat([past[:, :, new.shape[2] :] if c.cache == "of one length" else past, new], 2)
+    return torch.cat([past[:, :, new.shape[2] :] if how == "of one length" else past, new], 2)
 
 
 def layer(draw: Draw, *sizes: int, scale: float = 1.0) -> Case:

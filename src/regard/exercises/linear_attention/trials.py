@@ -29,15 +29,24 @@ def reference(
     """The average of the values by products of features, from the whole table of them."""
     queries, keys, values, code = case.args
     features, n = code.value(), len(queries)
-    fq = queries if phi in ("of keys", "of nothing") else features(queries)
-    fk = keys if phi in ("of queries", "of nothing") else features(keys)
+    root = queries.shape[1] ** 0.5
+    powers = {"of queries, scaled": (1, 0), "of keys, scaled": (0, 1), "of both, scaled": (0.5, 0.5)}
+    of_q, of_k = powers.get(phi, (0, 0))
+    fq = queries if phi in ("of keys", "of nothing") else features(queries / root**of_q)
+    fk = keys if phi in ("of queries", "of nothing") else features(keys / root**of_k)
+    if phi == "the other way round":
+        fq, fk = fk, fq
     table = features(queries @ keys.T)[:, :n] if phi == "of the product" else fq @ fk.T
     asked = bool(case.kwargs.get("causal", False))
     hidden = attention.future(table, asked, attention.Choices(causal=causal))
     seen = table if hidden is None else table.masked_fill(hidden, 0.0)
+    shown = torch.ones_like(table) if hidden is None else (~hidden).to(table.dtype)
+    if above == "features normalised apart":
+        return torch.matmul((fq / fq.sum(-1, keepdim=True) / (shown @ fk)) @ fk.T * shown, values)
+    running = (fq * fk.cumsum(-1)).sum(-1, keepdim=True)  # along the features, where causal
     if above in ("softmax attention", "scaled softmax attention", "softmax of features"):
         scores = table if above == "softmax of features" else queries @ keys.T
-        scores = scores / (queries.shape[1] ** 0.5 if above == "scaled softmax attention" else 1.0)
+        scores = scores / (root if above == "scaled softmax attention" else 1.0)
         weights: Tensor = (scores if hidden is None else scores.masked_fill(hidden, -torch.inf)).softmax(-1)
         return torch.matmul(weights, values)
     if above == "softmax features":
@@ -46,6 +55,10 @@ def reference(
         mixed: Tensor = fk.softmax(0).T @ values
         return torch.softmax(fq, -1) @ mixed
     top, total = seen @ values, seen.sum(-1, keepdim=True)
+    if above == "all keys":
+        top = table @ values
+    elif above == "running along the features" and hidden is not None:
+        top = running * values
     if below == "along the columns" and values.shape[1] != n:
         raise ValueError("as many values as positions")
     bottom = made(
@@ -56,10 +69,14 @@ def reference(
             "the number of keys": lambda: (seen != 0).sum(-1, keepdim=True),
             "all keys": lambda: table.sum(-1, keepdim=True),
             "sums of features": lambda: fk.sum(),
+            "the query's features": lambda: fq.sum(-1, keepdim=True),
+            "running along the features": lambda: total if hidden is None else running,
             "its root": lambda: total.sqrt(),
             "over queries": lambda: seen.sum(0)[:, None],
             "one for all": lambda: seen.sum(),
             "along the columns": lambda: total[:, 0],
+            "a mean": lambda: total / n,
+            "1 more": lambda: total + 1.0,
             "1e-2 more": lambda: total + 1e-2,
             "1e-3 more": lambda: total + 1e-3,
             "1e-6 more": lambda: total + 1e-6,

@@ -14,7 +14,11 @@ def reference(case: Case, **choices: str) -> Tensor:
     """The weights of the scores that are given."""
     c = Choices(**choices)
     scores, lengths = case.args
-    scores = scores[:, None]
+    scores = scores[:, None] / {
+        "root of the number of keys": scores.shape[-1] ** 0.5,
+        "the number of keys": scores.shape[-1],
+        "root of the number of queries": scores.shape[-2] ** 0.5,
+    }.get(c.scale, 1.0)
     return weighed(scores, past_lengths(lengths, scores, c), c)[:, 0]
 
 

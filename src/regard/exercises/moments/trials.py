@@ -24,6 +24,7 @@ def reference(
         "d mu^2": d * mu**2,
         "mu^2": mu**2,
         "d mu": d * mu,
+        "2 d mu": 2 * d * mu,
         "0": 0,
         "d (mu^2 + sigma^2)": d * (mu**2 + sigma**2),
     }
@@ -35,12 +36,14 @@ def reference(
         "(sigma + mu^2)^2 - mu^4": (sigma + mu**2) ** 2 - mu**4,
         "sigma^2 + 2 mu^2 sigma^2": sigma**2 + 2 * mu**2 * sigma**2,
         "sigma^2": sigma**2,
+        "sigma^4 + 4 mu^2 sigma^2": sigma**4 + 4 * mu**2 * sigma**2,
         "2 mu^2 sigma^2": 2 * mu**2 * sigma**2,
         "sigma^4 + mu^4": sigma**4 + mu**4,
         "sigma^2 + mu^2": sigma**2 + mu**2,
         "1": 1,
     }[one]
-    variance = {"d": d * of_one, "1": of_one, "d^2": d**2 * of_one, "its root": d * of_one}[times]
+    less = d * (sigma**2 + mu**2) ** 2 - (d * mu**2) ** 2
+    variance = {"1": of_one, "d^2": d**2 * of_one, "d, less the squared mean": less}.get(times, d * of_one)
     root = math.sqrt(variance) or math.nan
     scales = {
         "root of the variance": root,
@@ -50,6 +53,7 @@ def reference(
         "the variance": variance,
         "root of the second moment": math.sqrt(variance + (d * mu**2) ** 2),
         "one over the variance": 1 / variance,
+        "fourth root of the variance": math.sqrt(root),
         "d": d,
         "sigma^2 root of d": sigma**2 * math.sqrt(d),
         "sigma root of d": sigma * math.sqrt(d),

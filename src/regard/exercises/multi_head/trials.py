@@ -72,6 +72,7 @@ TRIALS = (
     Trial("one length for each query", CALLS.per_query, SIZES),
     Trial("batch of one", CALLS.per_sequence, {**SIZES, "batch": 1}),
     Trial("as many sequences as heads", CALLS.per_sequence, {**SIZES, "batch": 3, "head": 3}),
+    Trial("as many queries as keys", CALLS.per_sequence, {**SIZES, "query": 7}),
     Trial("one query", CALLS.per_query, {**SIZES, "query": 1}),
     Trial("one head", CALLS.per_sequence, {**SIZES, "head": 1, "head_dim": 3}),
     Trial("with biases", lambda draw: given(draw, lengths_of(draw), bias=True), {**SIZES, "head": 3}),

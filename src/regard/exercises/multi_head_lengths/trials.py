@@ -73,6 +73,7 @@ TRIALS = (
     Trial("as wide as the embedding", cross, {**SIZES, "embedding": 6, "qk_length": 2, "value_length": 2}),
     Trial("batch of one", cross, {**SIZES, "batch": 1}),
     Trial("as many sequences as heads", cross, {**SIZES, "batch": 3}),
+    Trial("as many queries as keys", cross, {**SIZES, "query": 5}),
     Trial("one query", cross, {**SIZES, "query": 1}),
     Trial("one head", cross, {**SIZES, "head": 1}),
     large_scores(lambda draw: cross(draw, 15.0), SIZES),

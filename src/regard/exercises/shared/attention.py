@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.checking.trials import ANYTHING
+from regard.checking.trials import ANYTHING, made
 
 FINITE = -1e6  # hides, and leaves quarters exact in float32 when it is added
 
@@ -126,6 +126,12 @@ def past_lengths(lengths: Tensor | None, scores: Tensor, c: Choices) -> Tensor |
         rows = rows[:1].expand(n_batch, -1)
     elif c.lengths == "of the longest":
         rows = rows.max().expand(n_batch, n_query)
+    elif c.lengths == "of the shortest":
+        rows = rows.min().expand(n_batch, n_query)
+    elif c.lengths == "of the longest query":
+        rows = rows.amax(1, keepdim=True)
+    elif c.lengths == "of the shortest query":
+        rows = rows.amin(1, keepdim=True)
     elif c.lengths == "of queries in the wrong order" and not each_query:
         rows = lengths.repeat(n_query).reshape(n_batch, n_query)
     rows = rows[:, None]
@@ -133,9 +139,13 @@ def past_lengths(lengths: Tensor | None, scores: Tensor, c: Choices) -> Tensor |
         rows = rows[:, 0].repeat(n_head, 1).reshape(n_batch, n_head, -1)
     elif c.split == "heads outside the sequences":
         rows = rows[:, 0].repeat_interleave(n_head, 0).reshape(n_head, n_batch, -1).transpose(0, 1)
-    last = rows[..., None] + {"the length": 0, "one too many": 1, "one too few": -1}[c.last_key]
+    last = rows[..., None] + {"one too many": 1, "one too few": -1}.get(c.last_key, 0)
+    if c.last_key == "at least the first":
+        last = last.clamp(min=1)
     if c.lengths == "of queries as positions" and not each_query:
         return (torch.arange(n_query)[:, None] >= last).expand(-1, -1, -1, n_key)
+    if c.last_key == "the end, counted from there":
+        return torch.arange(n_key) < n_key - last
     hidden = torch.arange(n_key) >= last
     if c.lengths == "of queries and keys" and not each_query:
         return hidden | (torch.arange(n_query)[:, None] >= last)
@@ -178,6 +188,7 @@ def divisor(c: Choices, q: Tensor, k: Tensor, v: Tensor, width: int) -> float:
         "whole part of the root": math.floor(dim**0.5),
         "root of all heads": (n_head * dim) ** 0.5,
         "root of the input's width": width**0.5,
+        "root of the input's share of a head": (width / n_head) ** 0.5,
         "root of the values' width": v.shape[-1] ** 0.5,
         "root of the number of keys": k.shape[-2] ** 0.5,
         "root of the number of queries": q.shape[-2] ** 0.5,
@@ -208,13 +219,22 @@ def attended(
     weights = weighed(scores, hidden(scores), c)
     if c.scale == "after the softmax":
         weights = weights / q.shape[-1] ** 0.5
-    by = weights.transpose(-2, -1) if c.weights == "transposed" else weights
+    by = made(
+        {
+            "of queries": lambda: weights,
+            "transposed": lambda: weights.transpose(-2, -1),
+            "through a softmax again": lambda: weights.softmax(-1),
+            "averaged over the heads": lambda: weights.mean(1, keepdim=True),
+            "of the first head": lambda: weights[:, :1],
+        },
+        c.weights,
+    )
     return by @ v, weights, scores
 
 
-def split(x: Tensor, n_head: int, how: str) -> Tensor:
-    """(batch, position, n_head * dim) -> (batch, head, position, dim)."""
-    n_batch, n_position, _ = x.shape
+def split(x: Tensor, n_head: int, how: str, role: str = "") -> Tensor:
+    """(batch, position, n_head * dim) -> (batch, head, position, dim); "keys by view" is for keys alone."""
+    how, (n_batch, n_position, _) = how.removeprefix(f"{role} "), x.shape
     if how == "by view":
         return x.reshape(n_batch, n_head, n_position, -1)
     if how == "width for number":
@@ -265,11 +285,11 @@ class Layer:
         given = {"queries": queries, "keys": keys, "values": values}
         layers = dict(zip("qkvo", self.names, strict=True))
         q, k, v = (
-            split(x if by == "nothing" else self.project(x, layers[by], c), self.n_head, c.split)
-            for x, by in (
-                (given[c.query_from], c.query_by),
-                (given[c.key_from], c.key_by),
-                (given[c.value_from], c.value_by),
+            split(x if by == "nothing" else self.project(x, layers[by], c), self.n_head, c.split, role)
+            for x, by, role in (
+                (given[c.query_from], c.query_by, "queries"),
+                (given[c.key_from], c.key_by, "keys"),
+                (given[c.value_from], c.value_by, "values"),
             )
         )
         return attended(c, q, k, v, hidden, queries.shape[-1])
@@ -289,8 +309,12 @@ class Layer:
     def leave(self, c: Choices, heads: Tensor, **given: Tensor) -> Tensor:
         """What the output layer makes of the heads, with what is added to it."""
         joined = merge(heads, c.merge)
+        if c.plus == "queries, before the output layer":
+            joined, c = joined + given["queries"], replace(c, plus="nothing")
         if c.out == "left out":
             out = joined
+        elif c.out == "by the values' layer":
+            out = self.project(joined, self.names[2], c)
         elif c.out == "transposed":
             out = joined @ self.weights[f"{self.names[3]}.weight"]
         else:

@@ -23,6 +23,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
     "tanh": torch.tanh,
     "silu": F.silu,
+    "elu": F.elu,
+    "leaky relu": F.leaky_relu,
+    "relu squared": lambda x: torch.relu(x).square(),
+    "gelu by sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
     "sigmoid": torch.sigmoid,
     "none": lambda x: x,
 }
@@ -39,11 +43,12 @@ class Choices(attention.Choices):
     norm2_by: str = "norm2"
     residual1: str = "x"
     residual2: str = "x"
-    normed: str = "all"
+    normed: str = "qkv"
     activation: str = ""
     activation_at: str = "between"
     second: str = "feed-forward"
     padding: str = "like all others"
+    end: str = "as it is"
 
 
 class Reference:
@@ -52,6 +57,7 @@ class Reference:
     def __init__(self, case: Case, c: Choices, hidden: Callable[[Tensor], Tensor | None]) -> None:
         self.c, self.weights, self.hidden = c, case.weights, hidden
         self.layer = Layer(case.weights, case.init[1])
+        self.total = torch.empty(0)  # the last residual's sum, before any norm
 
     def normed(self, x: Tensor, name: str) -> Tensor:
         """A layer norm."""
@@ -74,8 +80,8 @@ class Reference:
 
     def attend(self, x: Tensor, normed: Tensor) -> Tensor:
         """The attention's result."""
-        others = x if self.c.normed == "queries alone" else normed
-        return self.layer(self.c, normed, others, others, self.hidden)[0]
+        q, k, v = (normed if name in self.c.normed else x for name in "qkv")
+        return self.layer(self.c, q, k, v, self.hidden)[0]
 
     def feed(self, x: Tensor) -> Tensor:
         """The feed-forward part's result."""
@@ -91,13 +97,22 @@ class Reference:
 
     def half(self, x: Tensor, part: str, norm: str, residual: str, given: Tensor, seen: Tensor) -> Tensor:
         """One part with its norm and its residual; `seen` is what it works on, `given` the block's input."""
-        before = self.c.norm == "before"
+        before = self.c.norm in ("before", "before and after", f"before the {part} alone")
         normed = self.normed(seen, norm) if before else seen
         out = self.attend(seen, normed) if part == "attention" else self.feed(normed)
-        if self.c.norms == "on the sublayers":
+        if self.c.norms in ("on the sublayers", f"on the {part}"):
             return x + self.normed(out, norm)
-        base = {"none": torch.zeros_like(x), "the input": given, "normed": normed}.get(residual, x)
-        return base + out if before else self.normed(base + out, norm)
+        bases = {
+            "none": torch.zeros_like(x),
+            "the input": given,
+            "normed": normed,
+            "the sum": self.total,
+            "twice": 2 * x,
+            "x and normed": x + normed,
+        }
+        self.total = bases.get(residual, x) + out
+        normed_after = not before or self.c.norm == "before and after"
+        return self.normed(self.total, norm) if normed_after else self.total
 
     def __call__(self, x: Tensor) -> Tensor:
         """The block's result."""
@@ -111,9 +126,10 @@ class Reference:
         x = self.half(x, parts[0], norms[parts[0]], c.residual1, given, x)
         if c.second == "left out":
             return x
-        seen = given if c.second in ("given the input", "beside") else x
+        seen = {"given the input": given, "beside": given, "given the sum": self.total}.get(c.second, x)
         norm = c.norm2_by if c.second == "attention" else norms[parts[1]]
-        return self.half(x, parts[1], norm, c.residual2, given, seen)
+        x = self.half(x, parts[1], norm, c.residual2, given, seen)
+        return x if c.end == "as it is" else self.normed(x, c.end)
 
 
 def block(draw: Draw, lengths: Tensor | None = None, *, dropout: float = 0.0, train: bool = False) -> Case:

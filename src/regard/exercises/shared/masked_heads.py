@@ -122,6 +122,7 @@ def checks(wide: int) -> tuple[tuple[Trial, ...], tuple[Probe, ...]]:
         Trial("causal self-attention", causal, {**SIZES, "query": 5, "head": 2}),
         Trial("batch of one", mask_each, {**SIZES, "batch": 1}),
         Trial("as many sequences as heads", mask_each, {**SIZES, "batch": 3}),
+        Trial("as many queries as keys", mask_each, {**SIZES, "query": 7}),
         Trial("one query", one_mask, {**SIZES, "query": 1}),
         Trial("one head", one_mask, {**SIZES, "head": 1}),
         Trial("a query that sees nothing", empty, SIZES, grad=False),

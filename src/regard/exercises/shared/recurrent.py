@@ -93,7 +93,10 @@ class LSTM:
     recurrent: str = "h U"
     copied: str = ""  # "U i f": the i gate uses the U of f
     bias: str = "used"
+    forget_bias: str = "as it is"
     gates: str = "sigmoid"
+    forget_gate: str = "sigmoid"
+    input_gate: str = "sigmoid"
     output_gate: str = "sigmoid"
     candidate: str = "tanh"
     on_the_way_out: str = "tanh"
@@ -113,22 +116,28 @@ class LSTM:
             if to == name:
                 w, u, b = (by[source][at] if part == "WUb"[at] else own for at, own in enumerate((w, u, b)))
             seen = made(
-                {"h": lambda: h, "c": lambda: c, "nothing": lambda: 0 * h, "f * h": lambda: f * h}, sees
+                {
+                    "h": lambda: h,
+                    "c": lambda: c,
+                    "nothing": lambda: 0 * h,
+                    "f * h": lambda: f * h,
+                    "the new cell": lambda: new_c,
+                },
+                sees,
             )
             if self.recurrent == "h W + x U":
                 return torch.cat([seen, x]) @ torch.cat([w, u]) + b
-            product = u @ seen if self.recurrent == "U h" else seen @ u
-            left_out = self.bias in ("left out", f"not of {name}")
+            product = u @ seen if self.recurrent in ("U h", f"U h of {name}") else seen @ u
+            left_out = self.bias == "left out" or name in self.bias.removeprefix("not of ").split()
             shift = 0 * b if left_out else b * {"twice": 2}.get(self.bias, 1)
-            one_more = self.bias == "1 more to forget" and name == "f"
+            one_more = self.forget_bias == "1 more" and name == "f"
             return x @ w + product + shift + (1 if one_more else 0)
 
-        gate = ACTIVATIONS[self.gates]
-        f = gate(before(self.forget_by, self.forget_sees))
-        i = gate(before(self.input_by, self.input_sees))
-        o = (gate if self.output_gate == "sigmoid" else ACTIVATIONS[self.output_gate])(
-            before(self.output_by, self.output_sees)
-        )
+        def gate(activation: str, name: str, sees: str) -> Tensor:
+            return ACTIVATIONS[self.gates if activation == "sigmoid" else activation](before(name, sees))
+
+        f = gate(self.forget_gate, self.forget_by, self.forget_sees)
+        i = gate(self.input_gate, self.input_by, self.input_sees)
         new = ACTIVATIONS[self.candidate](before(self.candidate_by, self.candidate_sees))
         kept = made(
             {
@@ -139,6 +148,7 @@ class LSTM:
                 "(1 - f) * c": lambda: (1 - f) * c,
                 "f @ c": lambda: f @ c,
                 "f * h": lambda: f * h,
+                "i * f * c": lambda: i * f * c,
             },
             self.kept,
         )
@@ -149,17 +159,23 @@ class LSTM:
                 "(1 - f) * new": lambda: (1 - f) * new,
                 "i + new": lambda: i + new,
                 "i @ new": lambda: i @ new,
+                "f * i * new": lambda: f * i * new,
             },
             self.added,
         )
         cell = kept + added
         if self.cell == "through tanh":
             cell = torch.tanh(cell)
+        new_c = cell
+        o = gate(self.output_gate, self.output_by, self.output_sees)
+        if self.cell == "let out":
+            cell = o * cell
         leaving = {"the new cell": cell, "the old cell": c, "the candidate": new}[self.leaves]
         out = ACTIVATIONS[self.on_the_way_out](leaving)
         if self.let_out == "before the tanh":
             return torch.tanh(o * leaving), cell
-        return {"whole": out, "o + tanh": o + out}.get(self.let_out, o * out), cell
+        hidden = {"whole": out, "o + tanh": o + out, "h + o tanh": h + o * out}.get(self.let_out, o * out)
+        return hidden, hidden if self.cell == "the hidden state" else cell
 
 
 State = Any

@@ -64,6 +64,7 @@ def given_to_step(tokens: list[int], what: str) -> list[int]:
         "the last": tokens[-1:],
         "the start": tokens[:1],
         "without the start": tokens[1:] or tokens,
+        "without the newest": tokens[:-1] or tokens,
         "backwards": tokens[::-1],
     }.get(what, tokens)
 

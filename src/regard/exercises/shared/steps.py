@@ -21,11 +21,13 @@ class Choices:
     key_by: str = "k"
     queries: str = "of each head"
     keys: str = "of each head"
+    values: str = "of each head"
     cache: str = "new behind"
     new_k: str = "the key"
     new_v: str = "the value"
     sees: str = "the new cache"
     softmax: str = "over keys"
+    weights: str = "of each head"
     heads: str = "summed"
     plus: str = "nothing"
     returned: str = "the new caches"
@@ -39,14 +41,17 @@ def stepped(case: Case, *, shared: bool, **choices: str) -> tuple[Tensor, Tensor
     one = "bd,dk->bk" if shared else "bd,hdk->bhk"
     q = torch.einsum("bd,hdk->bhk", x, by[c.query_by])
     if c.queries != "of each head":
-        q = (q.sum(1, keepdim=True) if c.queries == "summed" else q[:, :1]).expand_as(q)
+        queries = {"summed": q.sum(1, keepdim=True), "averaged": q.mean(1, keepdim=True)}
+        q = queries.get(c.queries, q[:, :1]).expand_as(q)
     key, value = torch.einsum(one, x, by[c.key_by]), torch.einsum(one, x, w_v)
-    k = _grown(past_k, key if c.new_k == "the key" else value, c.cache)
-    v = _grown(past_v, value if c.new_v == "the value" else key, c.cache)
+    k = _grown(past_k, key if c.new_k == "the key" else value, c.cache.removeprefix("keys: "))
+    v = _grown(past_v, value if c.new_v == "the value" else key, c.cache.removeprefix("values: "))
     seen_k = past_k if c.sees in ("the old cache", "the new value alone") else k
     seen_v = past_v if c.sees == "the old cache" else v
     if c.keys == "of the first head":
         seen_k = seen_k[:, :1].expand_as(seen_k)
+    if c.values == "of the first head":
+        seen_v = seen_v[:, :1].expand_as(seen_v)
     many = "bn" if shared else "bhn"
     logits = torch.einsum(f"bhk,{many}k->bhn", q, seen_k)
     logits = logits / {
@@ -63,6 +68,11 @@ def stepped(case: Case, *, shared: bool, **choices: str) -> tuple[Tensor, Tensor
         if c.softmax == "a mean"
         else SOFTMAXES[c.softmax](logits)
     )
+    if c.weights in ("averaged over the heads", "of the first head"):
+        shared_by_all = weights[:, :1] if c.weights == "of the first head" else weights.mean(1, keepdim=True)
+        weights = shared_by_all.expand_as(weights)
+    elif c.weights == "through a softmax again":
+        weights = weights.softmax(-1)
     heads = torch.einsum(f"bhn,{many}v->bhv", weights, seen_v)
     y = torch.einsum("bhv,hvd->bd", heads, w_o)
     if c.heads == "averaged":
@@ -71,6 +81,8 @@ def stepped(case: Case, *, shared: bool, **choices: str) -> tuple[Tensor, Tensor
         y = heads[:, 0] @ w_o[0]
     elif c.heads == "all by the first W_o":
         y = heads.sum(1) @ w_o[0]
+    elif c.heads == "all by all W_o":
+        y = heads.sum(1) @ w_o.sum(0)
     elif c.heads == "number by number":
         y = heads.transpose(1, 2).flatten(1) @ w_o.flatten(0, 1)
     if c.plus == "x":

@@ -169,9 +169,7 @@ OTHER_HEAD = """async () => {
     while (!drawn()) await new Promise(requestAnimationFrame);
     return performance.now() - began;
 }"""
-TRACE_CAME = (
-    "() => performance.getEntriesByType('resource').find(e => /api.trace/.test(e.name)).responseEnd"
-)
+TRACE_CAME = "() => performance.getEntriesByType('resource').find(e => /api.trace/.test(e.name)).responseEnd"
 MOVE_THEIRS = """async seconds => {
     let frames = 0;
     const began = performance.now();

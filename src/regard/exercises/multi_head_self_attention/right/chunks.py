@@ -21,5 +21,5 @@ class MultiHeadSelfAttention(nn.Module):
         out = nn.functional.dropout(attention, self.p, self.training) @ v
         out = self.mix(torch.cat(out.chunk(self.h, dim=0), dim=-1))
         if return_attention:
-            return out, attention
+            return out, torch.stack(attention.chunk(self.h), dim=1).flatten(0, 1)
         return out

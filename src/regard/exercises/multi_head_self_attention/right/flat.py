@@ -28,7 +28,7 @@ class MultiHeadSelfAttention(nn.Module):
         if self.causal:
             mask = torch.triu(torch.ones(seq, seq, dtype=torch.bool, device=scores.device), diagonal=1)
             scores = scores.masked_fill(mask, float("-inf"))
-        probs = self.dropout(F.softmax(scores, dim=-1))
-        att = torch.bmm(probs, v).view(bs, self.num_heads, seq, self.head_size)
+        probs = F.softmax(scores, dim=-1)
+        att = torch.bmm(self.dropout(probs), v).view(bs, self.num_heads, seq, self.head_size)
         att = self.mix(att.transpose(1, 2).contiguous().view(bs, seq, -1))
         return (att, probs) if return_attention else att

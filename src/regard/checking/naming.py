@@ -345,7 +345,8 @@ def _exact(
         if exact is not None:
             return exact
     # Two that both change every number explain nothing alone. Few words or booleans agree by chance.
-    return search.exact(_pairs(close, close), choices) if search.floating else None
+    rest = [agreement for agreement in close if agreement not in bases]  # pairs with a base were tried
+    return search.exact(_pairs(rest, rest), choices) if search.floating else None
 
 
 def _pairs(bases: Sequence[Agreement], others: Sequence[Agreement]) -> Iterator[tuple[Mistake, ...]]:

@@ -11,7 +11,7 @@ from regard.checking.trials import Case
 from regard.exercises.shared.recurrent import RNN, Given, Loop
 
 
-def reference(case: Case, **choices: str) -> Tensor:
+def reference(case: Case, *, stored: str = "the state", **choices: str) -> Tensor:
     """The states of all steps."""
     loop, of_step = Loop.of(choices)
     x, h, *weights = case.args
@@ -19,6 +19,9 @@ def reference(case: Case, **choices: str) -> Tensor:
     step = replace(RNN(**of_step), activation="none") if sums else RNN(**of_step)
     first = torch.zeros_like(h) if loop.start == "zeros" else h
     states = loop(lambda row, state: step(row, state, *weights), x, first)
+    if stored == "the sum":
+        before = [first, *states[:-1]]
+        states = [replace(step, activation="none")(row, h, *weights) for row, h in zip(x, before, strict=True)]
     return torch.tanh(torch.stack(states)) if sums else loop.table(states, len(x), h)
 
 

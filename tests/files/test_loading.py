@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -299,7 +300,8 @@ def test_the_families_are_printed_side_by_side_in_words(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     shown = CliRunner().invoke(main, ["families"]).stdout
     assert max(map(len, shown.splitlines())) <= columns
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    lines = [line for line in shown.splitlines()[1:] if line and line[0] not in " ─"]
+    rows = [re.split(r" {2,}", line) for line in lines]
     answers = {question: [] for question, *_ in rows}
     for question, *cells in rows:
         answers[question] += cells

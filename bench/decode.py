@@ -46,7 +46,7 @@ from regard.files.loading import Loaded, load, save
 from regard.models.families import initialise
 from regard.models.transformer import Transformer
 
-N_NEW = 8  # tokens decoded in one call
+N_NEW = 32  # tokens decoded in one call
 REST = 0.5  # seconds: OpenMP's threads wait for work, at full speed, for 0.2 s
 LONG = 4096  # cached tokens from which fewer rounds do
 TEXT = Path(__file__).parent.parent / "LICENSE"

@@ -384,11 +384,11 @@ def test_a_packed_product_is_the_product(bias, split, monkeypatch):
 
 @pytest.mark.parametrize("split_takes", [0.5, 2.0])
 def test_the_faster_product_is_taken(monkeypatch, split_takes):
-    """By a clock of the test's own: the plain one takes a second, and first calls do not count."""
+    """By a clock of the test's own: the plain one takes a second at best, and first calls do not count."""
     clock = [0.0]
 
     def taking(seconds):
-        calls = iter([100 / seconds, seconds])
+        calls = iter([0.001 / seconds, seconds, seconds + 5, seconds + 9])  # the least of the last three
         return lambda x, matrix: clock.__setitem__(0, clock[0] + next(calls))
 
     monkeypatch.setattr(packing.time, "perf_counter", lambda: clock[0])

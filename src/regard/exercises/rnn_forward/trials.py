@@ -21,7 +21,9 @@ def reference(case: Case, *, stored: str = "the state", **choices: str) -> Tenso
     states = loop(lambda row, state: step(row, state, *weights), x, first)
     if stored == "the sum":
         before = [first, *states[:-1]]
-        states = [replace(step, activation="none")(row, h, *weights) for row, h in zip(x, before, strict=True)]
+        states = [
+            replace(step, activation="none")(row, h, *weights) for row, h in zip(x, before, strict=True)
+        ]
     return torch.tanh(torch.stack(states)) if sums else loop.table(states, len(x), h)
 
 

@@ -47,7 +47,7 @@ def test_a_row_lies_over_the_patches_it_is_of(looker, exported, found):
         "all => all.map(w => Number(w.style.backgroundColor.split(',').pop().replace(')', '')))"
     )
     patches = weights[2:23]
-    assert dark.index(min(dark)) == patches.index(max(patches))
+    assert dark[patches.index(max(patches))] == min(dark)  # two may be equal, to the digits of a colour
 
 
 def test_a_patch_or_a_special_token_is_chosen_by_hand_and_by_keys(looker, exported, found):

@@ -290,7 +290,7 @@ def test_what_only_lists_imports_nothing_heavy(line, tmp_path):
 
 
 def test_what_families_says_is_what_the_families_are():
-    """The file is there because torch takes a second to say the same; `say_families` writes it."""
+    """The file is there because torch takes a second to say the same: it holds what `say_families` says."""
     from regard.commands.models import FAMILIES_SAID, say_families
 
     assert FAMILIES_SAID.read_text(encoding="utf-8") == say_families()

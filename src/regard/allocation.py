@@ -21,8 +21,6 @@ SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"
 
 def keep_freed_memory() -> bool:
     """Ask glibc to keep freed memory; False where there is no glibc or the user has chosen otherwise."""
-    if any(name in os.environ for name in SETTINGS):
-        return False
     choose = _of_glibc("mallopt")
     return bool(choose(TRIM_THRESHOLD, KEPT_BYTES)) and bool(choose(MMAP_THRESHOLD, LARGEST_BYTES))
 
@@ -33,9 +31,11 @@ def give_back_memory() -> None:
 
 
 def _of_glibc(name: str) -> Callable[..., int]:
-    """A function of glibc; one that does nothing where there is another C library, or another system."""
+    """A function of glibc; one that does nothing where there is none, or the user decides about memory."""
+    if any(name in os.environ for name in SETTINGS):
+        return lambda *_: 0
     try:
         function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
-    except (AttributeError, OSError, TypeError):
+    except (AttributeError, OSError, TypeError):  # another C library, or another system
         return lambda *_: 0
     return function

@@ -43,6 +43,16 @@ def test_two_mistakes_beside_a_convention_are_both_named(space):
     ]
 
 
+def test_two_mistakes_that_both_change_every_number_are_named():
+    """Neither explains a row by itself, nor is it among the nearest: every pair is looked at."""
+    space = Space(Plan(ours()["gru-step"], 3))
+    given = outcomes(space, mix="z h + new", bias="not of h")
+    assert sorted(name for name, _ in names(space, given)[0]) == [
+        "the candidate is added whole",
+        "the candidate's bias is left out",
+    ]
+
+
 def test_a_mistake_in_some_calls_is_named_with_where_it_is_met(space):
     """A softmax along the wrong axis where there are no lengths: the other calls are right."""
     given = outcomes(space, lambda run: len(space.plan.cases[run.case].args) < 4, softmax="over queries")

@@ -3,7 +3,7 @@
 import pytest
 
 from regard.checking import lending, starters
-from regard.checking.catalogue import find, ours
+from regard.checking.catalogue import entries, find, ours
 from regard.checking.path import next_stop, tracks
 from regard.checking.submission import from_source
 from regard.errors import ArgumentError
@@ -30,6 +30,16 @@ def test_one_exercise_is_the_one_of_the_list():
     for wrong in ("multi_head", "../exercises/rope", "template", "rop"):
         with pytest.raises(ArgumentError, match="no exercise"):
             find(wrong)
+
+
+def test_a_list_says_of_every_exercise_what_the_exercise_says(tmp_path):
+    """Though it reads no further than the first table; a line of an example may look like one."""
+    listed = {id: (entry.title, entry.names) for id, entry in entries().items()}
+    assert listed == {id: (exercise.title, exercise.names) for id, exercise in ours().items()}
+    starters.new_exercise("double-it", tmp_path / "double_it")
+    about = tmp_path / "double_it" / "exercise.toml"
+    about.write_text('example = """\n[double_it(x) for x in range(3)]\n"""\n' + about.read_text())
+    assert entries(tmp_path)["double-it"].names == ("double_it",)
 
 
 def test_what_comes_next():

@@ -54,7 +54,10 @@ KEYS = ("title", "names", "example", "shared", "needs", "drive", "tolerance", "r
 def load_entry(folder: Path) -> Entry:
     """Title and names alone, which stand before the first table of exercise.toml: no more is read."""
     path = folder / "exercise.toml"
-    about = _read(path, "\n[")
+    try:
+        about = _read(path, "\n[")
+    except LoadError:  # a line of the example begins like a table, or the file is wrong: all of it says which
+        about = _read(path)
     return Entry(folder, _text(path, "title", about.get("title")), _texts(path, about, "names"))
 
 

@@ -46,10 +46,10 @@ def test_two_mistakes_beside_a_convention_are_both_named(space):
 def test_two_mistakes_that_both_change_every_number_are_named():
     """Neither explains a row by itself, nor is it among the nearest: every pair is looked at."""
     space = Space(Plan(ours()["gru-step"], 3))
-    given = outcomes(space, mix="z h + new", bias="not of h")
+    given = outcomes(space, update_by="r", reset_by="z", resets="the candidate")
     assert sorted(name for name, _ in names(space, given)[0]) == [
-        "the candidate is added whole",
-        "the candidate's bias is left out",
+        "the whole candidate is reset",
+        "update and reset gate change places",
     ]
 
 

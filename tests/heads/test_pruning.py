@@ -13,10 +13,12 @@ from regard.files.tokenizer import byte_tokenizer
 from regard.heads import mean_loss, measure, prune, pruning_curve, ranked_heads, save_pruned
 from regard.heads.effects import gated
 from regard.heads.model import attention_of, kept_heads
-from regard.layers.block import BlockConfig
+from regard.layers.attention import MultiHeadAttention
+from regard.layers.block import BlockConfig, attention_options
+from regard.layers.cache import LayerCache
 from regard.models.families import FAMILIES
 from regard.models.pruned import PrunedAttention
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.transformer import Transformer
 from regard.tracing.take import trace
 
 # Uneven groups, a key head that goes with its last query head, a layer left whole, one with nothing left.
@@ -221,26 +223,12 @@ def test_weights_of_the_heads_left_are_those_they_had():
 
 
 @pytest.mark.parametrize("kept", [(0, 1, 2), (0, 3), (1, 2, 5), (0, 1, 2, 4), (5,), ()])
-def test_one_attend_for_each_size_of_group(kept, monkeypatch):
-    """Even groups take one call, uneven ones as many as there are sizes, an empty layer none."""
-    from regard.models import pruned
-
-    calls = []
-    real = pruned.attend
-
-    def counting(*args, **options):
-        calls.append(args[0].shape[1])
-        return real(*args, **options)
-
-    monkeypatch.setattr(pruned, "attend", counting)
-    monkeypatch.setattr("regard.layers.attention.attend", counting)
+def test_a_key_head_nobody_uses_is_gone(kept):
+    """A layer keeps the key heads of its heads, once each, whatever groups are left; an empty layer none."""
     block = BlockConfig(model_dim=24, n_head=6, n_kv_head=2, ff_dim=5)
-    layer = PrunedAttention(block, kept, causal=True)
-    assert layer(torch.randn(2, 7, 24)).shape == (2, 7, 24)
-    sizes = {sum(head // 3 == group for head in kept) for group in (0, 1)} - {0}
-    assert len(calls) == len(sizes)
-    assert sum(calls) == len(kept)
-    assert layer.n_kv_head == len({head // 3 for head in kept})
+    layer, cache = PrunedAttention(block, kept, causal=True), LayerCache()
+    assert layer(torch.randn(2, 7, 24), cache=cache).shape == (2, 7, 24)
+    assert layer.n_kv_head == cache.k.shape[1] == len({head // 3 for head in kept})
 
 
 def test_all_weights_can_be_had_from_uneven_groups():
@@ -252,18 +240,28 @@ def test_all_weights_can_be_had_from_uneven_groups():
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 7))
 
 
-def test_linear_attention_is_pruned_by_whole_groups():
-    """A kernel without scores takes even groups only, and says so."""
-    config = TransformerConfig(
-        vocab=13,
-        block=BlockConfig(model_dim=24, n_head=6, n_kv_head=2, ff_dim=5, kernel="elu1"),
-        n_decoder_layer=1,
-        n_position=11,
-        kept_heads=((0, 1, 3, 4),),
-    )
-    assert Transformer(config)(TOKENS[:, :7].clamp(max=12)).logits.shape == (2, 7, 13)
-    with pytest.raises(UnsupportedError, match="by whole groups only"):
-        PrunedAttention(config.block, (0, 3, 4), causal=True)
+@pytest.mark.parametrize("kept", [(0, 1, 3, 4), (0, 3, 4)], ids=["even groups", "uneven groups"])
+def test_linear_attention_is_pruned_too(kept):
+    """Without some heads a linear layer gives what it gives when their part of the output matrix is 0."""
+    config = BlockConfig(model_dim=24, n_head=6, n_kv_head=2, ff_dim=5, kernel="elu1")
+    whole = MultiHeadAttention(**attention_options(config, causal=True))
+    pruned = PrunedAttention(config, kept, causal=True)
+    kv_heads = sorted({head // 3 for head in kept})
+    with torch.no_grad():
+        for name, heads in (("query", kept), ("key", kv_heads), ("value", kv_heads)):
+            for part in ("weight", "bias"):
+                tensor = getattr(getattr(whole, name), part)
+                getattr(getattr(pruned, name), part).copy_(
+                    tensor.unflatten(0, (-1, 4))[list(heads)].flatten(0, 1)
+                )
+        columns = whole.out.weight.unflatten(1, (6, 4))
+        pruned.out.weight.copy_(columns[:, list(kept)].flatten(1))
+        pruned.out.bias.copy_(whole.out.bias)
+        columns[:, [head for head in range(6) if head not in kept]] = 0
+    x, cache = torch.randn(2, 7, 24), LayerCache()
+    torch.testing.assert_close(pruned(x), whole(x))
+    stepped = torch.cat([pruned(token, cache=cache) for token in x.split(1, 1)], 1)
+    torch.testing.assert_close(stepped, whole(x))
 
 
 def test_least_important_heads_cost_least():

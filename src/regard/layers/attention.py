@@ -115,11 +115,11 @@ class MultiHeadAttention(nn.Module):
         n_kv_head = n_head if n_kv_head is None else n_kv_head
         if qk_dim is None or v_dim is None:
             check_divides("model_dim", model_dim, "n_head", n_head)
-        check_divides("n_head", n_head, "n_kv_head", n_kv_head)
+        self._check_heads(n_head, n_kv_head)
         qk_dim = model_dim // n_head if qk_dim is None else qk_dim
         v_dim = model_dim // n_head if v_dim is None else v_dim
         memory_dim = model_dim if memory_dim is None else memory_dim
-        check_sizes(model_dim=model_dim, memory_dim=memory_dim, n_head=n_head, qk_dim=qk_dim, v_dim=v_dim)
+        check_sizes(model_dim=model_dim, memory_dim=memory_dim, qk_dim=qk_dim, v_dim=v_dim)
         check_dropout(dropout)
         self.model_dim, self.memory_dim = model_dim, memory_dim
         self.n_head, self.n_kv_head, self.qk_dim, self.v_dim = n_head, n_kv_head, qk_dim, v_dim
@@ -170,24 +170,36 @@ class MultiHeadAttention(nn.Module):
             check_input("memory", memory, self.memory_dim, self.key.weight)
         q = split_heads(self.query(x), self.n_head)
         q = q if self.query_norm is None else self.query_norm(q)
-        if memory is not None and cache is not None and cache.length:  # the memory does not change
+        remembered = memory is not None and cache is not None and cache.length > 0  # it does not change
+        if cache is not None and remembered:
             k, v = self._remembered(cache, q)
         else:
             source = x if memory is None else memory
             k = split_heads(self.key(source), self.n_kv_head)
             k = k if self.key_norm is None else self.key_norm(k)
             v = split_heads(self.value(source), self.n_kv_head)
-            if turn is not None:
-                k = turn(k)
-        if turn is not None:
-            q = turn(q)
-        attending = self._softmax if self.kernel is None else self._linear
-        heads, weights = attending(
-            q, k, v, visible, bias, cache, memory is not None, record, name, return_weights
-        )
-        merged = merge_heads(heads)
-        out: Tensor = self.out(merged if self.gate is None else merged * torch.sigmoid(self.gate(x)))
-        return out if weights is None else (out, weights)
+            k = k if turn is None else turn(k)
+        q = q if turn is None else turn(q)
+        rule: ScoreRule | LinearRule
+        if self.kernel is None:
+            start = 0
+            if cache is not None and not remembered:
+                k, v, start = cache.append(k, v)
+            k, v = self._spread(k, v)
+            rule = self._rule(visible, bias, start)
+            out, lse = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
+        else:
+            start = 0 if cache is None or memory is not None else cache.length
+            k, v = self._spread(k, v)
+            rule = self._linear_rule(self.kernel, k, visible, bias, start)
+            out, lse = _attend_linear(q, k, v, rule, cache)
+        merged = merge_heads(reported(record, name, q, k, v, out, lse, rule))
+        projected: Tensor = self.out(merged if self.gate is None else merged * torch.sigmoid(self.gate(x)))
+        if not return_weights:
+            return projected
+        if isinstance(rule, ScoreRule):
+            return projected, attention.weights(q, k, rule)
+        return projected, linear_weights(q, k, lse, rule.kernel, causal=rule.causal, visible=rule.keys)
 
     def _remembered(self, cache: LayerCache, q: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory seen before; none where the cache holds their sum."""
@@ -197,61 +209,27 @@ class MultiHeadAttention(nn.Module):
             q.shape[0], self.n_kv_head, 0, self.v_dim
         )
 
-    def _softmax(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        visible: Visibility | None,
-        bias: Bias | None,
-        cache: LayerCache | None,
-        cross: bool,
-        record: Record | None,
-        name: str,
-        return_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        start = 0
-        if cache is not None and not (cross and cache.length):
-            k, v, start = cache.append(k, v)
-        rule = self._rule(visible, bias, start)
-        attended = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
-        out = reported(record, name, q, k, v, attended.out, attended.lse, rule)
-        return out, attention.weights(q, k, rule) if return_weights else None
+    def _check_heads(self, n_head: int, n_kv_head: int) -> None:
+        check_divides("n_head", n_head, "n_kv_head", n_kv_head)
+        check_sizes(n_head=n_head)
 
-    def _linear(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        visible: Visibility | None,
-        bias: Bias | None,
-        cache: LayerCache | None,
-        cross: bool,
-        record: Record | None,
-        name: str,
-        return_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        assert self.kernel is not None  # who calls made sure
+    def _spread(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values in even groups, as attention wants them."""
+        return k, v
+
+    def _linear_rule(
+        self, kernel: FeatureMap, k: Tensor, visible: Visibility | None, bias: Bias | None, start: int
+    ) -> LinearRule:
+        """What `_rule` is to a layer with a kernel."""
         if bias is not None or (visible is not None and (visible.by_pair or visible.window is not None)):
             raise UnsupportedError(
                 "linear attention hides keys and the future only: it has no bias, no pairs."
             )
         causal = self.rule.visible.causal or (visible is not None and visible.causal)
-        start = 0 if cache is None or cross else cache.length
-        keys = None if visible is None else visible.visible_keys(start + k.shape[2])
-        keys = None if keys is None else keys.expand(q.shape[0], -1)[:, start : start + k.shape[2]]
-        rule = LinearRule(self.kernel, causal, keys)
-        state = None if cache is None else cache.state
-        attended = attend_linear(
-            q, k, v, self.kernel, causal=causal, visible=keys, state=state, return_state=cache is not None
-        )
-        if cache is not None and attended.state is not None:
-            cache.keep(attended.state, k.shape[2])
-        out = reported(record, name, q, k, v, attended.out, attended.normaliser, rule)
-        if not return_weights:
-            return out, None
-        shown = linear_weights(q, k, attended.normaliser, self.kernel, causal=causal, visible=keys)
-        return out, shown
+        stop = start + k.shape[2]
+        keys = None if visible is None else visible.visible_keys(stop)
+        keys = None if keys is None else keys.expand(k.shape[0], -1)[:, start:stop]
+        return LinearRule(kernel, causal, keys)
 
     def _rule(self, visible: Visibility | None, bias: Bias | None, start: int) -> ScoreRule:
         """The layer's rule for queries that start at this position."""
@@ -263,6 +241,19 @@ class MultiHeadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"n_head={self.n_head}, n_kv_head={self.n_kv_head}, qk_dim={self.qk_dim}, v_dim={self.v_dim}"
+
+
+def _attend_linear(
+    q: Tensor, k: Tensor, v: Tensor, rule: LinearRule, cache: LayerCache | None
+) -> tuple[Tensor, Tensor]:
+    """Output and normaliser; the cache keeps the sums."""
+    state, keep = (None, False) if cache is None else (cache.state, True)
+    attended = attend_linear(
+        q, k, v, rule.kernel, causal=rule.causal, visible=rule.keys, state=state, return_state=keep
+    )
+    if cache is not None and attended.state is not None:
+        cache.keep(attended.state, k.shape[2])
+    return attended.out, attended.normaliser
 
 
 class AdditiveAttention(nn.Module):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -112,9 +112,9 @@ class Block(nn.Module):
     def __init__(self, config: BlockConfig, *, causal: bool = False, cross: bool = False) -> None:
         super().__init__()
         self.norm_first, self.parallel = config.norm_first, config.parallel
-        self.attention = _attention(config, causal=causal)
+        self.attention = MultiHeadAttention(**attention_options(config, causal=causal))
         self.attention_norm = make_norm(config)
-        self.cross = _attention(config, causal=False) if cross else None
+        self.cross = MultiHeadAttention(**attention_options(config, causal=False)) if cross else None
         self.cross_norm = make_norm(config) if cross else None
         self.ff = FeedForward(
             config.model_dim,
@@ -193,23 +193,14 @@ class Block(nn.Module):
         return normed
 
 
-def _attention(config: BlockConfig, *, causal: bool) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.model_dim,
-        config.n_head,
-        n_kv_head=config.n_kv_head,
-        qk_dim=config.qk_dim,
-        v_dim=config.v_dim,
-        bias=config.attention_bias,
-        out_bias=config.out_bias,
-        scale=config.scale,
-        dropout=config.dropout if config.kernel is None else 0.0,
-        causal=causal,
-        window=config.window if causal else None,
-        kernel=config.kernel,
-        softcap=config.softcap,
-        qk_norm=config.norm_eps if config.qk_norm else None,
-        sinks=config.sinks,
-        alibi=config.alibi,
-        output_gate=config.output_gate,
-    )
+def attention_options(config: BlockConfig, *, causal: bool) -> dict[str, Any]:
+    """What `MultiHeadAttention` is made of in such a block."""
+    same = "model_dim n_head n_kv_head qk_dim v_dim out_bias scale kernel softcap sinks alibi output_gate"
+    return {
+        **{name: getattr(config, name) for name in same.split()},
+        "bias": config.attention_bias,
+        "dropout": config.dropout if config.kernel is None else 0.0,
+        "causal": causal,
+        "window": config.window if causal else None,
+        "qk_norm": config.norm_eps if config.qk_norm else None,
+    }

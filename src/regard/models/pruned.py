@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.attention import softmax as attention
-from regard.attention.feature_maps import feature_map
 from regard.attention.scores import Bias, ScoreRule
-from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, UnsupportedError
-from regard.layers.attention import MultiHeadAttention, Record, reported
-from regard.layers.block import BlockConfig
+from regard.layers.attention import MultiHeadAttention
+from regard.layers.block import BlockConfig, attention_options
 from regard.layers.cache import LayerCache
-from regard.layers.norms import RMSNorm
 
 if TYPE_CHECKING:
     from regard.models.transformer import Transformer
@@ -33,41 +28,34 @@ MODEL_TYPE = "regard_pruned"  # in config.json: no published format can say whic
 class PrunedAttention(MultiHeadAttention):
     """Multi-head attention with only the heads `kept`, of those `config` has.
 
-    Where key heads are left with different numbers of query heads, there is one `attend` for each number.
-    A layer without heads adds its output bias, if it has one, and nothing else.
+    Where key heads are left with different numbers of query heads, each query head is given a copy of its
+    key head when it looks. A layer without heads adds its output bias, if it has one, and nothing else.
     """
 
     def __init__(self, config: BlockConfig, kept: Sequence[int], *, causal: bool) -> None:
-        nn.Module.__init__(self)  # the parent's sizes are even
-        n_kv_before = config.n_kv_head or config.n_head
-        key_head_of = [head * n_kv_before // config.n_head for head in kept]
-        kept_kv = sorted(set(key_head_of))
-        self.kept, self.kept_kv, self.n_head_before = tuple(kept), tuple(kept_kv), config.n_head
-        self.kv_head_of = tuple(kept_kv.index(head) for head in key_head_of)
-        self.model_dim = self.memory_dim = config.model_dim
-        self.n_head, self.n_kv_head = len(kept), len(kept_kv)
-        self.qk_dim = config.qk_dim or config.model_dim // config.n_head
-        self.v_dim = config.v_dim or config.model_dim // config.n_head
-        self.dropout = config.dropout if config.kernel is None else 0.0
-        window = config.window if causal else None
-        self.rule = ScoreRule(config.scale, Visibility(causal=causal, window=window), softcap=config.softcap)
-        self.kernel = None if config.kernel is None else feature_map(config.kernel, qk_dim=self.qk_dim)
-        self.groups = _groups(self.kv_head_of)
-        if self.kernel is not None and len(self.groups) > 1:
-            raise UnsupportedError(
-                "linear attention is pruned by whole groups only: each key head must keep equally many. "
-                f"Got heads {self.kept} of {config.n_head} over {n_kv_before} key heads."
-            )
-        out_bias = config.attention_bias if config.out_bias is None else config.out_bias
-        self.query = _linear(config.model_dim, self.n_head * self.qk_dim, config.attention_bias)
-        self.key = _linear(config.model_dim, self.n_kv_head * self.qk_dim, config.attention_bias)
-        self.value = _linear(config.model_dim, self.n_kv_head * self.v_dim, config.attention_bias)
-        self.out = _linear(self.n_head * self.v_dim, config.model_dim, out_bias)
-        self.query_norm = RMSNorm(self.qk_dim, eps=config.norm_eps) if config.qk_norm else None
-        self.key_norm = RMSNorm(self.qk_dim, eps=config.norm_eps) if config.qk_norm else None
-        self.gate = self.sinks = self.slopes = None
         if config.sinks or config.alibi or config.output_gate:
             raise UnsupportedError("heads with sinks, ALiBi or an output gate are not pruned.")
+        key_head_of = [head * (config.n_kv_head or config.n_head) // config.n_head for head in kept]
+        kept_kv = sorted(set(key_head_of))
+        options = attention_options(config, causal=causal) | {"n_head": len(kept), "n_kv_head": len(kept_kv)}
+        for dim in ("qk_dim", "v_dim"):
+            options[dim] = options[dim] or config.model_dim // config.n_head
+        with warnings.catch_warnings():  # a layer without heads has nothing to initialise
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+            super().__init__(**options)
+        self.kept, self.kept_kv, self.n_head_before = tuple(kept), tuple(kept_kv), config.n_head
+        kv_head_of = [kept_kv.index(head) for head in key_head_of]
+        even = sorted(list(range(len(kept_kv))) * (len(kept) // max(1, len(kept_kv))))
+        self.kv_head_of = None if kv_head_of == even else kv_head_of
+
+    def _check_heads(self, n_head: int, n_kv_head: int) -> None:
+        """Any heads may be left."""
+
+    def _spread(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self.kv_head_of is None:
+            return k, v
+        index = torch.tensor(self.kv_head_of, device=k.device)
+        return k.index_select(1, index), v.index_select(1, index)
 
     def forward(self, x: Tensor, memory: Tensor | None = None, **given: Any) -> Any:
         """As the parent's; `bias` is of all heads the layer once had."""
@@ -90,80 +78,8 @@ class PrunedAttention(MultiHeadAttention):
         out: Tensor = self.out(x.new_zeros(batch, n_query, 0))
         return (out, x.new_zeros(batch, 0, n_query, n_key)) if return_weights else out
 
-    def _softmax(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        visible: Visibility | None,
-        bias: Bias | None,
-        cache: LayerCache | None,
-        cross: bool,
-        record: Record | None,
-        name: str,
-        return_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        if len(self.groups) == 1:
-            return super()._softmax(q, k, v, visible, bias, cache, cross, record, name, return_weights)
-        start = 0
-        if cache is not None and not (cross and cache.length):
-            k, v, start = cache.append(k, v)
-        rule = self._rule(visible, bias, start)
-        dropout = self.dropout if self.training else 0.0
-        device = q.device
-        outs, lses, order = [], [], []
-        for heads, kv_heads in self.groups:
-            at, kv_at = torch.tensor(heads, device=device), torch.tensor(kv_heads, device=device)
-            part = rule if rule.bias is None else replace(rule, bias=rule.bias.part(None, heads))
-            attended = attend(
-                q.index_select(1, at),
-                k.index_select(1, kv_at),
-                v.index_select(1, kv_at),
-                part,
-                dropout=dropout,
-            )
-            outs.append(attended.out)
-            lses.append(attended.lse)
-            order += heads
-        back = torch.tensor(order, device=device).argsort()
-        out, lse = torch.cat(outs, dim=1).index_select(1, back), torch.cat(lses, dim=1).index_select(1, back)
-        if record is None and not return_weights:
-            return out, None
-        # Whoever looks at single heads wants even groups: here each has a key head of its own.
-        shared = torch.tensor(self.kv_head_of, device=device)
-        k, v = k.index_select(1, shared), v.index_select(1, shared)
-        out = reported(record, name, q, k, v, out, lse, rule)
-        return out, attention.weights(q, k, rule) if return_weights else None
-
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, kept={self.kept} of {self.n_head_before}"
-
-
-def _groups(kv_head_of: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Query heads and key heads for each size of group, so that each makes one even attention."""
-    by_kv: dict[int, list[int]] = {}
-    for head, kv_head in enumerate(kv_head_of):
-        by_kv.setdefault(kv_head, []).append(head)
-    sizes = sorted({len(heads) for heads in by_kv.values()})
-    return [
-        (
-            [head for heads in by_kv.values() if len(heads) == size for head in heads],
-            [kv_head for kv_head, heads in by_kv.items() if len(heads) == size],
-        )
-        for size in sizes
-    ]
-
-
-def _linear(n_in: int, n_out: int, bias: bool) -> nn.Linear:
-    """A linear layer, which may have no inputs or no outputs: there is then nothing to initialise."""
-    if n_in and n_out:
-        return nn.Linear(n_in, n_out, bias)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
-        layer = nn.Linear(n_in, n_out, bias=False)
-    if bias:
-        layer.bias = nn.Parameter(torch.zeros(n_out))
-    return layer
 
 
 def check_kept_heads(kept: Sequence[Sequence[int]], n_attention: int, n_head: int) -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule, SlopeBias
+from regard.attention.scores import ScoreRule
 from regard.attention.shapes import check_attention, whole_slice
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
@@ -79,26 +79,16 @@ def _exchanged(rule: ScoreRule, rows: slice, n_key: int) -> ScoreRule | None:
         return None
     if visible.lengths is not None and visible.lengths.dim() == 2:
         return None
-    bias: Bias | None = rule.bias
-    if isinstance(bias, DenseBias):
-        table = bias.values[:, :, rows if bias.values.shape[2] > 1 else slice(None), :n_key]
-        table = table.expand(-1, -1, n_query, -1)
-        bias = DenseBias(table.mT.flip(2, 3))
-    elif not isinstance(bias, DistanceBias | SlopeBias | None):
+    bias = None if rule.bias is None else rule.bias.exchanged(rows, n_key)
+    if rule.bias is not None and bias is None:
         return None
-    segments = visible.query_segment, visible.key_segment
-    query_segment, key_segment = (
-        None if ids is None else ids[:, part].flip(1)
-        for ids, part in zip(segments, (rows, slice(0, n_key)), strict=True)
-    )
-    dense = None if visible.dense is None else visible.dense[:, :, rows, :n_key].mT.flip(2, 3)
     looked_at = Visibility(
         causal=visible.causal,
         start=max(0, start),
         window=visible.window,
-        query_segment=key_segment,
-        key_segment=query_segment,
-        dense=dense,
+        query_segment=None if visible.key_segment is None else visible.key_segment[:, :n_key].flip(1),
+        key_segment=None if visible.query_segment is None else visible.query_segment[:, rows].flip(1),
+        dense=None if visible.dense is None else visible.dense[:, :, rows, :n_key].mT.flip(2, 3),
     )
     return replace(rule, scale=1.0, visible=looked_at, bias=bias, sink=None)  # lse has it
 

@@ -55,6 +55,10 @@ class Bias(Data, ABC):
         """The same for queries from position `start` on, where it was made for those of one decoding step."""
         return self
 
+    def exchanged(self, rows: slice, n_key: int) -> Bias | None:
+        """The bias of the first `n_key` keys looking at `rows`, both backwards; None where it has none."""
+        return None
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DistanceBias(Bias):
@@ -84,6 +88,9 @@ class DistanceBias(Bias):
         missing = self.zero + n_key - start - self.values.shape[1]
         return replace(self, values=F.pad(self.values.detach(), (0, max(0, missing))))
 
+    def exchanged(self, rows: slice, n_key: int) -> DistanceBias:
+        return self  # backwards, distances stay what they were
+
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
         _check_heads("the distance bias", self.values.shape[0], n_head)
         lowest, highest = -(start + n_query - 1), n_key - 1 - start
@@ -110,6 +117,9 @@ class SlopeBias(Bias):
     def part(self, batch: int | None, head: int | Sequence[int] | None) -> SlopeBias:
         return SlopeBias(chosen(self.slopes, 0, head))
 
+    def exchanged(self, rows: slice, n_key: int) -> SlopeBias:
+        return self
+
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
         _check_heads("the slopes", self.slopes.shape[0], n_head)
 
@@ -128,6 +138,9 @@ class DenseBias(Bias):
 
     def part(self, batch: int | None, head: int | Sequence[int] | None) -> DenseBias:
         return DenseBias(chosen(chosen(self.values, 0, batch), 1, head))
+
+    def exchanged(self, rows: slice, n_key: int) -> DenseBias:
+        return DenseBias(self.tile(rows, slice(0, n_key), 0).mT.flip(2, 3))
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
         wanted = (batch, n_head, n_query, n_key)

@@ -55,11 +55,6 @@ class FeatureMap(Data, ABC):
         return 0.0
 
 
-def _differentiated(x: Tensor) -> bool:
-    """Whether autograd follows: where it does not, features are written in place, which is faster."""
-    return torch.is_grad_enabled() and x.requires_grad
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class EluPlusOne(FeatureMap):
     """phi(x) = elu(x) + 1, always above 0 (Katharopoulos et al. 2020, equation 7).
@@ -72,8 +67,7 @@ class EluPlusOne(FeatureMap):
 
     def phi(self, x: Float[Tensor, "*lead position qk_dim"]) -> Float[Tensor, "*lead position feature"]:
         # exp, and not expm1 + 1, which is 0 below -17 in float32.
-        low, high = x.clamp(max=0), x.relu()
-        return low.exp() + high if _differentiated(x) else low.exp_().add_(high)
+        return x.clamp(max=0).exp() + x.relu()
 
     def dim(self, qk_dim: int) -> int:
         return qk_dim
@@ -116,20 +110,9 @@ class Quadratic(FeatureMap):
         # Feature by feature, so that each product runs along positions, which lie side by side.
         rows = x.mT.contiguous()
         twice = rows * math.sqrt(2)
-        width = x.shape[-1]
-        pairs = [(rows[..., i : i + 1, :], twice[..., i + 1 :, :]) for i in range(width - 1)]
-        if _differentiated(x):
-            constant = rows.new_full((1,), self.c).expand_as(rows[..., :1, :])
-            crossed = [one * others for one, others in pairs]
-            return torch.cat([constant, twice * math.sqrt(self.c), rows.square(), *crossed], -2).mT
-        features = rows.new_empty((*rows.shape[:-2], self.dim(width), rows.shape[-1]))
-        first, linear, squares, *rest = features.split([1, width, width, *range(width - 1, 0, -1)], -2)
-        first.fill_(self.c)
-        torch.mul(twice, math.sqrt(self.c), out=linear)
-        torch.mul(rows, rows, out=squares)
-        for (one, others), part in zip(pairs, rest, strict=True):
-            torch.mul(one, others, out=part)
-        return features.mT
+        crossed = [rows[..., i : i + 1, :] * twice[..., i + 1 :, :] for i in range(x.shape[-1] - 1)]
+        constant = rows.new_full((1,), self.c).expand_as(rows[..., :1, :])
+        return torch.cat([constant, twice * math.sqrt(self.c), rows.square(), *crossed], -2).mT
 
     def dim(self, qk_dim: int) -> int:
         return 1 + qk_dim + qk_dim * (qk_dim + 1) // 2

@@ -144,14 +144,14 @@ def test_the_architecture_page_lists_every_file_once():
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("from regard.layers.norms import RMSNorm", ["layers.norms.RMSNorm"]),
+        ("from regard.layers.block import Block", ["layers.block.Block"]),
         ("import regard.cli", ["cli"]),
         ("def late():\n    from regard import MultiHeadAttention", ["layers.attention"]),
         ("from regard import nowhere", ["nowhere"]),
         ("from regard.attention import linear", ["attention.linear"]),
         ("from regard.attention.scores import ScoreRule", []),
         ("from regard.errors import ShapeError\nfrom regard import __version__\nimport torch", []),
-        ("if TYPE_CHECKING:\n    from regard.layers.norms import RMSNorm", []),
+        ("if TYPE_CHECKING:\n    from regard.layers.block import Block", []),
     ],
 )
 def test_the_import_check_finds_each_way_of_importing(source, found):
@@ -240,7 +240,7 @@ PACKAGES = {
         pruning_curve qk_circuit ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
         score_relations score_split survey to_dataframe value_weighted""",
     "layers": """AdditiveAttention Block BlockConfig DeltaAttention Evict FeedForward KVCache LatentAttention
-        LayerCache LearnedPositions MultiHeadAttention RMSNorm Record RelativeBias Rotary RotaryScaling
+        LayerCache LearnedPositions MultiHeadAttention Record RelativeBias Rotary RotaryScaling
         SinusoidalPositions Turn merge_heads sinusoidal split_heads""",
     "models": "Output Seq2Seq Seq2SeqConfig Transformer TransformerConfig",
     "recurrent": """GRUWeights LSTMWeights RNNWeights gru_forward gru_step last_state lstm_forward lstm_step

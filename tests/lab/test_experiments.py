@@ -19,7 +19,6 @@ from regard.lab.spec import perform
 from regard.layers.attention import merge_heads, split_heads
 from regard.layers.cache import LayerCache
 from regard.layers.eviction import Evict
-from regard.layers.norms import RMSNorm
 from regard.recurrent.loops import gru_forward, lstm_forward
 
 
@@ -178,7 +177,7 @@ def sinks_left_out(patch):
 
 def gains_without_norm(patch):
     """A norm that multiplies by its gains alone."""
-    patch.setattr(RMSNorm, "forward", lambda self, x: x * self.weight)
+    patch.setattr(torch.nn.RMSNorm, "forward", lambda self, x: x * self.weight)
 
 
 def one_key_head_read_one_off(patch):

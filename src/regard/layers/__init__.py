@@ -1,4 +1,4 @@
-"""Modules: attention layers and blocks, positions, norms, the cache."""
+"""Modules: attention layers and blocks, positions, the cache."""
 
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record, merge_heads, split_heads
 from regard.layers.block import Block, BlockConfig, FeedForward
@@ -6,7 +6,6 @@ from regard.layers.cache import KVCache, LayerCache
 from regard.layers.delta import DeltaAttention
 from regard.layers.eviction import Evict
 from regard.layers.latent import LatentAttention
-from regard.layers.norms import RMSNorm
 from regard.layers.positions import (
     LearnedPositions,
     RelativeBias,
@@ -29,7 +28,6 @@ __all__ = [
     "LayerCache",
     "LearnedPositions",
     "MultiHeadAttention",
-    "RMSNorm",
     "Record",
     "RelativeBias",
     "Rotary",

@@ -19,7 +19,6 @@ from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.layers.cache import LayerCache
-from regard.layers.norms import RMSNorm
 from regard.layers.positions import Turn
 
 
@@ -137,8 +136,8 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(memory_dim, n_kv_head * qk_dim, bias)
         self.value = nn.Linear(memory_dim, n_kv_head * v_dim, bias)
         self.out = nn.Linear(n_head * v_dim, model_dim, bias if out_bias is None else out_bias)
-        self.query_norm = None if qk_norm is None else RMSNorm(qk_dim, eps=qk_norm)
-        self.key_norm = None if qk_norm is None else RMSNorm(qk_dim, eps=qk_norm)
+        self.query_norm = None if qk_norm is None else nn.RMSNorm(qk_dim, eps=qk_norm)
+        self.key_norm = None if qk_norm is None else nn.RMSNorm(qk_dim, eps=qk_norm)
         self.sinks = nn.Parameter(torch.zeros(n_head)) if sinks else None
         self.gate = nn.Linear(model_dim, n_head * v_dim, bias) if output_gate else None
         self.slopes: Tensor | None

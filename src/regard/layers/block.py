@@ -17,7 +17,6 @@ from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError
 from regard.layers.attention import MultiHeadAttention, Record, check_dropout, check_sizes
 from regard.layers.cache import LayerCache
-from regard.layers.norms import RMSNorm
 from regard.layers.positions import Turn
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -102,7 +101,7 @@ class BlockConfig:
 
 def make_norm(config: BlockConfig) -> nn.Module:
     """LayerNorm or RMSNorm."""
-    kind = nn.LayerNorm if config.norm == "layer" else RMSNorm
+    kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
     return kind(config.model_dim, eps=config.norm_eps)
 
 

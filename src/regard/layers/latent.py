@@ -30,7 +30,6 @@ from regard.layers.attention import (
     split_heads,
 )
 from regard.layers.cache import LayerCache
-from regard.layers.norms import RMSNorm
 from regard.layers.positions import Turn
 
 
@@ -70,10 +69,10 @@ class LatentAttention(nn.Module):
         self.query_down = self.query_norm = None
         if query_latent_dim is not None:
             self.query_down = nn.Linear(model_dim, query_latent_dim, bias)
-            self.query_norm = RMSNorm(query_latent_dim, eps=norm_eps)
+            self.query_norm = nn.RMSNorm(query_latent_dim, eps=norm_eps)
         self.query = nn.Linear(query_latent_dim or model_dim, n_head * (qk_dim + rotary_dim), bias=False)
         self.down = nn.Linear(model_dim, latent_dim, bias)
-        self.down_norm = RMSNorm(latent_dim, eps=norm_eps)
+        self.down_norm = nn.RMSNorm(latent_dim, eps=norm_eps)
         self.key_rotary = nn.Linear(model_dim, rotary_dim, bias)
         self.key = nn.Linear(latent_dim, n_head * qk_dim, bias=False)
         self.value = nn.Linear(latent_dim, n_head * v_dim, bias=False)

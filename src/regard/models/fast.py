@@ -27,7 +27,6 @@ from regard.attention.softmax import attend_one
 from regard.layers.attention import MultiHeadAttention
 from regard.layers.block import Block, FeedForward
 from regard.layers.cache import KVCache, LayerCache
-from regard.layers.norms import RMSNorm, rms_norm
 from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, SinusoidalPositions
 from regard.models.packing import Product, pack
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 # Modules whose forward this file repeats; a model with any other in its decoder takes the readable path.
 _KNOWN = (
-    *(nn.Linear, nn.Embedding, nn.LayerNorm, RMSNorm, nn.Dropout, nn.ModuleList),
+    *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.ModuleList),
     *(MultiHeadAttention, FeedForward, Block, RelativeBias, Rotary, LearnedPositions, SinusoidalPositions),
 )
 _TABLE_BLOCK = 512  # positions by which the table of relative biases grows
@@ -232,8 +231,7 @@ def _known_norm(norm: nn.Module) -> Norm:
     shape, eps = norm.normalized_shape, cast(float, norm.eps)  # a config has one
     if isinstance(norm, nn.LayerNorm):
         return lambda x: F.layer_norm(x, shape, weight, bias, eps)
-    least = torch.tensor(eps)
-    return lambda x: rms_norm(x, weight, least)
+    return lambda x: F.rms_norm(x, shape, weight, eps)
 
 
 def _qk_norm(look: MultiHeadAttention) -> Norm | None:
@@ -242,8 +240,8 @@ def _qk_norm(look: MultiHeadAttention) -> Norm | None:
     if query is None or key is None:
         return None
     gains = query.weight.expand(look.n_head, 1, -1), key.weight.expand(look.n_kv_head, 1, -1)
-    weight, least = torch.cat(gains).detach(), torch.tensor(cast(float, query.eps))
-    return lambda x: rms_norm(x, weight, least)
+    weight, shape, eps = torch.cat(gains).detach(), (look.qk_dim,), query.eps
+    return lambda x: F.rms_norm(x, shape, None, eps) * weight
 
 
 def _pack_layer(block: Block, local: bool, packed: Callable[..., Product]) -> _Layer:

@@ -73,21 +73,6 @@ class LayerCache:
         self._k, self._v, self.length, self._written = new_k, new_v, stop, stop
         return new_k[:, :, :stop], new_v[:, :, :stop], start
 
-    def push(
-        self, k: Float[Tensor, "batch kv_head new qk_dim"], v: Float[Tensor, "batch kv_head new v_dim"]
-    ) -> tuple[Float[Tensor, "batch kv_head key qk_dim"], Float[Tensor, "batch kv_head key v_dim"]]:
-        """`append` for a caller who knows that k and v fit what is held: nothing is checked."""
-        start, new = self.length, k.shape[2]
-        stop = start + new
-        held_k, held_v = self._k, self._v
-        if held_k is None or held_v is None or stop > held_k.shape[2] or not self._may_write(held_k):
-            with torch.inference_mode(False), torch.no_grad():  # buffers that may be written to anywhere
-                return self.append(k, v)[:2]
-        held_k.narrow(2, start, new).copy_(k)
-        held_v.narrow(2, start, new).copy_(v)
-        self.length = self._written = stop
-        return held_k.narrow(2, 0, stop), held_v.narrow(2, 0, stop)
-
     def _room(self, buffer: Tensor | None, new: Tensor, stop: int, name: str) -> Tensor:
         """A buffer that holds `stop` positions: the same one, or a longer copy."""
         if buffer is not None:

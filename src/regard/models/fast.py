@@ -163,7 +163,8 @@ class Engine:
                 qk = look.qk_norm(qk)
             if (turned := local_turn if layer.local else turn) is not None:
                 qk = (qk.view(batch, split, dim) @ turned).unsqueeze(2)
-            k, v = past.push(qk[:, n_head:], qkv[:, split:])
+            with torch.inference_mode(False), torch.no_grad():  # buffers that may be written to anywhere
+                k, v, _ = past.append(qk[:, n_head:], qkv[:, split:])
             seen = added
             if look.window is not None and look.window <= start:
                 k, v = k[:, :, -look.window :], v[:, :, -look.window :]

@@ -9,6 +9,9 @@ from regard.checking.compare import equal_rows
 from regard.checking.forms import FORMS, Whatever, formed
 from regard.checking.naming import Space, best_verdict, diagnosis
 from regard.checking.plan import Plan
+from regard.checking.spec import Mistake
+from regard.checking.trials import formula
+from regard.errors import LoadError
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +113,14 @@ def test_the_default_choices_are_our_own_attention():
     lengths, c = torch.tensor([4, 11]), Choices()
     mine = attended(c, q, k, v, lambda scores: past_lengths(lengths, scores, c))[0]
     torch.testing.assert_close(mine, attend(q, k, v, ScoreRule(visible=Visibility(lengths=lengths))).out)
+
+
+def test_a_formula_that_cannot_be_read_is_an_error_with_the_exercise_the_formula_and_its_names():
+    """A slip of the pen in exercise.toml is said to the teacher; it is no mistake that never happens."""
+    assert formula("z * h + new", z=2, h=3, new=1) == 7
+    with pytest.raises(NameError, match=r"'z \* g' cannot be read: name 'g' .* It may use: torch, z, h\."):
+        formula("z * g", z=2, h=3)
+    space = Space(Plan(ours()["gru-step"], 3))
+    slip = Mistake("a slip", ("", "", "", ""), {"mix": "z * h +"})
+    with pytest.raises(LoadError, match=r"gru-step, with .*'z \* h \+' cannot be read"):
+        space.raw(space.runs[0], {}, [slip])

@@ -41,6 +41,7 @@ __all__ = [
     "load",
     "made",
     "neighbour_probe",
+    "parted",
     "worked",
 ]
 
@@ -180,6 +181,13 @@ def worked(formulas: Mapping[str, str], choices: Mapping[str, str], /, **quantit
     for name, right in formulas.items():
         quantities[name] = formula(choices.get(name, right), **quantities)
     return quantities[name]
+
+
+def parted(choices: Mapping[str, str], *tables: Mapping[str, str]) -> list[dict[str, str]]:
+    """The choices that replace something of each table of formulas, and those that are left."""
+    parts = [{name: choices[name] for name in table if name in choices} for table in tables]
+    known = {name for table in tables for name in table}
+    return [*parts, {name: choice for name, choice in choices.items() if name not in known}]
 
 
 def changed(make: Callable[[Draw], Case], *edits: Callable[[Case, Draw], object]) -> Calls:

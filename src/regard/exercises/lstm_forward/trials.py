@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.checking.trials import Case
-from regard.exercises.shared.recurrent import IN_LOOP, LOOP, Given, looped, lstm_step, parted
+from regard.checking.trials import Case, parted
+from regard.exercises.shared.recurrent import IN_LOOP, LOOP, Given, looped, lstm_step
 
 
 def reference(case: Case, **choices: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, parted
 from regard.exercises.shared import attention, given, norms
 from regard.exercises.shared.attention import attended, future
 
@@ -15,8 +15,8 @@ def reference(
 ) -> Tensor:
     """Causal attention of normed queries and keys."""
     q, k, v, q_weight, k_weight = case.args
-    of_norm = {name: choices.pop(name) for name in norms.FORMULAS if name in choices}
-    c, eps = attention.Choices(**choices), case.kwargs.get("eps", 1e-6)
+    of_norm, of_attention = parted(choices, norms.FORMULAS)
+    c, eps = attention.Choices(**of_attention), case.kwargs.get("eps", 1e-6)
     if taken == "before the norm":
         q, k, v = given.taken(c, q, k, v)
     values = {"values too": k_weight, "values too, by no weight": torch.ones_like(k_weight)}

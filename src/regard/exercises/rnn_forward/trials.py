@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.checking.trials import Case
-from regard.exercises.shared.recurrent import IN_LOOP, LOOP, Given, looped, parted, rnn_step
+from regard.checking.trials import Case, parted
+from regard.exercises.shared.recurrent import IN_LOOP, LOOP, Given, looped, rnn_step
 
 
 def reference(case: Case, **choices: str) -> Any:

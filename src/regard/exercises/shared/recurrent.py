@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, formula, worked
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, formula, parted, worked
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -78,13 +78,6 @@ IN_LOOP = {"carried": "state", "unpacked": "new", "short": "table"}
 
 Choices = Mapping[str, str]
 State = tuple[Tensor, ...]
-
-
-def parted(choices: Choices, *tables: Choices) -> list[dict[str, str]]:
-    """The choices that are among each of the tables, and the others."""
-    parts = [{name: choices[name] for name in table if name in choices} for table in tables]
-    known = {name for table in tables for name in table}
-    return [*parts, {name: choice for name, choice in choices.items() if name not in known}]
 
 
 def rnn_step(choices: Choices, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b: Tensor) -> Tensor:

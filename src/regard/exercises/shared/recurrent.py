@@ -10,13 +10,6 @@ from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, formula, parted, worked
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "relu": torch.relu,
-    "none": lambda x: x,
-}
-
 RNN = {
     "from_input": "x @ w_x",
     "from_state": "h @ w_h",

@@ -9,6 +9,9 @@ from regard.checking.compare import equal_rows
 from regard.checking.forms import FORMS, Whatever, formed
 from regard.checking.naming import Space, best_verdict, diagnosis
 from regard.checking.plan import Plan
+from regard.checking.spec import Mistake
+from regard.checking.trials import formula
+from regard.errors import LoadError
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,7 @@ def names(space, given):
 
 def test_two_mistakes_beside_a_convention_are_both_named(space):
     """Hiding with a large finite number is a convention; it does not keep two mistakes from their names."""
-    given = outcomes(space, empty_row="uniform", mask="upside down", scale="none")
+    given = outcomes(space, empty_row="uniform", mask="~hidden", scale="1")
     assert sorted(names(space, given)[0]) == [
         ("attention without its scale", ""),
         ("the mask is upside down", ""),
@@ -55,7 +58,7 @@ def test_two_mistakes_that_both_change_every_number_are_named():
 
 def test_a_mistake_in_some_calls_is_named_with_where_it_is_met(space):
     """A softmax along the wrong axis where there are no lengths: the other calls are right."""
-    given = outcomes(space, lambda run: len(space.plan.cases[run.case].args) < 4, softmax="over queries")
+    given = outcomes(space, lambda run: len(space.plan.cases[run.case].args) < 4, softmax="scores.softmax(-2)")
     (name,), _ = names(space, given)
     assert name == ("softmax over the queries instead of the keys", "in the failing calls")
 
@@ -68,7 +71,7 @@ def test_exceptions_name_nothing(space):
 
 def test_a_mistake_beside_something_unknown_is_told_as_the_nearest(space):
     """Calls that one mistake explains, beside others that nothing does: no name, but what comes nearest."""
-    given = outcomes(space, scale="none")
+    given = outcomes(space, scale="1")
     for run in space.plan.runs:
         if run.item.name in ("all sizes alike", "one query") or run.kind == "probe":
             output, weights = given[run.id].value
@@ -110,3 +113,14 @@ def test_the_default_choices_are_our_own_attention():
     lengths, c = torch.tensor([4, 11]), Choices()
     mine = attended(c, q, k, v, lambda scores: past_lengths(lengths, scores, c))[0]
     torch.testing.assert_close(mine, attend(q, k, v, ScoreRule(visible=Visibility(lengths=lengths))).out)
+
+
+def test_a_formula_that_cannot_be_read_is_an_error_with_the_exercise_the_formula_and_its_names():
+    """A slip of the pen in exercise.toml is said to the teacher; it is no mistake that never happens."""
+    assert formula("z * h + new", z=2, h=3, new=1) == 7
+    with pytest.raises(NameError, match=r"'z \* g' cannot be read: name 'g' .* It may use: torch, z, h\."):
+        formula("z * g", z=2, h=3)
+    space = Space(Plan(ours()["gru-step"], 3))
+    slip = Mistake("a slip", ("", "", "", ""), {"mix": "z * h +"})
+    with pytest.raises(LoadError, match=r"gru-step, with .*'z \* h \+' cannot be read"):
+        space.raw(space.runs[0], {}, [slip])

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Literal
 
 import torch
@@ -36,9 +37,12 @@ __all__ = [
     "Trial",
     "changed",
     "first_sequence",
+    "formula",
     "load",
     "made",
     "neighbour_probe",
+    "parted",
+    "worked",
 ]
 
 Kind = Literal["wrong", "fragile", "train mode", "wasteful"]
@@ -145,6 +149,45 @@ class Checks:
 def made(options: Mapping[str, Callable[[], Tensor]], choice: str) -> Tensor:
     """What is chosen among the options of a decision; the others are not computed."""
     return options[choice]()
+
+
+@cache
+def _compiled(text: str) -> CodeType:
+    return compile(text, "formula", "eval")
+
+
+def formula(text: str, /, **quantities: Any) -> Any:
+    """What a decision gives that is written as a formula, so that exercise.toml can hold a wrong one.
+
+    >>> formula("z * h + new", z=2.0, h=3.0, new=0.5)
+    6.5
+    """
+    try:
+        return eval(_compiled(text), {"torch": torch, **quantities})
+    except (SyntaxError, NameError) as error:
+        names = ", ".join(["torch", *quantities])
+        raise NameError(f"the formula {text!r} cannot be read: {error}. It may use: {names}.") from error
+
+
+def worked(formulas: Mapping[str, str], choices: Mapping[str, str], /, **quantities: Any) -> Any:
+    """The last of several formulas, each of which may use those before it; a choice replaces one by its name.
+
+    >>> worked({"mean": "(a + b) / 2", "scaled": "3 * mean"}, {"mean": "a * b"}, a=2, b=5)
+    30
+    """
+    unknown = ", ".join(sorted(set(choices) - set(formulas)))
+    if unknown:
+        raise TypeError(f"there is no {unknown} to choose. There are: {', '.join(formulas)}.")
+    for name, right in formulas.items():
+        quantities[name] = formula(choices.get(name, right), **quantities)
+    return quantities[name]
+
+
+def parted(choices: Mapping[str, str], *tables: Mapping[str, str]) -> list[dict[str, str]]:
+    """The choices that replace something of each table of formulas, and those that are left."""
+    parts = [{name: choices[name] for name in table if name in choices} for table in tables]
+    known = {name for table in tables for name in table}
+    return [*parts, {name: choice for name, choice in choices.items() if name not in known}]
 
 
 def changed(make: Callable[[Draw], Case], *edits: Callable[[Case, Draw], object]) -> Calls:

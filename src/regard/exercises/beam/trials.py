@@ -3,76 +3,66 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Trial
-from regard.exercises.shared.search import Table, as_tokens, chosen, given_to_step
+from regard.checking.trials import Case, Trial, formula, worked
+from regard.exercises.shared.search import RETURNED, Table, as_tokens, search_trial
+
+Hypothesis = tuple[tuple[int, ...], float]
+
+BEST = {
+    "ended": "done",
+    "rivals": "ended + live",
+    "wins": "lambda tokens, score: score",
+    "best": "max(rivals, key=lambda pair: wins(*pair))",
+    "tokens": "list(best[0])",
+    "total": "best[1]",
+    "score": "total",
+    **RETURNED,
+    "result": "start, score",
+}
 
 
 def reference(
     case: Case,
     *,
-    start: str = "with",
-    end: str = "with",
-    adds: str = "log-probabilities",
-    keeps: str = "the best",
-    ends: str = "at end",
+    given: str = "tokens",
+    adds: str = "so_far + logits.log_softmax(-1)",
+    width: str = "beam_size",
     count: str = "max_new",
-    given: str = "all",
-    wins: str = "the best",
-    score: str = "the sum",
-) -> tuple[list[int], float]:
+    stop: str = "last",
+    keeps: str = "pool",
+    style: str = "shrink",
+    **choices: str,
+) -> Any:
     """The best sequence and its score."""
     code, first, last, beam_size, max_new = case.args
     step = code.value()
 
     def grow(live: Sequence[Hypothesis]) -> list[list[float]]:
-        logits = torch.stack([step(given_to_step(list(tokens), given)) for tokens, _ in live])
-        values = {
-            "logits": logits,
-            "probabilities": logits.softmax(-1),
-            "normalised over the beam": logits.log_softmax(0),
-        }.get(adds, logits.log_softmax(-1))
-        so_far = torch.tensor([score for _, score in live])
-        scores: Tensor = values + (0.0 if adds == "the last alone" else so_far[:, None])
-        if adds == "not that of the end":
-            scores[:, last] = so_far
-        return [[float(score) for score in row] for row in scores.tolist()]
+        logits = torch.stack([step(formula(given, tokens=list(tokens))) for tokens, _ in live])
+        so_far = torch.tensor([[score] for _, score in live])
+        scores: list[list[float]] = formula(adds, so_far=so_far, logits=logits, last=last).tolist()
+        return scores
 
-    width = {"1": 1, "one more": beam_size + 1, "70": 70}.get(keeps, beam_size)
-    n_new = max_new + {"one more": 1, "one less": -1}.get(count, 0)
-    style = "hasty" if ends == "all at the first" else "shrink"
-    stop = {"never": None, "at start": first}.get(ends, last)
-    done, live = search(grow, first, stop, width, n_new, style, keeps)
-    keys: dict[str, Callable[[Hypothesis], Any]] = {
-        "the longest": lambda pair: (len(pair[0]), pair[1]),
-        "the best mean": lambda pair: pair[1] / max(1, len(pair[0]) - 1),
-        "the best mean, with the start": lambda pair: pair[1] / len(pair[0]),
-    }
-    if adds == "not that of the end, once it is taken":
-        done = [(tokens, score - grow([(tokens[:-1], 0.0)])[0][last]) for tokens, score in done]
-    rivals = live or done if wins == "an unfinished one" else done + live
-    if wins == "a finished one":
-        rivals = done or [((first,), 0.0)]
-    best, total = max(rivals, key=keys.get(wins, lambda pair: pair[1]))
-    tokens = list(best)
-    shown = {
-        "a mean": total / max(1, len(tokens) - 1),
-        "a probability": math.exp(min(total, 50.0)),
-        "a loss": -total,
-    }
-    if end == "without" and len(tokens) > 1 and tokens[-1] == last:
-        tokens = tokens[:-1]
-    if end == "always" and tokens[-1] != last:
-        tokens.append(last)
-    return (tokens if start == "with" else tokens[1:]), shown.get(score, total)
+    def origin(pair: Hypothesis) -> object:
+        """What a sequence was grown from; of the first tokens, themselves."""
+        return pair[0][:-1] if len(pair[0]) > 2 else pair[0][-1]
 
-
-Hypothesis = tuple[tuple[int, ...], float]
+    done, live = search(
+        grow,
+        first,
+        formula(stop, first=first, last=last),
+        formula(width, beam_size=beam_size),
+        formula(count, max_new=max_new),
+        style,
+        lambda pool: formula(keeps, pool=pool, origin=origin),
+    )
+    return worked(BEST, choices, done=done, live=live, grow=grow, first=first, last=last, math=math)
 
 
 def search(
@@ -82,7 +72,7 @@ def search(
     beam_size: int,
     max_new: int,
     style: str,
-    keeps: str = "the best",
+    keeps: Callable[[list[Hypothesis]], list[Hypothesis]] = lambda pool: pool,
 ) -> tuple[list[Hypothesis], list[Hypothesis]]:
     """The sequences that ended and those that did not, of which the best wins.
 
@@ -99,12 +89,7 @@ def search(
         pool = done if style == "stay" else []
         for (tokens, _), scores in zip(live, grow(live), strict=True):
             pool = pool + [((*tokens, token), score) for token, score in enumerate(scores)]
-        pool = sorted(pool, key=lambda pair: pair[1], reverse=keeps != "the worst")
-        if keeps == "one of each":
-            best_of: dict[Any, Hypothesis] = {}
-            for pair in pool:
-                best_of.setdefault(pair[0][:-1] if len(pair[0]) > 2 else pair[0][-1], pair)
-            pool = list(best_of.values())
+        pool = keeps(sorted(pool, key=lambda pair: pair[1], reverse=True))
         considered = pool[: 2 * beam_size if style == "wide" else width]
         ended = [pair for pair in considered if pair[0][-1] == end]
         going = pool if style in ("aside", "wide", "first") else considered
@@ -128,101 +113,51 @@ def view(case: Case, result: Any) -> tuple[list[int], float]:
     return as_tokens(tokens), float(score)
 
 
-def found(table: Table, start: int, end: int, beam_size: int, max_new: int, style: str) -> Hypothesis:
-    """The best sequence by a table, in one of the ways in which beam search is written."""
-
-    def grow(live: Sequence[Hypothesis]) -> list[list[float]]:
-        return [[so_far + value for value in table.log_probabilities(tokens)] for tokens, so_far in live]
-
-    done, live = search(grow, start, end, beam_size, max_new, style)
-    return max(done + live, key=lambda pair: pair[1])
-
-
 STYLES = ("stay", "aside", "wide", "shrink", "narrow", "first")
-Rivals = Mapping[str, Hypothesis]
-Wanted = Callable[[Hypothesis, Rivals, int], bool]
 
 
-def trial(
-    name: str, wanted: Wanted, *, start: int = 1, end: int = 2, urge: float = 0.0, **sizes: int
-) -> Trial:
+def trial(name: str, wanted: str, urge: float = 0.0, start: int = 1, end: int = 2, **sizes: int) -> Trial:
     """A search in which all styles agree, and whose result is as wanted beside those of rivals."""
+
+    def fits(table: Table, start: int, end: int, beam_size: int, max_new: int) -> bool:
+        def grow(live: Sequence[Hypothesis]) -> list[list[float]]:
+            return [[so_far + value for value in table.log_probabilities(tokens)] for tokens, so_far in live]
+
+        def best_of(width: int, style: str) -> Hypothesis:
+            done, live = search(grow, start, end, width, max_new, style)
+            return max(done + live, key=lambda pair: pair[1])
+
+        best, *others = (best_of(beam_size, style) for style in STYLES)
+        if beam_size > len(table.rows[0]) or any(other[0] != best[0] for other in others):
+            return False
+        rivals = {
+            "greedy": best_of(1, "stay"),
+            "hasty": best_of(beam_size, "hasty"),
+            "one_more": best_of(beam_size + 1, "shrink"),
+            "wider": best_of(5 * beam_size, "aside"),
+        }
+        return bool(formula(wanted, best=best, tokens=best[0], end=end, **rivals))
+
     meant = {"vocab": 7, "beam_size": 2, "max_new": 5, **sizes}
-
-    def make(draw: Draw) -> Case:
-        vocab, max_new, beam_size = draw["vocab"], draw["max_new"], min(draw["beam_size"], draw["vocab"])
-        first, last = start % vocab, end % vocab
-
-        def fits(table: Table) -> bool:
-            best, *others = (found(table, first, last, beam_size, max_new, style) for style in STYLES)
-            if any(other[0] != best[0] for other in others):
-                return False
-            rivals = {
-                name: found(table, first, last, width, max_new, style)
-                for name, width, style in (
-                    ("greedy", 1, "stay"),
-                    ("hasty", beam_size, "hasty"),
-                    ("one more", beam_size + 1, "shrink"),
-                    ("wider", 5 * beam_size, "aside"),
-                )
-            }
-            return wanted(best, rivals, last)
-
-        table = chosen(draw, meant, last, urge, fits)
-        return Case((table.code(), first, last, beam_size, max_new))
-
-    return Trial(name, make, meant, grad=False)
+    return search_trial(name, fits, meant, start=start, end=end, urge=urge)
 
 
-def beats_greedy(best: Hypothesis, rivals: Rivals, end: int) -> bool:
-    return best[0] != rivals["greedy"][0] and best[0][-1] == end and len(best[0]) > 3
-
-
-def misses_the_best(best: Hypothesis, rivals: Rivals, end: int) -> bool:
-    """One beam more would find better, and many more better still."""
-    scores = [rivals[name][1] for name in ("greedy", "one more", "wider")]
-    return scores[0] + 0.01 < best[1] < scores[1] - 0.01 and scores[1] <= scores[2]
-
-
-def loses_to_many(best: Hypothesis, rivals: Rivals, end: int) -> bool:
-    more = max(best[1], rivals["one more"][1])
-    return rivals["greedy"][1] + 0.01 < best[1] and more < rivals["wider"][1] - 0.01
-
-
-def unfinished(best: Hypothesis, rivals: Rivals, end: int) -> bool:
-    return end not in best[0] and best[0] != rivals["greedy"][0] and len(best[0]) > 2
-
-
-def ends_at_once(best: Hypothesis, rivals: Rivals, end: int) -> bool:
-    return len(best[0]) == 2 and best[0][-1] == end
-
-
-def ends_late(best: Hypothesis, rivals: Rivals, end: int) -> bool:
-    return best[0][-1] == end and len(best[0]) > 4
-
-
-def beats_the_first_to_end(best: Hypothesis, rivals: Rivals, end: int) -> bool:
-    return best[0] != rivals["hasty"][0]
-
-
-def beaten_by_two(best: Hypothesis, rivals: Rivals, end: int) -> bool:
-    return best[0] != rivals["one more"][0]
-
-
-def anything(best: Hypothesis, rivals: Rivals, end: int) -> bool:
-    return True
-
+BEATS_GREEDY = "best[0] != greedy[0] and tokens[-1] == end and len(tokens) > 3"
+# One beam more would find better, and many more better still.
+MISSES = "greedy[1] + 0.01 < best[1] < one_more[1] - 0.01 and one_more[1] <= wider[1]"
+LOSES_TO_MANY = "greedy[1] + 0.01 < best[1] and max(best[1], one_more[1]) < wider[1] - 0.01"
+UNFINISHED = "end not in tokens and best[0] != greedy[0] and len(tokens) > 2"
 
 TRIALS = (
-    trial("better than greedy", beats_greedy, urge=0.3),
-    trial("a narrow beam misses the best", misses_the_best),
-    trial("three beams miss the best", loses_to_many, beam_size=3),
-    trial("the first to end is not the best", beats_the_first_to_end),
-    trial("the end is not reached", unfinished, urge=-2.0),
-    trial("the end comes at once", ends_at_once, urge=1.0, beam_size=3),
-    trial("the end comes late", ends_late, max_new=4),
-    trial("one beam is greedy", beaten_by_two, beam_size=1),
-    trial("one token", anything, max_new=1),
-    trial("the end is token 0", beats_greedy, start=3, end=0, urge=0.3),
-    trial("as many beams as words", anything, vocab=5, beam_size=5, max_new=3),
+    trial("better than greedy", BEATS_GREEDY, 0.3),
+    trial("a narrow beam misses the best", MISSES),
+    trial("three beams miss the best", LOSES_TO_MANY, beam_size=3),
+    trial("the first to end is not the best", "best[0] != hasty[0]"),
+    trial("the end is not reached", UNFINISHED, -2.0),
+    trial("the end comes at once", "len(tokens) == 2 and tokens[-1] == end", 1.0, beam_size=3),
+    trial("the end comes late", "tokens[-1] == end and len(tokens) > 4", max_new=4),
+    trial("one beam is greedy", "best[0] != one_more[0]", beam_size=1),
+    trial("one token", "True", max_new=1),
+    trial("the end is token 0", BEATS_GREEDY, 0.3, start=3, end=0),
+    trial("as many beams as words", "True", vocab=5, beam_size=5, max_new=3),
 )

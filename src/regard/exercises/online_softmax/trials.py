@@ -8,24 +8,16 @@ import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed
-from regard.exercises.shared.online import Online, start
+from regard.exercises.shared.online import online_step, start
 
 
-def reference(case: Case, *, o: str = "a sum", **choices: str) -> tuple[Tensor, ...]:
+def reference(case: Case, **choices: str) -> tuple[Tensor, ...]:
     """The state after all blocks, or average and log-sum-exp."""
-    step, (given, *blocks) = Online(**choices), case.args
-    scores, values = blocks[0]
-    state = given or start(scores, values.shape[1])
+    given, *blocks = case.args
+    state = given or start(blocks[0][0], blocks[0][1].shape[1])
     for scores, values in blocks:
-        if "an average" in o:  # the division of the step before is taken back
-            state = (*state[:2], state[2] * state[1][:, None])
-        largest, total, out = step(state, scores, values)
-        if o in ("divided", "an average", "an average, or 0"):
-            out = out / total[:, None]
-        out = out.nan_to_num(0.0) if o == "an average, or 0" else out
-        state = (largest, largest + total.log() if o == "log-sum-exp" else total, out)
-    largest, total, out = state
-    return (out / total[:, None], largest + total.log()) if given is None else state
+        m, total, out = state = online_step(state, scores, values, choices)
+    return (out / total[:, None], m + total.log()) if given is None else state
 
 
 def blocks(draw: Draw, *sizes: int) -> Case:
@@ -42,7 +34,7 @@ def several(draw: Draw) -> Case:
     """From the state after another block."""
     case = blocks(draw, draw["key"], 3, 2, 5)
     scores, values = case.args[1]
-    return case.with_args(Online()(start(scores, draw["dim"]), scores, values), *case.args[2:])
+    return case.with_args(online_step(start(scores, draw["dim"]), scores, values, {}), *case.args[2:])
 
 
 def averaged(draw: Draw) -> Case:

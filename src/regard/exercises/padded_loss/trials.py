@@ -8,68 +8,26 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Impossible, Probe, Trial, changed, made
+from regard.checking.trials import Case, Draw, Impossible, Probe, Trial, changed, worked
+
+FORMULAS = {
+    "aligned": "logits, labels",
+    "outputs": "aligned[0]",
+    "target": "aligned[1]",
+    "log_p": "outputs.log_softmax(-1)",
+    "real": "target != pad_id",
+    "losses": "torch.where(real, -log_p.gather(-1, target[..., None])[..., 0], 0.0)",
+    "over": "losses.sum() / real.sum().clamp(min=1)",
+    "no_token": "over",
+    "times": "no_token",
+}
 
 
-def reference(
-    case: Case,
-    *,
-    no_token: str = "zero",
-    log_p: str = "log of the softmax",
-    labels: str = "as given",
-    real: str = "not pad_id",
-    over: str = "real tokens",
-    times: str = "1",
-) -> Tensor:
+def reference(case: Case, **choices: str) -> Tensor:
     """The mean of the negative log-probabilities of what is real."""
-    logits, given, pad_id = case.args
-    logits, target = {
-        "rolled": (logits, given.roll(-1, dims=1)),
-        "of the next step": (logits[:, :-1], given[:, 1:]),
-        "of the step before": (logits[:, 1:], given[:, :-1]),
-    }.get(labels, (logits, given))
-    logs = made(
-        {
-            "log of the softmax": lambda: logits.log_softmax(-1),
-            "softmax twice": lambda: logits.softmax(-1).log_softmax(-1),
-            "no logarithm": lambda: logits.softmax(-1),
-            "the logits": lambda: logits,
-            "zeros at padding": lambda: (logits * (target != pad_id)[..., None]).log_softmax(-1),
-            "over the steps": lambda: logits.log_softmax(1),
-            "without the padding word": lambda: logits.masked_fill(
-                torch.arange(logits.shape[-1]) == pad_id, -1e4
-            ).log_softmax(-1),
-        },
-        log_p,
-    )
-    guessed = logits.argmax(-1)
-    counted = {
-        "predictions": guessed != pad_id,
-        "all": target >= 0,
-        "above 0": target > 0,
-        "padding": target == pad_id,
-    }.get(real, target != pad_id)
-    losses: Tensor = torch.where(counted, -logs.gather(-1, target[..., None])[..., 0], 0.0)
-    total, count = losses.sum(), counted.sum()
-    if no_token == "nan" and not bool(count):
-        return torch.full_like(total, torch.nan)
-    loss = made(
-        {
-            "real tokens": lambda: total / count.clamp(min=1),
-            "all positions": lambda: total / given.numel(),
-            "each sequence": lambda: (losses.sum(1) / counted.sum(1).clamp(min=1)).mean(),
-            "each step": lambda: (losses.sum(0) / counted.sum(0).clamp(min=1)).mean(),
-            "each step with a token": lambda: (
-                (losses.sum(0) / counted.sum(0).clamp(min=1)).sum() / counted.any(0).sum().clamp(min=1)
-            ),
-            "the sequences": lambda: total / len(given),
-            "the steps": lambda: total / given.shape[1],
-            "1": lambda: total,
-            "nothing": lambda: losses,
-        },
-        over,
-    )
-    return {"-1": -loss, "in bits": loss / math.log(2), "its exponential": loss.exp()}.get(times, loss)
+    logits, labels, pad_id = case.args
+    loss: Tensor = worked(FORMULAS, choices, logits=logits, labels=labels, pad_id=pad_id, math=math)
+    return loss
 
 
 def padded(draw: Draw, pad_id: int = 0, n_real: str = "some", scale: float = 1.0, shift: float = 0.0) -> Case:

@@ -2,61 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Impossible, Probe, Trial
+from regard.checking.trials import Case, Draw, Impossible, Probe, Trial, worked
+
+FORMULAS = {
+    "exponent": "pair / width",
+    "rate": "1e4**exponent",
+    "positions": "position",
+    "angle": "positions / rate",
+    "waves": "column % 2 == 0",  # where a sine stands
+    "table": "torch.where(waves, angle.sin(), angle.cos())",
+    "rows": "table",
+    "times": "rows",
+    "layout": "times",
+}
 
 
-def reference(
-    case: Case,
-    *,
-    layout: str = "side by side",
-    waves: str = "sine first",
-    exponent: str = "2i / model_dim",
-    base: str = "10000",
-    positions: str = "from 0",
-    times: str = "1",
-) -> Tensor:
-    """The table, in the order that the convention says."""
+def reference(case: Case, **choices: str) -> Tensor:
+    """The table of sines and cosines."""
     n_position, width = case.args
-    column = torch.arange(width, dtype=torch.float64)
-    pair = (column // 2) * 2
-    power = {
-        "2i / model_dim": pair / width,
-        "of the column": column / width,
-        "twice the column": 2 * column / width,
-        "i / model_dim": pair / 2 / width,
-        "4i / model_dim": 2 * pair / width,
-        "2(i + 1) / model_dim": (pair + 2) / width,
-        "2i / n_position": pair / n_position,
-        "0": 0 * pair,
-        "2i / (model_dim - 2)": pair / max(1, width - 2),
-    }[exponent]
-    number = {"10000": 1e4, "1 / 10000": 1e-4, "1000": 1e3, "100000": 1e5, "e": math.e, "a product": 1e4}[
-        base
-    ]
-    position = torch.arange(n_position, dtype=torch.float64)[:, None]
-    place = {"from 1": position + 1, "a share": position / n_position, "in turns": position * 2 * math.pi}
-    rate = number * power + (power == 0) if base == "a product" else number**power
-    angle = place.get(positions, position) / rate
-    sine = {
-        "sine first": column % 2 == 0,
-        "cosine first": column % 2 == 1,
-        "sines": column >= 0,
-        "cosines": column < 0,
-        "by position": (position % 2 == 0).expand(-1, width),
-    }[waves]
-    table = torch.where(sine, angle.sin(), angle.cos())
-    if positions == "without 0":
-        table[0] = 0
-    if times == "1 / root of the width":
-        table = table / width**0.5
-    if layout == "halves":
-        table = torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
+    column, position = (torch.arange(n, dtype=torch.float64) for n in (width, n_position))
+    names = {"column": column, "pair": column // 2 * 2, "position": position[:, None]}
+    table: Tensor = worked(FORMULAS, choices, **names, width=width, n_position=n_position)
     return table
 
 

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed
-from regard.exercises.shared import attention, given
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, parted
+from regard.exercises.shared import attention, given, norms
 from regard.exercises.shared.attention import attended, future
-from regard.exercises.shared.norms import Norm
 
 
-@dataclass(frozen=True)
-class Choices(attention.Choices):
-    """Attention, and what is normed."""
-
-    normed: str = "queries and keys"
-    taken: str = "as they are normed"
-
-
-def reference(case: Case, **choices: str) -> Tensor:
+def reference(
+    case: Case, *, normed: str = "queries and keys", taken: str = "as they are normed", **choices: str
+) -> Tensor:
     """Causal attention of normed queries and keys."""
     q, k, v, q_weight, k_weight = case.args
-    of_norm = {field.name: choices.pop(field.name) for field in fields(Norm) if field.name in choices}
-    norm, c, eps = Norm(**of_norm), Choices(**choices), case.kwargs.get("eps", 1e-6)
-    if c.taken == "before the norm":
+    of_norm, of_attention = parted(choices, norms.FORMULAS)
+    c, eps = attention.Choices(**of_attention), case.kwargs.get("eps", 1e-6)
+    if taken == "before the norm":
         q, k, v = given.taken(c, q, k, v)
     values = {"values too": k_weight, "values too, by no weight": torch.ones_like(k_weight)}
-    if c.normed in values:
-        v = norm(v, values[c.normed], eps)
-    if c.normed not in ("keys", "scores", "nothing"):
-        q = norm(q, k_weight if c.normed == "by k_weight" else q_weight, eps)
-    if c.normed not in ("queries", "scores", "nothing"):
-        k = norm(k, q_weight if c.normed == "by q_weight" else k_weight, eps)
-    if c.taken == "as they are normed":
+    if normed in values:
+        v = norms.normed(v, values[normed], eps, of_norm)
+    if normed not in ("keys", "scores", "nothing"):
+        q = norms.normed(q, k_weight if normed == "by k_weight" else q_weight, eps, of_norm)
+    if normed not in ("queries", "scores", "nothing"):
+        k = norms.normed(k, q_weight if normed == "by q_weight" else k_weight, eps, of_norm)
+    if taken == "as they are normed":
         q, k, v = given.taken(c, q, k, v)
-    if c.normed == "scores":
+    if normed == "scores":
         scores = q @ k.transpose(-2, -1)
         scores = scores / (scores.square().mean(-1, keepdim=True) + eps).sqrt()
         return torch.matmul(attention.weighed(scores, future(scores, True, c), c), v)

@@ -5,30 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, worked
 
-FACTORS = {"none": 0.0, "1": 1.0, "root of 2": 2**0.5, "root of 3": 3**0.5, "2": 2.0}
+FORMULAS = {
+    "constant": "1",
+    "linear": "2**0.5",
+    "squares": "1",
+    "crossed": "2**0.5",
+    "parts": "constant + 0 * x[..., :1], linear * x, squares * x**2, crossed * x[..., i] * x[..., j]",
+}
 
 
-def reference(
-    case: Case,
-    *,
-    constant: str = "1",
-    linear: str = "root of 2",
-    squares: str = "1",
-    crossed: str = "root of 2",
-    axis: str = "the last",
-) -> Tensor:
-    """Products of features."""
+def reference(case: Case, *, axis: str = "-1", **choices: str) -> Tensor:
+    """Products of features, which are made of the numbers along an axis."""
 
     def features(x: Tensor) -> Tensor:
-        x = x.transpose(0, -1) if axis == "the first" else x
-        d = x.shape[-1]
+        x, d = x.transpose(int(axis), -1), x.shape[int(axis)]
         i, j = torch.triu_indices(d, d, offset=1)
-        one = x.new_full((*x.shape[:-1], 1), d**0.5 if constant == "d" else FACTORS[constant])
-        parts = (one, FACTORS[linear] * x, FACTORS[squares] * x**2, FACTORS[crossed] * x[..., i] * x[..., j])
-        joined = torch.cat(parts, -1)
-        return joined.transpose(0, -1) if axis == "the first" else joined
+        return torch.cat(worked(FORMULAS, choices, x=x, d=d, i=i, j=j), -1).transpose(int(axis), -1)
 
     q, k = (features(x) for x in case.args)
     return q @ k if q.dim() == 1 else q @ k.mT

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
-from regard.exercises.shared.norms import Norm
+from regard.exercises.shared.norms import normed
 
 
 def reference(case: Case, **choices: str) -> Tensor:
@@ -16,7 +16,7 @@ def reference(case: Case, **choices: str) -> Tensor:
     (x,), (width, *_) = case.args, case.init
     eps = float(case.init_kwargs.get("eps", 1e-6))
     weight = case.weights.get("weight", torch.ones(width, dtype=x.dtype))
-    return Norm(**choices)(x, weight, eps)
+    return normed(x, weight, eps, choices)
 
 
 def rows(draw: Draw, *dims: str, scale: float = 1.0, **options: Any) -> Case:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from regard.checking.trials import Case
-from regard.exercises.shared.recurrent import RNN, Given, Loop
+from regard.checking.trials import Case, parted
+from regard.exercises.shared.recurrent import IN_LOOP, LOOP, Given, looped, rnn_step
 
 
-def reference(case: Case, *, stored: str = "the state", **choices: str) -> Tensor:
+def reference(case: Case, **choices: str) -> Any:
     """The states of all steps."""
-    loop, of_step = Loop.of(choices)
-    x, h, *weights = case.args
-    sums = loop.carried == "the sum"
-    step = replace(RNN(**of_step), activation="none") if sums else RNN(**of_step)
-    first = torch.zeros_like(h) if loop.start == "zeros" else h
-    states = loop(lambda row, state: step(row, state, *weights), x, first)
-    if stored == "the sum":
-        before = [first, *states[:-1]]
-        states = [
-            replace(step, activation="none")(row, h, *weights) for row, h in zip(x, before, strict=True)
-        ]
-    return torch.tanh(torch.stack(states)) if sums else loop.table(states, len(x), h)
+    x, start, *weights = case.args
+    of_loop, of_step = parted(choices, {**LOOP, **IN_LOOP})
+
+    def total(row: Tensor, h: Tensor) -> Tensor:
+        return rnn_step({**of_step, "activation": "lambda x: x"}, row, h, *weights)
+
+    def step(row: Tensor, h: Tensor) -> tuple[Tensor]:
+        return (rnn_step(of_step, row, h, *weights),)
+
+    return looped(step, x, (start,), {"result": "tables[0]", **of_loop}, total=total)
 
 
 GIVEN = Given(n_state=1, n_gate=1)

@@ -7,72 +7,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, worked
+
+FORMULAS = {
+    "i": "joined((pair, pair))",  # the pair to which each number belongs
+    "frequency": "base ** (-2 * i / d)",
+    "positions": "given",
+    "angle": "positions[..., None] * frequency",
+    "cos": "split(angle.cos())",  # of the first number of each pair, and of the second
+    "sin": "split(angle.sin())",
+    "turned": "a * cos[0] - b * sin[0], a * sin[1] + b * cos[1]",
+    "written": "joined(turned)",
+}
 
 
-def reference(
-    case: Case,
-    *,
-    pairs: str = "neighbours",
-    exponent: str = "2i / d",
-    positions: str = "as given",
-    partner: str = "rotated",
-    angles_for: str = "these pairs",
-    written: str = "as they were read",
-) -> Tensor:
+def reference(case: Case, *, pairs: str = "neighbours", **choices: str) -> Tensor:
     """Every pair turned by its angle."""
-    x, given = case.args
-    n_row, width = x.shape[-2:]
-    base = 10000.0 if exponent == "of 10000" else case.kwargs.get("base", 10000.0)
-    pair = torch.arange(width // 2).to(x.dtype)
-    powers = {
-        "i / d": -pair / width,
-        "4i / d": -4 * pair / width,
-        "2(i + 1) / d": -2 * (pair + 1) / width,
-        "without its minus": 2 * pair / width,
-        "none": 0 * pair,
-    }
-    frequencies = base ** powers.get(exponent, -2 * pair / width)
-    places = {
-        "counted": torch.arange(n_row),
-        "from the first": given - given[0],
-        "one more": given + 1,
-        "none": torch.ones_like(given),
-    }
-    place = places.get(positions, given).to(x.dtype)
-    angles = place[:, None] * frequencies
-    by_row = (pairs == "neighbours") == (angles_for == "these pairs")
-    angles = angles.repeat_interleave(2, -1) if by_row else angles.repeat(1, 2)
-    if exponent == "of the number":
-        angles = place[:, None] * base ** (-torch.arange(width).to(x.dtype) / width)
-    if positions == "along the heads":
-        if x.shape[1] != n_row:
-            raise ValueError("as many heads as positions")
-        angles = angles[:, None]
-    cos, sin = angles.cos(), angles.sin()
-
-    def rotated(x: Tensor) -> Tensor:
-        a, b = (x[..., 0::2], x[..., 1::2]) if pairs == "neighbours" else x.chunk(2, -1)
-        new = (b, a) if partner == "without its minus" else (-b, a)
-        return torch.stack(new, -1).flatten(-2) if pairs == "neighbours" else torch.cat(new, -1)
-
-    if partner == "turned back":
-        sin = -sin
-    if partner == "swapped":
-        cos, sin = sin, cos
-    number = torch.arange(width)
-    first = number % 2 == 0 if pairs == "neighbours" else number < width // 2
-    if partner == "added":
-        return torch.add(x, torch.where(first, sin, cos))
-    if partner == "second turned":
-        cos = torch.where(first, cos, -cos)
-    out = torch.add(x * cos, (x if partner == "itself" else rotated(x)) * sin)
-    if partner in ("the new first", "the new second"):
-        out = torch.where(first == (partner == "the new first"), out, x * cos + rotated(out) * sin)
-    if written == "as the other pairs":
-        by_pair = out.unflatten(-1, (-1, 2) if pairs == "neighbours" else (2, -1))
-        out = by_pair.transpose(-2, -1).reshape(x.shape)
-    return out
+    (x, given), base = case.args, case.kwargs.get("base", 10000.0)
+    _, n_head, n, d = x.shape
+    ways = (
+        (lambda x: (x[..., 0::2], x[..., 1::2]), lambda parts: torch.stack(parts, -1).flatten(-2)),
+        (lambda x: x.chunk(2, -1), lambda parts: torch.cat(parts, -1)),
+    )
+    (split, joined), (_, other) = ways if pairs == "neighbours" else ways[::-1]
+    a, b = split(x)
+    names = {"a": a, "b": b, "split": split, "joined": joined, "joined_otherwise": other, "given": given}
+    pair = torch.arange(d // 2).to(x.dtype)
+    turned: Tensor = worked(FORMULAS, choices, **names, pair=pair, base=base, n_head=n_head, n=n, d=d)
+    return turned
 
 
 def rows(draw: Draw, first: int = 0, **kwargs: Any) -> Case:

@@ -2,90 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Impossible, Probe, Trial, changed, first_sequence
+from regard.checking.trials import Case, Draw, Impossible, Trial, formula, neighbour_probe, worked
+
+COLDEST = "x.masked_fill(x < x.amax(-1, keepdim=True), -torch.inf)"
+LARGEST = "x.masked_fill(x < x.topk(min(k, n)).values[:, -1:], -torch.inf)"
+NUCLEUS = {
+    "probs": "x.softmax(-1)",
+    "places": "probs.argsort(-1, descending=True)",
+    "ranked": "probs.gather(-1, places)",
+    "before": "ranked.cumsum(-1) - ranked",
+    "written": "places",
+    "gone": "torch.zeros_like(x, dtype=torch.bool).scatter(-1, written, before >= p)",
+    "left": "x.masked_fill(gone, -torch.inf)",
+}
 
 
 def reference(
     case: Case,
     *,
-    temperature: str = "divides",
-    top_k: str = "the largest",
-    top_p: str = "up to the crossing one",
-    order: str = "temperature, top-k, top-p",
-    rest: str = "-inf",
+    temperature: str = f"x / heat if heat else {COLDEST}",
+    top_k: str = LARGEST,
+    order: str = "top_p(top_k(heated(logits)))",
+    rest: str = "kept.softmax(-1)",
+    **choices: str,
 ) -> Tensor:
     """The probabilities from which a token is drawn."""
-    (logits,), given = case.args, case.kwargs
-    heat, k, p = given.get("temperature", 1.0), given.get("top_k"), given.get("top_p", 1.0)
-    steps: tuple[Callable[[Tensor], Tensor], ...] = (
-        lambda x: heated(x, heat, temperature),
-        lambda x: largest(x, k, top_k),
-        lambda x: nucleus(x, p, top_p),
-    )
-    turns = {"temperature last": (1, 2, 0), "top-p first": (0, 2, 1)}.get(order, (0, 1, 2))
-    kept: Tensor = logits
-    for turn in turns:
-        kept = steps[turn](kept)
-    gone = kept == -torch.inf
-    if rest == "logits":
-        return kept
-    if rest == "0":
-        return kept.masked_fill(gone, 0.0).softmax(-1)
-    if rest == "sorted":
-        return kept.softmax(-1).sort(-1, descending=True).values
-    if rest == "divided before top-p":
-        before = largest(heated(logits, heat, temperature), k, top_k)
-        return before.softmax(-1).masked_fill(gone, 0.0)
-    if rest == "not divided":
-        return heated(logits, heat, temperature).softmax(-1).masked_fill(gone, 0.0)
-    return kept.softmax(-1)
-
-
-def heated(x: Tensor, heat: float, how: str) -> Tensor:
-    """The logits at a temperature."""
-    if how == "no effect" or (how == "ignored at 0" and heat == 0):
-        return x
-    if heat == 0 and how == "divides":
-        return x.masked_fill(x < x.amax(-1, keepdim=True), -torch.inf)
-    return x * heat if how == "multiplied" else x / heat
-
-
-def largest(x: Tensor, k: int | None, how: str) -> Tensor:
-    """The logits that top-k keeps."""
-    if k is None or how == "ignored":
-        return x
-    n = min(k + (1 if how == "one more" else 0), x.shape[-1])
-    last = x.topk(n, largest=how != "the smallest").values[:, -1:]
-    if how == "one less":
-        return x.masked_fill(x <= last, -torch.inf)
-    if how == "the smallest":
-        return x.masked_fill(x > last, -torch.inf)
-    return x.masked_fill(x < (last[:1] if how == "of the first row" else last), -torch.inf)
-
-
-def nucleus(x: Tensor, p: float, how: str) -> Tensor:
-    """The logits that top-p keeps."""
-    if p >= 1.0 or how == "ignored":
-        return x
-    probs = x.softmax(-1)
-    if how == "a threshold":
-        return x.masked_fill((probs < p) & (x < x.amax(-1, keepdim=True)), -torch.inf)
-    ranked = probs if how == "unsorted" else probs.sort(-1, descending=how != "rising").values
-    places = torch.arange(x.shape[-1]).expand_as(x)
-    if how not in ("unsorted", "not put back"):
-        places = probs.argsort(-1, descending=how != "rising")
-    before = ranked.cumsum(-1) - (0 if "without the crossing one" in how else ranked)
-    before = before - ranked.roll(1, -1) if how == "one more" else before
-    if how == "without the crossing one, the first apart":
-        before[..., 0] = 0.0
-    gone = torch.zeros_like(x, dtype=torch.bool).scatter(-1, places, before >= p)
-    return x.masked_fill(gone, -torch.inf)
+    (logits,), n = case.args, case.args[0].shape[-1]
+    k, p = case.kwargs.get("top_k"), case.kwargs.get("top_p", 1.0)
+    steps = {
+        "heated": lambda x: formula(temperature, x=x, heat=case.kwargs.get("temperature", 1.0)),
+        "top_k": lambda x: x if k is None else formula(top_k, x=x, k=k, n=n),
+        "top_p": lambda x: x if p >= 1 else worked(NUCLEUS, choices, x=x, p=p, n=n),
+    }
+    kept = formula(order, logits=logits, **steps)
+    probabilities: Tensor = formula(rest, logits=logits, kept=kept, **steps)
+    return probabilities
 
 
 def call(draw: Draw, **kwargs: Any) -> Case:
@@ -93,48 +50,37 @@ def call(draw: Draw, **kwargs: Any) -> Case:
     for _ in range(500):
         gaps = torch.stack([draw.distinct(draw["vocab"], draw["vocab"]) for _ in range(draw["batch"])])
         logits = gaps * 0.7 + draw.uniform("batch", "vocab", high=0.3) - 0.35 * draw["vocab"]
-        p = kwargs.get("top_p", 1.0)
-        sums = [
-            largest(logits * heat, k, "the largest").softmax(-1).sort(-1, descending=True).values.cumsum(-1)
-            for heat in (1.0, 1 / kwargs.get("temperature", 1.0) if kwargs.get("temperature", 1.0) else 1.0)
-            for k in (None, kwargs.get("top_k"))
+        p, n = kwargs.get("top_p", 1.0), draw["vocab"]
+        kept = [
+            formula(LARGEST, x=logits / heat, k=k, n=n).softmax(-1)
+            for heat in (1.0, kwargs.get("temperature") or 1.0)
+            for k in (n, kwargs.get("top_k", n))
         ]
-        if p >= 1.0 or all(float((total - p).abs().min()) > 0.02 for total in sums):
+        sums = torch.stack(kept).sort(-1, descending=True).values.cumsum(-1)
+        if p >= 1.0 or float((sums - p).abs().min()) > 0.02:
             return Case((logits,), kwargs)
     raise Impossible
 
 
-def with_options(**kwargs: Any) -> Any:
-    return lambda draw: call(draw, **kwargs)
+def trial(name: str, *, variants: bool = False, batch: int = 3, vocab: int = 7, **options: Any) -> Trial:
+    sizes = {"batch": batch, "vocab": vocab}
+    return Trial(name, partial(call, **options), sizes, variants=variants, grad=False)
 
-
-SIZES = {"batch": 3, "vocab": 7}
 
 TRIALS = (
-    Trial("as it is", call, SIZES, variants=True, grad=False),
-    Trial("hot", with_options(temperature=2.5), SIZES, grad=False),
-    Trial("cold", with_options(temperature=0.4), SIZES, grad=False),
-    Trial("temperature 0", with_options(temperature=0.0), SIZES, grad=False),
-    Trial("top-k", with_options(top_k=3), SIZES, variants=True, grad=False),
-    Trial("top-k of 1", with_options(top_k=1), SIZES, grad=False),
-    Trial("top-k above the vocabulary", with_options(top_k=50), SIZES, grad=False),
-    Trial("top-p", with_options(top_p=0.9), SIZES, variants=True, grad=False),
-    Trial("the first token is above top-p", with_options(top_p=0.1), SIZES, grad=False),
-    Trial("top-k and top-p", with_options(top_k=3, top_p=0.8), {"batch": 5, "vocab": 11}, grad=False),
-    Trial(
-        "all three", with_options(temperature=2.0, top_k=5, top_p=0.7), {"batch": 5, "vocab": 11}, grad=False
-    ),
-    Trial(
-        "batch of one", with_options(temperature=1.5, top_k=4, top_p=0.75), {**SIZES, "batch": 1}, grad=False
-    ),
-    Trial("all sizes alike", with_options(top_p=0.6), {"batch": 5, "vocab": 5}, grad=False),
+    trial("as it is", variants=True),
+    trial("hot", temperature=2.5),
+    trial("cold", temperature=0.4),
+    trial("temperature 0", temperature=0.0),
+    trial("top-k", top_k=3, variants=True),
+    trial("top-k of 1", top_k=1),
+    trial("top-k above the vocabulary", top_k=50),
+    trial("top-p", top_p=0.9, variants=True),
+    trial("the first token is above top-p", top_p=0.1),
+    trial("top-k and top-p", top_k=3, top_p=0.8, batch=5, vocab=11),
+    trial("all three", temperature=2.0, top_k=5, top_p=0.7, batch=5, vocab=11),
+    trial("batch of one", temperature=1.5, top_k=4, top_p=0.75, batch=1),
+    trial("all sizes alike", top_p=0.6, batch=5, vocab=5),
 )
 
-PROBES = (
-    Probe(
-        "a neighbour has no say",
-        changed(with_options(top_k=3, top_p=0.9), first_sequence),
-        SIZES,
-        says="the logits of row 0 were changed: the others may not move.",
-    ),
-)
+PROBES = (neighbour_probe(partial(call, top_k=3, top_p=0.9), {"vocab": 7}),)

@@ -1,237 +1,135 @@
-"""Recurrent steps and loops with their decisions as choices whose defaults are right."""
+"""Recurrent steps and loops: their formulas, of which mistakes replace some, and their calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, made
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, formula, parted, worked
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "relu": torch.relu,
-    "none": lambda x: x,
-    "softmax": lambda x: x.softmax(-1),
-    "2 sigmoid - 1": lambda x: 2 * torch.sigmoid(x) - 1,
+RNN = {
+    "from_input": "x @ w_x",
+    "from_state": "h @ w_h",
+    "bias": "b",
+    "activation": "torch.tanh",
+    "new": "activation(from_input + from_state + bias)",
+    "outside": "new",
+    "plus": "outside",
 }
 
+# What stands before the activation of a gate `name` that sees a state.
+SUM = {
+    "matrices": "W, U",
+    "W": "matrices[0]",
+    "U": "matrices[1]",
+    "recurrent": "seen @ U",
+    "bias": "b",
+    "forget_bias": "bias",
+    "terms": "x @ W, recurrent, forget_bias",
+}
 
-@dataclass(frozen=True)
-class RNN:
-    """The decisions of a plain recurrent step."""
+LSTM = {
+    "gates": "torch.sigmoid",
+    "forget_by": "of_f",
+    "forget_sees": "h",
+    "forget_gate": "gates",
+    "f": "forget_gate(total(forget_by, forget_sees))",
+    "input_by": "of_i",
+    "input_sees": "h",
+    "input_gate": "gates",
+    "i": "input_gate(total(input_by, input_sees))",
+    "candidate_by": "of_c",
+    "candidate_sees": "h",
+    "candidate": "torch.tanh",
+    "new": "candidate(total(candidate_by, candidate_sees))",
+    "kept": "f * c",
+    "added": "i * new",
+    "cell": "kept + added",
+    "output_by": "of_o",
+    "output_sees": "h",
+    "output_gate": "gates",
+    "o": "output_gate(total(output_by, output_sees))",
+    "stored": "cell",
+    "leaves": "stored",
+    "on_the_way_out": "torch.tanh",
+    "let_out": "o * on_the_way_out(leaves)",
+    "returned": "let_out, stored",
+}
 
-    activation: str = "tanh"
-    tanh_of: str = "the sum"
-    from_input: str = "x W_x"
-    from_state: str = "h W_h"
-    bias: str = "inside"
-    plus: str = "nothing"
+LOOP = {
+    "first": "start",
+    "inputs": "x",
+    "states": "run(inputs, first)",
+    "rows": "states",
+    "tables": "stacked(rows)",
+    "result": "tables",
+}
+IN_LOOP = {"carried": "state", "unpacked": "new", "short": "table"}
 
-    def __call__(self, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b: Tensor) -> Tensor:
-        """The new state."""
-        by_input = made(
-            {
-                "x W_x": lambda: x @ w_x,
-                "W_x x": lambda: w_x @ x,
-                "x W_h": lambda: x @ w_h,
-                "number by number": lambda: (x * w_x).sum(0),
-                "left out": lambda: torch.zeros_like(b),
-            },
-            self.from_input,
-        )
-        by_state = made(
-            {
-                "h W_h": lambda: h @ w_h,
-                "W_h h": lambda: w_h @ h,
-                "h W_x": lambda: h @ w_x,
-                "number by number": lambda: (h * w_h).sum(0),
-                "number by row": lambda: h * w_h.sum(1),
-                "subtracted": lambda: -(h @ w_h),
-                "left out": lambda: torch.zeros_like(b),
-                "added as it is": lambda: h,
-            },
-            self.from_state,
-        )
-        shift = b * {"inside": 1, "subtracted": -1, "twice": 2}.get(self.bias, 0)
-        act = ACTIVATIONS[self.activation]
-        new = made(
-            {
-                "the sum": lambda: act(by_input + by_state + shift),
-                "each term": lambda: act(by_input) + act(by_state) + shift,
-                "each term, x with b": lambda: act(by_input + shift) + act(by_state),
-                "each term, h with b": lambda: act(by_input) + act(by_state + shift),
-                "x and b": lambda: act(by_input + shift) + by_state,
-                "h and b": lambda: by_input + act(by_state + shift),
-            },
-            self.tanh_of,
-        )
-        if self.bias == "outside":
-            new = new + b
-        return made(
-            {"nothing": lambda: new, "the old state": lambda: h + new, "the mean": lambda: (h + new) / 2},
-            self.plus,
-        )
+Choices = Mapping[str, str]
+State = tuple[Tensor, ...]
 
 
-@dataclass(frozen=True)
-class LSTM:
-    """The decisions of an LSTM's step."""
-
-    forget_by: str = "f"
-    input_by: str = "i"
-    output_by: str = "o"
-    candidate_by: str = "c"
-    forget_sees: str = "h"
-    input_sees: str = "h"
-    output_sees: str = "h"
-    candidate_sees: str = "h"
-    recurrent: str = "h U"
-    copied: str = ""  # "U i f": the i gate uses the U of f
-    bias: str = "used"
-    forget_bias: str = "as it is"
-    gates: str = "sigmoid"
-    forget_gate: str = "sigmoid"
-    input_gate: str = "sigmoid"
-    output_gate: str = "sigmoid"
-    candidate: str = "tanh"
-    on_the_way_out: str = "tanh"
-    kept: str = "f * c"
-    added: str = "i * new"
-    cell: str = "as it is"
-    leaves: str = "the new cell"
-    let_out: str = "o"
-
-    def __call__(self, x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The new hidden state and cell."""
-        by = dict(zip("fioc", zip(weights[0::3], weights[1::3], weights[2::3], strict=True), strict=True))
-
-        def before(name: str, sees: str) -> Tensor:
-            w, u, b = by[name]
-            part, to, source = self.copied.split() or ("", "", "")
-            if to == name:
-                w, u, b = (by[source][at] if part == "WUb"[at] else own for at, own in enumerate((w, u, b)))
-            seen = made(
-                {
-                    "h": lambda: h,
-                    "c": lambda: c,
-                    "nothing": lambda: 0 * h,
-                    "f * h": lambda: f * h,
-                    "the new cell": lambda: new_c,
-                },
-                sees,
-            )
-            if self.recurrent == "h W + x U":
-                return torch.cat([seen, x]) @ torch.cat([w, u]) + b
-            product = u @ seen if self.recurrent in ("U h", f"U h of {name}") else seen @ u
-            left_out = self.bias == "left out" or name in self.bias.removeprefix("not of ").split()
-            shift = 0 * b if left_out else b * {"twice": 2}.get(self.bias, 1)
-            one_more = self.forget_bias == "1 more" and name == "f"
-            return x @ w + product + shift + (1 if one_more else 0)
-
-        def gate(activation: str, name: str, sees: str) -> Tensor:
-            return ACTIVATIONS[self.gates if activation == "sigmoid" else activation](before(name, sees))
-
-        f = gate(self.forget_gate, self.forget_by, self.forget_sees)
-        i = gate(self.input_gate, self.input_by, self.input_sees)
-        new = ACTIVATIONS[self.candidate](before(self.candidate_by, self.candidate_sees))
-        kept = made(
-            {
-                "f * c": lambda: f * c,
-                "whole": lambda: c,
-                "nothing": lambda: 0 * c,
-                "(1 - i) * c": lambda: (1 - i) * c,
-                "(1 - f) * c": lambda: (1 - f) * c,
-                "f @ c": lambda: f @ c,
-                "f * h": lambda: f * h,
-                "i * f * c": lambda: i * f * c,
-            },
-            self.kept,
-        )
-        added = made(
-            {
-                "i * new": lambda: i * new,
-                "whole": lambda: new,
-                "(1 - f) * new": lambda: (1 - f) * new,
-                "i + new": lambda: i + new,
-                "i @ new": lambda: i @ new,
-                "f * i * new": lambda: f * i * new,
-            },
-            self.added,
-        )
-        cell = kept + added
-        if self.cell == "through tanh":
-            cell = torch.tanh(cell)
-        new_c = cell
-        o = gate(self.output_gate, self.output_by, self.output_sees)
-        if self.cell == "let out":
-            cell = o * cell
-        leaving = {"the new cell": cell, "the old cell": c, "the candidate": new}[self.leaves]
-        out = ACTIVATIONS[self.on_the_way_out](leaving)
-        if self.let_out == "before the tanh":
-            return torch.tanh(o * leaving), cell
-        hidden = {"whole": out, "o + tanh": o + out, "h + o tanh": h + o * out}.get(self.let_out, o * out)
-        return hidden, hidden if self.cell == "the hidden state" else cell
+def rnn_step(choices: Choices, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b: Tensor) -> Tensor:
+    """The new state of a plain recurrent step."""
+    new: Tensor = worked(RNN, choices, x=x, h=h, w_x=w_x, w_h=w_h, b=b)
+    return new
 
 
-State = Any
+def gated(
+    formulas: Choices, names: str, choices: Choices, x: Tensor, h: Tensor, *weights: Tensor, **more: Any
+) -> Any:
+    """The result of a step whose gates have W, U and b each; in the formulas, those of a gate z are `of_z`.
+
+    `terms(of_z, seen)` are the products with input and state and the bias, and `total(of_z, seen)` is their
+    sum. The choice copied = "U r z" lets the gate r use the U of z.
+    """
+    of_sum, copied, of_step = parted(choices, SUM, {"copied": ""})
+    by = {name: [name, *weights[3 * at : 3 * at + 3]] for at, name in enumerate(names)}
+    if copied:
+        part, to, source = copied["copied"].split()
+        by[to]["_WUb".index(part)] = by[source]["_WUb".index(part)]
+
+    def terms(gate: tuple[str, Tensor, Tensor, Tensor], seen: Tensor) -> Any:
+        name, w, u, b = gate
+        return worked(SUM, of_sum, x=x, h=h, seen=seen, name=name, W=w, U=u, b=b)
+
+    more["total"] = lambda gate, seen: sum(terms(gate, seen))
+    gates = {f"of_{name}": gate for name, gate in by.items()}
+    return worked(formulas, of_step, x=x, h=h, terms=terms, **gates, **more)
 
 
-@dataclass(frozen=True)
-class Loop:
-    """The decisions of a loop over a sequence."""
+def lstm_step(choices: Choices, x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> State:
+    """The new hidden state and cell of an LSTM."""
+    new: State = gated(LSTM, "fioc", choices, x, h, *weights, c=c)
+    return new
 
-    start: str = "as given"
-    carried: str = "the last state"
-    inputs: str = "in order"
-    rows: str = "after each input"
-    short: str = "as they are"
 
-    @classmethod
-    def of(cls, choices: dict[str, str]) -> tuple[Loop, dict[str, str]]:
-        """The loop that some of the choices make, and the choices that are left for the step."""
-        names = {field.name for field in fields(cls)} & set(choices)
-        left = {name: choice for name, choice in choices.items() if name not in names}
-        return cls(**{name: choices[name] for name in names}), left
+def looped(step: Callable[..., State], x: Tensor, start: State, choices: Choices, **more: Any) -> Any:
+    """What a loop of `step(row, *state)` over the rows of x gives."""
+    in_loop, of_loop = parted(choices, IN_LOOP)
+    how = {**IN_LOOP, **in_loop}
 
-    def __call__(self, step: Callable[[Tensor, State], State], x: Tensor, start: State) -> list[State]:
-        """The states that make the rows."""
-        made_of = {
-            "backwards": x.flip(0),
-            "one late": x.roll(1, 0),
-            "without the first": x[1:],
-            "without the last": x[:-1],
-        }
-        inputs = [x[0]] * len(x) if self.inputs == "the first one" else list(made_of.get(self.inputs, x))
-        state, states = start, [start] if self.rows == "h0 too" else []
+    def run(inputs: Sequence[Tensor], first: State) -> list[State]:
+        state, states = first, []
         for row in inputs:
-            if self.rows == "before each input":
-                states.append(state)
-            state = step(row, start if self.carried == "the first state" else state)
-            if self.rows != "before each input":
-                states.append(state)
-        if self.rows == "h0 in the place of the first":
-            states = [start, *states[:-1]] if len(states) == len(x) else [start, *states]
-        if self.rows == "all the last":
-            states = [states[-1]] * len(states)
-        if self.rows == "the first alone":
-            states = states[:1]
-        if self.rows == "turned round":
-            states.reverse()
+            new = step(row, *formula(how["carried"], state=state, first=first))
+            state = formula(how["unpacked"], new=new)
+            states.append(state)
         return states
 
-    def table(self, rows: Sequence[Tensor], n_step: int, like: Tensor) -> Tensor:
-        """The rows as one tensor; of missing ones, zeros in their place when the table was made before."""
-        table = torch.stack(list(rows)) if rows else like.new_zeros(0, *like.shape)
-        missing = n_step - len(table)
-        if self.short == "as they are" or missing <= 0:
-            return table
-        zeros = table.new_zeros(missing, *table.shape[1:])
-        return torch.cat([table, zeros] if self.short == "zeros behind" else [zeros, table])
+    def stacked(rows: Sequence[State]) -> State:
+        """Each part of the states as one tensor; what is missing are the rows that the inputs have more."""
+        parts = zip(*rows, strict=True) if rows else [()] * len(start)
+        tables = [torch.stack(part) if part else x.new_zeros(0, *start[0].shape) for part in parts]
+        missing = x.new_zeros(max(0, len(x) - len(rows)), *start[0].shape)
+        return tuple(formula(how["short"], table=table, missing=missing) for table in tables)
+
+    zeros = tuple(torch.zeros_like(part) for part in start)
+    return worked(LOOP, of_loop, x=x, start=start, zeros=zeros, run=run, stacked=stacked, **more)
 
 
 class Given:

@@ -9,16 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.checking.trials import Code, Draw, Impossible
+from regard.checking.trials import Case, Code, Draw, Impossible, Trial
 
 N_STATE = 13
-
-
 MOST_TRIES = 3000
-
-
 # For smaller sizes than meant, where what is wanted may not exist: a failing case is shrunk by trying.
 FEW_TRIES = 20
+
+# What is returned of the tokens, start and end among them.
+RETURNED = {"end": "tokens", "start": "end"}
 
 
 @dataclass(frozen=True)
@@ -47,26 +46,30 @@ class Table:
         return [value - total for value in row]
 
 
-def chosen(
-    draw: Draw, meant: Mapping[str, int], end: int, urge: float, wanted: Callable[[Table], bool]
-) -> Table:
-    """The first drawn table that is as wanted; `meant` are the sizes for which there is one."""
-    for _ in range(MOST_TRIES if draw.sizes == dict(meant) else FEW_TRIES):
-        table = Table.draw(draw, end, urge)
-        if wanted(table):
-            return table
-    raise Impossible(f"no table of sizes {draw.sizes} is as wanted")
+def search_trial(
+    name: str,
+    fits: Callable[..., bool],
+    meant: Mapping[str, int],
+    *,
+    start: int = 1,
+    end: int = 2,
+    urge: float = 0.0,
+) -> Trial:
+    """A search by the first drawn table for which `fits(table, start, end, *sizes)` holds.
 
+    `meant` are the sizes for which there is one: of the vocabulary, and those that the call is given.
+    """
 
-def given_to_step(tokens: list[int], what: str) -> list[int]:
-    """What `step` is called with."""
-    return {
-        "the last": tokens[-1:],
-        "the start": tokens[:1],
-        "without the start": tokens[1:] or tokens,
-        "without the newest": tokens[:-1] or tokens,
-        "backwards": tokens[::-1],
-    }.get(what, tokens)
+    def make(draw: Draw) -> Case:
+        vocab, *sizes = (draw[word] for word in meant)
+        first, last = start % vocab, end % vocab
+        for _ in range(MOST_TRIES if draw.sizes == meant else FEW_TRIES):
+            table = Table.draw(draw, last, urge)
+            if fits(table, first, last, *sizes):
+                return Case((table.code(), first, last, *sizes))
+        raise Impossible(f"no table of sizes {draw.sizes} is as wanted")
+
+    return Trial(name, make, meant, grad=False)
 
 
 def as_tokens(result: Any) -> list[int]:

@@ -2,105 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
-from regard.exercises.shared.attention import SOFTMAXES
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence, formula, worked
 from regard.exercises.shared.lengths import large_scores
 
+FORMULAS = {
+    "query_by": "w_q",
+    "key_by": "w_k",
+    "q": "torch.einsum('bd,hdk->bhk', x, query_by)",
+    "queries": "q",
+    "key": "torch.einsum('bd,...dk->b...k', x, key_by)",
+    "value": "torch.einsum('bd,...dk->b...k', x, w_v)",
+    "new_k": "key",
+    "new_v": "value",
+    "k": "grown('keys', past_k, new_k[..., None, :])",
+    "v": "grown('values', past_v, new_v[..., None, :])",
+    "sees": "k, v",
+    "keys": "sees[0]",
+    "values": "sees[1]",
+    "products": "torch.einsum('bhk,bhnk->bhn', queries, of_heads(keys))",
+    "scale": "1",
+    "out": "torch.einsum('bhn,bhnv->bhv', weighed(products / scale), of_heads(values))",
+    "heads": "torch.einsum('bhv,hvd->bd', out, w_o)",
+    "plus": "heads",
+    "returned": "plus, k, v",
+}
 
-@dataclass(frozen=True)
-class Choices:
-    """The decisions of one step of attention with a cache."""
 
-    scale: str = "none"
-    query_by: str = "q"
-    key_by: str = "k"
-    queries: str = "of each head"
-    keys: str = "of each head"
-    values: str = "of each head"
-    cache: str = "new behind"
-    new_k: str = "the key"
-    new_v: str = "the value"
-    sees: str = "the new cache"
-    softmax: str = "over keys"
-    weights: str = "of each head"
-    heads: str = "summed"
-    plus: str = "nothing"
-    returned: str = "the new caches"
-
-
-def stepped(case: Case, *, shared: bool, **choices: str) -> tuple[Tensor, Tensor, Tensor]:
-    """One token of attention (Shazeer 2019), in which keys and values are `shared` by all heads or not."""
-    c = Choices(**choices)
-    x, past_k, past_v, w_q, w_k, w_v, w_o = case.args
-    by = {"q": w_q, "k": w_k}
-    one = "bd,dk->bk" if shared else "bd,hdk->bhk"
-    q = torch.einsum("bd,hdk->bhk", x, by[c.query_by])
-    if c.queries != "of each head":
-        queries = {"summed": q.sum(1, keepdim=True), "averaged": q.mean(1, keepdim=True)}
-        q = queries.get(c.queries, q[:, :1]).expand_as(q)
-    key, value = torch.einsum(one, x, by[c.key_by]), torch.einsum(one, x, w_v)
-    k = _grown(past_k, key if c.new_k == "the key" else value, c.cache.removeprefix("keys: "))
-    v = _grown(past_v, value if c.new_v == "the value" else key, c.cache.removeprefix("values: "))
-    seen_k = past_k if c.sees in ("the old cache", "the new value alone") else k
-    seen_v = past_v if c.sees == "the old cache" else v
-    if c.keys == "of the first head":
-        seen_k = seen_k[:, :1].expand_as(seen_k)
-    if c.values == "of the first head":
-        seen_v = seen_v[:, :1].expand_as(seen_v)
-    many = "bn" if shared else "bhn"
-    logits = torch.einsum(f"bhk,{many}k->bhn", q, seen_k)
-    logits = logits / {
-        "root": q.shape[-1] ** 0.5,
-        "k": q.shape[-1],
-        "the number of heads": q.shape[1],
-        "root of the number of heads": q.shape[1] ** 0.5,
-        "root of the number of positions": logits.shape[-1] ** 0.5,
-        "root of the model's width": x.shape[-1] ** 0.5,
-        "times the root of k": q.shape[-1] ** -0.5,
-    }.get(c.scale, 1.0)
-    weights = (
-        torch.full_like(logits, 1 / logits.shape[-1])
-        if c.softmax == "a mean"
-        else SOFTMAXES[c.softmax](logits)
-    )
-    if c.weights in ("averaged over the heads", "of the first head"):
-        shared_by_all = weights[:, :1] if c.weights == "of the first head" else weights.mean(1, keepdim=True)
-        weights = shared_by_all.expand_as(weights)
-    elif c.weights == "through a softmax again":
-        weights = weights.softmax(-1)
-    heads = torch.einsum(f"bhn,{many}v->bhv", weights, seen_v)
-    y = torch.einsum("bhv,hvd->bd", heads, w_o)
-    if c.heads == "averaged":
-        y = y / w_o.shape[0]
-    elif c.heads == "the first":
-        y = heads[:, 0] @ w_o[0]
-    elif c.heads == "all by the first W_o":
-        y = heads.sum(1) @ w_o[0]
-    elif c.heads == "all by all W_o":
-        y = heads.sum(1) @ w_o.sum(0)
-    elif c.heads == "number by number":
-        y = heads.transpose(1, 2).flatten(1) @ w_o.flatten(0, 1)
-    if c.plus == "x":
-        y = y + x
-    if c.returned == "the old caches":
-        return y, past_k, past_v
-    if c.returned == "the new ones alone":
-        return y, key.unsqueeze(-2), value.unsqueeze(-2)
+def reference(
+    case: Case,
+    *,
+    cache: str = "torch.cat([past, new], -2)",
+    softmax: str = "scores.softmax(-1)",
+    weights: str = "weights",
+    **choices: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One token of attention (Shazeer 2019), in which keys and values are shared by all heads or not."""
+    names = ("x", "past_k", "past_v", "w_q", "w_k", "w_v", "w_o")
+    n_head, width, dim = case.args[3].shape
+    steps = {
+        "grown": lambda role, past, new: formula(cache, role=role, past=past, new=new),
+        "weighed": lambda scores: formula(weights, weights=formula(softmax, scores=scores)),
+        "of_heads": lambda x: x if x.dim() == 4 else x[:, None],
+    }
+    sizes = {"n_head": n_head, "width": width, "dim": dim}
+    y, k, v = worked(FORMULAS, choices, **dict(zip(names, case.args, strict=True)), **steps, **sizes)
     return y, k, v
-
-
-def _grown(past: Tensor, new: Tensor, how: str) -> Tensor:
-    """A cache with the new entry."""
-    entry = new.unsqueeze(-2)
-    if how == "new in front":
-        return torch.cat([entry, past], dim=-2)
-    kept = {"without the oldest": past[..., 1:, :], "without the newest": past[..., :-1, :]}.get(how, past)
-    return torch.cat([kept, entry], dim=-2)
 
 
 SIZES = {"batch": 2, "past": 5, "head": 3, "model_dim": 7, "qk_dim": 5, "v_dim": 11}
@@ -143,18 +91,10 @@ def checks(*, shared: bool) -> tuple[tuple[Trial, ...], tuple[Probe, ...]]:
         Trial("an empty cache", lambda draw: step(draw, n_past=0), {**SIZES, "past": 1}),
         large_scores(lambda draw: step(draw, 15.0), SIZES, "large logits"),
     )
+    alone = "sequence 0 was changed: sequence 1 may not move."
+    order = "the cached positions were put in another order: y may not move."
     probes = (
-        Probe(
-            "a neighbour in the batch has no say",
-            changed(step, change_first),
-            SIZES,
-            says="sequence 0 was changed: sequence 1 may not move.",
-        ),
-        Probe(
-            "the order of the cache has no say in y",
-            changed(step, reorder),
-            SIZES,
-            says="the cached positions were put in another order: y may not move.",
-        ),
+        Probe("a neighbour in the batch has no say", changed(step, change_first), SIZES, says=alone),
+        Probe("the order of the cache has no say in y", changed(step, reorder), SIZES, says=order),
     )
     return trials, probes

@@ -8,57 +8,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed
-from regard.exercises.shared import attention, given
-from regard.exercises.shared.online import Online, start
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, formula, parted, worked
+from regard.exercises.shared import attention, given, online
+
+BLOCK = {
+    "cut": "lambda x: x[:, :, first : first + block]",
+    "keys": "cut(k)",
+    "values": "cut(v)",
+    "place": "first + torch.arange(keys.shape[2])",
+    "hides": "asked & (place > row)",
+    "scale": "dim**0.5",
+    "scores": "(q @ keys.mT / scale).masked_fill(hides, -torch.inf)",
+    "part": "scores.softmax(-1).nan_to_num(0.0) @ values",
+    "result": "scores, values, part, (~hides).any(-1, keepdim=True)",
+}
 
 
 def reference(
-    case: Case,
-    *,
-    tail: str = "shorter",
-    hides: str = "the future",
-    end: str = "divided",
-    scale: str = "root",
-    query_from: str = "queries",
-    key_from: str = "keys",
-    value_from: str = "values",
-    **choices: str,
+    case: Case, *, tail: str = "range(0, n, block)", end: str = "o / l[..., None]", **choices: str
 ) -> Tensor:
     """Attention, block by block."""
-    step, (q, k, v, block) = Online(**choices), case.args
-    sources = attention.Choices(query_from=query_from, key_from=key_from, value_from=value_from)
-    q, k, v = given.taken(sources, q, k, v)
-    n, asked = q.shape[2], bool(case.kwargs.get("causal", False))
-    root = q.shape[-1] ** 0.5
-    divisor = {"none": 1.0, "root of the block": block**0.5, "width": root**2, "times the root": 1 / root}
-    divisor |= {"root of the number of heads": q.shape[1] ** 0.5, "root of n": n**0.5}
-    state, parts, row = start(q, v.shape[-1]), [], torch.arange(n)[:, None]
-    seen = torch.zeros(n, 1)
-    for first in range(0, n - n % block if tail == "left out" else n, block):
-        first = max(0, n - block) if tail == "moved back" and first + block > n else first
-        keys, values = (x[:, :, first : first + block] for x in (k, v))
-        missing = block - keys.shape[2] if tail == "zeros" else 0
-        if missing:
-            keys, values = (torch.nn.functional.pad(x, (0, 0, 0, missing)) for x in (keys, values))
-        place = torch.arange(keys.shape[2]) + (0 if hides == "counted from 0" else first)
-        hidden = {"itself too": place >= row, "whole blocks": place // block > row // block}.get(
-            hides, place > row
-        )
-        if not (asked or hides == "always") or hides == "nothing":
-            hidden = torch.zeros_like(hidden)
-        scores = (q @ keys.transpose(-2, -1) / divisor.get(scale, root)).masked_fill(hidden, -torch.inf)
-        seen = seen + (~hidden).any(-1, keepdim=True)
-        parts.append(scores.softmax(-1).nan_to_num(0.0) @ values)
-        largest, total, out = state = step(state, scores, values)
-        if end == "divided in every block":
-            state = (largest, total, out / total[..., None])
+    of_block, of_step, sources = parted(choices, BLOCK, online.FORMULAS)
+    block, asked = case.args[3], bool(case.kwargs.get("causal", False))
+    q, k, v = given.taken(attention.Choices(**sources), *case.args[:3])
+    _, n_head, n, dim = q.shape
+    names = {"q": q, "k": k, "v": v, "n": n, "block": block, "n_head": n_head, "dim": dim, "asked": asked}
+    state, parts, seen, row = online.start(q, v.shape[-1]), [], torch.zeros(n, 1), torch.arange(n)[:, None]
+    for first in formula(tail, n=n, block=block):
+        scores, values, part, shown = worked(BLOCK, of_block, first=first, row=row, **names)
+        state = online.online_step(state, scores, values, of_step)
+        parts.append(part)
+        seen = seen + shown
     if not parts:
         raise ValueError("no block is whole")
-    _, total, out = state
-    sums = torch.stack(parts).sum(0)
-    means = {"mean of blocks": sums / len(parts), "mean of seen blocks": sums / seen}
-    return {"not divided": out, "divided in every block": out, **means}.get(end, out / total[..., None])
+    result: Tensor = formula(end, parts=parts, seen=seen, l=state[1], o=state[2])
+    return result
 
 
 def call(draw: Draw, scale: float = 1.5, **kwargs: Any) -> Case:

@@ -7,9 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Probe, Trial, formula, worked
 
-RATE = 0.5  # of the optimizer in drive.py
+# The sum of the losses of one batch, and what it is divided by.
+BATCH = {
+    "targets": "tokens[:, :-1], tokens[:, 1:]",
+    "target": "targets[1]",
+    "padding": "target != pad_id, (target != pad_id).sum()",
+    "log_p": "model(targets[0]).log_softmax(-1)",
+    "part": "-(log_p.gather(-1, target[..., None])[..., 0] * padding[0]).sum(), torch.as_tensor(padding[1])",
+}
 
 
 def logits_of(tokens: Tensor, weights: list[Tensor], training: bool) -> Tensor:
@@ -23,91 +30,53 @@ def logits_of(tokens: Tensor, weights: list[Tensor], training: bool) -> Tensor:
 def reference(
     case: Case,
     *,
-    zeroed: str = "each update",
-    targets: str = "the next tokens",
-    padding: str = "left out",
-    mean: str = "of all targets",
-    clipped: str = "the whole norm",
-    steps: str = "each update",
-    mode: str = "as it should be",
-    losses: str = "of the updates",
+    mean: str = "sums / counts.sum()",  # what each batch adds to the loss
+    measured: str = "",
+    mode: str = "True, False, True",  # train mode in training, in measuring, and after it
+    backward: str = "share",
+    zeroed: str = "zeros",
+    gathered: str = "[a + b for a, b in zip(grads, new)]",
+    clipped: str = "[grad * min(1.0, most / norm) for grad in grads]",
+    steps: str = "accumulate",
+    steps_by: str = "clip(grads)",
+    updated: str = "[weight - 0.5 * grad for weight, grad in zip(weights, grads)]",  # the rate of drive.py
+    losses: str = "[loss(parts)]",
+    **choices: str,
 ) -> tuple[Any, ...]:
     """Losses and weights after training, or the measured loss and the mode after it."""
     what, embedding, head, batches, *rest = case.args
-    pad_id = rest[-1]
+    trains, evaluates, left = formula(mode)
 
-    def summed(tokens: Tensor, weights: list[Tensor], training: bool) -> tuple[Tensor, Tensor]:
-        """The sum of the losses of one batch, and what it is divided by."""
-        given, target = {
-            "the inputs": (tokens[:, :-1], tokens[:, :-1]),
-            "the tokens before": (tokens[:, 1:], tokens[:, :-1]),
-            "rolled": (tokens, tokens.roll(-1, 1)),
-        }.get(targets, (tokens[:, :-1], tokens[:, 1:]))
-        logs = logits_of(given, weights, training).log_softmax(-1)
-        picked = -logs.gather(-1, target[..., None])[..., 0]
-        real = torch.ones_like(target, dtype=torch.bool) if padding == "counted" else target != pad_id
-        count = torch.tensor(target.numel()) if padding == "in the count" else real.sum()
-        return (picked * real).sum(), count
+    def measure(batches: list[Tensor], weights: list[Tensor], training: bool) -> list[Any]:
+        names = {"model": lambda tokens: logits_of(tokens, weights, training), "pad_id": rest[-1]}
+        return [worked(BATCH, choices, tokens=tokens, **names) for tokens in batches]
+
+    def shares(parts: list[Any], how: str = mean) -> Tensor:
+        sums, counts = (torch.stack(part) for part in zip(*parts, strict=True))
+        return torch.as_tensor(formula(how, sums=sums, counts=counts))
+
+    def clip(grads: list[Tensor]) -> Any:
+        norm = float(torch.cat([grad.reshape(-1) for grad in grads]).norm())
+        return formula(clipped, grads=grads, norm=norm, most=rest[1], count=sum(n for _, n in parts))
 
     weights = [embedding.clone(), head.clone()]
     if what == "evaluate":
-        parts = [summed(tokens, weights, mode == "evaluates as it was") for tokens in batches]
-        how = "of means" if mean == "of means when measured" else mean
-        return average(parts, how), mode != "left in eval"
-    accumulate, max_norm, _ = rest
-    grads, noted = [torch.zeros_like(weight) for weight in weights], []
-    group = 1 if steps == "each batch" else accumulate
+        return shares(measure(batches, weights, evaluates), measured or mean).sum(), left
+    zeros = grads = [torch.zeros_like(weight) for weight in weights]
+    noted, group = [], formula(steps, accumulate=rest[0])
     for first in range(0, len(batches), group):
-        inner = batches[first : first + group]
+        grads = formula(zeroed, zeros=zeros, grads=grads)
         with torch.enable_grad():
             leaves = [weight.detach().requires_grad_() for weight in weights]
-            parts = [summed(tokens, leaves, mode != "trains as it was") for tokens in inner]
-            loss, last = average(parts, mean), average(parts[-1:], mean)
-            alone = parts[-1][0] / sum(count for _, count in parts)
-            new = torch.autograd.grad(alone if zeroed == "each batch" else loss, leaves, retain_graph=True)
-            count = sum(n for _, n in parts)
-            if clipped in ("after each batch", "each batch alone"):
-                new = tuple(torch.zeros_like(leaf) for leaf in leaves)
-                for total, _ in parts:
-                    more = list(torch.autograd.grad(total / count, leaves, retain_graph=True))
-                    more = clip(more, max_norm, clipped) if clipped == "each batch alone" else more
-                    new = tuple(a + b for a, b in zip(new, more, strict=True))
-                    new = new if clipped == "each batch alone" else tuple(clip(list(new), max_norm, clipped))
-            if mean == "over accumulate too":
-                new = tuple(grad / accumulate for grad in new)
-        grads = [old + more for old, more in zip(grads, new, strict=True)] if zeroed == "never" else list(new)
-        if clipped == "before the division":
-            grads = [grad / count for grad in clip([grad * count for grad in grads], max_norm, clipped)]
-        elif clipped != "each batch alone":
-            grads = clip(grads, max_norm, clipped)
-        if steps != "never":
-            weights = [weight - RATE * grad for weight, grad in zip(weights, grads, strict=True)]
-        singles = [average([part], mean) for part in parts] if losses == "of each batch" else []
-        noted += singles or [last if losses == "of the last batch" else loss]
-    return torch.stack([loss.detach() for loss in noted]), *(weight.detach() for weight in weights)
-
-
-def average(parts: list[tuple[Tensor, Tensor]], mean: str) -> Tensor:
-    """One loss of the sums and counts of several batches."""
-    whole = torch.stack([total for total, _ in parts]).sum()
-    if mean == "not divided":
-        return whole
-    if mean in ("of all targets", "of means when measured", "over accumulate too"):
-        return whole / sum(count for _, count in parts)
-    means = torch.stack([total / count for total, count in parts])
-    return means.sum() if mean == "summed" else means.mean()
-
-
-def clip(grads: list[Tensor], most: float, how: str) -> list[Tensor]:
-    """The gradients, clipped."""
-    if how == "never":
-        return grads
-    if how == "numbers":
-        return [grad.clamp(-most, most) for grad in grads]
-    if how == "parameters":
-        return [grad * min(1.0, most / float(grad.norm())) for grad in grads]
-    norm = float(torch.cat([grad.reshape(-1) for grad in grads]).norm())
-    return [grad * (most / norm if how == "always" else min(1.0, most / norm)) for grad in grads]
+            parts = measure(batches[first : first + group], leaves, trains)
+            for share in shares(parts):
+                loss = formula(backward, share=share, accumulate=rest[0])
+                new = torch.autograd.grad(loss, leaves, retain_graph=True)
+                grads = formula(gathered, grads=grads, new=new, clip=clip)
+        grads = formula(steps_by, grads=grads, clip=clip)
+        weights = formula(updated, weights=weights, grads=grads)
+        noted += formula(losses, parts=parts, loss=lambda parts: shares(parts).sum().detach())
+    return torch.stack(noted), *weights
 
 
 def call(draw: Draw, what: str, *rest: Any, pad_id: int = 0, padded: bool = True) -> Case:

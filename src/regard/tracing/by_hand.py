@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.scores import DenseBias, ScoreRule
+from regard.tracing.calls import Called, without_repeats
 from regard.tracing.layers import all_scores
 from regard.tracing.masks import compact_bias, read_visible
 
@@ -360,22 +361,14 @@ class Layout:
         return tensor[:, None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Explained:
-    """Queries, keys and rule that give back all weights."""
-
-    q: Tensor
-    k: Tensor
-    lse: Tensor
-    rule: ScoreRule
-    sink: Tensor | None
-    alike: Tensor | None  # rows hidden whole by a finite number
-
-
-def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> Explained | None:
-    """What gives back `weights` (batch, head, query, key), every one of them; None where nothing does."""
-    product = written.product
-    rounded = (written.weights, *(() if written.softmax is None else (written.softmax.scores,)))
+def explained(
+    called: Called, product: Product | None, layout_of: Callable[[Tensor], Layout]
+) -> Called | None:
+    """The call with queries, keys and a rule that give back every one of its weights; None: nothing does."""
+    assert called.weights is not None  # it wrote them out
+    assert called.v is not None
+    weights = called.weights.detach()
+    rounded = (weights,) if called.scores is None else (weights, called.scores)
     if product is None or any(tensor.element_size() < 4 for tensor in (product.q, *rounded)):
         return None  # scores of half precision move every weight by a percent: the weights alone are exact
     lead = torch.broadcast_shapes(product.q.shape[:-2], product.k.shape[:-2])
@@ -388,10 +381,10 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
     rule = product.rule()
     everywhere = slice(0, q.shape[2]), slice(0, n_key)
     dots = all_scores(q, k, rule, *everywhere, widen=False)
-    if written.softmax is None:
+    if called.scores is None:
         scores = torch.where(weights > 0, dots, -math.inf)
     else:
-        scores = layout_of(written.softmax.scores).four(written.softmax.scores.detach()).to(dots.dtype)
+        scores = called.scores.detach().to(dots.dtype)
     n_more = scores.shape[3] - n_key  # a score beside those of the keys
     if scores.shape[:3] != weights.shape[:3] or n_more not in (0, 1):
         return None
@@ -420,7 +413,7 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
         sink = scores[0, :, 0, -1]
         if _size(scores[..., -1] - sink[:, None]) > noise:
             return None
-    rule = replace(rule, visible=visible, bias=bias)
+    rule = replace(rule, visible=visible, bias=bias, sink=sink)
     recovered = all_scores(q, k, rule, *everywhere, widen=False)
     recovered = torch.where(visible.tile(*everywhere, q.device), recovered, -math.inf)
     # Of these scores, not of the model's: rounding in both cancels.
@@ -433,7 +426,9 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
     recovered = torch.where(alike[..., None], 1 / n_key, recovered)
     if _size(recovered - weights.to(recovered.dtype)) > min(4 * noise, _CLOSE):
         return None
-    return Explained(q, k, lse, rule, sink, alike if bool(alike.any()) else None)
+    k, v = without_repeats(q, k, called.v.detach())
+    some_alike = alike if bool(alike.any()) else None
+    return replace(called, q=q, k=k, v=v, rule=rule, lse=lse, alike=some_alike)
 
 
 def same_weights(softmax: Weights, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> bool:

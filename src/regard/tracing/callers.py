@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from torch import Tensor, nn
 
+from regard.attention.scores import ScoreRule
+from regard.tracing.calls import Called
 from regard.tracing.changes import Change
-from regard.tracing.layers import Kind
 from regard.tracing.ours import OURS
 from regard.tracing.recorder import Recorder
 
@@ -55,11 +56,15 @@ class Caller:
                 return said
         return None
 
-    def kind(self, causal: bool, n_query: int, n_key: int) -> Kind:
-        """Cross-attention by name or argument; a single query over more keys is a step with a cache."""
-        named = any(word in self.name.lower() for word in _CROSS_WORDS)
-        another = n_query not in (1, n_key) and not causal
-        return "cross" if self.cross or named or another else "self"
+    def named(self, called: Called) -> Called:
+        """The call with its layer's name and kind.
+
+        Cross-attention is known by name or argument; a single query over more keys is a step with a cache.
+        """
+        causal = isinstance(called.rule, ScoreRule) and called.rule.visible.causal
+        another = called.shape[2] not in (1, called.shape[3]) and not causal
+        cross = self.cross or another or any(word in self.name.lower() for word in _CROSS_WORDS)
+        return replace(called, name=self.name, kind="cross" if cross else "self")
 
 
 def batch_of(modules: Modules) -> int | None:

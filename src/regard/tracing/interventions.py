@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, ShapeError
 from regard.models.model import Model
 from regard.tracing.around import around_calls
-from regard.tracing.changes import At, Called, Change, Gate, KnockOut, Patch, What
+from regard.tracing.calls import Called, numbered
+from regard.tracing.changes import At, Change, Gate, KnockOut, Patch, What
 from regard.tracing.take import module_of
 from regard.tracing.traces import Trace
 from regard.tracing.watch import watching
@@ -192,8 +193,8 @@ class _Calls:
         if isinstance(self.run._model, Model):
             called = replace(called, before=self.n_query.get(name, 0))
             self.n_query[name] = called.before + called.shape[2]
-        elif again := sum(seen == name or seen.startswith(f"{name}#") for seen in self.seen):
-            called = called.again(again + 1)
+        else:
+            called = replace(called, name=numbered(name, self.seen))
         self.seen.append(called.name)
         if called.name not in self.run.layers:
             self.run.layers.append(called.name)

@@ -268,7 +268,6 @@ class LayerTrace(AnyLayer):
     rule: ScoreRule = field()
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
-    sink: Float[Tensor, "head"] | None = None  # a score beside those of the keys: rows sum to less than 1
     # Rows of padding, mostly, whose keys are all hidden by one finite number: softmax sees them all alike.
     alike: Bool[Tensor, "_batch _head query"] | None = None
     word: ClassVar[str] = "softmax"
@@ -276,7 +275,6 @@ class LayerTrace(AnyLayer):
     def __post_init__(self) -> None:
         check_attention(self.q, self.k, self.v)
         _check_shape("lse must have one number for each query,", self.lse, self.q.shape[:3])
-        _check_shape("sink must be (head,) =", self.sink, self.q.shape[1:2])
         self.rule.check(self.q, self.k)
 
     @property
@@ -327,9 +325,9 @@ class LayerTrace(AnyLayer):
         wanted = (lse > -math.inf).to(lse.dtype)
         if self.alike is not None:
             wanted = torch.where(self.alike[:, :, rows], 1.0, wanted)
-        if self.sink is None:
+        if self.rule.sink is None:
             return wanted
-        return wanted - torch.where(wanted > 0, torch.exp(self.sink[:, None] - lse), 0.0)
+        return wanted - torch.where(wanted > 0, torch.exp(self.rule.sink[:, None] - lse), 0.0)
 
     def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
         """How many roundings, of what size, a weight may be off by, relative to itself.

@@ -20,7 +20,7 @@ from regard.errors import RegardError, TraceError
 from regard.files.safetensors import write_safetensors
 
 KEY = "regard-trace"
-VERSION = 2
+VERSION = 3
 _TENSOR = "regard-tensor"  # in a description, the only key of what stands for a tensor
 
 Made = TypeVar("Made")
@@ -60,12 +60,11 @@ def read(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made:
     try:
         described = json.loads(metadata[KEY])
         version = described.pop("version")
-        if version == 1:
-            described = _version_2(described)
-        elif version != VERSION:
+        if version != VERSION:
+            older = isinstance(version, int) and version < VERSION
             raise TraceError(
-                f"{path} is a trace of version {version!r}; this program reads versions 1 to {VERSION}. "
-                "Trace the text again, or use the version of regard that wrote it."
+                f"{path} was made by {'an older' if older else 'another'} Regard: it is a trace of version "
+                f"{version!r}, and this program reads version {VERSION}. Trace the text again."
             )
         return make(_with_tensors(described, tensors))
     except TraceError:
@@ -110,26 +109,3 @@ def _with_tensors(described: Any, tensors: Mapping[str, Tensor]) -> Any:
     if described.keys() == {_TENSOR}:
         return tensors[described[_TENSOR]]
     return {key: _with_tensors(part, tensors) for key, part in described.items()}
-
-
-def _version_2(described: dict[str, Any]) -> dict[str, Any]:
-    """The description of a file of version 1, as this version has it."""
-    described["layers"] = [_flat(layer) for layer in described["layers"]]
-    described["checks"] = {"layers": described["checks"]}
-    return described | _flat(described.pop("tensors"))
-
-
-def _flat(described: dict[str, Any]) -> dict[str, Any]:
-    """A part of it: version 1 put some fields into groups, and named a tensor by a mere string."""
-    flat: dict[str, Any] = {}
-    for key, part in described.items():
-        if isinstance(part, dict):
-            part = _flat(part)
-        elif isinstance(part, str) and key not in ("type", "name", "kind"):
-            part = {_TENSOR: part}
-        flat |= part if key in ("tensors", "plain") else {key: part}
-    if flat.get("type") == "slope":
-        flat["slopes"] = flat.pop("values")
-    if flat.get("type") == "dense" and "visible" in flat:
-        flat["visibility"] = flat.pop("visible")
-    return flat

@@ -34,12 +34,12 @@ from regard.tracing.by_hand import (
     SOFTMAX,
     Fate,
     Follower,
-    Layout,
     Product,
     Weights,
     Written,
     explained,
     same_weights,
+    to_heads,
 )
 from regard.tracing.callers import Caller, batch_of
 from regard.tracing.calls import Call, Called, LogSumExp, as_it_is, row_sums
@@ -191,22 +191,20 @@ class _Door(TorchFunctionMode):
         caller = Caller.find(self.modules)
         if caller is None:
             return written.out
-        layout_of = partial(Layout.of, batch=batch_of(self.modules), n_head=caller.n_head)
+        four = partial(to_heads, batch=batch_of(self.modules), n_head=caller.n_head)
         lead = torch.broadcast_shapes(written.weights.shape[:-2], written.v.shape[:-2])
-        layout = layout_of(written.out.new_empty(*lead, 0, 0))
 
-        def to_heads(out: Tensor) -> Tensor:
-            return layout.four(written.arrange_out(out))
+        def arranged(out: Tensor) -> Tensor:
+            return four(written.arrange_out(out), lead)
 
-        softmax, weights = written.softmax, layout.four(written.weights)
-        scores = None if softmax is None else layout_of(softmax.scores).four(softmax.scores)
-        v = layout.four(written.v)
-        called = caller.named(Called("", "self", v, written.out, to_heads, weights=weights, scores=scores))
+        softmax, weights, v = written.softmax, four(written.weights, lead), four(written.v, lead)
+        scores = None if softmax is None else four(softmax.scores)
+        called = caller.named(Called("", "self", v, written.out, arranged, weights=weights, scores=scores))
         self.n_seen += 1
         if self.recorder is not None:
             known = None
-            if softmax is None or same_weights(softmax, weights.detach(), layout_of):
-                known = explained(called, written.product, layout_of)
+            if softmax is None or same_weights(softmax, weights.detach(), four):
+                known = explained(called, written.product, four)
             else:
                 self.rewritten.append(softmax.fate.module or caller.name)
             self._record(self.recorder, caller, called if known is None else caller.named(known))

@@ -122,7 +122,7 @@ def test_text_needs_a_tokenizer(gpt2):
     """A model alone knows no words; a foreign one is told what to give."""
     with pytest.raises(ArgumentError, match="a text needs a tokenizer"):
         trace(gpt2.model, "words")
-    with pytest.raises(ArgumentError, match="a text needs a `tokenizer`"):
+    with pytest.raises(ArgumentError, match="a text needs a tokenizer: give token ids, or a `tokenizer`"):
         trace(torch.nn.Linear(3, 3), "words")
     with pytest.raises(ArgumentError, match=r"Loaded model or a torch\.nn\.Module. Got str"):
         trace("gpt2", "words")

@@ -18,7 +18,7 @@ from torch import nn
 from regard.errors import TraceError
 from regard.tracing.generation import GrowingTrace
 from regard.tracing.recorder import Recorder
-from regard.tracing.take import Fed, Layers, facts_of, module_of, padding_in, token_ids
+from regard.tracing.take import Fed, Layers, facts_of, fed_of, module_of
 from regard.tracing.traces import Trace
 from regard.tracing.watch import uncompiled, watched_only, watching
 from regard.tracing.wrapping import fast_paths, with_fast_path
@@ -88,7 +88,7 @@ def watch(
             yield
         if recorder.seen:
             recorder.choose()
-            seen._add(recorder, _fed(args, kwargs))
+            seen._add(recorder, fed_of(args, kwargs))
 
     with around_calls(module, calling):
         yield seen
@@ -132,12 +132,3 @@ def around_calls(
                 stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(end, always_call=True).remove)
         yield
-
-
-def _fed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fed:
-    """What is known of a call by its arguments; its padding is that of all tokens so far."""
-    ids = token_ids(kwargs.get("input_ids", args[0] if args else None))
-    answer = token_ids(kwargs.get("decoder_input_ids"))
-    if answer is not None:
-        return Fed(ids=answer, source_ids=ids)
-    return Fed(ids=ids, real=padding_in(kwargs, "attention_mask"))

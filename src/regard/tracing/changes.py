@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import ClassVar, Literal
 
 import torch
@@ -221,9 +222,7 @@ def _positions(at: At, n: int, first: int) -> list[int]:
 def _blocks(rows: list[int], cost: int) -> Iterator[slice]:
     """Rows as slices of neighbours, each of about `_BLOCK` weights at `cost` weights a row."""
     most = max(1, _BLOCK // max(1, cost))
-    start = previous = rows[0]
-    for row in [*rows[1:], None]:
-        if row is None or row != previous + 1 or row - start >= most:
-            yield slice(start, previous + 1)
-            start = -1 if row is None else row
-        previous = -1 if row is None else row
+    for _, numbered_rows in groupby(enumerate(rows), lambda pair: pair[1] - pair[0]):
+        neighbours = [row for _, row in numbered_rows]
+        end = neighbours[-1] + 1
+        yield from (slice(first, min(first + most, end)) for first in range(neighbours[0], end, most))

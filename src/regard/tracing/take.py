@@ -226,17 +226,15 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     text = None
-    if isinstance(given, str) or (
-        isinstance(given, list) and given and all(isinstance(each, str) for each in given)
-    ):
-        if tokenizer is None:
-            raise ArgumentError("a text needs a `tokenizer`, or give the model its own arguments.")
+    if isinstance(given, str | list):
         read = encoded(given, tokenizer, device)
-        text, given = read.texts, {"input_ids": read.ids}
-        if read.visible is not None:
+        text, given = read.texts, read.ids if read.texts is None else {"input_ids": read.ids}
+        if text is not None and read.visible is not None:
             given["attention_mask"] = read.visible.long()
-    if isinstance(given, np.ndarray):
+    elif isinstance(given, np.ndarray):
         given = torch.as_tensor(given, device=device)
+    if isinstance(given, Tensor) and target is not None:
+        given = {"input_ids": given}
     if isinstance(given, Mapping):
         kwargs = {
             name: torch.as_tensor(value, device=device) if isinstance(value, np.ndarray) else value
@@ -244,23 +242,26 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
         }
         if target is not None:
             kwargs["decoder_input_ids"] = _answer(model, target, tokenizer, device)
-        source, answer = token_ids(kwargs.get("input_ids")), token_ids(kwargs.get("decoder_input_ids"))
-        real, answer_real = padding_in(kwargs, "attention_mask"), padding_in(kwargs, "decoder_attention_mask")
-        if answer is not None:
-            return Fed((), kwargs, answer, source, answer_real, real, text)
-        return Fed((), kwargs, source, real=real, text=text)
-    if isinstance(given, tuple):
-        return Fed(given, {}, None)
-    if isinstance(given, list):
-        given = encoded(given, None, device).ids
-    if not isinstance(given, Tensor):
+        return fed_of((), kwargs, text)
+    if not isinstance(given, Tensor | tuple):
         raise ArgumentError(
             "give a foreign model a tensor, a mapping of its arguments, a tuple of them, or a text and a "
             f"tokenizer. Got {type(given).__name__}."
         )
-    if target is not None:
-        return feed_foreign(model, {"input_ids": given}, target, tokenizer)
-    return Fed((given,), {}, token_ids(given))
+    return fed_of(given if isinstance(given, tuple) else (given,), {})
+
+
+def fed_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], text: tuple[str, ...] | None = None) -> Fed:
+    """A call of anybody's model, and what is known of it by the names of its arguments."""
+    ids = token_ids(kwargs.get("input_ids", args[0] if args else None))
+    answer = token_ids(kwargs.get("decoder_input_ids"))
+    real, answer_real = (
+        mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()) else None
+        for mask in (kwargs.get("attention_mask"), kwargs.get("decoder_attention_mask"))
+    )
+    if answer is None:
+        return Fed(args, kwargs, ids, real=real, text=text)
+    return Fed(args, kwargs, answer, ids, answer_real, real, text)
 
 
 def _answer(model: nn.Module, target: Any, tokenizer: Any, device: torch.device) -> Tensor:
@@ -359,13 +360,6 @@ def token_ids(value: Any) -> Tensor | None:
     """A tensor of ids (batch, position), if it is one."""
     whole = isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point()
     return value if whole and value.dtype != torch.bool else None
-
-
-def padding_in(kwargs: Mapping[str, Any], name: str) -> Tensor | None:
-    mask = kwargs.get(name)
-    if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()):
-        return mask.bool()
-    return None
 
 
 def facts_of(model: Any) -> dict[str, Plain]:

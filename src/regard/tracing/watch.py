@@ -20,15 +20,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.attention.scores import ScoreRule
 from regard.errors import UnsupportedError
 from regard.tracing.by_hand import (
     SOFTMAX,
@@ -41,13 +42,18 @@ from regard.tracing.by_hand import (
     same_weights,
     to_heads,
 )
-from regard.tracing.callers import Caller, batch_of
 from regard.tracing.calls import Call, Called, LogSumExp, as_it_is, row_sums
+from regard.tracing.changes import Change
 from regard.tracing.masks import MaskReader
-from regard.tracing.ours import Put, refuse_dropout, reporting
+from regard.tracing.ours import OURS, Put, refuse_dropout, reporting
 from regard.tracing.recorder import Recorder
 from regard.tracing.wrapping import fast_paths, registered_functions
 
+_CROSS_WORDS = ("cross", "encoder_attn", "encdec", "multihead_attn", "multi_head_attn")
+_SOURCE_WORDS = ("key_value_states", "encoder_hidden_states")
+_HEAD_WORDS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
+
+_Modules = dict[int, tuple[str, nn.Module]]  # of a model, by id
 _CALLED_ATTENTION = re.compile(r"att(entio)?n", re.IGNORECASE)
 
 
@@ -147,7 +153,7 @@ class _Door(TorchFunctionMode):
 
     def _softmax(self, softmax: Weights) -> None:
         """Note where a softmax was taken: one that meets no values must be named in the end."""
-        caller = Caller.find(self.modules)
+        caller = _Caller.find(self.modules)
         if caller is not None and softmax.values.shape[-1] > 1:
             softmax.fate.module = caller.name
             softmax.fate.of_scores |= bool(_CALLED_ATTENTION.search(type(caller.module).__name__))
@@ -188,10 +194,10 @@ class _Door(TorchFunctionMode):
 
     def _by_hand(self, written: Written) -> Tensor:
         """Attention that the model wrote out itself: its output, or what takes its place."""
-        caller = Caller.find(self.modules)
+        caller = _Caller.find(self.modules)
         if caller is None:
             return written.out
-        four = partial(to_heads, batch=batch_of(self.modules), n_head=caller.n_head)
+        four = partial(to_heads, batch=_batch_of(self.modules), n_head=caller.n_head)
         lead = torch.broadcast_shapes(written.weights.shape[:-2], written.v.shape[:-2])
 
         def arranged(out: Tensor) -> Tensor:
@@ -210,7 +216,7 @@ class _Door(TorchFunctionMode):
             self._record(self.recorder, caller, called if known is None else caller.named(known))
         return self._changed(caller, called)
 
-    def _record(self, recorder: Recorder, caller: Caller, called: Called) -> None:
+    def _record(self, recorder: Recorder, caller: _Caller, called: Called) -> None:
         """Give a call to the recorder, or its values alone where it is the layer seen last once more.
 
         Differential attention has one layer's weights twice, with other values: those stand side by side.
@@ -239,7 +245,7 @@ class _Door(TorchFunctionMode):
 
         Answers with what it gave, or with another output in its place.
         """
-        caller = Caller.find(self.modules)
+        caller = _Caller.find(self.modules)
         if caller is None:
             return given
         called = caller.named(call.read(self.read, given if isinstance(given, Tensor) else given[0]))
@@ -249,7 +255,7 @@ class _Door(TorchFunctionMode):
         changed = self._changed(caller, called)
         return changed if isinstance(given, Tensor) else (changed, *given[1:])
 
-    def _changed(self, caller: Caller, called: Called) -> Tensor:
+    def _changed(self, caller: _Caller, called: Called) -> Tensor:
         """The output after every change, by the innermost door: the others have seen it then."""
         assert called.out is not None  # whoever computed it gave one
         doors = [door for door in _thread.doors if id(caller.module) in door.modules]
@@ -264,6 +270,65 @@ class _Door(TorchFunctionMode):
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is not None and other is not None and one.shape == other.shape and torch.equal(one, other)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Caller:
+    """The module from which attention was called."""
+
+    name: str
+    module: nn.Module
+    cross: bool
+    call: int  # a number for this run of it
+
+    @classmethod
+    def find(cls, modules: _Modules) -> _Caller | None:
+        """The innermost module of the model on the stack of calls; None where it is none, or one of ours."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            seen = frame.f_locals
+            module = seen.get("self")
+            if isinstance(module, (Recorder, Change, *OURS)):
+                return None  # what we compute ourselves
+            if isinstance(module, nn.Module) and id(module) in modules:
+                cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)
+                if isinstance(module, nn.MultiheadAttention):
+                    cross = seen.get("key") is not seen.get("query")
+                return cls(modules[id(module)][0] or "attention", module, cross, id(frame))
+            frame = frame.f_back
+        return None
+
+    @property
+    def n_head(self) -> int | None:
+        """How many heads the module says it has."""
+        for word in _HEAD_WORDS:
+            said = getattr(self.module, word, None)
+            if isinstance(said, int) and said > 0:
+                return said
+        return None
+
+    def named(self, called: Called) -> Called:
+        """The call with its layer's name and kind.
+
+        Cross-attention is known by name or argument; a single query over more keys is a step with a cache.
+        """
+        causal = isinstance(called.rule, ScoreRule) and called.rule.visible.causal
+        another = called.shape[2] not in (1, called.shape[3]) and not causal
+        cross = self.cross or another or any(word in self.name.lower() for word in _CROSS_WORDS)
+        return replace(called, name=self.name, kind="cross" if cross else "self")
+
+
+def _batch_of(modules: _Modules) -> int | None:
+    """How many sequences the model was given: the first dimension of its first tensor, where it has one."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        seen = frame.f_locals
+        if modules.get(id(seen.get("self")), ("inner", None))[0] == "":
+            for value in (*seen.values(), *(seen.get("kwargs") or {}).values()):
+                if isinstance(value, Tensor) and value.dim() > 1:
+                    return value.shape[0]
+        frame = frame.f_back
+    return None
 
 
 def _placed(heads: Tensor, out: Tensor, to_heads: Callable[[Tensor], Tensor]) -> Tensor:

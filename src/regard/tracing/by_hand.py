@@ -107,10 +107,6 @@ class Follower:
     def __init__(self) -> None:
         self._marks: dict[int, tuple[weakref.ref[Tensor], Mark]] = {}
 
-    def forget(self) -> None:
-        """Drop everything: a forward pass is over."""
-        self._marks.clear()
-
     def mark_of(self, value: Any) -> Mark | None:
         entry = self._marks.get(id(value))
         return entry[1] if entry is not None and entry[0]() is value else None

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType, FunctionType
@@ -57,14 +57,7 @@ _Modules = dict[int, tuple[str, nn.Module]]  # of a model, by id
 _CALLED_ATTENTION = re.compile(r"att(entio)?n", re.IGNORECASE)
 
 
-class _Thread(threading.local):
-    """The doors of this thread; the innermost last."""
-
-    def __init__(self) -> None:
-        self.doors: list[_Door] = []
-
-
-_thread = _Thread()
+_doors: ContextVar[tuple[_Door, ...]] = ContextVar("doors", default=())  # of this thread; the innermost last
 
 
 @contextmanager
@@ -78,10 +71,9 @@ def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = N
         stack.enter_context(uncompiled())
         stack.enter_context(reporting(model, recorder, change))
         stack.enter_context(fast_paths(model, watched_only))
-        stack.enter_context(registered_functions(lambda: [door.look for door in _thread.doors]))
+        stack.enter_context(registered_functions(lambda: [door.look for door in _doors.get()]))
         stack.enter_context(door)
-        _thread.doors.append(door)
-        stack.callback(_thread.doors.remove, door)
+        stack.callback(_doors.reset, _doors.set((*_doors.get(), door)))
         yield
     if recorder is not None:
         recorder.remarks |= door.remarks(model, recorder.seen)
@@ -99,7 +91,7 @@ def uncompiled() -> Iterator[None]:
 
 def watched_only() -> bool:
     """Whether attention of this thread is watched, and left as it is."""
-    return bool(_thread.doors) and all(door.change is None for door in _thread.doors)
+    return bool(_doors.get()) and all(door.change is None for door in _doors.get())
 
 
 class _Door(TorchFunctionMode):
@@ -258,7 +250,7 @@ class _Door(TorchFunctionMode):
     def _changed(self, caller: _Caller, called: Called) -> Tensor:
         """The output after every change, by the innermost door: the others have seen it then."""
         assert called.out is not None  # whoever computed it gave one
-        doors = [door for door in _thread.doors if id(caller.module) in door.modules]
+        doors = [door for door in _doors.get() if id(caller.module) in door.modules]
         changes = [(door, door.change) for door in doors if door.change is not None]
         if not changes or doors[-1] is not self:
             return called.out

@@ -208,7 +208,7 @@ def test_a_softcap_and_sinks_are_part_of_the_layer():
     sunk = trace(model_of("gpt_oss"), inputs_of("gpt_oss", padded=False))
     layer = sunk.layers[0]
     sums = layer.block(slice(0, 13), slice(0, 13)).sum(-1)
-    taken = torch.exp(layer.sink[:, None] - layer.lse).float()
+    taken = torch.exp(layer.rule.sink[:, None] - layer.lse).float()
     assert torch.allclose(sums + taken, torch.ones(2, 6, 13), atol=1e-5)
     assert float(taken.max()) > 0.01
 

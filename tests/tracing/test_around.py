@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError, TraceError
+from regard.tracing import calls
 
 
 class Cached(nn.Module):
@@ -124,6 +125,20 @@ def test_a_failing_call_leaves_the_watch_whole():
             model(torch.tensor([[61]]))
         model(torch.tensor([[5, 7]]))
     assert seen.trace.layers[0].n_query == 2
+
+
+def test_a_first_step_that_is_not_explained_is_marked(monkeypatch):
+    """Of several steps the first that failed its check is the one that the trace tells of."""
+    model, x = Cached().eval(), torch.randn(1, 5, 6)
+    right = calls.row_sums
+    shifts = iter([0.5, 0.0])
+    monkeypatch.setattr("regard.tracing.watch.row_sums", lambda *given: right(*given) + next(shifts))
+    with torch.no_grad(), regard.watch(model) as seen:
+        for part in x.split([4, 1], 1):
+            model(part)
+    with pytest.warns(UserWarning, match="does not agree"):
+        trace = seen.trace
+    assert len(trace.unverified) == 1
 
 
 def test_only_models_are_watched():

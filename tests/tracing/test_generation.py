@@ -74,5 +74,5 @@ def test_steps_that_do_not_follow_one_another_are_refused():
     growing = GrowingTrace()
     _, decoding = loaded.model.begin(torch.tensor([[3, 5, 7, 11]]), record=growing)
     decoding.cache.crop(2)
-    with pytest.raises(TraceError, match=r"continues at position 2, and its rows end at 4"):
+    with pytest.raises(TraceError, match=r"1 sequences of 3 keys in this step, and had 1 of 4"):
         decoding.next(torch.tensor([13]))

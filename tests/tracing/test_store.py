@@ -7,7 +7,6 @@ import re
 import struct
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -55,7 +54,7 @@ def one_of_each():
     q, k, v = (torch.randn(BATCH, n, size, QK_DIM) for n, size in ((N_HEAD, N_QUERY), (3, N_KEY), (3, N_KEY)))
     layers = [LayerTrace(name, q, k, attend(q, k, v, rule).lse, rule, v) for name, rule in RULES.items()]
     sink = torch.randn(N_HEAD)
-    layers.append(LayerTrace("sink", q, k, attend(q, k, v).lse, ScoreRule(), kind="cross", sink=sink))
+    layers.append(LayerTrace("sink", q, k, attend(q, k, v).lse, ScoreRule(sink=sink), kind="cross"))
     for name in ("elu1", "relu", "quadratic", "favor"):
         kernel = feature_map(name, qk_dim=QK_DIM, n_feature=17)
         layers.append(LinearLayerTrace.of(name, q, k, v, kernel, causal=True, visible=PADDING))
@@ -93,27 +92,6 @@ def test_a_saved_trace_comes_back_whole(tmp_path):
     assert torch.equal(after.ids, before.ids)
     assert torch.equal(after.real, before.real)
     assert torch.equal(after.layers[0].v, before.layers[0].v)
-
-
-def test_a_file_of_version_1_is_still_read():
-    """Written before version 2: beside every layer it holds that layer's weights as they were then."""
-    loaded = Trace.load(Path(__file__).parent / "version1.trace")
-    assert loaded.n_layer == 34
-    for layer, written in zip(loaded.layers[:17], loaded.layers[17:], strict=True):
-        assert written.name == f"{layer.name} weights"
-        assert torch.allclose(whole(layer), written.values, rtol=0, atol=1e-6), layer.name
-    assert [layer.word for layer in loaded.layers[10:17]] == ["softmax"] * 2 + ["linear"] * 4 + ["dense"]
-    assert loaded.layer("scale and softcap").rule.softcap == 3.0
-    assert torch.equal(loaded.layer("slopes").rule.bias.slopes, alibi_slopes(2))
-    assert loaded.layer("distance").rule.bias.zero == 2
-    assert loaded.layer("quadratic").kernel.c == 2.0
-    assert loaded.layer("favor").kernel.projection.shape == (3, 2)
-    assert loaded.layer("dense").visibility.start == 2
-    assert loaded.layer("sink").sink.tolist() == [1.0, 1.0]
-    assert loaded.tokens == (("a", "b", "é"), ("x", "", "z"))
-    assert loaded.ids.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert loaded.facts == {"name": "model", "n_layer": 3, "trained": False, "licence": None, "scale": 0.5}
-    assert loaded.checks.layers[1] == LayerCheck("x", None, 1.0, 0.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -304,7 +282,7 @@ def _set(path, value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set(("version",), 3), r"version 3.*reads versions 1 to 2"),
+        (_set(("version",), 2), r"made by an older Regard.*version 2.*reads version 3"),
         (_set(("layers", 0, "q"), {"regard-tensor": "nowhere"}), "does not fit its tensors"),
         (_set(("layers", 0, "q"), {"regard-tensor": "layers.0.k"}), "does not fit"),
         (_set(("layers", 0, "q"), "layers.0.q"), "q of LayerTrace must be"),

@@ -150,7 +150,7 @@ def test_half_storage_refuses_what_it_cannot_hold():
     recorder = Recorder(dtype=torch.float16)
     q = torch.full((1, 1, 2, 3), 1e5)
     with pytest.raises(TraceError, match=r"reach 1e\+05, and float16 ends at 65504"):
-        recorder.add("a", q, q, q, torch.zeros(1, 1, 2), ScoreRule(), kind="self")
+        recorder("a", q, q, q, q, torch.zeros(1, 1, 2), ScoreRule())
 
 
 def test_a_trace_with_a_head_gated_passes_its_checks():
@@ -192,9 +192,8 @@ def test_linear_attention_traces_as_any_other():
 def checked(layer, out):
     """What a recorder says of a layer that gave `out`."""
     recorder = Recorder()
-    recorder.add(layer.name, layer.q, layer.k, layer.v, layer.lse, layer.rule, kind="self", out=out)
-    (found,) = recorder.checks()
-    return found
+    recorder(layer.name, layer.q, layer.k, layer.v, out, layer.lse, layer.rule)
+    return recorder.checks[layer.name]
 
 
 @pytest.mark.parametrize(

@@ -287,12 +287,12 @@ def test_a_real_error_in_half_precision_is_caught(precision):
     out = F.scaled_dot_product_attention(q, k, v)
     for factor, passes in ((0.0, True), (10.0, False)):
         recorder = Recorder()
-        recorder.add("a", q, k, v, layer.lse, layer.rule, kind="self", out=out)
-        allowed = recorder.checks()[0].row_sum_allowed
+        recorder("a", q, k, v, out, layer.lse, layer.rule)
+        allowed = recorder.checks["a"].row_sum_allowed
         assert allowed < 2e-4
         recorder = Recorder()
-        recorder.add("a", q, k, v, layer.lse + factor * allowed, layer.rule, kind="self", out=out)
-        assert recorder.checks()[0].passed == passes
+        recorder("a", q, k, v, out, layer.lse + factor * allowed, layer.rule)
+        assert recorder.checks["a"].passed == passes
 
 
 def test_layers_of_ours_in_a_users_module_report_themselves():

@@ -49,7 +49,7 @@ def layer(**changed):
         ({"k": torch.zeros(2, 4, 7, 3)}, "query heads must be a multiple of key heads"),
         ({"q": torch.zeros(2, 6, 5, 4)}, "qk_dim 4 and k has 3"),
         ({"v": torch.zeros(2, 2, 5, 3)}, "k and v differ"),
-        ({"sink": torch.zeros(5)}, r"sink must be \(head,\) = \(6,\)"),
+        ({"rule": ScoreRule(sink=torch.zeros(5))}, r"sink must be \(head,\) = \(6,\)"),
         (
             {"rule": ScoreRule(visible=Visibility(keys=torch.ones(2, 5).bool()))},
             "keys has key 5, attention has 7",
@@ -122,7 +122,7 @@ def test_text_needs_a_tokenizer(gpt2):
     """A model alone knows no words; a foreign one is told what to give."""
     with pytest.raises(ArgumentError, match="a text needs a tokenizer"):
         trace(gpt2.model, "words")
-    with pytest.raises(ArgumentError, match="a text needs a `tokenizer`"):
+    with pytest.raises(ArgumentError, match="a text needs a tokenizer: give token ids, or a `tokenizer`"):
         trace(torch.nn.Linear(3, 3), "words")
     with pytest.raises(ArgumentError, match=r"Loaded model or a torch\.nn\.Module. Got str"):
         trace("gpt2", "words")

@@ -15,7 +15,8 @@ from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.model import layers_of, loaded_of
-from regard.tracing.changes import Called, Change
+from regard.tracing.calls import Called
+from regard.tracing.changes import Change
 from regard.tracing.interventions import Run, intervene
 
 Token = int | str

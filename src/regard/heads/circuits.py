@@ -42,7 +42,7 @@ from regard.heads.stream import (
 )
 from regard.models.transformer import Transformer
 from regard.tracing import take
-from regard.tracing.changes import Called
+from regard.tracing.calls import Called
 from regard.tracing.take import module_of
 from regard.tracing.watch import watching
 

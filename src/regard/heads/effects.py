@@ -21,7 +21,8 @@ from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.model import Head, Layers, checked_heads, layers_of, loaded_of
 from regard.models.model import Model
-from regard.tracing.changes import Called, Change
+from regard.tracing.calls import Called
+from regard.tracing.changes import Change
 from regard.tracing.interventions import intervene
 
 Texts = Sequence[str] | Sequence[Sequence[int]]

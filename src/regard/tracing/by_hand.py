@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention.scores import DenseBias, ScoreRule
+from regard.tracing.calls import Called, without_repeats
 from regard.tracing.layers import all_scores
 from regard.tracing.masks import compact_bias, read_visible
 
@@ -32,7 +33,7 @@ _SHORTER = ("sum", "mean", "amax", "max", "argmax", "norm", "size", "logsumexp",
 # What these make of scores is no longer scores: hidden states, mostly.
 _PROJECTED = ("linear", "addmm", "conv1d", "conv2d", "layer_norm", "embedding")
 _DROPOUT = ("dropout", "dropout_", "native_dropout")
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 HIDDEN_AT = -5000.0  # a score as low as this was made so by a mask; its weight is 0 in every dtype
 # A weight recovered from queries and keys is this close to the model's own, or the weights are kept.
 _CLOSE = 5e-6
@@ -50,9 +51,9 @@ class Product:
     cap: float = 1.0  # and multiplied by this
 
     def times(self, factor: float) -> Product:
-        return (
-            replace(self, cap=self.cap * factor) if self.capped else replace(self, scale=self.scale * factor)
-        )
+        if self.capped:
+            return replace(self, cap=self.cap * factor)
+        return replace(self, scale=self.scale * factor)
 
     def made(self, scores: Tensor) -> bool:
         """Whether `scores` may be of these queries and keys, both of them computed, not learned."""
@@ -105,10 +106,6 @@ class Follower:
 
     def __init__(self) -> None:
         self._marks: dict[int, tuple[weakref.ref[Tensor], Mark]] = {}
-
-    def forget(self) -> None:
-        """Drop everything: a forward pass is over."""
-        self._marks.clear()
 
     def mark_of(self, value: Any) -> Mark | None:
         entry = self._marks.get(id(value))
@@ -210,8 +207,7 @@ def _number(value: Any) -> float | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Terms:
+class _Terms(NamedTuple):
     """A product of two tensors, one letter for each dimension, as einsum writes it."""
 
     left: Tensor
@@ -223,81 +219,71 @@ class _Terms:
     def turned(self) -> _Terms:
         return _Terms(self.right, self.left, self.right_at, self.left_at, self.out_at)
 
+    def roles(self, of_left: str, of_right: str) -> tuple[str, str, str, list[str]] | None:
+        """The letters of the left's position and the right's, the last of their orders, of what is summed,
+        and of what comes before them in the output; None where it is no product of two matrices."""
+        summed = [at for at in self.left_at if at in self.right_at and at not in self.out_at]
+        lefts = [at for at in of_left if at in self.left_at and at in self.out_at and at not in self.right_at]
+        rights = [
+            at for at in of_right if at in self.right_at and at in self.out_at and at not in self.left_at
+        ]
+        if len(summed) != 1 or not lefts or not rights:
+            return None
+        lead = [at for at in self.out_at if at not in (lefts[-1], rights[-1])]
+        return lefts[-1], rights[-1], summed[0], lead
+
 
 def _terms(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Terms | None:
+    """The two tensors of a product, and which of their dimensions are the same."""
+    equation = "...xy,...yz->...xz"
     if name == "einsum":
-        return _einsum_terms(args)
-    if name == "baddbmm":
-        args = args[1:]
-    pair = [*args[:2], *(kwargs[word] for word in ("other", "mat2", "batch1", "batch2") if word in kwargs)]
-    if len(pair) != 2 or not all(isinstance(value, Tensor) and value.dim() >= 2 for value in pair):
+        equation, *given = args
+        pair = list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else given
+    else:
+        positional = args[1:] if name == "baddbmm" else args
+        named = [kwargs[word] for word in ("other", "mat2", "batch1", "batch2") if word in kwargs]
+        pair = [*positional[:2], *named][:: -1 if name == "__rmatmul__" else 1]
+    if not isinstance(equation, str) or len(pair) != 2 or not all(isinstance(one, Tensor) for one in pair):
         return None
-    left, right = pair if name != "__rmatmul__" else pair[::-1]
-    lead = _LETTERS[: max(left.dim(), right.dim()) - 2]
-    return _Terms(
-        left,
-        right,
-        f"{lead[len(lead) - left.dim() + 2 :]}xy",
-        f"{lead[len(lead) - right.dim() + 2 :]}yz",
-        f"{lead}xz",
-    )
-
-
-def _einsum_terms(args: tuple[Any, ...]) -> _Terms | None:
-    equation, *given = args
-    if len(given) == 1 and isinstance(given[0], list | tuple):
-        given = list(given[0])
-    if not isinstance(equation, str) or len(given) != 2:
+    inputs, arrow, out = equation.replace(" ", "").partition("->")
+    ats = inputs.split(",")
+    n_more = [tensor.dim() - len(at.replace(".", "")) for tensor, at in zip(pair, ats, strict=True)]
+    if min(n_more) < 0:
         return None
-    equation = equation.replace(" ", "")
-    inputs, _, out = equation.partition("->")
-    left, _, right = inputs.partition(",")
-    if "->" not in equation:
-        letters = (left + right).replace(".", "")
+    if not arrow:
+        letters = inputs.replace(".", "").replace(",", "")
         out = "..." * ("." in inputs) + "".join(sorted(at for at in letters if letters.count(at) == 1))
-    free = [at for at in _LETTERS.upper() if at not in equation]
-    n_more = [value.dim() - len(at.replace(".", "")) for value, at in zip(given, (left, right), strict=True)]
-    more = "".join(free[: max(n_more)])
+    more = [at for at in _LETTERS if at not in equation][: max(n_more)]
     left, right = (
-        at.replace("...", more[len(more) - n :] if n else "")
-        for at, n in zip((left, right), n_more, strict=True)
+        at.replace("...", "".join(more[len(more) - n :])) for at, n in zip(ats, n_more, strict=True)
     )
-    out = out.replace("...", more)
-    if any(len(set(at)) != len(at) for at in (left, right, out)):
-        return None
-    return _Terms(given[0], given[1], left, right, out)
+    terms = _Terms(pair[0], pair[1], left, right, out.replace("...", "".join(more)))
+    return None if any(len(set(at)) != len(at) for at in terms[2:]) else terms
 
 
 def _product(terms: _Terms) -> Product | None:
     """Queries and keys of a product that may be one of scores."""
-    summed = [at for at in terms.left_at if at in terms.right_at and at not in terms.out_at]
-    queries = [at for at in terms.out_at if at in terms.left_at and at not in terms.right_at]
-    keys = [at for at in terms.out_at if at in terms.right_at and at not in terms.left_at]
-    if len(summed) != 1 or not queries or not keys:
+    roles = terms.roles(terms.out_at, terms.out_at)
+    if roles is None:
         return None
-    lead = [at for at in terms.out_at if at not in (queries[-1], keys[-1])]
-    return Product(
-        _arranged(terms.left, terms.left_at, [*lead, queries[-1], summed[0]]),
-        _arranged(terms.right, terms.right_at, [*lead, keys[-1], summed[0]]),
-    )
+    query, key, summed, lead = roles
+    q = _arranged(terms.left, terms.left_at, [*lead, query, summed])
+    return Product(q, _arranged(terms.right, terms.right_at, [*lead, key, summed]))
 
 
 def _completed(
     terms: _Terms, out: Tensor, softmax: Weights | None, product: Product | None
 ) -> Written | None:
     """The attention that a product of weights (left) and values completes; None where it is none."""
-    summed = [at for at in terms.left_at if at in terms.right_at and at not in terms.out_at]
-    queries = [at for at in terms.left_at if at in terms.out_at and at not in terms.right_at]
-    values = [at for at in terms.right_at if at in terms.out_at and at not in terms.left_at]
-    if len(summed) != 1 or not queries or not values:
+    roles = terms.roles(terms.left_at, terms.right_at)
+    if roles is None:
         return None
-    query, key, value = queries[-1], summed[0], values[-1]
-    lead = [at for at in terms.out_at if at not in (query, value)]
+    query, value, key, lead = roles
     weights = _arranged(terms.left, terms.left_at, [*lead, query, key])
-    if softmax is None and not _sums_to_one(weights):
-        return None
     if softmax is not None:
         softmax.fate.met = True
+    elif not _sums_to_one(weights):
+        return None
 
     def arrange(tensor: Tensor) -> Tensor:
         return _arranged(tensor, terms.out_at, [*lead, query, value])
@@ -322,76 +308,48 @@ def _arranged(tensor: Tensor, at: str, wanted: list[str]) -> Tensor:
     return ordered
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How leading dimensions become (batch, head)."""
+def to_heads(
+    tensor: Tensor, lead: Sequence[int] | None = None, *, batch: int | None, n_head: int | None
+) -> Tensor:
+    """(*lead, a, b) as (batch, head, a, b).
 
-    lead: tuple[int, ...]
-    batch: int | None  # of the model's input, where known
-    n_head: int | None  # what the module says
-
-    @classmethod
-    def of(cls, tensor: Tensor, batch: int | None, n_head: int | None) -> Layout:
-        """That of (*lead, a, b)."""
-        return cls(tuple(tensor.shape[:-2]), batch, n_head)
-
-    def four(self, tensor: Tensor) -> Tensor:
-        """(*lead, a, b) as (batch, head, a, b)."""
-        tensor = tensor.expand(*self.lead, *tensor.shape[-2:])
-        if len(self.lead) == 2:
-            return tensor
-        if not self.lead:
-            return tensor[None, None]
-        if len(self.lead) == 1:
-            return self._split(tensor)
-        sizes = self.lead[1:]
-        if math.prod(sizes) != self.n_head and self.n_head in sizes:
-            axis = 1 + sizes.index(self.n_head)
-            return tensor.movedim(axis, len(self.lead) - 1).flatten(0, len(self.lead) - 2)
-        return tensor.flatten(1, len(self.lead) - 1)
-
-    def _split(self, tensor: Tensor) -> Tensor:
-        """One dimension of batch and heads together, the heads of a sequence side by side."""
-        size = self.lead[0]
-        if self.batch and size % self.batch == 0:
-            return torch.unflatten(tensor, 0, (self.batch, -1))
-        if self.n_head and size % self.n_head == 0:
-            return torch.unflatten(tensor, 0, (-1, self.n_head))
-        return tensor[:, None]
+    `batch` is that of the model's input, `n_head` what the module says: None where nobody knows.
+    """
+    if lead is not None:
+        tensor = tensor.expand(*lead, *tensor.shape[-2:])
+    *lead, _, _ = tensor.shape
+    if not lead:
+        return tensor[None, None]
+    if len(lead) == 1:  # batch and heads together, the heads of a sequence side by side
+        if batch and lead[0] % batch == 0:
+            return torch.unflatten(tensor, 0, (batch, -1))
+        return torch.unflatten(tensor, 0, (-1, n_head if n_head and lead[0] % n_head == 0 else 1))
+    if math.prod(lead[1:]) != n_head and n_head in lead[1:]:
+        return tensor.movedim(lead.index(n_head, 1), len(lead) - 1).flatten(0, len(lead) - 2)
+    return tensor.flatten(1, len(lead) - 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Explained:
-    """Queries, keys and rule that give back all weights."""
-
-    q: Tensor
-    k: Tensor
-    lse: Tensor
-    rule: ScoreRule
-    sink: Tensor | None
-    alike: Tensor | None  # rows hidden whole by a finite number
-
-
-def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> Explained | None:
-    """What gives back `weights` (batch, head, query, key), every one of them; None where nothing does."""
-    product = written.product
-    rounded = (written.weights, *(() if written.softmax is None else (written.softmax.scores,)))
+def explained(called: Called, product: Product | None, four: Callable[..., Tensor]) -> Called | None:
+    """The call with queries, keys and a rule that give back every one of its weights; None: nothing does."""
+    assert called.weights is not None  # it wrote them out
+    assert called.v is not None
+    weights = called.weights.detach()
+    rounded = (weights,) if called.scores is None else (weights, called.scores)
     if product is None or any(tensor.element_size() < 4 for tensor in (product.q, *rounded)):
         return None  # scores of half precision move every weight by a percent: the weights alone are exact
     lead = torch.broadcast_shapes(product.q.shape[:-2], product.k.shape[:-2])
-    layout = layout_of(product.q.new_empty(*lead, 0, 0))
     # As they will be kept: in another order of memory products round differently.
-    q, k = (layout.four(tensor.detach()).contiguous() for tensor in (product.q, product.k))
+    q, k = (four(tensor.detach(), lead).contiguous() for tensor in (product.q, product.k))
     n_key = weights.shape[3]
     if (*q.shape[:3], k.shape[2]) != weights.shape or k.shape[:2] != q.shape[:2]:
         return None
     rule = product.rule()
     everywhere = slice(0, q.shape[2]), slice(0, n_key)
     dots = all_scores(q, k, rule, *everywhere, widen=False)
-    if written.softmax is None:
+    if called.scores is None:
         scores = torch.where(weights > 0, dots, -math.inf)
     else:
-        scores = layout_of(written.softmax.scores).four(written.softmax.scores.detach()).to(dots.dtype)
+        scores = called.scores.detach().to(dots.dtype)
     n_more = scores.shape[3] - n_key  # a score beside those of the keys
     if scores.shape[:3] != weights.shape[:3] or n_more not in (0, 1):
         return None
@@ -420,7 +378,7 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
         sink = scores[0, :, 0, -1]
         if _size(scores[..., -1] - sink[:, None]) > noise:
             return None
-    rule = replace(rule, visible=visible, bias=bias)
+    rule = replace(rule, visible=visible, bias=bias, sink=sink)
     recovered = all_scores(q, k, rule, *everywhere, widen=False)
     recovered = torch.where(visible.tile(*everywhere, q.device), recovered, -math.inf)
     # Of these scores, not of the model's: rounding in both cancels.
@@ -433,12 +391,14 @@ def explained(written: Written, weights: Tensor, layout_of: Callable[[Tensor], L
     recovered = torch.where(alike[..., None], 1 / n_key, recovered)
     if _size(recovered - weights.to(recovered.dtype)) > min(4 * noise, _CLOSE):
         return None
-    return Explained(q, k, lse, rule, sink, alike if bool(alike.any()) else None)
+    k, v = without_repeats(q, k, called.v.detach())
+    some_alike = alike if bool(alike.any()) else None
+    return replace(called, q=q, k=k, v=v, rule=rule, lse=lse, alike=some_alike)
 
 
-def same_weights(softmax: Weights, weights: Tensor, layout_of: Callable[[Tensor], Layout]) -> bool:
+def same_weights(softmax: Weights, weights: Tensor, four: Callable[..., Tensor]) -> bool:
     """Whether what met the values is what the softmax gave, but for a last column of a sink."""
-    given = layout_of(softmax.values).four(softmax.values.detach()).to(weights.dtype)
+    given = four(softmax.values.detach()).to(weights.dtype)
     if given.shape[:3] == weights.shape[:3] and given.shape[3] - weights.shape[3] in (0, 1):
         given = given[..., : weights.shape[3]]
     elif given.numel() == weights.numel():  # its dimensions may stand in another order

@@ -1,12 +1,14 @@
-"""A call of an attention function by our names: queries, keys, values, and the rule that its arguments make.
+"""One call of attention by our names, whoever computed it: queries, keys, values, how scores are made.
 
 F.scaled_dot_product_attention    and the flash kernels below it, called directly
 a function of transformers' attention registry
+attention written by hand (`by_hand`), and the layers of this library (`ours`)
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +17,97 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.attention.linear import LinearRule
 from regard.attention.scores import ScoreRule
 from regard.attention.visibility import Visibility
 from regard.errors import UnsupportedError
-from regard.tracing.layers import all_scores
+from regard.tracing.layers import Kind, all_scores
 from regard.tracing.masks import MaskReader, ReadMask, compact_bias
+
+Rule = ScoreRule | LinearRule
 
 _KERNELS = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)")
 _BLOCK = 1 << 21  # scores computed at once where no kernel gives their sums
 _FEW = 1 << 18  # scores: summed in less time than the layer around them takes
 _LARGE = 20.0  # scores of this size are off by 1e-6 in float32
+
+
+def as_it_is(out: Tensor) -> Tensor:
+    return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Called:
+    """One call of attention, as it was computed, with whatever graph it has.
+
+    Its weights follow from queries, keys and rule; or they are there, where the model wrote them out.
+    """
+
+    name: str
+    kind: Kind
+    v: Tensor | None  # (batch, kv_head, key, v_dim)
+    out: Tensor | None  # in the layout of whoever computed it
+    to_heads: Callable[[Tensor], Tensor] = (
+        as_it_is  # makes that, or its gradient, (batch, head, query, v_dim)
+    )
+    q: Tensor | None = None
+    k: Tensor | None = None
+    rule: Rule | None = None
+    lse: Tensor | None = None  # where it was asked for; of linear attention its normaliser
+    alike: Tensor | None = None  # rows that see nothing, and are given all keys alike
+    weights: Tensor | None = None  # (batch, head, query, key)
+    scores: Tensor | None = None
+    before: int = 0  # queries that the layer has had in this call of the model
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, head, query, key)."""
+        if self.weights is not None:
+            batch, n_head, n_query, n_key = self.weights.shape
+            return batch, n_head, n_query, n_key
+        assert self.q is not None  # weights, or what they follow from
+        assert self.k is not None
+        return (*self.q.shape[:3], self.k.shape[2])
+
+    def scores_of(self, heads: list[int], rows: slice) -> Tensor:
+        """The scores of these heads and rows; refused where there are none, or nobody knows them."""
+        if self.scores is not None and self.scores.shape == self.shape:
+            return self.scores[:, heads, rows]
+        if not isinstance(self.rule, ScoreRule) or self.q is None or self.k is None:
+            raise UnsupportedError(
+                f"{self.name} has no scores that are known (linear attention forms none): its edges cannot "
+                "be cut, nor its scores exchanged. A head of it can be gated, and its outputs patched."
+            )
+        k = of_heads(self.k, heads, self.q.shape[1])
+        return self.rule.part(None, heads).scores(self.q[:, heads], k, rows)
+
+    def attended(self, weights: Tensor, heads: list[int]) -> Tensor:
+        """What these heads make of `weights` (batch, head, rows, key)."""
+        assert self.v is not None  # only weights that a model returned itself come without
+        v = of_heads(self.v, heads, self.shape[1])
+        return weights.to(v.dtype) @ v
+
+    def sums(self, scores: Tensor, heads: list[int]) -> Tensor:
+        """The log-sum-exp of each row, a sink included."""
+        sums = torch.logsumexp(scores, -1, keepdim=True)
+        sink = self.rule.sink if isinstance(self.rule, ScoreRule) else None
+        return sums if sink is None else torch.logaddexp(sums, sink[heads].to(sums.dtype)[:, None, None])
+
+    def softmax(self, scores: Tensor, heads: list[int], sums: Tensor | None = None) -> Tensor:
+        """Weights of these scores, 0 in a row that sees nothing; `sums` are other sums than their own."""
+        sums = self.sums(scores, heads) if sums is None else sums
+        return torch.where(sums == -torch.inf, 0.0, torch.exp(scores - sums.clamp_min(-1e30)))
+
+
+def of_heads(tensor: Tensor, heads: list[int], n_head: int) -> Tensor:
+    """What these of `n_head` heads use of keys or values (batch, kv_head, key, dim)."""
+    return tensor[:, [head * tensor.shape[1] // n_head for head in heads]]
+
+
+def numbered(name: str, seen: list[str]) -> str:
+    """The name of a layer that runs after those `seen`: `name#2` where it runs for the second time."""
+    again = sum(other.partition("#")[0] == name for other in seen)
+    return f"{name}#{again + 1}" if again else name
 
 
 class LogSumExp(TorchDispatchMode):
@@ -43,16 +126,16 @@ class LogSumExp(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """The arguments of an attention function, by our names."""
+    """The arguments of an attention function: those of scaled_dot_product_attention, and what others add."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Tensor | None = None
-    dropout: float = 0.0
-    causal: bool = False
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
     scale: float | None = None
-    grouped: bool = False
+    enable_gqa: bool = False
     bias: Tensor | None = None  # beside the mask
     softcap: float | None = None
     sink: Tensor | None = None
@@ -62,8 +145,13 @@ class Call:
     def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call of scaled_dot_product_attention, or of a flash kernel."""
         if func is F.scaled_dot_product_attention:
-            return _function_call(*args, **kwargs)
-        return _kernel_call(*args, **kwargs)
+            return cls(*args, **kwargs)
+        query, key, value, *options = args  # a kernel has dropout_p and is_causal next, and no enable_gqa
+        named = dict(zip(("dropout_p", "is_causal"), options, strict=False)) | kwargs
+        known = {
+            name: named[name] for name in ("dropout_p", "is_causal", "attn_mask", "scale") if name in named
+        }
+        return cls(query, key, value, **known, enable_gqa=query.shape[1] != key.shape[1])
 
     @classmethod
     def registered(
@@ -84,88 +172,52 @@ class Call:
         """A call of a function in the registry of transformers."""
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
-        if not isinstance(attention_mask, Tensor):
-            attention_mask = None
-        causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
+        mask = attention_mask if isinstance(attention_mask, Tensor) else None
+        causal = bool(is_causal) and mask is None and query.shape[2] > 1
         grouped = query.shape[1] != key.shape[1]
         return cls(
-            query, key, value, attention_mask, dropout, causal, scaling, grouped,
-            bias=position_bias, softcap=softcap, sink=s_aux, turned=True,
-        )  # fmt: skip
+            query, key, value, mask, dropout, causal, scaling, grouped, position_bias, softcap, s_aux, True
+        )
 
-    def read(self, masks: MaskReader, dtype: torch.dtype) -> Understood:
-        """What it computes, as far as its arguments say. `dtype` is that of its output."""
-        lead = self.q.shape[:-2]
-        if not self.grouped:
-            lead = torch.broadcast_shapes(lead, self.v.shape[:-2])
+    def read(self, masks: MaskReader, out: Tensor) -> Called:
+        """What it computes, as far as its arguments say; `out` is what it gave."""
+        lead = self.query.shape[:-2]
+        if not self.enable_gqa:
+            lead = torch.broadcast_shapes(lead, self.value.shape[:-2])
+        given = (self.query, self.key, self.value)
         # Autocast gives the kernel fewer digits than the function was given.
-        q, k, v = (_four(tensor, lead, self.grouped).to(dtype) for tensor in (self.q, self.k, self.v))
-        mask = self.mask
+        q, k, v = (_four(tensor, lead, self.enable_gqa).to(out.dtype) for tensor in given)
+        mask = self.attn_mask
         if mask is not None and mask.dim() > 2 and len(lead) != 2:
             mask = _four(mask, lead, False)
         shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         k, v = without_repeats(q, k, v)
         read = masks(mask, shape)
-        visible = Visibility(causal=True) & read.visible if self.causal else read.visible
+        visible = Visibility(causal=True) & read.visible if self.is_causal else read.visible
         bias = read.bias if self.bias is None else _added(self.bias, read, shape, visible.start)
-        rule = ScoreRule(scale=self.scale, visible=visible, bias=bias, softcap=self.softcap)
-        return Understood(q, k, v, rule, self.sink, read.alike)
+        rule = ScoreRule(scale=self.scale, visible=visible, bias=bias, softcap=self.softcap, sink=self.sink)
 
-    def heads(self, out: Tensor, shape: torch.Size) -> Tensor:
-        """The output, or its gradient, as (batch, head, query, v_dim)."""
-        return out.transpose(1, 2) if self.turned else out.reshape(*shape[:3], out.shape[-1])
+        def to_heads(out: Tensor) -> Tensor:
+            return out.transpose(1, 2) if self.turned else out.reshape(*shape[:3], out.shape[-1])
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Understood:
-    """Queries, keys and values (batch, head, position, dim) of a call, and how its scores are made."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    rule: ScoreRule
-    sink: Tensor | None
-    alike: Tensor | None
-
-    def row_sums(self, given: Tensor | None) -> Tensor:
-        """The log-sum-exp of every row; `given` are those of a kernel, where there was one."""
-        q, k = self.q.detach(), self.k.detach()
-        rough = _rough(q, k, self.rule)
-        if given is None or given.numel() != q.shape[:3].numel() or rough:
-            sums = _row_sums(q.contiguous(), k.contiguous(), self.rule)  # as they will be kept
-            sums = sums if rough else sums.to(torch.promote_types(q.dtype, torch.float32))
-        else:  # a kernel says 0 of a row that sees nothing
-            sums = given.reshape(q.shape[:3])
-            sees = self.rule.visible.rows_that_see(q.shape[2], k.shape[2], q.device)
-            sums = sums if sees is None else torch.where(sees, sums, -torch.inf)
-        return sums if self.sink is None else torch.logaddexp(sums, self.sink.to(sums.dtype)[:, None])
+        return Called("", "self", v, out, to_heads, q, k, rule, alike=read.alike)
 
 
-def _function_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Call:
-    return Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-
-def _kernel_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *_: Any,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-    **__: Any,
-) -> Call:
-    return Call(query, key, value, attn_mask, dropout_p, is_causal, scale, query.shape[1] != key.shape[1])
+def row_sums(called: Called, kernel: Tensor | None) -> Tensor:
+    """The log-sum-exp of every row of a call; `kernel` are those of a kernel, where there was one."""
+    assert called.q is not None  # it was read from its arguments
+    assert called.k is not None
+    assert isinstance(called.rule, ScoreRule)
+    q, k, rule = called.q.detach(), called.k.detach(), called.rule
+    rough = _rough(q, k, rule)
+    if kernel is None or kernel.numel() != q.shape[:3].numel() or rough:
+        sums = _row_sums(q.contiguous(), k.contiguous(), rule)  # as they will be kept
+        sums = sums if rough else sums.to(torch.promote_types(q.dtype, torch.float32))
+    else:  # a kernel says 0 of a row that sees nothing
+        sums = kernel.reshape(q.shape[:3])
+        sees = rule.visible.rows_that_see(q.shape[2], k.shape[2], q.device)
+        sums = sums if sees is None else torch.where(sees, sums, -torch.inf)
+    return sums if rule.sink is None else torch.logaddexp(sums, rule.sink.detach().to(sums.dtype)[:, None])
 
 
 def _rough(q: Tensor, k: Tensor, rule: ScoreRule) -> bool:

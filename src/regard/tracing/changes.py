@@ -8,88 +8,24 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from regard.attention.linear import LinearRule
-from regard.attention.scores import ScoreRule
 from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
-from regard.tracing.layers import Kind, LayerTrace, LinearLayerTrace
+from regard.tracing.calls import Called, of_heads
+from regard.tracing.layers import LayerTrace
 from regard.tracing.traces import Trace
 
 At = int | slice | Sequence[int] | None  # one place, several, or all
 What = Literal["outputs", "weights", "scores"]
 
 _BLOCK = 1 << 22  # weights computed at once
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Called:
-    """One call of attention, as it was computed, with whatever graph it has."""
-
-    name: str
-    kind: Kind
-    v: Tensor  # (batch, kv_head, key, v_dim)
-    shape: tuple[int, int, int, int]  # batch, head, query, key
-    scores_of: Callable[[list[int], slice], Tensor] | None  # of these heads and rows; None: not known
-    weights_of: Callable[[list[int], slice], Tensor] | None
-    sink: Tensor | None = None
-    alike: Tensor | None = None  # rows that see nothing, and are given all keys alike
-    before: int = 0  # queries that the layer has had in this call of the model
-
-    @classmethod
-    def by_rule(
-        cls, name: str, kind: Kind, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule | LinearRule,
-        sink: Tensor | None = None, alike: Tensor | None = None,
-    ) -> Called:  # fmt: skip
-        """Attention whose scores are made by a rule; linear attention has none."""
-        shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        if isinstance(rule, LinearRule):
-            return cls(name, kind, v, shape, None, None)
-
-        def scores_of(heads: list[int], rows: slice) -> Tensor:
-            keys = k[:, [head // (q.shape[1] // k.shape[1]) for head in heads]]
-            return rule.part(None, heads).scores(q[:, heads], keys, rows)
-
-        return cls(name, kind, v, shape, scores_of, None, rule.sink if sink is None else sink, alike)
-
-    @classmethod
-    def by_weights(cls, name: str, kind: Kind, weights: Tensor, v: Tensor, scores: Tensor | None) -> Called:
-        """Attention whose weights are there, and its scores where they are too."""
-
-        def part_of(table: Tensor) -> Callable[[list[int], slice], Tensor]:
-            return lambda heads, rows: table[:, heads, rows]
-
-        batch, n_head, n_query, n_key = weights.shape
-        known = None if scores is None or scores.shape != weights.shape else part_of(scores)
-        return cls(name, kind, v, (batch, n_head, n_query, n_key), known, part_of(weights))
-
-    def again(self, times: int) -> Called:
-        """The same, of a layer that runs once more in one forward pass."""
-        return replace(self, name=f"{self.name}#{times}")
-
-    def attended(self, weights: Tensor, heads: list[int]) -> Tensor:
-        """What these heads make of `weights` (batch, head, rows, key)."""
-        group = self.shape[1] // self.v.shape[1]
-        v = self.v[:, [head // group for head in heads]]
-        return weights.to(v.dtype) @ v
-
-    def sums(self, scores: Tensor, heads: list[int]) -> Tensor:
-        """The log-sum-exp of each row, a sink included."""
-        sums = torch.logsumexp(scores, -1, keepdim=True)
-        if self.sink is None:
-            return sums
-        return torch.logaddexp(sums, self.sink[heads].to(sums.dtype)[:, None, None])
-
-    def softmax(self, scores: Tensor, heads: list[int], sums: Tensor | None = None) -> Tensor:
-        """Weights of these scores, 0 in a row that sees nothing; `sums` are other sums than their own."""
-        sums = self.sums(scores, heads) if sums is None else sums
-        return torch.where(sums == -math.inf, 0.0, torch.exp(scores - sums.clamp_min(-1e30)))
 
 
 @dataclass(slots=True, eq=False)
@@ -160,18 +96,13 @@ class KnockOut(Change):
     def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
         hidden = torch.zeros(called.shape[3], dtype=torch.bool, device=out.device)
         hidden[_positions(self.key, called.shape[3], 0)] = True
-        if called.weights_of is not None:
-            before = called.weights_of(heads, rows)
+        if called.weights is not None:
+            before = called.weights[:, heads, rows]
             weights = before.masked_fill(hidden, 0.0)
             if self.renormalise:  # a row keeps its sum: 1, or less where a sink takes part
                 left = weights.sum(-1, keepdim=True)
                 weights = weights * torch.where(left == 0, 0.0, before.sum(-1, keepdim=True) / left)
             return called.attended(weights, heads)
-        if called.scores_of is None:
-            raise UnsupportedError(
-                f"{called.name} is linear attention, which forms no scores: an edge of it cannot be cut. A "
-                "head of it can be gated or patched."
-            )
         scores = called.scores_of(heads, rows)
         sums = None if self.renormalise else called.sums(scores, heads)
         return called.attended(called.softmax(scores.masked_fill(hidden, -math.inf), heads, sums), heads)
@@ -215,7 +146,7 @@ class Patch(Change):
 
     def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
         if isinstance(self.source, Tensor):
-            return self._given(called, out, heads, rows)
+            return self._as_given(self.source, called, out, heads, rows)
         assert isinstance(self.source, Trace)  # who made this saw to it
         layer = self.source.layer(called.name)
         at = slice(rows.start + first, rows.stop + first)
@@ -224,61 +155,44 @@ class Patch(Change):
                 f"{called.name} has (batch, head, query) = {called.shape[:3]} here and {layer.shape[:3]} in "
                 "the source: batches must be equal or 1, and every place that is patched must be there."
             )
-        if self.what == "outputs":
-            v = layer.v if isinstance(layer, LayerTrace | LinearLayerTrace) else None
-            if v is None:
-                raise ArgumentError("the source has no values: trace it with keep_v=True, or patch weights.")
-            group = layer.n_head // v.shape[1]
-            weights = _of_heads(layer.block, at, slice(0, layer.n_key), heads)
-            return (weights @ v[:, [head // group for head in heads]].to(weights.dtype)).expand_as(out)
-        if layer.n_key != called.shape[3]:
+        if self.what != "outputs" and layer.n_key != called.shape[3]:
             raise ShapeError(
                 f"{called.name} has {called.shape[3]} keys here and {layer.n_key} in the source: weights and "
                 "scores can be exchanged between texts of one length only."
             )
+        if self.what == "scores":
+            if not isinstance(layer, LayerTrace):
+                raise UnsupportedError(f"{called.name} has no scores that are known in the source.")
+            keys = _positions(self.key, called.shape[3], 0)
+            scores = called.scores_of(heads, rows).clone()
+            source = Called(layer.name, layer.kind, None, None, q=layer.q, k=layer.k, rule=layer.rule)
+            scores[..., keys] = source.scores_of(heads, at).to(scores.dtype).expand_as(scores)[..., keys]
+            return called.attended(called.softmax(scores, heads), heads)
+        weights = torch.cat([layer.block(at, slice(0, layer.n_key), None, head) for head in heads], 1)
         if self.what == "weights":
-            return called.attended(_of_heads(layer.block, at, slice(0, layer.n_key), heads), heads).expand_as(
-                out
-            )
-        if called.scores_of is None or not isinstance(layer, LayerTrace):
-            raise UnsupportedError(f"{called.name} has no scores that are known, here or in the source.")
-        keys = _positions(self.key, called.shape[3], 0)
-        scores = called.scores_of(heads, rows).clone()
-        theirs = layer.rule.part(None, heads).scores(
-            layer.q[:, heads], layer.k[:, [head // (layer.n_head // layer.k.shape[1]) for head in heads]], at
-        )
-        scores[..., keys] = theirs.to(scores.dtype).expand_as(scores)[..., keys]
-        return called.attended(called.softmax(scores, heads), heads)
+            return called.attended(weights, heads).expand_as(out)
+        if layer.v is None:
+            raise ArgumentError("the source has no values: trace it with keep_v=True, or patch weights.")
+        return (weights @ of_heads(layer.v, heads, layer.n_head).to(weights.dtype)).expand_as(out)
 
-    def _given(self, called: Called, out: Tensor, heads: list[int], rows: slice) -> Tensor:
+    def _as_given(self, source: Tensor, called: Called, out: Tensor, heads: list[int], rows: slice) -> Tensor:
         """Outputs that were given as they are: of all heads and queries, or of those that are patched."""
-        assert isinstance(self.source, Tensor)
         n_batch, n_head, n_query = called.shape[:3]
-        chosen = len(_places("query", self.query, n_query, called.name))
-        if self.source.dim() != 4 or self.source.shape[3] != out.shape[3] or self.what != "outputs":
+        places = _places("query", self.query, n_query, called.name)
+        part = source.to(out)
+        if part.dim() == 4 and part.shape[1] == n_head:
+            part = part[:, heads]
+        if part.dim() == 4 and part.shape[2] == n_query:
+            part = part[:, :, rows]
+        elif part.dim() == 4 and part.shape[2] == len(places):
+            before = sum(row < rows.start for row in places)
+            part = part[:, :, before : before + rows.stop - rows.start]
+        if self.what != "outputs" or part.shape[1:] != out.shape[1:] or part.shape[0] not in (1, n_batch):
             raise ShapeError(
                 f"a tensor to patch {called.name} with must be outputs, (batch, head, query, v_dim) = "
-                f"{(n_batch, len(heads), chosen, out.shape[3])}. Got {tuple(self.source.shape)}."
+                f"{(n_batch, len(heads), len(places), out.shape[3])}. Got {tuple(source.shape)}."
             )
-        source = self.source.to(out)
-        if source.shape[1] == n_head:
-            source = source[:, heads]
-        if source.shape[2] == n_query:
-            source = source[:, :, rows]
-        elif source.shape[2] == chosen:
-            before = sum(row < rows.start for row in _places("query", self.query, n_query, called.name))
-            source = source[:, :, before : before + rows.stop - rows.start]
-        if source.shape[0] not in (1, n_batch) or source.shape[1:] != out.shape[1:]:
-            raise ShapeError(
-                f"a tensor to patch {called.name} with must be (batch, head, query, v_dim) = "
-                f"{(n_batch, len(heads), chosen, out.shape[3])}. Got {tuple(self.source.shape)}."
-            )
-        return source.expand_as(out)
-
-
-def _of_heads(block: Callable[..., Tensor], rows: slice, cols: slice, heads: list[int]) -> Tensor:
-    """Weights of some heads, (batch, head, rows, cols)."""
-    return torch.cat([block(rows, cols, None, head) for head in heads], 1)
+        return part.expand_as(out)
 
 
 def _places(name: str, at: At, size: int, where: str) -> list[int]:
@@ -308,9 +222,7 @@ def _positions(at: At, n: int, first: int) -> list[int]:
 def _blocks(rows: list[int], cost: int) -> Iterator[slice]:
     """Rows as slices of neighbours, each of about `_BLOCK` weights at `cost` weights a row."""
     most = max(1, _BLOCK // max(1, cost))
-    start = previous = rows[0]
-    for row in [*rows[1:], None]:
-        if row is None or row != previous + 1 or row - start >= most:
-            yield slice(start, previous + 1)
-            start = -1 if row is None else row
-        previous = -1 if row is None else row
+    for _, numbered_rows in groupby(enumerate(rows), lambda pair: pair[1] - pair[0]):
+        neighbours = [row for _, row in numbered_rows]
+        end = neighbours[-1] + 1
+        yield from (slice(first, min(first + most, end)) for first in range(neighbours[0], end, most))

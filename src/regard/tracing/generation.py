@@ -7,45 +7,27 @@ the trace of the finished text comes out of the steps without running it again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.attention.linear import LinearRule
-from regard.attention.scores import ScoreRule
 from regard.attention.visibility import Visibility
 from regard.decoding.loop import generate
 from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
+from regard.tracing.calls import Rule
 from regard.tracing.layers import Kind
-from regard.tracing.recorder import Recorded, Recorder, Rule
+from regard.tracing.recorder import Recorder, note_check
+from regard.tracing.rows import Recorded, Rows
 from regard.tracing.take import Fed, assemble, facts_of
 from regard.tracing.traces import Trace
 
 
-@dataclass(slots=True, eq=False)
-class _Rows:
-    """One layer so far."""
-
-    queries: list[Tensor] = field(default_factory=list)
-    lses: list[Tensor] = field(default_factory=list)
-    keys: list[Tensor] = field(default_factory=list)  # one, of all so far; of linear attention one a step
-    values: list[Tensor] = field(default_factory=list)
-    outs: list[Tensor] = field(
-        default_factory=list
-    )  # what the model computed: weights are checked against it
-    rule: Rule | None = None
-    start: int = 0  # position of the first query
-
-    @property
-    def n_query(self) -> int:
-        return sum(q.shape[2] for q in self.queries)
-
-
-class GrowingTrace:
+class GrowingTrace(Recorder):
     """A `record` for decoding: after every step it has the rows of all tokens so far.
 
     >>> from regard.files.loading import load
@@ -58,90 +40,98 @@ class GrowingTrace:
     """
 
     def __init__(self, *, keep_v: bool = False, dtype: torch.dtype | None = None) -> None:
-        self.keep_v, self.dtype = keep_v, dtype
-        self._layers: dict[str, _Rows] = {}
+        super().__init__(keep_v=keep_v, dtype=dtype, expect=_expected)
+        self.fed = Fed()
+        self._summed: dict[str, tuple[Tensor, Tensor, LinearRule]] = {}
 
     def __call__(
         self, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
     ) -> None:
         """Take one step of one layer."""
-        rows = self._layers.setdefault(name, _Rows())
-        if rows.queries and rows.queries[0].shape[0] != q.shape[0]:
+        if isinstance(rule, LinearRule) and rule.causal:
+            # It hands on a sum, and never sees the keys of earlier steps again: they are kept here.
+            if name in self._summed:
+                old_k, old_v, old = self._summed[name]
+                k, v = torch.cat([old_k, k.detach()], 2), torch.cat([old_v, v.detach()], 2)
+                if old.keys is None or rule.keys is None:
+                    rule = replace(rule, keys=None)
+                else:
+                    rule = replace(rule, keys=torch.cat([old.keys, rule.keys], 1))
+            self._summed[name] = (k.detach(), v.detach(), rule)
+        step = Recorder(keep_v=self.keep_v, dtype=self.dtype, expect=self.expect)
+        step(name, q, k, v, out, lse, rule)
+        if not self.goes_on_with(step):
+            so_far = self.rows[name]
             raise TraceError(
-                f"{name} had {rows.queries[0].shape[0]} sequences and now has {q.shape[0]}: "
-                "rows that change places, as in beam search, cannot be appended to."
+                f"{name} has {q.shape[0]} sequences of {k.shape[2]} keys in this step, and had "
+                f"{so_far.last.n_batch} of {so_far.n_key}: steps must follow one another, with sequences and "
+                "keys in their places, which a cropped cache or beam search changes."
             )
-        if isinstance(rule, LinearRule):
-            # It hands on a sum, and never sees the keys of earlier steps again.
-            seen = rows.rule.keys if isinstance(rows.rule, LinearRule) else None
-            if rows.queries and rule.causal:
-                keys = None if seen is None or rule.keys is None else torch.cat([seen, rule.keys], 1)
-                rows.keys.append(k.detach().clone())
-                rows.values.append(v.detach().clone())
-                rule = replace(rule, keys=keys)
-            elif not rows.queries:
-                rows.keys, rows.values = [k.detach().clone()], [v.detach().clone()]
-        else:
-            start = rule.visible.start
-            rows.start = start if not rows.queries else rows.start
-            if rule.visible.causal and start != rows.start + rows.n_query:
-                raise TraceError(
-                    f"{name} continues at position {start}, and its rows end at "
-                    f"{rows.start + rows.n_query}: steps must follow one another."
-                )
-            # A cache never changes what it has returned, so the keys so far need no copy at every step.
-            rows.keys, rows.values = [k.detach()], [v.detach()]
-        rows.queries.append(q.detach().clone())
-        rows.lses.append(lse.detach().clone())
-        rows.outs.append(out.detach().clone())
-        rows.rule = rule
+        self.take(step)
+
+    def goes_on_with(self, step: Recorder) -> bool:
+        """Whether a call continues this text: further rows of its layers, or layers it does not have yet."""
+        known = [layer for layer in step.layers if layer.name in self.rows]
+        return bool(step.rows) and all(self.rows[layer.name].goes_on_with(layer) for layer in known)
+
+    def take(self, step: Recorder, fed: Fed | None = None) -> None:
+        """Append what was recorded of a call that does, and what the model was fed in it."""
+        before, fed = self.fed, fed or Fed()
+        if before.ids is None or fed.ids is None:
+            self.fed = fed
+        elif any(name in self.rows for name in step.rows):
+            ids = torch.cat([before.ids, fed.ids], 1)
+            self.fed = Fed(ids=ids, source_ids=before.source_ids, real=fed.real)
+        else:  # an encoder, then its decoder
+            self.fed = Fed(ids=fed.ids, source_ids=before.ids, real=fed.real)
+        for layer in step.layers:
+            if layer.name in self.rows:
+                self.rows[layer.name].append(layer)
+            else:
+                self.rows[layer.name] = Rows(layer)
+        for check in step.checks.values():
+            note_check(self.checks, check)
+        self.remarks = {**step.remarks, **self.remarks}
 
     def __repr__(self) -> str:
-        longest = max((rows.n_query for rows in self._layers.values()), default=0)
-        return f"GrowingTrace({len(self._layers)} layers, {longest} tokens so far)"
+        longest = max((rows.n_query for rows in self.rows.values()), default=0)
+        return f"GrowingTrace({len(self.rows)} layers, {longest} tokens so far)"
 
     @property
     def names(self) -> tuple[str, ...]:
         """The layers seen so far."""
-        return tuple(self._layers)
+        return tuple(self.rows)
 
     def n_query(self, name: str) -> int:
         """How many rows a layer has so far."""
-        return self._layers[name].n_query if name in self._layers else 0
+        return self.rows[name].n_query if name in self.rows else 0
 
     def layer(self, name: str) -> Recorded:
         """One layer as it is now."""
-        if name not in self._layers:
-            raise ArgumentError(f"no layer {name!r} was seen: there are {', '.join(self._layers)}.")
-        return self._recorded([name]).layers[0]
-
-    def _recorded(self, names: Sequence[str], visible: Callable[..., Visibility] | None = None) -> Recorder:
-        recorder = Recorder(keep_v=self.keep_v, dtype=self.dtype, expect=visible)
-        for name in names:
-            rows = self._layers[name]
-            assert rows.rule is not None  # a step was taken
-            k, v = torch.cat(rows.keys, 2), torch.cat(rows.values, 2)
-            rule = rows.rule
-            if isinstance(rule, ScoreRule):
-                bias = None if rule.bias is None else rule.bias.covering(k.shape[2], rows.start)
-                rule = replace(rule, visible=replace(rule.visible, start=rows.start), bias=bias)
-            kind: Kind = "cross" if name.endswith("cross") else "self"
-            q, lse, out = (torch.cat(steps, 2) for steps in (rows.queries, rows.lses, rows.outs))
-            recorder.add(name, q, k, v, lse, rule, kind=kind, out=out)
-        return recorder
+        if name not in self.rows:
+            raise ArgumentError(f"no layer {name!r} was seen: there are {', '.join(self.rows)}.")
+        return self.rows[name].whole()
 
     def trace(
-        self, ids: Tensor, source_ids: Tensor | None = None, tokenizer: Any = None, facts: Any = None
+        self,
+        ids: Tensor | None = None,
+        source_ids: Tensor | None = None,
+        tokenizer: Any = None,
+        facts: Any = None,
     ) -> Trace:
-        """The trace of all tokens so far; `ids` are those the rows stand for."""
-
-        def visible(name: str, kind: str, n_query: int, n_key: int) -> Visibility:
-            return Visibility(causal=kind == "self" and name.startswith("decoder"))
-
-        if not self._layers:
+        """The trace of all tokens so far; `ids`, where no call has shown them, are what rows stand for."""
+        if not self.rows:
             raise TraceError("nothing was recorded: give this object as `record` when decoding begins.")
-        recorder = self._recorded(self.names, visible)
-        return assemble(recorder, Fed(ids=ids, source_ids=source_ids), tokenizer, facts or {})
+        fed = self.fed if ids is None else Fed(ids=ids, source_ids=source_ids)
+        if fed.real is not None and (fed.ids is None or fed.real.shape != fed.ids.shape):
+            fed = replace(fed, real=None)
+        return assemble(self, fed, tokenizer, facts or {})
+
+
+def _expected(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility:
+    """What may be seen in a step of ours, whose queries stand at the last positions of the keys."""
+    causal = kind == "self" and name.startswith("decoder")
+    return Visibility(causal=causal, start=n_key - n_query if causal else 0)
 
 
 def trace_generation(

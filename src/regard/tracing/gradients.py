@@ -86,29 +86,30 @@ def score_gradients(
     batch; or what `objective` makes of the model's output, one number.
     """
     with torch.enable_grad():
-        seen = observe(model, text_or_tokens, target, tokenizer, layers, keep_v=True, keep_graph=True)
-        recorder, output = seen.recorder, seen.output
+        trace, recorder, output = observe(
+            model, text_or_tokens, target, tokenizer, layers, keep_v=True, keep_graph=True
+        )
         value = _log_probability(output, position, token) if objective is None else objective(output)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise ArgumentError("the objective must give one number, as a tensor.")
         if not value.requires_grad:
             raise TraceError("the prediction does not depend on any attention layer that was traced.")
-        outs = [out for steps in recorder.graph for out, _ in steps]
+        outs = [out for steps in recorder.graph.values() for out, _ in steps]
         gradients = iter(torch.autograd.grad(value.sum(), outs, materialize_grads=True))
     done = []
-    for layer, steps in zip(recorder.layers, recorder.graph, strict=True):
+    for layer in trace.layers:
         if not isinstance(layer, LayerTrace):
             raise TraceError(
                 f"{layer.name} has no scores to give a gradient: it is linear attention, or only its weights "
                 "are known."
             )
         grads, sums = [], []
-        for part, to_heads in steps:
+        for part, to_heads in recorder.graph[layer.name]:
             heads = to_heads(next(gradients))
             grads.append(heads.contiguous())
             sums.append((heads * to_heads(part.detach())).sum(-1))
         done.append(LayerGradient(layer, torch.cat(grads, 2), torch.cat(sums, 2)))
-    return ScoreGradients(seen.trace(), tuple(done), float(value.detach()))
+    return ScoreGradients(trace, tuple(done), float(value.detach()))
 
 
 def _log_probability(output: Any, position: int, token: int | None) -> Tensor:

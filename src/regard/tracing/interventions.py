@@ -12,8 +12,9 @@ model is as it was. A trace taken inside the block shows each layer as it was co
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -22,7 +23,9 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, ShapeError
 from regard.models.model import Model
 from regard.tracing.around import around_calls
-from regard.tracing.changes import At, Called, Change, Gate, KnockOut, Patch, What
+from regard.tracing.calls import Called, numbered
+from regard.tracing.changes import At, Change, Gate, KnockOut, Patch, What
+from regard.tracing.ours import Put
 from regard.tracing.take import module_of
 from regard.tracing.traces import Trace
 from regard.tracing.watch import watching
@@ -164,9 +167,27 @@ class Run:
             self._modules[name] = _Module(name, module, self._thread)
         return self._modules[name]
 
-    def _let_go(self) -> None:
-        for module in self._modules.values():
-            module.handle.remove()
+    def _one_call(self) -> Put:
+        """What is asked, in one call of the model, for the outputs of each layer."""
+        seen: list[str] = []
+        n_query: Counter[str] = Counter()  # of each layer so far: a recurrent decoder looks word by word
+        self._n_call += 1
+
+        def put(called: Called, out: Tensor) -> Tensor:
+            if isinstance(self._model, Model):
+                called = replace(called, before=n_query[called.name])
+                n_query[called.name] += called.shape[2]
+            else:
+                called = replace(called, name=numbered(called.name, seen))
+            seen.append(called.name)
+            if called.name not in self.layers:
+                self.layers.append(called.name)
+            for change in self.changes:
+                if change.layer in (called.name, self.layers.index(called.name)):
+                    out = change(called, out)
+            return out
+
+        return put
 
     def _check_all_took_place(self) -> None:
         for change in self.changes:
@@ -177,31 +198,6 @@ class Run:
                     else f"nothing was changed in layer {change.layer!r}: no call had query {change.query}"
                     f"{f' and key {change.key}' if isinstance(change, KnockOut) else ''}, counted from 0."
                 )
-
-
-class _Calls:
-    """The changes of a run, for one call of the model."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.seen = run, list[str]()
-        self.n_query: dict[str, int] = {}  # of each layer so far: a recurrent decoder looks word by word
-        run._n_call += 1
-
-    def __call__(self, called: Called, out: Tensor) -> Tensor:
-        name = called.name
-        if isinstance(self.run._model, Model):
-            called = replace(called, before=self.n_query.get(name, 0))
-            self.n_query[name] = called.before + called.shape[2]
-        elif again := sum(seen == name or seen.startswith(f"{name}#") for seen in self.seen):
-            called = called.again(again + 1)
-        self.seen.append(called.name)
-        if called.name not in self.run.layers:
-            self.run.layers.append(called.name)
-        index = self.run.layers.index(called.name)
-        for change in self.run.changes:
-            if change.layer in (called.name, index):
-                out = change(called, out)
-        return out
 
 
 @contextmanager
@@ -221,11 +217,12 @@ def intervene(model: Any, *, this_thread: bool = False) -> Iterator[Run]:
     """
     module = module_of(model)
     run = Run(module, threading.get_ident() if this_thread else None)
-    with ExitStack() as stack:
-        calling = around_calls(module, lambda args, kwargs: watching(module, None, _Calls(run)), run._thread)
-        stack.enter_context(calling)
-        stack.callback(run._let_go)
-        yield run
+    try:
+        with around_calls(module, lambda *_: watching(module, None, run._one_call()), run._thread):
+            yield run
+    finally:
+        for known in run._modules.values():
+            known.handle.remove()
     run._check_all_took_place()
 
 
@@ -246,11 +243,11 @@ class _Module:
             raise ArgumentError(f"{self.name} gives no tensor but {type(out).__name__}: name one inside it.")
         if self.keeps:
             self.output = out.detach().clone()
+        if not self.patches:
+            return None
         for source, query, batch in self.patches:
             out = self._patched(out, source, query, batch)
-        if not self.patches or isinstance(given, Tensor):
-            return out if self.patches else None
-        return (out, *given[1:])
+        return out if isinstance(given, Tensor) else (out, *given[1:])
 
     def _patched(self, out: Tensor, source: Tensor, query: At, batch: At) -> Tensor:
         if source.shape[1:] != out.shape[1:] or source.shape[0] not in (1, out.shape[0]):
@@ -262,10 +259,7 @@ class _Module:
         if query is None and batch is None:
             return source
         changed = out.clone()
-        rows = slice(None) if batch is None else batch
-        if query is None:
-            changed[rows] = source[rows]
-            return changed
-        for position in [query] if isinstance(query, int | slice) else query:
-            changed[rows, position] = source[rows, position]
+        rows, places = (slice(None) if at is None else at for at in (batch, query))
+        for place in [places] if isinstance(places, int | slice) else places:
+            changed[rows, place] = source[rows, place]
         return changed

@@ -105,8 +105,7 @@ class AnyLayer(Data, ABC):
 
     def tile(self, batch: int, head: int, rows: slice, cols: slice) -> Float[Tensor, "rows cols"]:
         """Weights of `rows` x `cols` of one head: costs its own area only."""
-        batch, head = self._at(batch, head)
-        return self.block(*self._span(rows, cols), batch, head)[0, 0]
+        return self.block(*self._span(rows, cols), *self._at(batch, head))[0, 0]
 
     def row(self, batch: int, head: int, query: int) -> Float[Tensor, "key"]:
         """Where one query looks."""
@@ -120,7 +119,7 @@ class AnyLayer(Data, ABC):
 
     def weights(self, batch: int | None, head: int | None) -> Float[Tensor, "*batch_and_head query key"]:
         """One head's whole matrix, or those of all heads or sequences (None); warns where it is large."""
-        at_batch, at_head = self._at(batch or 0, head or 0)
+        batch, head = self._at(batch, head)
         n_matrix = (self.n_batch if batch is None else 1) * (self.n_head if head is None else 1)
         n_weight = n_matrix * self.n_query * self.n_key
         if n_weight > LARGE:
@@ -130,11 +129,7 @@ class AnyLayer(Data, ABC):
                 f"{n_weight * 4 / 2**20:.0f} MiB in float32: use tile, row, column or pooled.",
                 stacklevel=2,
             )
-        whole = self.block(
-            *self._span(slice(None), slice(None)),
-            None if batch is None else at_batch,
-            None if head is None else at_head,
-        )
+        whole = self.block(*self._span(slice(None), slice(None)), batch, head)
         whole = whole if batch is None else whole[0]
         return whole if head is None else whole.select(-3, 0)
 
@@ -150,25 +145,19 @@ class AnyLayer(Data, ABC):
 
         In O(N) memory; of softmax attention one call of a fused kernel.
         """
-        batch, one = self._at(batch, 0 if head is None else head)
-        rows, _ = self._span(rows, slice(None))
-        sums = self._column_sums(batch, None if head is None else one, rows)
-        return sums if head is None else sums[0]
-
-    def _column_sums(self, batch: int, head: int | None, rows: slice) -> Float[Tensor, "_head key"]:
         n_head, dtype = self.n_head if head is None else 1, self.tensors[0].dtype
         sums = self.tensors[0].new_zeros(n_head, self.n_key, dtype=torch.promote_types(dtype, torch.float32))
         for _, cols, weights in self.strips(batch, head, rows):
             sums[:, cols] += weights.sum(1)
-        return sums
+        return sums if head is None else sums[0]
 
     def strips(
         self, batch: int, head: int | None = None, rows: slice = slice(None)
     ) -> Iterator[tuple[slice, slice, Float[Tensor, "_head rows cols"]]]:
         """All weights of a sequence in strips: some rows, the keys that they can see, and their weights."""
-        batch, _ = self._at(batch, 0 if head is None else head)
+        at = self._at(batch, head)
         for strip, cols in self.row_blocks(self.n_head if head is None else 1, rows):
-            yield strip, cols, self.block(strip, cols, batch, head)[0]
+            yield strip, cols, self.block(strip, cols, *at)[0]
 
     def row_blocks(self, n_head: int, rows: slice = slice(None)) -> Iterator[tuple[slice, slice]]:
         """Slices of queries and the keys they can see, of about BLOCK weights of so many heads."""
@@ -205,14 +194,16 @@ class AnyLayer(Data, ABC):
             raise ArgumentError(f"how must be 'max' or 'mean'. Got {how!r}.")
         if n_row < 1 or n_col < 1:
             raise ArgumentError(f"n_row and n_col count blocks: at least 1. Got {n_row} and {n_col}.")
-        batch, one = self._at(batch, 0 if head is None else head)
         rows, cols = self._span(rows, cols)
-        row_ends, col_ends = block_ends(rows, n_row), block_ends(cols, n_col)
-        tables = pooled(self, batch, None if head is None else one, row_ends, col_ends, how)
+        tables = pooled(self, *self._at(batch, head), block_ends(rows, n_row), block_ends(cols, n_col), how)
         return tables if head is None else tables[0]
 
-    def _at(self, batch: int, head: int) -> tuple[int, int]:
-        return whole_index("batch", batch, self.n_batch), whole_index("head", head, self.n_head)
+    def _at(self, batch: int | None, head: int | None) -> tuple[int | None, int | None]:
+        """The indices of a sequence and a head, counted from 0; None: all of them."""
+        return (
+            None if batch is None else whole_index("batch", batch, self.n_batch),
+            None if head is None else whole_index("head", head, self.n_head),
+        )
 
     def _span(self, rows: slice, cols: slice) -> tuple[slice, slice]:
         return whole_slice("rows", rows, self.n_query), whole_slice("cols", cols, self.n_key)
@@ -268,7 +259,6 @@ class LayerTrace(AnyLayer):
     rule: ScoreRule = field()
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
-    sink: Float[Tensor, "head"] | None = None  # a score beside those of the keys: rows sum to less than 1
     # Rows of padding, mostly, whose keys are all hidden by one finite number: softmax sees them all alike.
     alike: Bool[Tensor, "_batch _head query"] | None = None
     word: ClassVar[str] = "softmax"
@@ -276,7 +266,6 @@ class LayerTrace(AnyLayer):
     def __post_init__(self) -> None:
         check_attention(self.q, self.k, self.v)
         _check_shape("lse must have one number for each query,", self.lse, self.q.shape[:3])
-        _check_shape("sink must be (head,) =", self.sink, self.q.shape[1:2])
         self.rule.check(self.q, self.k)
 
     @property
@@ -316,10 +305,13 @@ class LayerTrace(AnyLayer):
         wider_q = torch.cat([q * self.rule.scale_for(q.shape[3]), -lse], -1)
         return wider_q[0], F.pad(k, (0, 1), value=1.0)[0]
 
-    def _column_sums(self, batch: int, head: int | None, rows: slice) -> Float[Tensor, "_head key"]:
+    def column_sums(
+        self, batch: int, head: int | None = None, rows: slice = slice(None)
+    ) -> Float[Tensor, "*head key"]:
         if self.alike is not None:  # rows that no rule explains
-            return AnyLayer._column_sums(self, batch, head, rows)
-        return column_sums(*self._part(batch, head), rows)[0]
+            return AnyLayer.column_sums(self, batch, head, rows)
+        sums = column_sums(*self._part(*self._at(batch, head)), self._span(rows, slice(None))[0])[0]
+        return sums if head is None else sums[0]
 
     def row_sums(self, rows: slice) -> Float[Tensor, "batch head rows"]:
         """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""
@@ -327,9 +319,9 @@ class LayerTrace(AnyLayer):
         wanted = (lse > -math.inf).to(lse.dtype)
         if self.alike is not None:
             wanted = torch.where(self.alike[:, :, rows], 1.0, wanted)
-        if self.sink is None:
+        if self.rule.sink is None:
             return wanted
-        return wanted - torch.where(wanted > 0, torch.exp(self.sink[:, None] - lse), 0.0)
+        return wanted - torch.where(wanted > 0, torch.exp(self.rule.sink[:, None] - lse), 0.0)
 
     def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
         """How many roundings, of what size, a weight may be off by, relative to itself.

@@ -56,24 +56,28 @@ def read_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> ReadMask:
     """A mask as `scaled_dot_product_attention` takes it: boolean (True = may look) or added to scores."""
     table = _unrepeated(mask.detach(), shape)
     if table.dtype == torch.bool:
-        return ReadMask(_visibility(table, shape), None)
+        return ReadMask(read_visible(table, shape[2]), None)
     hides = hidden_by(table)
-    visible = _visibility(~hides, shape)
-    blind = hides.all(-1, keepdim=True)
-    softly_blind = (blind & table.isfinite().any(-1, keepdim=True))[..., 0]
-    alike = softly_blind.expand(-1, -1, shape[2]).clone() if bool(softly_blind.any()) else None
+    visible = read_visible(~hides, shape[2])
+    softly_blind = hides.all(-1) & table.isfinite().any(-1)
+    alike = softly_blind.expand(-1, -1, shape[2]) if bool(softly_blind.any()) else None
     bias = table.masked_fill(hides, 0.0)
-    if not bool(bias.any()):
-        return ReadMask(visible, None, alike)
-    return ReadMask(visible, compact_bias(bias, hides, visible.start), alike)
+    return ReadMask(visible, compact_bias(bias, hides, visible.start) if bool(bias.any()) else None, alike)
 
 
-def read_visible(visible: Tensor) -> Visibility:
-    """What a table (batch, head, query, key) says, True = may look, as compactly as it can be said."""
+def read_visible(visible: Tensor, n_query: int | None = None) -> Visibility:
+    """What a table (batch, head, query, key) says, True = may look, as compactly as it can be said.
+
+    One row may stand for all of `n_query`.
+    """
+    if bool(visible.all()):
+        return Visibility()
     for axis in (0, 1):
         if visible.shape[axis] > 1 and bool((visible == visible.narrow(axis, 0, 1)).all()):
             visible = visible.narrow(axis, 0, 1)
-    return _visibility(visible, (*visible.shape[:2], visible.shape[2], visible.shape[3]))
+    if visible.shape[1:3] == (1, 1):
+        return Visibility(keys=visible[:, 0, 0])
+    return Visibility.from_dense(visible.expand(-1, -1, n_query or visible.shape[2], -1))
 
 
 def compact_bias(bias: Tensor, hides: Tensor, start: int = 0, within: float = 0.0) -> Bias:
@@ -89,7 +93,7 @@ def compact_bias(bias: Tensor, hides: Tensor, start: int = 0, within: float = 0.
         shared = bias.masked_fill(hides, -math.inf).amax(axis, keepdim=True)
         if bias.shape[axis] > 1 and bool((((bias - shared).abs() <= within) | hides).all()):
             bias, hides = shared.masked_fill(shared == -math.inf, 0.0), hides.all(axis, keepdim=True)
-    return DenseBias(bias.clone())
+    return DenseBias(bias)
 
 
 def dense_bytes(rule: ScoreRule, n_query: int) -> int:
@@ -106,22 +110,11 @@ def _unrepeated(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     for axis in (0, 1, 2):
         if table.stride(axis) == 0 and table.shape[axis] > 1:
             table = table.narrow(axis, 0, 1)
-    fits = all(got in (1, want) for got, want in zip(table.shape, shape, strict=True))
-    if not fits:
+    if any(got not in (1, want) for got, want in zip(table.shape, shape, strict=True)):
         raise ShapeError(
             f"a mask must stretch to (batch, head, query, key) = {shape}. Got shape {tuple(mask.shape)}."
         )
     return table.expand(-1, -1, -1, shape[3])
-
-
-def _visibility(visible: Tensor, shape: tuple[int, int, int, int]) -> Visibility:
-    if bool(visible.all()):
-        return Visibility()
-    if visible.shape[1:3] == (1, 1):
-        return Visibility(keys=visible[:, 0, 0].clone())
-    table = visible.expand(-1, -1, shape[2], -1)
-    # The model may write into its mask again, so what is kept of it must be ours.
-    return Visibility.from_dense(table).mapped(torch.clone)
 
 
 def _by_distance(bias: Tensor, hides: Tensor, start: int, within: float) -> DistanceBias | None:

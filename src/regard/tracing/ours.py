@@ -14,9 +14,9 @@ from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Recor
 from regard.layers.latent import LatentAttention
 from regard.models.model import Model
 from regard.models.seq2seq import DotAttention
-from regard.tracing.changes import Called
+from regard.tracing.calls import Called, Rule
 from regard.tracing.layers import Kind
-from regard.tracing.recorder import Recorder, Rule
+from regard.tracing.recorder import Recorder
 
 OURS = (MultiHeadAttention, LatentAttention, AdditiveAttention, DotAttention)
 
@@ -63,13 +63,12 @@ def reporting(model: nn.Module, recorder: Recorder | None, change: Put | None = 
         def record(
             name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
         ) -> Tensor | None:
-            called = name if isinstance(model, Model) else names[id(module)]
+            known = name if isinstance(model, Model) else names[id(module)]
+            called = Called(known, kind, v, out, q=q, k=k, rule=rule, lse=lse)
             if recorder is not None:
-                recorder.add(called, q, k, v, lse, rule, kind=kind, out=out)
+                recorder.add(called)
             changed = None if given is None else given(name, q, k, v, out, lse, rule)
-            if change is None:
-                return changed
-            return change(Called.by_rule(called, kind, q, k, v, rule), out if changed is None else changed)
+            return changed if change is None else change(called, out if changed is None else changed)
 
         return args, {**kwargs, "record": record}
 

@@ -31,7 +31,7 @@ def block_ends(part: slice, n_block: int) -> list[int]:
 
 def pooled(
     layer: AnyLayer,
-    batch: int,
+    batch: int | None,
     head: int | None,
     row_ends: Sequence[int],
     col_ends: Sequence[int],

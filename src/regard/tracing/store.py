@@ -20,7 +20,7 @@ from regard.errors import RegardError, TraceError
 from regard.files.safetensors import write_safetensors
 
 KEY = "regard-trace"
-VERSION = 2
+VERSION = 3
 _TENSOR = "regard-tensor"  # in a description, the only key of what stands for a tensor
 
 Made = TypeVar("Made")
@@ -28,12 +28,12 @@ Made = TypeVar("Made")
 
 def write(path: Path, described: Mapping[str, Any]) -> None:
     """Write a description, and the tensors in it: all or nothing."""
-    shelf = _Shelf()
+    tensors: dict[str, Tensor] = {}
     # One entry: the order of several is left to chance, and the same trace should be the same bytes.
-    metadata = {KEY: json.dumps({"version": VERSION, **shelf.without_tensors("", described)})}
+    metadata = {KEY: json.dumps({"version": VERSION, **_shelved("", described, tensors, {})})}
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        write_safetensors(shelf.tensors, draft, metadata)
+        write_safetensors(tensors, draft, metadata)
         os.replace(draft, path)
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)
@@ -60,12 +60,11 @@ def read(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made:
     try:
         described = json.loads(metadata[KEY])
         version = described.pop("version")
-        if version == 1:
-            described = _version_2(described)
-        elif version != VERSION:
+        if version != VERSION:
+            older = isinstance(version, int) and version < VERSION
             raise TraceError(
-                f"{path} is a trace of version {version!r}; this program reads versions 1 to {VERSION}. "
-                "Trace the text again, or use the version of regard that wrote it."
+                f"{path} was made by {'an older' if older else 'another'} Regard: it is a trace of version "
+                f"{version!r}, and this program reads version {VERSION}. Trace the text again."
             )
         return make(_with_tensors(described, tensors))
     except TraceError:
@@ -74,32 +73,23 @@ def read(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made:
         raise TraceError(f"{path} is damaged: its description does not fit its tensors ({error}).") from error
 
 
-class _Shelf:
-    """Tensors to be written, each under one name however often it is used."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self._names: dict[tuple[Any, ...], str] = {}
-
-    def without_tensors(self, name: str, described: Any) -> Any:
-        """The description with the names of tensors in their places."""
-        if isinstance(described, Tensor):
-            return {_TENSOR: self._put(name.removeprefix("."), described)}
-        if isinstance(described, Mapping):
-            return {key: self.without_tensors(f"{name}.{key}", part) for key, part in described.items()}
-        if isinstance(described, list):
-            return [self.without_tensors(f"{name}.{index}", part) for index, part in enumerate(described)]
+def _shelved(name: str, described: Any, tensors: dict[str, Tensor], names: dict[Any, str]) -> Any:
+    """The description with names in the places of tensors, each tensor once however often it is used."""
+    if isinstance(described, Mapping):
+        parts = described.items()
+        return {key: _shelved(f"{name}.{key}", part, tensors, names) for key, part in parts}
+    if isinstance(described, list):
+        return [_shelved(f"{name}.{i}", part, tensors, names) for i, part in enumerate(described)]
+    if not isinstance(described, Tensor):
         return described
-
-    def _put(self, name: str, tensor: Tensor) -> str:
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if key not in self._names:
-            self._names[key] = name
-            # The format refuses what is not in order, as a kernel's lse, and two views of one memory.
-            ours = tensor.detach().cpu().contiguous()
-            alone = ours.untyped_storage().nbytes() == ours.numel() * ours.element_size()
-            self.tensors[name] = ours if alone else ours.clone()
-        return self._names[key]
+    key = (described.data_ptr(), described.shape, described.stride(), described.dtype)
+    if key not in names:
+        names[key] = name.removeprefix(".")
+        # The format refuses what is not in order, as a kernel's lse, and two views of one memory.
+        ours = described.detach().cpu().contiguous()
+        alone = ours.untyped_storage().nbytes() == ours.numel() * ours.element_size()
+        tensors[names[key]] = ours if alone else ours.clone()
+    return {_TENSOR: names[key]}
 
 
 def _with_tensors(described: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -110,26 +100,3 @@ def _with_tensors(described: Any, tensors: Mapping[str, Tensor]) -> Any:
     if described.keys() == {_TENSOR}:
         return tensors[described[_TENSOR]]
     return {key: _with_tensors(part, tensors) for key, part in described.items()}
-
-
-def _version_2(described: dict[str, Any]) -> dict[str, Any]:
-    """The description of a file of version 1, as this version has it."""
-    described["layers"] = [_flat(layer) for layer in described["layers"]]
-    described["checks"] = {"layers": described["checks"]}
-    return described | _flat(described.pop("tensors"))
-
-
-def _flat(described: dict[str, Any]) -> dict[str, Any]:
-    """A part of it: version 1 put some fields into groups, and named a tensor by a mere string."""
-    flat: dict[str, Any] = {}
-    for key, part in described.items():
-        if isinstance(part, dict):
-            part = _flat(part)
-        elif isinstance(part, str) and key not in ("type", "name", "kind"):
-            part = {_TENSOR: part}
-        flat |= part if key in ("tensors", "plain") else {key: part}
-    if flat.get("type") == "slope":
-        flat["slopes"] = flat.pop("values")
-    if flat.get("type") == "dense" and "visible" in flat:
-        flat["visibility"] = flat.pop("visible")
-    return flat

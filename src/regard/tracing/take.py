@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,13 @@ from regard.files.tokenizer import readable
 from regard.models.foreign import Foreign
 from regard.models.model import Model
 from regard.models.transformer import Transformer
+from regard.tracing.calls import Called
 from regard.tracing.images import grid_of, read_images, takes_images
 from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace
 from regard.tracing.masks import dense_bytes
 from regard.tracing.ours import attention_layers
-from regard.tracing.recorder import Expect, Recorder
-from regard.tracing.traces import Checks, Grid, LayerCheck, Plain, Trace
+from regard.tracing.recorder import Expect, Recorder, wanted_layers
+from regard.tracing.traces import Checks, Grid, Plain, Trace
 from regard.tracing.watch import uncompiled, watching
 
 _NO_ANSWER = (
@@ -54,7 +54,7 @@ class Fed:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     ids: Int[Tensor, "batch position"] | None = None  # of the sequence that queries stand for
     source_ids: Int[Tensor, "batch source_position"] | None = None
-    real: Bool[Tensor, "batch position"] | None = None  # False: padding
+    real: Bool[Tensor, "batch _position"] | None = None  # False: padding; of a step, of all tokens so far
     source_real: Bool[Tensor, "batch source_position"] | None = None
     text: tuple[str, ...] | None = None  # or the names of images
     grid: Grid | None = None  # of a vision model
@@ -87,23 +87,7 @@ def trace(
     """
     with torch.no_grad():
         kept = {"keep_v": keep_v, "dtype": dtype, "to_disk": to_disk}
-        seen = observe(model, text_or_tokens, target, tokenizer, layers, logits="none", **kept)
-    return seen.trace()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Observed:
-    """One forward pass that was watched."""
-
-    recorder: Recorder
-    fed: Fed
-    output: Any
-    tokenizer: Any
-    facts: Mapping[str, Plain]
-
-    def trace(self) -> Trace:
-        """The trace of it; warns where its self-check fails."""
-        return assemble(self.recorder, self.fed, self.tokenizer, self.facts)
+        return observe(model, text_or_tokens, target, tokenizer, layers, logits="none", **kept)[0]
 
 
 def observe(
@@ -115,8 +99,11 @@ def observe(
     *,
     logits: str = "all",
     **options: Any,
-) -> Observed:
-    """Run a model once, of ours or anybody's, and record its attention; `options` are the recorder's."""
+) -> tuple[Trace, Recorder, Any]:
+    """Run a model once, of ours or anybody's: its trace, who recorded it, and its output.
+
+    `options` are the recorder's. Warns where the trace's self-check fails.
+    """
     module = module_of(model)
     if isinstance(model, Loaded) and tokenizer is None:
         tokenizer = model.tokenizer
@@ -136,7 +123,7 @@ def observe(
         if takes_images(module) and not isinstance(given, Tensor | Mapping | tuple):
             given, images = read_images(module, given, processor)
         fed = feed_foreign(module, given, target, tokenizer)
-        recorder = Recorder(layers=None if from_the_end(layers) else layers, **options)
+        recorder = Recorder(layers=layers, **options)
         both = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
         try:
             with noting_answer(module, fed) as answer, watching(module, recorder):
@@ -150,47 +137,40 @@ def observe(
         if not recorder.seen and not recorder.keep_graph:
             take_returned(module, fed, recorder)
         check_seen(module, recorder)
-        choose(recorder, layers)
+        recorder.choose()
         if fed.ids is None:
             fed = replace(fed, text=images, grid=grid_of(module, fed.args, fed.kwargs, processor))
-    return Observed(recorder, fed, output, tokenizer, facts_of(model))
+    return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
 
 
-def assemble(
-    recorder: Recorder,
-    fed: Fed,
-    tokenizer: Any,
-    facts: Mapping[str, Plain],
-    checked: tuple[LayerCheck, ...] | None = None,
-) -> Trace:
-    """The trace of what a recorder has; warns where its self-check fails. `checked`: it was done before."""
-    checks = Checks(recorder.checks() if checked is None else checked)
-    more: dict[str, Plain] = {"n_layer_traced": len(recorder.layers), **recorder.remarks}
+def assemble(recorder: Recorder, fed: Fed, tokenizer: Any, facts: Mapping[str, Plain]) -> Trace:
+    """The trace of what a recorder has; warns where its self-check failed."""
+    layers, checks = recorder.layers, Checks(tuple(recorder.checks.values()))
+    more: dict[str, Plain] = {"n_layer_traced": len(layers), **recorder.remarks}
     failed = [check.name for check in checks.layers if not check.passed]
     if failed:
-        warnings.warn(f"the trace does not agree with the model it was taken from. {checks}.", stacklevel=3)
+        warnings.warn(f"the trace does not agree with the model it was taken from. {checks}.", stacklevel=4)
         more["unverified"] = f"the model's own output is not explained in {', '.join(failed)}"
-    weights_kept = [layer.name for layer in recorder.layers if isinstance(layer, DenseLayerTrace)]
+    weights_kept = [layer.name for layer in layers if isinstance(layer, DenseLayerTrace)]
     if weights_kept:
         more["weights_kept"] = (
             f"{len(weights_kept)} layers hold the weights themselves, from {weights_kept[0]} on: "
             "their scores are not a product of queries and keys that could be followed"
         )
-    kept_whole = {
-        layer.name: size
-        for layer in recorder.layers
-        if isinstance(layer, LayerTrace) and (size := dense_bytes(layer.rule, layer.n_query))
+    sizes = {
+        layer.name: dense_bytes(layer.rule, layer.n_query)
+        for layer in layers
+        if isinstance(layer, LayerTrace)
     }
-    if kept_whole:
-        largest = max(kept_whole, key=lambda name: kept_whole[name])
+    if n_whole := sum(map(bool, sizes.values())):
+        largest = max(sizes, key=lambda name: sizes[name])
         more["kept_whole"] = (
-            f"{len(kept_whole)} masks or biases of query x key that nothing shorter says, "
-            f"{kept_whole[largest] / 2**20:.1f} MiB in {largest}"
+            f"{n_whole} masks or biases of query x key that nothing shorter says, "
+            f"{sizes[largest] / 2**20:.1f} MiB in {largest}"
         )
-    names = () if fed.grid is None else (fed.grid.names,) * recorder.layers[0].n_batch
     return Trace(
-        layers=tuple(recorder.layers),
-        tokens=names or labels(fed.ids, tokenizer),
+        layers=tuple(layers),
+        tokens=labels(fed.ids, tokenizer) if fed.grid is None else (fed.grid.names,) * layers[0].n_batch,
         source_tokens=labels(fed.source_ids, tokenizer),
         ids=fed.ids,
         real=fed.real,
@@ -246,17 +226,15 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     text = None
-    if isinstance(given, str) or (
-        isinstance(given, list) and given and all(isinstance(each, str) for each in given)
-    ):
-        if tokenizer is None:
-            raise ArgumentError("a text needs a `tokenizer`, or give the model its own arguments.")
+    if isinstance(given, str | list):
         read = encoded(given, tokenizer, device)
-        text, given = read.texts, {"input_ids": read.ids}
-        if read.visible is not None:
+        text, given = read.texts, read.ids if read.texts is None else {"input_ids": read.ids}
+        if text is not None and read.visible is not None:
             given["attention_mask"] = read.visible.long()
-    if isinstance(given, np.ndarray):
+    elif isinstance(given, np.ndarray):
         given = torch.as_tensor(given, device=device)
+    if isinstance(given, Tensor) and target is not None:
+        given = {"input_ids": given}
     if isinstance(given, Mapping):
         kwargs = {
             name: torch.as_tensor(value, device=device) if isinstance(value, np.ndarray) else value
@@ -264,23 +242,26 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
         }
         if target is not None:
             kwargs["decoder_input_ids"] = _answer(model, target, tokenizer, device)
-        source, answer = token_ids(kwargs.get("input_ids")), token_ids(kwargs.get("decoder_input_ids"))
-        real, answer_real = padding_in(kwargs, "attention_mask"), padding_in(kwargs, "decoder_attention_mask")
-        if answer is not None:
-            return Fed((), kwargs, answer, source, answer_real, real, text)
-        return Fed((), kwargs, source, real=real, text=text)
-    if isinstance(given, tuple):
-        return Fed(given, {}, None)
-    if isinstance(given, list):
-        given = encoded(given, None, device).ids
-    if not isinstance(given, Tensor):
+        return fed_of((), kwargs, text)
+    if not isinstance(given, Tensor | tuple):
         raise ArgumentError(
             "give a foreign model a tensor, a mapping of its arguments, a tuple of them, or a text and a "
             f"tokenizer. Got {type(given).__name__}."
         )
-    if target is not None:
-        return feed_foreign(model, {"input_ids": given}, target, tokenizer)
-    return Fed((given,), {}, token_ids(given))
+    return fed_of(given if isinstance(given, tuple) else (given,), {})
+
+
+def fed_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], text: tuple[str, ...] | None = None) -> Fed:
+    """A call of anybody's model, and what is known of it by the names of its arguments."""
+    ids = token_ids(kwargs.get("input_ids", args[0] if args else None))
+    answer = token_ids(kwargs.get("decoder_input_ids"))
+    real, answer_real = (
+        mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()) else None
+        for mask in (kwargs.get("attention_mask"), kwargs.get("decoder_attention_mask"))
+    )
+    if answer is None:
+        return Fed(args, kwargs, ids, real=real, text=text)
+    return Fed(args, kwargs, answer, ids, answer_real, real, text)
 
 
 def _answer(model: nn.Module, target: Any, tokenizer: Any, device: torch.device) -> Tensor:
@@ -344,7 +325,7 @@ def take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:
             for index, weights in enumerate(layers):
                 if isinstance(weights, Tensor) and weights.dim() == 4:
                     kind: Kind = "cross" if "cross" in name else "self"
-                    recorder.add_weights(f"{name}.{index}", weights, kind=kind)
+                    recorder.add(Called(f"{name}.{index}", kind, None, None, weights=weights))
     if recorder.seen:
         recorder.remarks["as_returned"] = (
             "weights are as returned by the model: no call was seen, nothing checked"
@@ -365,32 +346,6 @@ def check_seen(model: nn.Module, recorder: Recorder) -> None:
         )
 
 
-def from_the_end(layers: Layers) -> bool:
-    """Whether a layer is counted from the end, which is known after a run."""
-    return layers is not None and any(isinstance(layer, int) and layer < 0 for layer in layers)
-
-
-def wanted_layers(names: Sequence[str], layers: Sequence[int | str]) -> list[str]:
-    """The names of the layers asked for; raises where there is none of that index or name."""
-    places = range(-len(names), len(names))
-    if not layers or any(at not in (names if isinstance(at, str) else places) for at in layers):
-        raise ArgumentError(
-            f"layers must be some of 0 to {len(names) - 1} or {', '.join(names)}. Got {list(layers)}."
-        )
-    return [at if isinstance(at, str) else names[at] for at in layers]
-
-
-def choose(recorder: Recorder, layers: Layers) -> None:
-    """Keep the layers asked for."""
-    if layers is None:
-        return
-    wanted = wanted_layers(recorder.seen, layers)
-    kept = [layer.name in wanted for layer in recorder.layers]
-    recorder.layers = list(compress(recorder.layers, kept))
-    recorder.graph = list(compress(recorder.graph, kept))
-    recorder.samples = [sample for sample in recorder.samples if sample.layer.name in wanted]
-
-
 def module_of(model: Any) -> nn.Module:
     """The module itself, where torch.compile has wrapped it: compiled code calls nothing that can be seen."""
     module = model.model if isinstance(model, Loaded) else model
@@ -405,13 +360,6 @@ def token_ids(value: Any) -> Tensor | None:
     """A tensor of ids (batch, position), if it is one."""
     whole = isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point()
     return value if whole and value.dtype != torch.bool else None
-
-
-def padding_in(kwargs: Mapping[str, Any], name: str) -> Tensor | None:
-    mask = kwargs.get(name)
-    if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()):
-        return mask.bool()
-    return None
 
 
 def facts_of(model: Any) -> dict[str, Plain]:

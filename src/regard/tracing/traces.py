@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from io import BytesIO
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.tables import dataframe
 from regard.tracing import store
 from regard.tracing.layers import AnyLayer, DenseLayerTrace
-from regard.tracing.pooling import Pooling, block_ends
+from regard.tracing.pooling import Pooling, block_ends, pooled_max
 
 Plain = str | int | float | bool | None
 
@@ -287,18 +286,21 @@ class Trace(Data):
     def query_tokens(self, layer: int | str, batch: int = 0) -> tuple[str, ...]:
         """What labels the rows of a layer's weights: tokens, or positions where their number does not fit."""
         traced = self.layer(layer)
-        side = self.source_tokens if self._in_encoder(traced) else self.tokens
-        return _labels(side, batch, traced.n_query)
+        return self._labels(self._in_encoder(traced), batch, traced.n_query)
 
     def key_tokens(self, layer: int | str, batch: int = 0) -> tuple[str, ...]:
         """What labels the columns: in cross-attention the source, else the tokens themselves."""
         traced = self.layer(layer)
-        looks_at_source = self.source_tokens and (traced.kind == "cross" or self._in_encoder(traced))
-        return _labels(self.source_tokens if looks_at_source else self.tokens, batch, traced.n_key)
+        return self._labels(traced.kind == "cross" or self._in_encoder(traced), batch, traced.n_key)
 
     def _in_encoder(self, layer: AnyLayer) -> bool:
         """Whether a layer belongs to the encoder of an encoder-decoder."""
-        return bool(self.source_tokens) and "decoder" not in layer.name and layer.kind == "self"
+        return "decoder" not in layer.name and layer.kind == "self"
+
+    def _labels(self, of_source: bool, batch: int, size: int) -> tuple[str, ...]:
+        lines = (of_source and self.source_tokens) or self.tokens
+        line = lines[batch] if batch < len(lines) else ()  # a layer may have cut its sequences into windows
+        return line if len(line) == size else tuple(map(str, range(size)))
 
     def _about(self) -> dict[str, str]:
         """What it is of, in a few words each."""
@@ -391,19 +393,9 @@ class Trace(Data):
 
 
 def _small(layer: AnyLayer, head: int) -> np.ndarray:
-    """A head of the first sequence: the largest weight of each block, NaN where a block is out of reach."""
-    n_row, n_col = min(_SMALL, layer.n_query), min(_SMALL, layer.n_key)
-    small = layer.pooled(0, head, n_row, n_col).cpu().numpy().copy()
-    ends = np.array(block_ends(slice(0, layer.n_key), n_col))
-    for row, rows in enumerate(pairwise(block_ends(slice(0, layer.n_query), n_row))):
-        reach = layer.key_range(slice(*rows))
-        small[row, (ends[1:] <= reach.start) | (ends[:-1] >= reach.stop)] = np.nan
-    return small
-
-
-def _labels(lines: tuple[tuple[str, ...], ...], batch: int, size: int) -> tuple[str, ...]:
-    line = lines[batch] if batch < len(lines) else ()  # a layer may have cut its sequences into windows
-    return line if len(line) == size else tuple(map(str, range(size)))
+    """A head of the first sequence: the largest weight of each block, NaN where all of it is hidden."""
+    rows, cols = (block_ends(slice(0, size), _SMALL) for size in layer.shape[2:])
+    return pooled_max(layer, 0, head, rows, cols)
 
 
 def _layers_of(weights: Any) -> list[Tensor]:

@@ -17,50 +17,47 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import partial
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.attention.scores import ScoreRule
 from regard.errors import UnsupportedError
 from regard.tracing.by_hand import (
     SOFTMAX,
     Fate,
     Follower,
-    Layout,
     Product,
     Weights,
     Written,
     explained,
     same_weights,
+    to_heads,
 )
-from regard.tracing.callers import Caller, batch_of
-from regard.tracing.calls import Call, LogSumExp, without_repeats
-from regard.tracing.changes import Called
-from regard.tracing.fast_paths import fast_paths
-from regard.tracing.hf_registry import looking
+from regard.tracing.calls import Call, Called, LogSumExp, as_it_is, row_sums
+from regard.tracing.changes import Change
 from regard.tracing.masks import MaskReader
-from regard.tracing.ours import Put, refuse_dropout, reporting
-from regard.tracing.recorder import Recorder, ToHeads
+from regard.tracing.ours import OURS, Put, refuse_dropout, reporting
+from regard.tracing.recorder import Recorder
+from regard.tracing.wrapping import fast_paths, registered_functions
 
+_CROSS_WORDS = ("cross", "encoder_attn", "encdec", "multihead_attn", "multi_head_attn")
+_SOURCE_WORDS = ("key_value_states", "encoder_hidden_states")
+_HEAD_WORDS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
+
+_Modules = dict[int, tuple[str, nn.Module]]  # of a model, by id
 _CALLED_ATTENTION = re.compile(r"att(entio)?n", re.IGNORECASE)
 
 
-class _Thread(threading.local):
-    """The doors of this thread; the innermost last."""
-
-    def __init__(self) -> None:
-        self.doors: list[_Door] = []
-
-
-_thread = _Thread()
+_doors: ContextVar[tuple[_Door, ...]] = ContextVar("doors", default=())  # of this thread; the innermost last
 
 
 @contextmanager
@@ -74,10 +71,9 @@ def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = N
         stack.enter_context(uncompiled())
         stack.enter_context(reporting(model, recorder, change))
         stack.enter_context(fast_paths(model, watched_only))
-        stack.enter_context(looking(door.look))
+        stack.enter_context(registered_functions(lambda: [door.look for door in _doors.get()]))
         stack.enter_context(door)
-        _thread.doors.append(door)
-        stack.callback(_thread.doors.remove, door)
+        stack.callback(_doors.reset, _doors.set((*_doors.get(), door)))
         yield
     if recorder is not None:
         recorder.remarks |= door.remarks(model, recorder.seen)
@@ -95,7 +91,7 @@ def uncompiled() -> Iterator[None]:
 
 def watched_only() -> bool:
     """Whether attention of this thread is watched, and left as it is."""
-    return bool(_thread.doors) and all(door.change is None for door in _thread.doors)
+    return bool(_doors.get()) and all(door.change is None for door in _doors.get())
 
 
 class _Door(TorchFunctionMode):
@@ -108,7 +104,11 @@ class _Door(TorchFunctionMode):
         self.read = MaskReader()
         self.follow = Follower()
         self.n_seen = 0
-        self.last: tuple[int, Tensor, Tensor] | None = None  # call, queries and keys of the layer seen last
+        self.last: tuple[int, Tensor | None, Tensor | None] = (
+            0,
+            None,
+            None,
+        )  # call, q and k of the last layer
         self.fates: list[Fate] = []  # of every softmax that the model took
         self.rewritten: list[str] = []  # where a softmax was taken that is not what met the values
 
@@ -134,9 +134,7 @@ class _Door(TorchFunctionMode):
             name = _names[func] = str(getattr(func, "__name__", func)).partition(".")[0]
         if name in _ATTENTION:
             return _ATTENTION[name](self, func, args, kwargs)
-        dropped = self.follow.dropped(name, args, kwargs)
-        if dropped:
-            refuse_dropout(dropped)
+        refuse_dropout(self.follow.dropped(name, args, kwargs))
         out = func(*args, **kwargs)
         written = self.follow(name, args, kwargs, out)
         if written is not None:
@@ -147,7 +145,7 @@ class _Door(TorchFunctionMode):
 
     def _softmax(self, softmax: Weights) -> None:
         """Note where a softmax was taken: one that meets no values must be named in the end."""
-        caller = Caller.find(self.modules)
+        caller = _Caller.find(self.modules)
         if caller is not None and softmax.values.shape[-1] > 1:
             softmax.fate.module = caller.name
             softmax.fate.of_scores |= bool(_CALLED_ATTENTION.search(type(caller.module).__name__))
@@ -156,8 +154,7 @@ class _Door(TorchFunctionMode):
     def _scaled_dot_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """PyTorch's function of that name, or a kernel of it, called directly."""
         call = Call.of(func, args, kwargs)
-        if call.dropout:
-            refuse_dropout(call.dropout)
+        refuse_dropout(call.dropout_p)
         with LogSumExp() as kernel:  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs)
         return self._take(call, out, kernel.lse)
@@ -185,118 +182,148 @@ class _Door(TorchFunctionMode):
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
         product = Product(q, k, scale)
         softmax = Weights(weights, scores, product, Fate(met=True))
-        return (self._by_hand(Written(weights, v, out[0], _as_it_is, softmax, product)), *out[1:])
+        return (self._by_hand(Written(weights, v, out[0], as_it_is, softmax, product)), *out[1:])
 
     def _by_hand(self, written: Written) -> Tensor:
         """Attention that the model wrote out itself: its output, or what takes its place."""
-        caller = Caller.find(self.modules)
+        caller = _Caller.find(self.modules)
         if caller is None:
             return written.out
-        layout_of = partial(Layout.of, batch=batch_of(self.modules), n_head=caller.n_head)
+        four = partial(to_heads, batch=_batch_of(self.modules), n_head=caller.n_head)
         lead = torch.broadcast_shapes(written.weights.shape[:-2], written.v.shape[:-2])
-        layout = layout_of(written.out.new_empty(*lead, 0, 0))
 
-        def to_heads(out: Tensor) -> Tensor:
-            return layout.four(written.arrange_out(out))
+        def arranged(out: Tensor) -> Tensor:
+            return four(written.arrange_out(out), lead)
 
+        softmax, weights, v = written.softmax, four(written.weights, lead), four(written.v, lead)
+        scores = None if softmax is None else four(softmax.scores)
+        called = caller.named(Called("", "self", v, written.out, arranged, weights=weights, scores=scores))
         self.n_seen += 1
         if self.recorder is not None:
-            self._record_by_hand(self.recorder, caller, written, layout, layout_of, to_heads)
-        weights, v = layout.four(written.weights), layout.four(written.v)
-        kind = caller.kind(False, *weights.shape[2:])
-        scores = (
-            None
-            if written.softmax is None
-            else layout_of(written.softmax.scores).four(written.softmax.scores)
-        )
-        called = Called.by_weights(caller.name, kind, weights, v, scores)
-        return self._changed(caller, called, written.out, to_heads)
+            known = None
+            if softmax is None or same_weights(softmax, weights.detach(), four):
+                known = explained(called, written.product, four)
+            else:
+                self.rewritten.append(softmax.fate.module or caller.name)
+            self._record(self.recorder, caller, called if known is None else caller.named(known))
+        return self._changed(caller, called)
 
-    def _record_by_hand(
-        self, recorder: Recorder, caller: Caller, written: Written, layout: Layout,
-        layout_of: Callable[[Tensor], Layout], to_heads: ToHeads,
-    ) -> None:  # fmt: skip
-        weights, v = layout.four(written.weights.detach()), layout.four(written.v.detach())
-        rule = None
-        if written.softmax is None or same_weights(written.softmax, weights, layout_of):
-            rule = explained(written, weights, layout_of)
-        else:
-            self.rewritten.append(written.softmax.fate.module or caller.name)
-        n_query, n_key = weights.shape[2:]
-        kind = caller.kind(rule is not None and rule.rule.visible.causal, n_query, n_key)
-        if rule is None:
-            recorder.add_weights(caller.name, weights, kind=kind, v=v, out=written.out, to_heads=to_heads)
-        else:
-            k, v = without_repeats(rule.q, rule.k, v)
-            if self._again(recorder, caller, rule.q, k, v):
-                return
-            recorder.add(
-                caller.name, rule.q, k, v, rule.lse, rule.rule, kind=kind, sink=rule.sink, alike=rule.alike,
-                out=written.out, to_heads=to_heads,
-            )  # fmt: skip
+    def _record(self, recorder: Recorder, caller: _Caller, called: Called) -> None:
+        """Give a call to the recorder, or its values alone where it is the layer seen last once more.
 
-    def _again(self, recorder: Recorder, caller: Caller, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """Whether this is the last layer once more, with other values, as differential attention has it.
-
-        Its weights are known then; the values are kept side by side.
+        Differential attention has one layer's weights twice, with other values: those stand side by side.
         """
-        last, self.last = self.last, (caller.call, q, k)
-        same = last is not None and last[0] == caller.call and last[1].shape == q.shape
-        if last is None or not (same and torch.equal(last[1], q) and torch.equal(last[2], k)):
-            return False
-        recorder.widen(v)
-        return True
+        last, self.last = self.last, (caller.call, called.q, called.k)
+        same = last[0] == caller.call and _same(last[1], called.q) and _same(last[2], called.k)
+        if same and called.v is not None:
+            recorder.widen(called.v)
+        else:
+            recorder.add(called)
 
-    def look(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def look(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A registered attention function of transformers: where nothing in it was seen, it is itself."""
         before, n_fate = self.n_seen, len(self.fates)
         out = function(*args, **kwargs)
-        if self.n_seen == before:
-            for fate in self.fates[n_fate:]:  # a softmax of its own is what is taken here
-                fate.met = True
-            call = Call.registered(*args, **kwargs)
-            if call.dropout:
-                refuse_dropout(call.dropout)
-            return self._take(call, out, None)
-        return out
+        if self.n_seen > before:
+            return out
+        for fate in self.fates[n_fate:]:  # a softmax of its own is what is taken here
+            fate.met = True
+        call = Call.registered(*args, **kwargs)
+        refuse_dropout(call.dropout_p)
+        return self._take(call, out, None)
 
     def _take(self, call: Call, given: Any, lse: Tensor | None) -> Any:
         """Note one call of an attention function: its arguments, what it gave, the sums its kernel gave.
 
         Answers with what it gave, or with another output in its place.
         """
-        out: Tensor = given if isinstance(given, Tensor) else given[0]
-        caller = Caller.find(self.modules)
+        caller = _Caller.find(self.modules)
         if caller is None:
             return given
-        seen = call.read(self.read, out.dtype)
-        kind = caller.kind(seen.rule.visible.causal, seen.q.shape[2], seen.k.shape[2])
-        to_heads = partial(call.heads, shape=seen.q.shape)
+        called = caller.named(call.read(self.read, given if isinstance(given, Tensor) else given[0]))
         self.n_seen += 1
         if self.recorder is not None:
-            q, k, v = (tensor.detach() for tensor in (seen.q, seen.k, seen.v))
-            if not self._again(self.recorder, caller, q, k, v):
-                self.recorder.add(
-                    caller.name, q, k, v, seen.row_sums(lse), seen.rule, kind=kind, sink=seen.sink,
-                    alike=seen.alike, out=out, to_heads=to_heads, owned=True,
-                )  # fmt: skip
-        called = Called.by_rule(caller.name, kind, seen.q, seen.k, seen.v, seen.rule, seen.sink, seen.alike)
-        changed = self._changed(caller, called, out, to_heads)
+            self._record(self.recorder, caller, replace(called, lse=row_sums(called, lse)))
+        changed = self._changed(caller, called)
         return changed if isinstance(given, Tensor) else (changed, *given[1:])
 
-    def _changed(self, caller: Caller, called: Called, out: Tensor, to_heads: ToHeads) -> Tensor:
+    def _changed(self, caller: _Caller, called: Called) -> Tensor:
         """The output after every change, by the innermost door: the others have seen it then."""
-        doors = [door for door in _thread.doors if id(caller.module) in door.modules]
+        assert called.out is not None  # whoever computed it gave one
+        doors = [door for door in _doors.get() if id(caller.module) in door.modules]
         changes = [(door, door.change) for door in doors if door.change is not None]
         if not changes or doors[-1] is not self:
-            return out
-        heads = before = to_heads(out)
+            return called.out
+        heads = before = called.to_heads(called.out)
         for door, change in changes:
             heads = change(replace(called, name=door.modules[id(caller.module)][0] or "attention"), heads)
-        return out if heads is before else _placed(heads, out, to_heads)
+        return called.out if heads is before else _placed(heads, called.out, called.to_heads)
 
 
-def _placed(heads: Tensor, out: Tensor, to_heads: ToHeads) -> Tensor:
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and one.shape == other.shape and torch.equal(one, other)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Caller:
+    """The module from which attention was called."""
+
+    name: str
+    module: nn.Module
+    cross: bool
+    call: int  # a number for this run of it
+
+    @classmethod
+    def find(cls, modules: _Modules) -> _Caller | None:
+        """The innermost module of the model on the stack of calls; None where it is none, or one of ours."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            seen = frame.f_locals
+            module = seen.get("self")
+            if isinstance(module, (Recorder, Change, *OURS)):
+                return None  # what we compute ourselves
+            if isinstance(module, nn.Module) and id(module) in modules:
+                cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)
+                if isinstance(module, nn.MultiheadAttention):
+                    cross = seen.get("key") is not seen.get("query")
+                return cls(modules[id(module)][0] or "attention", module, cross, id(frame))
+            frame = frame.f_back
+        return None
+
+    @property
+    def n_head(self) -> int | None:
+        """How many heads the module says it has."""
+        for word in _HEAD_WORDS:
+            said = getattr(self.module, word, None)
+            if isinstance(said, int) and said > 0:
+                return said
+        return None
+
+    def named(self, called: Called) -> Called:
+        """The call with its layer's name and kind.
+
+        Cross-attention is known by name or argument; a single query over more keys is a step with a cache.
+        """
+        causal = isinstance(called.rule, ScoreRule) and called.rule.visible.causal
+        another = called.shape[2] not in (1, called.shape[3]) and not causal
+        cross = self.cross or another or any(word in self.name.lower() for word in _CROSS_WORDS)
+        return replace(called, name=self.name, kind="cross" if cross else "self")
+
+
+def _batch_of(modules: _Modules) -> int | None:
+    """How many sequences the model was given: the first dimension of its first tensor, where it has one."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        seen = frame.f_locals
+        if modules.get(id(seen.get("self")), ("inner", None))[0] == "":
+            for value in (*seen.values(), *(seen.get("kwargs") or {}).values()):
+                if isinstance(value, Tensor) and value.dim() > 1:
+                    return value.shape[0]
+        frame = frame.f_back
+    return None
+
+
+def _placed(heads: Tensor, out: Tensor, to_heads: Callable[[Tensor], Tensor]) -> Tensor:
     """Outputs of heads in the layout that `out` has: the inverse of `to_heads`."""
     places = to_heads(torch.arange(out.numel(), device=out.device).view(out.shape)).reshape(-1)
     if places.numel() != out.numel():
@@ -344,7 +371,3 @@ _ATTENTION: dict[str, _Handler] = {
 
 def _never(*_: object) -> bool:
     return False
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor

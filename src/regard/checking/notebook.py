@@ -9,23 +9,20 @@ One worker stays warm for the session. It runs what the answer needs of the note
 from __future__ import annotations
 
 import ast
-import atexit
 import inspect
 import io
 import secrets
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from regard.checking.catalogue import catalogue, pick
 from regard.checking.check import Checker, Result
 from regard.checking.child.messages import Cell
-from regard.checking.progress import Progress, keep_answer
-from regard.checking.quiz import Marked, Question, mark
-from regard.checking.runner import Runner
+from regard.checking.progress import Progress
+from regard.checking.quiz import warm_runner
 from regard.checking.submission import Submission, as_cells, names_in, read, tree_of
 from regard.errors import ArgumentError
 
@@ -105,13 +102,6 @@ def check_cell(
     return _report(session(names), exercise, seed, strict, names)
 
 
-def marked(question: Question, answer: str) -> Marked:
-    """The answer to a written question, marked and remembered."""
-    result = mark(question, answer, warm_runner() if question.kind == "blank" else None)
-    keep_answer(question.id, result.right)
-    return result
-
-
 def _report(
     submission: Submission, exercise: str | None, seed: int | None, strict: bool, names: Iterable[str] = ()
 ) -> Report:
@@ -129,14 +119,6 @@ def _report(
     if reason := progress.save():
         print(reason, file=sys.stderr)
     return Report(results)
-
-
-@cache
-def warm_runner() -> Runner:
-    """One worker, kept until Python ends."""
-    runner = Runner()
-    atexit.register(runner.__exit__)
-    return runner
 
 
 def _shell() -> Shell | None:

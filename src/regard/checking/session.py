@@ -13,7 +13,8 @@ from regard.checking.assignment import load
 from regard.checking.catalogue import pick
 from regard.checking.grading import checker_of
 from regard.checking.marks import REFUSED, UNTOUCHED, Mark, mark
-from regard.checking.notebook import NAME, session, warm_runner
+from regard.checking.notebook import NAME, session
+from regard.checking.quiz import warm_runner
 from regard.checking.submission import answered, from_source
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from regard.commands import options
 from regard.commands.exercises import workers
-from regard.commands.options import Group, NewFile, json_option
+from regard.commands.options import Group, NewFile
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError, LoadError
 
@@ -85,7 +86,7 @@ def build(file: Path, form: str, out: Path | None, wheel: Path | None) -> None:
 @click.option("--gradescope", type=NewFile(), help="SUBMISSIONS are one student's: write a results.json.")
 @click.option("--metadata", type=FILE, help="gradescope: a submission_metadata.json, for the time.")
 @click.option("--github", is_flag=True, help="SUBMISSIONS are one student's: annotate and summarise.")
-@json_option
+@options.as_json
 def grade(
     file: Path,
     submissions: Path,
@@ -171,7 +172,7 @@ def _time(metadata: Path | None) -> datetime | None:
 
 @assignment.command("report")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default="marks")
-@json_option
+@options.as_json
 def report(folder: Path, as_json: bool) -> None:
     """Show what FOLDER holds, and write its CSV, JSON and page again from each student's marks."""
     from regard.checking.grading import kept, write_reports

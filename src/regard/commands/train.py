@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
-from regard.commands.options import json_option
+from regard.commands import options as shared
 from regard.errors import ArgumentError
 from regard.train.settings import HELP, Settings, Task
 
@@ -39,7 +39,7 @@ def _setting_options(command: Any) -> Any:
 @click.option("--config", type=click.Path(), help="A TOML file of settings; options have the last word.")
 @click.option("--resume", type=click.Path(), metavar="RUN", help="Go on with the run in that folder.")
 @click.option("--quiet", is_flag=True, help="Say nothing while training.")
-@json_option
+@shared.as_json
 @_setting_options
 def train(
     task: str | None, config: str | None, resume: str | None, quiet: bool, as_json: bool, **options: Any

@@ -12,7 +12,7 @@ from regard.commands.options import SEED
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.checking.notebook import Report
+    from regard.checking.session import Report
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Shown:
 def check(cell: tuple[Any, str], exercise: str | None, seed: int | None, strict: bool) -> Report | None:
     """Run the cell, then check what it defines."""
     from regard.checking.catalogue import catalogue, pick
-    from regard.checking.notebook import check_cell
+    from regard.checking.session import check_cell
 
     if exercise is not None:
         pick(catalogue(), exercise)

@@ -28,8 +28,10 @@ HANDOUTS = Path(__file__).parent / "handouts"
 DEFAULTS = tomllib.loads((HANDOUTS / "assignment.toml").read_text(encoding="utf-8"))
 KINDS = tuple(DEFAULTS["weights"])  # of checks
 # What a value must be beside of its default's type; numbers are 0 to a million unless this says otherwise.
-RANGES = dict.fromkeys(("late_per_day", "wrong_keeps", "hidden_share"), (0, 1))
-RANGES |= {"line_length": (40, 10**6), "values": (1e-6, 10**6)}
+RANGES: dict[str, tuple[float, int]] = {
+    **dict.fromkeys(("late_per_day", "wrong_keeps", "hidden_share"), (0, 1)),
+    **{"line_length": (40, 10**6), "values": (1e-6, 10**6)},
+}
 CHOICES = {
     "show_hidden": ("never", "after due date", "after published"),
     "conventions": ("free", "fixed"),
@@ -125,7 +127,7 @@ def _checked(path: Path, where: str, table: object, known: Mapping[str, Any]) ->
     """The values of a table, each of the type of its default and in its range."""
     if not isinstance(table, dict):
         raise LoadError(f"{path}: {where.removesuffix('.')} must be a table. Got {table!r}.")
-    checked = {}
+    checked: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
             what = "exercise" if where == "exercise." else "key"

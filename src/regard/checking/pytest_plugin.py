@@ -43,7 +43,7 @@ class AssignmentFile(pytest.File):
         with Runner(1) as runner:
             grade = grade_one(load(self.path), runner, self.config.invocation_params.dir)
         for mark in grade.marks:
-            checks = [(line.name, line.passed, (line.told, *mark.said)) for line in mark.lines]
+            checks = [(line.name, line.passed, [line.told, *mark.said]) for line in mark.lines]
             for name, passed, reasons in checks or [("answered", False, mark.reasons)]:
                 failure = None if passed else "\n".join(reasons)
                 yield CheckItem.from_parent(self, name=f"{mark.exercise}: {name}", failure=failure)

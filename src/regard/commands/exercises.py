@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -59,40 +59,30 @@ def exercises(folder: Path | None, as_json: bool) -> None:
     from regard.checking.path import next_stop, tracks
     from regard.checking.progress import Progress
 
-    progress = Progress()
-    path = tracks(entries(folder))
-    stops = [(track, stop) for track in path for stop in track.stops]
-    passed = {stop.exercise.id for _, stop in stops if progress.status(stop.exercise.id) == "passed"}
-    upcoming = next_stop(path, passed)
+    progress, path = Progress(), tracks(entries(folder))
+    reached = {stop.exercise.id: progress.status(stop.exercise.id) for track in path for stop in track.stops}
+    upcoming = next_stop(path, [id for id, status in reached.items() if status == "passed"])
+    rows = []
+    for track in path:
+        for stop in track.stops:
+            exercise = stop.exercise
+            row: dict[str, Any] = {"exercise": exercise.id, "title": exercise.title}
+            row |= {"names": list(exercise.names), "progress": reached[exercise.id], "track": track.title}
+            row |= {"level": stop.level, "minutes": stop.minutes, "after": list(stop.after)}
+            rows.append({**row, "next": stop is upcoming})
     if as_json:
-        rows = [
-            {
-                "exercise": stop.exercise.id,
-                "title": stop.exercise.title,
-                "names": list(stop.exercise.names),
-                "progress": progress.status(stop.exercise.id),
-                "track": track.title,
-                "level": stop.level,
-                "minutes": stop.minutes,
-                "after": list(stop.after),
-                "next": stop is upcoming,
-            }
-            for track, stop in stops
-        ]
         click.echo(json.dumps(rows))
         return
     for track in path:
-        minutes = sum(stop.minutes for stop in track.stops if stop.exercise.id not in passed)
-        left = f" ({minutes} minutes left)" if minutes else ""
-        click.echo(f"{track.title}: {track.about}{left}")
+        listed = [row for row in rows if row["track"] == track.title]
+        minutes = sum(row["minutes"] for row in listed if row["progress"] != "passed")
+        click.echo(f"{track.title}: {track.about}" + (f" ({minutes} minutes left)" if minutes else ""))
         lines = []
-        for stop in track.stops:
-            id = stop.exercise.id
-            mark = "✓" if id in passed else "→" if stop is upcoming else " "
-            time_needed = (
-                f"{'●' * stop.level}{'○' * (3 - stop.level)} {stop.minutes:3} min" if stop.level else ""
-            )
-            lines.append((mark, f"{id:25}", time_needed, stop.exercise.title, progress.status(id)))
+        for row in listed:
+            mark = "✓" if row["progress"] == "passed" else "→" if row["next"] else " "
+            level, time_needed = row["level"], f"{row['minutes']:3} min"
+            hard = f"{'●' * level}{'○' * (3 - level)} {time_needed}" if level else ""
+            lines.append((mark, f"{row['exercise']:25}", hard, row["title"], row["progress"]))
         print_table([""] * 5, lines)
         click.echo()
     click.echo(f"Next: regard start {upcoming.exercise.id}" if upcoming else "All exercises are passed.")
@@ -112,7 +102,11 @@ def start(id: str, notebook: bool, out: Path | None, force: bool, folder: Path |
     exercise = find(id, folder)
     as_notebook = notebook or (out is not None and out.suffix == ".ipynb")
     path = out or Path(starters.file_name(exercise, ".ipynb" if as_notebook else ".py"))
-    _write(path, starters.notebook(exercise) if as_notebook else starters.script(exercise), force)
+    if path.exists() and not force:
+        raise ArgumentError(f"{path} is there already: give --out another name, or --force to write over it.")
+    path.write_text(
+        starters.notebook(exercise) if as_notebook else starters.script(exercise), encoding="utf-8"
+    )
     click.echo(f"{path} is yours to fill in. Then: regard check {path}")
 
 
@@ -208,7 +202,7 @@ def _report(results: Iterator[Result], html: Path | None, junit: Path | None, as
     def write_files() -> float:
         for path, text_of in ((html, pages.page), (junit, ci.junit)):
             if path is not None:
-                _write(path, text_of(done), True)
+                path.write_text(text_of(done), encoding="utf-8", errors="backslashreplace")
         return time.monotonic()
 
     written = time.monotonic()
@@ -267,16 +261,14 @@ def hint(id: str, folder: Path | None, as_json: bool) -> None:
     from regard.checking.catalogue import find
     from regard.checking.progress import Progress
 
-    exercise = find(id, folder)
     progress = Progress()
-    grade, text, mistake = progress.next_hint(exercise)
+    grade, text, mistake = progress.next_hint(find(id, folder))
     if reason := progress.save():
         click.echo(f"The next hint will be this one again: {reason}", err=True)
     if as_json:
         click.echo(json.dumps({"exercise": id, "mistake": mistake, "grade": grade, "hint": text}))
         return
-    about = f" ({mistake})" if mistake else ""
-    click.echo(f"{grade}{about}: {text}")
+    click.echo(f"{grade} ({mistake}): {text}" if mistake else f"{grade}: {text}")
 
 
 @click.group(cls=Group)
@@ -320,13 +312,6 @@ def author_check(id: str, seed: int | None, folder: Path | None, as_json: bool) 
 
         print_proof(Console(highlight=False), proof)
     raise SystemExit(0 if proof.holds else 1)
-
-
-def _write(path: Path, text: str, force: bool) -> None:
-    """Write a file, over one that is there only by force."""
-    if path.exists() and not force:
-        raise ArgumentError(f"{path} is there already: give --out another name, or --force to write over it.")
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 @click.command()

@@ -30,7 +30,8 @@ KINDS = tuple(DEFAULTS["weights"])  # of checks
 # What a value must be beside of its default's type; numbers are 0 to a million unless this says otherwise.
 RANGES: dict[str, tuple[float, int]] = {
     **dict.fromkeys(("late_per_day", "wrong_keeps", "hidden_share"), (0, 1)),
-    **{"line_length": (40, 10**6), "values": (1e-6, 10**6)},
+    "line_length": (40, 10**6),
+    "values": (1e-6, 10**6),
 }
 CHOICES = {
     "show_hidden": ("never", "after due date", "after published"),

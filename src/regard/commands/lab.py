@@ -26,6 +26,12 @@ PHASES: dict[Phase, str] = {
     "prefill": "the whole context",
     "decode": "one token at the end of the context",
 }
+COLUMNS = {
+    "operations": "operations",
+    "bytes": "bytes",
+    "intensity": "ops/byte",
+    "seconds_at_least": "time ≥",
+}
 
 
 @click.command()
@@ -90,9 +96,10 @@ def cost(
         raise UnsupportedError("; ".join(notes))
     changed = {} if isinstance(subject, Counted) or subject.kind != "decoder" else what_if(subject)
     others = {name: _totals(costed(to, "decode", latent), machine) for name, (to, latent) in changed.items()}
+    threads = f"{machine.n_thread} thread{'' if machine.n_thread == 1 else 's'}"
     if out is not None:
         drawn = [costs[phase] for phase in reversed(PHASES) if phase in costs and phase != "train"]
-        title = f"{model}: batch {batch}, context {context}, {dtype}, {_threads(machine)}"
+        title = f"{model}: batch {batch}, context {context}, {dtype}, {threads}"
         roofline.roofline_figure(drawn, machine, title=title).savefig(out, format="png")
     phases = {
         phase: {**_totals(whole, machine), "rows": _rows(whole, machine)} for phase, whole in costs.items()
@@ -108,7 +115,7 @@ def cost(
     click.echo(f"{model}: {size}; batch {batch}, context {context}")
     click.echo(
         f"This machine: {short(machine.peak)} operations/s, {short(machine.bandwidth, 'B/s')} read, "
-        f"{_threads(machine)}; below {machine.ridge:.1f} operations a byte an operation waits for memory."
+        f"{threads}; below {machine.ridge:.1f} operations a byte an operation waits for memory."
     )
     for phase, totals in phases.items():
         _print_phase(f"{phase}: {PHASES[phase]}", totals, formulas)
@@ -181,22 +188,13 @@ def _rows(whole: Cost, machine: Machine) -> list[dict[str, Any]]:
 
 def _print_phase(title: str, totals: dict[str, Any], formulas: bool) -> None:
     """A row for each operation of a phase, and one for all."""
-    from regard.costs.roofline import short_number
-
     rows = totals["rows"]
     slowest = max(rows, key=lambda row: row["seconds_at_least"])
     cells = [
-        [
-            row["name"],
-            short_number(row["operations"]),
-            short_number(row["bytes"]),
-            f"{row['intensity']:.3g}",
-            _time(row["seconds_at_least"]),
-            row["waits_for"],
-        ]
+        [row["name"], *(_shown(key, row[key]) for key in COLUMNS), row["waits_for"]]
         for row in [*rows, {**totals, "name": "all", "waits_for": f"most: {slowest['name']}"}]
     ]
-    numbers = ("operations", "bytes", "ops/byte", "time ≥")
+    numbers = list(COLUMNS.values())
     print_table(("operation", *numbers, "waits for"), cells, right=numbers, title=title, total=True)
     for row in rows if formulas else ():
         moved = f"numbers moved {row['numbers_formula']}"
@@ -206,33 +204,29 @@ def _print_phase(title: str, totals: dict[str, Any], formulas: bool) -> None:
 def _print_others(others: dict[str, dict[str, Any]]) -> None:
     """What one decoding step would cost with other attention."""
     from regard.costs.model import leading
-    from regard.costs.roofline import short_number
 
-    lines = {
-        "cache": [short_number(step["cache_bytes"], "B") for step in others.values()],
-        "bytes of a step": [short_number(step["bytes"], "B") for step in others.values()],
-        "operations": [short_number(step["operations"]) for step in others.values()],
-        "ops/byte": [f"{step['intensity']:.3g}" for step in others.values()],
-        "parameters": [short_number(step["parameters"]) for step in others.values()],
-        "time ≥": [_time(step["seconds_at_least"]) for step in others.values()],
-    }
+    lines = {"cache_bytes": "cache", "parameters": "parameters", **COLUMNS, "bytes": "bytes of a step"}
+    cells = [[what, *(_shown(key, step[key]) for step in others.values())] for key, what in lines.items()]
     title = "What if: one decoding step with other attention"
-    print_table(["", *others], [[what, *row] for what, row in lines.items()], right=others, title=title)
+    print_table(["", *others], cells, right=others, title=title)
     for kind in ("multi-head", "grouped", "multi-query"):
         work, moved = leading(kind, "operations"), leading(kind, "bytes")
         click.echo(f"{kind}: O({work}) operations, O({moved}) numbers moved by an attention layer")
     click.echo("b batch, n cached tokens, d model_dim, h heads, g key heads; b n h are the scores.")
 
 
-def _threads(machine: Machine) -> str:
-    return f"{machine.n_thread} thread{'' if machine.n_thread == 1 else 's'}"
+def _shown(key: str, value: float) -> str:
+    """A number of a cost, in a unit in which it is short."""
+    from regard.costs.roofline import short_number
 
-
-def _time(seconds: float) -> str:
+    if key == "intensity":
+        return f"{value:.3g}"
+    if key != "seconds_at_least":
+        return short_number(value, "B" if key.endswith("bytes") else "")
     for factor, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms")):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value * 1e6:.3g} us"
 
 
 @click.command()

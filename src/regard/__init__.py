@@ -41,7 +41,7 @@ _HOME = {
     "attend": "attention.softmax",
     "attend_hard": "attention.softmax",
     "attend_linear": "attention.linear",
-    "check": "checking.notebook",
+    "check": "checking.session",
     "feature_map": "attention.feature_maps",
     "fill_mask": "decoding.masked",
     "generate": "decoding.loop",
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from regard.attention.scores import ScoreRule
     from regard.attention.softmax import Attended, attend, attend_hard, masked_softmax, weights
     from regard.attention.visibility import Visibility
-    from regard.checking.notebook import check
+    from regard.checking.session import check
     from regard.decoding.loop import generate
     from regard.decoding.masked import fill_mask
     from regard.errors import RegardError

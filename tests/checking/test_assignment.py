@@ -716,7 +716,7 @@ def test_points_and_reasons_from_inside_a_notebook(tmp_path, monkeypatch, capsys
     path = str(tmp_path / "homework.toml")
     cells = ["", "no python at all", RIGHT["rnn-step"]]
     shell = SimpleNamespace(history_manager=SimpleNamespace(input_hist_raw=cells))
-    monkeypatch.setattr("regard.checking.notebook._shell", lambda: shell)
+    monkeypatch.setattr("regard.checking.session._shell", lambda: shell)
     assert session.points(path, "rnn-step") == 10
     assert capsys.readouterr().out == "rnn-step: 10 of 10 points.\n"
     session.require(path, "rnn-step", "gradients")
@@ -731,7 +731,7 @@ def test_points_and_reasons_from_inside_a_notebook(tmp_path, monkeypatch, capsys
         session.require(path, "rnn-step", "values")
     with pytest.raises(ArgumentError, match="no exercise 'rnn-stp'"):
         session.points(path, "rnn-stp")
-    monkeypatch.setattr("regard.checking.notebook._shell", lambda: None)
+    monkeypatch.setattr("regard.checking.session._shell", lambda: None)
     with pytest.raises(ArgumentError, match="no notebook"):
         session.points(path, "rnn-step")
 

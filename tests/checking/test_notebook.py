@@ -5,7 +5,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import regard
 from regard.checking.child.messages import Cell
-from regard.checking.notebook import needed
+from regard.checking.session import needed
 from regard.checking.progress import Progress
 from regard.checking.quiz import questions
 from regard.errors import ArgumentError

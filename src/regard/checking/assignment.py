@@ -28,13 +28,22 @@ HANDOUTS = Path(__file__).parent / "handouts"
 DEFAULTS = tomllib.loads((HANDOUTS / "assignment.toml").read_text(encoding="utf-8"))
 KINDS = tuple(DEFAULTS["weights"])  # of checks
 # What a value must be beside of its default's type; numbers are 0 to a million unless this says otherwise.
-PARTS_OF_ONE = ("late_per_day", "wrong_keeps", "hidden_share")
+RANGES: dict[str, tuple[float, int]] = {
+    **dict.fromkeys(("late_per_day", "wrong_keeps", "hidden_share"), (0, 1)),
+    "line_length": (40, 10**6),
+    "values": (1e-6, 10**6),
+}
 CHOICES = {
     "show_hidden": ("never", "after due date", "after published"),
     "conventions": ("free", "fixed"),
     "comments": ("free", "checked", "required"),
 }
-WORDS = {str: "a text", bool: "true or false", list: "a list of texts", dict: "a table"}
+WORDS = {
+    str: "a text",
+    bool: "true or false",
+    list: "a list of texts",
+    datetime: "a date and time, as 2027-01-31T23:59:00",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +63,10 @@ class Part:
     few_lines: int
     bonus: float
     weights: Mapping[str, float]
+
+    def hides(self, name: str, kind: str) -> bool:
+        """Whether students do not see a check of this name and kind."""
+        return name in self.hidden or kind in self.hidden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,62 +105,52 @@ def load(path: str | Path) -> Assignment:
         raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise LoadError(f"{path} is not TOML: {error}.") from error
-    known = {**DEFAULTS, "deadline": datetime.min, "from": "", "exercise": {}}
-    given = {"deadline": None, **DEFAULTS, "title": path.stem, **_checked(path, "", about, known)}
-    own = path.resolve().parent / given["from"] if "from" in given else None
-    exercises = catalogue(own)
-    keys = {field.name for field in fields(Part)} & set(DEFAULTS)
+    beside = about.get("from")
+    folder = path.resolve().parent / beside if isinstance(beside, str) else None
+    exercises = catalogue(folder)
+    of_part = {key: DEFAULTS[key] for key in DEFAULTS if key in {field.name for field in fields(Part)}}
+    known = {**DEFAULTS, "deadline": datetime.min, "from": "", "exercise": dict.fromkeys(exercises, of_part)}
+    values = {"deadline": None, **DEFAULTS, "title": path.stem, **_checked(path, "", about, known)}
     parts = {}
-    for id, table in given.get("exercise", {}).items():
-        if id not in exercises:
-            raise LoadError(f"{path}: {no_such('exercise', id, sorted(exercises))}")
-        here = {key: DEFAULTS[key] for key in DEFAULTS if key in keys}
-        values = _checked(path, f"exercise.{id}.", _table(path, f"exercise.{id}", table), here)
-        weights = {**DEFAULTS["weights"], **given["weights"], **values.get("weights", {})}
-        values = {**{key: given[key] for key in keys}, **values, "weights": weights}
-        parts[id] = Part(exercise=exercises[id], **values)
+    for id, table in values.get("exercise", {}).items():
+        both = {**{key: values[key] for key in of_part}, **table}
+        both["weights"] = {**DEFAULTS["weights"], **values["weights"], **table.get("weights", {})}
+        parts[id] = Part(exercise=exercises[id], **both)
         if parts[id].bonus and not parts[id].few_lines:
             raise LoadError(f"{path}: exercise.{id}: bonus needs few_lines, the most lines that earn it.")
     if not parts:
         raise LoadError(f"{path} sets no exercise: add [exercise.masked-softmax], say.")
-    rest = {field.name: given[field.name] for field in fields(Assignment) if field.name in given}
-    return Assignment(path=path, folder=own, parts=parts, **rest)
+    rest = {field.name: values[field.name] for field in fields(Assignment) if field.name in values}
+    return Assignment(path=path, folder=folder, parts=parts, **rest)
 
 
-def _table(path: Path, key: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise LoadError(f"{path}: {key} must be a table. Got {value!r}.")
-    return value
-
-
-def _checked(path: Path, where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(path: Path, where: str, table: object, known: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a table, each of the type of its default and in its range."""
-    checked = dict(table)
+    if not isinstance(table, dict):
+        raise LoadError(f"{path}: {where.removesuffix('.')} must be a table. Got {table!r}.")
+    checked: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            raise LoadError(f"{path}: {where}{key}: {no_such('key', key, known)}")
+            what = "exercise" if where == "exercise." else "key"
+            raise LoadError(f"{path}: {where}{key}: {no_such(what, key, known)}")
         kind = type(known[key])
+        if kind is dict:
+            checked[key] = _checked(path, f"{where}{key}.", value, known[key])
+            continue
+        right = type(value) is kind
         if kind in (int, float):
-            whole = key in ("few_lines", "line_length")
-            least = (
-                40 if key == "line_length" else 1e-6 if where.endswith("weights.") and key == "values" else 0
-            )
-            most = 1 if key in PARTS_OF_ONE else 10**6
-            words = f"a {'whole ' * whole}number from {least:g} to {most}"
-            right = type(value) is int or (type(value) is float and not whole)
-            right = right and least <= value <= most
-            checked[key] = float(value) if right and not whole else value
-        elif kind is datetime:
-            words, right = "a date and time, as 2027-01-31T23:59:00", isinstance(value, datetime)
+            least, most = RANGES.get(key, (0, 10**6))
+            words = f"a {'whole ' * (kind is int)}number from {least:g} to {most}"
+            right = (right or type(value) is int) and least <= value <= most
+        elif key in CHOICES:
+            words = " or ".join(f'"{choice}"' for choice in CHOICES[key])
+            right = value in CHOICES[key]
         else:
-            choices = CHOICES.get(key) if isinstance(value, str) else None
-            words = " or ".join(f'"{choice}"' for choice in CHOICES[key]) if key in CHOICES else WORDS[kind]
-            right = type(value) is kind and (choices is None or value in choices)
+            words = WORDS[kind]
             right = right and (kind is not list or all(isinstance(item, str) for item in value))
         if not right:
             raise LoadError(f"{path}: {where}{key} must be {words}. Got {value!r}.")
-        if key == "weights":
-            checked[key] = _checked(path, f"{where}weights.", value, known[key])
+        checked[key] = float(value) if kind is float else value
     return checked
 
 

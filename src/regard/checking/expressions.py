@@ -19,46 +19,63 @@ from regard.errors import ArgumentError
 
 Functions = dict[str, Callable[..., Any]]
 FUNCTIONS: Functions = {"sqrt": math.sqrt, "log": math.log, "max": max, "min": min}
-TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?)|([A-Za-z_]+\d*)|(\*\*|[-+*/^(),]))")
-# A space beside it, so that it does not run into the next letter.
-GREEK = {
-    ord(letter): f" {name} " for letter, name in zip("μσλφ", ("mu", "sigma", "lambda", "phi"), strict=True)
-}
+# Greek letters have a space beside them, so that they do not run into the next letter.
+PLAIN = str.maketrans(
+    {"·": "*", "×": "*", "−": "-", "²": "^2", "⁴": "^4", "√": "sqrt", "[": "(", "]": ")"}
+    | {"μ": " mu ", "σ": " sigma ", "λ": " lambda ", "φ": " phi "}
+)
 MOST_CHARACTERS = 300
 LARGEST_POWER = 12
 N_POINT = 8
+NO_VALUE = "it has no value: something is divided by 0, or is the root of a negative number."
 
 
-def parse(text: str, symbols: Iterable[str]) -> str:
-    """The formula as Python that holds nothing but arithmetic of `symbols`; else an error in our style.
+def dimensions(text: str, symbols: Iterable[str]) -> list[str]:
+    """A shape's dimensions, or a formula alone, as Python that holds nothing but arithmetic of `symbols`.
 
-    >>> parse("2d + b n d^2", ["b", "d", "n"])
-    '2.0 * d + b * n * d ** 2.0'
+    >>> dimensions("[b h, n, d^2]", ["b", "d", "h", "n"])
+    ['b * h', 'n', 'd ** 2.0']
     """
-    known = set(symbols)
     if len(text) > MOST_CHARACTERS:
         raise ArgumentError(f"a formula has at most {MOST_CHARACTERS} characters. Got {len(text)}.")
-    plain = re.sub(r"√\s*([A-Za-z0-9]+)", r"sqrt(\1)", text.strip()).translate(
-        {ord("·"): "*", ord("×"): "*", ord("−"): "-", ord("²"): "^2", ord("⁴"): "^4", ord("√"): "sqrt"}
-        | GREEK
-    )
-    wrapped = re.fullmatch(r"[OoΘ]\s*\((.*)\)", plain)
+    known = sorted(symbols)
+    plain = re.sub(r"√\s*([A-Za-z0-9]+)", r"sqrt(\1)", text.strip()).translate(PLAIN)
+    plain = re.sub(r"^[OoΘ]\s*\((.*)\)$", r"\1", plain)
+    names = "|".join(map(re.escape, sorted([*known, *FUNCTIONS], key=len, reverse=True)))
+    # What lies between the tokens is none: `bnd` is three of them, and `d2` one and a stray number.
+    pieces = re.split(rf"((?<![A-Za-z_])\d+(?:\.\d+)?|{names}|\*\*|[-+*/^(),])", plain)
+    if stray := "".join(f" {piece} " for piece in pieces[::2]).split():
+        raise ArgumentError(f"{stray[0]!r} in {text!r} is no number, sign or symbol: use {', '.join(known)}.")
     joined: list[str] = []
-    for token in _tokens(wrapped[1] if wrapped else plain, known):
+    for token in pieces[1::2]:
         ends = bool(joined) and (joined[-1] == ")" or joined[-1][0].isalnum()) and joined[-1] not in FUNCTIONS
         if ends and (token == "(" or token[0].isalnum()):
             joined.append("*")
         # Whole numbers could grow without end; what is too large as a float is an error.
         joined.append("**" if token == "^" else f"{float(token)}" if token[0].isdigit() else token)
     try:
-        tree = parsed(" ".join(joined), "eval")
+        body = parsed(" ".join(joined), "eval").body
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ArgumentError(
-            f"{text!r} is no formula: write it as in 2*d + n^2, with {_list(known)}."
+            f"{text!r} is no formula: write it as in 2*d + n^2, or a shape as in (b, n, d/h), with "
+            f"{', '.join(known)}."
         ) from error
-    if _degree(tree.body) > LARGEST_POWER:
+    parts = body.elts if isinstance(body, ast.Tuple) else [body]
+    if max(map(_degree, parts), default=0.0) > LARGEST_POWER:
         raise ArgumentError(f"{text!r}: powers must be numbers, and at most {LARGEST_POWER} in all.")
-    return ast.unparse(tree)
+    return [ast.unparse(part) for part in parts]
+
+
+def parse(text: str, symbols: Iterable[str]) -> str:
+    """One formula as Python.
+
+    >>> parse("2d + b n d^2", ["b", "d", "n"])
+    '2.0 * d + b * n * d ** 2.0'
+    """
+    parts = dimensions(text, symbols)
+    if len(parts) != 1:
+        raise ArgumentError(f"{text!r} must be one formula. Got {len(parts)}.")
+    return parts[0]
 
 
 def _degree(node: ast.expr) -> float:
@@ -80,39 +97,6 @@ def _degree(node: ast.expr) -> float:
         case ast.Call(_, inside):
             return max(map(_degree, inside), default=0.0)
     return float(isinstance(node, ast.Name))
-
-
-def _tokens(text: str, known: set[str]) -> list[str]:
-    found: list[str] = []
-    position = 0
-    while position < len(text):
-        match = TOKEN.match(text, position)
-        if match is None:
-            if not text[position:].strip():
-                break
-            raise ArgumentError(f"{text!r} is no formula: {text[position]!r} does not belong there.")
-        number, name, sign = match.groups()
-        if name and name not in known and name not in FUNCTIONS:
-            letters = _split(name, known)
-            if letters is None:
-                raise ArgumentError(f"{name!r} is none of the symbols: use {_list(known)}.")
-            found += letters
-        else:
-            found.append(number or name or sign)
-        position = match.end()
-    return found
-
-
-def _split(name: str, known: set[str]) -> list[str] | None:
-    """`bnd` as b, n, d, where each is a symbol."""
-    if not name:
-        return []
-    for length in range(len(name), 0, -1):
-        if name[:length] in known:
-            rest = _split(name[length:], known)
-            if rest is not None:
-                return [name[:length], *rest]
-    return None
 
 
 def evaluated(formula: str, at: Mapping[str, Any], functions: Functions = FUNCTIONS) -> Any:
@@ -142,9 +126,21 @@ def equal(first: str, second: str, symbols: Iterable[str], where: Mapping[str, s
     return True
 
 
-def difference(
-    given: str, wanted: str, symbols: Iterable[str], where: Mapping[str, str] | None = None
-) -> str:
+def _symbolic(
+    texts: Iterable[str], symbols: Iterable[str], where: Mapping[str, str] | None, **functions: Any
+) -> list[Any]:
+    """Formulas as sympy has them, of positive symbols; `functions` stand in the place of sympy's own."""
+    import sympy  # slow to import
+
+    names = list(symbols)
+    at = {name: sympy.Symbol(name, positive=True) for name in names}
+    known = {"sqrt": sympy.sqrt, "log": sympy.log, "max": sympy.Max, "min": sympy.Min, **functions}
+    for name, text in (where or {}).items():
+        at[name] = evaluated(parse(text, names), at, known)
+    return [sympy.nsimplify(evaluated(parse(text, names), at, known), rational=True) for text in texts]
+
+
+def difference(text: str, wanted: str, symbols: Iterable[str], where: Mapping[str, str] | None = None) -> str:
     """How a formula differs from the right one: by a factor, by terms, and at which values.
 
     >>> difference("d s^2", "d s^4", ["d", "s"])
@@ -152,42 +148,32 @@ def difference(
     """
     import sympy  # slow to import
 
-    names = list(symbols)
-    at = {name: sympy.Symbol(name, positive=True) for name in names}
-    functions: Functions = {"sqrt": sympy.sqrt, "log": sympy.log, "max": sympy.Max, "min": sympy.Min}
-    for name, text in (where or {}).items():
-        at[name] = evaluated(parse(text, names), at, functions)
     try:
-        mine, right = (
-            sympy.nsimplify(evaluated(parse(text, names), at, functions), rational=True)
-            for text in (given, wanted)
-        )
+        mine, right = _symbolic((text, wanted), symbols, where)
     except ArithmeticError:  # 0/0 of plain numbers
-        mine = right = sympy.nan
+        return NO_VALUE
     if mine.has(sympy.nan, sympy.zoo, sympy.oo, sympy.I):
-        return "it has no value: something is divided by 0, or is the root of a negative number."
+        return NO_VALUE
     factor = sympy.simplify(right / mine) if mine != 0 else sympy.Integer(0)
-    over, under = sympy.fraction(factor)
-    wrong = []
     if factor != 0 and not factor.has(sympy.Add):
-        named = (("lacks a factor", over), ("has a factor too many:", under))
-        wrong = [f"{text} {_written(part)}" for text, part in named if part != 1]
+        named = zip(("lacks a factor", "has a factor too many:"), sympy.fraction(factor), strict=True)
+        wrong = [f"{words} {_written(part)}" for words, part in named if part != 1]
     else:
+        wrong = []
         terms = [sympy.expand(formula).as_coefficients_dict() for formula in (mine, right)]
         for term in sorted({*terms[0], *terms[1]} - {0}, key=str):
             have, want = (some.get(term, 0) for some in terms)
-            words = (
-                "should not have a" if not want else "lacks a" if not have else "has another factor at the"
-            )
-            wrong += [f"{words} {'term in ' + _written(term) if term != 1 else 'constant term'}"] * (
-                have != want
-            )
-    free = sorted(mine.free_symbols | right.free_symbols, key=lambda symbol: names.index(symbol.name))
-    return f"it {' and '.join(wrong)}. {_apart(mine, right, free)}".rstrip()
+            if have != want:
+                words = (
+                    "lacks a" if not have else "has another factor at the" if want else "should not have a"
+                )
+                wrong.append(f"{words} {'constant term' if term == 1 else f'term in {_written(term)}'}")
+    return f"it {' and '.join(wrong)}. {_apart(mine, right, list(symbols))}".rstrip()
 
 
-def _apart(mine: Any, right: Any, free: list[Any]) -> str:
+def _apart(mine: Any, right: Any, names: list[str]) -> str:
     """Values at which two formulas of sympy differ, the first of a few at which both have a value."""
+    free = sorted(mine.free_symbols | right.free_symbols, key=lambda symbol: names.index(symbol.name))
     for first in range(4):
         values = dict(zip(free, (2, 3, 5, 7, 11, 13, 17, 19, 23)[first:], strict=False))
         with suppress(TypeError):  # divided by 0 there, or the root of a negative number
@@ -215,35 +201,25 @@ def same_order(
     """
     import sympy  # slow to import
 
-    names = list(symbols)
-    at = {name: sympy.Symbol(name, positive=True) for name in names}
-    functions: Functions = {
-        "sqrt": lambda part: sum(map(sympy.sqrt, sympy.Add.make_args(part))),
-        "log": sympy.log,
-        "max": lambda *parts: sum(parts),
-    }
-    for name, text in (where or {}).items():
-        at[name] = evaluated(parse(text, names), at, functions)
+    def root(part: Any) -> Any:
+        return sum(map(sympy.sqrt, sympy.Add.make_args(part)))
 
-    def leading(text: str) -> set[Any]:
-        """The terms, without their factors, that no other outgrows."""
-        try:
-            whole = sympy.nsimplify(evaluated(parse(text, names), at, functions), rational=True)
+    def largest(*parts: Any) -> Any:
+        return sum(parts)
+
+    def outgrows(large: Any, small: Any) -> bool:
+        return all(power >= 0 for power in (large / small).as_powers_dict().values())
+
+    try:
+        orders = []
+        for whole in _symbolic((first, second), symbols, where, sqrt=root, max=largest, min=None):
             terms = {term.as_coeff_Mul()[1] for term in sympy.Add.make_args(sympy.expand(whole))}
             if any(base.has(sympy.Add) for term in terms for base in term.as_powers_dict()):
                 raise ValueError("divided by a sum")
-        except (ArithmeticError, AttributeError, NameError, TypeError, ValueError) as error:
-            raise ArgumentError(
-                "in big-O write a sum of products, divided by single terms, as in b n d / h + d^2."
-            ) from error
-        return {term for term in terms if not any(_outgrows(other, term) for other in terms - {term})}
-
-    return leading(first) == leading(second)
-
-
-def _outgrows(large: Any, small: Any) -> bool:
-    return all(power >= 0 for power in (large / small).as_powers_dict().values())
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
+            smaller = {term for term in terms if any(outgrows(other, term) for other in terms - {term})}
+            orders.append(terms - smaller)
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            "in big-O write a sum of products, divided by single terms, as in b n d / h + d^2."
+        ) from error
+    return orders[0] == orders[1]

@@ -69,7 +69,7 @@ def grade_class(
     checker = checker_of(assignment, runner, int(number))
     rules = assignment.digest()
 
-    def one(student: HandIn) -> tuple[Grade, bool]:
+    def graded(student: HandIn) -> tuple[Grade, bool]:
         name = file_name(student.student)
         path, page = out / "students" / f"{name}.json", out / "feedback" / f"{name}.html"
         with tempfile.TemporaryDirectory(prefix="handed-in-") as folder:
@@ -77,9 +77,8 @@ def grade_class(
             before = kept(path)
             if before is not None and before.digest == digest and page.exists():
                 return before, False
-            made, results = grade(
-                assignment, checker, student.student, Path(folder), student.submitted, student.problems
-            )
+            about = (student.student, Path(folder), student.submitted, student.problems)
+            made, results = grade(assignment, checker, *about)
         made = replace(made, digest=digest)
         _write(page, reports.feedback(assignment.title, made, results))
         _write(path, json.dumps(made.as_json(), indent=1))
@@ -88,7 +87,7 @@ def grade_class(
     grades: dict[str, Grade] = {}
     pool = ThreadPoolExecutor(runner.n_worker)
     try:
-        for future in as_completed([pool.submit(one, student) for student in students]):
+        for future in as_completed([pool.submit(graded, student) for student in students]):
             made, new = future.result()
             grades[made.student] = made
             done(made, new)

@@ -9,12 +9,12 @@ submissions/lovelaceada_LATE_123_456_hw.ipynb              as Canvas names them
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 import stat
 import zipfile
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -51,51 +51,48 @@ class HandIn:
     def copy_to(self, folder: Path) -> str:
         """Copy what may be an answer or lies beside one, code first; a digest of names and contents."""
         self.problems.clear()
-        with contextlib.ExitStack() as archives:
+        room, digest = MOST_BYTES, hashlib.sha256()
+        with ExitStack() as archives:
             members = [member for source in self.sources for member in self._members(source, archives)]
-            return self._copied(members, folder)
-
-    def _copied(self, members: list[Member], folder: Path) -> str:
-        left, digest = MOST_BYTES, hashlib.sha256()
-        members.sort(key=lambda member: (not member[0].endswith(CODE), member[0]))
-        for name, opened in members[:MOST_FILES]:
-            try:
-                with opened() as file:
-                    data = file.read(left + 1)
-                if len(data) > left:
-                    text = f"{name} and what comes after it were left out: more than {MOST_BYTES >> 20} MB."
-                    self.problems.append(text)
-                    break
-                path = folder.joinpath(*name.split("/"))
-                while path.exists():  # in a folder and in a zip beside it: both are answers
-                    path = path.parent / "again" / path.name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-            # zlib, bz2 and lzma have errors of their own, and so have encrypted files and odd names.
-            except Exception as error:
-                self.problems.append(f"{name[:200]!r} cannot be read: {error}.")
-                continue
-            left -= len(data)
-            digest.update(f"{name}\0{len(data)}\0".encode(errors="replace") + data)
+            members.sort(key=lambda member: (not member[0].endswith(CODE), member[0]))
+            for name, opened in members[:MOST_FILES]:
+                try:
+                    with opened() as file:
+                        data = file.read(room + 1)
+                    if len(data) > room:
+                        most = f"more than {MOST_BYTES >> 20} MB"
+                        self.problems.append(f"{name} and what comes after it were left out: {most}.")
+                        break
+                    path = folder.joinpath(*name.split("/"))
+                    while path.exists():  # in a folder and in a zip beside it: both are answers
+                        path = path.parent / "again" / path.name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(data)
+                # zlib, bz2 and lzma have errors of their own, and so have encrypted files and odd names.
+                except Exception as error:
+                    self.problems.append(f"{name[:200]!r} cannot be read: {error}.")
+                    continue
+                room -= len(data)
+                digest.update(f"{name}\0{len(data)}\0".encode(errors="replace") + data)
         if len(members) > MOST_FILES:
             self.problems.append(f"{len(members) - MOST_FILES} files were left out: more than {MOST_FILES}.")
         return digest.hexdigest()
 
-    def _members(self, path: Path, archives: contextlib.ExitStack) -> Iterator[Member]:
+    def _members(self, path: Path, archives: ExitStack) -> Iterator[Member]:
         """The files of a file, folder or zip; those of a folder by their names below it."""
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             self.problems.append(f"{path.name!r} was left out: it is a link, or no file.")
         elif path.is_dir():
             for inner in sorted(path.iterdir()):
                 if _is_kept(inner.name):
-                    above, inside = f"{inner.name}/" * inner.is_dir(), self._members(inner, archives)
-                    yield from ((above + name, opened) for name, opened in inside)
+                    above = f"{inner.name}/" * inner.is_dir()
+                    yield from ((above + name, opened) for name, opened in self._members(inner, archives))
         elif path.suffix.lower() == ".zip":
             yield from self._zipped(path, archives)
         else:
             yield path.name, partial(path.open, "rb")
 
-    def _zipped(self, path: Path, archives: contextlib.ExitStack) -> Iterator[Member]:
+    def _zipped(self, path: Path, archives: ExitStack) -> Iterator[Member]:
         try:
             if path.stat().st_size > MOST_BYTES:
                 raise LoadError(f"it is larger than {MOST_BYTES >> 20} MB")
@@ -125,10 +122,9 @@ def hand_ins(folder: Path, stems: Collection[str]) -> list[HandIn]:
         raise LoadError(f"{folder} is no folder: submissions are folders, zips or files in one.")
     students: dict[str, HandIn] = {}
     for path in sorted(folder.iterdir()):
-        if not _is_kept(path.name) or (path.is_file() and path.suffix.lower() not in (".zip", *CODE)):
-            continue
-        name = student_of(path.name if path.is_dir() else path.stem, stems)
-        students.setdefault(name, HandIn(name)).sources.append(path)
+        if _is_kept(path.name) and (path.suffix.lower() in (".zip", *CODE) or not path.is_file()):
+            name = student_of(path.name if path.is_dir() else path.stem, stems)
+            students.setdefault(name, HandIn(name)).sources.append(path)
     if not students:
         raise LoadError(f"{folder} holds no submission: no folder, zip, .py or .ipynb file.")
     return list(students.values())
@@ -142,12 +138,11 @@ def student_of(name: str, stems: Collection[str]) -> str:
     >>> student_of("lovelaceada_LATE_123_456_homework", [])
     'lovelaceada_123'
     """
-    for pattern in (MOODLE, CANVAS):
-        if match := pattern.match(name):
-            return f"{match['name']}_{match['number']}"
+    if match := MOODLE.match(name) or CANVAS.match(name):
+        return f"{match['name']}_{match['number']}"
     for stem in sorted(stems, key=len, reverse=True):
-        pattern = re.compile(rf"^(?P<before>.*?)[ _.-]*{re.escape(stem)}[ _.-]*(?P<after>.*)$", re.IGNORECASE)
-        if match := pattern.match(name.replace("-", "_")):
+        pattern = rf"(?i)^(?P<before>.*?)[ _.-]*{re.escape(stem)}[ _.-]*(?P<after>.*)$"
+        if match := re.match(pattern, name.replace("-", "_")):
             # Of `masked_softmax`, and of `masked_softmax (1)`, nobody's name is left.
             who = name[: len(match["before"])] or name[len(name) - len(match["after"]) :]
             return who if re.search(r"[^\W\d]", who) else name

@@ -72,12 +72,12 @@ class Mark:
     @property
     def reasons(self) -> list[str]:
         """Why points are missing, for the student: a line for each kind of check that failed."""
-        kinds_failed: dict[tuple[str, bool], list[Line]] = {}
+        failed: dict[tuple[str, bool], list[Line]] = {}
         for line in self.lines:
             if not line.passed:
-                kinds_failed.setdefault((line.kind, line.hidden), []).append(line)
+                failed.setdefault((line.kind, line.hidden), []).append(line)
         reasons = [*self.said]
-        for (kind, _), lines in kinds_failed.items():
+        for (kind, _), lines in failed.items():
             names = ", ".join(line.name for line in lines[:MOST_NAMES])
             more = f" and {len(lines) - MOST_NAMES} more" if lines[MOST_NAMES:] else ""
             reasons.append(f"{kind}: {names}{more}: {lines[0].told}")
@@ -124,15 +124,19 @@ class Grade:
 
 def grade_of(data: Mapping[str, Any]) -> Grade:
     """The grade that `as_json` wrote."""
-    fields = {key: value for key, value in data.items() if key not in ("points", "out_of")}
-    marks = []
-    for mark in fields.pop("marks"):
-        lines = tuple(Line(**line) for line in mark["lines"])
-        mistakes = tuple((name, say) for name, say in mark["mistakes"])
-        marks.append(Mark(**{**mark, "lines": lines, "mistakes": mistakes, "said": tuple(mark["said"])}))
-    deductions = tuple((why, points) for why, points in fields.pop("deductions"))
-    problems = tuple(fields.pop("problems"))
-    return Grade(marks=tuple(marks), deductions=deductions, problems=problems, **fields)
+    fields = _tuples({key: value for key, value in data.items() if key not in ("points", "out_of")})
+    marks = [
+        Mark(**{**mark, "lines": tuple(Line(**line) for line in mark["lines"])})
+        for mark in fields.pop("marks")
+    ]
+    return Grade(marks=tuple(marks), **fields)
+
+
+def _tuples(value: Any) -> Any:
+    """What JSON holds, with tuples for its lists."""
+    if isinstance(value, dict):
+        return {key: _tuples(inside) for key, inside in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def share(part: Part, lines: Iterable[Line], of_all: Iterable[Line]) -> float:
@@ -146,9 +150,9 @@ def share(part: Part, lines: Iterable[Line], of_all: Iterable[Line]) -> float:
     values = passed.pop("values")
     weight = part.weights["values"] if values else 0.0
     values = values or [line.passed for line in of_all if line.kind == "values"]
-    others = {kind: sum(given) / len(given) for kind, given in passed.items() if given}
+    others = {kind: sum(results) / len(results) for kind, results in passed.items() if results}
     whole = weight + sum(part.weights[kind] for kind in others)
-    earned = weight + sum(part.weights[kind] * had for kind, had in others.items())
+    earned = weight + sum(part.weights[kind] * passed_share for kind, passed_share in others.items())
     right = sum(values) / max(1, len(values))
     return right * (earned / whole if whole else 1.0) * (1.0 if right == 1 else part.wrong_keeps)
 
@@ -156,29 +160,23 @@ def share(part: Part, lines: Iterable[Line], of_all: Iterable[Line]) -> float:
 def hidden_out_of(part: Part) -> float:
     """The points that hidden checks give: all, where everything hangs on one, or no value is seen."""
     items, kind_of = part.exercise.checks.items, kinds(part)
-    hidden = {item.name for item in items if item.hidden or _is_hidden(part, item.name, kind_of[item.name])}
+    hidden = {item.name for item in items if item.hidden or part.hides(item.name, kind_of[item.name])}
     values = {item.name for item in items if kind_of[item.name] == "values"}
     if not hidden and not part.hidden:
         return 0.0
     return round(part.points * (1.0 if part.all_or_nothing or values <= hidden else part.hidden_share), 2)
 
 
-def _is_hidden(part: Part, name: str, kind: str) -> bool:
-    return name in part.hidden or kind in part.hidden
-
-
 def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Result]:
     """The mark of an answer, and its result with the checks that count in this assignment."""
     kind_of, answer = kinds(part), written.answer(submission, part.exercise)
-    dropped = {AS_THE_TASK_SAYS} if part.conventions == "free" else set()
-    dropped |= {SHAPE_COMMENTS} if part.comments == "free" else set()
+    rules = {AS_THE_TASK_SAYS: part.conventions, SHAPE_COMMENTS: part.comments}
     checks, lines, notes = [], [], list(result.conventions)
     for check in result.checks:
-        kind = kind_of.get(check.name, "values")
-        if check.name not in dropped:
-            check = replace(check, hidden=check.hidden or _is_hidden(part, check.name, kind))
-            checks.append(check)
-            lines.append(Line(check.name, kind, check.passed, check.message, check.hidden))
+        if rules.get(check.name) != "free":
+            kind = kind_of.get(check.name, "values")
+            checks.append(replace(check, hidden=check.hidden or part.hides(check.name, kind)))
+            lines.append(Line(check.name, kind, check.passed, check.message, checks[-1].hidden))
         elif not check.passed:
             notes.append(check.message)
     if part.comments == "required" and not written.n_comment(answer):
@@ -191,24 +189,26 @@ def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Resu
     seen, unseen = ([line for line in lines if line.hidden == hidden] for hidden in (False, True))
     if all(line.passed for line in seen):  # a name for it would tell what is hidden
         result = replace(result, mistakes=(), nearest="")
-    said = [named.sentence for named in result.mistakes] + ([result.nearest] if result.nearest else [])
+    said = [named.sentence for named in result.mistakes] + [result.nearest] * bool(result.nearest)
     of_hidden = hidden_out_of(part)
     hidden_points = round(of_hidden * share(part, unseen, lines), 2)
     points = hidden_points + round((part.points - of_hidden) * share(part, seen, seen), 2)
     status = PASSED if failed is None else PARTLY if points else WRONG
-    refused = written.refused(submission, answer, part.allow, part.forbid)
     n_line = written.n_line(answer)
     if written.untouched(answer, part.exercise):
-        status, points, hidden_points, said, say = UNTOUCHED, 0.0, 0.0, [], {}
-    elif refused:
+        status, said, say = UNTOUCHED, [], {}
+    elif refused := written.refused(submission, answer, part.allow, part.forbid):
         names = f"this exercise does not allow {', '.join(refused)}."
-        status, points, hidden_points, said, say = REFUSED, 0.0, 0.0, [names], {"not allowed": names}
+        status, said, say = REFUSED, [names], {"not allowed": names}
     elif status == PASSED and n_line <= part.few_lines:
         points, hidden_points = points + part.bonus, hidden_points + (part.bonus if of_hidden else 0.0)
         said += [] if of_hidden else [f"{n_line} lines of code: a bonus of {part.bonus:g} points."]
-    earned = (round(points, 2), hidden_points, of_hidden)
-    told = (tuple(lines), tuple(say.items()), tuple(said))
-    marked = Mark(part.exercise.id, part.points, status, *earned, result.file, *told)
+    if status in (UNTOUCHED, REFUSED):
+        points = hidden_points = 0.0
+    earned = (status, round(points, 2), hidden_points, of_hidden)
+    marked = Mark(
+        part.exercise.id, part.points, *earned, result.file, tuple(lines), tuple(say.items()), tuple(said)
+    )
     return marked, replace(result, checks=tuple(checks), conventions=tuple(notes))
 
 
@@ -226,9 +226,9 @@ def grade(
     """
     paths = [path for path in sorted(folder.rglob("*")) if path.suffix in CODE and path.is_file()]
     by_name = {visible(str(path)): path for path in paths}  # as results name them
-    answers: dict[str, list[tuple[Mark, Result]]] = {}
-    problems = [*problems, *([] if paths else ["no .py or .ipynb file was handed in."])]
     files = [str(path) for path in paths]
+    problems = [*problems, *([] if files else ["no .py or .ipynb file was handed in."])]
+    answers: dict[str, list[tuple[Mark, Result]]] = {id: [] for id in assignment.parts}
     for result in checker.check_files(files, maybe=files):
         path = by_name[result.file]
         shown = replace(result, file=path.relative_to(folder).as_posix())
@@ -236,19 +236,18 @@ def grade(
             problems.append(f"{shown.file}: {result.checks[0].message}")
         if result.exercise is None:
             problems += [check.message.replace(f"{folder}/", "") for check in result.checks]
-            continue
-        marked = mark(assignment.parts[result.exercise], read(path), shown)
-        answers.setdefault(result.exercise, []).append(marked)
+        else:
+            answers[result.exercise].append(mark(assignment.parts[result.exercise], read(path), shown))
     marks, results = [], []
     for id, part in assignment.parts.items():
-        given = sorted(answers.get(id, []), key=lambda pair: (-pair[0].points, pair[0].status == UNTOUCHED))
-        if not given:
+        best_first = sorted(answers[id], key=lambda pair: (-pair[0].points, pair[0].status == UNTOUCHED))
+        if not best_first:
             marks.append(Mark(id, part.points, hidden_out_of=hidden_out_of(part)))
             continue
-        best, result = given[0]
-        if len(given) > 1:
-            others = ", ".join(other.file for other, _ in given[1:])
-            twice = f"Handed in {len(given)} times: {best.file} counts, and not {others}."
+        (best, result), *others = best_first
+        if others:
+            names = ", ".join(other.file for other, _ in others)
+            twice = f"Handed in {len(best_first)} times: {best.file} counts, and not {names}."
             best = replace(best, said=(*best.said, twice))
         marks.append(best)
         results.append(result)

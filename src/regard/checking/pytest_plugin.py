@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from regard.checking.marks import Line
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +35,7 @@ class AssignmentFile(pytest.File):
     """An assignment, whose answers are checked when it is collected."""
 
     def collect(self) -> Iterator[pytest.Item]:
+        """A test for each check, or one for an exercise that was not answered."""
         from regard.checking.assignment import load
         from regard.checking.grading import grade_one
         from regard.checking.runner import Runner
@@ -45,23 +43,23 @@ class AssignmentFile(pytest.File):
         with Runner(1) as runner:
             grade = grade_one(load(self.path), runner, self.config.invocation_params.dir)
         for mark in grade.marks:
-            for line in mark.lines or [None]:
-                name = f"{mark.exercise}: {line.name if line else 'answered'}"
-                said = mark.said if line else mark.reasons
-                yield CheckItem.from_parent(self, name=name, line=line, said=said)
+            checks = [(line.name, line.passed, [line.told, *mark.said]) for line in mark.lines]
+            for name, passed, reasons in checks or [("answered", False, mark.reasons)]:
+                failure = None if passed else "\n".join(reasons)
+                yield CheckItem.from_parent(self, name=f"{mark.exercise}: {name}", failure=failure)
 
 
 class CheckItem(pytest.Item):
-    """One check; without a line, that of an exercise that was not answered."""
+    """One check; `failure` says what is wrong where it did not pass."""
 
-    def __init__(self, *, line: Line | None, said: tuple[str, ...], **options: Any) -> None:
+    def __init__(self, *, failure: str | None, **options: Any) -> None:
         super().__init__(**options)
-        self.line, self.said = line, said
+        self.failure = failure
 
     def runtest(self) -> None:
         """Fail as the check did."""
-        if self.line is None or not self.line.passed:
-            pytest.fail("\n".join([*([self.line.told] if self.line else []), *self.said]), pytrace=False)
+        if self.failure is not None:
+            pytest.fail(self.failure, pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """Which check this is."""

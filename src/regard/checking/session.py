@@ -1,20 +1,171 @@
-"""Marks what a notebook has defined so far, from inside of it: for nbgrader, otter, and any cell.
+"""Answers checked and marked where they are written: in a notebook, or at a prompt.
 
-points("assignment.toml", "masked-softmax")              prints the reasons, and returns the points
-require("assignment.toml", "masked-softmax", "values")   raises with the reasons, unless these checks pass
+    regard.check(masked_softmax)       # a function or class of this notebook, or of a file
+    regard.check("homework.ipynb")     # every exercise that a file answers
+
+    points("assignment.toml", "masked-softmax")              # prints the reasons, and returns the points
+    require("assignment.toml", "masked-softmax", "values")   # raises unless these checks pass
+
+One worker stays warm for the session. It runs what the answer needs of the notebook, not the notebook.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
+import secrets
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from regard.checking.assignment import load
-from regard.checking.catalogue import pick
+from regard.checking.catalogue import catalogue, pick
+from regard.checking.check import Checker, Result
+from regard.checking.child.messages import Cell
 from regard.checking.grading import checker_of
 from regard.checking.marks import REFUSED, UNTOUCHED, Mark, mark
-from regard.checking.notebook import NAME, session, warm_runner
-from regard.checking.submission import answered, from_source
+from regard.checking.progress import Progress
+from regard.checking.quiz import warm_runner
+from regard.checking.submission import Submission, answered, as_cells, from_source, names_in, read, tree_of
+from regard.errors import ArgumentError
+
+NAME = "this notebook"  # what reports call it
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What checking gave: the last value of a notebook's cell shows itself, with pictures."""
+
+    results: tuple[Result, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything passed."""
+        return all(result.passed for result in self.results)
+
+    def __repr__(self) -> str:
+        """The report as the terminal has it."""
+        from rich.console import Console
+
+        from regard.checking.reports.terminal import print_result
+
+        console = Console(width=100, highlight=False, color_system=None, force_jupyter=False)
+        with console.capture() as printed:
+            for result in self.results:
+                print_result(console, result)
+        return printed.get().rstrip()
+
+    def _repr_html_(self) -> str:
+        from regard.checking.reports.html import cell
+
+        return cell(list(self.results))
+
+
+def check(
+    answer: object, exercise: str | None = None, *, seed: int | None = None, strict: bool = False
+) -> Report:
+    """Check a function or class, or the `.py` or `.ipynb` file of that path, and name its mistakes.
+
+    `exercise` says what is answered where the name does not. Inputs are fresh at every call; `seed` repeats
+    them. With `strict`, conventions other than the task's fail.
+    """
+    if isinstance(answer, str | Path):
+        return _report(read(answer), exercise, seed, strict)
+    if not (inspect.isfunction(answer) or inspect.isclass(answer)):
+        raise ArgumentError(
+            "check takes a function, a class, or the path of a file. "
+            f"Got an object of type {type(answer).__name__}"
+            + (": its class is what you wrote." if type(answer).__module__ == "__main__" else ".")
+        )
+    names = [answer.__name__]
+    here = _shell() is not None and answer.__module__ == "__main__"
+    return _report(session(names) if here else _module(answer), exercise, seed, strict, names)
+
+
+def _module(answer: Any) -> Submission:
+    """The file that defines an answer."""
+    try:
+        file = inspect.getsourcefile(answer)
+    except TypeError:
+        file = None
+    if file is None or not Path(file).is_file():
+        raise ArgumentError(
+            f"the source of {answer.__name__} is not at hand: write it in a file or in a notebook's cell."
+        )
+    return read(file)
+
+
+def check_cell(source: str, exercise: str | None, *, seed: int | None, strict: bool) -> Report:
+    """Check what a cell defines that this notebook has just run."""
+    cells, _, _ = as_cells([source])
+    names = {name for cell in cells for statement in tree_of(cell).body for name in names_in(statement)[0]}
+    return _report(session(names), exercise, seed, strict, names)
+
+
+def _report(
+    submission: Submission, exercise: str | None, seed: int | None, strict: bool, names: Iterable[str] = ()
+) -> Report:
+    """The report on what a submission answers; of the exercises that want other names than these, nothing."""
+    exercises = catalogue()
+    if exercise is not None:
+        pick(exercises, exercise)
+    fresh = secrets.randbelow(2**31) if seed is None else seed
+    meant = {id: known for id, known in exercises.items() if set(known.names) & set(names)}
+    checker = Checker(meant if meant and exercise is None else exercises, warm_runner(), fresh, strict=strict)
+    results = tuple(checker.check_files([submission], exercise))
+    progress = Progress()
+    for result in results:
+        progress.note(result)
+    if reason := progress.save():
+        print(reason, file=sys.stderr)
+    return Report(results)
+
+
+def _shell() -> Any:
+    """The notebook or IPython that this runs in, or None."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
+def session(names: Iterable[str]) -> Submission:
+    """What this notebook has executed so far of what these names need."""
+    shell = _shell()
+    if shell is None:
+        raise ArgumentError("this is no notebook: give the text of the answer, or its file.")
+    history = [source for source in shell.history_manager.input_hist_raw if source.strip()]
+    cells, _, _ = as_cells(history)  # what failed to parse was never executed
+    return Submission(NAME, needed(cells, names), folder=str(Path.cwd()))
+
+
+def needed(cells: Iterable[Cell], names: Iterable[str]) -> tuple[Cell, ...]:
+    """The cells with only those statements that define the names, and what they use in turn.
+
+    >>> [cell.source for cell in needed([Cell("", "a = 1\\nb = a\\nc = 2")], ["b"])]
+    ['a = 1\\nb = a']
+    """
+    statements = [(cell, statement) for cell in cells for statement in tree_of(cell).body]
+    bound_and_used = [names_in(statement) for _, statement in statements]
+    wanted, kept = {*names, "*"}, set[int]()
+    while more := {at for at, (bound, _) in enumerate(bound_and_used) if at not in kept and bound & wanted}:
+        kept |= more
+        wanted = wanted.union(*(bound_and_used[at][1] for at in more))
+    inside: dict[Cell, list[ast.stmt]] = {}
+    for at in sorted(kept):
+        inside.setdefault(statements[at][0], []).append(statements[at][1])
+    return tuple(Cell(cell.label, _only(cell.source, parts)) for cell, parts in inside.items())
+
+
+def _only(source: str, statements: list[ast.stmt]) -> str:
+    """The source with every line blank that is of none of these statements, so that line numbers stay."""
+    lines = source.splitlines()
+    kept = [""] * len(lines)
+    for statement in statements:
+        first = min([statement.lineno, *(part.lineno for part in getattr(statement, "decorator_list", []))])
+        last = statement.end_lineno or first
+        kept[first - 1 : last] = lines[first - 1 : last]
+    return "\n".join(kept).rstrip()
 
 
 def points(assignment: str, id: str, source: str | None = None) -> float:
@@ -37,19 +188,18 @@ def require(assignment: str, id: str, kind: str, source: str | None = None) -> N
 
 def _mark(path: str, id: str, source: str | None) -> Mark:
     """The mark of a text, or of what this notebook has run of the answer."""
+    exercise = pick(load(path).exercises, id)
     if source is None:
-        wanted = pick(load(path).exercises, id).names
-        source = "\n\n".join(cell.source for cell in session(wanted).cells)
+        source = "\n\n".join(cell.source for cell in session(exercise.names).cells)
     return _mark_of(path, id, source)
 
 
 @cache
 def _mark_of(path: str, id: str, source: str) -> Mark:
     assignment = load(path)
-    pick(assignment.exercises, id)
     submission = from_source(source, NAME, str(Path.cwd()))
-    checker = checker_of(assignment, warm_runner())
-    answers = answered(submission, checker.exercises, None)
-    mine = [answer for answer in answers if answer.exercise.id == id]
-    part = assignment.parts[id]
-    return mark(part, submission, checker.check(submission, mine[-1]))[0] if mine else Mark(id, part.points)
+    checker, part = checker_of(assignment, warm_runner()), assignment.parts[id]
+    answers = [answer for answer in answered(submission, checker.exercises) if answer.exercise.id == id]
+    if not answers:
+        return Mark(id, part.points)
+    return mark(part, submission, checker.check(submission, answers[-1]))[0]

@@ -33,15 +33,6 @@ def answer(submission: Submission, exercise: Exercise) -> list[Definition]:
     return list(parts.values())
 
 
-def _bare(node: ast.AST) -> ast.AST:
-    """A definition without its docstrings."""
-    node = ast.parse(ast.unparse(node))
-    for part in ast.walk(node):
-        if isinstance(part, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(part) is not None:
-            part.body = part.body[1:] or [ast.Pass()]
-    return node
-
-
 def untouched(parts: list[Definition], exercise: Exercise) -> bool:
     """Whether an answer is the starter as it was handed out."""
     written = {part.name: ast.dump(part.node) for part in parts}
@@ -50,7 +41,14 @@ def untouched(parts: list[Definition], exercise: Exercise) -> bool:
 
 def n_line(parts: list[Definition]) -> int:
     """Lines of code: comments, docstrings and empty lines do not count, and neither does `;` save any."""
-    return sum(len(ast.unparse(_bare(part.node)).splitlines()) for part in parts)
+    total = 0
+    for part in parts:
+        tree = ast.parse(ast.unparse(part.node))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+        total += len(ast.unparse(tree).splitlines())
+    return total
 
 
 def n_comment(parts: list[Definition]) -> int:
@@ -104,22 +102,15 @@ def style_findings(paths: list[Path], line_length: int) -> list[str] | None:
     ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
     if ruff is None:
         return None
-    options = [
-        "--isolated",
-        "--no-cache",
-        "--preview",
-        "--select=E,W",
-        f"--line-length={line_length}",
-        "--exit-zero",
-    ]
-    command = [ruff, "check", *options, "--output-format=json", "--", *map(str, paths)]
+    options = "--isolated --no-cache --preview --select=E,W --exit-zero --output-format=json".split()
+    command = [ruff, "check", *options, f"--line-length={line_length}", "--", *map(str, paths)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=RUFF_SECONDS)
-        found = json.loads(done.stdout)
+        findings = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return [
         f"{Path(finding['filename']).name}, line {finding['location']['row']}: {finding['message']}"
-        for finding in found
+        for finding in findings
         if str(finding["code"])[:1] in ("E", "W")
     ]

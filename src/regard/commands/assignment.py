@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from regard.commands import options
 from regard.commands.exercises import workers
-from regard.commands.options import Group, NewFile, json_option
+from regard.commands.options import FILE, FOLDER, READABLE, Group, NewFile
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError, LoadError
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 FORMS = ("notebook", "folder", "gradescope", "github", "otter", "nbgrader")
 MOST_LISTED = 12  # mistakes, on the terminal
-FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.group(cls=Group)
@@ -52,8 +52,7 @@ def new(file: Path, ids: tuple[str, ...], title: str | None) -> None:
 @click.argument("file", type=FILE)
 @click.option("--for", "form", type=click.Choice(FORMS), default="notebook", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write it.")
-@click.option("--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="gradescope: install regard from this wheel, not by its name.")  # fmt: skip
+@click.option("--wheel", type=READABLE, help="gradescope: install regard from this wheel, not by its name.")
 def build(file: Path, form: str, out: Path | None, wheel: Path | None) -> None:
     """Write what students get, or what a grader needs, for the assignment in FILE.
 
@@ -78,14 +77,14 @@ def build(file: Path, form: str, out: Path | None, wheel: Path | None) -> None:
 @assignment.command("grade")
 @click.argument("file", type=FILE)
 @click.argument("submissions", type=click.Path(exists=True, path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="marks", show_default=True,
+@click.option("--out", type=FOLDER, default="marks", show_default=True,
               help="The folder for marks and feedback.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1, 64), help="Answers that run at once; by default, the cores.")
 @click.option("--hide-solutions", is_flag=True, help="Run no answer that could read our solutions.")
 @click.option("--gradescope", type=NewFile(), help="SUBMISSIONS are one student's: write a results.json.")
 @click.option("--metadata", type=FILE, help="gradescope: a submission_metadata.json, for the time.")
 @click.option("--github", is_flag=True, help="SUBMISSIONS are one student's: annotate and summarise.")
-@json_option
+@options.as_json
 def grade(
     file: Path,
     submissions: Path,
@@ -103,34 +102,28 @@ def grade(
     --github the exit code is 1 unless everything passed.
     """
     with workers(jobs or os.cpu_count() or 1, must_confine=hide_solutions) as runner:
-        import torch
-
         from regard.checking.assignment import load
+        from regard.checking.grading import grade_one
+        from regard.checking.reports import marks
 
-        torch.set_num_threads(1)  # the work is small, and the workers need the cores
         loaded = load(file)
         if gradescope is None and not github:
-            grades = _graded(loaded, runner, submissions, out)
-            _print(loaded.title, grades, as_json)
+            _print(loaded.title, _graded(loaded, runner, submissions, out), as_json)
             if not as_json:
                 click.echo(f"Marks: {out / 'marks.csv'}. For the next lecture: {out / 'summary.html'}.")
             return
-        from regard.checking.grading import grade_one
-
-        one = grade_one(loaded, runner, submissions, _time(metadata))
-    from regard.checking.reports import marks
-
+        graded = grade_one(loaded, runner, submissions, _time(metadata))
     if gradescope is not None:
-        gradescope.write_text(marks.gradescope(loaded, one), encoding="utf-8", errors="replace")
+        gradescope.write_text(marks.gradescope(loaded, graded), encoding="utf-8", errors="replace")
     if as_json:
-        click.echo(json.dumps(one.as_json()))
+        click.echo(json.dumps(graded.as_json()))
     if github:
-        click.echo(marks.github_annotations(one), nl=False)
+        click.echo(marks.github_annotations(graded), nl=False)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            with open(summary, "a", encoding="utf-8") as file_of_step:
-                file_of_step.write(marks.github_summary(loaded.title, one))
-    click.echo(f"{one.points:g} of {one.out_of:g} points.", err=True)
-    raise SystemExit(0 if one.passed or not github else 1)
+            with open(summary, "a", encoding="utf-8") as step:
+                step.write(marks.github_summary(loaded.title, graded))
+    click.echo(f"{graded.points:g} of {graded.out_of:g} points.", err=True)
+    raise SystemExit(0 if graded.passed or not github else 1)
 
 
 def _graded(loaded: Assignment, runner: Runner, submissions: Path, out: Path) -> list[Grade]:
@@ -142,20 +135,19 @@ def _graded(loaded: Assignment, runner: Runner, submissions: Path, out: Path) ->
     from regard.checking.handin import hand_ins
     from regard.checking.starters import file_name
 
-    stems = [loaded.path.stem, *(Path(file_name(one)).stem for one in loaded.exercises.values())]
+    stems = [loaded.path.stem, *(Path(file_name(exercise)).stem for exercise in loaded.exercises.values())]
     students = hand_ins(submissions, stems)
-    n_new = 0
+    made: list[bool] = []
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("Grading", total=len(students))
 
         def done(grade: Grade, new: bool) -> None:
-            nonlocal n_new
-            n_new += new
+            made.append(new)
             bar.update(task, advance=1, description=f"Graded {grade.student[:24]}")
 
         grades = grade_class(loaded, runner, students, out, done)
-    if n_new < len(grades):
-        click.echo(f"{len(grades) - n_new} of {len(grades)} had not changed since the last time.", err=True)
+    if not all(made):
+        click.echo(f"{made.count(False)} of {len(made)} had not changed since the last time.", err=True)
     return grades
 
 
@@ -171,12 +163,12 @@ def _time(metadata: Path | None) -> datetime | None:
 
 @assignment.command("report")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default="marks")
-@json_option
+@options.as_json
 def report(folder: Path, as_json: bool) -> None:
     """Show what FOLDER holds, and write its CSV, JSON and page again from each student's marks."""
     from regard.checking.grading import kept, write_reports
 
-    grades = [one for path in sorted((folder / "students").glob("*.json")) if (one := kept(path)) is not None]
+    grades = [grade for path in sorted((folder / "students").glob("*.json")) if (grade := kept(path))]
     if not grades:
         raise ArgumentError(f"{folder} holds no marks: regard assignment grade writes them.")
     try:
@@ -188,7 +180,7 @@ def report(folder: Path, as_json: bool) -> None:
 
 
 def _print(title: str, grades: Sequence[Grade], as_json: bool) -> None:
-    """The class on the terminal: a row for each exercise, and the mistakes that most made."""
+    """The class on the terminal: its mean, and the mistakes that most made."""
     from regard.checking.reports import marks
 
     if as_json:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import NewFile, file_text, json_option, load_model, model_options, picture_option
+from regard.commands import options
+from regard.commands.options import FOLDER, Model, NewFile
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 from regard.lab.texts import TEXTS
@@ -34,32 +35,26 @@ SHOWN = {  # measures of the table and their headings, the first as far as the t
     "punctuation": "punct",
     "rare": "rare",
 }
-
-
 SORTING = ("layer", "label", "positional", "entropy", "largest", "same", "distance", *SHOWN)
 
 
 @click.command()
-@click.argument("text", required=False)
-@model_options("minilm")
-@click.option("--texts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A text a line.")
+@options.text(required=False)
+@options.model("minilm")
+@options.texts
 @click.option("--against", type=click.Choice(["random"]), help="Beside the same shape with random weights.")
 @click.option("--sort", type=click.Choice(SORTING), default="layer", show_default=True,
               help="What the table is sorted by.")  # fmt: skip
 @click.option("--top", type=click.IntRange(0), default=24, show_default=True, help="Rows printed; 0: all.")
-@picture_option
+@options.picture
 @click.option("--csv", "csv_path", type=NewFile(allow_dash=True),
               help="Write all heads there; - prints them, and nothing else.")  # fmt: skip
-@click.option("--state", type=NewFile(),
-              help="Keep what is done in this file, and go on from it.")  # fmt: skip
-@json_option
+@click.option("--state", type=NewFile(), help="Keep what is done in this file, and go on from it.")
+@options.as_json
 def heads(
     text: str | None,
-    model: str,
-    random: bool,
-    seed: int,
-    device: str,
-    texts: Path | None,
+    model: Model,
+    texts: list[str],
     against: str | None,
     sort: str,
     top: int,
@@ -74,35 +69,35 @@ def heads(
     would give on the same text. Most heads get none. Without TEXT a few built-in ones are read. TEXT may
     name a .trace file, of any model, which is measured as it is.
     """
-    piped = csv_path is not None and str(csv_path) == "-"
+    piped = csv_path == Path("-")
     if piped and as_json:
         raise ArgumentError("--csv - and --json both print: give one of them.")
-    from regard.heads import RULES, columns_of, label, measure
+    from regard.heads import RULES, columns_of, label, measure, survey
     from regard.heads.labels import share_labelled
 
-    trace_path = None if text is None or not text.endswith(".trace") else Path(text)
-    if trace_path is not None and trace_path.is_file():
-        if texts is not None or against is not None or state is not None or random:
+    if text is not None and text.endswith(".trace") and Path(text).is_file():
+        if texts or against or state or model.random:
             raise ArgumentError(
                 "a trace holds its text and what its model saw: it goes without --texts, --against, --state "
                 "and --random."
             )
         from regard.tracing.traces import Trace
 
-        saved = Trace.load(trace_path)
-        name, n_text = str(saved.facts.get("name", trace_path.name)), saved.n_batch
+        saved = Trace.load(text)
+        name, n_text = str(saved.facts.get("name", Path(text).name)), saved.n_batch
         measures = {name: measure(saved)}
         labels = {name: label(measures[name])}
     else:
-        lines = _texts(text, texts)
-        loaded = load_model(model, random, seed, device)
+        if text is not None and texts:
+            raise ArgumentError("give TEXT or --texts, not both.")
+        lines = texts or ([text] if text is not None else list(TEXTS))
+        loaded = model.load()
         from regard.files.loading import untrained
-        from regard.heads import survey
 
         name, n_text = loaded.facts.name, len(lines)
         surveys = {name: survey(loaded, lines, state=state, progress=not as_json)}
         if against is not None:
-            surveys["random weights"] = survey(untrained(loaded, seed), lines, progress=not as_json)
+            surveys["random weights"] = survey(untrained(loaded, model.seed), lines, progress=not as_json)
         measures = {of: surveyed.measures for of, surveyed in surveys.items()}
         labels = {of: surveyed.labels() for of, surveyed in surveys.items()}
     missing_glyphs = out is not None and _draw_labels(measures, labels, out)
@@ -115,22 +110,17 @@ def heads(
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     shares = {of: share_labelled(of_model) for of, of_model in labels.items()}
     if as_json:
-        said = {
-            "model": name,
-            "n_text": n_text,
-            "heads": [{key: _json_number(value) for key, value in row.items()} for row in rows],
-            "shares": shares,
-            "rules": [
-                {"label": r.label, "measure": r.measure, "threshold": str(r.threshold), "source": r.source}
-                for r in RULES
-            ],
-            "png": None if out is None else str(out),
-        }
-        click.echo(json.dumps(said))
+        rules = [
+            {"label": r.label, "measure": r.measure, "threshold": str(r.threshold), "source": r.source}
+            for r in RULES
+        ]
+        numbers = [{key: _json_number(value) for key, value in row.items()} for row in rows]
+        whole = {"model": name, "n_text": n_text, "heads": numbers, "shares": shares, "rules": rules}
+        click.echo(json.dumps({**whole, "png": out and str(out)}))
         return
     _print_heads(rows, sort, top, n_text)
-    shown = [one for one in shares[name] if any(share[one] for share in shares.values())]
-    cells = ([one, *(f"{100 * share[one]:.0f} %" for share in shares.values())] for one in shown)
+    labels_shown = [one for one in shares[name] if any(share[one] for share in shares.values())]
+    cells = ([one, *(f"{100 * share[one]:.0f} %" for share in shares.values())] for one in labels_shown)
     print_table(["label", *shares], cells, right=shares, title="Share of heads")
     n_row = int(measures[name].n_query["entropy"].max())
     if n_row < FEW_ROWS:
@@ -143,22 +133,18 @@ def heads(
 
 
 @click.command()
-@model_options("smollm2")
-@click.option("--texts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A text a line.")
+@options.model("smollm2")
+@options.texts
 @click.option("--shares", default="0,0.1,0.2,0.3,0.4,0.5", show_default=True,
               help="Shares of heads to remove.")  # fmt: skip
-@picture_option
-@click.option("--save", "folder", type=click.Path(file_okay=False, path_type=Path),
-              help="Write a pruned model into this folder, for --model.")  # fmt: skip
+@options.picture
+@click.option("--save", "folder", type=FOLDER, help="Write a pruned model into this folder, for --model.")
 @click.option("--remove", type=click.FloatRange(0, 1), default=0.1, show_default=True,
               help="The share of heads that the saved model lacks.")  # fmt: skip
-@json_option
+@options.as_json
 def prune(
-    model: str,
-    random: bool,
-    seed: int,
-    device: str,
-    texts: Path | None,
+    model: Model,
+    texts: list[str],
     shares: str,
     out: Path | None,
     folder: Path | None,
@@ -170,14 +156,14 @@ def prune(
     Importance is the gradient's (Michel et al. 2019), from half of the texts; the loss is that of
     the other half. Beside it stand a random order and the most important first.
     """
-    lines = _texts(None, texts)
+    lines = texts or list(TEXTS)
     if len(lines) < 2:
         raise ArgumentError("two texts at least: one half finds importance, the other the loss.")
     try:
-        wanted = [float(share) for share in shares.split(",")]
+        removed = [float(share) for share in shares.split(",")]
     except ValueError as error:
         raise ArgumentError(f"--shares must be numbers with commas between. Got {shares!r}.") from error
-    loaded = load_model(model, random, seed, device)
+    loaded = model.load()
     from regard.drawing.figures import curves, save_figure
     from regard.heads import importance, prune, pruning_curve, ranked_heads, save_pruned
     from regard.heads.surveys import with_bar
@@ -185,12 +171,12 @@ def prune(
     importances = importance(loaded, lines[0::2])
     orders = ("least first", "random", "most first")
     drawn = [
-        pruning_curve(loaded, lines[1::2], importances, order=order, shares=wanted, seed=seed)
+        pruning_curve(loaded, lines[1::2], importances, order=order, shares=removed, seed=model.seed)
         for order in (orders if as_json else with_bar(orders, "pruning"))
     ]
     title = f"{loaded.facts.name}: heads removed"
     if out is not None:
-        percent = [100 * share for share in wanted]
+        percent = [100 * share for share in removed]
         named = {c.order.replace("first", "important first"): (percent, c.metric) for c in drawn}
         labels = {"x_label": "heads removed, %", "y_label": "loss (nats a token)"}
         save_figure(curves(named, title=title, **labels), out)
@@ -198,18 +184,15 @@ def prune(
         ranked = ranked_heads(loaded, importances)
         save_pruned(prune(loaded, ranked[: round(remove * len(ranked))]), folder)
     if as_json:
-        said = {
-            "model": loaded.facts.name,
-            "curves": [{"order": c.order, "share_removed": c.share_removed, "loss": c.metric} for c in drawn],
-            "importance": importances.tolist(),
-            "png": None if out is None else str(out),
-        }
-        click.echo(json.dumps(said))
+        as_data = [{"order": c.order, "share_removed": c.share_removed, "loss": c.metric} for c in drawn]
+        whole = {"model": loaded.facts.name, "curves": as_data, "importance": importances.tolist()}
+        click.echo(json.dumps({**whole, "png": out and str(out)}))
         return
     columns = ["heads removed", *orders]
+    losses = zip(*(curve.metric for curve in drawn), strict=True)
     rows = [
-        [f"{100 * share:.0f} %", *(f"{curve.metric[index]:.3f}" for curve in drawn)]
-        for index, share in enumerate(wanted)
+        [f"{100 * share:.0f} %", *(f"{loss:.3f}" for loss in row)]
+        for share, row in zip(removed, losses, strict=True)
     ]
     caption = "loss in nats a token; lower is better"
     print_table(columns, rows, right=columns, title=title, caption=caption)
@@ -217,22 +200,6 @@ def prune(
         click.echo(f"The picture is in {out}")
     if folder is not None:
         click.echo(f"A model without {100 * remove:.0f} % of its heads is in {folder}")
-
-
-def _texts(text: str | None, path: Path | None) -> list[str]:
-    """What is to be read."""
-    if text is not None and path is not None:
-        raise ArgumentError("give TEXT or --texts, not both.")
-    if text is not None:
-        if not text.strip():
-            raise ArgumentError("TEXT is empty: give at least a few words.")
-        return [text]
-    if path is None:
-        return list(TEXTS)
-    lines = [stripped for line in file_text(path).splitlines() if (stripped := line.strip())]
-    if not lines:
-        raise ArgumentError(f"{path} has no text: it needs one a line.")
-    return lines
 
 
 def _json_number(value: Any) -> Any:
@@ -257,52 +224,50 @@ def _draw_labels(measures: dict[str, Measures], labels: dict[str, list[HeadLabel
 
 def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -> None:
     """The table of heads, with as many measures as the terminal has room for."""
+    measure = [] if sort in ("layer", "label") else [sort]
     if sort == "label":
         rows = sorted(rows, key=lambda row: (row["label"] in ("none", "mixed"), row["label"]))
-    elif sort != "layer":
+    elif measure:
         rows = sorted(rows, key=lambda row: -math.inf if math.isnan(row[sort]) else row[sort], reverse=True)
     shown = rows[: top or None]
-    many = n_text > 1
-    names = {row["layer"]: _layer_name(row["layer"], rows) for row in rows}
-    room = shutil.get_terminal_size().columns - 40 - max(map(len, names.values())) - (12 if many else 0)
-    columns = list(dict.fromkeys([*([sort] if sort not in ("layer", "label") else []), *SHOWN]))
-    columns = columns[: max(1, room // 9)]
+    names = _layer_names({row["layer"] for row in rows})
+    interval = ["95 %"] * (n_text > 1)
+    room = shutil.get_terminal_size().columns - 40 - max(map(len, names.values())) - 12 * len(interval)
+    columns = list(dict.fromkeys([*measure, *SHOWN]))[: max(1, room // 9)]
     cells = []
     for row in shown:
         number = {name: "-" if value != value else f"{value:.2f}" for name, value in row.items()
                   if isinstance(value, float)}  # fmt: skip
-        interval = f"{number['low']}-{number['high']}" if number["low"] != "-" else "-"
-        cell = [names[row["layer"]], str(row["head"]), row["label"], number["score"], number["chance"],
-                *([interval] if many else []), *(number[column] for column in columns)]  # fmt: skip
+        number["95 %"] = f"{number['low']}-{number['high']}" if number["low"] != "-" else "-"
+        cell = [names[row["layer"]], str(row["head"]), row["label"]]
+        cell += [number[column] for column in ("score", "chance", *interval, *columns)]
         cells.append([click.style(text, dim=True) for text in cell] if row["label"] == "none" else cell)
-    numbers = ["score", "chance", *(["95 %"] if many else []), *(SHOWN.get(name, name) for name in columns)]
-    title = f"What {len(rows)} heads do, on {n_text} text{'s' if many else ''}"
+    numbers = ["score", "chance", *interval, *(SHOWN.get(name, name) for name in columns)]
+    title = f"What {len(rows)} heads do, on {n_text} text{'s' if n_text > 1 else ''}"
     print_table(["layer", "head", "label", *numbers], cells, right=["head", *numbers], title=title)
     if len(shown) < len(rows):
         click.echo(f"{len(rows) - len(shown)} more heads: --top 0 prints all, --sort chooses the first.")
 
 
-def _layer_name(name: str, rows: list[dict[str, Any]]) -> str:
-    """A layer's number where all are of one kind and side, else its name."""
-    kinds = {".".join(part for part in row["layer"].split(".") if not part.isdigit()) for row in rows}
-    numbers = [part for part in name.split(".") if part.isdigit()]
-    return numbers[0] if len(kinds) == 1 and len(numbers) == 1 else name
+def _layer_names(layers: set[str]) -> dict[str, str]:
+    """Layers by their numbers where all are of one kind and side, else by their names."""
+    numbers = {name: [part for part in name.split(".") if part.isdigit()] for name in layers}
+    kinds = {tuple(part for part in name.split(".") if not part.isdigit()) for name in layers}
+    one_kind = len(kinds) == 1
+    return {name: parts[0] if one_kind and len(parts) == 1 else name for name, parts in numbers.items()}
 
 
 @click.command()
-@click.argument("text")
-@model_options("smollm2")
+@options.text()
+@options.model("smollm2")
 @click.option("--target", help="The token to explain, as text; the likeliest if not said.")
 @click.option("--against", help="Another token: then the difference of their scores is explained.")
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Of each kind.")
-@picture_option
-@json_option
+@options.picture
+@options.as_json
 def why(
     text: str,
-    model: str,
-    random: bool,
-    seed: int,
-    device: str,
+    model: Model,
     target: str | None,
     against: str | None,
     top: int,
@@ -315,43 +280,43 @@ def why(
     switched off, and so are some at random: what changes the answer no more than those means
     nothing.
     """
-    if not text.strip():
-        raise ArgumentError("TEXT is empty: give at least a few words.")
-    loaded = load_model(model, random, seed, device)
+    loaded = model.load()
     from regard.experiments import why as explain
 
-    said = explain(loaded, text, target=target, against=against, top=top, seed=seed)
+    answer = explain(loaded, text, target=target, against=against, top=top, seed=model.seed)
     if out is not None:
         from regard.drawing.figures import save_figure
 
-        save_figure(said.figure(), out)
+        save_figure(answer.figure(), out)
     if as_json:
-        shown = {part.name: _json_number(getattr(said, part.name)) for part in fields(said)}
-        del shown["heads"], shown["layers"]  # the picture's
-        findings = [asdict(one) for one in said.findings]
-        click.echo(json.dumps({**shown, "findings": findings, "png": None if out is None else str(out)}))
+        whole = {part.name: _json_number(getattr(answer, part.name)) for part in fields(answer)}
+        del whole["heads"], whole["layers"]  # the picture's
+        whole |= {"findings": [asdict(finding) for finding in answer.findings], "png": out and str(out)}
+        click.echo(json.dumps(whole))
         return
-    rivals = ", ".join(f"{name!r} {chance:.1%}" for name, chance in said.likeliest)
+    rivals = ", ".join(f"{name!r} {chance:.1%}" for name, chance in answer.likeliest)
     click.echo(f"After {text!r}: {rivals}")
-    number = "log-probability" if said.against is None else f"score over {said.against!r}"
-    click.echo(f"Explained: {said.target!r}, {number} {said.score:.3f}. What changes it when switched off:")
+    number = "log-probability" if answer.against is None else f"score over {answer.against!r}"
+    click.echo(
+        f"Explained: {answer.target!r}, {number} {answer.score:.3f}. What changes it when switched off:"
+    )
     rows = [
         [
-            one.kind,
-            one.what,
-            "" if one.weight is None else f"{one.weight:.3f}",
-            "" if one.written is None else f"{one.written:+.3f}",
-            f"{one.estimated:+.3f}",
-            f"{one.ran:+.3f}{'' if one.beyond_chance else ' ?'}",
+            finding.kind,
+            finding.what,
+            "" if finding.weight is None else f"{finding.weight:.3f}",
+            "" if finding.written is None else f"{finding.written:+.3f}",
+            f"{finding.estimated:+.3f}",
+            f"{finding.ran:+.3f}{'' if finding.beyond_chance else ' ?'}",
         ]
-        for one in said.findings
+        for finding in answer.findings
     ]
     numbers = ("weight", "written", "estimated", "ran")
     print_table(("", "switched off", *numbers), rows, right=numbers)
-    levels = ", ".join(f"{kind} {value:.3f}" for kind, value in said.chance.items())
+    levels = ", ".join(f"{kind} {value:.3f}" for kind, value in answer.chance.items())
     click.echo(f"?: no more than parts drawn at random change it (19 of 20 change less than: {levels}).")
-    click.echo(f"Estimates and runs agree by rank: {said.agreement:.2f}. Estimates are of first order.")
-    if said.note:
-        click.echo(f"Not known: {said.note}")
+    click.echo(f"Estimates and runs agree by rank: {answer.agreement:.2f}. Estimates are of first order.")
+    if answer.note:
+        click.echo(f"Not known: {answer.note}")
     if out is not None:
         click.echo(f"The picture is in {out}")

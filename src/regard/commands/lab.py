@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import json_option, picture_option
+from regard.commands import options
+from regard.commands.options import FOLDER, SEED
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError, LoadError, UnsupportedError
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from regard.costs.count import Counted
     from regard.costs.model import Cost, Latent, Phase
     from regard.costs.roofline import Machine
-    from regard.lab.spec import Done, Experiment
     from regard.models.transformer import TransformerConfig
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -25,22 +26,27 @@ PHASES: dict[Phase, str] = {
     "prefill": "the whole context",
     "decode": "one token at the end of the context",
 }
+COLUMNS = {
+    "operations": "operations",
+    "bytes": "bytes",
+    "intensity": "ops/byte",
+    "seconds_at_least": "time ≥",
+}
 
 
 @click.command()
-@click.option(
-    "--model", default="smollm2", show_default=True, help="A family's name, or a folder or file of a model."
-)
+@click.option("--model", default="smollm2", show_default=True,
+              help="A family's name, or a folder or file of a model.")  # fmt: skip
 @click.option("--context", type=click.IntRange(1), default=2048, show_default=True, help="Tokens in all.")
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences at once.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option("--fused", is_flag=True, help="Scores stay in the kernel, as flash attention has it.")
 @click.option("--formulas", is_flag=True, help="Print each operation's formulas.")
-@picture_option
+@options.picture
 @click.option("--seconds", type=click.FloatRange(0.01), default=1.0, show_default=True,
               help="For each of the two measurements of this machine.")  # fmt: skip
 @click.option("--device", default="cpu", show_default=True, help="The device that is measured.")
-@json_option
+@options.as_json
 def cost(
     model: str,
     context: int,
@@ -90,38 +96,29 @@ def cost(
         raise UnsupportedError("; ".join(notes))
     changed = {} if isinstance(subject, Counted) or subject.kind != "decoder" else what_if(subject)
     others = {name: _totals(costed(to, "decode", latent), machine) for name, (to, latent) in changed.items()}
+    threads = f"{machine.n_thread} thread{'' if machine.n_thread == 1 else 's'}"
     if out is not None:
         drawn = [costs[phase] for phase in reversed(PHASES) if phase in costs and phase != "train"]
-        title = f"{model}: batch {batch}, context {context}, {dtype}, {_threads(machine)}"
+        title = f"{model}: batch {batch}, context {context}, {dtype}, {threads}"
         roofline.roofline_figure(drawn, machine, title=title).savefig(out, format="png")
+    phases = {
+        phase: {**_totals(whole, machine), "rows": _rows(whole, machine)} for phase, whole in costs.items()
+    }
     if as_json:
-        said = {
-            "model": model,
-            "machine": {
-                "peak": machine.peak,
-                "bandwidth": machine.bandwidth,
-                "threads": machine.n_thread,
-                "dtype": machine.dtype,
-                "device": machine.device,
-            },
-            "phases": {
-                phase: {**_totals(whole, machine), "rows": _rows(whole, machine)}
-                for phase, whole in costs.items()
-            },
-            "what_if": others,
-            "notes": notes,
-            "png": None if out is None else str(out),
-        }
-        click.echo(json.dumps(said))
+        about = asdict(machine)
+        about["threads"] = about.pop("n_thread")
+        whole = {"model": model, "machine": about, "phases": phases, "what_if": others, "notes": notes}
+        click.echo(json.dumps({**whole, "png": out and str(out)}))
         return
     first, short = next(iter(costs.values())), roofline.short_number
     size = f"{short(first.n_parameter)} parameters, {short(first.weight_bytes, 'B')}"
     click.echo(f"{model}: {size}; batch {batch}, context {context}")
     click.echo(
         f"This machine: {short(machine.peak)} operations/s, {short(machine.bandwidth, 'B/s')} read, "
-        f"{_threads(machine)}; below {machine.ridge:.1f} operations a byte an operation waits for memory."
+        f"{threads}; below {machine.ridge:.1f} operations a byte an operation waits for memory."
     )
-    _print_costs(costs, machine, formulas)
+    for phase, totals in phases.items():
+        _print_phase(f"{phase}: {PHASES[phase]}", totals, formulas)
     for note in notes:
         click.echo(note)
     if others:
@@ -189,47 +186,27 @@ def _rows(whole: Cost, machine: Machine) -> list[dict[str, Any]]:
     ]
 
 
-def _print_costs(costs: dict[Phase, Cost], machine: Machine, formulas: bool) -> None:
-    """A table for each phase."""
-    from regard.costs.roofline import short_number
-
-    numbers = ("operations", "bytes", "ops/byte", "time ≥")
-    for phase, whole in costs.items():
-        rows = _rows(whole, machine)
-        slowest = max(rows, key=lambda row: row["seconds_at_least"])
-        total = {**_totals(whole, machine), "name": "all", "waits_for": f"most: {slowest['name']}"}
-        cells = [
-            [
-                row["name"],
-                short_number(row["operations"]),
-                short_number(row["bytes"]),
-                f"{row['intensity']:.3g}",
-                _time(row["seconds_at_least"]),
-                row["waits_for"],
-            ]
-            for row in [*rows, total]
-        ]
-        columns = ("operation", *numbers, "waits for")
-        print_table(columns, cells, right=numbers, title=f"{phase}: {PHASES[phase]}", total=True)
-        for row in rows if formulas else ():
-            moved = f"numbers moved {row['numbers_formula']}"
-            click.echo(f"  {row['name']}: operations {row['operations_formula']}; {moved}")
+def _print_phase(title: str, totals: dict[str, Any], formulas: bool) -> None:
+    """A row for each operation of a phase, and one for all."""
+    rows = totals["rows"]
+    slowest = max(rows, key=lambda row: row["seconds_at_least"])
+    cells = [
+        [row["name"], *(_shown(key, row[key]) for key in COLUMNS), row["waits_for"]]
+        for row in [*rows, {**totals, "name": "all", "waits_for": f"most: {slowest['name']}"}]
+    ]
+    numbers = list(COLUMNS.values())
+    print_table(("operation", *numbers, "waits for"), cells, right=numbers, title=title, total=True)
+    for row in rows if formulas else ():
+        moved = f"numbers moved {row['numbers_formula']}"
+        click.echo(f"  {row['name']}: operations {row['operations_formula']}; {moved}")
 
 
 def _print_others(others: dict[str, dict[str, Any]]) -> None:
     """What one decoding step would cost with other attention."""
     from regard.costs.model import leading
-    from regard.costs.roofline import short_number
 
-    lines = {
-        "cache": [short_number(step["cache_bytes"], "B") for step in others.values()],
-        "bytes of a step": [short_number(step["bytes"], "B") for step in others.values()],
-        "operations": [short_number(step["operations"]) for step in others.values()],
-        "ops/byte": [f"{step['intensity']:.3g}" for step in others.values()],
-        "parameters": [short_number(step["parameters"]) for step in others.values()],
-        "time ≥": [_time(step["seconds_at_least"]) for step in others.values()],
-    }
-    cells = [[what, *values] for what, values in lines.items()]
+    lines = {"cache_bytes": "cache", "parameters": "parameters", **COLUMNS, "bytes": "bytes of a step"}
+    cells = [[what, *(_shown(key, step[key]) for step in others.values())] for key, what in lines.items()]
     title = "What if: one decoding step with other attention"
     print_table(["", *others], cells, right=others, title=title)
     for kind in ("multi-head", "grouped", "multi-query"):
@@ -238,72 +215,67 @@ def _print_others(others: dict[str, dict[str, Any]]) -> None:
     click.echo("b batch, n cached tokens, d model_dim, h heads, g key heads; b n h are the scores.")
 
 
-def _threads(machine: Machine) -> str:
-    return f"{machine.n_thread} thread{'' if machine.n_thread == 1 else 's'}"
+def _shown(key: str, value: float) -> str:
+    """A number of a cost, in a unit in which it is short."""
+    from regard.costs.roofline import short_number
 
-
-def _time(seconds: float) -> str:
+    if key == "intensity":
+        return f"{value:.3g}"
+    if key != "seconds_at_least":
+        return short_number(value, "B" if key.endswith("bytes") else "")
     for factor, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms")):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value * 1e6:.3g} us"
 
 
 @click.command()
 @click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="Run every experiment, and make one report.")
 @click.option("--quick", is_flag=True, help="A smaller run, of seconds.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path),
-              help="Write the page, with its figure, and the JSON into this folder.")  # fmt: skip
-@json_option
+@click.option("--seed", type=SEED, default=0, show_default=True)
+@click.option("--out", type=FOLDER, help="Write the page, with its figure, and the JSON into this folder.")
+@options.as_json
 def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None, as_json: bool) -> None:
     """Run the experiment NAME: prediction, measurement, figure and verdict. Without NAME, list them."""
     from regard.lab.catalogue import EXPERIMENTS, find
 
     if name is not None and every:
         raise ArgumentError(f"give NAME or --all, not both. Got {name!r} and --all.")
-    if name is None and not every and as_json:
-        click.echo(json.dumps(EXPERIMENTS))
-        return
     if name is None and not every:
+        if as_json:
+            click.echo(json.dumps(EXPERIMENTS))
+            return
         rows = [(str(number), *item) for number, item in enumerate(EXPERIMENTS.items(), 1)]
         print_table(("", "experiment", "claim"), rows)
         click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
         return
-    chosen = list(EXPERIMENTS) if name is None else [find(name).id]
+    chosen = [find(id) for id in (EXPERIMENTS if name is None else [name])]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    done = [_done(find(one), quick, seed, progress=not as_json) for one in chosen]
-    _tell(done, out, "report" if every else chosen[0].replace(" ", "-"), as_json)
-
-
-def _done(experiment: Experiment, quick: bool, seed: int, *, progress: bool) -> Done:
     from rich.console import Console
 
+    from regard.lab.pages import report
     from regard.lab.spec import perform
 
-    with Console(stderr=True, quiet=not progress).status(f"{experiment.id}: {experiment.claim}"):
-        done = perform(experiment, quick=quick, seed=seed)
-    if progress:
-        click.echo(f"{experiment.id}. {done.result.sentence}")
-    return done
-
-
-def _tell(done: list[Done], out: Path | None, name: str, as_json: bool) -> None:
-    """Print what came out, and write it into the folder where there is one."""
-    from regard.lab.pages import report
-
+    done = []
+    for experiment in chosen:
+        with Console(stderr=True, quiet=as_json).status(f"{experiment.id}: {experiment.claim}"):
+            done.append(perform(experiment, quick=quick, seed=seed))
+        if not as_json:
+            click.echo(f"{experiment.id}. {done[-1].result.sentence}")
     results = [run.as_json() for run in done]
-    whole = results[0] if len(results) == 1 else {"experiments": results}
-    files = {} if out is None else {kind: out / f"{name}.{kind}" for kind in ("html", "json")}
+    whole = {"experiments": results} if every else results[0]
+    files: dict[str, Path] = {}
     if out is not None:
+        stem = "report" if every else chosen[0].id.replace(" ", "-")
+        files = {kind: out / f"{stem}.{kind}" for kind in ("html", "json")}
         files["html"].write_text(report(done), encoding="utf-8")
         files["json"].write_text(json.dumps(whole, indent=2), encoding="utf-8")
     if as_json:
         click.echo(json.dumps({**whole, **{kind: str(path) for kind, path in files.items()}}))
         return
-    if len(done) > 1:
+    if every:
         n_confirmed = sum(run.result.verdict == "confirmed" for run in done)
         click.echo(f"{n_confirmed} of {len(done)} claims confirmed.")
     else:

@@ -7,24 +7,19 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.commands.options import (
-    NewFile,
-    file_text,
-    json_option,
-    model_options,
-    model_was_named,
-    offer_download,
-)
+from regard.commands import options
+from regard.commands.options import Model, NewFile, file_text, model_was_named
 from regard.errors import ArgumentError, LoadError
+from regard.tables import csv_text
 
 if TYPE_CHECKING:
     from regard.view.document import Document
-    from regard.view.models import Models
     from regard.view.session import Progress, Session
 
 SUGGEST = ["tired", "wide"]  # the word of the sentence that decides what "it" is (Levesque et al. 2012)
@@ -34,44 +29,60 @@ FILES = (".trace", ".txt", ".md")  # endings by which TEXT is known to be a file
 MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are measured before they are shown
 
 
+def _head_pair(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """Layer and head from words such as 3.7."""
+    if value is None:
+        return None
+    layer, _, head = value.partition(".")
+    if not (layer.isdecimal() and head.isdecimal()):
+        raise ArgumentError(f"--against is LAYER.HEAD, as in 3.7. Got {value!r}.")
+    return int(layer), int(head)
+
+
+def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
+    """Layers from words such as 0,2-4."""
+    numbers: set[int] = set()
+    try:
+        for part in value.split(",") if value is not None else ():
+            first, _, last = part.partition("-")
+            numbers.update(range(int(first), min(int(last or first), 10**4) + 1))
+    except ValueError as error:
+        raise ArgumentError(f"--layers must be numbers and ranges, as in 0,2-4. Got {value!r}.") from error
+    return sorted(numbers)
+
+
 @click.command()
 @click.argument("text", default=SENTENCE)
-@model_options("minilm")
+@options.model("minilm")
 @click.option("--file", type=click.File(encoding="utf-8"), help="Read TEXT from a file; - is standard input.")
 @click.option("--target", help="What an encoder-decoder answers; without it the model writes the answer.")
 @click.option("--layer", type=click.IntRange(0), help="Which layer to show first.")
 @click.option("--head", type=click.IntRange(0), help="Which head to show first.")
-@click.option(
-    "--view",
-    type=click.Choice(["map", "lines", "text", "heads"]),
-    help="Which view to show first, or to draw: a head as map (the usual), lines or text, or all heads.",
-)
+@click.option("--view", type=click.Choice(["map", "lines", "text", "heads"]),
+              help="Which view to show first, or to draw: a head as map (the usual), lines or text, or all "
+              "heads.")  # fmt: skip
 @click.option("--query", type=click.IntRange(0), help="The token whose row is shown, counted from 0.")
-@click.option("--against", metavar="LAYER.HEAD", help="Show the difference from another head.")
+@click.option("--against", metavar="LAYER.HEAD", callback=_head_pair,
+              help="Show the difference from another head.")  # fmt: skip
 @click.option("--save", type=NewFile(), help="Write the page as one file, and end.")
 @click.option("--png", type=NewFile(), help="Write a PNG of the view, and end.")
 @click.option("--svg", type=NewFile(), help="Write an SVG of the view, and end.")
-@click.option("--layers", help="Layers of the saved page, such as 0,2-4. All by default.")
+@click.option("--layers", callback=_layers, help="Layers of the saved page, such as 0,2-4. All by default.")
 @click.option("--force", is_flag=True, help="Save a page above 200 MB too.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Of the local server; another where it is taken.")
 @click.option("--no-browser", is_flag=True, help="Print the link and open nothing.")
 @click.option("--terminal", is_flag=True, help="Draw one head on the terminal, and end.")
-@click.option(
-    "--out",
-    type=NewFile(),
-    help="Where a picture goes when there is no one to look; the page goes beside it.",
-)
+@click.option("--out", type=NewFile(),
+              help="Where a picture goes when there is no one to look; the page goes beside it.")  # fmt: skip
 @click.option("--csv", type=NewFile(), help="Write the head's weights as CSV, a line a query, and end.")
-@json_option
-def look(text: str, model: str, random: bool, seed: int, device: str, as_json: bool, **more: Any) -> None:
+@options.as_json
+def look(text: str, model: Model, as_json: bool, **more: Any) -> None:
     """Open the page of what attention looks at in TEXT, or in the .trace, .txt or .md file that it names.
 
     The page is served on this machine alone, until Ctrl-C. Where nobody is there to look (no terminal) and no
     --port is named, one head is drawn as text, and --out names the files to write.
     """
-    pair = _head_pair(more["against"])
-    numbers = _numbers(more["layers"])
-    if numbers and not more["save"]:
+    if more["layers"] and not more["save"]:
         raise ArgumentError("--layers chooses what --save writes: give both.")
     path = None if more["file"] is not None else _named_file(text)
     if more["file"] is not None:
@@ -81,19 +92,18 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
     if not text.strip():
         raise ArgumentError("TEXT has no words: give at least one, as in: regard look 'the cat sat'.")
     if path is not None and path.suffix == ".trace":
-        session, document, notice = _opened(path, more)
+        session, document = _opened(path, more["target"])
+        notices = [*document.notices]
     else:
-        session, document, notice = _taken(text, model, random, seed, device, more["target"], as_json)
-    key, text = document.model_key, document.text
+        session, document, notices = _taken(text, model, more["target"], as_json)
     long = document.trace.layers[0].n_query > MOST_PRINTED  # measuring it takes longer than anybody waits
     scenes = [] if long else document.facts()["scenes"]
-    opening = scenes[0]["state"] if scenes else {"layer": 0, "head": 0}
-    layer, head = opening["layer"], opening["head"]
+    layer, head = (scenes[0]["state"][name] for name in ("layer", "head")) if scenes else (0, 0)
     if more["layer"] is not None or more["head"] is not None:
-        layer, head = _checked(document, more["layer"] or 0, more["head"] or 0)
-    against = None if pair is None else _checked(document, *pair)
-    view: dict[str, Any] = {"model": key, "text": text}
-    if text == SENTENCE:
+        layer, head = more["layer"] or 0, more["head"] or 0
+    _check_choices(document, [(layer, head), *filter(None, [more["against"]])], more["layers"])
+    view: dict[str, Any] = {"model": document.model_key, "text": document.text}
+    if document.text == SENTENCE:
         view["suggest"] = SUGGEST
     if more["target"]:
         view["target"] = more["target"]
@@ -103,30 +113,28 @@ def look(text: str, model: str, random: bool, seed: int, device: str, as_json: b
         view["view"] = "map" if more["view"] in (None, "heads") else more["view"]  # all heads are beside it
     if more["query"] is not None:
         view |= {"query": more["query"], "chosen": [more["query"]]}
-    if against is not None:
-        view |= {"compare": "head", "difference": True, "layer2": against[0], "head2": against[1]}
-    more |= {"against": against, "layers": _within(numbers, len(document.trace.layers))}
-    if more["save"] or more["out"]:
+    if more["against"] is not None:
+        other = dict(zip(("layer2", "head2"), more["against"], strict=True))
+        view |= {"compare": "head", "difference": True, **other}
+    if not as_json:
+        click.echo("".join(f"{notice}\n" for notice in notices), err=True, nl=False)
+    if not (as_json or more["terminal"] or any(more[name] for name in ("save", "csv", "png", "svg"))):
+        if more["port"] is not None or not _nobody_looks():
+            _serve(session, view, more["port"], more["no_browser"])
+            return
+        more["terminal"] = True
+        if more["out"] is not None:
+            more["png"], more["save"] = (more["out"].with_suffix(end) for end in (".png", ".html"))
+        else:
+            click.echo("Nothing was written. --port serves the page, --save and --png write it.", err=True)
+    if more["save"]:
         document = session.for_file(document.id, [*(scene["state"] for scene in scenes), view])
     written = _written(document, layer, head, more, view)
     if as_json:
         click.echo(json.dumps(_as_json(document, layer, head, written)))
         return
-    for line in [notice, *document.notices]:
-        if line:
-            click.echo(line, err=True)
     if more["terminal"]:
         _draw(document, layer, head)
-    elif not written:
-        if more["port"] is not None or not _nobody_looks():
-            _serve(session, view, more["port"], more["no_browser"])
-            return
-        if more["out"] is not None:
-            more["png"], more["save"] = (more["out"].with_suffix(end) for end in (".png", ".html"))
-            written = _written(document, layer, head, more, view)
-        _draw(document, layer, head)
-        if not written:
-            click.echo("Nothing was written. --port serves the page, --save and --png write it.", err=True)
     from rich.filesize import decimal
 
     for what, path in written:
@@ -141,55 +149,41 @@ def _named_file(text: str) -> Path | None:
     return path if path.is_file() or not any(map(str.isspace, text)) else None
 
 
-def _opened(path: Path, more: dict[str, Any]) -> tuple[Session, Document, None]:
+def _opened(path: Path, target: str | None) -> tuple[Session, Document]:
     """A trace from its file, which needs no model."""
-    from dataclasses import replace
-
     from regard.tracing.traces import Trace
     from regard.view.document import documents_of
     from regard.view.session import Session
 
-    if more["target"] or model_was_named():
+    if target or model_was_named():
         raise ArgumentError(f"{path} is a trace, of a model and its text: leave out --model and --target.")
     session = Session(default="")
-    document = replace(documents_of(Trace.load(path))[0], model_key=f"file {path.name}")
-    return session, session.add(document), None
+    return session, session.add(replace(documents_of(Trace.load(path))[0], model_key=f"file {path.name}"))
 
 
-def _taken(
-    text: str, model: str, random: bool, seed: int, device: str, target: str | None, quiet: bool
-) -> tuple[Session, Document, str | None]:
-    """The trace of a text, and a line where another model had to read it."""
-    models, key, notice = _models(model, random, seed, device)
-    from regard.view.session import Asked, Session
-
-    session = Session(models, key, text)
-    with _shown_progress(quiet) as progress:
-        return session, session.document(Asked(key, text, target), progress), notice
-
-
-def _models(model: str, random: bool, seed: int, device: str) -> tuple[Models, str, str | None]:
-    """The models with the wanted one loaded; another where it cannot be had, and a line that says so."""
+def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Session, Document, list[str]]:
+    """The trace of a text, and what to say of it: as where another model had to read it."""
     from regard.files import hub
     from regard.files.loading import checked_device
     from regard.view.models import RANDOM, Models, opened
+    from regard.view.session import Asked, Session
 
-    models = Models(checked_device(device), seed)
-    key = f"{model}{RANDOM}" if random else model
+    models = Models(checked_device(model.device), model.seed)
+    key = f"{model.name}{RANDOM}" if model.random else model.name
+    notices = []
     try:
-        if not random and (model in hub.listed() or Path(model).exists()):
-            from regard.files.loading import load
-
-            offer_download(model)
-            models.put(opened(load(model, device=models.device), key))
+        if not model.random and (model.name in hub.listed() or Path(model.name).exists()):
+            models.put(opened(model.load(), key))
         models.get(key)
     except LoadError as error:
-        if random or model_was_named():
+        if model.random or model_was_named():
             raise
-        reason = str(error).partition("\n")[0]
-        said = f"{model} cannot be had here ({reason}). Shown is {NEEDS_NOTHING}, which comes with Regard."
-        return models, NEEDS_NOTHING, said
-    return models, key, None
+        reason, key = str(error).partition("\n")[0], NEEDS_NOTHING
+        notices = [f"{model.name} cannot be had here ({reason}). Shown is {key}, which comes with Regard."]
+    session = Session(models, key, text)
+    with _shown_progress(quiet) as progress:
+        document = session.document(Asked(key, text, target), progress)
+    return session, document, [*notices, *document.notices]
 
 
 @contextmanager
@@ -212,25 +206,18 @@ def _nobody_looks() -> bool:
     return not sys.stdout.isatty() or bool(os.environ.get("CI"))
 
 
-def _checked(document: Document, layer: int, head: int) -> tuple[int, int]:
-    """A head that is there."""
+def _check_choices(document: Document, heads: list[tuple[int, int]], kept: list[int]) -> None:
+    """An error where a head or a layer that was chosen is not there."""
     layers = document.trace.layers
-    if layer >= len(layers) or head >= layers[layer].n_head:
-        raise ArgumentError(
-            f"there is no head {head} in layer {layer}: there are {len(layers)} layers, of "
-            f"{layers[min(layer, len(layers) - 1)].n_head} heads."
-        )
-    return layer, head
-
-
-def _head_pair(said: str | None) -> tuple[int, int] | None:
-    """Layer and head from words such as 3.7."""
-    if said is None:
-        return None
-    layer, _, head = said.partition(".")
-    if not (layer.isdecimal() and head.isdecimal()):
-        raise ArgumentError(f"--against is LAYER.HEAD, as in 3.7. Got {said!r}.")
-    return int(layer), int(head)
+    for layer, head in heads:
+        n_head = layers[min(layer, len(layers) - 1)].n_head
+        if layer >= len(layers) or head >= n_head:
+            raise ArgumentError(
+                f"there is no head {head} in layer {layer}: there are {len(layers)} layers, of "
+                f"{n_head} heads."
+            )
+    if kept and not 0 <= kept[0] <= kept[-1] < len(layers):
+        raise ArgumentError(f"--layers must lie in 0 to {len(layers) - 1}. Got {kept[0]} to {kept[-1]}.")
 
 
 def _written(
@@ -239,20 +226,22 @@ def _written(
     """Write what was asked for: what each file is, and where."""
     done = []
     if more["save"]:
-        from dataclasses import replace
-
         from regard.view.page import export
 
-        chosen = more["layers"]
-        kept = tuple(document.trace.layers[index] for index in chosen)
-        part = replace(document, trace=replace(document.trace, layers=kept), _facts=[])
+        layers = document.trace.layers
+        kept = more["layers"] or list(range(len(layers)))
+        trace = replace(document.trace, layers=tuple(layers[index] for index in kept))
         start = {**view, "model": "", "text": ""}
         if "layer" in view:
-            start["layer"] = chosen.index(layer) if layer in chosen else 0
-        export([part], more["save"], start=start, force=more["force"])
+            start["layer"] = kept.index(layer) if layer in kept else 0
+        export([replace(document, trace=trace, _facts=[])], more["save"], start=start, force=more["force"])
         done.append(("page", more["save"]))
     if more["csv"]:
-        more["csv"].write_text(_weights_csv(document, layer, head), encoding="utf-8")
+        queries, keys = document.names(layer)
+        weights = document.trace.weights(layer, head, document.batch).T.tolist()
+        # Tokens come twice: a number makes each column's name its own.
+        columns = {f"{index} {key}": weights[index] for index, key in enumerate(keys)}
+        more["csv"].write_text(csv_text({"query": list(queries), **columns}), encoding="utf-8")
         done.append(("table", more["csv"]))
     for kind in ("png", "svg"):
         if more[kind]:
@@ -263,38 +252,6 @@ def _written(
             save_figure(figure_of(document, wanted), more[kind], kind)
             done.append(("picture", more[kind]))
     return done
-
-
-def _weights_csv(document: Document, layer: int, head: int) -> str:
-    """One head's weights, the tokens beside them and above them."""
-    from regard.tables import csv_text
-
-    queries, keys = document.names(layer)
-    weights = document.trace.weights(layer, head, document.batch).tolist()
-    # Tokens come twice: a number makes each column's name its own.
-    columns = {"query": list(queries)} | {
-        f"{index} {key}": [row[index] for row in weights] for index, key in enumerate(keys)
-    }
-    return csv_text(columns)
-
-
-def _numbers(said: str | None) -> list[int]:
-    """Layers from words such as 0,2-4."""
-    numbers: set[int] = set()
-    try:
-        for part in said.split(",") if said is not None else ():
-            first, _, last = part.partition("-")
-            numbers.update(range(int(first), min(int(last or first), 10**4) + 1))
-    except ValueError as error:
-        raise ArgumentError(f"--layers must be numbers and ranges, as in 0,2-4. Got {said!r}.") from error
-    return sorted(numbers)
-
-
-def _within(layers: list[int], n_layer: int) -> list[int]:
-    """Those layers, or all; an error where there are not so many."""
-    if layers and not 0 <= layers[0] <= layers[-1] < n_layer:
-        raise ArgumentError(f"--layers must lie in 0 to {n_layer - 1}. Got {layers[0]} to {layers[-1]}.")
-    return layers or list(range(n_layer))
 
 
 def _draw(document: Document, layer: int, head: int) -> None:
@@ -333,7 +290,7 @@ def _as_json(document: Document, layer: int, head: int, written: list[tuple[str,
     }
 
 
-def _serve(session: Any, view: dict[str, Any], port: int | None, no_browser: bool) -> None:
+def _serve(session: Session, view: dict[str, Any], port: int | None, no_browser: bool) -> None:
     """Serve the page until Ctrl-C, and open it where there is a display."""
     import webbrowser
 
@@ -341,11 +298,11 @@ def _serve(session: Any, view: dict[str, Any], port: int | None, no_browser: boo
 
     wanted = PORT if port is None else port
     bound = listen(wanted)
-    got = int(bound.getsockname()[1])
-    if wanted not in (0, got):
-        click.echo(f"Port {wanted} is taken: the page is at port {got}.", err=True)
+    opened = int(bound.getsockname()[1])
+    if wanted not in (0, opened):
+        click.echo(f"Port {wanted} is taken: the page is at port {opened}.", err=True)
     token = make_token()
-    address = link(token, got, view)
+    address = link(token, opened, view)
     click.echo(f"The page is at {address}\nCtrl-C ends it.")
     if not no_browser and browser_possible():
         webbrowser.open(address)

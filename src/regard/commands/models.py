@@ -6,82 +6,73 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from regard.commands.options import Group, json_option, load_model, model_options
+from regard.commands import options
+from regard.commands.options import Group, Model
 from regard.commands.printing import WIDE_ENOUGH, print_table
 from regard.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from regard.models.transformer import TransformerConfig
-
 FAMILIES_SAID = Path(__file__).with_name("families.json")
-# Fields of a config that `_in_words` speaks of; any other in which families differ is shown as it is.
+# Fields that `_in_words` speaks of; any other in which families differ is shown as it is.
 TOLD = """
     what stacks vocab n_encoder_layer n_decoder_layer positions n_position rotary_base head model_dim n_head
-    ff_dim norm norm_first norm_eps activation gated attention_bias ff_bias scale key/value
+    ff_dim norm norm_first norm_eps activation gated attention_bias ff_bias scale
 """.split()
 
 
 @click.command()
-@json_option
+@options.as_json
 def families(as_json: bool) -> None:
     """How the families differ: one Transformer, of which each is a choice of answers to these questions."""
-    said = json.loads(FAMILIES_SAID.read_text(encoding="utf-8"))
+    fields: dict[str, dict[str, str]] = json.loads(FAMILIES_SAID.read_text(encoding="utf-8"))
     if as_json:
-        click.echo(json.dumps(said["fields"], indent=2))
+        click.echo(json.dumps(fields, indent=2))
         return
-    columns: dict[str, dict[str, str]] = said["in words"]
+    names = list(fields["stacks"])
+    columns = {name: _in_words({field: values[name] for field, values in fields.items()}) for name in names}
     click.echo(f"One Transformer, {len(columns)} families, in published sizes:")
     for group in _beside(columns):
         click.echo()
-        rows = [(question, *(columns[name][question] for name in group)) for question in columns[group[0]]]
+        rows = [(question, *(columns[name][question] for name in group)) for question in columns[names[0]]]
         print_table(["", *group], rows)
 
 
 def say_families() -> str:
     """What `regard families` shows, as JSON; kept in a file, for it takes torch to say it."""
-    from regard.models.families import FAMILIES, differences
+    from regard.models.families import differences
 
-    fields = dict(differences())
-    columns = {
-        name: _in_words(family.config(next(iter(family.sizes.values())))) for name, family in FAMILIES.items()
-    }
-    for field, values in fields.items():
-        if field.split()[0] not in TOLD:
-            for name, value in values.items():
-                columns[name][field.removeprefix("n_").replace("_", " ")] = value
-    return json.dumps({"fields": fields, "in words": columns}, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(dict(differences()), indent=1, ensure_ascii=False) + "\n"
 
 
-def _in_words(config: TransformerConfig) -> dict[str, str]:
-    """A config's answers to the questions that tell Transformers apart."""
-    block = config.block
+def _in_words(field: dict[str, str]) -> dict[str, str]:
+    """A family's answers to the questions that tell Transformers apart."""
     sees = {"decoder": "what came before", "encoder": "every token", "encoder-decoder": "all; answer: before"}
     says = {"language": "the next token", "masked": "hidden tokens", "none": "nothing"}
     positions = {
-        "learned": f"learned, for {config.n_position}",
-        "rotary": f"rotary, base {config.rotary_base:g}",
+        "learned": f"learned, for {field['n_position']}",
+        "rotary": f"rotary, base {field['rotary_base']}",
         "relative": "a bias by distance",
     }
-    norm = {"layer": "LayerNorm", "rms": "RMSNorm"}.get(block.norm, block.norm)
-    biases = {(True, True): "all", (True, False): "attention", (False, True): "feed-forward"}
-    layers = [n_layer for n_layer in (config.n_encoder_layer, config.n_decoder_layer) if n_layer]
-    return {
-        "a token sees": sees[config.kind],
-        "learns to say": says[config.head],
-        "positions": positions.get(config.positions, config.positions),
-        "scores": {None: "q·k / sqrt(d)", 1.0: "q·k"}.get(block.scale, f"q·k × {block.scale}"),
-        "heads": f"{block.n_head}, of keys {block.n_kv_head or block.n_head}",
-        "norm": f"{norm}, {'before' if block.norm_first else 'after'}",
-        "feed-forward": f"{block.ff_dim}, {block.activation}{', gated' if block.gated else ''}",
-        "biases": biases.get((block.attention_bias, block.ff_bias), "none"),
-        "layers": " + ".join(map(str, layers)),
-        "width": str(block.model_dim),
-        "vocabulary": str(config.vocab),
+    norm = {"layer": "LayerNorm", "rms": "RMSNorm"}.get(field["norm"], field["norm"])
+    biased = {"attention": field["attention_bias"] == "yes", "feed-forward": field["ff_bias"] == "yes"}
+    layers = [n_layer for n_layer in (field["n_encoder_layer"], field["n_decoder_layer"]) if n_layer != "0"]
+    shown = {
+        "a token sees": sees[field["stacks"]],
+        "learns to say": says[field["head"]],
+        "positions": positions.get(field["positions"], field["positions"]),
+        "scores": {"1/sqrt(qk_dim)": "q·k / sqrt(d)", "1": "q·k"}.get(field["scale"], field["scale"]),
+        "norm": f"{norm}, {'before' if field['norm_first'] == 'yes' else 'after'}",
+        "feed-forward": field["ff_dim"] + f", {field['activation']}" + ", gated" * (field["gated"] == "yes"),
+        "biases": "all" if all(biased.values()) else next((part for part in biased if biased[part]), "none"),
+        "layers": " + ".join(layers),
+        "width": field["model_dim"],
+        "vocabulary": field["vocab"],
     }
+    others = {name: value for name, value in field.items() if name not in TOLD}
+    return shown | {name.removeprefix("n_").replace("_", " "): value for name, value in others.items()}
 
 
 def _beside(columns: dict[str, dict[str, str]]) -> list[list[str]]:
@@ -100,7 +91,7 @@ def _beside(columns: dict[str, dict[str, str]]) -> list[list[str]]:
 
 
 @click.group(cls=Group, invoke_without_command=True)
-@json_option
+@options.as_json
 @click.pass_context
 def models(ctx: click.Context, as_json: bool) -> None:
     """List the trained models a fresh machine can have, and get them."""
@@ -143,8 +134,8 @@ def get(name: str) -> None:
 
 
 @click.command()
-@click.argument("text")
-@model_options("smollm2")
+@options.text()
+@options.model("smollm2")
 @click.option("--max-new", type=click.IntRange(1), default=100, show_default=True, help="Tokens at the most.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: the likeliest token.")
 @click.option("--top-k", type=int, help="Choose among the k likeliest tokens.")
@@ -154,46 +145,31 @@ def get(name: str) -> None:
 @click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="Beam search.")
 @click.option("--chat", is_flag=True, help="TEXT is a question to an instructed model.")
 @click.option("--sample-seed", type=int, help="Makes sampling repeat itself.")
-@json_option
+@options.as_json
 def generate(
     text: str,
-    model: str,
-    random: bool,
-    seed: int,
-    device: str,
+    model: Model,
     max_new: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    repetition_penalty: float,
     beams: int,
     chat: bool,
     sample_seed: int | None,
     as_json: bool,
+    **choice: Any,
 ) -> None:
     """Continue TEXT, token by token as they come, with the speed at the end."""
-    if not text.strip():
-        raise ArgumentError("TEXT is empty: give at least one word to start from.")
     from regard.decoding.loop import generate as generate_text
     from regard.decoding.loop import stream
     from regard.decoding.sampling import Choice
 
-    Choice(temperature, top_k, top_p, repetition_penalty)  # checked before anything is loaded
-    loaded = load_model(model, random, seed, device)
+    Choice(**choice)  # checked before anything is loaded
+    choice |= {"max_new": max_new, "seed": sample_seed}
+    loaded = model.load()
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: it takes ids, not text.")
     prompt = loaded.tokenizer.chat(text) if chat else text
-    choice = {
-        "max_new": max_new,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": sample_seed,
-    }
     began = time.perf_counter()
     if beams > 1 or as_json:
-        done = generate_text(loaded, prompt, n_beam=beams, **choice)  # type: ignore[arg-type]
+        done = generate_text(loaded, prompt, n_beam=beams, **choice)
         written, n_token = (done.texts or ("",))[0], len(done.tokens[0])
         if not as_json:
             click.echo(written)
@@ -201,13 +177,12 @@ def generate(
         # With the first piece, for a model may refuse; an encoder-decoder answers, it does not go on.
         lead = "" if chat or loaded.start_token is not None else text
         pieces = []
-        for piece in stream(loaded, prompt, **choice):  # type: ignore[arg-type]
+        for piece in stream(loaded, prompt, **choice):
             click.echo(lead + piece, nl=False)
             pieces.append(piece)
             lead = ""
         click.echo(lead)
-        written = "".join(pieces)
-        n_token = len(loaded.tokenizer.encode(written, add_special=False))
+        n_token = len(loaded.tokenizer.encode("".join(pieces), add_special=False))
     seconds = time.perf_counter() - began
     if as_json:
         speed = {"tokens": n_token, "seconds": seconds}

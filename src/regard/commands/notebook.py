@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from regard.commands.options import SEED
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.checking.notebook import Report
+    from regard.checking.session import Report
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Shown:
 def check(cell: tuple[Any, str], exercise: str | None, seed: int | None, strict: bool) -> Report | None:
     """Run the cell, then check what it defines."""
     from regard.checking.catalogue import catalogue, pick
-    from regard.checking.notebook import check_cell
+    from regard.checking.session import check_cell
 
     if exercise is not None:
         pick(catalogue(), exercise)
@@ -50,14 +51,13 @@ def check(cell: tuple[Any, str], exercise: str | None, seed: int | None, strict:
 
 def quiz(line: str) -> Shown:
     """Show the question that a line names, or mark the answer that follows its name."""
-    from regard.checking.notebook import marked
-    from regard.checking.quiz import question
+    from regard.checking.quiz import answered, question
     from regard.drawing.html import fragment, tag
 
     id, _, answer = line.strip().partition(" ")
     asked = question(id)
     if answer.strip():
-        result = marked(asked, answer.strip())
+        result = answered(asked, answer.strip())
         colour = "note" if result.right is None else "good" if result.right else "bad"
         return Shown(result.message, fragment(tag("p", result.message, class_=colour)))
     parts = [tag("p", tag("strong", "Question. "), asked.text)]
@@ -71,7 +71,7 @@ def quiz(line: str) -> Shown:
 @click.command("%lab")
 @click.argument("name", nargs=-1, required=True)
 @click.option("--full/--quick", help="The whole run, or the quick one, as without it.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
+@click.option("--seed", type=SEED, default=0)
 def lab(name: tuple[str, ...], full: bool, seed: int) -> Shown:
     """Run an experiment: prediction, measurement, figure and verdict."""
     from regard.lab.catalogue import find

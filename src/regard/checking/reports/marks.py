@@ -43,31 +43,20 @@ def common_mistakes(grades: Sequence[Grade]) -> list[Common]:
 
 def csv_of(grades: Sequence[Grade]) -> str:
     """A row for each student: points in all and by exercise, what is missing, what went wrong."""
-    texts = {
-        "submitted": [grade.submitted for grade in grades],
-        "days late": [str(grade.days_late) for grade in grades],
-        "not answered": [", ".join(grade.unanswered) for grade in grades],
-        "mistakes": [
-            "; ".join(f"{mark.exercise}: {name}" for mark in grade.marks for name, _ in mark.mistakes)
-            for grade in grades
-        ],
-        "look at": [" ".join(grade.problems) for grade in grades],
-    }
-    marks = zip(*(grade.marks for grade in grades), strict=True)
-    return csv_text(
-        {
-            "student": [_cell(grade.student) for grade in grades],
-            "points": [grade.points for grade in grades],
-            "out of": [grade.out_of for grade in grades],
-            **{column[0].exercise: [mark.points for mark in column] for column in marks},
-            "deductions": [round(sum(points for _, points in grade.deductions), 2) for grade in grades],
-            **{name: [_cell(text) for text in column] for name, column in texts.items()},
-        }
-    )
+    rows = []
+    for grade in grades:
+        mistakes = [f"{mark.exercise}: {name}" for mark in grade.marks for name, _ in mark.mistakes]
+        row: dict[str, object] = {"student": grade.student, "points": grade.points, "out of": grade.out_of}
+        row |= {mark.exercise: mark.points for mark in grade.marks}
+        row["deductions"] = round(sum(points for _, points in grade.deductions), 2)
+        row |= {"submitted": grade.submitted, "days late": grade.days_late}
+        row |= {"not answered": ", ".join(grade.unanswered), "mistakes": "; ".join(mistakes)}
+        rows.append({**row, "look at": " ".join(grade.problems)})
+    return csv_text({name: [_harmless(row[name]) for row in rows] for name in rows[0]})
 
 
-def _cell(text: str) -> str:
-    return f"'{text}" if text.startswith(FORMULA) else text
+def _harmless(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
 def json_of(title: str, grades: Sequence[Grade]) -> str:
@@ -114,15 +103,10 @@ def summary(title: str, grades: Sequence[Grade], pages: Mapping[str, str]) -> st
         counts = Counter(mark.status for mark in column)
         bar = _bar(average / most if most else 0.0, f"{average:.1f} of {most:g}")
         exercises.append((_line(column[0].exercise), bar, *(counts[status] or "" for status in STATUSES)))
-    said = [
-        (
-            _bar(row.students / row.of, f"{row.students} of {row.of}"),
-            _line(row.exercise),
-            tag("strong", row.mistake),
-            row.say,
-        )
-        for row in common_mistakes(grades)
-    ]
+    said = []
+    for row in common_mistakes(grades):
+        bar = _bar(row.students / row.of, f"{row.students} of {row.of}")
+        said.append((bar, _line(row.exercise), tag("strong", row.mistake), row.say))
     students = [
         (
             tag("a", grade.student, href=pages[grade.student]),
@@ -165,26 +149,17 @@ def gradescope(assignment: Assignment, grade: Grade) -> str:
     """A results.json: a row for each exercise, with its reasons inside, and one for its hidden checks."""
     tests = []
     for mark in grade.marks:
-        for hidden in (False, True) if mark.hidden_out_of else (False,):
+        seen = (mark.exercise, False, mark.points - mark.hidden_points, mark.out_of - mark.hidden_out_of)
+        unseen = (f"{mark.exercise}: hidden checks", True, mark.hidden_points, mark.hidden_out_of)
+        for name, hidden, points, out_of in (seen, unseen)[: 2 if mark.hidden_out_of else 1]:
             lines = [line for line in mark.lines if line.hidden == hidden]
             failed = [f"- {line.name}: {line.message}" for line in lines if not line.passed]
-            points, out_of = mark.hidden_points, mark.hidden_out_of
-            if not hidden:
-                points, out_of = mark.points - points, mark.out_of - out_of
             passed = points >= out_of and not failed and bool(lines)  # whatever becomes of what is hidden
             counted = [f"{len(lines) - len(failed)} of {len(lines)} checks passed."] if lines else []
-            tests.append(
-                {
-                    "name": f"{mark.exercise}: hidden checks" if hidden else mark.exercise,
-                    "score": round(points, 2),
-                    "max_score": round(out_of, 2),
-                    "status": "passed" if passed else "failed",
-                    "output": "\n".join(
-                        [f"{PASSED if passed else mark.status}.", *mark.said, *counted, *failed]
-                    ),
-                    "visibility": VISIBILITY[assignment.show_hidden] if hidden else "visible",
-                }
-            )
+            output = [f"{PASSED if passed else mark.status}.", *mark.said, *counted, *failed]
+            row = {"name": name, "score": round(points, 2), "max_score": round(out_of, 2)}
+            row |= {"status": "passed" if passed else "failed", "output": "\n".join(output)}
+            tests.append({**row, "visibility": VISIBILITY[assignment.show_hidden] if hidden else "visible"})
     lost = [{"name": why, "score": -points, "max_score": 0} for why, points in grade.deductions]
     page = {"score": grade.points, "output": "\n".join(grade.problems), "tests": [*tests, *lost]}
     return json.dumps(page, indent=1) + "\n"
@@ -194,13 +169,8 @@ def github_summary(title: str, grade: Grade) -> str:
     """Markdown for the summary of a step: a table of marks, and the reasons."""
     rows = [(mark.exercise, f"{mark.points:g} of {mark.out_of:g}", mark.status) for mark in grade.marks]
     rows += [("deducted", f"-{points:g}", why) for why, points in grade.deductions]
-    lines = [
-        f"## {_plain(title)}: {grade.points:g} of {grade.out_of:g} points",
-        "",
-        "| | | |",
-        "| --- | --- | --- |",
-    ]
-    lines += [f"| {' | '.join(map(_plain, row))} |" for row in rows]
+    lines = [f"## {_plain(title)}: {grade.points:g} of {grade.out_of:g} points", ""]
+    lines += ["| | | |", "| --- | --- | --- |", *(f"| {' | '.join(map(_plain, row))} |" for row in rows)]
     for mark in grade.marks:
         if mark.status != PASSED:
             lines += ["", f"### {mark.exercise}", *(f"- {_plain(reason)}" for reason in mark.reasons)]
@@ -215,13 +185,14 @@ def _plain(text: str) -> str:
 
 def github_annotations(grade: Grade) -> str:
     """A workflow command for each exercise that did not pass, which marks its file."""
+    # A command ends with its line, a property of it with a comma or a colon.
+    escaped = {ord("%"): "%25", ord("\r"): "%0D", ord("\n"): "%0A"}
+    properties = {**escaped, ord(":"): "%3A", ord(","): "%2C"}
     commands = []
     for mark in grade.marks:
         if mark.status != PASSED:
-            # A command ends with its line, a property of it with a comma or a colon.
-            escaped = {ord("%"): "%25", ord("\r"): "%0D", ord("\n"): "%0A"}
-            properties = {**escaped, ord(":"): "%3A", ord(","): "%2C"}
             title = f"{mark.exercise}: {mark.points:g} of {mark.out_of:g} points".translate(properties)
             file = f"file={mark.file.translate(properties)}," if mark.file else ""
-            commands.append(f"::error {file}title={title}::{chr(10).join(mark.reasons).translate(escaped)}\n")
+            reasons = "\n".join(mark.reasons).translate(escaped)
+            commands.append(f"::error {file}title={title}::{reasons}\n")
     return "".join(commands)

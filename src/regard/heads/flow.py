@@ -15,7 +15,6 @@ from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.effects import gate_shape
-from regard.heads.frames import visibility_of
 from regard.heads.model import layers_of, loaded_of
 from regard.heads.stream import Ending, projections
 from regard.tracing import take
@@ -105,7 +104,7 @@ class ValueWeightedLayer(AnyLayer):
 
     @property
     def visibility(self) -> Visibility:
-        return visibility_of(self.inner)
+        return self.inner.visibility
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

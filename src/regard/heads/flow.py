@@ -14,8 +14,7 @@ from regard.attention.shapes import whole_index
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.heads.effects import gate_shape
-from regard.heads.model import layers_of, loaded_of
+from regard.heads.model import head_table, layers_of, loaded_of
 from regard.heads.stream import Ending, projections
 from regard.tracing import take
 from regard.tracing.layers import AnyLayer, Kind, LayerTrace
@@ -183,7 +182,7 @@ def logit_attribution(
     if against is not None:
         direction = direction - ending.unembed[against].double()
     matrices = projections(loaded)
-    heads = torch.full(gate_shape(layers_of(loaded)), torch.nan, dtype=torch.float64)
+    heads = head_table(layers_of(loaded))
     for index, layer in enumerate(traced.layers):
         if not isinstance(layer, LayerTrace) or layer.v is None:
             raise UnsupportedError(f"{layer.name} is no softmax attention whose values are known.")

@@ -25,6 +25,7 @@ from regard.attention.scores import ScoreRule, no_autocast
 from regard.attention.visibility import Visibility
 from regard.drawing.html import tag
 from regard.errors import ArgumentError
+from regard.heads.model import strongest
 from regard.heads.tokens import Copies, TokenFacts, copies, token_facts
 from regard.tracing.layers import AnyLayer, LayerTrace
 from regard.tracing.traces import Trace
@@ -87,10 +88,7 @@ class Measures:
     def strongest(self, name: str, n: int = 3) -> list[tuple[int, int, float]]:
         """The `n` heads that have most of a measure, as (layer, head, value)."""
         table = self[name]
-        order = table.nan_to_num(-torch.inf).flatten().argsort(descending=True, stable=True)
-        places = [divmod(int(index), table.shape[1]) for index in order[:n]]
-        heads = [(layer, head, float(table[layer, head])) for layer, head in places]
-        return [head for head in heads if not math.isnan(head[2])]  # NaN: there is no such head
+        return [(layer, head, float(table[layer, head])) for layer, head in strongest(table, n)]
 
     def _rows(self) -> Iterator[tuple[str, str, str, str, str]]:
         """Every measure with what it is, its mean, its chance level and its strongest heads."""

@@ -153,8 +153,8 @@ def composition(model: Loaded | nn.Module) -> Composition:
     n_layer, n_head = len(layers), counts.pop()
 
     def all_heads(side: str) -> Float[Tensor, "layer head dim model_dim"]:
-        heads = [_matrix(reading, side, at) for reading in layers.values() for at in range(n_head)]
-        return torch.stack(heads).double().unflatten(0, (n_layer, n_head))
+        heads = [_matrix(reading, side, at).double() for reading in layers.values() for at in range(n_head)]
+        return torch.stack(heads).view(n_layer, n_head, *heads[0].shape)
 
     q, k, v = map(all_heads, "qkv")
     wrote = torch.stack([outs[name].movedim(1, 0).double() for name in layers])

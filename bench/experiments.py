@@ -23,8 +23,9 @@ from timing import THREADS, PlainTable, parse_options, report
 from torch import Tensor
 
 from regard.experiments import patch_effects
-from regard.experiments.objectives import Asked, noting
+from regard.experiments.objectives import Asked
 from regard.files.loading import Loaded, load, save
+from regard.heads.model import head_outputs
 from regard.tracing.interventions import Run
 
 SAMPLE = {64: 9, 512: 90, 4096: 6}  # heads that are run, by length
@@ -76,9 +77,8 @@ def main() -> None:
         order = guessed.heads.abs().flatten().argsort(descending=True).tolist()
         chosen = _every(order, SAMPLE[n_token])
         asked = Asked.about(loaded, other, answer, OTHER, None)
-        with torch.no_grad(), noting(loaded) as notes:
+        with torch.no_grad(), head_outputs(loaded) as outputs:
             loaded.model(ids[None])
-        outputs = {name: note.out for name, note in notes.items() if note.out is not None}
         start, ran = time.perf_counter(), dict[int, float]()
         for at in chosen:
             layer, head = divmod(at, guessed.heads.shape[1])

@@ -10,15 +10,16 @@ from tiny_models import tiny
 import regard
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.experiments import patch_effects, why
-from regard.experiments.objectives import Asked, noting
+from regard.experiments.objectives import Asked
+from regard.heads.model import head_outputs
 
 CLEAN, CORRUPTED = [5, 17, 3, 42, 8, 29], [5, 17, 30, 42, 8, 29]
 
 
 def outputs(model, ids):
-    with torch.no_grad(), noting(model) as notes:
+    with torch.no_grad(), head_outputs(model) as kept:
         model.model(torch.tensor([ids]))
-    return {name: note.out for name, note in notes.items()}
+    return kept
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "qwen3"])
@@ -145,5 +146,5 @@ def test_why_of_a_masked_model_and_of_ours():
         why(tiny("gpt2"), "the cat", top=0)
     with pytest.raises(ShapeError, match="equally many tokens"):
         patch_effects(tiny("gpt2"), "the cat", "the cats", answer=7)
-    with pytest.raises(ArgumentError, match="layers must lie between 0 and 1"):
+    with pytest.raises(ArgumentError, match="there is no layer 2: there are 2"):
         patch_effects(tiny("gpt2"), "the cat", "the cap", answer=7, layers=[2])

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from regard.checking.submission import read as read_submission
 from regard.files.loading import load, save
 from regard.files.tokenizer import TextTokenizer
-from regard.heads.pruning import prune, save_pruned
+from regard.heads import prune, save_pruned
 from regard.models.families import FAMILIES, initialise
 from regard.models.transformer import Transformer
 from regard.tracing.layers import LayerTrace

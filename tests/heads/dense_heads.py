@@ -2,7 +2,7 @@
 
 import math
 
-from regard.heads.frames import OFFSETS
+from regard.heads.measures import OFFSETS
 
 
 def dense_measures(weights, visible, tokens_special, punctuation, rare, ids, start=0, self_attention=True):

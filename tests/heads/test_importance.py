@@ -12,8 +12,8 @@ from regard.heads.effects import (
     importance,
     mean_loss,
     next_token_loss,
+    prune,
 )
-from regard.heads.pruning import prune
 
 TEXTS = ["the cat sat on the mat", "a dog ran", "abcabcabcabc"]
 

@@ -11,9 +11,7 @@ from regard.attention import feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.softmax import attend, weights
 from regard.attention.visibility import Visibility
-from regard.heads import frames
-from regard.heads.frames import ROW_MEASURES
-from regard.heads.measures import WHAT, measure
+from regard.heads.measures import ROW_MEASURES, WHAT, measure
 from regard.heads.tokens import copies, is_punctuation, token_facts
 from regard.tracing import layers
 from regard.tracing.layers import LayerTrace, LinearLayerTrace
@@ -127,20 +125,16 @@ def test_chance_is_the_score_of_a_head_that_looks_everywhere_alike():
     assert math.isnan(float(measured.chance["next"][0]))
 
 
-def test_the_cells_of_a_text_of_one_word_are_not_all_kept(monkeypatch):
-    """Where copies are as many as cells, their places are made anew for each layer, to the same numbers."""
+def test_in_a_text_of_one_word_all_earlier_tokens_are_copies():
+    """What is not on copies is on oneself, in every layer."""
     n_token = 61
     q, k = torch.randn(2, 1, 2, n_token, 5)
     rule = RULES["causal"]
     layers = tuple(LayerTrace(f"{i}", q, k, attend(q, k, k, rule).lse, rule) for i in range(2))
-    trace = Trace(layers, ids=torch.full((1, n_token), 7))
-    kept = measure(trace)
-    monkeypatch.setattr(frames, "_KEPT_CELLS", 100)
-    anew = measure(trace)
-    for name in ROW_MEASURES:
-        assert torch.equal(kept[name].nan_to_num(-1), anew[name].nan_to_num(-1)), name
-    # Every earlier token is a copy: what is not on them is on oneself.
-    torch.testing.assert_close(kept["duplicate"], 1 - _mean_without_first(layers[0]), rtol=1e-5, atol=1e-6)
+    measured = measure(Trace(layers, ids=torch.full((1, n_token), 7)))
+    torch.testing.assert_close(
+        measured["duplicate"], 1 - _mean_without_first(layers[0]), rtol=1e-5, atol=1e-6
+    )
 
 
 def _mean_without_first(layer):

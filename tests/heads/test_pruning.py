@@ -12,7 +12,7 @@ from regard.files.loading import Loaded, ModelFacts, load, save
 from regard.files.tokenizer import byte_tokenizer
 from regard.heads import mean_loss, measure, prune, pruning_curve, ranked_heads, save_pruned
 from regard.heads.effects import gated
-from regard.heads.model import attention_of, kept_heads
+from regard.heads.model import attention_of, layers_of
 from regard.layers.attention import MultiHeadAttention
 from regard.layers.block import BlockConfig, attention_options
 from regard.layers.cache import LayerCache
@@ -130,7 +130,7 @@ def test_pruning_twice_is_pruning_once(loaded):
     """Heads keep their numbers, so what is pruned later is named as before."""
     once = prune(loaded, GONE)
     twice = prune(prune(loaded, GONE[4:]), GONE[:4])
-    assert kept_heads(twice.model) == kept_heads(once.model)
+    assert layers_of(twice) == layers_of(once)
     assert torch.equal(run(twice.model), run(once.model))
 
 

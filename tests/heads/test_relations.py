@@ -6,8 +6,7 @@ import torch
 from regard.files.loading import load
 from regard.heads.conllu import read_conllu
 from regard.heads.relations import (
-    _count,
-    _Tally,
+    _scores,
     pieces_of_words,
     score_pairs,
     score_relations,
@@ -108,9 +107,7 @@ def test_accuracy_and_baseline_are_counted_by_hand():
         [0.1, 0.1, 0.1, 0.6, 0.1],
     ])  # fmt: skip
     trace = Trace.from_weights(weights)
-    tally = _Tally()
-    _count(trace, [[i] for i in range(5)], {"r": [(2, 0), (3, 1), (4, 0), (0, 3)]}, {"r": tally})
-    score = tally.score("r", trace.names)
+    score = _scores([(trace, [[i] for i in range(5)], {"r": [(2, 0), (3, 1), (4, 0), (0, 3)]})], ["r"])["r"]
     assert score.n_pair == 4  # nothing says that these weights are causal
     assert (float(score.accuracy), score.baseline, score.offset) == (0.5, 0.5, -2)
     assert score.best == (0, 0)

@@ -10,7 +10,7 @@ import torch
 from regard.errors import LoadError
 from regard.files.loading import load
 from regard.heads import measure, planted_needle, repeated_tokens, survey, surveys
-from regard.heads.frames import ROW_MEASURES
+from regard.heads.measures import ROW_MEASURES
 from regard.heads.tokens import counts_of
 from regard.tracing.take import trace
 

@@ -108,7 +108,7 @@ def test_pruning_again_what_is_gone_is_refused(minilm):
         save_pruned(minilm, "nowhere")
     with pytest.raises(ArgumentError, match="order must be 'least first', 'random' or 'most first'"):
         ranked_heads(minilm, torch.zeros(6, 12), "first")
-    with pytest.raises(ArgumentError, match=r"importance must be \(layer, head\) = \(6, 12\)"):
+    with pytest.raises(ShapeError, match=r"importance must be \(layer, head\) = \(6, 12\)"):
         pruning_curve(minilm, ["abc"], torch.zeros(2, 2))
 
 

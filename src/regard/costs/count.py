@@ -52,7 +52,7 @@ class Counted:
             raise UnsupportedError(f"{self.model.family} foretells no next token: it has no decoding step.")
         self.model.to(dtype)
         try:
-            counter, held = self._run(phase, batch, length)
+            noted, held = self._run(phase, batch, length)
         except UnsupportedError:
             raise
         # Anybody's code, on tensors without numbers: which of these it raises is its own affair.
@@ -62,46 +62,48 @@ class Counted:
                 f"{self.folder}: its cost is counted by running it on tensors without numbers, and it cannot "
                 f"run so ({reason[:200]})."
             ) from error
+        size = dtype.itemsize
         parameters = NOTHING + sum(weight.numel() for weight in self.model.parameters())
         rows = [
-            Row(name, NOTHING + operations, activations=NOTHING + counter.n_byte[name] // dtype.itemsize,
-                number_bytes=dtype.itemsize)
-            for name, operations in counter.operations.items()
-        ]  # fmt: skip
+            Row(
+                name,
+                NOTHING + operations,
+                activations=NOTHING + noted.n_byte[name] // size,
+                number_bytes=size,
+            )
+            for name, operations in noted.operations.items()
+        ]
         if phase == "train":
-            rows.append(Row("optimiser", weights=OPTIMISER * parameters, number_bytes=dtype.itemsize))
-        return Cost(phase, tuple(rows), {}, dtype.itemsize, parameters, NOTHING + held // dtype.itemsize)
+            rows.append(Row("optimiser", weights=OPTIMISER * parameters, number_bytes=size))
+        return Cost(phase, tuple(rows), {}, size, parameters, NOTHING + held // size)
 
     def _run(self, phase: Phase, batch: int, length: int) -> tuple[_Noted, int]:
         """The products of one step, and the bytes in the cache after it."""
         model, both = self.model.inner, self.model.kind == "encoder-decoder"
         tokens = torch.zeros(batch, length, dtype=torch.long, device="meta")
-        one = tokens.new_zeros(batch, 1)
+        answer = "decoder_input_ids" if both else "input_ids"
         more: dict[str, Any] = {"use_cache": True} if self.model.head == "language" else {}
         if phase == "train":
-            target = {"decoder_input_ids": tokens} if both else {}
             with torch.enable_grad(), _Noted() as noted:
-                model(input_ids=tokens, **target, **more)[0].float().sum().backward()
+                model(**{"input_ids": tokens, answer: tokens}, **more)[0].float().sum().backward()
             model.zero_grad(set_to_none=True)
             return noted, 0
-        if _takes(model, "logits_to_keep"):
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
             more["logits_to_keep"] = 1
+        one = tokens.new_zeros(batch, 1)
+        step: dict[str, Any] = {"input_ids": tokens} | ({answer: one} if both else {})
         with torch.no_grad():
-            if phase == "prefill":
-                with _Noted() as noted:
-                    out = model(input_ids=tokens, **({"decoder_input_ids": one} if both else {}), **more)
-                return noted, _bytes_held(out.get("past_key_values"))
-            past = None
-            if both:
-                more["encoder_outputs"] = model.get_encoder()(input_ids=tokens)  # type: ignore[operator]
-            name = "decoder_input_ids" if both else "input_ids"
-            if length:
-                past = model(**{name: tokens}, **more).get("past_key_values")
-                if past is None:
-                    raise UnsupportedError(f"{self.model.family} has no cache that grows.")
+            if phase == "decode":
+                step = {answer: one, "past_key_values": None}
+                if both:
+                    more["encoder_outputs"] = model.get_encoder()(input_ids=tokens)  # type: ignore[operator]
+                if length:
+                    step["past_key_values"] = model(**{answer: tokens}, **more).get("past_key_values")
+                    if step["past_key_values"] is None:
+                        raise UnsupportedError(f"{self.model.family} has no cache that grows.")
             with _Noted() as noted:
-                past = model(**{name: one}, **more, past_key_values=past).get("past_key_values")
-            return noted, _bytes_held(past)
+                out = model(**step, **more)
+            return noted, _bytes_held(out.get("past_key_values"))
 
 
 class _Noted(TorchDispatchMode):
@@ -130,36 +132,28 @@ class _Noted(TorchDispatchMode):
         if kind.__name__ == "index" and isinstance(args[0], nn.Parameter):
             self._chosen[id(out)] = (out, args[0].nbytes)
         elif kind in flop_registry:
-            name = self._name("" if _is_weight_product(args) else " products")
-            self.operations[name] += flop_registry[kind](*args, **kwargs, out_val=out)
-            self.n_byte[name] += self._bytes((args, out))
+            # A product with weights has two matrices; attention's has a batch of them.
+            batched = any(value.dim() > 2 for value in args if isinstance(value, Tensor))
+            operations = flop_registry[kind](*args, **kwargs, out_val=out)
+            self._note(self._name(" products" if batched else ""), operations, (args, out))
         elif kind.__name__ in _SOFTMAX:
-            self.operations[name := self._name(" softmax")] += 0
-            self.n_byte[name] += self._bytes((args, out))
+            self._note(self._name(" softmax"), 0, (args, out))
         elif kind.__name__ == "embedding":
-            self.operations["embedding"] += 0
-            self.n_byte["embedding"] += 2 * out.nbytes
+            self._note("embedding", 0, (out, out))
         return out
 
-    def _bytes(self, values: Any) -> int:
-        """Of all tensors; rows that several tokens chose are read once."""
-        tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-        return sum(min(tensor.nbytes, self._chosen.get(id(tensor), (tensor, tensor.nbytes))[1])
-                   for tensor in tensors)  # fmt: skip
+    def _note(self, name: str, operations: int, values: Any) -> None:
+        """Bytes are those of all tensors; rows that several tokens chose are read once."""
+        self.operations[name] += operations
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, Tensor):
+                _, most = self._chosen.get(id(tensor), (tensor, tensor.nbytes))
+                self.n_byte[name] += min(tensor.nbytes, most)
 
     def _name(self, what: str) -> str:
         """The innermost module that is running, without the model's class and the layer's number."""
         innermost = max(self._modules.parents, key=lambda name: name.count("."))
         return re.sub(r"^.*\.\d+\.|^\w+\.", "", innermost) + what
-
-
-def _is_weight_product(args: Any) -> bool:
-    """Whether a product has two matrices, as those of weights have; attention's has a batch of them."""
-    return all(value.dim() < 3 for value in args if isinstance(value, Tensor))
-
-
-def _takes(model: nn.Module, argument: str) -> bool:
-    return argument in inspect.signature(model.forward).parameters
 
 
 def _bytes_held(cache: Any) -> int:

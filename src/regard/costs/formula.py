@@ -9,18 +9,20 @@ So what is shown and what is computed cannot differ. Powers may be negative: d /
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
 from regard.errors import ArgumentError
 
-Powers = tuple[tuple[str, int], ...]  # symbol and its power, sorted by symbol; no power is 0
+Powers = tuple[tuple[str, int], ...]  # symbol and its power, in the order of writing; no power is 0
 
 _SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 # How a term is written: how many times first, sizes last.
-ORDER = "L W E b t n w m h g p c r k v f d V".split()
+_ORDER = {symbol: place for place, symbol in enumerate("L W E b t n w m h g p c r k v f d V".split())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +37,21 @@ class Formula:
     __radd__ = __add__
 
     def __mul__(self, other: Formula | int) -> Formula:
-        found = []
-        for left, by in self.terms:
-            for right, times in _formula(other).terms:
-                powers = dict(left)
-                for symbol, power in right:
-                    powers[symbol] = powers.get(symbol, 0) + power
-                found.append((_sorted(powers), by * times))
-        return _gathered(found)
+        others = _formula(other).terms
+        return _gathered((left + right, by * times) for left, by in self.terms for right, times in others)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Formula | int) -> Formula:
         """Division by one term."""
         below = _formula(other)
-        if len(below.terms) != 1 or not below.terms[0][1]:
+        if len(below.terms) != 1:
             raise ArgumentError(f"a formula is divided by one term that is not 0. Got {below}.")
         ((powers, by),) = below.terms
-        return self * Formula(((_sorted({symbol: -power for symbol, power in powers}), 1 / by),))
+        return self * Formula(((tuple((symbol, -power) for symbol, power in powers), 1 / by),))
 
     def __pow__(self, power: int) -> Formula:
-        out = _formula(1)
-        for _ in range(power):
-            out = out * self
-        return out
+        return math.prod([self] * power, start=_formula(1))
 
     def value(self, sizes: Mapping[str, int]) -> int:
         """The whole number it is for these sizes."""
@@ -84,34 +77,17 @@ class Formula:
             out = out + term
         return out
 
-    def leading(self, *, maybe_zero: str = "n", ascending: str = "g h d") -> Formula:
+    def leading(self) -> Formula:
         """The terms that no other can be shown to cover, without their numbers: what stands inside O( ).
 
-        Every size is at least 1, except `maybe_zero`; each of `ascending` is at most the next.
+        Every size is at least 1, except n, which may be 0; g is at most h, and h at most d.
 
         >>> b, n, d, h = symbols("b n d h")
         >>> str((b * d * d + 7 * b * n * d + b * n * h + b * d).leading())
         'b n d + b d²'
         """
         bare = [Formula(((powers, Fraction(1)),)) for powers, factor in self.terms if factor > 0]
-
-        def covers(large: Formula, small: Formula) -> bool:
-            powers = dict((large / small).terms[0][0])
-            for few, many in pairwise(ascending.split()):
-                if powers.get(few, 0) < 0:
-                    powers[many] = powers.get(many, 0) + powers.pop(few)
-            return powers.get(maybe_zero, 0) == 0 and all(power >= 0 for power in powers.values())
-
-        kept = [
-            each
-            for index, each in enumerate(bare)
-            if not any(
-                covers(other, each) and (not covers(each, other) or place < index)
-                for place, other in enumerate(bare)
-                if place != index
-            )
-        ]
-        return sum(kept, Formula())
+        return sum((term for term in bare if not any(_covers(other, term) for other in bare)), Formula())
 
     def __str__(self) -> str:
         return " + ".join(_written(powers, factor) for powers, factor in self.terms) or "0"
@@ -124,37 +100,45 @@ def symbols(names: str) -> tuple[Formula, ...]:
     >>> str(2 * b * d * (d + 3))
     '6 b d + 2 b d²'
     """
-    return tuple(Formula((((((name, 1),), Fraction(1))),)) for name in names.split())
+    return tuple(Formula(((((name, 1),), Fraction(1)),)) for name in names.split())
 
 
 def _formula(value: Formula | int) -> Formula:
-    return value if isinstance(value, Formula) else Formula((((), Fraction(value)),))
+    return value if isinstance(value, Formula) else _gathered([((), Fraction(value))])
 
 
-def _place(symbol: str) -> tuple[int, str]:
-    return (ORDER.index(symbol) if symbol in ORDER else len(ORDER), symbol)
-
-
-def _sorted(powers: Mapping[str, int]) -> Powers:
-    return tuple(sorted(((s, p) for s, p in powers.items() if p), key=lambda each: _place(each[0])))
-
-
-def _gathered(terms: list[tuple[Powers, Fraction]]) -> Formula:
-    total: dict[Powers, Fraction] = {}
-    for powers, factor in terms:
-        total[powers] = total.get(powers, Fraction(0)) + factor
-    kept = [(powers, factor) for powers, factor in total.items() if factor]
-    # The fewest sizes first, as one would write it by hand.
-    kept.sort(key=lambda each: (sum(p for _, p in each[0]), [_place(s) for s, _ in each[0]]))
+def _gathered(terms: Iterable[tuple[Powers, Fraction]]) -> Formula:
+    """The sum of terms, in which a symbol may come again; the fewest sizes first, as one writes by hand."""
+    total: defaultdict[Powers, Fraction] = defaultdict(Fraction)
+    for factors, number in terms:
+        powers: defaultdict[str, int] = defaultdict(int)
+        for symbol, power in factors:
+            powers[symbol] += power
+        total[tuple(sorted(((s, p) for s, p in powers.items() if p), key=_place))] += number
+    kept = [(powers, number) for powers, number in total.items() if number]
+    kept.sort(key=lambda term: (sum(power for _, power in term[0]), [_place(factor) for factor in term[0]]))
     return Formula(tuple(kept))
 
 
-def _written(powers: Powers, factor: Fraction) -> str:
+def _place(factor: tuple[str, int]) -> tuple[int, str]:
+    return _ORDER.get(factor[0], len(_ORDER)), factor[0]
+
+
+def _covers(large: Formula, small: Formula) -> bool:
+    """Whether a term is at least as large as another one, whatever the sizes."""
+    powers = dict((large / small).terms[0][0])
+    for few, many in pairwise("ghd"):
+        if powers.get(few, 0) < 0:
+            powers[many] = powers.get(many, 0) + powers.pop(few)
+    return large != small and "n" not in powers and all(power >= 0 for power in powers.values())
+
+
+def _written(powers: Powers, number: Fraction) -> str:
     above = [s if p == 1 else s + str(p).translate(_SUPERSCRIPT) for s, p in powers if p > 0]
     below = [s if p == -1 else s + str(-p).translate(_SUPERSCRIPT) for s, p in powers if p < 0]
-    if factor.numerator != 1 or not above:
-        above.insert(0, str(factor.numerator))
-    if factor.denominator != 1:
-        below.insert(0, str(factor.denominator))
+    if number.numerator != 1 or not above:
+        above.insert(0, str(number.numerator))
+    if number.denominator != 1:
+        below.insert(0, str(number.denominator))
     text = " ".join(above)
     return text if not below else f"{text} / {below[0] if len(below) == 1 else '(' + ' '.join(below) + ')'}"

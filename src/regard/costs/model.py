@@ -93,15 +93,6 @@ class Row:
         weights, activations, cache = (moved * part for part in (self.weights, self.activations, self.cache))
         return Row(self.name, operations * self.operations, weights, activations, cache)
 
-    def __add__(self, other: Row) -> Row:
-        return Row(
-            self.name,
-            self.operations + other.operations,
-            self.weights + other.weights,
-            self.activations + other.activations,
-            self.cache + other.cache,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -171,44 +162,52 @@ def cost(
     """
     check_alike(config)
     check_lengths(phase, batch, length, memory)
-    _check(config, phase, memory, latent)
-    sizes = sizes_of(config, latent)
-    both = config.kind == "encoder-decoder"
+    block, both = config.block, config.kind == "encoder-decoder"
+    if phase == "decode" and not config.n_decoder_layer:
+        raise UnsupportedError("an encoder sees its whole input at once: it has no decoding step.")
+    if memory is not None and not both:
+        raise ArgumentError(
+            f"only an encoder-decoder has a memory; this is a model that is {config.kind} only."
+        )
+    if config.kept_heads is not None:
+        raise UnsupportedError("the cost of a pruned model differs from layer to layer: it is not computed.")
+    if latent is not None and (config.kind != "decoder" or block.kernel or block.attention_bias):
+        raise UnsupportedError("latent attention is costed for a decoder with softmax and without biases.")
     memory = (length if memory is None else memory) if both else 0
     new, cached = (1, length) if phase == "decode" else (length, 0)
     if both and phase == "prefill":
         new = 1
     seen = cached + new
-    if phase == "decode" and config.block.window is not None:
-        seen = min(seen, config.block.window)
-    sizes |= {"b": batch, "t": new, "n": cached, "m": memory, "w": seen}
-    parts: list[Row] = []
+    if phase == "decode" and block.window is not None:
+        seen = min(seen, block.window)
+    sizes = sizes_of(config, latent) | {"b": batch, "t": new, "n": cached, "m": memory, "w": seen}
+    embedded, rows = NOTHING, list[Row]()
     if config.n_encoder_layer and phase != "decode":
-        span = m if both else t
-        parts += _layers(config, span, span, None, NOTHING, E, latent, fused, "encoder ")
-        parts.append(Row("embedding", activations=2 * b * span * d))
+        embedded = span = m if both else t
+        rows += _stack("encoder ", E, _block(config, span, span, None, NOTHING, None, fused))
     if config.n_decoder_layer:
-        read_anew = NOTHING if phase == "decode" else m
+        embedded = embedded + t
         crossed, prefix = (m, "decoder ") if both else (None, "")
-        count, keys = (L, n + t) if config.block.window is None else (W, w)
-        parts += _layers(config, t, keys, crossed, read_anew, count, latent, fused, prefix)
-        parts.append(Row("embedding", activations=2 * b * t * d))
-    parts += _head(config, t if phase == "train" or config.head == "masked" else ONE)
+        count, keys = (L, n + t) if block.window is None else (W, w)
+        read_anew = NOTHING if phase == "decode" else m
+        rows += _stack(prefix, count, _block(config, t, keys, crossed, read_anew, latent, fused))
+    rows.insert(0, Row("embedding", activations=2 * b * embedded * d))
+    asked = b * (t if phase == "train" or config.head == "masked" else ONE)
+    if config.head == "masked":
+        rows.append(_product("head projection", asked, d, d, bias=True))
+    if config.head != "none":
+        rows.append(_product("vocabulary", asked, d, V, bias=config.head == "masked"))
+    if config.pooler:
+        rows.append(_product("pooler", b, d, d, bias=True))
+    n_parameter = parameters(config, latent)
     if phase == "train":
         # The backward pass of a product has two more of the same size, that of softmax reads a table more.
-        parts = [part.times(3, 3 if part.operations.terms else 2) for part in parts]
-        parts.append(Row("optimiser", weights=OPTIMISER * parameters(config, latent)))
-    together: dict[str, Row] = {}
-    for part in parts:
-        together[part.name] = together[part.name] + part if part.name in together else part
-    rows = [row for row in together.values() if row.operations.terms or row.moved.terms]
+        rows = [row.times(3, 3 if row.operations.terms else 2) for row in rows]
+        rows.append(Row("optimiser", weights=OPTIMISER * n_parameter))
+    size = dtype.itemsize
+    counted = tuple(replace(row, sizes=sizes, number_bytes=size) for row in rows if row.moved.terms)
     return Cost(
-        phase,
-        tuple(replace(row, sizes=sizes, number_bytes=dtype.itemsize) for row in rows),
-        sizes,
-        dtype.itemsize,
-        parameters(config, latent),
-        NOTHING if phase == "train" else _held(config, latent),
+        phase, counted, sizes, size, n_parameter, NOTHING if phase == "train" else _held(config, latent)
     )
 
 
@@ -229,45 +228,50 @@ def sizes_of(config: TransformerConfig, latent: Latent | None = None) -> dict[st
         "L" if block.window is None else "W": config.n_decoder_layer,
     }
     if block.kernel is not None:
-        kernel = feature_map(block.kernel, qk_dim=qk_dim)
-        sizes["p"] = kernel.dim(qk_dim)
+        sizes["p"] = feature_map(block.kernel, qk_dim=qk_dim).dim(qk_dim)
     if latent is not None:
         sizes |= {"c": latent.latent, "r": latent.rotary}
     return sizes
 
 
-def _product(name: str, rows: Formula, inner: Formula, outer: Formula, bias: bool = False) -> Row:
-    """rows x inner times a matrix of inner x outer parameters."""
-    weights = inner * outer + (outer if bias else NOTHING)
-    return Row(name, 2 * rows * inner * outer, weights, rows * inner + rows * outer)
+def _product(
+    name: str, rows: Formula, inner: Formula, outer: Formula, bias: bool = False, kept: bool = False
+) -> Row:
+    """rows x inner times a matrix of inner x outer parameters; its result may be kept in the cache."""
+    read, made = rows * inner, rows * outer
+    operations, weights = 2 * read * outer, inner * outer + bias * outer
+    return Row(name, operations, weights, read, made) if kept else Row(name, operations, weights, read + made)
 
 
-def _layers(
+def _stack(prefix: str, count: Formula, block: list[Row]) -> list[Row]:
+    """So many blocks."""
+    return [replace(row.times(count, count), name=prefix + row.name) for row in block]
+
+
+def _block(
     config: TransformerConfig,
     new: Formula,
     keys: Formula,
     memory: Formula | None,
     read_anew: Formula,
-    count: Formula,
     latent: Latent | None,
     fused: bool,
-    prefix: str,
 ) -> list[Row]:
-    """All the products of a stack."""
-    block = config.block
+    """All the products of one block."""
     if latent is not None:
-        parts = _latent_attention(new, keys, fused)
+        rows = _latent_attention(new, keys, fused)
     else:
-        parts = _attention(config, new, keys, new, fused)
+        rows = _attention(config, new, keys, new, fused)
     if memory is not None:
         crossing = _attention(config, new, memory, read_anew, fused)
-        parts += [replace(part, name=f"cross {part.name}") for part in crossing]
-    tokens = b * new
-    parts.append(_product("ff up", tokens, d, f, block.ff_bias))
-    if block.gated:
-        parts.append(_product("ff gate", tokens, d, f, block.ff_bias))
-    parts.append(_product("ff down", tokens, f, d, block.ff_bias))
-    return [replace(part.times(count, count), name=prefix + part.name) for part in parts]
+        rows += [replace(row, name=f"cross {row.name}") for row in crossing]
+    tokens, bias = b * new, config.block.ff_bias
+    wide = ("ff up", "ff gate") if config.block.gated else ("ff up",)
+    return [
+        *rows,
+        *(_product(name, tokens, d, f, bias) for name in wide),
+        _product("ff down", tokens, f, d, bias),
+    ]
 
 
 def _attention(
@@ -278,8 +282,8 @@ def _attention(
     out_bias = bias if config.block.out_bias is None else config.block.out_bias
     parts = [_product("query", b * queries, d, h * k, bias)]
     if projected.terms:
-        parts += [_kept(_product("key", b * projected, d, g * k, bias), b * projected * g * k)]
-        parts += [_kept(_product("value", b * projected, d, g * v, bias), b * projected * g * v)]
+        parts.append(_product("key", b * projected, d, g * k, bias, kept=True))
+        parts.append(_product("value", b * projected, d, g * v, bias, kept=True))
     if config.block.kernel is not None:
         parts += _linear(config.block.kernel, queries, projected)
     else:
@@ -293,11 +297,6 @@ def _attention(
         parts.append(_product("gate", b * queries, d, h * v, bias))
     parts.append(_product("output", b * queries, h * v, d, out_bias))
     return parts
-
-
-def _kept(part: Row, written: Formula) -> Row:
-    """A product whose result goes into the cache."""
-    return replace(part, activations=part.activations + written * -1, cache=written)
 
 
 def _linear(kernel: str, queries: Formula, projected: Formula) -> list[Row]:
@@ -327,7 +326,7 @@ def _latent_attention(queries: Formula, keys: Formula, fused: bool) -> list[Row]
     back = Row("latent to value", 2 * rows * h * c * v, h * c * v, rows * h * (c + v))
     return [
         _product("query", rows, d, h * (k + r)),
-        _kept(_product("latent", rows, d, c + r), rows * (c + r)),
+        _product("latent", rows, d, c + r, kept=True),
         into,
         Row("scores", 2 * table * (c + r), NOTHING, rows * h * (c + r) + shown, held),
         Row("softmax", activations=2 * shown),
@@ -337,54 +336,30 @@ def _latent_attention(queries: Formula, keys: Formula, fused: bool) -> list[Row]
     ]
 
 
-def _head(config: TransformerConfig, asked: Formula) -> list[Row]:
-    """The products after the last block."""
-    parts = []
-    if config.head == "masked":
-        parts.append(_product("head projection", b * asked, d, d, True))
-    if config.head != "none":
-        parts.append(_product("vocabulary", b * asked, d, V, config.head == "masked"))
-    if config.pooler:
-        parts.append(_product("pooler", b, d, d, True))
-    return parts
-
-
 def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formula:
     """How many parameters the model has."""
     block = config.block
     norm = 2 * d if block.norm == "layer" else d
-    both = config.kind == "encoder-decoder"
-    total = V * d + config.n_token_type * d
-    if config.head == "masked":
-        total = total + d * d + d + V + norm
-    if config.head != "none" and not config.tied:
-        total = total + V * d
-    if config.pooler:
-        total = total + d * d + d
-    if config.positions == "learned" and config.n_position is not None:
-        total = total + config.n_position * d
-    if config.embed_norm:
-        total = total + norm
+    total = (
+        (V + config.n_token_type) * d
+        + (config.head == "masked") * (d * d + d + V + norm)
+        + (config.head != "none" and not config.tied) * (V * d)
+        + config.pooler * (d * d + d)
+        + (config.positions == "learned") * (config.n_position or 0) * d
+        + config.embed_norm * norm
+    )
     decoders = L if block.window is None else W
+    crossed = config.kind == "encoder-decoder"
     for count, n_layer, cross in (
         (E, config.n_encoder_layer, False),
-        (decoders, config.n_decoder_layer, both),
+        (decoders, config.n_decoder_layer, crossed),
     ):
-        if not n_layer:
-            continue
-        parts = _layers(config, t, n + t, m if cross else None, m, ONE, latent, False, "")
-        matrices = sum((part.weights for part in parts if part.name != "features"), NOTHING)
-        n_norm, small = (3 if cross else 2) + 2 * block.norm_after, NOTHING
-        n_look = 2 if cross else 1
-        if block.qk_norm:
-            small = small + n_look * 2 * k
-        if block.sinks:
-            small = small + n_look * h
-        total = total + count * (matrices + n_norm * norm + small)
-        if config.final_norm:
-            total = total + norm
-        if config.positions == "relative":
-            total = total + config.n_bucket * h
+        if n_layer:
+            rows = _block(config, t, n + t, m if cross else None, m, latent, False)
+            matrices = sum((row.weights for row in rows if row.name != "features"), NOTHING)
+            small = (1 + cross) * (block.qk_norm * 2 * k + block.sinks * h)
+            total += count * (matrices + (2 + cross + 2 * block.norm_after) * norm + small)
+            total += config.final_norm * norm + (config.positions == "relative") * config.n_bucket * h
     return total
 
 
@@ -429,15 +404,15 @@ def what_if(config: TransformerConfig) -> dict[str, tuple[TransformerConfig, Lat
     counts = [count for count in range(1, n_head + 1) if n_head % count == 0]
     if len(counts) > 4:
         counts = [counts[0], counts[1], counts[-2], counts[-1]]
-    found: dict[str, tuple[TransformerConfig, Latent | None]] = {}
+    models: dict[str, tuple[TransformerConfig, Latent | None]] = {}
     for count in counts:
         kind = "multi-query" if count == 1 else "multi-head" if count == n_head else "grouped"
         block = replace(config.block, n_kv_head=count, kernel=None)
-        found[f"{count} kv ({kind})"] = (replace(config, block=block), None)
+        models[f"{count} kv ({kind})"] = (replace(config, block=block), None)
     block = replace(config.block, n_kv_head=None, kernel=None, attention_bias=False, out_bias=None)
     qk_dim = config.block.qk_dim or config.block.model_dim // n_head
-    found["latent"] = (replace(config, block=block), Latent.usual(qk_dim))
-    return found
+    models["latent"] = (replace(config, block=block), Latent.usual(qk_dim))
+    return models
 
 
 def check_lengths(phase: str, batch: int, length: int, memory: int | None = None) -> None:
@@ -450,21 +425,6 @@ def check_lengths(phase: str, batch: int, length: int, memory: int | None = None
             f"batch and memory must be at least 1, length at least {least}. "
             f"Got batch {batch}, length {length}, memory {memory}."
         )
-
-
-def _check(config: TransformerConfig, phase: str, memory: int | None, latent: Latent | None) -> None:
-    if phase == "decode" and not config.n_decoder_layer:
-        raise UnsupportedError("an encoder sees its whole input at once: it has no decoding step.")
-    if memory is not None and config.kind != "encoder-decoder":
-        raise ArgumentError(
-            f"only an encoder-decoder has a memory; this is a model that is {config.kind} only."
-        )
-    if config.kept_heads is not None:
-        raise UnsupportedError("the cost of a pruned model differs from layer to layer: it is not computed.")
-    if latent is not None and (
-        config.kind != "decoder" or config.block.kernel or config.block.attention_bias
-    ):
-        raise UnsupportedError("latent attention is costed for a decoder with softmax and without biases.")
 
 
 _BARE = TransformerConfig(

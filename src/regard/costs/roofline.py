@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from textwrap import fill
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -59,46 +61,37 @@ def measure_machine(
     if seconds <= 0 or n_byte < 1 << 12:
         raise ArgumentError(f"seconds must be above 0 and n_byte at least 4096. Got {seconds} and {n_byte}.")
     device = torch.device(device)
-    itemsize = torch.empty((), dtype=dtype).element_size()
-    side = 1024
+    side, width = 1024, 4096
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     computing = _fastest(lambda: left @ right, device, seconds)
-    width = 4096
-    matrix = torch.ones(max(1, n_byte // (width * itemsize)), width, dtype=dtype, device=device)
+    matrix = torch.ones(max(1, n_byte // (width * dtype.itemsize)), width, dtype=dtype, device=device)
     vector = torch.ones(width, dtype=dtype, device=device)
-    reading = _fastest(lambda: matrix @ vector, device, seconds)
-    return Machine(
+    peak, bandwidth = (
         2 * side**3 / computing,
-        matrix.nbytes / reading,
-        torch.get_num_threads(),
-        str(dtype).removeprefix("torch."),
-        str(device),
+        matrix.nbytes / _fastest(lambda: matrix @ vector, device, seconds),
     )
+    number = str(dtype).removeprefix("torch.")
+    return Machine(peak, bandwidth, torch.get_num_threads(), number, str(device))
 
 
 def _fastest(run: Callable[[], object], device: torch.device, seconds: float) -> float:
     """The shortest of the runs that fit into `seconds`, three at least, after one to warm."""
-    run()
-    taken: list[float] = []
-    began = time.perf_counter()
-    while len(taken) < 3 or time.perf_counter() - began < seconds:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
+    ends: list[float] = []
+    while len(ends) < 4 or ends[-1] - ends[0] < seconds:
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+        ends.append(time.perf_counter())
+    return min(end - start for start, end in pairwise(ends))
 
 
 def placed(cost: Cost, machine: Machine) -> list[Placed]:
     """Each operation with the least time it can take, and what it waits for."""
-    found = []
+    rows = []
     for row in cost.rows:
         reading, computing = row.n_byte / machine.bandwidth, row.n_operation / machine.peak
-        found.append(Placed(row, max(reading, computing), "memory" if reading >= computing else "compute"))
-    return found
+        rows.append(Placed(row, max(reading, computing), "memory" if reading >= computing else "compute"))
+    return rows
 
 
 def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | None = None) -> Figure:
@@ -108,7 +101,7 @@ def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | Non
     figure = new_figure(9.6, 4.8)
     ax, beside = figure.subplots(1, 2, width_ratios=(2.3, 1))
     beside.axis("off")
-    drawn = {each.phase: [row for row in each.rows if row.n_operation] for each in costs}
+    drawn = {cost.phase: [row for row in cost.rows if row.n_operation] for cost in costs}
     intensities = [row.intensity for rows in drawn.values() for row in rows]
     low, high = min([*intensities, machine.ridge]) / 3, max([*intensities, machine.ridge]) * 3
     roof = [low, machine.ridge, high], [low * machine.bandwidth, machine.peak, machine.peak]
@@ -117,36 +110,19 @@ def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | Non
     ax.axvline(machine.ridge, color="#8c8c8c", linewidth=0.8, linestyle=":")
     height, number = 1.0, 0
     for place, (phase, rows) in enumerate(drawn.items()):
-        beside.text(0, height, phase, color=COLOURS[phase], fontsize=9, weight="bold", va="top")
+        colour = COLOURS[phase]
+        # Phases may fall on the same place: the first lies on top, the next are larger and stick out.
+        mark: dict[str, Any] = {"color": colour, "markersize": 10 + 6 * place, "zorder": 5 - place}
+        ink: dict[str, Any] = {"color": colour if place else "white", "fontsize": 7, "weight": "bold"}
+        beside.text(0, height, phase, color=colour, fontsize=9, weight="bold", va="top")
         height -= 0.06
         for names, intensity in _grouped(rows).items():
             number += 1
-            label = f"{number}"
-            speed = min(machine.peak, intensity * machine.bandwidth)
-            # Phases may fall on the same place: the first lies on top, the next are larger and stick out.
-            size, order = 10 + 6 * place, 5 - place
-            ax.plot(
-                intensity,
-                speed,
-                MARKERS[phase],
-                color=COLOURS[phase],
-                markersize=size,
-                markeredgecolor="white",
-                zorder=order,
-            )
-            ax.annotate(
-                label,
-                (intensity, speed),
-                xytext=(0, 0 if not place else -14),
-                textcoords="offset points",
-                color="white" if not place else COLOURS[phase],
-                fontsize=7,
-                ha="center",
-                va="center",
-                weight="bold",
-                zorder=order,
-            )
-            lines = fill(f"{label}  {names} ({_short(intensity)})", 44, subsequent_indent="    ")
+            at = intensity, min(machine.peak, intensity * machine.bandwidth)
+            ax.plot(*at, MARKERS[phase], markeredgecolor="white", **mark)
+            shift: dict[str, Any] = {"xytext": (0, -14 if place else 0), "textcoords": "offset points"}
+            ax.annotate(f"{number}", at, ha="center", va="center", zorder=5 - place, **shift, **ink)
+            lines = fill(f"{number}  {names} ({_short(intensity)})", 44, subsequent_indent="    ")
             beside.text(0, height, lines, fontsize=7, va="top", color="#222222")
             height -= 0.045 * (lines.count("\n") + 1)
         height -= 0.03
@@ -156,38 +132,22 @@ def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | Non
     for axis, written in ((ax.xaxis, _short), (ax.yaxis, short_number)):
         axis.set_major_formatter(lambda value, _, written=written: written(value))
         axis.set_minor_formatter(NullFormatter())
-    ax.text(
-        machine.ridge,
-        machine.peak * 1.15,
-        f" peak {short_number(machine.peak)} operations/s",
-        fontsize=8,
-        va="bottom",
-    )
+    peak = f" peak {short_number(machine.peak)} operations/s"
+    ax.text(machine.ridge, machine.peak * 1.15, peak, fontsize=8, va="bottom")
     middle = (low * machine.ridge) ** 0.5
-    ax.annotate(
-        short_number(machine.bandwidth, "B/s"),
-        (middle, middle * machine.bandwidth),
-        xytext=(-8, 8),
-        textcoords="offset points",
-        fontsize=8,
-        ha="right",
-    )
+    at, left = (middle, middle * machine.bandwidth), {"xytext": (-8, 8), "textcoords": "offset points"}
+    ax.annotate(short_number(machine.bandwidth, "B/s"), at, fontsize=8, ha="right", **left)
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)
-    ax.set_title(
-        title or f"Roofline of this machine: {machine.n_thread} threads, {machine.dtype}",
-        fontsize=10,
-        loc="left",
-        pad=8,
-        parse_math=False,
-    )
+    title = title or f"Roofline of this machine: {machine.n_thread} threads, {machine.dtype}"
+    ax.set_title(title, fontsize=10, loc="left", pad=8, parse_math=False)
     return figure
 
 
 def _grouped(rows: Sequence[Row]) -> Mapping[str, float]:
     """Names that stand at nearly the same place together, and that place."""
     groups: list[tuple[list[str], float]] = []
-    for row in sorted(rows, key=lambda each: each.intensity):
+    for row in sorted(rows, key=lambda row: row.intensity):
         if groups and row.intensity < 1.08 * groups[-1][1]:
             groups[-1][0].append(row.name)
         else:

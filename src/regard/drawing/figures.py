@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -27,8 +29,10 @@ DIVERGING = "PuOr_r"  # orange: more; purple: less
 HIDDEN = "#e4e4e8"
 CELL = 0.42  # inches
 LARGEST_SIDE = 12.0  # inches
+QUERY, KEY = "query (looks)", "key (is looked at)"
 MOST_LABELS = 64  # beyond this the words would overlap, so positions are numbered instead
 MOST_NUMBERS = 12  # a cell this large still has room for its weight in figures
+_LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": False}
 CHART_COLOURS = ("#0072b2", "#d55e00", "#1b7837", "#5e3c99", "#8c8c8c", "#e69f00")  # of lines and bars
 
 
@@ -58,13 +62,10 @@ def heat_map(
     n_query, n_key = values.shape
     cell = min(CELL, LARGEST_SIDE / max(values.shape))
     figure, ax = _figure_and_axes(ax, cell * n_key + 2.4, cell * n_query + 1.7)
-    top = _last_colour(values, hidden, largest)
-    image = _draw_map(ax, values, hidden, rows, cols, top, diverging)
+    image = _draw_map(ax, values, hidden, rows, cols, _last_colour(values, hidden, largest), diverging)
     _set_title(ax, title, pad=10)
-    bar = figure.colorbar(image, ax=ax, fraction=0.05, aspect=28, pad=0.02)
+    bar = _colour_bar(figure, image, 8, ax=ax, fraction=0.05, aspect=28, pad=0.02)
     bar.set_label("difference of weights" if diverging else "weight", fontsize=9)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=8, length=2)
     return figure
 
 
@@ -94,27 +95,25 @@ def heat_maps(
             "weights must be (panel, query, key) or (batch, head, query, key), with at least one weight. "
             f"Got shape {tuple(weights.shape)}."
         )
-    panels = weights.flatten(0, -3)
-    seen = None if visible is None else visible.expand(weights.shape).flatten(0, -3)
-    n_panel, n_query, n_key = panels.shape
-    if weights.dim() == 4:
-        n_col = n_col or weights.shape[1]
-        names = [f"sequence {b}, head {h}" for b in range(weights.shape[0]) for h in range(weights.shape[1])]
-    else:
-        n_col = n_col or math.ceil(math.sqrt(n_panel))
-        names = [f"head {h}" for h in range(n_panel)]
-    if titles is not None and len(titles) != n_panel:
-        raise ShapeError(f"there are {len(titles)} titles for {n_panel} panels: one each.")
+    *places, n_query, n_key = weights.shape
+    n_panel = math.prod(places)
+    n_col = n_col or (places[1] if len(places) == 2 else math.ceil(math.sqrt(n_panel)))
     n_row = math.ceil(n_panel / n_col)
+    if titles is None:
+        titles = [f"head {place[-1]}" for place in np.ndindex(*places)]
+        if len(places) == 2:
+            titles = [f"sequence {index // places[1]}, {head}" for index, head in enumerate(titles)]
+    if len(titles) != n_panel:
+        raise ShapeError(f"there are {len(titles)} titles for {n_panel} panels: one each.")
     rows = list(map(str, range(n_query))) if rows is None else rows
     cols = list(map(str, range(n_key))) if cols is None else cols
+    seen = torch.ones(1, dtype=torch.bool) if visible is None else visible
+    pairs = zip(weights.flatten(0, -3), seen.expand(weights.shape).flatten(0, -3), strict=True)
+    checked = [_checked_weights(table, rows, cols, shown) for table, shown in pairs]
     cell = min(0.3, LARGEST_SIDE / max(n_row * (n_query + 4), n_col * (n_key + 6)))
     wide, high = max(1.9, cell * n_key + 1.5), max(1.7, cell * n_query + 1.2)
     figure, ax = _figure_and_axes(ax, n_col * wide, n_row * high)
     ax.set_axis_off()
-    checked = [
-        _checked_weights(panels[i], rows, cols, None if seen is None else seen[i]) for i in range(n_panel)
-    ]
     together = max(_last_colour(*pair, None) for pair in checked) if shared else None
     margin = min(0.3, 1.1 / wide), min(0.3, 0.85 / high)
     for index, (values, hidden) in enumerate(checked):
@@ -126,35 +125,20 @@ def heat_maps(
             (1 - margin[1] - 0.3 / high) / n_row,
         )
         panel = ax.inset_axes(place)
-        image = _draw_map(
-            panel, values, hidden, rows, cols, _last_colour(values, hidden, together), False, 7.0
-        )
-        panel.set_title((titles or names)[index], fontsize=8, loc="left", pad=4, parse_math=False)
+        top = _last_colour(values, hidden, together)
+        image = _draw_map(panel, values, hidden, rows, cols, top, size=7.0)
+        panel.set_title(titles[index], fontsize=8, loc="left", pad=4, parse_math=False)
         panel.set_xlabel("key" if row == n_row - 1 or index + n_col >= n_panel else "", fontsize=8)
         panel.set_ylabel("query" if col == 0 else "", fontsize=8)
-        bar = figure.colorbar(image, cax=panel.inset_axes((1.03, 0, 0.04, 1)))
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(labelsize=6, length=2)
+        _colour_bar(figure, image, 6, cax=panel.inset_axes((1.03, 0, 0.04, 1)))
     return figure
 
 
 # One colour for each kind of thing: they stay apart with every kind of colour blindness (a test measures it).
 # What is common (resting on a delimiter or the first token, looking everywhere) is pale.
-KINDS = (
-    "#1574b3",
-    "#57b5e9",
-    "#1c466f",
-    "#573b99",
-    "#edad64",
-    "#da640d",
-    "#dbcfb0",
-    "#d978b0",
-    "#d83787",
-    "#247a3a",
-    "#701040",
-    "#dcf4a0",
-    "#a8d9cd",
-    "#aba8a3",
+KINDS = tuple(
+    "#1574b3 #57b5e9 #1c466f #573b99 #edad64 #da640d #dbcfb0 #d978b0 #d83787 #247a3a #701040 #dcf4a0 #a8d9cd "
+    "#aba8a3".split()
 )
 
 
@@ -187,23 +171,19 @@ def head_grid(
     size = min(8.0, 18 * cell)
     for layer, row in enumerate(labels):
         for head, label in enumerate(row):
-            ax.add_patch(
-                Rectangle((head - 0.46, layer - 0.46), 0.92, 0.92, color=colours[label], linewidth=0)
-            )
+            colour, corner = colours[label], (head - 0.46, layer - 0.46)
+            ax.add_patch(Rectangle(corner, 0.92, 0.92, color=colour, linewidth=0))
             if label != kinds[-1]:
                 words = label.split("-")
                 short = "".join(word[0] for word in words) if len(words) > 1 else label[:2]
-                ink = _ink_on(colours[label])
-                ax.text(head, layer, short, ha="center", va="center", fontsize=size, color=ink)
-    ax.set_xlim(-0.6, widest - 0.4)
-    ax.set_ylim(len(labels) - 0.4, -0.6)
+                ax.text(head, layer, short, ha="center", va="center", fontsize=size, color=_ink_on(colour))
+    ax.set(xlim=(-0.6, widest - 0.4), ylim=(len(labels) - 0.4, -0.6))
     ax.set_aspect("equal", anchor="NW")
     _layers_and_heads(ax, cell, range(len(labels)), range(widest))
     _set_title(ax, title, pad=8)
     counts = {kind: sum(row.count(kind) for row in labels) for kind in kinds}
     handles = [Patch(color=colours[kind], label=f"{kind} ({n})") for kind, n in counts.items() if n]
-    beside: dict[str, Any] = {"bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0}
-    ax.legend(handles=handles, loc="upper left", fontsize=8, frameon=False, **beside)
+    ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, **_LEGEND)
     return figure
 
 
@@ -227,7 +207,7 @@ def curves(
         ax.plot(x, y, **line_style(index), label=name)
     ax.set_xlabel(x_label, fontsize=9)
     ax.set_ylabel(y_label, fontsize=9)
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend(**_LEGEND)
     return figure
 
 
@@ -277,18 +257,16 @@ def effect_maps(
     for index, (ax, (name, table)) in enumerate(zip(axes, values.items(), strict=True)):
         image = ax.imshow(table, colours, vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
         columns = tables[name][1]
-        names = [str(n) for n in range(table.shape[1])] if columns is None else list(columns)
-        step = max(1, math.ceil(len(names) / max(1, 6 * cell * widths[index])))
-        places = range(0, len(names), step)
-        ax.set_xticks(places, [names[at] for at in places], rotation=90 if columns else 0, fontsize=7)
-        skip = max(1, math.ceil(len(rows) / 40))
-        shown = range(0, len(rows), skip) if index == 0 else ()
-        ax.set_yticks(shown, [rows[at] for at in shown], fontsize=7)
+        names = list(map(str, range(table.shape[1]))) if columns is None else columns
+        every = max(1, math.ceil(len(names) / max(1, 6 * cell * widths[index])))
+        ax.set_xticks(range(0, len(names), every), names[::every], rotation=90 if columns else 0, fontsize=7)
+        every = max(1, math.ceil(len(rows) / 40))
+        ax.set_yticks(range(0, len(rows), every), rows[::every], fontsize=7)
+        ax.tick_params(left=index == 0, labelleft=index == 0)
         ax.set_title(name, fontsize=9)
         ax.set_xlabel("head" if columns is None else "", fontsize=8)
-    figure.colorbar(image, ax=list(axes), shrink=0.8, label="change of the answer").ax.tick_params(
-        labelsize=7
-    )
+    bar = figure.colorbar(image, ax=list(axes), shrink=0.8, label="change of the answer")
+    bar.ax.tick_params(labelsize=7)
     if title is not None:
         figure.suptitle(title, fontsize=10)
     return figure
@@ -369,29 +347,25 @@ def lines(
     smooth = along * along * (3 - 2 * along)
     for head, table in enumerate(values):
         colour = LINE_COLOURS[head % len(LINE_COLOURS)]
-        links, wide, alphas = [], [], []
-        for query, key in np.argwhere(table >= max(0.02 * top, 1e-12)):
-            if chosen is None or query in chosen:
-                share = float(table[query, key]) / top
-                links.append(np.column_stack([along, query + (key - query) * smooth]))
-                wide.append(0.4 + 3.6 * share)
-                alphas.append(min(1.0, 0.08 + 0.9 * share))
-        shades = [(*to_rgb(colour), alpha) for alpha in alphas]
+        large = np.argwhere(table >= max(0.02 * top, 1e-12))
+        places = [(query, key) for query, key in large if chosen is None or query in chosen]
+        shares = [float(table[query, key]) / top for query, key in places]
+        links = [np.column_stack([along, query + (key - query) * smooth]) for query, key in places]
+        wide = [0.4 + 3.6 * share for share in shares]
+        shades = [(*to_rgb(colour), min(1.0, 0.08 + 0.9 * share)) for share in shares]
         ax.add_collection(LineCollection(links, linewidths=wide, colors=shades, capstyle="round"))
         if names is not None:
             ax.plot([], [], color=colour, label=names[head])
-    for words, x, align in ((rows, -0.03, "right"), (cols, 1.03, "left")):
+    for words, what, x, align in ((rows, QUERY, -0.03, "right"), (cols, KEY, 1.03, "left")):
+        ax.text(x, -1.2, what, ha=align, fontsize=8, color="#66666e")
         for place, word in enumerate(words):
             faint = x < 0 and chosen is not None and place not in chosen
             ink = "#9a9aa2" if faint else "black"
             ax.text(x, place, word, ha=align, va="center", fontsize=9, color=ink, parse_math=False)
-    ax.set_xlim(0, 1)
-    ax.set_ylim(longest - 0.4, -0.6)
+    ax.set(xlim=(0, 1), ylim=(longest - 0.4, -0.6))
     ax.set_axis_off()
-    ax.text(-0.03, -1.2, "query (looks)", ha="right", fontsize=8, color="#66666e")
-    ax.text(1.03, -1.2, "key (is looked at)", ha="left", fontsize=8, color="#66666e")
     if names is not None:
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), fontsize=8, frameon=False, ncols=3)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, **_LEGEND)
     _set_title(ax, title, pad=18)
     return figure
 
@@ -415,30 +389,26 @@ def shaded_text(
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['to', 'be']
     """
-    values, hidden = _checked_weights(
-        weights[None], ["one"], tokens, None if visible is None else visible[None]
-    )
+    seen = None if visible is None else visible[None]
+    values, hidden = _checked_weights(weights[None], ["one"], tokens, seen)
     places = list(_wrapped(tokens, width))
     n_line = places[-1][0] + 1
     points, step = 10.0, 1.7  # size of a letter and lines apart, in its heights
     letter = 0.602 * points / 72  # inches a character of a monospaced font is wide
-    new = ax is None
+    is_new = ax is None
     figure, ax = _figure_and_axes(ax, letter * width + 0.4, n_line * step * points / 72 + 0.6)
-    if not new:
-        box = ax.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
-        points = min(points, 72 * box.width / (0.602 * width))
+    if not is_new:
+        points = min(points, 72 * ax.get_window_extent().width / figure.dpi / (0.602 * width))
     top = _last_colour(values, hidden, None)
     palette = colormaps["Blues"]  # pale at 0: a text stays a text
     for index, (line, start, word) in enumerate(places):
         share = float(values[0, index]) / top
         colour = HIDDEN if hidden[0, index] else palette(0.85 * share)
-        frame = "#d55e00" if index == chosen else "none"
-        look: dict[str, Any] = {"facecolor": colour, "edgecolor": frame, "linewidth": 1.4}
-        ax.add_patch(Rectangle((start - 0.15, line + 0.1), len(word) + 0.3, 0.8, **look))
+        corner, frame = (start - 0.15, line + 0.1), "#d55e00" if index == chosen else "none"
+        ax.add_patch(Rectangle(corner, len(word) + 0.3, 0.8, fc=colour, ec=frame, linewidth=1.4))
         letters: dict[str, Any] = {"family": "monospace", "fontsize": points, "color": _ink_on(colour)}
         ax.text(start, line + 0.5, word, va="center", parse_math=False, **letters)
-    ax.set_xlim(-0.5, width + 0.5)
-    ax.set_ylim(n_line, 0)
+    ax.set(xlim=(-0.5, width + 0.5), ylim=(n_line, 0))
     ax.set_axis_off()
     _set_title(ax, title, pad=6)
     return figure
@@ -488,15 +458,10 @@ def _checked_weights(
     weights: Tensor, rows: Sequence[str], cols: Sequence[str], visible: Tensor | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weights and what is hidden of them, as arrays."""
-    if tuple(weights.shape) != (len(rows), len(cols)):
+    if tuple(weights.shape) != (len(rows), len(cols)) or not weights.numel():
         raise ShapeError(
             f"weights is {tuple(weights.shape)}, with {len(rows)} rows and {len(cols)} cols: it must be "
-            f"(query, key), with one row label for each query and one column label for each key."
-        )
-    if weights.numel() == 0:
-        raise ShapeError(
-            f"weights is {tuple(weights.shape)} and has no weights to draw: "
-            f"it needs at least one query and one key."
+            "(query, key), with one row label for each query and one column label for each key, one at least."
         )
     if visible is not None and visible.shape != weights.shape:
         raise ShapeError(
@@ -519,47 +484,40 @@ def _draw_map(
     rows: Sequence[str],
     cols: Sequence[str],
     top: float,
-    diverging: bool,
+    diverging: bool = False,
     size: float = 9.0,
 ) -> AxesImage:
-    """One head's weights as coloured cells with their labels, and figures in them while there is room."""
+    """One head's weights as coloured cells, with words beside them and numbers in them while these fit."""
     ax.set_facecolor(HIDDEN)
-    image = ax.imshow(
-        np.ma.masked_array(values, hidden),
-        cmap=DIVERGING if diverging else PALETTE,
-        vmin=-top if diverging else 0.0,
-        vmax=top,
-        aspect="equal",
-    )
-    _label_cells(ax, rows, cols, size)
-    if max(values.shape) <= MOST_NUMBERS and size >= 9:
-        _write_numbers(ax, image, values, hidden)
-    return image
-
-
-def _label_cells(ax: Axes, rows: Sequence[str], cols: Sequence[str], size: float) -> None:
-    """Words beside the cells while they fit, and thin white lines between the cells."""
-    ax.set_ylabel("query (looks)", fontsize=9)
-    ax.set_xlabel("key (is looked at)", fontsize=9)
+    colours, low = (DIVERGING, -top) if diverging else (PALETTE, 0.0)
+    image = ax.imshow(np.ma.masked_array(values, hidden), colours, vmin=low, vmax=top, aspect="equal")
+    ax.set_ylabel(QUERY, fontsize=9)
+    ax.set_xlabel(KEY, fontsize=9)
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0, labelsize=size)
-    if max(len(rows), len(cols)) > MOST_LABELS * size / 9:
-        return
-    # A word may hold a dollar sign, which matplotlib would read as a formula.
-    ax.set_xticks(range(len(cols)), cols, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
-    ax.set_yticks(range(len(rows)), rows, parse_math=False)
-    ax.set_xticks(np.arange(1, len(cols)) - 0.5, minor=True)
-    ax.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
-    ax.grid(which="minor", color="white", linewidth=1.0)
-    ax.tick_params(which="minor", length=0)
-
-
-def _write_numbers(ax: Axes, image: AxesImage, values: np.ndarray, hidden: np.ndarray) -> None:
-    for (row, col), value in np.ndenumerate(values):
-        if not hidden[row, col]:
+    if max(values.shape) <= MOST_LABELS * size / 9:
+        # A word may hold a dollar sign, which matplotlib would read as a formula.
+        slanted: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+        ax.set_xticks(range(len(cols)), cols, parse_math=False, **slanted)
+        ax.set_yticks(range(len(rows)), rows, parse_math=False)
+        ax.set_xticks(np.arange(1, len(cols)) - 0.5, minor=True)
+        ax.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
+        ax.grid(which="minor", color="white", linewidth=1.0)
+        ax.tick_params(which="minor", length=0)
+    if max(values.shape) <= MOST_NUMBERS and size >= 9:
+        for row, col in np.argwhere(~hidden):
+            value = values[row, col]
             ink = _ink_on(image.cmap(image.norm(value)))
             said = f"{value if abs(value) >= 0.005 else 0.0:.2f}"  # never -0.00
             ax.text(col, row, said, ha="center", va="center", fontsize=7, color=ink)
+    return image
+
+
+def _colour_bar(figure: Figure, image: AxesImage, size: int, **where: Any) -> Colorbar:
+    bar = figure.colorbar(image, **where)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=size, length=2)
+    return bar
 
 
 def _ink_on(colour: object) -> str:

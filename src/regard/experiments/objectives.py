@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,39 +11,25 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.shapes import whole_index
+from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.heads.model import layers_of, loaded_of
-from regard.tracing.calls import Called
-from regard.tracing.changes import Change
+from regard.heads.model import loaded_of
 from regard.tracing.interventions import Run, intervene
 
 Token = int | str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Objective:
-    """The score of a token at a position: against another's, or as a log-probability."""
-
-    token: int
-    against: int | None
-    position: int
-
-    def of(self, logits: Float[Tensor, "batch position vocab"]) -> Float[Tensor, "batch"]:
-        """The number, for each sequence."""
-        row = logits[:, self.position].float()
-        if self.against is None:
-            return row.log_softmax(-1)[:, self.token]
-        return row[:, self.token] - row[:, self.against]
+Change = Callable[[Run], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """A model, the ids it reads, and what is asked of it."""
+    """A model, the ids it reads, and what is asked of it: the score of a token at a position."""
 
     loaded: Loaded
     ids: Int[Tensor, "1 position"]
-    objective: Objective
+    token: int
+    against: int | None  # the token whose score is taken away; None: the log-probability is asked for
+    position: int
 
     @classmethod
     def about(
@@ -63,39 +48,46 @@ class Asked:
                 f"{loaded.facts.name} is {loaded.model.kind} with head {loaded.model.head!r}: this needs one "
                 "that foretells a token after one text."
             )
-        ids = _ids(loaded, text)
+        ids = encoded(text, loaded.tokenizer, loaded.device).ids
+        if ids.shape[0] != 1:
+            raise ArgumentError(f"one text is asked about. Got {ids.shape[0]}.")
         if position is None:
             position = _mask(loaded, ids) if loaded.model.head == "masked" else ids.shape[1] - 1
         position = whole_index("position", position, ids.shape[1])
-        chosen = token_of(loaded, token, "target")
+        chosen = _token(loaded, token, "target")
         if chosen is None:
             with torch.no_grad():
                 chosen = int(loaded.model(ids).logits[0, position].argmax())
-        return cls(loaded, ids, Objective(chosen, token_of(loaded, against, "against"), position))
+        return cls(loaded, ids, chosen, _token(loaded, against, "against"), position)
+
+    def score(self, logits: Float[Tensor, "1 position vocab"]) -> Float[Tensor, ""]:
+        """The number that is asked for."""
+        row = logits[0, self.position].float()
+        if self.against is None:
+            return row.log_softmax(-1)[self.token]
+        return row[self.token] - row[self.against]
+
+    def run(self, change: Change) -> float:
+        """The score under a change."""
+        return float(self.run_each([change])[0])
 
     @torch.no_grad()
-    def run(self, change: Callable[[Run], None] | None = None) -> float:
-        """The objective, with a change or without."""
-        return float(self.run_each([change or _nothing])[0])
-
-    @torch.no_grad()
-    def run_each(self, changes: list[Callable[[Run], None]]) -> Float[Tensor, "change"]:
-        """The objective under each of several changes."""
+    def run_each(self, changes: Iterable[Change]) -> Float[Tensor, "change"]:
+        """The score under each of several changes."""
         values = []
         for change in changes:
             with intervene(self.loaded) as run:
                 change(run)
-                values.append(self.objective.of(self.loaded.model(self.ids).logits)[0])
+                values.append(self.score(self.loaded.model(self.ids).logits))
         return torch.stack(values).double()
 
-    def name(self, token: int | None) -> str:
+    def name(self, token: int) -> str:
         """A token as a person reads it."""
-        if token is None or self.loaded.tokenizer is None:
-            return str(token)
-        return self.loaded.tokenizer.tokens([token])[0]
+        tokenizer = self.loaded.tokenizer
+        return str(token) if tokenizer is None else tokenizer.tokens([token])[0]
 
 
-def token_of(loaded: Loaded, token: Token | None, what: str) -> int | None:
+def _token(loaded: Loaded, token: Token | None, what: str) -> int | None:
     """A token's id, given as it is or as its text, which must be one token."""
     vocab = loaded.model.sizes.vocab
     if isinstance(token, int) and vocab and not 0 <= token < vocab:
@@ -104,61 +96,20 @@ def token_of(loaded: Loaded, token: Token | None, what: str) -> int | None:
         return token
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: give {what} as an id.")
-    spelled = {text: loaded.tokenizer.encode(text, add_special=False) for text in (token, f" {token}")}
-    whole = [ids[0] for ids in spelled.values() if len(ids) == 1]
+    # As it stands within a text, after a space, where there is such a token.
+    spelled = [loaded.tokenizer.encode(text, add_special=False) for text in (f" {token}", token)]
+    whole = [ids[0] for ids in spelled if len(ids) == 1]
     if not whole:
-        pieces = loaded.tokenizer.tokens(spelled[token])
+        pieces = loaded.tokenizer.tokens(spelled[1])
         raise ArgumentError(
             f"{what} must be one token, and {token!r} is {len(pieces)}: {' | '.join(pieces)}."
         )
-    return whole[-1]  # as it stands within a text, after a space, where there is such a token
-
-
-def _ids(loaded: Loaded, text: Any) -> Int[Tensor, "1 position"]:
-    if isinstance(text, str):
-        if loaded.tokenizer is None:
-            raise ArgumentError(f"{loaded.facts.name} has no tokenizer: give ids.")
-        text = loaded.tokenizer.encode(text)
-    ids = torch.as_tensor(text, dtype=torch.long, device=loaded.device)
-    ids = ids[None] if ids.dim() == 1 else ids
-    if ids.dim() != 2 or ids.shape[0] != 1 or not ids.shape[1]:
-        raise ArgumentError(f"one text is asked about, as text or ids (position). Got {tuple(ids.shape)}.")
-    return ids
+    return whole[0]
 
 
 def _mask(loaded: Loaded, ids: Tensor) -> int:
-    special = None if loaded.tokenizer is None else loaded.tokenizer.special
-    places = (
-        [] if special is None or special.mask is None else (ids[0] == special.mask).nonzero()[:, 0].tolist()
-    )
+    mask = None if loaded.tokenizer is None else loaded.tokenizer.special.mask
+    places = [] if mask is None else (ids[0] == mask).nonzero()[:, 0].tolist()
     if len(places) != 1:
         raise ArgumentError(f"the text must hide one word, with the model's mask token. Got {len(places)}.")
     return int(places[0])
-
-
-def _nothing(run: Run) -> None:
-    """No change."""
-
-
-@dataclass(slots=True, eq=False)
-class _Note(Change):
-    """Keeps what a layer's heads gave, in the graph where there is one."""
-
-    out: Tensor | None = None
-
-    def __call__(self, called: Called, out: Tensor) -> Tensor:
-        self.times += 1
-        self.out = out if out.requires_grad or not torch.is_grad_enabled() else out.requires_grad_()
-        return self.out
-
-    def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
-        return out
-
-
-@contextmanager
-def noting(loaded: Loaded) -> Iterator[dict[str, _Note]]:
-    """A block in which the outputs of all heads are kept, by layer."""
-    notes = {name: _Note(name) for name in layers_of(loaded)}
-    with intervene(loaded) as run:
-        run.changes.extend(notes.values())
-        yield notes

@@ -13,7 +13,7 @@ corrupted values. Their difference is taken as it is, not through the slope of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,12 +22,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.data import Data
+from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, ShapeError
-from regard.experiments.objectives import Asked, Token, noting
+from regard.experiments.objectives import Asked, Change, Token
 from regard.files.loading import Loaded
-from regard.heads.effects import gate_shape
-from regard.heads.model import layers_of
-from regard.tracing.interventions import Run
+from regard.heads.model import head_outputs, head_table, layers_of, strongest
+from regard.tracing.layers import AnyLayer
 from regard.tracing.take import labels, trace
 
 if TYPE_CHECKING:
@@ -74,10 +74,8 @@ class PatchEffects(Data):
 
     def strongest(self, n: int = 10) -> list[tuple[str, int, float]]:
         """The heads of largest effect, either way: (layer, head, effect)."""
-        order = self.heads.abs().nan_to_num(-1).flatten().argsort(descending=True)[:n].tolist()
-        width = self.heads.shape[1]
-        rows = [(at // width, at % width) for at in order]
-        return [(self.layers[r], h, float(self.heads[r, h])) for r, h in rows if not self.heads[r, h].isnan()]
+        places = strongest(self.heads.abs(), n)
+        return [(self.layers[row], head, float(self.heads[row, head])) for row, head in places]
 
     def __repr__(self) -> str:
         strong = ", ".join(f"{layer} {head}: {effect:+.3g}" for layer, head, effect in self.strongest(3))
@@ -118,76 +116,62 @@ def patch_effects(
     pass stands for all runs, and the `verify` strongest heads are run, to say how well it agrees.
     """
     asked = Asked.about(model, corrupted, answer, against, position, tokenizer)
-    other = Asked.about(model, clean, asked.objective.token, asked.objective.against, position, tokenizer)
+    other = Asked.about(model, clean, asked.token, asked.against, position, tokenizer)
     if other.ids.shape != asked.ids.shape:
         raise ShapeError(
             f"the texts must have equally many tokens, so that positions correspond. Got "
             f"{other.ids.shape[1]} (clean) and {asked.ids.shape[1]} (corrupted)."
         )
     loaded, known = asked.loaded, layers_of(asked.loaded)
-    chosen = range(len(known)) if layers is None else layers
-    if any(not 0 <= layer < len(known) for layer in chosen):
-        raise ArgumentError(f"layers must lie between 0 and {len(known) - 1}. Got {list(chosen)}.")
+    chosen = range(len(known)) if layers is None else [whole_index("layer", at, len(known)) for at in layers]
     source = trace(loaded, other.ids, keep_v=True) if what == "weights" else None
-    with torch.no_grad(), noting(loaded) as notes:
-        good = float(other.objective.of(loaded.model(other.ids).logits)[0])
-    outputs = {name: note.out for name, note in notes.items() if note.out is not None}
-    heads = torch.full(gate_shape(known), torch.nan, dtype=torch.float64)
-    places = torch.full((len(known), asked.ids.shape[1]), torch.nan, dtype=torch.float64)
-
-    def exchange(name: str, **where: Any) -> Callable[[Run], None]:
-        given = outputs[name] if source is None else source
-        return lambda run: run.patch(layer=name, source=given, what=what, **where)
-
-    bad = asked.run()
+    with torch.no_grad(), head_outputs(loaded) as outputs:
+        good = float(other.score(loaded.model(other.ids).logits))
+    with torch.no_grad():
+        bad = float(asked.score(loaded.model(asked.ids).logits))
+    heads, names, n_token = head_table(known), tuple(known), asked.ids.shape[1]
+    places = torch.full((len(known), n_token), torch.nan, dtype=torch.float64)
     verified: list[Estimate] = []
-    if estimate:
-        changes = _estimated(asked, outputs, source)
-        for index, (name, numbers) in enumerate(known.items()):
-            if index in chosen:
-                heads[index, list(numbers)] = changes[name].sum(-1)
-                places[index] = changes[name].sum(0)
-        order = heads.abs().nan_to_num(-1).flatten().argsort(descending=True)[:verify].tolist()
-        names = list(known)
-        for at in order:
-            row, head = divmod(at, heads.shape[1])
-            if not heads[row, head].isnan():
-                at_head = known[names[row]].index(head)
-                ran = asked.run(exchange(names[row], head=at_head)) - bad
-                verified.append(Estimate(names[row], head, float(heads[row, head]), ran))
-    else:
-        for index, (name, numbers) in enumerate(known.items()):
-            if index in chosen:
-                runs = [exchange(name, head=at) for at in range(len(numbers))]
-                heads[index, list(numbers)] = asked.run_each(runs) - bad
-                if positions:
-                    steps = [exchange(name, query=at) for at in range(asked.ids.shape[1])]
-                    places[index] = asked.run_each(steps) - bad
+
+    def exchange(name: str, head: int | None = None, query: int | None = None) -> Change:
+        new = outputs[name] if source is None else source
+        return lambda run: run.patch(layer=name, head=head, query=query, source=new, what=what)
+
+    changes = _estimated(asked, outputs, source) if estimate else {}
+    for index in chosen:
+        name, numbers = names[index], list(known[names[index]])
+        if estimate:
+            heads[index, numbers], places[index] = changes[name].sum(-1), changes[name].sum(0)
+            continue
+        heads[index, numbers] = asked.run_each(exchange(name, head=at) for at in range(len(numbers))) - bad
+        if positions:
+            places[index] = asked.run_each(exchange(name, query=at) for at in range(n_token)) - bad
+    for row, head in strongest(heads.abs(), verify) if estimate else ():
+        ran = asked.run(exchange(names[row], head=known[names[row]].index(head))) - bad
+        verified.append(Estimate(names[row], head, float(heads[row, head]), ran))
     spelled = labels(asked.ids, loaded.tokenizer)[0]
-    return PatchEffects(tuple(known), spelled, heads, places, good, bad, estimate, tuple(verified))
+    return PatchEffects(names, spelled, heads, places, good, bad, estimate, tuple(verified))
 
 
 def _estimated(asked: Asked, clean: dict[str, Tensor], source: Any) -> dict[str, Float[Tensor, "head query"]]:
     """The change of the answer by each head and query, to first order in its output."""
-    with torch.enable_grad(), noting(asked.loaded) as notes:
-        value = asked.objective.of(asked.loaded.model(asked.ids).logits).sum()
-        outputs = {name: note.out for name, note in notes.items() if note.out is not None}
+    with torch.enable_grad(), head_outputs(asked.loaded) as outputs:
+        value = asked.score(asked.loaded.model(asked.ids).logits)
         gradients = torch.autograd.grad(value, list(outputs.values()), materialize_grads=True)
-    own = trace(asked.loaded, asked.ids, keep_v=True) if source is not None else None
+    new = clean
+    if source is not None:
+        traced = trace(asked.loaded, asked.ids, keep_v=True)
+        new = {name: _looking_as(source.layer(name), traced.layer(name)) for name in outputs}
     changes = {}
     for (name, out), gradient in zip(outputs.items(), gradients, strict=True):
-        new = (
-            clean[name] if source is None or own is None else _looking_as(source.layer(name), own.layer(name))
-        )
-        difference = new.to(out.dtype) - out.detach()
-        changes[name] = (gradient * difference)[0].sum(-1).double().cpu()
+        changes[name] = (gradient * (new[name].to(out.dtype) - out.detach()))[0].sum(-1).double().cpu()
     return changes
 
 
-def _looking_as(source: Any, own: Any) -> Float[Tensor, "1 head query v_dim"]:
+def _looking_as(source: AnyLayer, layer: AnyLayer) -> Float[Tensor, "1 head query v_dim"]:
     """What heads give with the weights of another run, some rows at a time."""
-    if getattr(own, "v", None) is None:
-        raise ArgumentError(f"the values of {own.name} are not known: patch outputs instead.")
-    v = own.v[0].repeat_interleave(own.n_head // own.v.shape[1], 0)
+    if layer.v is None:
+        raise ArgumentError(f"the values of {layer.name} are not known: patch outputs instead.")
+    v = layer.v[0].repeat_interleave(layer.n_head // layer.v.shape[1], 0)
     rows = [weights.to(v.dtype) @ v[:, cols] for _, cols, weights in source.strips(0)]
     return torch.cat(rows, 1)[None]

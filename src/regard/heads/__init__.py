@@ -26,12 +26,22 @@ from regard.heads.circuits import (
     score_split,
 )
 from regard.heads.conllu import Sentence, Word, read_conllu
-from regard.heads.effects import ablated, ablation, head_means, importance, mean_loss
+from regard.heads.effects import (
+    Curve,
+    ablated,
+    ablation,
+    head_means,
+    importance,
+    mean_loss,
+    prune,
+    pruning_curve,
+    ranked_heads,
+    save_pruned,
+)
 from regard.heads.eviction import lost_attention
 from regard.heads.flow import Attribution, logit_attribution, rollout, value_weighted
 from regard.heads.labels import LABELS, RULES, HeadLabel, Rule, label
 from regard.heads.measures import Measures, measure
-from regard.heads.pruning import Curve, prune, pruning_curve, ranked_heads, save_pruned
 from regard.heads.relations import RelationScore, score_pairs, score_relations
 from regard.heads.surveys import Survey, planted_needle, repeated_tokens, survey
 from regard.heads.tables import columns_of, to_dataframe

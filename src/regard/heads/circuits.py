@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.heads.model import loaded_of, probe
+from regard.heads.model import head_outputs, loaded_of, probe
 from regard.heads.stream import (
     Ending,
     Norm,
@@ -42,9 +42,7 @@ from regard.heads.stream import (
 )
 from regard.models.transformer import Transformer
 from regard.tracing import take
-from regard.tracing.calls import Called
 from regard.tracing.take import module_of
-from regard.tracing.watch import watching
 
 _BLOCK = 1 << 22  # numbers of a circuit's table worked on at once
 
@@ -105,8 +103,7 @@ def ov_circuit(model: Loaded | nn.Module, layer: int, head: int) -> Circuit:
 
     Row a is W_U W_O W_V e_a, of the token's vector e_a before any layer.
     """
-    loaded = _checked(model)
-    reading, head = _chosen(loaded, layer, head)
+    loaded, reading, head = _chosen(loaded_of(model), layer, head)
     ending = Ending.of(loaded, probe(loaded))
     writes = projections(loaded)[reading.name][:, head]
     reads = _vectors(loaded) @ _matrix(reading, "v", head).T
@@ -121,8 +118,7 @@ def qk_circuit(model: Loaded | nn.Module, layer: int, head: int, *, distance: in
     """
     if distance < 0:
         raise ArgumentError(f"distance counts the positions back to the key: at least 0. Got {distance}.")
-    loaded = _checked(model)
-    reading, head = _chosen(loaded, layer, head)
+    loaded, reading, head = _chosen(loaded_of(model), layer, head)
     vectors = _vectors(loaded)
     queries, keys = (
         vectors @ (turned(loaded, reading, side, head, at).to(vectors.dtype) @ _matrix(reading, side, head)).T
@@ -148,34 +144,31 @@ def composition(model: Loaded | nn.Module) -> Composition:
     A is what an earlier head writes, W_O W_V, and B what a later one does with it: W_QK turned (q),
     W_QK (k) or W_O W_V (v). Two random matrices have about 1 / sqrt(model_dim).
     """
-    loaded = _checked(model)
-    outs, n_head = projections(loaded), {reading.n_head for reading in readings(loaded).values()}
-    if len(n_head) != 1:
-        raise UnsupportedError(f"layers of {loaded.facts.name} have {sorted(n_head)} heads: not one number.")
+    loaded = loaded_of(model)
+    layers, outs = _readings(loaded), projections(loaded)
     check_residual(loaded, probe(loaded))
-    names, width = list(readings(loaded)), n_head.pop()
-    heads = [
-        [
-            [*(_matrix(reading, side, head).double() for side in "qkv"), outs[name][:, head].double()]
-            for head in range(width)
-        ]
-        for name, reading in readings(loaded).items()
-    ]
-    wrote = torch.stack([torch.stack([o for _, _, _, o in row]) for row in heads])
+    counts = {reading.n_head for reading in layers.values()}
+    if len(counts) != 1:
+        raise UnsupportedError(f"layers of {loaded.facts.name} have {sorted(counts)} heads: not one number.")
+    n_layer, n_head = len(layers), counts.pop()
+
+    def all_heads(side: str) -> Float[Tensor, "layer head dim model_dim"]:
+        heads = [_matrix(reading, side, at).double() for reading in layers.values() for at in range(n_head)]
+        return torch.stack(heads).view(n_layer, n_head, *heads[0].shape)
+
+    q, k, v = map(all_heads, "qkv")
+    wrote = torch.stack([outs[name].movedim(1, 0).double() for name in layers])
     # The norm of a product needs no more of its first and last matrix than their triangles.
-    carried = torch.stack([torch.stack([_triangle(v).T for _, _, v, _ in row]) for row in heads])
-    sizes = torch.stack(
-        [torch.stack([_size(_triangle(o.T) @ _triangle(v).T) for _, _, v, o in row]) for row in heads]
-    )
-    tables = torch.full((3, len(names), width, len(names), width), torch.nan, dtype=torch.float64)
-    for later, row in enumerate(heads):
-        for index, (q, k, v, o) in enumerate(row):
-            for kind, (reads, then) in enumerate(((q, k), (k, q), (v, o.T))):
-                then = _triangle(then)
-                products = then @ (reads @ wrote[:later]) @ carried[:later]
-                whole = _size(then @ _triangle(reads).T)
-                tables[kind, later, index, :later] = (_size(products) / (whole * sizes[:later])).cpu()
-    return Composition(tuple(names), *tables)
+    carried = _triangle(v).mT
+    sizes = _size(_triangle(wrote.mT) @ carried)
+    tables = torch.full((3, n_layer, n_head, n_layer, n_head), torch.nan, dtype=torch.float64)
+    for kind, (reads, then) in enumerate(((q, k), (k, q), (v, wrote.mT))):
+        ends = _triangle(then)
+        whole = _size(ends @ _triangle(reads).mT)
+        for later, head in product(range(n_layer), range(n_head)):
+            products = ends[later, head] @ (reads[later, head] @ wrote[:later]) @ carried[:later]
+            tables[kind, later, head, :later] = (_size(products) / (whole[later, head] * sizes[:later])).cpu()
+    return Composition(tuple(layers), *tables)
 
 
 def _size(matrix: Tensor) -> Tensor:
@@ -186,13 +179,12 @@ def _size(matrix: Tensor) -> Tensor:
 
 def _triangle(matrix: Tensor) -> Tensor:
     """R of the transpose's QR: |R x| is |matrix.T x| for every x, and R is small."""
-    triangle: Tensor = torch.linalg.qr(matrix.double().T, mode="r").R
+    triangle: Tensor = torch.linalg.qr(matrix.mT, mode="r").R
     return triangle
 
 
-def _checked(model: Loaded | nn.Module) -> Loaded:
-    """The model, if it has circuits; a model of another kind is refused in its own words."""
-    loaded = loaded_of(model)
+def _readings(loaded: Loaded) -> dict[str, Reading]:
+    """How the layers read the stream, if the model has circuits; one of another kind is refused."""
     if loaded.model.kind != "decoder" or loaded.model.head != "language":
         raise UnsupportedError(
             "circuits are of decoders with a language head. This is "
@@ -200,14 +192,14 @@ def _checked(model: Loaded | nn.Module) -> Loaded:
         )
     if isinstance(loaded.model, Transformer) and loaded.model.config.kept_heads is not None:
         raise UnsupportedError("circuits are of models with all their heads. This one is pruned.")
-    return loaded
+    return readings(loaded)
 
 
-def _chosen(loaded: Loaded, layer: int, head: int) -> tuple[Reading, int]:
-    """The layer of that number and its head, counted from the front."""
-    found = list(readings(loaded).values())
-    reading = found[whole_index("layer", layer, len(found))]
-    return reading, whole_index("head", head, reading.n_head)
+def _chosen(loaded: Loaded, layer: int, head: int) -> tuple[Loaded, Reading, int]:
+    """The model, its layer of that number, and the head, counted from the front."""
+    layers = list(_readings(loaded).values())
+    reading = layers[whole_index("layer", layer, len(layers))]
+    return loaded, reading, whole_index("head", head, reading.n_head)
 
 
 def _matrix(reading: Reading, side: str, head: int) -> Float[Tensor, "dim model_dim"]:
@@ -297,9 +289,7 @@ def score_split(
     The stream is a sum of what the embedding, every earlier head and feed-forward layer wrote; at the length
     that the norm divided by, query and key are such sums too, and the score a sum over pairs.
     """
-    loaded = loaded_of(model, tokenizer)
-    _checked(loaded)
-    reading, head = _chosen(loaded, layer, head)
+    loaded, reading, head = _chosen(loaded_of(model, tokenizer), layer, head)
     if not reading.plain:
         raise UnsupportedError(f"scores of {reading.name} are no mere products: a bias or a cap is in them.")
     traced = take.trace(loaded, text_or_tokens, layers=[reading.name])
@@ -328,14 +318,8 @@ def _written_before(
     loaded: Loaded, ids: Tensor, reading: Reading, places: list[int]
 ) -> tuple[Float[Tensor, "part place model_dim"], list[str]]:
     """What was written into the stream at some places before a layer, by whom; together it is the stream."""
-    heads: dict[str, Tensor] = {}
-
-    def note(called: Called, out: Tensor) -> Tensor:
-        heads[called.name] = out[0][:, places].double()  # (head, place, v_dim)
-        return out
-
     blocks = blocks_of(loaded)
-    with seeing(blocks.values()) as seen, watching(module_of(loaded), None, note):
+    with seeing(blocks.values()) as seen, head_outputs(loaded) as outputs:
         loaded.model(ids)
     streams = {name: seen[block][0][0, places].double() for name, block in blocks.items()}
     layers = list(blocks)[: list(blocks).index(reading.name) + 1]
@@ -343,9 +327,9 @@ def _written_before(
     parts, names = [streams[layers[0]]], ["embedding"]
     bias = torch.zeros_like(parts[0])  # of output projections; a feed-forward layer's are its own
     for index, (name, after) in enumerate(pairwise(layers)):
-        written = torch.einsum("hpv,mhv->hpm", heads[name], matrices[name].double())
+        written = torch.einsum("hpv,mhv->hpm", outputs[name][0, :, places].double(), matrices[name].double())
         more: Tensor | None = outs[name].bias  # type: ignore[assignment]
-        of_bias = torch.zeros_like(bias) if more is None else more.double().expand_as(bias)
+        of_bias = torch.zeros_like(bias) if more is None else more.double()
         parts += [*written, streams[after] - streams[name] - written.sum(0) - of_bias]
         names += [*(f"head {index}.{head}" for head in range(len(written))), f"feed-forward {index}"]
         bias = bias + of_bias

@@ -5,9 +5,9 @@ The format: https://universaldependencies.org/format.html. Any Universal Depende
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, groupby, islice, pairwise
 from pathlib import Path
 
 from regard.errors import LoadError
@@ -54,30 +54,17 @@ def read_conllu(path: str | Path, most: int | None = None) -> list[Sentence]:
         raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise LoadError(f"{path} is not UTF-8 text: byte {error.start} is no part of any.") from error
+    numbered = enumerate((line.rstrip("\r") for line in lines), 1)
+    parts = (
+        list(part) for is_empty, part in groupby(numbered, lambda row: not row[1].strip()) if not is_empty
+    )
     sentences = [
-        _sentence(part, f"{path}, the sentence from line {number} on")
-        for number, part in islice(_sentences(lines), most)
+        _sentence([line for _, line in part], f"{path}, the sentence from line {part[0][0]} on")
+        for part in islice(parts, most)
     ]
     if not sentences:
         raise LoadError(f"{path} has no sentence: CoNLL-U has one word a line, ten columns, tabs between.")
     return sentences
-
-
-def _sentences(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Runs of lines between empty ones, each with the number of its first."""
-    part: list[str] = []
-    first = 1
-    for number, line in enumerate(lines, 1):
-        line = line.rstrip("\r")
-        if line.strip():
-            if not part:
-                first = number
-            part.append(line)
-        elif part:
-            yield first, part
-            part = []
-    if part:
-        yield first, part
 
 
 def _sentence(lines: list[str], where: str) -> Sentence:
@@ -85,50 +72,39 @@ def _sentence(lines: list[str], where: str) -> Sentence:
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
     if any(len(row) != 10 for row in rows) or not rows:
         raise LoadError(f"{where}: a word's line has ten columns with tabs between, and there must be one.")
-    tokens = _surface(rows, where)
+    words = [row for row in rows if row[0].isdigit()]
+    written: list[tuple[str, str, list[str]]] = []  # a form, the space after it, the words it stands for
+    covered = 0
+    for row in rows:
+        number = re.fullmatch(r"(\d+)(-(\d+)|\.\d+)?", row[0])
+        if number is None:
+            raise LoadError(f"{where}: {row[0]!r} is no number of a word.")
+        first, last = int(number[1]), int(number[3] or number[1])
+        if first > covered and "." not in row[0]:  # 8.1: a word that is not written
+            space = "" if "SpaceAfter=No" in row[9].split("|") else " "
+            written.append((row[1], space, [word[1] for word in words[first - 1 : last]]))
+            covered = last
     if text is None:  # then it is what the words spell
-        text = "".join(form + space for form, space, _ in tokens).rstrip()
-    spans: dict[int, tuple[int, int]] = {}
+        text = "".join(form + space for form, space, _ in written).rstrip()
+    spans: list[tuple[int, int]] = []
     at = 0
-    for form, _, ids in tokens:
+    for form, _, forms in written:
         start = text.find(form, at)
         if start < 0:
             raise LoadError(f"{where}: {form!r} does not stand in its text after character {at}.")
         at = start + len(form)
-        spans |= _split(form, start, ids, rows)
-    numbered = {int(row[0]): row for row in rows if row[0].isdigit()}
-    if list(numbered) != list(range(1, len(numbered) + 1)):
-        raise LoadError(f"{where}: words must be numbered from 1 on. Got {list(numbered)[:8]}...")
-    words = []
-    for index, row in numbered.items():
-        if not row[6].isdigit() or int(row[6]) > len(numbered):
-            raise LoadError(f"{where}: word {index} depends on {row[6]!r}; it must be 0 to {len(numbered)}.")
-        words.append(Word(row[1], *spans[index], row[3], int(row[6]) - 1, row[7]))
-    return Sentence(text, tuple(words))
-
-
-def _surface(rows: list[list[str]], where: str) -> list[tuple[str, str, list[int]]]:
-    """What is written: (form, the space after it, the words it stands for)."""
-    forms: list[tuple[str, str, list[int]]] = []
-    covered = 0
-    for row in rows:
-        space = "" if "SpaceAfter=No" in row[9].split("|") else " "
-        first, dash, last = row[0].partition("-")
-        if dash and first.isdigit() and last.isdigit():
-            forms.append((row[1], space, list(range(int(first), int(last) + 1))))
-            covered = int(last)
-        elif row[0].isdigit():
-            if int(row[0]) > covered:
-                forms.append((row[1], space, [int(row[0])]))
-        elif not all(part.isdigit() for part in row[0].split(".")):  # 8.1: a word that is not written
-            raise LoadError(f"{where}: {row[0]!r} is no number of a word.")
-    return forms
-
-
-def _split(form: str, start: int, ids: list[int], rows: list[list[str]]) -> dict[int, tuple[int, int]]:
-    """Where each word of a written form stands: its part where the parts spell the form, else all of it."""
-    forms = [row[1] for row in rows if row[0].isdigit() and int(row[0]) in ids]
-    if "".join(forms) != form:
-        return dict.fromkeys(ids, (start, start + len(form)))
-    ends = list(accumulate(map(len, forms), initial=start))
-    return dict(zip(ids, pairwise(ends), strict=True))
+        # A word has its part where the parts spell the form, else all of it.
+        ends = accumulate(map(len, forms), initial=start)
+        spans += pairwise(ends) if "".join(forms) == form else [(start, at)] * len(forms)
+    if [int(row[0]) for row in words] != list(range(1, len(spans) + 1)):
+        raise LoadError(f"{where}: words must be numbered from 1 on. Got {[row[0] for row in words][:8]}...")
+    for row in words:
+        if not row[6].isdigit() or int(row[6]) > len(words):
+            raise LoadError(f"{where}: word {row[0]} depends on {row[6]!r}; it must be 0 to {len(words)}.")
+    return Sentence(
+        text,
+        tuple(
+            Word(row[1], *span, row[3], int(row[6]) - 1, row[7])
+            for row, span in zip(words, spans, strict=True)
+        ),
+    )

@@ -1,28 +1,45 @@
-"""How much a model needs each head: gradient importance, and what happens without it. Of any model.
+"""How much a model needs each head: gradient importance, what happens without it, and heads removed for good.
 
 importance(model, texts)          Michel et al. 2019: |dL/d gate|, one backward pass for each text
 ablation(model, texts)            the loss with each head gone, one forward pass for each head and text
 ablated(model, heads, "mean")     a block in which heads give zero, or their mean output
+prune(loaded, heads)              a smaller, faster model that computes what masking the heads would
+save_pruned(smaller, "folder")    for load("folder")
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.shapes import whole_index
+from regard.decoding import prompts
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
-from regard.files.loading import Loaded
-from regard.heads.model import Head, Layers, checked_heads, layers_of, loaded_of
-from regard.models.model import Model
-from regard.tracing.calls import Called
-from regard.tracing.changes import Change
+from regard.files.loading import Loaded, write_folder
+from regard.heads.model import (
+    Head,
+    attention_of,
+    checked_heads,
+    head_outputs,
+    head_table,
+    layers_of,
+    loaded_of,
+    path_of,
+)
+from regard.layers.attention import MultiHeadAttention
+from regard.models.families import published_config
+from regard.models.foreign import Foreign
+from regard.models.model import Model, shapes_alone
+from regard.models.pruned import MODEL_TYPE, PrunedAttention
+from regard.models.transformer import Transformer
 from regard.tracing.interventions import intervene
 
 Texts = Sequence[str] | Sequence[Sequence[int]]
@@ -46,11 +63,11 @@ def importance(
     the model's own by default: of the next token, or of hidden tokens.
     """
     loaded = loaded_of(model, tokenizer)
-    shape, find_loss = gate_shape(layers_of(loaded)), loss or loss_of(loaded)
-    total = torch.zeros(shape, dtype=torch.float64)
+    total, find_loss = torch.zeros_like(head_table(layers_of(loaded))), loss or loss_of(loaded)
+    weight = next(loaded.model.parameters())
     examples = encoded(loaded, texts)
     for ids in examples:
-        gate = torch.ones(shape, device=ids.device, dtype=_dtype(loaded), requires_grad=True)
+        gate = weight.new_ones(total.shape, requires_grad=True)
         with torch.enable_grad(), gated(loaded, gate):
             value = find_loss(loaded.model, ids)
         (gradient,) = torch.autograd.grad(value, gate)
@@ -87,29 +104,13 @@ def ablation(
     known = layers_of(loaded)
     means = head_means(loaded, texts) if how == "mean" else None
     before = mean_loss(loaded, texts, loss=loss)
-    rise = torch.full(gate_shape(known), torch.nan, dtype=torch.float64)
-    for layer in range(len(known)) if layers is None else layers:
-        if not 0 <= layer < len(known):
-            raise ArgumentError(f"there is no layer {layer}: there are {len(known)}, counted from 0.")
+    rise = head_table(known)
+    for index in range(len(known)) if layers is None else layers:
+        layer = whole_index("layer", index, len(known))
         for head in list(known.values())[layer]:
             with ablated(loaded, [(layer, head)], how, means):
                 rise[layer, head] = mean_loss(loaded, texts, loss=loss) - before
     return rise
-
-
-@dataclass(slots=True, eq=False)
-class _Sum(Change):
-    """Adds up the outputs of a layer's heads, and leaves them as they are."""
-
-    sums: Tensor | None = None
-    n_position: int = 0
-    by_block: ClassVar[bool] = False
-
-    def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
-        self.n_position += out.shape[0] * out.shape[2]
-        part = out.detach().double().sum((0, 2)).cpu()
-        self.sums = part if self.sums is None else self.sums + part
-        return out
 
 
 @torch.no_grad()
@@ -118,19 +119,19 @@ def head_means(
 ) -> Float[Tensor, "layer head v_dim"]:
     """The mean output of each head, before the output projection, over all positions of all texts."""
     loaded = loaded_of(model, tokenizer)
-    layers, examples = layers_of(loaded), encoded(loaded, texts)
-    sums = {name: _Sum(name) for name, heads in layers.items() if heads}
-    with intervene(loaded) as run:
-        run.changes.extend(sums.values())
-        for ids in examples:
+    layers, examples, sums = layers_of(loaded), encoded(loaded, texts), dict[str, Tensor]()
+    for ids in examples:
+        with head_outputs(loaded) as outputs:
             loaded.model(ids, logits="none")
-    sizes = {total.sums.shape[-1] for total in sums.values() if total.sums is not None}
+        for name, out in outputs.items():
+            sums[name] = out[0].double().sum(1).cpu() + sums.get(name, 0.0)
+    sizes = {total.shape[-1] for total in sums.values()}
     if len(sizes) != 1:
         raise UnsupportedError(f"heads of {loaded.facts.name} differ in size: {sorted(sizes)}.")
-    means = torch.zeros(*gate_shape(layers), sizes.pop(), dtype=torch.float64)
+    means = torch.zeros(*head_table(layers).shape, sizes.pop(), dtype=torch.float64)
     for index, (name, heads) in enumerate(layers.items()):
-        if heads and (total := sums[name]).sums is not None:
-            means[index, list(heads)] = total.sums / total.n_position
+        if heads:
+            means[index, list(heads)] = sums[name] / sum(ids.shape[1] for ids in examples)
     return means
 
 
@@ -146,10 +147,10 @@ def ablated(
         raise ArgumentError(f"how must be 'zero' or 'mean'. Got {how!r}.")
     loaded = loaded_of(model)
     layers = layers_of(loaded)
-    wanted = gate_shape(layers)
-    if how == "mean" and (means is None or tuple(means.shape[:2]) != wanted):
+    n_layer, n_head = head_table(layers).shape
+    if how == "mean" and (means is None or means.shape[:2] != (n_layer, n_head)):
         raise ShapeError(
-            f"means must be (layer, head, v_dim) = ({wanted[0]}, {wanted[1]}, ...), as head_means gives "
+            f"means must be (layer, head, v_dim) = ({n_layer}, {n_head}, ...), as head_means gives "
             f"them. Got {None if means is None else tuple(means.shape)}."
         )
     chosen = checked_heads(layers, heads)
@@ -166,11 +167,7 @@ def gated(model: Loaded | nn.Module, gate: Float[Tensor, "layer head"]) -> Itera
     """A block in which every head's output is multiplied by its gate; a gradient reaches the gates."""
     loaded = loaded_of(model)
     layers = layers_of(loaded)
-    if tuple(gate.shape) != gate_shape(layers):
-        raise ShapeError(
-            f"gate must be (layer, head) = {gate_shape(layers)}, as this model has them. "
-            f"Got {tuple(gate.shape)}."
-        )
+    _check_table("gate", gate, loaded)
     with intervene(loaded) as run:
         for row, (name, heads) in zip(gate, layers.items(), strict=True):
             if heads:
@@ -178,9 +175,10 @@ def gated(model: Loaded | nn.Module, gate: Float[Tensor, "layer head"]) -> Itera
         yield
 
 
-def gate_shape(layers: Layers) -> tuple[int, int]:
-    """(layer, head): as many columns as the widest layer has had heads."""
-    return len(layers), max((max(heads) + 1 for heads in layers.values() if heads), default=0)
+def _check_table(name: str, table: Tensor, loaded: Loaded) -> None:
+    wanted = head_table(layers_of(loaded)).shape
+    if table.shape != wanted:
+        raise ShapeError(f"{name} must be (layer, head) = {tuple(wanted)}. Got {tuple(table.shape)}.")
 
 
 def loss_of(loaded: Loaded) -> Loss:
@@ -215,18 +213,142 @@ def encoded(loaded: Loaded, texts: Texts) -> list[Int[Tensor, "1 position"]]:
     """Texts, or lists of ids, as ids of at least three tokens."""
     if isinstance(texts, str) or not len(texts):
         raise ArgumentError(f"texts must be a list of one text at least. Got {texts!r}.")
-    examples = []
-    for text in texts:
-        if isinstance(text, str):
-            if loaded.tokenizer is None:
-                raise ArgumentError(f"{loaded.facts.name} has no tokenizer: give one, or ids.")
-            text = loaded.tokenizer.encode(text)
-        ids = torch.as_tensor(text, dtype=torch.long, device=loaded.device)
-        if ids.dim() != 1 or ids.shape[0] < 3:
+    examples = [prompts.encoded(text, loaded.tokenizer, loaded.device).ids for text in texts]
+    for ids in examples:
+        if ids.shape[0] != 1 or ids.shape[1] < 3:
             raise ArgumentError(f"a text needs three tokens at least to have a loss. Got {tuple(ids.shape)}.")
-        examples.append(ids[None])
     return examples
 
 
-def _dtype(loaded: Loaded) -> torch.dtype:
-    return next(loaded.model.parameters()).dtype
+@torch.no_grad()
+def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
+    """A copy of the model without these heads: their weights are gone, and unused key heads with them.
+
+    Heads are (layer, head), the layer by its place among `attention_names` or by name; a head keeps its
+    number when others go. What is not pruned is shared with the model given, not copied.
+    """
+    model = _transformer_of(loaded)
+    layers = layers_of(loaded)
+    gone = set(checked_heads(layers, heads))
+    kept = tuple(
+        tuple(head for head in left if (index, head) not in gone)
+        for index, left in enumerate(layers.values())
+    )
+    whole = all(len(left) == model.config.block.n_head for left in kept)
+    config = replace(model.config, kept_heads=None if whole else kept)
+    with shapes_alone():
+        smaller = Transformer(config)
+    state = model.state_dict()
+    for name in model.attention_names:
+        old, new = attention_of(model, name), attention_of(smaller, name)
+        if isinstance(new, PrunedAttention):
+            state |= _selected(old, new, path_of(model, name), state)
+    smaller.load_state_dict(state, assign=True)
+    for old_parameter, new_parameter in zip(model.parameters(), smaller.parameters(), strict=True):
+        new_parameter.requires_grad_(old_parameter.requires_grad)
+    smaller.packed = model.packed
+    smaller.train(model.training)
+    n_left, n_all = sum(map(len, kept)), len(kept) * config.block.n_head
+    note = f"Pruned: {n_left} of {n_all} heads are left."
+    notes = [earlier for earlier in loaded.facts.notes if not earlier.startswith("Pruned:")]
+    facts = replace(
+        loaded.facts, n_parameter=sum(p.numel() for p in smaller.parameters()), notes=(*notes, note)
+    )
+    return replace(loaded, model=smaller, facts=facts)
+
+
+def _selected(
+    old: MultiHeadAttention, new: PrunedAttention, prefix: str, state: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The weights of the heads that stay."""
+    numbers, kv_numbers = tuple(range(old.n_head)), tuple(range(old.n_kv_head))
+    if isinstance(old, PrunedAttention):
+        numbers, kv_numbers = old.kept, old.kept_kv
+    heads = [numbers.index(head) for head in new.kept]  # where those heads are now
+    kv_heads = [kv_numbers.index(head) for head in new.kept_kv]
+    places = {"query": (heads, old.qk_dim), "key": (kv_heads, old.qk_dim), "value": (kv_heads, old.v_dim)}
+    selected = {}
+    for name, (chosen, dim) in places.items():
+        for key in (f"{prefix}.{name}.weight", f"{prefix}.{name}.bias"):
+            if key in state:
+                selected[key] = state[key].unflatten(0, (-1, dim))[chosen].flatten(0, 1).clone()
+    key = f"{prefix}.out.weight"
+    selected[key] = state[key].unflatten(1, (-1, old.v_dim))[:, heads].flatten(1, 2).clone()
+    return selected
+
+
+def _transformer_of(loaded: Loaded) -> Transformer:
+    if not isinstance(loaded, Loaded):
+        raise ArgumentError(
+            "heads are taken out for good in models of this library: load it with regard.load. Of any model, "
+            f"regard.intervene and ablation switch heads off. Got {type(loaded).__name__}."
+        )
+    return loaded.transformer
+
+
+def save_pruned(loaded: Loaded, folder: str | Path) -> None:
+    """Write a folder that `load` reads; of a format of ours, since no other says which heads are left."""
+    config = _transformer_of(loaded).config
+    if config.kept_heads is None:
+        raise ArgumentError(
+            "this model has all its heads: regard.files.loading.save writes it for everybody."
+        )
+    kept, family_config = (
+        list(map(list, config.kept_heads)),
+        published_config(replace(config, kept_heads=None)),
+    )
+    stated = {"model_type": MODEL_TYPE, "kept_heads": kept, "family_config": family_config}
+    write_folder(loaded, folder, stated)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A metric against the share of heads removed, in one order."""
+
+    order: str
+    share_removed: tuple[float, ...]
+    metric: tuple[float, ...]
+
+
+@torch.no_grad()
+def pruning_curve(
+    model: Loaded | nn.Module,
+    texts: Texts,
+    importance: Float[Tensor, "layer head"],
+    *,
+    order: str = "least first",
+    shares: Sequence[float] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+    seed: int = 0,
+    tokenizer: Any = None,
+) -> Curve:
+    """The mean loss with more and more heads removed: "least first", "random" or "most first".
+
+    Heads of one of our models are really taken out, those of another are switched off.
+    """
+    loaded = loaded_of(model, tokenizer)
+    _check_table("importance", importance, loaded)
+    ranked = ranked_heads(loaded, importance, order, seed)
+    metric = []
+    for share in shares:
+        if not 0 <= share <= 1:
+            raise ArgumentError(f"shares must lie between 0 and 1. Got {share}.")
+        gone = ranked[: round(share * len(ranked))]
+        if isinstance(loaded.model, Foreign):
+            with ablated(loaded, gone):
+                metric.append(mean_loss(loaded, texts))
+        else:
+            metric.append(mean_loss(prune(loaded, gone), texts))
+    return Curve(order, tuple(shares), tuple(metric))
+
+
+def ranked_heads(
+    loaded: Loaded, importance: Float[Tensor, "layer head"], order: str = "least first", seed: int = 0
+) -> list[tuple[int, int]]:
+    """All heads in the order in which they are to go."""
+    there = [(layer, head) for layer, heads in enumerate(layers_of(loaded).values()) for head in heads]
+    if order == "random":
+        mixed = torch.randperm(len(there), generator=torch.Generator().manual_seed(seed)).tolist()
+        return [there[index] for index in mixed]
+    if order not in ("least first", "most first"):
+        raise ArgumentError(f"order must be 'least first', 'random' or 'most first'. Got {order!r}.")
+    return sorted(there, key=lambda at: float(importance[at]), reverse=order == "most first")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,9 +14,7 @@ from regard.attention.shapes import whole_index
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.heads.effects import gate_shape
-from regard.heads.frames import visibility_of
-from regard.heads.model import layers_of, loaded_of
+from regard.heads.model import head_table, layers_of, loaded_of
 from regard.heads.stream import Ending, projections
 from regard.tracing import take
 from regard.tracing.layers import AnyLayer, Kind, LayerTrace
@@ -56,8 +54,7 @@ def rollout(
         passed = torch.zeros_like(share)
         for rows, cols in layer.row_blocks(layer.n_head):
             if bool(share[rows].any()):
-                weights = layer.block(rows, cols, batch)[0].float().mean(0)
-                passed[cols] += share[rows] @ weights
+                passed[cols] += share[rows] @ layer.block(rows, cols, batch)[0].float().mean(0)
         share = (share + passed) / 2
     return share
 
@@ -70,9 +67,12 @@ class ValueWeightedLayer(AnyLayer):
     projection. Every measure and picture takes it as any other layer.
     """
 
-    inner: LayerTrace
+    name: str
+    kind: Kind
+    visibility: Visibility = field()  # not the property of the base
     size: Float[Tensor, "batch head key"]  # |f(x_j)|
     total: Float[Tensor, "batch head query"]  # of each row
+    inner: LayerTrace
 
     @classmethod
     def of(
@@ -93,27 +93,11 @@ class ValueWeightedLayer(AnyLayer):
         for rows, cols in layer.row_blocks(layer.n_head * layer.n_batch):
             block = layer.block(rows, cols).float()
             total[:, :, rows] = (block @ size[:, :, cols, None])[..., 0]
-        return cls(layer, size, total)
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.inner.name
-
-    @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        return self.inner.kind
-
-    @property
-    def visibility(self) -> Visibility:
-        return visibility_of(self.inner)
+        return cls(layer.name, layer.kind, layer.visibility, size, total, layer)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return self.inner.shape
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.size, self.total, *self.inner.tensors)
 
     def key_range(self, rows: slice) -> slice:
         return self.inner.key_range(rows)
@@ -121,11 +105,9 @@ class ValueWeightedLayer(AnyLayer):
     def block(
         self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None
     ) -> Float[Tensor, "_batch _head rows cols"]:
-        batches = slice(None) if batch is None else slice(batch, batch + 1)
-        heads = slice(None) if head is None else slice(head, head + 1)
-        weights = self.inner.block(rows, cols, batch, head).float()
-        total = self.total[batches, heads, rows, None]
-        return weights * self.size[batches, heads, None, cols] / torch.where(total > 0, total, 1.0)
+        size, total = (self.of_head(tensor, batch, head) for tensor in (self.size, self.total))
+        total = torch.where(total > 0, total, 1.0)[:, :, rows, None]
+        return self.inner.block(rows, cols, batch, head).float() * size[:, :, None, cols] / total
 
 
 def value_weighted(trace: Trace, model: Loaded | nn.Module | None = None) -> Trace:
@@ -184,7 +166,7 @@ def logit_attribution(
     if against is not None:
         direction = direction - ending.unembed[against].double()
     matrices = projections(loaded)
-    heads = torch.full(gate_shape(layers_of(loaded)), torch.nan, dtype=torch.float64)
+    heads = head_table(layers_of(loaded))
     for index, layer in enumerate(traced.layers):
         if not isinstance(layer, LayerTrace) or layer.v is None:
             raise UnsupportedError(f"{layer.name} is no softmax attention whose values are known.")

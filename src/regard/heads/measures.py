@@ -5,32 +5,29 @@
     measures.chance["previous"]                  # (layer,): that of a head that looks everywhere alike
 
 A mean is over the queries that have a choice (two visible keys at least) and the place in question.
+
+A layer is read once, in blocks of rows. A block's weights are exp(z) with z = score - lse. One product gives
+z (`log_product` of the layer), and a second, narrow one sums the weights over kinds of keys. What looks at
+fixed distances, at copies or at the first key reads single cells.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from regard.attention.scores import ScoreRule, no_autocast
 from regard.attention.visibility import Visibility
 from regard.drawing.html import tag
 from regard.errors import ArgumentError
-from regard.heads.frames import (
-    OFFSETS,
-    ROW_MEASURES,
-    Cells,
-    UniformLayer,
-    make_frame,
-    visibility_of,
-)
-from regard.heads.streaming import layer_sums
-from regard.heads.tokens import TokenFacts, token_facts
-from regard.tracing.layers import AnyLayer
+from regard.heads.model import strongest
+from regard.heads.tokens import Copies, TokenFacts, copies, token_facts
+from regard.tracing.layers import AnyLayer, LayerTrace
 from regard.tracing.traces import Trace
 
 WHAT = {
@@ -42,8 +39,8 @@ WHAT = {
     "punctuation": "weight on punctuation",
     "rare": "weight on the tenth of the words that is seen least, the first position apart",
     "previous": "weight on the position before",
-    "next": "weight on the position after",
     "same": "weight on oneself",
+    "next": "weight on the position after",
     "distance": "mean distance looked over, in tokens",
     "duplicate": "weight on earlier copies of the token",
     "induction": "weight on what followed earlier copies of the token",
@@ -51,6 +48,11 @@ WHAT = {
     "streaming": "weight on the first four positions and the last five, of rows that see many more",
     "positional": "share of rows whose largest weight is at one fixed distance (the best of -4 to 4)",
 }
+OFFSETS = tuple(range(-4, 5))  # key position minus query position, of which the argmax is counted
+ARGMAXES = tuple(f"argmax{offset:+d}" for offset in OFFSETS)
+ROW_MEASURES = (*(name for name in WHAT if name != "positional"), *ARGMAXES)
+SINKS, RECENT = 4, 5  # first and last positions that a cache for streaming keeps: offsets -4 to 0
+_HIDDEN = -87.0  # exp of it is the smallest float32 with all its digits: 0 to every sum, and no NaN times it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +67,7 @@ class Measures:
 
     def __getitem__(self, name: str) -> Float[Tensor, "layer head"]:
         if name == "positional":
-            return best_offset(self.values)[0]
+            return self._best_offset()[0]
         if name not in self.values:
             known = ", ".join([*self.values, "positional"])
             raise ArgumentError(f"there is no measure {name!r}: there are {known}.")
@@ -74,15 +76,19 @@ class Measures:
     @property
     def offset(self) -> Int[Tensor, "layer head"]:
         """Key position minus query position at which a head's largest weight most often is."""
-        return best_offset(self.values)[1]
+        return self._best_offset()[1]
+
+    def _best_offset(self) -> tuple[Tensor, Tensor]:
+        """The largest share of argmaxes at one offset, and that offset."""
+        shares = torch.stack([self.values[name] for name in ARGMAXES])
+        # An offset that no row has (the future, in a causal layer) is never the best; all NaN stays NaN.
+        best, index = shares.nan_to_num(nan=-1.0).max(0)
+        return torch.where(best < 0, torch.nan, best), torch.tensor(OFFSETS, device=index.device)[index]
 
     def strongest(self, name: str, n: int = 3) -> list[tuple[int, int, float]]:
         """The `n` heads that have most of a measure, as (layer, head, value)."""
         table = self[name]
-        order = table.nan_to_num(-torch.inf).flatten().argsort(descending=True, stable=True)
-        places = [divmod(int(index), table.shape[1]) for index in order[:n]]
-        heads = [(layer, head, float(table[layer, head])) for layer, head in places]
-        return [head for head in heads if not math.isnan(head[2])]  # NaN: there is no such head
+        return [(layer, head, float(table[layer, head])) for layer, head in strongest(table, n)]
 
     def _rows(self) -> Iterator[tuple[str, str, str, str, str]]:
         """Every measure with what it is, its mean, its chance level and its strongest heads."""
@@ -111,15 +117,7 @@ def shown(value: float | Tensor) -> str:
     return "" if math.isnan(value) else f"{float(value):.3f}"
 
 
-def best_offset(values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The largest share of argmaxes at one offset, and that offset."""
-    shares = torch.stack([values[f"argmax{offset:+d}"] for offset in OFFSETS])
-    # An offset that no row has (the future, in a causal layer) is never the best; all NaN stays NaN.
-    best, index = shares.nan_to_num(nan=-1.0).max(0)
-    best = torch.where(best < 0, torch.nan, best)
-    return best, torch.tensor(OFFSETS, device=index.device)[index]
-
-
+@torch.no_grad()
 def measure(
     trace: Trace,
     *,
@@ -141,45 +139,37 @@ def measure(
     """
     if not trace.layers:
         raise ArgumentError("this trace has no layers to measure.")
-    widest = max(layer.n_head for layer in trace.layers)
-    n_layer = len(trace.layers)
-    sums = torch.zeros(len(ROW_MEASURES), n_layer, widest, dtype=torch.float64)
-    chance, counted = torch.zeros(2, len(ROW_MEASURES), n_layer, dtype=torch.float64)
-    known: dict[object, tuple[Cells, Tensor, Tensor]] = {}
-    kept: list[Visibility] = []  # so that the addresses of their tensors, by which frames are looked up, stay
-    for index, layer in enumerate(trace.layers):
-        visible = visibility_of(layer)
-        kept.append(visible)
-        for sequence in range(layer.n_batch) if batch is None else [batch % layer.n_batch]:
-            key = (*_signature(layer, visible), sequence)
-            if key not in known:
-                facts, real = _facts(trace, layer, sequence, counts, special_ids)
-                sizes, device = (layer.n_batch, layer.n_query, layer.n_key), facts.special.device
-                uniform = UniformLayer(visible, sizes, device, kind=layer.kind)
-                cells = Cells(make_frame(uniform, facts, sequence, real, asked))
-                level = layer_sums(uniform, cells, sequence, share_ties=True)[:, 0]
-                known[key] = (cells, level.cpu(), cells.frame.counted.sum(-1).cpu())
-            cells, level, n_row = known[key]
-            sums[:, index, : layer.n_head] += layer_sums(layer, cells, sequence).cpu()
-            chance[:, index] += level
-            counted[:, index] += n_row
     n_heads = tuple(layer.n_head for layer in trace.layers)
-    missing = torch.arange(widest) >= torch.tensor(n_heads)[:, None]
+    sums = torch.zeros(len(ROW_MEASURES), len(n_heads), max(n_heads), dtype=torch.float64)
+    chance, counted = torch.zeros(2, len(ROW_MEASURES), len(n_heads), dtype=torch.float64)
+    frames: dict[object, tuple[_Frame, Tensor]] = {}
+    for index, layer in enumerate(trace.layers):
+        visible = _visibility(layer)
+        for sequence in range(layer.n_batch) if batch is None else [batch % layer.n_batch]:
+            # Layers that see alike share a frame, and with it the chance level.
+            tensors = tuple((tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in visible.tensors)
+            flags = (visible.causal, visible.start, visible.window)
+            key = (sequence, layer.kind, layer.n_query, layer.n_key, flags, tensors)
+            if key not in frames:
+                facts, real = _facts(trace, layer, sequence, counts, special_ids)
+                frames[key] = _framed(layer, visible, sequence, facts, real, asked)
+            frame, level = frames[key]
+            sums[:, index, : layer.n_head] += _sums(layer, frame, sequence)
+            chance[:, index] += level
+            counted[:, index] += frame.counted.sum(-1).cpu()
+    missing = torch.arange(max(n_heads)) >= torch.tensor(n_heads)[:, None]
     # 0 / 0 is NaN: no row has what is asked for.
     means = (sums / counted[..., None]).masked_fill(missing, torch.nan)
-    return Measures(
-        trace.names,
-        n_heads,
-        dict(zip(ROW_MEASURES, means, strict=True)),
-        dict(zip(ROW_MEASURES, chance / counted, strict=True)),
-        dict(zip(ROW_MEASURES, counted.long(), strict=True)),
-    )
+    tables = (means, chance / counted, counted.long())
+    return Measures(trace.names, n_heads, *(dict(zip(ROW_MEASURES, t, strict=True)) for t in tables))
 
 
-def _signature(layer: AnyLayer, visible: Visibility) -> tuple[object, ...]:
-    """What two layers that see alike have in common."""
-    tensors = tuple((t.data_ptr(), t.shape, t.dtype) for t in visible.tensors)
-    return (layer.kind, layer.n_query, layer.n_key, visible.causal, visible.start, visible.window, tensors)
+def _visibility(layer: AnyLayer) -> Visibility:
+    """Who may look at whom in a layer. Weights given without it are causal if none is on the future."""
+    if layer.visibility is not None:
+        return layer.visibility
+    values = layer.tensors[0]
+    return Visibility(causal=layer.n_query == layer.n_key and not bool(values.triu(1).any()))
 
 
 def _facts(
@@ -188,10 +178,9 @@ def _facts(
     """Facts of a layer's keys, and which of its queries are real."""
     tokens = trace.key_tokens(layer.name, batch)
     device = layer.tensors[0].device
-    has_ids = layer.kind == "self" and trace.ids is not None and trace.ids.shape[1] == layer.n_key
     real = None if trace.real is None else trace.real[batch].to(device)
-    if has_ids and not trace._in_encoder(layer):
-        assert trace.ids is not None
+    of_keys = layer.kind == "self" and not trace._in_encoder(layer)
+    if of_keys and trace.ids is not None and trace.ids.shape[1] == layer.n_key:
         ids = trace.ids[batch].to(device)
         return token_facts(tokens, ids, real=real, counts=counts, special_ids=special_ids), real
     # Copies of a source's tokens are known by their spelling: its ids are not kept.
@@ -199,3 +188,191 @@ def _facts(
     ids = torch.tensor([names[token] for token in tokens], device=device)
     queries = real if real is not None and real.shape[0] == layer.n_query and layer.kind == "cross" else None
     return token_facts(tokens, ids), queries
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Frame:
+    """What layers that see alike share on one text: which rows count for which measure, where they look."""
+
+    visible: Visibility  # held, so that no other tensor gets the addresses by which a frame is looked up
+    n_visible: Int[Tensor, "query"]
+    counted: Float64[Tensor, "measure query"]  # 1 where a row counts, in the order of ROW_MEASURES
+    copies: tuple[Copies, ...]  # of tokens, and what followed them; empty where positions say nothing
+    kinds: Float[Tensor, "kind key"]  # 1 at special tokens, punctuation, rare words, sinks
+    start: int  # the position of the first query
+    first: int  # the first key that a query sees: padding may stand before it
+
+
+def _framed(
+    layer: AnyLayer,
+    visible: Visibility,
+    batch: int,
+    facts: TokenFacts,
+    real: Bool[Tensor, "query"] | None,
+    asked: Bool[Tensor, "query"] | None,
+) -> tuple[_Frame, Float64[Tensor, "measure"]]:
+    """The frame of a layer and all that see like it, and the sums of a head that looks everywhere alike."""
+    n_query, n_key, device = layer.n_query, layer.n_key, layer.tensors[0].device
+    q, k = (torch.zeros(1, 1, n, 1, device=device) for n in (n_query, n_key))
+    rule = ScoreRule(visible=visible.part(batch, 0))
+    uniform = LayerTrace("uniform", q, k, q[..., 0], rule, kind=layer.kind)
+    has_positions = layer.kind == "self" and n_key >= n_query
+    start = visible.start if has_positions else 0
+    n_visible = torch.zeros(n_query, dtype=torch.long, device=device)
+    real = torch.ones_like(n_visible, dtype=torch.bool) if real is None else real
+    reached = torch.zeros(n_key, dtype=torch.bool, device=device)
+    sees = torch.zeros(len(OFFSETS), n_query, dtype=torch.bool, device=device)  # a key at that offset
+    for rows, cols in uniform.row_blocks(1):
+        seen = uniform.visible(rows, cols)
+        n_visible[rows] = seen.sum(-1)
+        reached[cols] |= seen[real[rows]].any(0)
+        if has_positions:
+            at, is_there = _beside(rows, cols, start, device)
+            sees[:, rows] = (seen.gather(1, at) & is_there).T
+    choice = (n_visible >= 2) & real
+    none = torch.zeros_like(choice)
+    first = int(reached.int().argmax()) if n_key else 0
+    sees_first = uniform.visible(slice(0, n_query), slice(first, first + 1)).any(-1)
+    after_first = torch.arange(n_query, device=device) + start > (first if has_positions else 0)
+    listed: tuple[Copies, ...] = ()
+    if has_positions and start == 0 and n_query == n_key:
+        listed = tuple(copies(facts, shift) for shift in (0, 1))
+        listed = tuple(replace(places, count=places.count * choice) for places in listed)
+    copied, followed = (places.count > 0 for places in listed) if listed else (none, none)
+    at_offset = dict(zip(OFFSETS, choice & sees, strict=True))
+    rules = {
+        "first": choice & sees_first & after_first,
+        "previous": at_offset[-1],
+        "same": at_offset[0],
+        "next": at_offset[1],
+        "distance": choice if has_positions else none,
+        "duplicate": copied,
+        "induction": followed,
+        "retrieval": followed if asked is None else followed & asked.to(device),
+        # Where these positions are no more than half of what may be seen.
+        "streaming": choice & (n_visible >= 2 * (SINKS + RECENT)) & (visible.causal and has_positions),
+        **dict(zip(ARGMAXES, at_offset.values(), strict=True)),
+    }
+    counted = torch.stack([rules.get(name, choice) for name in ROW_MEASURES]).double()
+    sinks = torch.zeros_like(facts.special)
+    sinks[first : first + SINKS] = True
+    kinds = torch.stack([facts.special, facts.punctuation, facts.rare, sinks]).float()
+    frame = _Frame(visible, n_visible, counted, listed, kinds, start, first)
+    uniform = replace(uniform, lse=n_visible.log()[None, None])
+    return frame, _sums(uniform, frame, 0, share_ties=True)[:, 0]
+
+
+def _beside(rows: slice, cols: slice, start: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The columns of a block at OFFSETS from each row's own, and whether there are such; else the nearest."""
+    own = torch.arange(rows.start, rows.stop, device=device) + start - cols.start
+    at = own[:, None] + torch.tensor(OFFSETS, device=device)
+    nearest = at.clamp(0, cols.stop - cols.start - 1)
+    return nearest, at == nearest
+
+
+def _sums(
+    layer: AnyLayer, frame: _Frame, batch: int, *, share_ties: bool = False
+) -> Float64[Tensor, "measure head"]:
+    """The sum over counted rows of each measure of each head; O(N) memory, each weight made once."""
+    device = layer.tensors[0].device
+    dtype = torch.promote_types(layer.tensors[0].dtype, torch.float32)
+    sums = torch.zeros(len(ROW_MEASURES), layer.n_head, dtype=torch.float64, device=device)
+    fill, blocks = _filler(layer, frame.visible, batch), list(layer.row_blocks(layer.n_head))
+    size = max((layer.n_head * (r.stop - r.start) * (c.stop - c.start) for r, c in blocks), default=0)
+    buffers = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
+    with no_autocast(device):
+        for rows, cols in blocks:
+            shape = (layer.n_head, rows.stop - rows.start, cols.stop - cols.start)
+            z, w = (buffer[: math.prod(shape)].view(shape) for buffer in buffers)
+            fill(rows, cols, z, w)
+            of_rows = _row_values(z, w, frame, rows, cols, share_ties)
+            values = torch.stack([of_rows[name] for name in ROW_MEASURES])
+            sums += torch.einsum("mhr,mr->mh", values.double(), frame.counted[:, rows])
+    return sums.cpu()
+
+
+def _row_values(
+    z: Float[Tensor, "head row col"],
+    w: Float[Tensor, "head row col"],
+    frame: _Frame,
+    rows: slice,
+    cols: slice,
+    share_ties: bool,
+) -> dict[str, Float[Tensor, "head row"]]:
+    """Every measure of every row of a block of weights w = exp(z); z is written over.
+
+    A row of equal weights has no argmax; with `share_ties`, which is for the chance level, it falls on all
+    of them alike.
+    """
+    (_, n_row, n_col), single, row = w.shape, w.flatten(1), torch.arange(w.shape[1], device=w.device)
+    n_visible, largest = frame.n_visible[rows], w.amax(-1)
+    beside, _ = _beside(rows, cols, frame.start, w.device)
+    first = torch.full_like(beside[:, :1], min(max(0, frame.first - cols.start), n_col - 1))
+    # Rows that have no such key read another, and do not count.
+    near = (row[:, None] * n_col + torch.cat([beside, first], 1)).flatten()
+    *at_offsets, at_first = single.index_select(1, near).view(-1, n_row, len(OFFSETS) + 1).unbind(-1)
+    argmaxes, retrieved = at_offsets, torch.zeros_like(largest)
+    on_copies = [retrieved, retrieved]
+    for index, copied in enumerate(frame.copies):
+        of_row, key = copied.pairs(rows)
+        inside = (key >= cols.start) & (key < cols.stop)
+        of_row, key = of_row[inside], key[inside] - cols.start
+        weights = single.index_select(1, of_row * n_col + key)
+        on_copies[index] = torch.zeros_like(largest).index_add(1, of_row, weights)
+        if copied.shift and not share_ties:
+            weights = (weights >= largest[:, of_row]).to(w.dtype)
+            retrieved = retrieved.index_add(1, of_row, weights).clamp(max=1.0)
+    if share_ties:
+        retrieved = on_copies[1]
+    else:  # a row of equal weights has no largest: rounding alone would choose it
+        peaked = largest * n_visible > 1.001
+        argmaxes = [((weights >= largest) & peaked).to(w.dtype) for weights in at_offsets]
+        retrieved = retrieved * peaked
+    entropy = -z.mul_(w).sum(-1)
+    # From the block's first position: sums over keys that are far from 0 would lose digits.
+    before = frame.start + rows.start - torch.arange(cols.start, cols.stop, device=w.device, dtype=w.dtype)
+    of_keys = torch.stack([*frame.kinds[:, cols].to(w.dtype), torch.ones_like(before), before])
+    *on_kinds, on_sinks, whole, back = (of_keys @ w.view(-1, n_col).T).view(-1, *w.shape[:2])
+    if frame.visible.causal:  # weight on the left only: a row's distances are its place and that of its keys
+        distance = whole * row + back
+    else:
+        distance = torch.mul(w, (row[:, None] + before).abs(), out=z).sum(-1)
+    return {
+        "entropy": entropy,
+        "uniformity": entropy / n_visible.clamp(min=2).to(w.dtype).log(),
+        "largest": largest,
+        "first": at_first,
+        **dict(zip(("special", "punctuation", "rare"), on_kinds, strict=True)),
+        **dict(zip(("previous", "same", "next"), at_offsets[OFFSETS.index(-1) :], strict=False)),
+        "distance": distance,
+        **dict(zip(("duplicate", "induction"), on_copies, strict=True)),
+        "retrieval": retrieved,
+        "streaming": on_sinks + torch.stack(at_offsets[:RECENT]).sum(0),
+        **dict(zip(ARGMAXES, argmaxes, strict=True)),
+    }
+
+
+def _filler(
+    layer: AnyLayer, visible: Visibility, batch: int
+) -> Callable[[slice, slice, Tensor, Tensor], None]:
+    """What fills in the logarithms (very low for 0) and the weights of some rows and columns of all heads."""
+    product = layer.log_product(batch) if visible.future_only else None
+    if product is None:
+
+        def plainly(rows: slice, cols: slice, z: Tensor, w: Tensor) -> None:
+            w.copy_(layer.block(rows, cols, batch)[0])
+            torch.clamp(w, min=math.exp(_HIDDEN), out=z).log_()
+
+        return plainly
+    q, k = product
+
+    def by_product(rows: slice, cols: slice, z: Tensor, w: Tensor) -> None:
+        together = q[:, rows].reshape(k.shape[0], -1, q.shape[2])  # heads that share a key head
+        torch.bmm(together, k[:, cols].mT, out=z.view(k.shape[0], -1, z.shape[2]))
+        if visible.causal:
+            first = max(0, rows.start + visible.start + 1 - cols.start)  # before it, every row sees every key
+            seen = visible.tile(rows, slice(cols.start + first, cols.stop), q.device)[0]
+            z[:, :, first:].masked_fill_(~seen, _HIDDEN)
+        torch.exp(z, out=w)
+
+    return by_product

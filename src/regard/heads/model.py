@@ -1,23 +1,26 @@
-"""A model's heads by name and number: its layers, the heads that they have left, and where these write."""
+"""A model's heads by name and number: its layers, the heads that they have left, and what these give."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded, described
 from regard.files.tokenizer import TextTokenizer
 from regard.layers.attention import MultiHeadAttention
 from regard.models.foreign import Foreign
 from regard.models.model import Model
 from regard.models.transformer import Transformer
+from regard.tracing.calls import Called
 from regard.tracing.take import module_of, trace
+from regard.tracing.watch import watching
 
 Head = tuple[int | str, int]  # a layer, by index or name, and a head by its number before any pruning
 Layers = dict[str, tuple[int, ...]]  # the heads that each attention layer has, in the order the layers run
@@ -37,30 +40,58 @@ def loaded_of(model: Loaded | nn.Module, tokenizer: Any = None) -> Loaded:
     return Loaded(whole, read, described(whole, type(model).__name__, "memory"), whole.start_token)
 
 
-def transformer_of(loaded: Loaded) -> Transformer:
-    """The model, where only one of ours will do: to lose heads for good."""
-    if not isinstance(loaded, Loaded):
-        raise ArgumentError(
-            "heads are taken out for good in models of this library: load it with regard.load. Of any model, "
-            f"regard.intervene and ablation switch heads off. Got {type(loaded).__name__}."
-        )
-    return loaded.transformer
-
-
 def layers_of(loaded: Loaded) -> Layers:
     """The attention layers of any model, and the heads that each has left, by their numbers."""
     model = loaded.model
-    if isinstance(model, Transformer):
-        return dict(zip(model.attention_names, kept_heads(model), strict=True))
     if not isinstance(model, Foreign):
-        loaded.transformer  # noqa: B018  # says why not
-    known = _layers.get(module_of(loaded))
-    if known is None:
+        model = loaded.transformer
+        whole = (tuple(range(model.config.block.n_head)),) * len(model.attention_names)
+        return dict(zip(model.attention_names, model.config.kept_heads or whole, strict=True))
+    module = module_of(loaded)
+    if module not in _layers:
         answer = probe(loaded) if model.kind == "encoder-decoder" else None
         seen = trace(loaded, probe(loaded), target=answer)
-        known = {layer.name: tuple(range(layer.n_head)) for layer in seen.layers}
-        _layers[module_of(loaded)] = known
-    return known
+        _layers[module] = {layer.name: tuple(range(layer.n_head)) for layer in seen.layers}
+    return _layers[module]
+
+
+def head_table(layers: Layers) -> Float64[Tensor, "layer head"]:
+    """An empty table, all NaN: as many columns as the widest layer has had heads."""
+    width = max((max(heads) + 1 for heads in layers.values() if heads), default=0)
+    return torch.full((len(layers), width), torch.nan, dtype=torch.float64)
+
+
+def strongest(table: Float[Tensor, "layer head"], n: int | None = None) -> list[tuple[int, int]]:
+    """The places (layer, head) of the `n` largest numbers of a table, or of all; NaN has none.
+
+    >>> strongest(torch.tensor([[1.0, torch.nan], [3.0, 2.0]]), 2)
+    [(1, 0), (1, 1)]
+    """
+    order = table.nan_to_num(-torch.inf).flatten().argsort(descending=True, stable=True)[:n].tolist()
+    places = [divmod(at, table.shape[1]) for at in order]
+    return [place for place in places if not bool(table[place].isnan())]
+
+
+@contextmanager
+def head_outputs(loaded: Loaded) -> Iterator[dict[str, Tensor]]:
+    """A block for one call of the model: what the heads of each layer give, (batch, head, position, v_dim).
+
+    It is kept in the graph where there is one.
+    """
+    outputs: dict[str, Tensor] = {}
+
+    def keep(called: Called, out: Tensor) -> Tensor:
+        times = sum(name.partition("#")[0] == called.name for name in outputs)
+        if torch.is_grad_enabled() and not out.requires_grad:
+            out.requires_grad_()
+        outputs[called.name if not times else f"{called.name}#{times + 1}"] = out
+        return out
+
+    with watching(module_of(loaded), None, keep):
+        yield outputs
+    for name, heads in layers_of(loaded).items():
+        if heads and name not in outputs:
+            raise UnsupportedError(f"{loaded.facts.name}: {name} does not run when a text alone is read.")
 
 
 def probe(loaded: Loaded, n_text: int = 1, n_token: int = _PROBE) -> Int[Tensor, "text token"]:
@@ -84,13 +115,6 @@ def attention_of(model: Transformer, name: str) -> MultiHeadAttention:
     """The attention layer of that name, one of `attention_names`."""
     layer: MultiHeadAttention = model.get_submodule(path_of(model, name))  # type: ignore[assignment]
     return layer
-
-
-def kept_heads(model: Transformer) -> tuple[tuple[int, ...], ...]:
-    """The heads a model has, for each of `attention_names`, by their numbers before any pruning."""
-    if model.config.kept_heads is not None:
-        return model.config.kept_heads
-    return (tuple(range(model.config.block.n_head)),) * len(model.attention_names)
 
 
 def checked_heads(layers: Layers, heads: Iterable[Head]) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ offset ("the word before"), which is what a head that knows nothing of the relat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.files.loading import Loaded
 from regard.heads.conllu import Sentence
+from regard.heads.model import strongest
 from regard.tracing.layers import AnyLayer
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
@@ -44,8 +45,7 @@ class RelationScore:
         """Layer and head of the highest accuracy."""
         if not self.n_pair:
             raise ArgumentError(f"there is no pair of {self.relation!r} to score.")
-        layer, head = divmod(int(self.accuracy.nan_to_num(nan=-1.0).argmax()), self.accuracy.shape[1])
-        return layer, head
+        return strongest(self.accuracy, 1)[0]
 
     @property
     def best_accuracy(self) -> float:
@@ -79,9 +79,7 @@ def word_attention(
     return between
 
 
-def pieces_of_words(
-    spans: Spans, offsets: Sequence[tuple[int, int]], special: Sequence[bool] | None = None
-) -> list[list[int]]:
+def pieces_of_words(spans: Spans, offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
     """For each word the tokens that overlap its span in the text.
 
     >>> pieces_of_words([(0, 3), (4, 11)], [(0, 3), (3, 8), (8, 11)])
@@ -89,10 +87,8 @@ def pieces_of_words(
     """
     pieces: list[list[int]] = [[] for _ in spans]
     for token, (start, end) in enumerate(offsets):
-        if start == end or (special is not None and special[token]):
-            continue
         for word, (first, last) in enumerate(spans):
-            if start < last and first < end:
+            if start < end and start < last and first < end:
                 pieces[word].append(token)
     return pieces
 
@@ -108,100 +104,81 @@ def score_relations(
 
     In a causal model only pairs that look back are scored, by heads and by the baseline alike.
     """
-    tallies = {relation: _Tally() for relation in relations}
-    layers: tuple[str, ...] = ()
-    for sentence in sentences:
-        wanted = {relation: sentence.pairs(relation, from_head=from_head) for relation in relations}
-        if not any(wanted.values()):
-            continue
-        spans = [(word.start, word.end) for word in sentence.words]
-        traced, pieces = _traced(loaded, sentence.text, spans)
-        layers = traced.names
-        _count(traced, pieces, wanted, tallies)
-    return {relation: tally.score(relation, layers) for relation, tally in tallies.items()}
+    examples = (
+        (
+            sentence.text,
+            [(word.start, word.end) for word in sentence.words],
+            {relation: sentence.pairs(relation, from_head=from_head) for relation in relations},
+        )
+        for sentence in sentences
+    )
+    return _scores(_read(loaded, examples), relations)
 
 
 def score_pairs(
     loaded: Loaded, examples: Iterable[tuple[str, Spans, Pairs]], name: str = "pairs"
 ) -> RelationScore:
     """The score of every head on pairs of one's own: (text, spans of its words, (from, to) pairs)."""
-    tally = _Tally()
-    layers: tuple[str, ...] = ()
-    for text, spans, pairs in examples:
-        wrong = [pair for pair in pairs if not all(0 <= word < len(spans) for word in pair)]
+    return _scores(_read(loaded, ((text, spans, {name: pairs}) for text, spans, pairs in examples)), [name])[
+        name
+    ]
+
+
+def _read(
+    loaded: Loaded, examples: Iterable[tuple[str, Spans, Mapping[str, Pairs]]]
+) -> Iterator[tuple[Trace, list[list[int]], Mapping[str, Pairs]]]:
+    """The trace of each text that has pairs, and which of its tokens make up each word."""
+    tokenizer = loaded.tokenizer
+    if tokenizer is None:
+        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: words are found through it.")
+    for text, spans, wanted in examples:
+        wrong = [
+            pair
+            for pairs in wanted.values()
+            for pair in pairs
+            if not 0 <= min(pair) <= max(pair) < len(spans)
+        ]
         if wrong:
             raise ArgumentError(f"pairs are of words 0 to {len(spans) - 1}. Got {wrong[:3]}.")
-        traced, pieces = _traced(loaded, text, spans)
-        layers = traced.names
-        _count(traced, pieces, {name: pairs}, {name: tally})
-    return tally.score(name, layers)
+        if any(wanted.values()):
+            # Without the space that byte-level tokens begin with.
+            offsets = [
+                (end - len(text[start:end].lstrip()), end) for start, end in tokenizer.offsets(text)[:LONGEST]
+            ]
+            ids = torch.tensor(tokenizer.encode(text)[:LONGEST])
+            yield trace(loaded, ids), pieces_of_words(spans, offsets), wanted
 
 
-class _Tally:
-    """Right predictions and offsets, so far."""
-
-    def __init__(self) -> None:
-        self.right: Tensor | None = None
-        self.offsets: Counter[int] = Counter()
-
-    def score(self, relation: str, layers: tuple[str, ...]) -> RelationScore:
-        n_pair = self.offsets.total()
-        offset, at_best = max(self.offsets.items(), key=lambda item: (item[1], -item[0]), default=(0, 0))
-        right = torch.zeros(0, 0) if self.right is None else self.right
-        return RelationScore(
-            relation, right / max(1, n_pair), n_pair, at_best / max(1, n_pair), offset, layers
-        )
-
-
-def _traced(loaded: Loaded, text: str, spans: Spans) -> tuple[Trace, list[list[int]]]:
-    """The trace of a sentence, and which of its tokens make up each word."""
-    if loaded.tokenizer is None:
-        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: words are found through it.")
-    ids, offsets = loaded.tokenizer.encode(text)[:LONGEST], loaded.tokenizer.offsets(text)[:LONGEST]
-    pieces = pieces_of_words(spans, [_bare(text, offset) for offset in offsets])
-    return trace(loaded, torch.tensor(ids)), pieces
-
-
-def _bare(text: str, offset: tuple[int, int]) -> tuple[int, int]:
-    """An offset without the space that byte-level tokens begin with."""
-    start, end = offset
-    while start < end and text[start].isspace():
-        start += 1
-    return start, end
-
-
-def _count(
-    traced: Trace, pieces: list[list[int]], wanted: Mapping[str, Pairs], tallies: Mapping[str, _Tally]
-) -> None:
-    """Add one sentence's predictions."""
-    causal = _looks_back_only(traced)
-    usable = {
-        relation: [(i, j) for i, j in pairs if i != j and pieces[i] and pieces[j] and (j < i or not causal)]
-        for relation, pairs in wanted.items()
-    }
-    if not any(usable.values()):
-        return
-    rows = sorted({i for pairs in usable.values() for i, _ in pairs})
-    place = {row: index for index, row in enumerate(rows)}
-    predicted = []
-    for layer in traced.layers:
-        seen = word_attention(layer, pieces)
-        seen.diagonal(dim1=-2, dim2=-1).fill_(-1.0)  # a word is not related to itself
-        predicted.append(seen[:, rows].argmax(-1).cpu())
-    widest = max(of_heads.shape[0] for of_heads in predicted)
-    for relation, pairs in usable.items():
-        tally = tallies[relation]
-        if tally.right is None:
-            tally.right = torch.full((len(predicted), widest), torch.nan)
-            for index, of_heads in enumerate(predicted):
-                tally.right[index, : of_heads.shape[0]] = 0.0
-        for i, j in pairs:
-            tally.offsets[j - i] += 1
-            for index, of_heads in enumerate(predicted):
-                tally.right[index, : of_heads.shape[0]] += (of_heads[:, place[i]] == j).float()
-
-
-def _looks_back_only(traced: Trace) -> bool:
-    """Whether the first token sees no other: a causal model."""
-    layer = traced.layers[0]
-    return layer.n_key > 1 and not bool(layer.visible(slice(0, 1), slice(1, 2))[0, 0])
+def _scores(
+    examples: Iterable[tuple[Trace, list[list[int]], Mapping[str, Pairs]]], relations: Sequence[str]
+) -> dict[str, RelationScore]:
+    """Right predictions counted over traces, the pieces of their words, and the pairs of each relation."""
+    layers: tuple[str, ...] = ()
+    right = dict.fromkeys(relations, torch.zeros(0, 0))
+    offsets: dict[str, Counter[int]] = {relation: Counter() for relation in relations}
+    for traced, pieces, wanted in examples:
+        first = traced.layers[0]
+        # A causal model is one whose first token sees no other.
+        causal = first.n_key > 1 and not bool(first.visible(slice(0, 1), slice(1, 2))[0, 0])
+        widest = max(layer.n_head for layer in traced.layers)
+        predicted = torch.full((len(traced.layers), widest, len(pieces)), -1)  # -1: there is no such head
+        for index, layer in enumerate(traced.layers):
+            seen = word_attention(layer, pieces)
+            seen.diagonal(dim1=-2, dim2=-1).fill_(-1.0)  # a word is not related to itself
+            predicted[index, : layer.n_head] = seen.argmax(-1).cpu()
+        if not layers:
+            layers = traced.names
+            nothing = torch.zeros(predicted.shape[:2]).masked_fill(predicted[..., 0] < 0, torch.nan)
+            right = dict.fromkeys(relations, nothing)
+        for relation, pairs in wanted.items():
+            for i, j in pairs:
+                if i != j and pieces[i] and pieces[j] and (j < i or not causal):
+                    offsets[relation][j - i] += 1
+                    right[relation] = right[relation] + (predicted[..., i] == j)
+    scores = {}
+    for relation, times in offsets.items():
+        n_pair = times.total()
+        offset, at_best = max(times.items(), key=lambda item: (item[1], -item[0]), default=(0, 0))
+        accuracy, baseline = right[relation] / max(1, n_pair), at_best / max(1, n_pair)
+        scores[relation] = RelationScore(relation, accuracy, n_pair, baseline, offset, layers)
+    return scores

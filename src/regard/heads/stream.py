@@ -6,7 +6,6 @@ out of them says which is which; where it does not, that is refused.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.errors import UnsupportedError
 from regard.files.loading import Loaded
-from regard.heads.model import layers_of, path_of, probe
+from regard.heads.model import head_outputs, layers_of, path_of, probe
 from regard.models.transformer import Transformer
 from regard.tracing.calls import Called
 from regard.tracing.layers import LayerTrace
@@ -107,32 +106,25 @@ class Norm:
 def projections(loaded: Loaded) -> dict[str, Float[Tensor, "model_dim head v_dim"]]:
     """The output projection of each attention layer, head by head."""
     heads, modules = layers_of(loaded), out_projections(loaded)
-    return {name: matrix_of(modules[name]).unflatten(1, (len(heads[name]), -1)) for name in modules}
+    return {name: matrix_of(module).unflatten(1, (len(heads[name]), -1)) for name, module in modules.items()}
 
 
 def out_projections(loaded: Loaded) -> dict[str, nn.Module]:
     """What is given exactly the outputs of each layer's heads, side by side: an nn.Linear, or a Conv1D."""
-    inner, outputs = module_of(loaded), dict[str, Tensor]()
-
-    def note(called: Called, out: Tensor) -> Tensor:
-        outputs[called.name] = out.transpose(1, 2).flatten(2)
-        return out
-
-    with torch.no_grad(), seeing(_matrices(inner)) as seen, watching(inner, None, note):
+    with torch.no_grad(), seeing(_matrices(module_of(loaded))) as seen, head_outputs(loaded) as outputs:
         loaded.model(probe(loaded))
-    found = {
-        name: module
-        for name, merged in outputs.items()
-        for module, (given, _) in seen.items()
-        if given.numel() == merged.numel() and torch.equal(given.view_as(merged), merged)
-    }
-    missing = [name for name in layers_of(loaded) if name not in found]
-    if missing:
-        raise UnsupportedError(
-            f"{loaded.facts.name}: no matrix is given what the heads of {missing[0]} give, as it is, so "
-            "where they write is not known."
-        )
-    return found
+    writers: dict[str, nn.Module] = {}
+    for name, out in outputs.items():
+        merged = out.transpose(1, 2).flatten(2)
+        for module, (received, _) in seen.items():
+            if received.numel() == merged.numel() and torch.equal(received.view_as(merged), merged):
+                writers[name] = module
+        if name not in writers:
+            raise UnsupportedError(
+                f"{loaded.facts.name}: no matrix is given what the heads of {name} give, as it is, so "
+                "where they write is not known."
+            )
+    return writers
 
 
 def matrix_of(module: nn.Module) -> Float[Tensor, "out model_dim"]:
@@ -274,21 +266,15 @@ class Reading:
         return projection, head if side == "q" else head * self.n_kv_head // self.n_head
 
 
-_readings: weakref.WeakKeyDictionary[nn.Module, dict[str, Reading]] = weakref.WeakKeyDictionary()
-
-
 @torch.no_grad()
 def readings(loaded: Loaded) -> dict[str, Reading]:
     """How each attention layer of a decoder reads the stream.
 
     At the first position no rotary turn moves anything: queries and keys there are outputs of a matrix.
     """
-    inner = module_of(loaded)
-    if inner in _readings:
-        return _readings[inner]
+    inner, layers = module_of(loaded), dict[str, Reading]()
     with seeing([*_matrices(inner), *_norms(inner)]) as seen:
         traced = trace(loaded, probe(loaded, _N_TEXT), keep_v=True)
-    found = {}
     for layer, block in zip(traced.layers, blocks_of(loaded).values(), strict=True):
         if not isinstance(layer, LayerTrace) or layer.v is None:
             raise UnsupportedError(f"{layer.name} is no softmax attention whose queries and keys are known.")
@@ -296,12 +282,10 @@ def readings(loaded: Loaded) -> dict[str, Reading]:
         norms = {module: seen[module] for module in _norms(block) if module in seen}
         used = {"q": layer.q, "k": layer.k, "v": layer.v}
         sides = {side: _projection(tensor[:, :, 0], matrices, norms) for side, tensor in used.items()}
-        rule = layer.rule
-        plain = rule.bias is None and rule.softcap is None and rule.additive is None
-        scale = rule.scale_for(layer.q.shape[3])
-        found[layer.name] = Reading(layer.name, sides, layer.n_head, layer.n_kv_head, scale, plain)
-    _readings[inner] = found
-    return found
+        scale = layer.rule.scale_for(layer.q.shape[3])
+        plain = layer.rule.product_only
+        layers[layer.name] = Reading(layer.name, sides, layer.n_head, layer.n_kv_head, scale, plain)
+    return layers
 
 
 def _projection(wanted: Float[Tensor, "batch head dim"], matrices: Seen, norms: Seen) -> Projection | None:

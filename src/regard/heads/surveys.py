@@ -27,9 +27,8 @@ from torch import Tensor, distributed, nn
 from regard.errors import ArgumentError, LoadError
 from regard.files.loading import Loaded
 from regard.files.safetensors import write_safetensors
-from regard.heads.frames import ROW_MEASURES
 from regard.heads.labels import HeadLabel, heads_html, label
-from regard.heads.measures import Measures, measure
+from regard.heads.measures import ROW_MEASURES, Measures, measure
 from regard.heads.model import layers_of, loaded_of
 from regard.heads.tokens import counts_of
 from regard.tracing.take import trace

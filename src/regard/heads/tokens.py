@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
@@ -30,24 +30,6 @@ class TokenFacts:
     rare: Bool[Tensor, "key"]
     ids: Int[Tensor, "key"] | None = None
     real: Bool[Tensor, "key"] | None = None  # False: padding; None: no token is
-
-    def __post_init__(self) -> None:
-        for name in ("punctuation", "rare", "ids", "real"):
-            part = getattr(self, name)
-            if part is not None and part.shape != self.special.shape:
-                raise ShapeError(
-                    f"{name} must have one entry for each of {self.special.shape[0]} tokens. "
-                    f"Got shape {tuple(part.shape)}."
-                )
-
-    @property
-    def n_key(self) -> int:
-        return self.special.shape[0]
-
-    @property
-    def columns(self) -> Float[Tensor, "key kind"]:
-        """Special, punctuation and rare as numbers, for a product with weights."""
-        return torch.stack([self.special, self.punctuation, self.rare], dim=-1).float()
 
 
 def token_facts(

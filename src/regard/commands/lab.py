@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regard.costs.count import Counted
     from regard.costs.model import Cost, Latent, Phase
     from regard.costs.roofline import Machine
-    from regard.lab.spec import Done, Experiment
+    from regard.lab.spec import Experiment, Lab
     from regard.models.transformer import TransformerConfig
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -278,7 +278,7 @@ def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None,
     _tell(done, out, "report" if every else chosen[0].replace(" ", "-"), as_json)
 
 
-def _done(experiment: Experiment, quick: bool, seed: int, *, progress: bool) -> Done:
+def _done(experiment: Experiment, quick: bool, seed: int, *, progress: bool) -> Lab:
     from rich.console import Console
 
     from regard.lab.spec import perform
@@ -286,11 +286,11 @@ def _done(experiment: Experiment, quick: bool, seed: int, *, progress: bool) -> 
     with Console(stderr=True, quiet=not progress).status(f"{experiment.id}: {experiment.claim}"):
         done = perform(experiment, quick=quick, seed=seed)
     if progress:
-        click.echo(f"{experiment.id}. {done.result.sentence}")
+        click.echo(f"{experiment.id}. {done.sentence}")
     return done
 
 
-def _tell(done: list[Done], out: Path | None, name: str, as_json: bool) -> None:
+def _tell(done: list[Lab], out: Path | None, name: str, as_json: bool) -> None:
     """Print what came out, and write it into the folder where there is one."""
     from regard.lab.pages import report
 
@@ -304,10 +304,10 @@ def _tell(done: list[Done], out: Path | None, name: str, as_json: bool) -> None:
         click.echo(json.dumps({**whole, **{kind: str(path) for kind, path in files.items()}}))
         return
     if len(done) > 1:
-        n_confirmed = sum(run.result.verdict == "confirmed" for run in done)
+        n_confirmed = sum(run.verdict == "confirmed" for run in done)
         click.echo(f"{n_confirmed} of {len(done)} claims confirmed.")
     else:
-        for check in done[0].result.checks:
+        for check in done[0].checks:
             click.echo(f"  {'✓' if check.holds else '✗'} {check.what}: {check.measured} ({check.rule})")
     if out is None:
         click.echo("--out FOLDER writes the report, with its figures.")

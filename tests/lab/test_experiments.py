@@ -230,13 +230,12 @@ BREAKS = {  # one fault or several, each of which must be found
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_quick_run_confirms_the_claim(name):
     """Every prediction holds; the sentence, the figure and the JSON say what was measured."""
-    done = perform(find(name), quick=True, seed=0)
-    result = done.result
+    result = perform(find(name), quick=True, seed=0)
     assert result.verdict == "confirmed", result.sentence
     assert result.sentence.startswith("Confirmed: ")
-    assert any(ax.has_data() for ax in result.figure.axes)
+    assert any(ax.has_data() for ax in result.draw.figure.axes)
     assert all(number.low <= number.value <= number.high for number in result.measurements)
-    said = done.as_json()
+    said = result.as_json()
     assert json.loads(json.dumps(said, allow_nan=False)) == said
 
 
@@ -256,7 +255,7 @@ def test_a_broken_library_is_refuted(name, fault, monkeypatch):
     fault(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a trace warns that its weights no longer add up
-        result = perform(experiment, quick=True, seed=0).result
+        result = perform(experiment, quick=True, seed=0)
     assert result.verdict == "refuted"
     assert result.sentence.startswith("Refuted: ")
 

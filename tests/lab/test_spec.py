@@ -6,93 +6,129 @@ import statistics
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from regard.errors import ArgumentError
 from regard.lab.catalogue import find
+from regard.lab.measurement import Check, Measurement
 from regard.lab.pages import report
-from regard.lab.spec import Check, Done, Experiment, Measurement, Result, above, below, equal, near, perform
+from regard.lab.spec import Experiment, Lab, perform
 
 
-def test_a_mean_has_four_standard_errors_on_either_side():
+@pytest.fixture
+def lab():
+    """A run that has measured nothing yet."""
+    return Lab(Experiment("a <b>", "Claim & more.", "Prediction.", lambda lab: "all is as said"))
+
+
+def test_a_mean_has_four_standard_errors_on_either_side(lab):
     """Worked by hand: the values 1, 2, 3, 6 have mean 3 and standard error sqrt(14/3) / 2."""
-    measured = Measurement.mean("m", [1, 2, 3, 6])
+    measured = lab.mean("m", [1, 2, 3, 6])
     assert measured.value == 3
     assert measured.high - measured.value == pytest.approx(4 * math.sqrt(14 / 3) / 2)
     assert measured.low == pytest.approx(6 - measured.high)
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 13), (13, 13), (5, 13), (1, 1)])
-def test_a_share_has_an_interval_inside_0_and_1(right, n):
+def test_a_share_has_an_interval_inside_0_and_1(lab, right, n):
     """Also where all or none of the trials were right."""
-    measured = Measurement.share("s", right, n)
+    measured = lab.share("s", right, n)
     assert 0 <= measured.low <= measured.value <= measured.high <= 1
     assert measured.low < measured.high
 
 
-def test_a_share_covers_the_truth():
+def test_a_share_covers_the_truth(lab):
     """Of a thousand samples of 40 coins that land right 3 times in 10, no interval at 4 misses it often."""
     generator = torch.Generator().manual_seed(7)
     samples = (torch.rand(1000, 40, generator=generator) < 0.3).sum(1).tolist()
-    measured = [Measurement.share("s", right, 40) for right in samples]
+    measured = [lab.share("s", right, 40) for right in samples]
     assert statistics.fmean(each.low <= 0.3 <= each.high for each in measured) > 0.998
 
 
-def test_each_rule_holds_and_fails():
+def test_each_rule_holds_and_fails(lab):
     """near, equal, above and below, just inside and just outside."""
     wide, high = Measurement("a", 2.0, 1.0, 3.0), Measurement("b", 5.0, 4.0, 6.0)
-    assert near("x", wide, 3.0).holds
-    assert not near("x", wide, 3.2).holds
-    assert near("x", wide, 3.2, slack=0.1).holds
-    assert above("x", high, wide).holds
-    assert not above("x", high, 4.0).holds
-    assert below("x", wide, high).holds
-    assert not below("x", high, wide).holds
-    assert equal("x", 1.0 + 1e-9, 1.0, rounding=1e-8).holds
-    assert not equal("x", 1.0 + 1e-9, 1.0).holds
+    lab.near("x", wide, 3.0)
+    lab.near("x", wide, 3.2, slack=0.1)
+    lab.above("x", high, wide)
+    lab.below("x", wide, high)
+    lab.equal("x", 1.0 + 1e-9, 1.0, rounding=1e-8)
+    assert all(check.holds for check in lab.checks)
+    lab.checks.clear()
+    lab.near("x", wide, 3.2)
+    lab.above("x", high, 4.0)
+    lab.below("x", high, wide)
+    lab.equal("x", 1.0 + 1e-9, 1.0)
+    assert not any(check.holds for check in lab.checks)
 
 
-def test_nan_confirms_nothing():
+def test_nan_confirms_nothing(lab):
     """A measurement that failed holds by no rule."""
-    lost = Measurement.exact("lost", math.nan)
-    assert math.isnan(Measurement.mean("lost", [1.0, -math.inf, 2.0]).low)
-    checks = [near("x", lost, 1.0), above("x", lost, 0.0), below("x", lost, 1.0), equal("x", math.nan, 1.0)]
-    assert not any(each.holds for each in checks)
+    lost = lab.mean("lost", [1.0, -math.inf, 2.0])
+    assert math.isnan(lost.low)
+    lab.near("x", lost, 1.0)
+    lab.above("x", lost, 0.0)
+    lab.below("x", lost, 1.0)
+    lab.equal("x", math.nan, 1.0)
+    assert not any(check.holds for check in lab.checks)
 
 
-def made(*holds):
-    checks = tuple(Check(f"claim {index}", "rule", "1", each) for index, each in enumerate(holds))
-    return Result((Measurement.exact("m", 1),), checks, Figure(), "all is as said")
+def test_what_is_measured_is_reported(lab):
+    """Each measurement and each check is in the result, without being handed on."""
+    share = lab.share("s", 5, 13)
+    lab.above("half", share, 0.5)
+    said = lab.as_json()
+    assert [measurement["name"] for measurement in said["measurements"]] == ["s"]
+    assert [(check["what"], check["holds"]) for check in said["checks"]] == [("half", False)]
 
 
-def test_the_verdict_is_confirmed_only_if_every_check_holds():
+def made(lab, *holds):
+    lab.checks = [Check(f"claim {index}", "rule", "1", held) for index, held in enumerate(holds)]
+    lab.summary = "all is as said"
+    return lab
+
+
+def test_the_verdict_is_confirmed_only_if_every_check_holds(lab):
     """And the sentence names the first that fails."""
-    assert made(True, True).sentence == "Confirmed: all is as said."
-    assert made(True, False, False).verdict == "refuted"
-    assert "2 of 3 predictions fail, first that claim 1" in made(True, False, False).sentence
+    assert made(lab, True, True).sentence == "Confirmed: all is as said."
+    assert made(lab, True, False, False).verdict == "refuted"
+    assert "2 of 3 predictions fail, first that claim 1" in lab.sentence
 
 
-def test_an_experiment_without_a_check_has_no_verdict():
+def test_an_experiment_without_a_check_has_no_verdict(lab):
     """What cannot fail says nothing."""
     with pytest.raises(ArgumentError, match="no verdict"):
-        made()
+        perform(lab.experiment)
+
+
+def test_panels_stand_side_by_side_with_one_legend_for_the_same_names(lab):
+    """Each call adds a panel; a legend is drawn where its names are new."""
+    for title in ("one", "two"):
+        lab.draw.lines(title, [1, 2], {"a": [1.0, 2.0], "b": [2.0, 1.0]}, "x", "y")
+    lab.draw.bars("three", {"a": 1.0}, "y")
+    lab.draw.arrange()
+    axes = lab.draw.figure.axes
+    assert [ax.get_title(loc="left") for ax in axes] == ["one", "two", "three"]
+    assert [ax.get_legend() is not None for ax in axes] == [True, False, False]
+    lab.draw.png()
+    edges = [ax.get_position().x0 for ax in axes]
+    assert edges == sorted(set(edges))
 
 
 def test_the_seed_alone_decides_and_the_callers_numbers_go_on():
     """The same seed gives the same measurements, and torch's generator is left as it was."""
     before = torch.get_rng_state()
-    first, again = (perform(find("variance"), quick=True, seed=3).result for _ in range(2))
-    other = perform(find("variance"), quick=True, seed=4).result
+    first, again = (perform(find("variance"), quick=True, seed=3) for _ in range(2))
+    other = perform(find("variance"), quick=True, seed=4)
     assert torch.equal(before, torch.get_rng_state())
     assert first.measurements == again.measurements
     assert first.measurements != other.measurements
 
 
-def test_the_report_is_one_page_that_loads_nothing():
+def test_the_report_is_one_page_that_loads_nothing(lab):
     """Both verdicts, escaped texts and figures inside; no address of anything else."""
-    experiment = Experiment("a <b>", "Claim & more.", "Prediction.", lambda quick, seed: made(True))
-    done = [Done(experiment, made(*holds), quick=True, seed=0, seconds=1.0) for holds in ((True,), (False,))]
-    page = report(done)
+    other = Lab(lab.experiment)
+    lab.draw.bars("one", {"a": 1.0}, "y")
+    page = report([made(lab, True), made(other, False)])
     assert "1 of 2 claims confirmed" in page
     assert "a &lt;b&gt;" in page
     assert "Claim &amp; more." in page

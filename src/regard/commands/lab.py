@@ -263,7 +263,7 @@ def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None,
         with Console(stderr=True, quiet=as_json).status(f"{experiment.id}: {experiment.claim}"):
             done.append(perform(experiment, quick=quick, seed=seed))
         if not as_json:
-            click.echo(f"{experiment.id}. {done[-1].result.sentence}")
+            click.echo(f"{experiment.id}. {done[-1].sentence}")
     results = [run.as_json() for run in done]
     whole = {"experiments": results} if every else results[0]
     files: dict[str, Path] = {}
@@ -276,10 +276,10 @@ def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None,
         click.echo(json.dumps({**whole, **{kind: str(path) for kind, path in files.items()}}))
         return
     if every:
-        n_confirmed = sum(run.result.verdict == "confirmed" for run in done)
+        n_confirmed = sum(run.verdict == "confirmed" for run in done)
         click.echo(f"{n_confirmed} of {len(done)} claims confirmed.")
     else:
-        for check in done[0].result.checks:
+        for check in done[0].checks:
             click.echo(f"  {'✓' if check.holds else '✗'} {check.what}: {check.measured} ({check.rule})")
     if out is None:
         click.echo("--out FOLDER writes the report, with its figures.")

@@ -79,7 +79,7 @@ def lab(name: tuple[str, ...], full: bool, seed: int) -> Shown:
     from regard.lab.spec import perform
 
     done = perform(find(" ".join(name)), quick=not full, seed=seed)
-    return Shown(done.result.sentence, cell(done))
+    return Shown(done.sentence, cell(done))
 
 
 def load(shell: Any) -> None:

@@ -202,7 +202,9 @@ def curves(
     """
     if not lines or any(len(x) != len(y) or not len(x) for x, y in lines.values()):
         raise ShapeError("a line needs as many x as y, one point at least, and there must be a line.")
-    figure, (ax,) = panels(title, width=6.4, height=4.0)
+    figure = new_figure(6.4, 4.0)
+    ax = figure.add_subplot()
+    style_axes(ax, title)
     for index, (name, (x, y)) in enumerate(lines.items()):
         ax.plot(x, y, **line_style(index), label=name)
     ax.set_xlabel(x_label, fontsize=9)
@@ -211,17 +213,13 @@ def curves(
     return figure
 
 
-def panels(*titles: str | None, width: float = 4.4, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """A figure with a pair of axes for each title, for lines and bars."""
-    figure = new_figure(width * len(titles), height)
-    axes = list(figure.subplots(1, len(titles), squeeze=False)[0])
-    for ax, title in zip(axes, titles, strict=True):
-        _set_title(ax, title, pad=8)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(axis="y", color=HIDDEN, linewidth=0.8)
-        ax.set_axisbelow(True)
-        ax.tick_params(labelsize=8)
-    return figure, axes
+def style_axes(ax: Axes, title: str | None) -> None:
+    """Axes for lines and bars: a title, a pale grid behind them and no frame."""
+    _set_title(ax, title, pad=8)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color=HIDDEN, linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.tick_params(labelsize=8)
 
 
 def line_style(index: int) -> dict[str, Any]:

@@ -7,80 +7,61 @@ its states, by dot products (Luong et al. 2015) or additive scores (Bahdanau et 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.lab.drawing import finish, level, panels, sweep
-from regard.lab.learning import train
-from regard.lab.spec import Experiment, Measurement, Result, above, below
+from regard.lab.learning import teach
+from regard.lab.measurement import Measurement
+from regard.lab.spec import Lab
 from regard.models.seq2seq import Score, Seq2Seq, Seq2SeqConfig
 
-BOS, FIRST = 0, 1
+CLAIM = """A decoder that gets one vector for the whole source fails as the source grows; one that looks at
+every position of it does not."""
+PREDICTION = """Saying a sequence backwards, the fixed context is surely worse on long sequences than on short
+ones, and surely worse than attention, which stays above 60 %."""
+
+BOS, FIRST, HIDDEN = 0, 1, 32
 
 
 def _examples(n: int, length: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
     """A sequence, the same backwards as what is given to the decoder, and what it must say."""
     source = torch.randint(FIRST, vocab, (n, length))
     wanted = source.flip(1)
-    given = torch.cat([torch.full((n, 1), BOS), wanted[:, :-1]], 1)
-    return source, given, wanted
+    return source, torch.cat([torch.full((n, 1), BOS), wanted[:, :-1]], 1), wanted
 
 
-def _trained(score: Score, vocab: int, longest: int, n_step: int, hidden: int) -> Seq2Seq:
-    config = Seq2SeqConfig(
-        source_vocab=vocab, target_vocab=vocab, embed_dim=16, hidden_dim=hidden, score=score, bos=BOS
-    )
-    model = Seq2Seq(config)
+def _trained(score: Score, vocab: int, longest: int, n_step: int) -> Seq2Seq:
+    model = Seq2Seq(Seq2SeqConfig(vocab, vocab, embed_dim=16, hidden_dim=HIDDEN, score=score, bos=BOS))
 
-    def loss() -> Tensor:
-        source, given, wanted = _examples(48, int(torch.randint(2, longest + 1, ())), vocab)
-        return nn.functional.cross_entropy(model(source, given).logits.flatten(0, 1), wanted.flatten())
+    def examples() -> tuple[Tensor, Tensor, Tensor]:
+        return _examples(48, int(torch.randint(2, longest + 1, ())), vocab)
 
-    train(model.parameters(), loss, n_step, clip=True)
+    teach(model, examples, n_step, scores=lambda source, given: model(source, given).logits)
     return model.eval()
 
 
-@torch.no_grad()
-def _right(model: Seq2Seq, length: int, vocab: int, n: int, name: str) -> Measurement:
-    """The share of tokens said right, with an interval over sequences."""
-    source, given, wanted = _examples(n, length, vocab)
-    right = (model(source, given).logits.argmax(-1) == wanted).double().mean(1)
-    return Measurement.mean(f"right, {name}, length {length}", right.tolist())
+def run(lab: Lab) -> str:
+    vocab, longest, n_step = (10, 12, 160) if lab.quick else (12, 24, 700)
+    lengths = (2, longest) if lab.quick else tuple(range(2, longest + 1, 2))
+    scores: dict[str, Score] = {"attention": "dot", "fixed context": "none"}
+    if not lab.quick:
+        scores["additive attention"] = "additive"
+    models = {name: _trained(score, vocab, longest, n_step) for name, score in scores.items()}
 
+    def said_right(name: str, length: int) -> Measurement:
+        source, given, wanted = _examples(400, length, vocab)
+        right = models[name](source, given).logits.argmax(-1) == wanted
+        return lab.mean(f"right, {name}, length {length}", right.double().mean(1).tolist())
 
-def run(quick: bool, seed: int) -> Result:
-    vocab, longest, n_step, hidden = (10, 12, 160, 32) if quick else (12, 24, 700, 32)
-    lengths = (2, longest) if quick else tuple(range(2, longest + 1, 2))
-    figure, (ax,) = panels("A sequence said backwards", width=5.6)
-    ways: dict[str, Score] = {"attention": "dot", "fixed context": "none"}
-    if not quick:
-        ways["additive attention"] = "additive"
-    models = {name: _trained(score, vocab, longest, n_step, hidden) for name, score in ways.items()}
-    right = sweep(ax, lengths, ways, lambda name, length: _right(models[name], length, vocab, 400, name))
-    level(ax, 1 / (vocab - 1), "chance", lengths[0])
-    ax.set_ylim(0, 1.05)
-    finish(ax, "length", "share of tokens right")
+    right = {name: [said_right(name, length) for length in lengths] for name in models}
+    lab.draw.lines("A sequence said backwards", lengths, right, "length", "share of tokens right")
+    lab.draw.chance(1 / (vocab - 1))
     fixed, free = right["fixed context"], right["attention"]
-    checks = (
-        below("a fixed context is worse on the longest than on the shortest", fixed[-1], fixed[0]),
-        above("on the longest, attention is better", free[-1], fixed[-1]),
-        above("on the longest, attention is mostly right", free[-1], 0.6),
-    )
-    return Result(
-        [share for shares in right.values() for share in shares],
-        checks,
-        figure,
+    lab.below("a fixed context is worse on the longest than on the shortest", fixed[-1], fixed[0])
+    lab.above("on the longest, attention is better", free[-1], fixed[-1])
+    lab.above("on the longest, attention is mostly right", free[-1], 0.6)
+    lab.notes += [f"Both trained for {n_step} steps on lengths 2 to {longest}, {vocab - 1} different tokens."]
+    return (
         f"at length {longest} attention says {free[-1].value:.0%} of the tokens right, a fixed context of "
-        f"{hidden} numbers {fixed[-1].value:.0%} (at length {lengths[0]}: {free[0].value:.0%} and "
-        f"{fixed[0].value:.0%})",
-        notes=(f"Both trained for {n_step} steps on lengths 2 to {longest}, {vocab - 1} different tokens.",),
+        f"{HIDDEN} numbers {fixed[-1].value:.0%} (at length {lengths[0]}: {free[0].value:.0%} and "
+        f"{fixed[0].value:.0%})"
     )
-
-
-EXPERIMENT = Experiment(
-    "bottleneck",
-    "A decoder that gets one vector for the whole source fails as the source grows; one that looks at every "
-    "position of it does not.",
-    "Saying a sequence backwards, the fixed context is surely worse on long sequences than on short ones, "
-    "and surely worse than attention, which stays above 60 %.",
-    run,
-)

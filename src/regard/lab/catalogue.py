@@ -45,5 +45,7 @@ def find(name: str) -> Experiment:
     wanted = name.replace("-", " ").replace("_", " ")
     if wanted not in EXPERIMENTS:
         raise ArgumentError(no_such("experiment", name, EXPERIMENTS))
-    experiment: Experiment = import_module(f"regard.lab.{wanted.replace(' ', '_')}").EXPERIMENT
-    return experiment
+    from regard.lab.spec import Experiment
+
+    file = import_module(f"regard.lab.{wanted.replace(' ', '_')}")
+    return Experiment(wanted, " ".join(file.CLAIM.split()), " ".join(file.PREDICTION.split()), file.run)

@@ -8,12 +8,15 @@ from torch import Tensor, nn
 from regard.attention.scores import ScoreRule
 from regard.attention.softmax import masked_softmax, weights
 from regard.attention.visibility import Visibility
-from regard.drawing.figures import heat_map
-from regard.lab.drawing import INK, draw_losses, finish, panels
 from regard.lab.learning import train
-from regard.lab.spec import Experiment, Measurement, Result, above, below, equal
+from regard.lab.spec import Lab
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
+
+CLAIM = """Without the causal rule a next-token model reads the answer; and softmax applied to weights a
+second time draws attention to the future that is not there."""
+PREDICTION = """With the rule a later token changes nothing earlier and the loss stays at the data's entropy;
+without it the loss falls below. Softmax of weights gives each hidden key 1 / sum of exp(weight), not 0."""
 
 VOCAB, LENGTH = 6, 12
 
@@ -24,11 +27,8 @@ class Chain:
     def __init__(self) -> None:
         self.step = torch.softmax(1.5 * torch.randn(VOCAB, VOCAB, dtype=torch.float64), -1)
         self.steady = torch.linalg.matrix_power(self.step, 200)[0]
-
-    @property
-    def entropy(self) -> float:
-        """The mean of -log p of the next token for one who knows the chain."""
-        return float(-(self.steady[:, None] * self.step * self.step.log()).sum())
+        # The mean of -log p of the next token for one who knows the chain.
+        self.entropy = float(-(self.steady[:, None] * self.step * self.step.log()).sum())
 
     def draw(self, n: int) -> Tensor:
         tokens = [torch.multinomial(self.steady, n, replacement=True)]
@@ -57,73 +57,50 @@ def _trained(causal: bool, chain: Chain, n_step: int) -> tuple[Transformer, list
     return model.eval(), losses
 
 
+@torch.no_grad()
 def _seen_from_before(model: Transformer) -> float:
     """The largest change of earlier outputs when the last token changes."""
     tokens = torch.randint(VOCAB, (8, LENGTH))
     changed = tokens.clone()
     changed[:, -1] = (changed[:, -1] + 1) % VOCAB
-    with torch.no_grad():
-        return float((model(tokens).hidden - model(changed).hidden)[:, :-1].abs().max())
+    return float((model(tokens).hidden - model(changed).hidden)[:, :-1].abs().max())
 
 
-def run(quick: bool, seed: int) -> Result:
-    n_step = 160 if quick else 800
+def run(lab: Lab) -> str:
     chain = Chain()
     test = chain.draw(300)
-    figure, (loss_ax, once_ax, twice_ax) = panels(
-        "Loss of the next token", "Weights: softmax once", "Softmax twice: false weights"
-    )
-    loss, leaks = {}, {}
-    for index, name in enumerate(("causal", "not causal")):
-        model, losses = _trained(name == "causal", chain, n_step)
-        with torch.no_grad():
-            loss[name] = Measurement.mean(f"loss, {name}", _losses(model, test).tolist(), "nats")
-        leaks[name] = Measurement.exact(f"change of earlier outputs, {name}", _seen_from_before(model))
-        draw_losses(loss_ax, losses, name, index)
-    loss_ax.axhline(chain.entropy, color=INK, linestyle=":", linewidth=1, label="entropy of the data")
-    finish(loss_ax, "step", "nats")
+    loss, leaks, losses = {}, {}, {}
+    for name in ("causal", "not causal"):
+        model, losses[name] = _trained(name == "causal", chain, 160 if lab.quick else 800)
+        loss[name] = lab.mean(f"loss, {name}", _losses(model, test).tolist(), "nats")
+        leaks[name] = lab.exact(f"change of earlier outputs, {name}", _seen_from_before(model))
+    lab.draw.losses("Loss of the next token", losses, "nats")
+    lab.draw.level(chain.entropy, "entropy of the data")
     q, k = torch.randn(1, 1, 6, 8, dtype=torch.float64), torch.randn(1, 1, 6, 8, dtype=torch.float64)
     once = weights(q, k, ScoreRule(visible=Visibility(causal=True)))[0, 0]
     twice = masked_softmax(once[None])[0]
     future = torch.ones(6, 6, dtype=torch.bool).triu(1)
-    labels = [str(place) for place in range(6)]
-    for ax, table, visible in ((once_ax, once, ~future), (twice_ax, twice, None)):
-        ax.grid(False)
-        heat_map(table, labels, labels, ax=ax, largest=1.0, visible=visible)
-    mass = [
-        Measurement.exact(f"weight on the future, {name}", float(table[future].sum() / 6))
+    lab.draw.heat_map("Weights: softmax once", once, list("012345"), largest=1.0, visible=~future)
+    lab.draw.heat_map("Softmax twice: false weights", twice, list("012345"), largest=1.0)
+    honest, false = (
+        lab.exact(f"weight on the future, {name}", float(table[future].sum() / 6))
         for name, table in (("once", once), ("twice", twice))
-    ]
+    )
     hidden = 1 / once.exp().sum(-1, keepdim=True).expand(6, 6)[future]
-    checks = (
-        equal("with the rule, the last token changes no earlier output", leaks["causal"].value, 0.0),
-        above("without it, it does", leaks["not causal"], 1e-3),
-        above("with it, the loss is no lower than the data's entropy allows",
-              loss["causal"], 0.9 * chain.entropy),
-        below("without it, the loss is lower than any honest model's", loss["not causal"], chain.entropy),
-        equal("after one softmax the future has weight 0", mass[0].value, 0.0),
-        equal("after a second, each future key has 1 / sum of exp(weight)",
-              float((twice[future] - hidden).abs().max()), 0.0, rounding=1e-12),
-    )  # fmt: skip
-    return Result(
-        (*loss.values(), *leaks.values(), *mass),
-        checks,
-        figure,
+    differs = float((twice[future] - hidden).abs().max())
+    lab.equal("with the rule, the last token changes no earlier output", leaks["causal"], 0.0)
+    lab.above("without it, it does", leaks["not causal"], 1e-3)
+    lowest = 0.9 * chain.entropy
+    lab.above("with it, the loss is no lower than the data's entropy allows", loss["causal"], lowest)
+    lab.below("without it, the loss is lower than any honest model's", loss["not causal"], chain.entropy)
+    lab.equal("after one softmax the future has weight 0", honest, 0.0)
+    lab.equal("after a second, each future key has 1 / sum of exp(weight)", differs, 0.0, rounding=1e-12)
+    lab.notes += [
+        "exp(0) is 1: a weight of 0 that goes through softmax again is no longer 0. A picture of "
+        "weights must not apply softmax to them."
+    ]
+    return (
         f"the loss is {loss['causal'].value:.2f} nats with the rule and {loss['not causal'].value:.2f} "
         f"without, where {chain.entropy:.2f} is the least an honest model can have; a second softmax moves "
-        f"{mass[1].value:.0%} of the weight to the future",
-        notes=(
-            "exp(0) is 1: a weight of 0 that goes through softmax again is no longer 0. A picture of "
-            "weights must not apply softmax to them.",
-        ),
+        f"{false.value:.0%} of the weight to the future"
     )
-
-
-EXPERIMENT = Experiment(
-    "causal",
-    "Without the causal rule a next-token model reads the answer; and softmax applied to weights a second "
-    "time draws attention to the future that is not there.",
-    "With the rule a later token changes nothing earlier and the loss stays at the data's entropy; without "
-    "it the loss falls below. Softmax of weights gives each hidden key 1 / sum of exp(weight), not 0.",
-    run,
-)

@@ -8,12 +8,21 @@ import torch
 from torch import Tensor
 
 from regard.files.loading import Loaded, load
-from regard.lab.drawing import draw, finish, panels
-from regard.lab.spec import Check, Experiment, Measurement, Result, above, equal
+from regard.lab.drawing import line
+from regard.lab.measurement import Measurement
+from regard.lab.spec import Lab
 from regard.tracing.take import trace
+
+CLAIM = """“bank” by the river and “bank” with money start as the same vector, and attention makes them
+differ, more after the last layer than after the first."""
+PREDICTION = """Cosine 1 before any attention; after the last layer, pairs of one sense have surely a higher
+cosine than pairs of two senses; the word's attention differs too; senses lie further apart at the end than
+after one layer."""
 
 # The word that decides stands before "bank": a decoder sees nothing after it. One token each, in both models.
 SENSES = {"shore": ("river", "water", "lake"), "money": ("money", "cash", "loan")}
+SAME = [pair for words in SENSES.values() for pair in combinations(words, 2)]
+OTHER = list(product(*SENSES.values()))
 TEMPLATES = (
     "We talked about the {} and walked to the bank",
     "After the {} we saw the bank",
@@ -26,95 +35,71 @@ TEMPLATES = (
 )
 
 
-def _read(loaded: Loaded, sentence: str) -> tuple[Tensor, Tensor, int]:
-    """Vectors of "bank" (layer, dim), its attention (layer, head, key), and the number of tokens."""
+def _read(loaded: Loaded, sentence: str) -> tuple[Tensor, Tensor]:
+    """Vectors of "bank" (layer, dim), of length 1, and its attention (layer, head, key)."""
     traced = trace(loaded, sentence)
     tokens = [token.strip("Ġ▁ ").lower() for token in traced.tokens[0]]
     place = len(tokens) - 1 - tokens[::-1].index("bank")
     assert traced.ids is not None
     with torch.no_grad():
         layers = loaded.model(traced.ids, return_layers=True, logits="none").layers
-    vectors = torch.stack([layer[0, place] for layer in layers or ()])
+    vectors = torch.stack([layer[0, place] for layer in layers or ()]).double()
     row, keys = slice(place, place + 1), slice(0, len(tokens))
     rows = [layer.block(row, keys)[0, :, 0] for layer in traced.layers]
-    return vectors.double(), torch.stack(rows).double(), len(tokens)
+    return torch.nn.functional.normalize(vectors, dim=-1), torch.stack(rows).double()
 
 
-def _compared(loaded: Loaded, templates: tuple[str, ...]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """For each template: cosines within a sense and across senses by layer, and how far attention differs."""
-    within, across, moved = [], [], []
-    for template in templates:
-        read = {word: _read(loaded, template.format(word)) for words in SENSES.values() for word in words}
-        lengths = {n_token for _, _, n_token in read.values()}
-        assert len(lengths) == 1, f"{template!r} has {lengths} tokens: the words must be one token each"
-        vectors = {word: torch.nn.functional.normalize(v, dim=-1) for word, (v, _, _) in read.items()}
-        same = [pair for words in SENSES.values() for pair in combinations(words, 2)]
-        other = list(product(*SENSES.values()))
-        within.append(torch.stack([(vectors[a] * vectors[b]).sum(-1) for a, b in same]).mean(0))
-        across.append(torch.stack([(vectors[a] * vectors[b]).sum(-1) for a, b in other]).mean(0))
-        # Half the sum of absolute differences: the share of its attention that went elsewhere.
-        gone = [(read[a][1] - read[b][1]).abs().sum(-1).mean(-1) / 2 for a, b in other]
-        moved.append(torch.stack(gone).mean(0))
-    return within, across, moved
+def _compared(loaded: Loaded, template: str) -> tuple[Tensor, Tensor, Tensor]:
+    """By layer: cosines within a sense, and across senses, and how far attention differs."""
+    read = {word: _read(loaded, template.format(word)) for words in SENSES.values() for word in words}
+    lengths = {attention.shape[-1] for _, attention in read.values()}
+    assert len(lengths) == 1, f"{template!r} has {lengths} tokens: the words must be one token each"
+    within, across = (
+        torch.stack([(read[a][0] * read[b][0]).sum(-1) for a, b in pairs]).mean(0) for pairs in (SAME, OTHER)
+    )
+    # Half the sum of absolute differences: the share of its attention that went elsewhere.
+    gone = [(read[a][1] - read[b][1]).abs().sum(-1).mean(-1) / 2 for a, b in OTHER]
+    return within, across, torch.stack(gone).mean(0)
 
 
-def _by_layer(name: str, values: list[Tensor]) -> list[Measurement]:
-    columns = torch.stack(values).T.tolist()
-    return [Measurement.mean(f"{name}, layer {layer}", column) for layer, column in enumerate(columns)]
+def run(lab: Lab) -> str:
+    gaps, moved_by_depth = [], []
+    for name, title in (("minilm", "MiniLM"), ("smollm2", "SmolLM2")):
+        loaded = load(name)
+        compared = [_compared(loaded, template) for template in TEMPLATES[: 4 if lab.quick else 8]]
+        within, across, moved = (torch.stack(tables) for tables in zip(*compared, strict=True))
 
+        def by_layer(what: str, table: Tensor, name: str = name) -> list[Measurement]:
+            columns = enumerate(table.T.tolist())
+            return [lab.mean(f"{name}: {what}, layer {layer}", column) for layer, column in columns]
 
-def run(quick: bool, seed: int) -> Result:
-    templates = TEMPLATES[:4] if quick else TEMPLATES
-    figure, axes = panels("MiniLM: vectors of “bank”", "SmolLM2: vectors of “bank”", "Attention of “bank”")
-    checks: list[Check] = []
-    measured: list[Measurement] = []
-    gaps = {}
-    for index, name in enumerate(("minilm", "smollm2")):
-        within, across, moved = _compared(load(name), templates)
-        gap = _by_layer(f"{name}: sense gap", [a - b for a, b in zip(within, across, strict=True)])
-        apart = _by_layer(f"{name}: cosine across senses", across)
-        elsewhere = _by_layer(f"{name}: attention that differs", moved)
+        gap = by_layer("sense gap", within - across)
+        together, apart = by_layer("cosine within a sense", within), by_layer("cosine across senses", across)
+        attention = by_layer("attention that differs", moved)
         depth = [layer / (len(apart) - 1) for layer in range(len(apart))]
-        draw(axes[index], depth, _by_layer("within", within), "same sense", 0)
-        draw(axes[index], depth, apart, "other sense", 1)
-        finish(axes[index], "depth (0: embeddings)", "cosine")
-        draw(axes[2], depth[1:], elsewhere, name, index)
-        gaps[name] = gap[-1].value
-        measured += [*gap, *apart, *elsewhere]
-        same = float(torch.stack(across)[:, 0].min())
+        cosines = {"same sense": together, "other sense": apart}
+        lab.draw.lines(f"{title}: vectors of “bank”", depth, cosines, "depth (0: embeddings)", "cosine")
+        gaps.append(gap[-1].value)
+        moved_by_depth.append((depth[1:], attention, name))
         last, first = (
             Measurement(f"{name}: distance, {which}", 1 - cosine.value, 1 - cosine.high, 1 - cosine.low)
             for which, cosine in (("last", apart[-1]), ("first", apart[1]))
         )
-        checks += [
-            equal(f"{name}: before any attention the vectors are the same", same, 1.0, rounding=1e-6),
-            above(f"{name}: after the last layer, same senses are nearer", gap[-1], 0.0),
-            above(f"{name}: attention differs in the last layer", elsewhere[-1], 0.01),
-            above(f"{name}: senses lie further apart after the last layer than after the first", last, first),
-        ]
-    finish(axes[2], "depth", "share that went elsewhere")
-    axes[2].set_ylim(bottom=0)
-    return Result(
-        measured,
-        checks,
-        figure,
+        same = float(across[:, 0].min())
+        lab.equal(f"{name}: before any attention the vectors are the same", same, 1.0, rounding=1e-6)
+        lab.above(f"{name}: after the last layer, same senses are nearer", gap[-1], 0.0)
+        lab.above(f"{name}: attention differs in the last layer", attention[-1], 0.01)
+        lab.above(f"{name}: senses lie further apart after the last layer than after the first", last, first)
+    ax = lab.draw.panel("Attention of “bank”", "depth", "share that went elsewhere")
+    for index, (depth, attention, name) in enumerate(moved_by_depth):
+        line(ax, depth, attention, name, index)
+    ax.set_ylim(bottom=0)
+    lab.notes += [
+        "Sentences of a template differ in one word, of one token, before “bank”: positions and "
+        "lengths are equal. Intervals are over templates."
+    ]
+    return (
         "the vector of the word is the same before any attention, and after the last layer two of one "
-        f"sense have a cosine higher by {gaps['minilm']:.2f} in MiniLM and {gaps['smollm2']:.2f} in SmolLM2 "
-        "than two of different senses",
-        notes=(
-            "Sentences of a template differ in one word, of one token, before “bank”: positions and "
-            "lengths are equal. Intervals are over templates.",
-        ),
+        f"sense have a cosine higher by {gaps[0]:.2f} in MiniLM and {gaps[1]:.2f} in SmolLM2 "
+        "than two of different senses"
     )
-
-
-EXPERIMENT = Experiment(
-    "context",
-    "“bank” by the river and “bank” with money start as the same vector, and attention makes them differ, "
-    "more after the last layer than after the first.",
-    "Cosine 1 before any attention; after the last layer, pairs of one sense have surely a higher cosine "
-    "than pairs of two senses; the word's attention differs too; senses lie further apart at the end than "
-    "after one layer.",
-    run,
-    needs=("minilm", "smollm2"),
-)

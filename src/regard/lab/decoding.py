@@ -10,12 +10,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention.softmax import attend, weights
 from regard.costs.model import cost
-from regard.lab.drawing import draw, finish, panels
-from regard.lab.spec import Check, Experiment, Measurement, Result, above, equal
+from regard.lab.measurement import Measurement
+from regard.lab.spec import Lab
 from regard.layers.attention import MultiHeadAttention, merge_heads, split_heads
 from regard.layers.block import BlockConfig
 from regard.layers.cache import LayerCache
 from regard.models.transformer import TransformerConfig
+
+CLAIM = """A decoding step reads the whole cache: multi-query divides the cache and its share of the bytes by
+the number of heads, at the same operations for each cached token."""
+PREDICTION = """Bytes of cache and step, and operations, equal the cost model's formulas exactly, at every
+context and number of key heads; each cached token costs h times fewer bytes of keys and values, and the
+scores' bytes remain."""
 
 BATCH, DIM, N_HEAD = 2, 256, 8
 KINDS = {"multi-head": 8, "grouped": 2, "multi-query": 1}
@@ -27,7 +33,6 @@ class Step(NamedTuple):
     cache: int  # bytes kept after it
     moved: int  # bytes of all its tensors
     operations: int
-    seconds: tuple[float, ...] = ()  # of some repetitions
 
 
 def _formula(n_kv_head: int, n_cached: int) -> Step:
@@ -40,17 +45,17 @@ def _formula(n_kv_head: int, n_cached: int) -> Step:
 
 
 @torch.no_grad()
-def _step(n_kv_head: int, n_cached: int, n_time: int) -> Step:
-    """The step of a real layer."""
+def _step(n_kv_head: int, n_cached: int, n_time: int) -> tuple[Step, list[float]]:
+    """The step of a real layer, and the microseconds it took some times, the fastest first."""
     layer = MultiHeadAttention(DIM, N_HEAD, n_kv_head=n_kv_head, causal=True).eval()
     cache = LayerCache()
     layer(torch.randn(BATCH, n_cached, DIM), cache=cache)
     x = torch.randn(BATCH, 1, DIM)
-    seconds = []
+    times = []
     for _ in range(n_time):
         start = time.perf_counter()
         layer(x, cache=cache)
-        seconds.append(time.perf_counter() - start)
+        times.append(1e6 * (time.perf_counter() - start))
         cache.crop(n_cached)
     layer(x, cache=cache)
     k, v = cache.k, cache.v
@@ -64,81 +69,58 @@ def _step(n_kv_head: int, n_cached: int, n_time: int) -> Step:
     table = weights(q, k)
     matrices = [projection.weight for projection in (layer.query, layer.key, layer.value, layer.out)]
     moved = [x, x, x, *matrices, q, *new, q, k, table, table, table, table, v, out, out, y]
-    n_byte = sum(tensor.nbytes for tensor in moved)
-    return Step(cache.bytes, n_byte, counter.get_total_flops(), tuple(sorted(seconds)))
+    step = Step(cache.bytes, sum(tensor.nbytes for tensor in moved), counter.get_total_flops())
+    return step, sorted(times)
 
 
-def run(quick: bool, seed: int) -> Result:
-    contexts = (31, 127) if quick else (127, 511, 2047, 8191)
-    n_time = 3 if quick else 30
-    figure, (byte_ax, cache_ax, time_ax) = panels(
-        "Bytes of one step", "Bytes of the cache", "Time of one step"
-    )
-    checks: list[Check] = []
-    measured: list[Measurement] = []
-    steps: dict[str, list[Step]] = {}
-    for index, (kind, n_kv_head) in enumerate(KINDS.items()):
-        steps[kind] = [_step(n_kv_head, n, n_time) for n in contexts]
-        formulas = [_formula(n_kv_head, n) for n in contexts]
-        times = []
-        for n, step, formula in zip(contexts, steps[kind], formulas, strict=True):
+def run(lab: Lab) -> str:
+    contexts = (31, 127) if lab.quick else (127, 511, 2047, 8191)
+    steps: dict[str, list[Step]] = {kind: [] for kind in KINDS}
+    formulas: dict[str, list[Step]] = {kind: [] for kind in KINDS}
+    times: dict[str, list[Measurement]] = {kind: [] for kind in KINDS}
+    for kind, n_kv_head in KINDS.items():
+        for n in contexts:
+            (step, ordered), formula = _step(n_kv_head, n, 3 if lab.quick else 30), _formula(n_kv_head, n)
+            steps[kind].append(step)
+            formulas[kind].append(formula)
             where = f"{kind}, {n} cached"
-            checks += [
-                equal(f"{where}: the cache's bytes are the formula's", step.cache, formula.cache),
-                equal(f"{where}: bytes moved", step.moved, formula.moved),
-                equal(f"{where}: operations", step.operations, formula.operations),
-            ]
-            ordered = [1e6 * second for second in step.seconds]
             median, quartile = ordered[len(ordered) // 2], ordered[-1 - len(ordered) // 4]
-            times.append(Measurement(f"time, {where}", median, ordered[0], quartile, "us"))
-        measured += times
-        draw(byte_ax, contexts, [step.moved for step in steps[kind]], kind, index)
-        draw(byte_ax, contexts, [step.moved for step in formulas], "_formula", index, dashed=True)
-        draw(cache_ax, contexts, [step.cache for step in steps[kind]], kind, index)
-        draw(time_ax, contexts, times, kind, index)
-    for ax, label in ((byte_ax, "bytes"), (cache_ax, "bytes"), (time_ax, "microseconds")):
-        finish(ax, "tokens in the cache", label, doublings=contexts, log_y=True)
-    n_more = contexts[-1] - contexts[0]
+            times[kind].append(lab.keep(Measurement(f"time, {where}", median, ordered[0], quartile, "us")))
+            lab.equal(f"{where}: the cache's bytes are the formula's", step.cache, formula.cache)
+            lab.equal(f"{where}: bytes moved", step.moved, formula.moved)
+            lab.equal(f"{where}: operations", step.operations, formula.operations)
+    moved = {kind: [step.moved for step in of_kind] for kind, of_kind in steps.items()}
+    kept = {kind: [step.cache for step in of_kind] for kind, of_kind in steps.items()}
+    panels = (("Bytes of one step", moved, "bytes"), ("Bytes of the cache", kept, "bytes"),
+              ("Time of one step", times, "microseconds"))  # fmt: skip
+    for title, lines, unit in panels:
+        lab.draw.lines(title, contexts, lines, "tokens in the cache", unit, log_x=True, log_y=True)
+        for index, of_kind in enumerate(formulas.values() if lines is moved else ()):
+            lab.draw.predicted(contexts, [step.moved for step in of_kind], "_formula", index)
     # What one more token in the cache adds to a step.
-    slopes = {
-        kind: (counted[-1].operations - counted[0].operations) / n_more for kind, counted in steps.items()
-    }
-    added = {kind: (counted[-1].moved - counted[0].moved) / n_more for kind, counted in steps.items()}
-    most, least = steps["multi-head"][-1], steps["multi-query"][-1]
-    ratio = most.cache / least.cache
+    n_more = contexts[-1] - contexts[0]
+    (cache, added, slope), (small_cache, small_added, small_slope) = (
+        (last.cache, (last.moved - first.moved) / n_more, (last.operations - first.operations) / n_more)
+        for first, *_, last in (steps["multi-head"], steps["multi-query"])
+    )
+    ratio = lab.exact("cache, multi-head over multi-query", cache / small_cache)
     logits = 4 * BATCH * N_HEAD * 4  # the scores of one more key: written, read, written, read
     one_head = 2 * BATCH * (DIM // N_HEAD) * 4
-    checks += [
-        equal("multi-query divides the cache by the heads", ratio, N_HEAD),
-        equal("a cached token costs both the same operations", slopes["multi-head"], slopes["multi-query"]),
-        equal("a cached token's bytes, multi-head: h keys and values, and the scores",
-              added["multi-head"], N_HEAD * one_head + logits),
-        equal("multi-query: one key and value, and the scores", added["multi-query"], one_head + logits),
-    ]  # fmt: skip
-    if not quick:
-        fast, slow = measured[-1], measured[len(contexts) - 1]
-        checks.append(above("at the longest context a multi-head step takes longer", slow, fast.value))
-    return Result(
-        (Measurement.exact("cache, multi-head over multi-query", ratio), *measured),
-        checks,
-        figure,
-        f"multi-query keeps {ratio:.0f} times less than multi-head; at {contexts[-1]} cached tokens a step "
-        f"moves {most.moved / least.moved:.1f} times fewer bytes for "
-        f"{least.operations / most.operations:.2f} of the operations",
-        notes=(
-            "Bytes and operations are counted from the step's tensors and by PyTorch; they decide the "
-            "verdict. Times are medians with the fastest and the third quartile; a quick run only shows "
-            "them.",
-        ),
+    lab.equal("multi-query divides the cache by the heads", ratio, N_HEAD)
+    lab.equal("a cached token costs both the same operations", slope, small_slope)
+    lab.equal("a cached token's bytes, multi-head: h keys and values, and the scores", added,
+              N_HEAD * one_head + logits)  # fmt: skip
+    lab.equal("multi-query: one key and value, and the scores", small_added, one_head + logits)
+    slow, fast = times["multi-head"][-1], times["multi-query"][-1]
+    if not lab.quick:
+        lab.above("at the longest context a multi-head step takes longer", slow, fast.value)
+    lab.notes += [
+        "Bytes and operations are counted from the step's tensors and by PyTorch; they decide the "
+        "verdict. Times are medians with the fastest and the third quartile; a quick run only shows them."
+    ]
+    most, least = steps["multi-head"][-1], steps["multi-query"][-1]
+    return (
+        f"multi-query keeps {ratio.value:.0f} times less than multi-head; at {contexts[-1]} cached tokens a "
+        f"step moves {most.moved / least.moved:.1f} times fewer bytes for "
+        f"{least.operations / most.operations:.2f} of the operations"
     )
-
-
-EXPERIMENT = Experiment(
-    "decoding",
-    "A decoding step reads the whole cache: multi-query divides the cache and its share of the bytes by the "
-    "number of heads, at the same operations for each cached token.",
-    "Bytes of cache and step, and operations, equal the cost model's formulas exactly, at every context "
-    "and number of key heads; each cached token costs h times fewer bytes of keys and values, and the "
-    "scores' bytes remain.",
-    run,
-)

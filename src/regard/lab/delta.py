@@ -11,11 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.delta import attend_delta, delta_step, delta_weights
-from regard.lab.drawing import bars, finish, level, panels, sweep
-from regard.lab.learning import share_right, train
-from regard.lab.spec import Check, Experiment, Measurement, Result, above, below
+from regard.lab.learning import teach
+from regard.lab.measurement import Measurement
+from regard.lab.spec import Lab
 from regard.layers.attention import MultiHeadAttention
 from regard.layers.delta import DeltaAttention
+
+CLAIM = """Linear attention adds up what it is given and cannot say which of two values of a name came last;
+the delta rule replaces the old one, in a state of the same size."""
+PREDICTION = """Of keys written twice a sum recalls the last value surely less than two times in three, and
+the delta rule surely more, while keys are at most half as many as dimensions; so do a linear and a delta
+layer that were trained; chunks, single steps and the weights that are never formed agree to rounding."""
 
 DIM = 16
 N_NAME, N_TWICE, N_VALUE = 24, 6, 8
@@ -24,7 +30,7 @@ HALF = (1 + 1 / N_VALUE) / 2  # who guesses which of two values came last; somet
 GUESS = 2 / 3  # nobody who guesses is right more often
 
 
-def _recalled(kind: str, n_key: int, n_time: int) -> Measurement:
+def _recalled(lab: Lab, kind: str, n_key: int, n_time: int) -> Measurement:
     """The share of keys whose last value is nearest to what a state of 16 x 16 numbers answers.
 
     `n_key` random keys are written `n_time` times in random order, every time with another value.
@@ -34,13 +40,13 @@ def _recalled(kind: str, n_key: int, n_time: int) -> Measurement:
     values = torch.randn(n, n_key * n_time, DIM)
     order = torch.rand(n, n_key * n_time).argsort(-1)
     last = (order % n_key == 0).int() * torch.arange(1, n_key * n_time + 1)  # where key 0 was written
-    right = last.argmax(-1)
     k, v = (torch.take_along_dim(x, order[..., None], 1)[:, None] for x in (keys, values))
     state = k.mT @ v
     if kind == "delta":
         state = attend_delta(k, k, v, torch.zeros(k.shape[:3]), torch.ones(k.shape[:3])).state
     near = -torch.cdist(keys[:, :1] @ state[:, 0], v[:, 0])[:, 0]
-    return share_right(f"recalled, {n_key} keys {'once' if n_time == 1 else 'twice'}, {kind}", near, right)
+    what = f"recalled, {n_key} keys {'once' if n_time == 1 else 'twice'}, {kind}"
+    return lab.share_right(what, near, last.argmax(-1))
 
 
 class Reader(nn.Module):
@@ -60,7 +66,7 @@ class Reader(nn.Module):
         return scores
 
 
-def _examples(n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _examples(n: int = 64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Names that all come twice, their values, one that is asked for, and its last value."""
     chosen = torch.rand(n, N_NAME).argsort(-1)[:, :N_TWICE].repeat(1, 2)
     order = torch.rand(n, 2 * N_TWICE).argsort(-1)
@@ -70,18 +76,12 @@ def _examples(n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return names, values, asked, values.gather(1, last)[:, 0]
 
 
-def _answered(kind: str, n_step: int) -> Measurement:
+def _answered(lab: Lab, kind: str) -> Measurement:
     """The share of a thousand new examples that a trained layer answers."""
     model = Reader(kind)
-
-    def loss() -> Tensor:
-        *given, right = _examples(64)
-        return nn.functional.cross_entropy(model(*given), right)
-
-    train(model.parameters(), loss, n_step, clip=True)
-    with torch.no_grad():
-        *given, right = _examples(1000)
-        return share_right(f"answered after training, {kind}", model(*given), right)
+    teach(model, _examples, 250 if lab.quick else 1500)
+    *read, right = _examples(1000)
+    return lab.share_right(f"answered after training, {kind}", model(*read), right)
 
 
 @torch.no_grad()
@@ -97,55 +97,34 @@ def _apart() -> float:
         at = slice(place, place + 1)
         out, state = delta_step(q[:, :, at], k[:, :, at], v[:, :, at], decay[:, :, at], beta[:, :, at], state)
         steps.append(out)
-    return max(float((chunks - torch.cat(steps, 2)).abs().max()), float((chunks - formed).abs().max()))
+    return max(float((chunks - other).abs().max()) for other in (torch.cat(steps, 2), formed))
 
 
-def run(quick: bool, seed: int) -> Result:
-    counts = (2, 4, 8, 16) if quick else (1, 2, 4, 8, 16, 32, 64)
-    figure, (once_ax, twice_ax, trained_ax) = panels(
-        "Every key once", "Every key twice: its last value", "Trained, every name twice"
+def run(lab: Lab) -> str:
+    counts = (2, 4, 8, 16) if lab.quick else (1, 2, 4, 8, 16, 32, 64)
+    once, twice = (
+        {kind: [_recalled(lab, kind, n, n_time) for n in counts] for kind in KINDS} for n_time in (1, 2)
     )
-    once = sweep(once_ax, counts, KINDS, lambda kind, n: _recalled(kind, n, 1))
-    twice = sweep(twice_ax, counts, KINDS, lambda kind, n: _recalled(kind, n, 2))
-    level(twice_ax, 0.5, "which of two is a guess", counts[0])
-    for ax in (once_ax, twice_ax):
-        ax.set_ylim(0, 1.05)
-        finish(ax, f"keys of {DIM} numbers", "share recalled", doublings=counts)
-    trained = {kind: _answered(kind, 250 if quick else 1500) for kind in KINDS}
-    bars(trained_ax, list(trained), list(trained.values()))
-    level(trained_ax, HALF, "which of two is a guess", -0.4)
-    finish(trained_ax, "", "share answered", legend=False)
-    apart = Measurement.exact("largest difference of the three forms", _apart())
-    checks: list[Check] = []
+    x_label = f"keys of {DIM} numbers"
+    lab.draw.lines("Every key once", counts, once, x_label, "share recalled", log_x=True)
+    lab.draw.lines("Every key twice: its last value", counts, twice, x_label, "share recalled", log_x=True)
+    lab.draw.chance(0.5, "which of two is a guess")
+    trained = {kind: _answered(lab, kind) for kind in KINDS}
+    lab.draw.bars("Trained, every name twice", trained, "share answered")
+    lab.draw.chance(HALF, "which of two is a guess")
     for n, linear, delta in zip(counts, twice["linear"], twice["delta"], strict=True):
-        checks.append(below(f"{n} keys twice: a sum guesses which came last", linear, GUESS))
+        lab.below(f"{n} keys twice: a sum guesses which came last", linear, GUESS)
         if 1 < n <= DIM // 2:
-            checks.append(above(f"{n} keys twice: the delta rule knows", delta, GUESS))
-    checks += [
-        below("trained, linear attention guesses which came last", trained["linear"], GUESS),
-        above("trained, the delta rule knows", trained["delta"], GUESS),
-        below("chunks, steps and implicit weights agree", apart, 1e-10),
-    ]
-    lines = [line for measured in (once, twice) for line in measured.values()]
+            lab.above(f"{n} keys twice: the delta rule knows", delta, GUESS)
+    apart = lab.exact("largest difference of the three forms", _apart())
+    lab.below("trained, linear attention guesses which came last", trained["linear"], GUESS)
+    lab.above("trained, the delta rule knows", trained["delta"], GUESS)
+    lab.below("chunks, steps and implicit weights agree", apart, 1e-10)
+    lab.notes += [f"States of {DIM} x {DIM} numbers. Equal values make a guess right more often than half."]
     place = counts.index(DIM // 2)
-    return Result(
-        [*(point for line in lines for point in line), *trained.values(), apart],
-        checks,
-        figure,
+    return (
         f"of {DIM // 2} keys written twice a sum recalls {twice['linear'][place].value:.0%}, the delta rule "
         f"{twice['delta'][place].value:.0%}; written once, {once['linear'][place].value:.0%} and "
         f"{once['delta'][place].value:.0%}; trained, linear attention answers {trained['linear'].value:.0%}, "
-        f"the delta rule {trained['delta'].value:.0%}; its three forms differ by {apart.value:.0e}",
-        notes=(f"States of {DIM} x {DIM} numbers. Equal values make a guess right more often than half.",),
+        f"the delta rule {trained['delta'].value:.0%}; its three forms differ by {apart.value:.0e}"
     )
-
-
-EXPERIMENT = Experiment(
-    "delta",
-    "Linear attention adds up what it is given and cannot say which of two values of a name came last; the "
-    "delta rule replaces the old one, in a state of the same size.",
-    "Of keys written twice a sum recalls the last value surely less than two times in three, and the delta "
-    "rule surely more, while keys are at most half as many as dimensions; so do a linear and a delta layer "
-    "that were trained; chunks, single steps and the weights that are never formed agree to rounding.",
-    run,
-)

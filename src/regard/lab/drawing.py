@@ -1,139 +1,151 @@
-"""Figures of experiments: axes side by side, one look for all."""
+"""Figures of experiments: panels side by side, one look for all."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from torch import Tensor
 
-from regard.drawing.figures import CHART_COLOURS, line_style
-from regard.drawing.figures import panels as panels  # experiments draw on these
-from regard.lab.spec import Measurement
+from regard.drawing.figures import CHART_COLOURS, heat_map, line_style, new_figure, style_axes
+from regard.lab.measurement import Number, measured
 
 COLOURS = CHART_COLOURS
 GREY, INK = COLOURS[4], "#222222"
-
-Number = Measurement | float | int
-Place = TypeVar("Place", int, float)
+WIDTHS = {1: 6.0, 2: 5.0, 3: 4.4}  # of a panel among so many, in inches; 3.9 among more
 
 
-def draw(
-    ax: Axes,
-    x: Sequence[float | int],
-    y: Sequence[Number],
-    label: str,
-    index: int,
-    *,
-    dashed: bool = False,
-) -> None:
-    """A line with its intervals; dashed and without points where it is a prediction."""
-    points = [_measured(point) for point in y]
-    values, colour = [point.value for point in points], COLOURS[index % len(COLOURS)]
-    if dashed:
-        ax.plot(x, values, color=colour, linestyle="--", linewidth=1.2, label=label)
-        return
-    ax.plot(x, values, **line_style(index), label=label)
+class Panels:
+    """A figure to which each call adds a panel; `arrange` puts them side by side."""
+
+    def __init__(self) -> None:
+        self.figure = new_figure(4.4, 3.6)
+
+    def panel(self, title: str, x_label: str = "", y_label: str = "") -> Axes:
+        """An empty panel."""
+        ax = self.figure.add_subplot(label=title)
+        style_axes(ax, title)
+        ax.set_xlabel(x_label, fontsize=9)
+        ax.set_ylabel(y_label, fontsize=9)
+        return ax
+
+    def lines(
+        self,
+        title: str,
+        x: Sequence[float | int],
+        lines: Mapping[str, Sequence[Number]],
+        x_label: str,
+        y_label: str,
+        *,
+        log_x: bool = False,
+        log_y: bool = False,
+    ) -> Axes:
+        """A line with its intervals for each name; with `log_x` the axis is ticked at `x`."""
+        ax = self.panel(title, x_label, y_label)
+        for index, (name, numbers) in enumerate(lines.items()):
+            line(ax, x, numbers, name, index)
+        if log_x:
+            ax.set_xscale("log", base=2)
+            ax.set_xticks(x, [f"{tick:g}" for tick in x])
+        if log_y:
+            ax.set_yscale("log")
+        return ax
+
+    def losses(self, title: str, losses: Mapping[str, Sequence[float]], y_label: str = "loss") -> Axes:
+        """Losses of trainings, averaged over a twenty-fifth of their steps."""
+        n_step = len(next(iter(losses.values())))
+        window = max(1, n_step // 25)
+        steps = range(0, n_step - window + 1, window)
+        means = {
+            name: [sum(values[step : step + window]) / window for step in steps]
+            for name, values in losses.items()
+        }
+        ax = self.lines(title, steps, means, "step", y_label)
+        ax.set_ylim(bottom=0)
+        return ax
+
+    def bars(self, title: str, bars: Mapping[str, Number], y_label: str, x_label: str = "") -> Axes:
+        """One bar for each name, with its interval and its number above it."""
+        ax = self.panel(title, x_label, y_label)
+        colours = [_colour(index) for index in range(len(bars))]
+        _bars(ax, range(len(bars)), list(bars.values()), color=colours, width=0.65)
+        ax.set_xticks(range(len(bars)), list(bars), fontsize=8)
+        ax.margins(y=0.15)
+        return ax
+
+    def grouped_bars(
+        self, title: str, names: Sequence[str], groups: Mapping[str, Sequence[Number]], y_label: str
+    ) -> Axes:
+        """For each name a bar of every group, beside each other."""
+        ax, wide = self.panel(title, "", y_label), 0.8 / len(groups)
+        for index, (label, numbers) in enumerate(groups.items()):
+            places = [place + wide * (index - (len(groups) - 1) / 2) for place in range(len(names))]
+            _bars(ax, places, numbers, color=_colour(index), width=0.92 * wide, label=label)
+        ax.set_xticks(range(len(names)), names, fontsize=8)
+        return ax
+
+    def heat_map(self, title: str, weights: Tensor, tokens: Sequence[str], **options: Any) -> Axes:
+        """The weights of one head, with the options of `regard.drawing.figures.heat_map`."""
+        ax = self.panel(title)
+        ax.grid(False)
+        heat_map(weights, tokens, tokens, ax=ax, **options)
+        return ax
+
+    def predicted(self, x: Sequence[float | int], y: Sequence[float | int], label: str, index: int) -> None:
+        """A dashed line in the last panel, coloured as its line of that number; the legend omits _label."""
+        self.figure.axes[-1].plot(x, y, color=_colour(index), linestyle="--", linewidth=1.2, label=label)
+
+    def level(self, height: float, words: str) -> None:
+        """A dotted line across the last panel, with its words above it."""
+        ax = self.figure.axes[-1]
+        ax.axhline(height, color=GREY, linestyle=":", linewidth=1)
+        place: dict[str, Any] = {"textcoords": "offset points", "xycoords": ("axes fraction", "data")}
+        ax.annotate(words, (0, height), xytext=(2, 2), fontsize=7, **place)
+
+    def chance(self, share: float, words: str = "chance") -> None:
+        """The share that guessing gives, in a last panel of shares from 0 to 1."""
+        self.level(share, words)
+        self.figure.axes[-1].set_ylim(0, 1.05)
+
+    def arrange(self) -> None:
+        """Put the panels side by side, with a legend where its names are not those of the panel before."""
+        axes, shown = self.figure.axes, list[str]()
+        self.figure.set_size_inches(WIDTHS.get(len(axes), 3.9) * len(axes), 3.6)
+        grid = self.figure.add_gridspec(1, len(axes))
+        for place, ax in enumerate(axes):
+            ax.set_subplotspec(grid[0, place])
+            names = ax.get_legend_handles_labels()[1]
+            if names and names != shown:
+                ax.legend(fontsize=8, frameon=False)
+                shown = names
+
+    def png(self) -> bytes:
+        """The figure as a file's bytes."""
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
+def line(ax: Axes, x: Sequence[float | int], numbers: Sequence[Number], label: str, index: int) -> None:
+    """A line with its intervals, in the colour of that number."""
+    points = [measured(number) for number in numbers]
+    ax.plot(x, [point.value for point in points], **line_style(index), label=label)
     lows, highs = [point.low for point in points], [point.high for point in points]
     if lows != highs:
-        ax.fill_between(x, lows, highs, color=colour, alpha=0.15, linewidth=0)
+        ax.fill_between(x, lows, highs, color=_colour(index), alpha=0.15, linewidth=0)
 
 
-def sweep(
-    ax: Axes,
-    x: Sequence[Place],
-    names: Iterable[str],
-    measure: Callable[[str, Place], Measurement],
-) -> dict[str, list[Measurement]]:
-    """What `measure(name, place)` finds at each place of `x`, drawn as a line for each name."""
-    lines = {}
-    for index, name in enumerate(names):
-        lines[name] = [measure(name, place) for place in x]
-        draw(ax, x, lines[name], name, index)
-    return lines
+def _colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
 
 
-def draw_losses(ax: Axes, losses: Sequence[float], label: str, index: int) -> None:
-    """Losses of a training, averaged over a twenty-fifth of its steps."""
-    window = max(1, len(losses) // 25)
-    steps = range(0, len(losses) - window + 1, window)
-    draw(ax, steps, [sum(losses[step : step + window]) / window for step in steps], label, index)
-    ax.set_ylim(bottom=0)
-
-
-def bars(ax: Axes, names: Sequence[str], values: Sequence[Number]) -> None:
-    """One bar for each name, with its interval and its number above it."""
-    points = [_measured(value) for value in values]
-    colours = [COLOURS[index % len(COLOURS)] for index in range(len(names))]
-    ax.bar(range(len(names)), [point.value for point in points], color=colours, width=0.65)
-    for place, point in enumerate(points):
-        _interval(ax, place, point)
-        _number(ax, place, max(point.value, point.high), f"{point.value:.3g}")
-    ax.set_xticks(range(len(names)), names, fontsize=8)
-    ax.margins(y=0.15)
-
-
-def grouped_bars(
-    ax: Axes, names: Sequence[str], groups: Mapping[str, Sequence[Number]], *, numbers: bool = False
-) -> None:
-    """For each name a bar of every group, beside each other; with the number above where asked for."""
-    wide = 0.8 / len(groups)
-    for index, (label, values) in enumerate(groups.items()):
-        points = [_measured(value) for value in values]
-        places = [place + wide * (index - (len(groups) - 1) / 2) for place in range(len(names))]
-        heights = [point.value for point in points]
-        ax.bar(places, heights, width=0.92 * wide, color=COLOURS[index % len(COLOURS)], label=label)
-        for place, point in zip(places, points, strict=True):
-            _interval(ax, place, point)
-            if numbers:
-                _number(ax, place, point.value, f"{point.value:.2f}")
-    ax.set_xticks(range(len(names)), names, fontsize=8)
-
-
-def level(ax: Axes, height: float, words: str, x: float | int) -> None:
-    """A dotted line across, with its words above it at `x`: chance, or another level to compare with."""
-    ax.axhline(height, color=GREY, linestyle=":", linewidth=1)
-    ax.annotate(words, (x, height), xytext=(0, 2), textcoords="offset points", fontsize=7)
-
-
-def finish(
-    ax: Axes,
-    x_label: str,
-    y_label: str,
-    *,
-    legend: bool = True,
-    doublings: Sequence[int] | None = None,
-    log_y: bool = False,
-) -> None:
-    """Labels, and the legend where it hides the least; with `doublings` x is logarithmic, ticked there."""
-    ax.set_xlabel(x_label, fontsize=9)
-    ax.set_ylabel(y_label, fontsize=9)
-    if doublings is not None:
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(doublings, [str(tick) for tick in doublings])
-    if log_y:
-        ax.set_yscale("log")
-    if legend:
-        ax.legend(fontsize=8, frameon=False)
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as a file's bytes."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
-
-
-def _measured(value: Number) -> Measurement:
-    return value if isinstance(value, Measurement) else Measurement.exact("", value)
-
-
-def _interval(ax: Axes, x: float | int, point: Measurement) -> None:
-    if point.low != point.high:
-        ax.plot([x, x], [point.low, point.high], color=INK, linewidth=1.2)
-
-
-def _number(ax: Axes, x: float | int, top: float, words: str) -> None:
-    ax.annotate(words, (x, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)
+def _bars(ax: Axes, places: Sequence[float | int], numbers: Sequence[Number], **style: Any) -> None:
+    points = [measured(number) for number in numbers]
+    ax.bar(places, [point.value for point in points], **style)
+    above: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "fontsize": 7}
+    for place, point in zip(places, points, strict=True):
+        if point.low != point.high:
+            ax.plot([place, place], [point.low, point.high], color=INK, linewidth=1.2)
+        ax.annotate(f"{point.value:.3g}", (place, max(point.value, point.high)), **above)

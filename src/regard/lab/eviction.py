@@ -8,16 +8,13 @@ misses, the cache forgot.
 
 from __future__ import annotations
 
-from itertools import chain
-
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.files.loading import Loaded, load
 from regard.heads import lost_attention
-from regard.lab.drawing import draw, finish, panels, sweep
-from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal, near
+from regard.lab.measurement import Measurement
+from regard.lab.spec import Lab
 from regard.lab.texts import TEXTS
 from regard.layers.block import Block, BlockConfig
 from regard.layers.eviction import Evict
@@ -25,6 +22,12 @@ from regard.models.transformer import Transformer, TransformerConfig
 from regard.tracing.take import trace
 from regard.train.settings import Settings
 from regard.train.tasks import generated_task
+
+CLAIM = """A model that reads text needs its first tokens and the latest; one that must remember a fact needs
+that fact, and no policy keeps it that does not know what will be asked."""
+PREDICTION = """At equal budgets a window without the first tokens costs surely more loss, and more attention,
+than one with four of them. A window recalls the facts in its reach, no more; SnapKV recalls nearly all if the
+question is in its prompt, and less than half if it is not, with a quarter of the positions."""
 
 N_SYMBOL, N_PAIR = 24, 16
 N_WORD = 2 * N_SYMBOL + 1  # values, keys, and the question mark
@@ -87,31 +90,24 @@ def _questions(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Prompts of pairs, the questions after them, and the right answers."""
     sizes = {"symbols": N_SYMBOL, "min_words": N_PAIR, "max_words": N_PAIR}
     task = generated_task(Settings.of("recall", sizes))
-
-    def ids(text: str) -> list[int]:
-        kinds = {"?": 2 * N_SYMBOL}
-        return [
-            kinds[word] if word in kinds else N_SYMBOL + int(word[1:]) if word[0] == "k" else int(word)
-            for word in text.split()
-        ]
-
+    words = [*range(N_SYMBOL), *(f"k{number}" for number in range(N_SYMBOL)), "?"]
+    ids = {str(word): index for index, word in enumerate(words)}
     examples = [task.example(seed, index) for index in range(n)]
-    asked = torch.tensor([ids(question) for question, _ in examples])
-    return asked[:, :-2], asked[:, -2:], torch.tensor([ids(answer)[0] for _, answer in examples])
+    asked = torch.tensor([[ids[word] for word in question.split()] for question, _ in examples])
+    return asked[:, :-2], asked[:, -2:], torch.tensor([ids[answer] for _, answer in examples])
 
 
 @torch.no_grad()
-def _recall(
-    name: str, evict: Evict | None, examples: tuple[Tensor, Tensor, Tensor], *, told: bool = False
-) -> Measurement:
-    """The share of right answers, the question coming after the eviction, or before it too where `told`."""
+def _recall(lab: Lab, label: str, budget: int | None, examples: tuple[Tensor, Tensor, Tensor]) -> Measurement:
+    """The share of right answers; the question comes after the eviction, and before it where it is known."""
     pairs, question, right = examples
-    prompt = torch.cat([pairs, question], 1) if told else pairs
-    scores, decoding = built_by_hand().begin(prompt, cache=evict)
+    policy, _, known = label.partition(", ")
+    prompt = torch.cat([pairs, question], 1) if known else pairs
+    scores, decoding = built_by_hand().begin(prompt, cache=_policy(policy, budget) if budget else None)
     for token in question.T:
         scores = decoding.next(token)
-    answers = scores[:, :N_SYMBOL].argmax(-1)
-    return Measurement.share(name, int((answers == right).sum()), len(right))
+    name = f"recall, {label}, budget {budget}" if budget else f"recall, {label}"
+    return lab.share_right(name, scores[:, :N_SYMBOL], right)
 
 
 def _share_in_reach(budget: int) -> float:
@@ -122,25 +118,17 @@ def _share_in_reach(budget: int) -> float:
 
 
 @torch.no_grad()
-def _losses(loaded: Loaded, rows: Tensor) -> Float[Tensor, "row token"]:
-    """The loss of every token but the first, with all of the past."""
-    return _of_tokens(loaded.model(rows[:, :-1]).logits, rows[:, 1:])
-
-
-@torch.no_grad()
-def _losses_evicted(
-    loaded: Loaded, rows: Tensor, evict: Evict, whole: Float[Tensor, "row token"]
-) -> Float[Tensor, "row token"]:
-    """The same with a cache that forgets. As long as it has room nothing goes: so much is read at once."""
-    room = evict.budget
-    first, decoding = loaded.transformer.begin(rows[:, :room], cache=evict)
-    scores = torch.stack([first, *(decoding.next(token) for token in rows[:, room:-1].T)], 1)
-    return torch.cat([whole[:, : room - 1], _of_tokens(scores, rows[:, room:])], 1)
-
-
-def _of_tokens(scores: Tensor, tokens: Tensor) -> Tensor:
-    losses = nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten(), reduction="none")
-    return losses.view(tokens.shape)
+def _losses(loaded: Loaded, rows: Tensor, evict: Evict | None = None) -> Tensor:
+    """The mean loss of each row's tokens but the first, with all of the past or a cache that forgets."""
+    if evict is None:
+        scores: Tensor = loaded.model(rows[:, :-1]).logits
+    else:  # as long as the cache has room nothing goes: so much is read at once
+        room = evict.budget
+        first, decoding = loaded.transformer.begin(rows[:, :room], cache=evict)
+        later = [first, *(decoding.next(token) for token in rows[:, room:-1].T)]
+        scores = torch.cat([loaded.model(rows[:, : room - 1]).logits, torch.stack(later, 1)], 1)
+    losses = nn.functional.cross_entropy(scores.mT, rows[:, 1:], reduction="none")
+    return losses.mean(1)
 
 
 def _rows(loaded: Loaded, n_row: int, n_token: int) -> Tensor:
@@ -150,90 +138,66 @@ def _rows(loaded: Loaded, n_row: int, n_token: int) -> Tensor:
     return torch.tensor([loaded.tokenizer.encode(text)[:n_token] for text in turned])
 
 
-def run(quick: bool, seed: int) -> Result:
+def run(lab: Lab) -> str:
     loaded = load("smollm2")
-    n_row, n_token, n_read, budgets = (10, 40, 20, (8,)) if quick else (12, 128, 128, (16, 32, 64))
-    figure, (loss_ax, lost_ax, recall_ax) = panels(
-        "SmolLM2: log perplexity rises", "SmolLM2: attention lost", "Recall of one of 16 facts"
-    )
+    n_row, n_token, n_read, budgets = (10, 40, 20, (8,)) if lab.quick else (12, 128, 128, (16, 32, 64))
     rows = _rows(loaded, n_row, n_token)
     read = rows[:, :n_read]
-    whole = _losses(loaded, read)
+    whole = _losses(loaded, read).tolist()
     after: dict[tuple[str, int], list[float]] = {}
 
     def rise(name: str, budget: int) -> Measurement:
-        losses = _losses_evicted(loaded, read, _policy(name, budget), whole)
-        after[name, budget] = losses.mean(1).tolist()
-        what = f"rise of the loss, {name}, budget {budget}"
-        return Measurement.difference(what, after[name, budget], whole.mean(1).tolist(), "nats")
+        after[name, budget] = _losses(loaded, read, _policy(name, budget)).tolist()
+        return lab.difference(
+            f"rise of the loss, {name}, budget {budget}", after[name, budget], whole, "nats"
+        )
 
-    policies = ("window", "sinks and window", "H2O")
-    rises = sweep(loss_ax, budgets, policies[:2] if quick else policies, rise)
-    finish(loss_ax, "positions kept", "rise, nats a token", doublings=budgets)
-    seen = [trace(loaded, row[None]) for row in rows[:2]]
+    policies = ("window", "sinks and window", "H2O", "SnapKV")
+    some = policies[: 2 if lab.quick else 3]
+    rises = {name: [rise(name, budget) for budget in budgets] for name in some}
+    title, kept_label = "SmolLM2: log perplexity rises", "positions kept"
+    lab.draw.lines(title, budgets, rises, kept_label, "rise, nats a token", log_x=True)
+    traces = [trace(loaded, row[None]) for row in rows[:2]]
 
     def lost_share(name: str, budget: int) -> Measurement:
-        shares = torch.stack([lost_attention(one, _policy(name, budget)) for one in seen]).mean(0)
+        shares = torch.stack([lost_attention(seen, _policy(name, budget)) for seen in traces]).mean(0)
         what = f"attention lost, {name}, budget {budget}"
-        return Measurement.mean(what, shares[~shares.isnan()].tolist())
+        return lab.mean(what, shares[~shares.isnan()].tolist())
 
     parts = [n_token * share // 8 for share in (1, 2, 3)]  # a quarter of the prompt, half, three quarters
-    lost = sweep(lost_ax, parts, ("window", "sinks and window", "H2O", "SnapKV"), lost_share)
-    finish(lost_ax, f"positions kept of {n_token // 2}", "share, mean over heads")
-    examples = _questions(200 if quick else 1000, seed)
-    always = _recall("recall, all kept", None, examples)
-    kept = (8, 16, 24) if quick else (8, 12, 16, 20, 24, 28, 32)
-
-    def recalled(label: str, budget: int) -> Measurement:
-        name, _, told = label.partition(", ")
-        what = f"recall, {label}, budget {budget}"
-        return _recall(what, _policy(name, budget), examples, told=bool(told))
-
+    lost = {name: [lost_share(name, part) for part in parts] for name in policies}
+    title = "SmolLM2: attention lost"
+    lab.draw.lines(title, parts, lost, f"{kept_label} of {n_token // 2}", "share, mean over heads")
+    examples = _questions(200 if lab.quick else 1000, lab.seed)
+    always = _recall(lab, "all kept", None, examples)
+    kept = (8, 16, 24) if lab.quick else (8, 12, 16, 20, 24, 28, 32)
     labels = ("sinks and window", "H2O", "SnapKV", "SnapKV, knows the question")
-    recalls = sweep(recall_ax, kept, labels, recalled)
-    draw(recall_ax, kept, [_share_in_reach(budget) for budget in kept], "values in reach", 0, dashed=True)
-    recall_ax.set_ylim(0, 1.05)
-    finish(recall_ax, f"positions kept of {2 * N_PAIR}", "share right")
-    bare, with_sinks = (after[name, budgets[0]] for name in ("window", "sinks and window"))
-    gap = Measurement.difference("window minus sinks and window", bare, with_sinks, "nats")
-    sweeps = [*rises.values(), *lost.values(), *recalls.values()]
+    recalls = {label: [_recall(lab, label, budget, examples) for budget in kept] for label in labels}
+    in_reach = [_share_in_reach(budget) for budget in kept]
+    title = "Recall of one of 16 facts"
+    ax = lab.draw.lines(title, kept, recalls, f"{kept_label} of {2 * N_PAIR}", "share right")
+    lab.draw.predicted(kept, in_reach, "values in reach", 0)
+    ax.set_ylim(0, 1.05)
+    first = budgets[0]
+    bare, with_sinks = after["window", first], after["sinks and window", first]
+    gap = lab.difference("window minus sinks and window", bare, with_sinks, "nats")
+    lab.above(f"{first} kept: a window alone costs more than one with {SINKS} sinks", gap, 0.0)
+    lost_bare, lost_with_sinks = lost["window"][0], lost["sinks and window"][0]
+    lab.above("a window alone loses more attention than one with sinks", lost_bare, lost_with_sinks)
+    lab.equal("with all of the past every fact is recalled", always, 1.0)
+    for budget, recall, share in zip(kept, recalls["sinks and window"], in_reach, strict=True):
+        lab.near(f"{budget} kept: a window recalls what is in reach", recall, share, slack=0.1)
     known, unknown = recalls["SnapKV, knows the question"][0], recalls["SnapKV"][0]
-    checks: list[Check] = [
-        above(f"{budgets[0]} kept: a window alone costs more than one with {SINKS} sinks", gap, 0.0),
-        above("a window alone loses more attention than one with sinks",
-              lost["window"][0], lost["sinks and window"][0]),
-        equal("with all of the past every fact is recalled", always.value, 1.0),
-        *(
-            near(f"{budget} kept: a window recalls what is in reach", recall,
-                 _share_in_reach(budget), slack=0.1)
-            for budget, recall in zip(kept, recalls["sinks and window"], strict=True)
-        ),
-        above(f"{kept[0]} kept: SnapKV recalls what it knows will be asked", known, 0.9),
-        below(f"{kept[0]} kept: SnapKV does not recall what it cannot know", unknown, 0.5),
-    ]  # fmt: skip
-    return Result(
-        [*chain.from_iterable(sweeps), gap, always],
-        checks,
-        figure,
-        f"with {budgets[0]} positions kept SmolLM2 loses {rises['window'][0].value:.2f} nats without sinks "
+    lab.above(f"{kept[0]} kept: SnapKV recalls what it knows will be asked", known, 0.9)
+    lab.below(f"{kept[0]} kept: SnapKV does not recall what it cannot know", unknown, 0.5)
+    lab.notes += [
+        f"{n_row} texts of {n_read} tokens; intervals of the loss are over texts, of lost "
+        "attention over heads, of recall over questions.",
+        "Where kept keys stand is counted in the cache for windows, and in the text for H2O.",
+    ]
+    return (
+        f"with {first} positions kept SmolLM2 loses {rises['window'][0].value:.2f} nats without sinks "
         f"and {rises['sinks and window'][0].value:.2f} with {SINKS}; with {kept[0]} of {2 * N_PAIR} "
         f"positions, SnapKV recalls {known.value:.0%} of the facts it knows will be asked for, and "
-        f"{unknown.value:.0%} of those it does not",
-        notes=(
-            f"{n_row} texts of {n_read} tokens; intervals of the loss are over texts, of lost "
-            "attention over heads, of recall over questions.",
-            "Where kept keys stand is counted in the cache for windows, and in the text for H2O.",
-        ),
+        f"{unknown.value:.0%} of those it does not"
     )
-
-
-EXPERIMENT = Experiment(
-    "eviction",
-    "A model that reads text needs its first tokens and the latest; one that must remember a fact needs that "
-    "fact, and no policy keeps it that does not know what will be asked.",
-    "At equal budgets a window without the first tokens costs surely more loss, and more attention, than one "
-    "with four of them. A window recalls the facts in its reach, no more; SnapKV recalls nearly all if the "
-    "question is in its prompt, and less than half if it is not, with a quarter of the positions.",
-    run,
-    needs=("smollm2",),
-)

@@ -10,13 +10,19 @@ from torch import Tensor
 from regard.attention.scores import ScoreRule
 from regard.files.loading import load
 from regard.heads import measure
-from regard.lab.drawing import COLOURS, bars, finish, grouped_bars, panels
-from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal
+from regard.lab.drawing import COLOURS
+from regard.lab.spec import Lab
 from regard.lab.texts import TEXTS
 from regard.models.families import FAMILIES, initialise
 from regard.models.transformer import Transformer
 from regard.tracing.layers import LayerTrace
 from regard.tracing.take import trace
+
+CLAIM = """GPT and Llama look back only, BERT everywhere, T5 everywhere in its encoder and back in its
+decoder; GPT-2 and BERT know absolute positions, Llama and T5 distances."""
+PREDICTION = """Changing a token changes exactly the outputs that may see it; the scores of a repeated token
+depend on distance alone for rotary and relative positions and not for learned ones; a trained decoder rests
+on its first token."""
 
 LENGTH, VOCAB = 9, 23
 _SIZES = {"vocab_size": VOCAB, "num_hidden_layers": 2, "max_position_embeddings": 31, "hidden_size": 24,
@@ -78,8 +84,7 @@ def _absolute(family: str, seed: int) -> float:
     return float(left.square().sum() / (table - table.mean((1, 2), keepdim=True)).square().sum())
 
 
-def run(quick: bool, seed: int) -> Result:
-    reached = _where(seed)
+def run(lab: Lab) -> str:
     full = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
     causal = full.tril()
     expected = {
@@ -90,74 +95,49 @@ def run(quick: bool, seed: int) -> Result:
         "t5 decoder": causal,
         "t5 decoder to encoder": full,
     }
-    figure, (where_ax, position_ax, head_ax) = panels(
-        "Pairs that can be seen", "What distance does not explain", "Heads of trained models"
-    )
-    checks: list[Check] = []
-    measured: list[Measurement] = []
+    reached = _where(lab.seed)
     for name, wanted in expected.items():
-        wrong = int((reached[name] != wanted).sum())
+        n_wrong = int((reached[name] != wanted).sum())
         kind = "itself and what came before" if wanted is causal else "everything"
-        checks.append(equal(f"{name}: an output depends on {kind}; pairs that differ", wrong, 0))
-    names = list(expected)
-    shares = [float(reached[name].double().mean()) for name in names]
-    where_ax.barh(range(len(names)), shares, color=COLOURS[0], height=0.6)
-    where_ax.set_yticks(range(len(names)), names, fontsize=8)
-    where_ax.invert_yaxis()
-    finish(where_ax, "share of (output, input) pairs", "", legend=False)
+        lab.equal(f"{name}: an output depends on {kind}; pairs that differ", n_wrong, 0)
+    shares = [float(reached[name].double().mean()) for name in expected]
+    ax = lab.draw.panel("Pairs that can be seen", "share of (output, input) pairs")
+    ax.barh(range(len(shares)), shares, color=COLOURS[0], height=0.6)
+    ax.set_yticks(range(len(shares)), list(expected), fontsize=8)
+    ax.invert_yaxis()
     left = {
-        name: Measurement.exact(f"{name}: share not explained by distance", _absolute(name, seed))
+        name: lab.exact(f"{name}: share not explained by distance", _absolute(name, lab.seed))
         for name in SIZES
     }
-    measured += left.values()
-    checks += [above(f"{name}: learned positions are absolute", left[name], 0.1) for name in ("gpt2", "bert")]
-    checks += [below(f"{name}: only the distance matters", left[name], 1e-9) for name in ("llama", "t5")]
-    bars(
-        position_ax, ["GPT-2\nlearned", "BERT\nlearned", "Llama\nrotary", "T5\nrelative"], list(left.values())
-    )
-    finish(position_ax, "", "share of the scores' variance", legend=False)
+    for name in ("gpt2", "bert"):
+        lab.above(f"{name}: learned positions are absolute", left[name], 0.1)
+    for name in ("llama", "t5"):
+        lab.below(f"{name}: only the distance matters", left[name], 1e-9)
+    names = ("GPT-2\nlearned", "BERT\nlearned", "Llama\nrotary", "T5\nrelative")
+    bars = dict(zip(names, left.values(), strict=True))
+    lab.draw.bars("What distance does not explain", bars, "share of the scores' variance")
     kinds = {
         "first": "first\ntoken",
         "previous": "token\nbefore",
         "same": "itself",
         "uniformity": "entropy,\nof largest",
     }
-    means: dict[str, dict[str, Measurement]] = {}
-    groups = {}
+    means = {}
     for name in ("minilm", "smollm2"):
         loaded = load(name)
         measures = measure(trace(loaded, TEXTS[0]))
-        means[name] = {
-            kind: Measurement.mean(f"{name}: {kind}", measures[kind][~measures[kind].isnan()].tolist())
-            for kind in kinds
-        }
-        groups[f"{name} ({loaded.facts.family})"] = list(means[name].values())
-        measured += means[name].values()
-    grouped_bars(head_ax, list(kinds.values()), groups)
-    finish(head_ax, "", "mean over heads")
-    sink, encoder = means["smollm2"]["first"], means["minilm"]["first"]
-    checks.append(above("a trained decoder rests on its first token more than an encoder", sink, encoder))
-    return Result(
-        measured,
-        checks,
-        figure,
+        means[f"{name} ({loaded.facts.family})"] = [
+            lab.mean(f"{name}: {kind}", measures[kind][~measures[kind].isnan()].tolist()) for kind in kinds
+        ]
+    lab.draw.grouped_bars("Heads of trained models", list(kinds.values()), means, "mean over heads")
+    (encoder, *_), (sink, *_) = means.values()
+    lab.above("a trained decoder rests on its first token more than an encoder", sink, encoder)
+    lab.notes += [
+        "Where and positions: random weights, which do not change either. T5 has no trained model here."
+    ]
+    return (
         f"GPT-2, Llama and T5's decoder see {shares[0]:.0%} of the pairs, BERT and T5's encoder all; "
         f"distance leaves {left['gpt2'].value:.0%} of the variance of GPT-2's scores unexplained and "
         f"{left['t5'].value:.0%} of T5's; SmolLM2's heads put {sink.value:.0%} of their weight on the first "
-        f"token, MiniLM's {encoder.value:.0%}",
-        notes=(
-            "Where and positions: random weights, which do not change either. T5 has no trained model here.",
-        ),
+        f"token, MiniLM's {encoder.value:.0%}"
     )
-
-
-EXPERIMENT = Experiment(
-    "families",
-    "GPT and Llama look back only, BERT everywhere, T5 everywhere in its encoder and back in its decoder; "
-    "GPT-2 and BERT know absolute positions, Llama and T5 distances.",
-    "Changing a token changes exactly the outputs that may see it; the scores of a repeated token depend "
-    "on distance alone for rotary and relative positions and not for learned ones; a trained decoder rests "
-    "on its first token.",
-    run,
-    needs=("minilm", "smollm2"),
-)

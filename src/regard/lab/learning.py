@@ -1,14 +1,15 @@
-"""What the experiments teach: one loop of training, one count of right answers, one look-up task."""
+"""What the experiments teach: one loop of training, and one look-up task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.lab.spec import Measurement
+from regard.lab.measurement import Measurement
+from regard.lab.spec import Lab
 from regard.layers.attention import MultiHeadAttention
 
 
@@ -36,10 +37,26 @@ def train(
     return losses
 
 
-def share_right(name: str, scores: Tensor, right: Tensor) -> Measurement:
-    """The share of examples of which every answer, the one that scores highest, is right."""
-    is_right = (scores.argmax(-1) == right).reshape(len(right), -1).all(-1)
-    return Measurement.share(name, int(is_right.sum()), len(right))
+def teach(
+    model: nn.Module,
+    examples: Callable[[], Sequence[Tensor]],
+    n_step: int,
+    *,
+    scores: Callable[..., Tensor] | None = None,
+    rate: float = 0.01,
+    clip: bool = True,
+) -> list[float]:
+    """The losses of a model that learns to say the last tensor of `examples`, read the others.
+
+    `scores` are those of its answers, where they are not what it returns.
+    """
+
+    def loss() -> Tensor:
+        *read, right = examples()
+        said: Tensor = (scores or model)(*read)
+        return nn.functional.cross_entropy(said.flatten(0, -2), right.flatten())
+
+    return train(model.parameters(), loss, n_step, rate=rate, clip=clip)
 
 
 class Lookup(nn.Module):
@@ -68,28 +85,17 @@ class Lookup(nn.Module):
         """Scores (batch, asked, value), of `names` (batch, pair), their `values`, and what is `asked`."""
         memory = self.name(names) + self.value(values)
         query = sum(embed(asked[:, index : index + 1]) for index, embed in enumerate(self.asked))
-        answers: Tensor = self.answer(self.attention(query, memory)[:, 0])
-        scores: Tensor = answers.unflatten(-1, (self.n_asked, self.n_value))
-        return scores
+        scores: Tensor = self.answer(self.attention(query, memory)[:, 0])
+        return scores.view(-1, self.n_asked, self.n_value)
 
-    def examples(self, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def examples(self, n: int = 64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Names, values, what is asked, and the right answers."""
         names = torch.rand(n, self.n_name).argsort(-1)[:, : self.n_pair]
         values = torch.randint(self.n_value, (n, self.n_pair))
         places = torch.rand(n, self.n_pair).argsort(-1)[:, : self.n_asked]
         return names, values, names.gather(1, places), values.gather(1, places)
 
-    def taught(self, n_step: int, *, rate: float = 0.01, clip: bool = False) -> list[float]:
-        """The losses of its training."""
-
-        def loss() -> Tensor:
-            *given, right = self.examples(64)
-            return nn.functional.cross_entropy(self(*given).flatten(0, 1), right.flatten())
-
-        return train(self.parameters(), loss, n_step, rate=rate, clip=clip)
-
-    @torch.no_grad()
-    def share_right(self, name: str) -> Measurement:
+    def share_right(self, lab: Lab, name: str) -> Measurement:
         """The share of a thousand new examples that it answers."""
-        *given, right = self.examples(1000)
-        return share_right(name, self(*given), right)
+        *read, right = self.examples(1000)
+        return lab.share_right(name, self(*read), right)

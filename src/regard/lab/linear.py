@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,15 +16,18 @@ from regard.attention.linear import attend_linear
 from regard.attention.scores import ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
-from regard.lab.drawing import bars, draw, finish, panels
-from regard.lab.learning import Lookup
-from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, near
+from regard.lab.learning import Lookup, teach
+from regard.lab.spec import Lab
+
+CLAIM = """A kernel phi(q) . phi(k) makes attention linear in length; the quadratic map is exactly (q.k +
+c)^2; and simple kernels separate keys worse than softmax does."""
+PREDICTION = """Operations grow with the power 2 of the length for softmax and 1 for every kernel, the largest
+tensor likewise; the quadratic map is exact to rounding; after equal training softmax answers surely more than
+elu1."""
 
 DIM = 16
 N_NAME, N_PAIR = 24, 16
 CAUSAL = ScoreRule(visible=Visibility(causal=True))
-
-Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Largest(TorchDispatchMode):
@@ -43,32 +45,27 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def _ways(kernels: tuple[str, ...]) -> dict[str, Way]:
-    # One chunk length for all kernels, so that they are compared at the same number of chunks.
-    maps = {name: feature_map(name, qk_dim=DIM, n_feature=32) for name in kernels}
-    return {
-        "softmax": lambda q, k, v: attend(q, k, v, CAUSAL, path="plain").out,
-        **{
-            name: lambda q, k, v, kernel=kernel: attend_linear(q, k, v, kernel, causal=True, chunk=64).out  # type: ignore[misc]
-            for name, kernel in maps.items()
-        },
-    }
-
-
 @torch.no_grad()
-def _counted(way: Way, n: int) -> tuple[int, int, float]:
-    """Operations, bytes of the largest tensor, and seconds."""
+def _counted(kernel: Any, n: int) -> tuple[int, int, float]:
+    """Operations, bytes of the largest tensor, and seconds; without a kernel, of softmax."""
     q, k, v = (torch.randn(1, 1, n, DIM) for _ in range(3))
+
+    def call() -> None:
+        if kernel is None:
+            attend(q, k, v, CAUSAL, path="plain")
+        else:  # chunks of one length, so that kernels are compared at the same number of them
+            attend_linear(q, k, v, kernel, causal=True, chunk=64)
+
     with FlopCounterMode(display=False) as counter:
-        way(q, k, v)
+        call()
     with Largest() as largest:
-        way(q, k, v)
-    taken = []
+        call()
+    seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        way(q, k, v)
-        taken.append(time.perf_counter() - start)
-    return counter.get_total_flops(), largest.n_byte, min(taken)
+        call()
+        seconds.append(time.perf_counter() - start)
+    return counter.get_total_flops(), largest.n_byte, min(seconds)
 
 
 @torch.no_grad()
@@ -80,67 +77,46 @@ def _exactness() -> float:
     expected = table / table.sum(-1, keepdim=True) @ v
     kernel = Quadratic(c)
     features = (kernel.phi(q) @ kernel.phi(k).mT - (q @ k.mT + c).square()).abs().max()
-    got = attend_linear(q, k, v, kernel, causal=True, chunk=4).out
-    return max(float((got - expected).abs().max()), float(features))
+    out = attend_linear(q, k, v, kernel, causal=True, chunk=4).out
+    return max(float((out - expected).abs().max()), float(features))
 
 
-def run(quick: bool, seed: int) -> Result:
-    kernels = ("elu1", "quadratic") if quick else KERNELS
-    lengths = (256, 512, 1024) if quick else (256, 512, 1024, 2048, 4096)
-    figure, (work_ax, memory_ax, time_ax, quality_ax) = panels(
-        "Operations", "Largest tensor", "Time", "A look-up task", width=3.9
-    )
-    checks: list[Check] = []
-    measured: list[Measurement] = []
-    for index, (name, way) in enumerate(_ways(kernels).items()):
-        work, held, seconds = zip(*(_counted(way, n) for n in lengths), strict=True)
-        for ax, values in ((work_ax, work), (memory_ax, held), (time_ax, seconds)):
-            draw(ax, lengths, values, name, index)
-        power = 2 if name == "softmax" else 1
-        grown, kept = (
-            Measurement.exact(f"power of length, {what}, {name}", math.log2(values[-1] / values[-2]))
-            for what, values in (("operations", work), ("largest tensor", held))
-        )
-        measured += [grown, kept]
-        checks.append(
-            near(f"{name}: operations grow with length to the power {power}", grown, power, slack=0.05)
-        )
-        if name == "softmax":
-            checks.append(near("softmax: the largest tensor grows with its square", kept, 2.0, slack=0.01))
+def run(lab: Lab) -> str:
+    kernels = ("elu1", "quadratic") if lab.quick else KERNELS
+    lengths = (256, 512, 1024) if lab.quick else (256, 512, 1024, 2048, 4096)
+    maps = {"softmax": None, **{name: feature_map(name, qk_dim=DIM, n_feature=32) for name in kernels}}
+    counts = {}
+    grown = {}
+    for name, kernel in maps.items():
+        counts[name] = work, held, _ = list(zip(*(_counted(kernel, n) for n in lengths), strict=True))
+        grown[name] = lab.exact(f"power of length, operations, {name}", math.log2(work[-1] / work[-2]))
+        kept = lab.exact(f"power of length, largest tensor, {name}", math.log2(held[-1] / held[-2]))
+        power = 1 if kernel else 2
+        lab.near(f"{name}: operations grow with length to the power {power}", grown[name], power, slack=0.05)
+        if kernel:
+            lab.below(f"{name}: the largest tensor grows no faster than length", kept, 1.01)
         else:
-            checks.append(below(f"{name}: the largest tensor grows no faster than length", kept, 1.01))
-    for ax, label in ((work_ax, "operations"), (memory_ax, "bytes"), (time_ax, "seconds")):
-        finish(ax, "length N", label, legend=ax is work_ax, doublings=lengths, log_y=True)
-    exact = Measurement.exact("quadratic: largest difference from (q . k + c)^2", _exactness())
-    checks.append(below("the quadratic map is exact", exact, 1e-10))
+            lab.near("softmax: the largest tensor grows with its square", kept, 2.0, slack=0.01)
+    panels = {"Operations": "operations", "Largest tensor": "bytes", "Time": "seconds"}
+    for index, (title, unit) in enumerate(panels.items()):
+        lines = {name: of_kernel[index] for name, of_kernel in counts.items()}
+        lab.draw.lines(title, lengths, lines, "length N", unit, log_x=True, log_y=True)
+    exact = lab.exact("quadratic: largest difference from (q . k + c)^2", _exactness())
+    lab.below("the quadratic map is exact", exact, 1e-10)
     shares = {}
-    for kernel in (None, *kernels):
-        model = Lookup(DIM, n_name=N_NAME, n_pair=N_PAIR, n_value=6, kernel=kernel)
-        model.taught(160 if quick else 1200, clip=True)
-        shares[kernel or "softmax"] = model.share_right(f"answered, {kernel or 'softmax'}")
-    bars(quality_ax, list(shares), list(shares.values()))
-    finish(quality_ax, "", "share answered", legend=False)
-    checks.append(above("softmax looks up more than elu1", shares["softmax"], shares["elu1"]))
+    for name in maps:
+        model = Lookup(DIM, n_name=N_NAME, n_pair=N_PAIR, n_value=6, kernel=name if maps[name] else None)
+        teach(model, model.examples, 160 if lab.quick else 1200)
+        shares[name] = model.share_right(lab, f"answered, {name}")
+    lab.draw.bars("A look-up task", shares, "share answered")
+    lab.above("softmax looks up more than elu1", shares["softmax"], shares["elu1"])
+    lab.notes += [
+        f"Times, the best of three, are shown; counts decide. The look-up: {N_PAIR} of {N_NAME} names, "
+        f"{DIM} numbers a key."
+    ]
     gaps = ", ".join(f"{name} {share.value:.0%}" for name, share in shares.items())
-    return Result(
-        (*measured, exact, *shares.values()),
-        checks,
-        figure,
-        f"operations of softmax grow as N^{measured[0].value:.2f}, of elu1 as N^{measured[2].value:.2f}; the "
-        f"quadratic map differs from its definition by {exact.value:.0e}; a look-up task is answered {gaps}",
-        notes=(
-            f"Times, the best of three, are shown; counts decide. The look-up: {N_PAIR} of {N_NAME} names, "
-            f"{DIM} numbers a key.",
-        ),
+    return (
+        f"operations of softmax grow as N^{grown['softmax'].value:.2f}, of elu1 as "
+        f"N^{grown['elu1'].value:.2f}; the quadratic map differs from its definition by {exact.value:.0e}; "
+        f"a look-up task is answered {gaps}"
     )
-
-
-EXPERIMENT = Experiment(
-    "linear",
-    "A kernel phi(q) . phi(k) makes attention linear in length; the quadratic map is exactly (q.k + c)^2; "
-    "and simple kernels separate keys worse than softmax does.",
-    "Operations grow with the power 2 of the length for softmax and 1 for every kernel, the largest tensor "
-    "likewise; the quadratic map is exact to rounding; after equal training softmax answers surely more "
-    "than elu1.",
-    run,
-)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regard.drawing.html import Markup, fragment, joined, page, picture, tag
-from regard.lab.drawing import png
-from regard.lab.spec import Done, Result
+from regard.lab.spec import Lab
 
 
-def report(done: Sequence[Done]) -> str:
+def report(done: Sequence[Lab]) -> str:
     """All that was measured, with figures inside."""
-    n_confirmed = sum(run.result.verdict == "confirmed" for run in done)
+    n_confirmed = sum(run.verdict == "confirmed" for run in done)
     body = []
     if len(done) > 1:
         rows = [
             _row("td", tag("a", run.experiment.id, href=f"#{run.experiment.id.replace(' ', '-')}"),
-                 run.experiment.claim, _verdict(run.result))
+                 run.experiment.claim, _verdict(run))
             for run in done
         ]  # fmt: skip
         table = tag("table", _row("th", "experiment", "claim", "verdict"), *rows)
@@ -25,7 +24,7 @@ def report(done: Sequence[Done]) -> str:
     return page(title, joined([*body, *map(_section, done)]))
 
 
-def cell(done: Done) -> str:
+def cell(done: Lab) -> str:
     """One experiment as a notebook's cell shows it."""
     return fragment(_section(done))
 
@@ -38,28 +37,28 @@ def _coloured(text: str, good: bool) -> Markup:
     return tag("span", text, class_="good" if good else "bad")
 
 
-def _verdict(result: Result) -> Markup:
-    return _coloured(result.verdict, result.verdict == "confirmed")
+def _verdict(done: Lab) -> Markup:
+    return _coloured(done.verdict, done.verdict == "confirmed")
 
 
-def _section(done: Done) -> Markup:
-    experiment, result = done.experiment, done.result
+def _section(done: Lab) -> Markup:
+    experiment = done.experiment
     checks = [
         _row(
             "td", _coloured("✓" if check.holds else "✗", check.holds), check.what, check.rule, check.measured
         )
-        for check in result.checks
+        for check in done.checks
     ]
-    n_holding = sum(check.holds for check in result.checks)
-    measured = [_row("td", measurement.name, measurement) for measurement in result.measurements]
+    n_holding = sum(check.holds for check in done.checks)
+    measured = [_row("td", measurement.name, measurement) for measurement in done.measurements]
     how = f"{'quick run' if done.quick else 'full run'}, seed {done.seed}, {done.seconds:.1f} s"
     return tag(
         "section",
-        tag("h2", experiment.id, " ", _verdict(result), id=experiment.id.replace(" ", "-")),
+        tag("h2", experiment.id, " ", _verdict(done), id=experiment.id.replace(" ", "-")),
         tag("p", tag("strong", "Claim. "), experiment.claim),
         tag("p", tag("strong", "Prediction. "), experiment.prediction),
-        tag("p", tag("strong", result.sentence)),
-        picture(png(result.figure), f"Figure of the experiment {experiment.id}"),
+        tag("p", tag("strong", done.sentence)),
+        picture(done.draw.png(), f"Figure of the experiment {experiment.id}"),
         tag(
             "details",
             tag("summary", f"{n_holding} of {len(checks)} predictions hold"),
@@ -67,6 +66,6 @@ def _section(done: Done) -> Markup:
             **({} if n_holding == len(checks) else {"open": ""}),
         ),
         tag("details", tag("summary", "All measurements"), tag("table", *measured)),
-        *(tag("p", note, class_="note") for note in result.notes),
+        *(tag("p", note, class_="note") for note in done.notes),
         tag("p", how, class_="dim"),
     )

@@ -8,7 +8,6 @@ says nothing. A sink that is no token is a better place, and a gate makes the pl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +15,16 @@ from torch import Tensor, nn
 from regard.attention.scores import ScoreRule
 from regard.attention.softmax import attend, weights
 from regard.attention.visibility import Visibility
-from regard.lab.drawing import bars, draw, finish, level, panels
 from regard.lab.learning import train
-from regard.lab.spec import Check, Experiment, Measurement, Result, above, below
+from regard.lab.measurement import Measurement
+from regard.lab.spec import Lab
 from regard.layers.positions import Rotary
+
+CLAIM = """A head with nothing to say rests on the first token, because softmax must put its weight somewhere;
+a sink that is no token takes that weight, and a gate that closes makes it unimportant."""
+PREDICTION = """Where words need no look, the first token has surely more than twice the weight that looking
+everywhere alike gives it; surely less beside a learned sink, which has more than half; through an output gate
+surely less of it passes, and the gate is surely less open there than where the head is asked."""
 
 N_WORD, LENGTH, DIM = 12, 16, 16
 ASK, FIRST = N_WORD, N_WORD + 1  # the token that asks, and the one that every text begins with
@@ -43,14 +48,16 @@ class Readers(nn.Module):
         self.gate = drawn(DIM, DIM) if kind == "gate" else None
         self.turn = Rotary(DIM, base=100.0)(torch.arange(LENGTH)[None])
 
-    def forward(self, texts: Tensor) -> tuple[Tensor, Callable[[], Tensor], Tensor]:
-        """Scores of the answers, weights when asked for, how far gates are open: by text, model, position."""
+    def forward(self, texts: Tensor, looks: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Scores of the answers, and how far gates are open, by text, model, position; weights to `looks`."""
         x = nn.functional.rms_norm(self.embedded[:, texts].transpose(0, 1), (DIM,))
         q, k, v = self.turn(x @ self.query), self.turn(x @ self.key), x @ self.value
         rule = ScoreRule(visible=Visibility(causal=True), sink=self.sink)
         opened = torch.ones_like(v) if self.gate is None else (x @ self.gate).sigmoid()
         read = attend(q, k, v, rule).out * opened @ self.out
-        return (x + read) @ self.answer, lambda: weights(q, k, rule), opened.mean(-1)
+        if looks is not None:
+            looks.append(weights(q, k, rule))
+        return (x + read) @ self.answer, opened.mean(-1)
 
 
 def _texts(n: int) -> Tensor:
@@ -77,9 +84,10 @@ def _trained(kind: str, n_model: int, n_step: int) -> dict[str, list[float]]:
 
     train(model.parameters(), loss, n_step, rate=0.02)
     texts = _texts(256)
+    looked: list[Tensor] = []
     with torch.no_grad():
-        said, looked, opened = model(texts)
-        looks = looked()
+        said, opened = model(texts, looked)
+    looks = looked[0]
     right = said.argmax(-1) == (texts.roll(1, 1) % N_WORD)[:, None]
     late = torch.arange(LENGTH) >= SETTLED
     idle, busy = (texts < N_WORD) & late, (texts == ASK) & late
@@ -94,59 +102,39 @@ def _trained(kind: str, n_model: int, n_step: int) -> dict[str, list[float]]:
     return {name: values.transpose(1, 2)[where].mean(0).tolist() for name, (values, where) in seen.items()}
 
 
-def run(quick: bool, seed: int) -> Result:
-    n_model, n_step = (12, 300) if quick else (32, 1000)
+def run(lab: Lab) -> str:
+    n_model, n_step = (12, 300) if lab.quick else (32, 1000)
     chance = float((1 / torch.arange(SETTLED + 1.0, LENGTH + 1)).mean())
     seen = {kind: _trained(kind, n_model, n_step) for kind in KINDS}
 
     def mean(kind: str, what: str, words: str) -> Measurement:
-        return Measurement.mean(f"{words}, {kind}", seen[kind][what])
+        return lab.mean(f"{words}, {kind}", seen[kind][what])
 
     first = {kind: mean(kind, "first", "first token's share") for kind in KINDS}
-    right = {kind: mean(kind, "right", "answered") for kind in KINDS}
     passed = mean("gate", "passed", "first token's share times gate")
     nowhere = mean("sink", "nowhere", "share of no token")
     idle, busy = mean("gate", "idle", "open when idle"), mean("gate", "busy", "open when asked")
-    checks: list[Check] = [
-        above("plain softmax rests on the first token", first["plain"], 2 * chance),
-        below("with a sink it rests there less", first["sink"], first["plain"]),
-        above("the sink has most of the weight", nowhere, 0.5),
-        below("through a gate less of the first token passes", passed, first["plain"]),
-        below("the gate is shut where there is nothing to say", idle, busy),
-        *(above(f"{kind}: it learned to answer", right[kind], 0.5) for kind in KINDS),
+    lab.draw.bars("Weight on the first token", {**first, "gate, passed": passed},
+                       "share, of words that need no look")  # fmt: skip
+    lab.draw.level(chance, "looking everywhere alike")
+    instead = {"on the sink": nowhere, "gate, idle": idle, "gate, asked": busy}
+    lab.draw.bars("Where it is instead", instead, "share, or how far open")
+    ordered = {kind: sorted(seen[kind]["first"]) for kind in KINDS}
+    lab.draw.lines("Every model", range(n_model), ordered, "models, in order", "first token's share")
+    lab.above("plain softmax rests on the first token", first["plain"], 2 * chance)
+    lab.below("with a sink it rests there less", first["sink"], first["plain"])
+    lab.above("the sink has most of the weight", nowhere, 0.5)
+    lab.below("through a gate less of the first token passes", passed, first["plain"])
+    lab.below("the gate is shut where there is nothing to say", idle, busy)
+    for kind in KINDS:
+        lab.above(f"{kind}: it learned to answer", mean(kind, "right", "answered"), 0.5)
+    lab.notes += [
+        f"One layer, one head, {n_model} models of each kind, {n_step} steps of training. A sink begins "
+        "with half of the weight: begun at 0, in some models the first token is faster. Behind a gate "
+        f"the weights themselves may stay on the first token: here {first['gate'].value:.0%}."
     ]
-    figure, (share_ax, instead_ax, model_ax) = panels(
-        "Weight on the first token", "Where it is instead", "Every model", width=3.9
-    )
-    bars(share_ax, [*first, "gate, passed"], [*first.values(), passed])
-    level(share_ax, chance, "looking everywhere alike", -0.4)
-    finish(share_ax, "", "share, of words that need no look", legend=False)
-    bars(instead_ax, ["on the sink", "gate, idle", "gate, asked"], [nowhere, idle, busy])
-    finish(instead_ax, "", "share, or how far open", legend=False)
-    for index, kind in enumerate(KINDS):
-        draw(model_ax, range(n_model), sorted(seen[kind]["first"]), kind, index)
-    finish(model_ax, "models, in order", "first token's share")
-    return Result(
-        [*first.values(), passed, nowhere, idle, busy, *right.values()],
-        checks,
-        figure,
+    return (
         f"where words need no look, the first token has {first['plain'].value:.0%} of the weight (chance "
         f"{chance:.0%}), beside a sink {first['sink'].value:.0%}, and the sink {nowhere.value:.0%}; through "
-        f"a gate {passed.value:.0%} passes: it is {idle.value:.0%} open there, {busy.value:.0%} where asked",
-        notes=(
-            f"One layer, one head, {n_model} models of each kind, {n_step} steps of training. A sink begins "
-            "with half of the weight: begun at 0, in some models the first token is faster. Behind a gate "
-            f"the weights themselves may stay on the first token: here {first['gate'].value:.0%}.",
-        ),
+        f"a gate {passed.value:.0%} passes: it is {idle.value:.0%} open there, {busy.value:.0%} where asked"
     )
-
-
-EXPERIMENT = Experiment(
-    "sinks",
-    "A head with nothing to say rests on the first token, because softmax must put its weight somewhere; a "
-    "sink that is no token takes that weight, and a gate that closes makes it unimportant.",
-    "Where words need no look, the first token has surely more than twice the weight that looking everywhere "
-    "alike gives it; surely less beside a learned sink, which has more than half; through an output gate "
-    "surely less of it passes, and the gate is surely less open there than where the head is asked.",
-    run,
-)

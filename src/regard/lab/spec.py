@@ -1,6 +1,8 @@
 """What an experiment is, and the rules that turn measurements into a verdict.
 
-A verdict is computed: "confirmed" where every prediction holds by its rule, else "refuted". The rules:
+An experiment is a file with its CLAIM, its PREDICTION and `run(lab)`, which measures, draws and checks with
+the `Lab` and returns what was seen, as half a sentence. A verdict is computed: "confirmed" where every
+prediction holds by its rule, else "refuted". The rules:
 
     near     the predicted number lies within the measurement's interval, widened by a stated slack
     equal    the same up to rounding
@@ -14,13 +16,15 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import torch
-from matplotlib.figure import Figure
+from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.lab.drawing import Panels
+from regard.lab.measurement import Check, Measurement, Number, measured
 
 Verdict = Literal["confirmed", "refuted"]
 # Half an interval in standard errors. Chance alone leaves it once in sixteen thousand where values are many,
@@ -29,113 +33,95 @@ Z = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """A number with an interval; one counted, not sampled, has no width."""
+class Experiment:
+    """A claim that can be tested; `run` says what was seen, in numbers: the second half of a sentence."""
 
-    name: str
-    value: float
-    low: float
-    high: float
-    unit: str = ""
+    id: str
+    claim: str
+    prediction: str
+    run: Callable[[Lab], str]
 
-    @classmethod
-    def exact(cls, name: str, value: float | int, unit: str = "") -> Measurement:
+
+@dataclass(slots=True, eq=False)
+class Lab:
+    """One run of an experiment: what it measured and drew, and which of its predictions hold."""
+
+    experiment: Experiment
+    quick: bool = False
+    seed: int = 0
+    measurements: list[Measurement] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    draw: Panels = field(default_factory=Panels)
+    notes: list[str] = field(default_factory=list)
+    summary: str = ""
+    seconds: float = 0.0
+
+    def exact(self, name: str, value: float | int, unit: str = "") -> Measurement:
         """A number that is counted or computed."""
-        return cls(name, float(value), float(value), float(value), unit)
+        return self.keep(Measurement.exact(name, value, unit))
 
-    @classmethod
-    def mean(cls, name: str, values: Sequence[float | int], unit: str = "") -> Measurement:
+    def mean(self, name: str, values: Sequence[float | int], unit: str = "") -> Measurement:
         """The mean of independent values, with `Z` standard errors on either side."""
         values = [float(value) for value in values]
         if len(values) < 2:
             raise ArgumentError(f"an uncertainty needs two values at least. Got {len(values)} for {name!r}.")
         if not all(map(math.isfinite, values)):  # nothing holds of what could not be measured
-            return cls(name, math.nan, math.nan, math.nan, unit)
+            return self.exact(name, math.nan, unit)
         value = statistics.fmean(values)
         half = Z * statistics.stdev(values) / math.sqrt(len(values))
-        return cls(name, value, value - half, value + half, unit)
+        return self.keep(Measurement(name, value, value - half, value + half, unit))
 
-    @classmethod
     def difference(
-        cls, name: str, values: Sequence[float], others: Sequence[float], unit: str = ""
+        self, name: str, values: Sequence[float], others: Sequence[float], unit: str = ""
     ) -> Measurement:
         """The mean of how much larger each value is than the other that belongs to it."""
-        return cls.mean(name, [a - b for a, b in zip(values, others, strict=True)], unit)
+        return self.mean(name, [a - b for a, b in zip(values, others, strict=True)], unit)
 
-    @classmethod
-    def share(cls, name: str, n_right: int, n: int) -> Measurement:
+    def share(self, name: str, n_right: int, n: int) -> Measurement:
         """A share of independent trials, with Wilson's interval at `Z`."""
         if not 0 <= n_right <= n or not n:
             raise ArgumentError(f"a share needs 0 <= n_right <= n, n above 0. Got {n_right} of {n}.")
         rate, spread = n_right / n, Z * Z / n
         middle = (rate + spread / 2) / (1 + spread)
         half = Z * math.sqrt(rate * (1 - rate) / n + spread / (4 * n)) / (1 + spread)
-        return cls(name, rate, min(rate, middle - half), max(rate, middle + half))
+        return self.keep(Measurement(name, rate, min(rate, middle - half), max(rate, middle + half)))
 
-    def __str__(self) -> str:
-        number = f"{self.value:.4g}{self.unit and ' ' + self.unit}"
-        if self.low == self.high:
-            return number
-        return f"{number} ({self.low:.3g} to {self.high:.3g})"
+    def share_right(self, name: str, scores: Tensor, right: Tensor) -> Measurement:
+        """The share of examples of which every answer, the one that scores highest, is right."""
+        is_right = (scores.argmax(-1) == right).reshape(len(right), -1).all(-1)
+        return self.share(name, int(is_right.sum()), len(right))
 
+    def keep(self, measurement: Measurement) -> Measurement:
+        """Report this measurement too."""
+        self.measurements.append(measurement)
+        return measurement
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One prediction and whether it holds, with the rule that decided."""
+    def near(self, what: str, number: Number, predicted: float | int, *, slack: float = 0.0) -> None:
+        """`predicted` lies in the interval, widened by a share `slack` of it where theory is approximate."""
+        room, number = slack * abs(predicted), measured(number)
+        holds = number.low - room <= predicted <= number.high + room  # NaN never holds
+        rule = f"{predicted:.4g} lies in the interval" + (f", widened by {slack:.0%}" if slack else "")
+        self.checks.append(Check(what, rule, str(number), holds))
 
-    what: str
-    rule: str
-    measured: str
-    holds: bool
+    def equal(self, what: str, number: Number, predicted: float | int, *, rounding: float = 0.0) -> None:
+        """The same, up to `rounding` of it (of 1 where it is smaller)."""
+        value = measured(number).value
+        holds = abs(value - predicted) <= rounding * max(1.0, abs(predicted))
+        rule = f"equals {predicted:.6g}" + (f" to {rounding:.0e}" if rounding else " exactly")
+        self.checks.append(Check(what, rule, f"{value:.6g}", holds))
 
+    def above(self, what: str, number: Number, other: Number) -> None:
+        """Surely larger: even its lower end is above the other's upper end."""
+        self._compare(what, "above", number, other, measured(number).low > measured(other).high)
 
-def near(what: str, measured: Measurement, predicted: float | int, *, slack: float = 0.0) -> Check:
-    """`predicted` lies in the interval, widened by `slack`, a share of it, where theory is approximate."""
-    room = slack * abs(predicted)
-    holds = measured.low - room <= predicted <= measured.high + room  # NaN never holds
-    rule = f"{predicted:.4g} lies in the interval" + (f", widened by {slack:.0%}" if slack else "")
-    return Check(what, rule, str(measured), holds)
+    def below(self, what: str, number: Number, other: Number) -> None:
+        """Surely smaller."""
+        self._compare(what, "below", number, other, measured(number).high < measured(other).low)
 
-
-def equal(what: str, measured: float | int, predicted: float | int, *, rounding: float = 0.0) -> Check:
-    """The same, up to `rounding` of it (of 1 where it is smaller)."""
-    holds = abs(measured - predicted) <= rounding * max(1.0, abs(predicted))
-    rule = f"equals {predicted:.6g}" + (f" to {rounding:.0e}" if rounding else " exactly")
-    return Check(what, rule, f"{measured:.6g}", holds)
-
-
-def above(what: str, measured: Measurement, other: Measurement | float | int) -> Check:
-    """Surely larger: even its lower end is above the other's upper end."""
-    bar = _bar(other)
-    return Check(what, f"surely above {bar.name}{bar}", str(measured), measured.low > bar.high)
-
-
-def below(what: str, measured: Measurement, other: Measurement | float | int) -> Check:
-    """Surely smaller."""
-    bar = _bar(other)
-    return Check(what, f"surely below {bar.name}{bar}", str(measured), measured.high < bar.low)
-
-
-def _bar(other: Measurement | float | int) -> Measurement:
-    """What a measurement is compared with, named for a sentence; a plain number needs no name."""
-    if isinstance(other, Measurement):
-        return replace(other, name=f"{other.name}, ")
-    return Measurement.exact("", other)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Result:
-    """What an experiment measured, and which of its predictions hold."""
-
-    measurements: Sequence[Measurement]
-    checks: Sequence[Check]
-    figure: Figure
-    summary: str  # what was seen, in numbers: the second half of the sentence
-    notes: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        if not self.checks:
-            raise ArgumentError("an experiment without a prediction that can fail has no verdict.")
+    def _compare(self, what: str, how: str, number: Number, other: Number, holds: bool) -> None:
+        bar = measured(other)
+        name = bar.name and f"{bar.name}, "  # a plain number needs no name
+        self.checks.append(Check(what, f"surely {how} {name}{bar}", str(measured(number)), holds))
 
     @property
     def verdict(self) -> Verdict:
@@ -154,53 +140,36 @@ class Result:
             f"({first.rule}): measured {first.measured}."
         )
 
-
-@dataclass(frozen=True, slots=True)
-class Experiment:
-    """A claim that can be tested."""
-
-    id: str
-    claim: str
-    prediction: str
-    run: Callable[[bool, int], Result]  # (quick, seed)
-    needs: tuple[str, ...] = ()  # models to be downloaded
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Done:
-    """An experiment that was run."""
-
-    experiment: Experiment
-    result: Result
-    quick: bool
-    seed: int
-    seconds: float
-
     def as_json(self) -> dict[str, object]:
         """All numbers, for a script; a number that is not finite is None."""
         return {
             "id": self.experiment.id,
             "claim": self.experiment.claim,
             "prediction": self.experiment.prediction,
-            "verdict": self.result.verdict,
-            "sentence": self.result.sentence,
+            "verdict": self.verdict,
+            "sentence": self.sentence,
             "measurements": [
                 {key: None if value in (math.inf, -math.inf) or value != value else value
                  for key, value in asdict(measurement).items()}
-                for measurement in self.result.measurements
+                for measurement in self.measurements
             ],
-            "checks": [asdict(check) for check in self.result.checks],
-            "notes": list(self.result.notes),
+            "checks": [asdict(check) for check in self.checks],
+            "notes": self.notes,
             "quick": self.quick,
             "seed": self.seed,
             "seconds": round(self.seconds, 2),
         }  # fmt: skip
 
 
-def perform(experiment: Experiment, *, quick: bool = False, seed: int = 0) -> Done:
+def perform(experiment: Experiment, *, quick: bool = False, seed: int = 0) -> Lab:
     """Run it: the seed alone decides what is drawn, and the caller's random numbers go on undisturbed."""
+    lab = Lab(experiment, quick, seed)
     began = time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        result = experiment.run(quick, seed)
-    return Done(experiment, result, quick, seed, time.perf_counter() - began)
+        lab.summary = experiment.run(lab)
+    lab.seconds = time.perf_counter() - began
+    if not lab.checks:
+        raise ArgumentError("an experiment without a prediction that can fail has no verdict.")
+    lab.draw.arrange()
+    return lab

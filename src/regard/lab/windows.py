@@ -9,14 +9,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.lab.drawing import draw, finish, level, panels, sweep
-from regard.lab.learning import share_right, train
-from regard.lab.spec import Check, Experiment, Measurement, Result, above, below, equal, near
+from regard.lab.learning import teach
+from regard.lab.measurement import Measurement
+from regard.lab.spec import Lab
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 
+CLAIM = """Layers that look back over a window of w tokens see further when stacked: n of them see n (w - 1)
+back, not one token more, and little of what is at the edge arrives."""
+PREDICTION = """Changing a token changes the last output exactly if it stands at most n (w - 1) back; the
+gradient from the edge is surely less than a tenth of that from one window back; a trained stack recalls a
+token from the edge of its reach, and one token further it guesses."""
+
 VOCAB = 8
 TAUGHT = (2, 4)  # layers and window of the models that are trained
+FAR = TAUGHT[0] * (TAUGHT[1] - 1)
 
 
 def _model(n_layer: int, window: int) -> Transformer:
@@ -39,24 +46,21 @@ def _reach(n_layer: int, window: int) -> int:
     return length - 1 - int(different.nonzero()[0])
 
 
-def _influence(n_layer: int, window: int, n_model: int) -> Tensor:
-    """(model, distance): log10 of the gradient that the last output sends so far back."""
-    furthest = n_layer * (window - 1)
-    rows = []
-    for _ in range(n_model):
-        model = _model(n_layer, window).double()
-        embedded: list[Tensor] = []
+def _influence(n_layer: int, window: int) -> Tensor:
+    """log10 of the gradient that the last output of a random model sends back, by distance."""
+    model = _model(n_layer, window).double()
+    embedded: list[Tensor] = []
 
-        def keep(_: nn.Module, __: object, out: Tensor, embedded: list[Tensor] = embedded) -> None:
-            out.retain_grad()
-            embedded.append(out)
+    def keep(_: nn.Module, __: object, out: Tensor) -> None:
+        out.retain_grad()
+        embedded.append(out)
 
-        model.token.register_forward_hook(keep)
-        hidden = model(torch.randint(VOCAB, (16, furthest + 1))).hidden[:, -1]
-        (hidden @ torch.randn(hidden.shape[-1], dtype=torch.float64)).sum().backward()
-        assert embedded[0].grad is not None
-        rows.append(embedded[0].grad.flip(1).norm(dim=-1).mean(0).log10())
-    return torch.stack(rows)
+    model.token.register_forward_hook(keep)
+    hidden = model(torch.randint(VOCAB, (16, n_layer * (window - 1) + 1))).hidden[:, -1]
+    (hidden @ torch.randn(hidden.shape[-1], dtype=torch.float64)).sum().backward()
+    assert embedded[0].grad is not None
+    norms: Tensor = embedded[0].grad.flip(1).norm(dim=-1).mean(0)
+    return norms.log10()
 
 
 def _examples(n: int, distance: int) -> tuple[Tensor, Tensor]:
@@ -67,7 +71,7 @@ def _examples(n: int, distance: int) -> tuple[Tensor, Tensor]:
     return tokens, right
 
 
-def _recall(distance: int, n_step: int) -> Measurement:
+def _recall(lab: Lab, distance: int, n_step: int) -> Measurement:
     """The share of marked tokens that the last position says, after training on distances up to this one."""
     model = _model(*TAUGHT)
 
@@ -75,92 +79,57 @@ def _recall(distance: int, n_step: int) -> Measurement:
         logits: Tensor = model(tokens).logits[:, -1, :VOCAB]
         return logits
 
-    def loss() -> Tensor:
-        tokens, right = _examples(64, int(torch.randint(1, distance + 1, ())))
-        return nn.functional.cross_entropy(scores(tokens), right)
+    def examples() -> tuple[Tensor, Tensor]:
+        return _examples(64, int(torch.randint(1, distance + 1, ())))
 
-    train(model.parameters(), loss, n_step, rate=0.006, clip=True)
-    with torch.no_grad():
-        tokens, right = _examples(1000, distance)
-        return share_right(f"recall, distance {distance}", scores(tokens), right)
+    teach(model, examples, n_step, scores=scores, rate=0.006)
+    tokens, right = _examples(1000, distance)
+    return lab.share_right(f"recall, distance {distance}", scores(tokens), right)
 
 
-def run(quick: bool, seed: int) -> Result:
-    n_layers = (1, 2, 3) if quick else (1, 2, 3, 4, 6, 8)
-    windows = (2, 5) if quick else (2, 3, 5, 9)
-    figure, (reach_ax, influence_ax, recall_ax) = panels(
-        "The furthest token that is seen", "Gradient that arrives", "Recall of one marked token"
-    )
-    reaches = sweep(
-        reach_ax,
-        n_layers,
-        [f"window {window}" for window in windows],
-        lambda name, n: Measurement.exact(f"reach, {n} layers, {name}", _reach(n, int(name.split()[1]))),
-    )
-    checks: list[Check] = []
-    for index, (window, measured) in enumerate(zip(windows, reaches.values(), strict=True)):
-        predicted = [n_layer * (window - 1) for n_layer in n_layers]
-        draw(reach_ax, n_layers, predicted, "_predicted", index, dashed=True)
-        checks += [
-            equal(f"{point.name} is layers times window less 1", point.value, wanted)
-            for point, wanted in zip(measured, predicted, strict=True)
+def run(lab: Lab) -> str:
+    n_layers = (1, 2, 3) if lab.quick else (1, 2, 3, 4, 6, 8)
+    windows = (2, 5) if lab.quick else (2, 3, 5, 9)
+    reaches = {
+        f"window {window}": [
+            lab.exact(f"reach, {n} layers, window {window}", _reach(n, window)) for n in n_layers
         ]
-    finish(reach_ax, "layers", "tokens back")
-    n_layer, window = (3, 5) if quick else (8, 5)
-    values = _influence(n_layer, window, 8 if quick else 24)
+        for window in windows
+    }
+    lab.draw.lines("The furthest token that is seen", n_layers, reaches, "layers", "tokens back")
+    for index, (window, points) in enumerate(zip(windows, reaches.values(), strict=True)):
+        furthest = [n_layer * (window - 1) for n_layer in n_layers]
+        lab.draw.predicted(n_layers, furthest, "_predicted", index)
+        for point, wanted in zip(points, furthest, strict=True):
+            lab.equal(f"{point.name} is layers times window less 1", point, wanted)
+    n_layer, window = (3, 5) if lab.quick else (8, 5)
+    gradients = torch.stack([_influence(n_layer, window) for _ in range(8 if lab.quick else 24)]).T.tolist()
     influence = [
-        Measurement.mean(f"log10 gradient, distance {distance}", column)
-        for distance, column in enumerate(values.T.tolist())
+        lab.mean(f"log10 gradient, distance {distance}", of_models)
+        for distance, of_models in enumerate(gradients)
     ]
-    draw(influence_ax, range(len(influence)), influence, f"{n_layer} layers, window {window}", 0)
-    finish(influence_ax, "distance", "log10 of its norm")
-    edge = Measurement.difference(
-        "log10 gradient, edge minus one window back", values[:, -1].tolist(), values[:, window - 1].tolist()
-    )
-    checks.append(below("from the edge far less arrives than from one window back", edge, -1.0))
-    far = TAUGHT[0] * (TAUGHT[1] - 1)
-    distances = (far, far + 1) if quick else (1, TAUGHT[1] - 1, TAUGHT[1], far - 1, far, far + 1, far + 4)
-    n_step = 200 if quick else 800
-    recalls = sweep(
-        recall_ax,
-        distances,
-        [f"{TAUGHT[0]} layers, window {TAUGHT[1]}"],
-        lambda _, distance: _recall(distance, n_step),
-    )
-    level(recall_ax, 1 / VOCAB, "chance", distances[0])
-    recall_ax.set_ylim(0, 1.05)
-    finish(recall_ax, "distance", "share right")
-    at = dict(zip(distances, next(iter(recalls.values())), strict=True))
-    checks += [
-        above(f"trained, {distance} tokens back are recalled", at[distance], 0.9)
-        for distance in distances
-        if distance <= far
+    lines = {f"{n_layer} layers, window {window}": influence}
+    lab.draw.lines("Gradient that arrives", range(len(influence)), lines, "distance", "log10 of its norm")
+    what = "log10 gradient, edge minus one window back"
+    edge = lab.difference(what, gradients[-1], gradients[window - 1])
+    lab.below("from the edge far less arrives than from one window back", edge, -1.0)
+    distances = (FAR, FAR + 1) if lab.quick else (1, TAUGHT[1] - 1, TAUGHT[1], FAR - 1, FAR, FAR + 1, FAR + 4)
+    n_step = 200 if lab.quick else 800
+    recalls = {distance: _recall(lab, distance, n_step) for distance in distances}
+    lines = {f"{TAUGHT[0]} layers, window {TAUGHT[1]}": list(recalls.values())}
+    lab.draw.lines("Recall of one marked token", distances, lines, "distance", "share right")
+    lab.draw.chance(1 / VOCAB)
+    for distance, recall in recalls.items():
+        if distance <= FAR:
+            lab.above(f"trained, {distance} tokens back are recalled", recall, 0.9)
+        else:
+            lab.near(f"{distance} back, beyond the reach, chance is all", recall, 1 / VOCAB)
+    lab.notes += [
+        f"Gradients are those of random models of {n_layer} layers; recall is after {n_step} steps of "
+        "training on distances up to that one, a model for each."
     ]
-    checks += [
-        near(f"{distance} back, beyond the reach, chance is all", at[distance], 1 / VOCAB)
-        for distance in distances
-        if distance > far
-    ]
-    return Result(
-        [*(point for line in reaches.values() for point in line), *influence, edge, *at.values()],
-        checks,
-        figure,
-        f"{n_layers[-1]} layers of window {windows[-1]} see {measured[-1].value:.0f} tokens back; "
-        f"{TAUGHT[0]} of window {TAUGHT[1]} recall {at[far].value:.0%} from {far} tokens back and "
-        f"{at[far + 1].value:.0%} from {far + 1} (chance {1 / VOCAB:.0%})",
-        notes=(
-            f"Gradients are those of random models of {n_layer} layers; recall is after {n_step} steps of "
-            "training on distances up to that one, a model for each.",
-        ),
+    return (
+        f"{n_layers[-1]} layers of window {windows[-1]} see {points[-1].value:.0f} tokens back; "
+        f"{TAUGHT[0]} of window {TAUGHT[1]} recall {recalls[FAR].value:.0%} from {FAR} tokens back and "
+        f"{recalls[FAR + 1].value:.0%} from {FAR + 1} (chance {1 / VOCAB:.0%})"
     )
-
-
-EXPERIMENT = Experiment(
-    "windows",
-    "Layers that look back over a window of w tokens see further when stacked: n of them see n (w - 1) back, "
-    "not one token more, and little of what is at the edge arrives.",
-    "Changing a token changes the last output exactly if it stands at most n (w - 1) back; the gradient from "
-    "the edge is surely less than a tenth of that from one window back; a trained stack recalls a token from "
-    "the edge of its reach, and one token further it guesses.",
-    run,
-)

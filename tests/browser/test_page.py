@@ -5,12 +5,12 @@ import http.client
 
 import pytest
 import torch
+from regard.view.predict import sentence_vector
 
 import regard
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
-from regard.view.predict import sentence_vector
-from regard.view.session import Asked
+from regard.view.live import Asked
 
 MODEL, TEXT, TOKEN = "minilm (random)", "to be or not", "a-token-of-the-tests"
 EVIL = "<script>alert(1)</script> <img src=x onerror=alert(2)> </script><b>x"

@@ -24,8 +24,9 @@ from regard.errors import ArgumentError, LoadError
 
 if TYPE_CHECKING:
     from regard.view.document import Document
+    from regard.view.live import Progress
     from regard.view.models import Models
-    from regard.view.session import Progress, Session
+    from regard.view.session import Session
 
 SUGGEST = ["tired", "wide"]  # the word of the sentence that decides what "it" is (Levesque et al. 2012)
 SENTENCE = "The animal didn't cross the street because it was too tired"
@@ -161,7 +162,8 @@ def _taken(
 ) -> tuple[Session, Document, str | None]:
     """The trace of a text, and a line where another model had to read it."""
     models, key, notice = _models(model, random, seed, device)
-    from regard.view.session import Asked, Session
+    from regard.view.live import Asked
+    from regard.view.session import Session
 
     session = Session(models, key, text)
     with _shown_progress(quiet) as progress:
@@ -172,16 +174,17 @@ def _models(model: str, random: bool, seed: int, device: str) -> tuple[Models, s
     """The models with the wanted one loaded; another where it cannot be had, and a line that says so."""
     from regard.files import hub
     from regard.files.loading import checked_device
-    from regard.view.models import RANDOM, Models, opened
+    from regard.view.live import Opened
+    from regard.view.models import RANDOM, Models
 
     models = Models(checked_device(device), seed)
     key = f"{model}{RANDOM}" if random else model
     try:
-        if not random and (model in hub.listed() or Path(model).exists()):
+        if not random and (model in hub.MODELS or Path(model).exists()):
             from regard.files.loading import load
 
             offer_download(model)
-            models.put(opened(load(model, device=models.device), key))
+            models.put(Opened(load(model, device=models.device), key))
         models.get(key)
     except LoadError as error:
         if random or model_was_named():
@@ -199,7 +202,7 @@ def _shown_progress(quiet: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    from regard.view.session import Progress
+    from regard.view.live import Progress
 
     columns = (TextColumn("reading, layer"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:

@@ -114,10 +114,10 @@ def models(ctx: click.Context, as_json: bool) -> None:
             "what": model.what,
             "megabytes": model.n_bytes // 10**6,
             "licence": model.licence,
-            "shipped": model.name in hub.SHIPPED,
+            "shipped": model.shipped,
             "path": None if (path := hub.present(model.name)) is None else str(path),
         }
-        for model in hub.listed().values()
+        for model in hub.MODELS.values()
     ]
     if as_json:
         click.echo(json.dumps(rows, indent=2))

@@ -129,9 +129,9 @@ def load(
     name = str(name_or_path)
     if random:
         loaded = _random(name, seed)
-    elif name in hub.listed() and not Path(name).exists():
+    elif name in hub.MODELS and not Path(name).exists():
         raw = files.read(hub.get_showing(name))
-        licence = raw.facts.licence or hub.listed()[name].licence
+        licence = raw.facts.licence or hub.MODELS[name].licence
         loaded = from_raw(replace(raw, facts=replace(raw.facts, name=name, licence=licence)), dtype=dtype)
     elif (stated := foreign_config(Path(name))) is not None:
         loaded = _foreign(Path(name), stated, dtype)
@@ -146,7 +146,7 @@ def load(
     else:
         shapes = ", ".join(_shapes())
         raise LoadError(
-            f"{no_such('model', name, hub.listed())} With random=True (--random) also {shapes}; "
+            f"{no_such('model', name, hub.MODELS)} With random=True (--random) also {shapes}; "
             "and there is no such file or folder."
         )
     loaded.model.to(device, dtype)

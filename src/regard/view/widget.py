@@ -26,9 +26,10 @@ from regard.files.loading import Loaded
 from regard.tracing.traces import Trace
 from regard.view.document import Document, documents_of, plain
 from regard.view.embed import embedded, embedded_bytes
-from regard.view.models import Models, Opened, opened
+from regard.view.live import Asked, Opened, make_document
+from regard.view.models import Models
 from regard.view.page import bundle
-from regard.view.session import Asked, Session, make_document
+from regard.view.session import Session
 
 EMBEDDED_BYTES = (
     2_000_000  # what is kept in the notebook itself, so that it shows when opened without a kernel
@@ -105,7 +106,7 @@ def _opened(model: Loaded | str | None, session: Session) -> Opened | None:
             f"model must be what regard.load gave, or its name. Got {type(model).__name__}. "
             "Trace another model with regard.trace and show the trace."
         )
-    return opened(model, model.facts.name)
+    return Opened(model, model.facts.name)
 
 
 def _given(what: Any, rows: Sequence[str] | None, cols: Sequence[str] | None, image: Any) -> list[Document]:
@@ -125,11 +126,11 @@ def _check_pair(document: Document, alive: Opened) -> None:
     """A model that did not make the trace would answer for another one."""
     trace = document.trace
     names = alive.model.attention_names
-    if not set(trace.names) <= set(names) or trace.layers[0].n_head != alive.n_head:
+    if not set(trace.names) <= set(names) or trace.layers[0].n_head != alive.model.sizes.n_head:
         raise ArgumentError(
             f"the trace is not of {alive.title}: its layers are {', '.join(trace.names[:3])} ... with "
             f"{trace.layers[0].n_head} heads, those of the model {', '.join(names[:3])} ... with "
-            f"{alive.n_head}."
+            f"{alive.model.sizes.n_head}."
         )
     if trace.names != tuple(names) or trace.ids is None or trace.text is None:
         raise ArgumentError(

@@ -260,10 +260,10 @@ def _written(
     for kind in ("png", "svg"):
         if more[kind]:
             from regard.drawing.figures import save_figure
-            from regard.view.picture import Wanted, figure_of
+            from regard.view.picture import figure_of
 
-            wanted = Wanted(layer, head, more["view"] or "map", more["query"], more["against"])
-            save_figure(figure_of(document, wanted), more[kind], kind)
+            figure = figure_of(document, layer, head, more["view"] or "map", more["query"], more["against"])
+            save_figure(figure, more[kind], kind)
             done.append(("picture", more[kind]))
     return done
 

@@ -319,16 +319,16 @@ def test_minilm_is_a_bert_of_six_layers():
         12,
     )
     assert raw.tensors["embeddings.word_embeddings.weight"].shape == (30522, 384)
-    assert raw.facts.licence == "apache-2.0"
-    assert raw.facts.quantisation is None
+    assert raw.licence == "apache-2.0"
+    assert raw.quantisation is None
     assert raw.tokenizer is not None
 
 
 def test_smollm2_is_a_four_bit_llama_whose_nine_heads_share_three():
     """Its facts say 4-bit, its config says 9 heads on 3, its head is its embedding."""
     raw = files.read(hub.get("smollm2"))
-    assert raw.facts.quantisation == "Q4_1 (4-bit)"
-    assert raw.facts.licence == "apache-2.0"
+    assert raw.quantisation == "Q4_1 (4-bit)"
+    assert raw.licence == "apache-2.0"
     assert (
         raw.config["num_hidden_layers"],
         raw.config["num_attention_heads"],

@@ -131,8 +131,8 @@ def load(
         loaded = _random(name, seed)
     elif name in hub.MODELS and not Path(name).exists():
         raw = files.read(hub.get_showing(name))
-        licence = raw.facts.licence or hub.MODELS[name].licence
-        loaded = from_raw(replace(raw, facts=replace(raw.facts, name=name, licence=licence)), dtype=dtype)
+        licence = raw.licence or hub.MODELS[name].licence
+        loaded = from_raw(replace(raw, name=name, licence=licence), dtype=dtype)
     elif (stated := foreign_config(Path(name))) is not None:
         loaded = _foreign(Path(name), stated, dtype)
     elif Path(name).exists():
@@ -160,8 +160,8 @@ def load(
 
 def from_raw(raw: files.RawModel, *, dtype: torch.dtype = torch.float32) -> Loaded:
     """The model that read files describe."""
-    source = str(raw.facts.source)
-    tokenizer, notes = raw.tokenizer, list(raw.facts.notes)
+    source = str(raw.source)
+    tokenizer, notes = raw.tokenizer, list(raw.notes)
     if raw.config.get("model_type") == _SEQ2SEQ:
         model: Model = _seq2seq(raw, source)
         start, stop = model.start_token, model.stop_tokens
@@ -183,9 +183,9 @@ def from_raw(raw: files.RawModel, *, dtype: torch.dtype = torch.float32) -> Load
         start = start if isinstance(start, int) else family.start_token
         stop = _stop_tokens(stated, tokenizer)
     facts = replace(
-        described(model, raw.facts.name or Path(source).stem, source),
-        licence=raw.facts.licence,
-        quantisation=raw.facts.quantisation,
+        described(model, raw.name or Path(source).stem, source),
+        licence=raw.licence,
+        quantisation=raw.quantisation,
         notes=tuple(notes),
     )
     return Loaded(model.eval(), tokenizer, facts, start, stop)

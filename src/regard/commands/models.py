@@ -174,9 +174,8 @@ def generate(
     """Continue TEXT, token by token as they come, with the speed at the end."""
     if not text.strip():
         raise ArgumentError("TEXT is empty: give at least one word to start from.")
+    from regard.decoding.loop import Choice, stream
     from regard.decoding.loop import generate as generate_text
-    from regard.decoding.loop import stream
-    from regard.decoding.sampling import Choice
 
     Choice(temperature, top_k, top_p, repetition_penalty)  # checked before anything is loaded
     loaded = load_model(model, random, seed, device)

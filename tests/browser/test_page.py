@@ -5,7 +5,6 @@ import http.client
 
 import pytest
 import torch
-from regard.view.predict import sentence_vector
 
 import regard
 from regard.tracing.take import trace
@@ -24,7 +23,7 @@ def test_switching_a_head_off_moves_the_sentence_vector_as_the_library_says(look
     one = models.get(MODEL)
     ids = one.tokenizer.encode(TEXT)
     with torch.no_grad():
-        wanted = 1 - float(sentence_vector(one, ids) @ sentence_vector(one, ids, ((2, 5),)))
+        wanted = 1 - float(one.sentence_vector(ids) @ one.sentence_vector(ids, ((2, 5),)))
     assert wanted > 1e-6
     assert float(moved.get_attribute("data-moved")) == pytest.approx(wanted, abs=1e-6)
     assert "off" in looker.page.get_attribute("[data-head='2.5']", "class")

@@ -89,8 +89,9 @@ def our_page(model: Loaded) -> Make:
 
 def with_machine(ids: list[int]) -> float:
     """How many times as large what Machine needs makes the page that `regard look --save` writes."""
+    from regard.view.live import Asked
     from regard.view.models import Models
-    from regard.view.session import Asked, Session
+    from regard.view.session import Session
 
     session = Session(Models(), "minilm")
     opened = session.models.get("minilm")
@@ -226,13 +227,14 @@ def serve_long(length: int, quick: bool, sender: Connection) -> None:
     """A live page of a text of that many tokens, its forward pass done: in a process of its own."""
     import uvicorn
 
-    from regard.view.models import Models, opened
+    from regard.view.live import Asked, Opened
+    from regard.view.models import Models
     from regard.view.server import app, link, listen
-    from regard.view.session import Asked, Session
+    from regard.view.session import Session
 
     model = load("smollm2", random=quick)
     models = Models()
-    models.put(opened(model, "smollm2"))
+    models.put(Opened(model, "smollm2"))
     assert model.tokenizer is not None
     text = model.tokenizer.decode(ids_of(model, length))
     session = Session(models, "smollm2", text)

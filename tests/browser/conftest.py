@@ -13,10 +13,11 @@ import uvicorn
 
 from regard.files.loading import load
 from regard.tracing.take import trace
-from regard.view.models import RANDOM, Models, opened
+from regard.view.live import Asked, Opened
+from regard.view.models import RANDOM, Models
 from regard.view.page import export
 from regard.view.server import app, link, listen
-from regard.view.session import Asked, Session
+from regard.view.session import Session
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -58,7 +59,7 @@ def page(browser):
 def models():
     """A model with random weights that all tests share."""
     found = Models()
-    found.put(opened(load("minilm", random=True), MODEL))
+    found.put(Opened(load("minilm", random=True), MODEL))
     return found
 
 

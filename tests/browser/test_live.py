@@ -9,8 +9,9 @@ import uvicorn
 
 from regard.tracing.gradients import score_gradients
 from regard.tracing.take import trace
+from regard.view.live import Asked
 from regard.view.server import app, link, listen
-from regard.view.session import Asked, Session
+from regard.view.session import Session
 
 MODEL, TEXT, TOKEN = "minilm (random)", "to be or not", "a-token-of-the-tests"
 

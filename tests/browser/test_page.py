@@ -9,8 +9,7 @@ import torch
 import regard
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
-from regard.view.predict import sentence_vector
-from regard.view.session import Asked
+from regard.view.live import Asked
 
 MODEL, TEXT, TOKEN = "minilm (random)", "to be or not", "a-token-of-the-tests"
 EVIL = "<script>alert(1)</script> <img src=x onerror=alert(2)> </script><b>x"
@@ -24,7 +23,7 @@ def test_switching_a_head_off_moves_the_sentence_vector_as_the_library_says(look
     one = models.get(MODEL)
     ids = one.tokenizer.encode(TEXT)
     with torch.no_grad():
-        wanted = 1 - float(sentence_vector(one, ids) @ sentence_vector(one, ids, ((2, 5),)))
+        wanted = 1 - float(one.sentence_vector(ids) @ one.sentence_vector(ids, ((2, 5),)))
     assert wanted > 1e-6
     assert float(moved.get_attribute("data-moved")) == pytest.approx(wanted, abs=1e-6)
     assert "off" in looker.page.get_attribute("[data-head='2.5']", "class")

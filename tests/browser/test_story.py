@@ -15,8 +15,9 @@ from PIL import Image
 
 from regard.heads.labels import LABELS
 from regard.tracing.take import trace
+from regard.view.live import Asked
 from regard.view.page import export
-from regard.view.session import Asked, Session
+from regard.view.session import Session
 
 MODEL, TEXT = "minilm (random)", "to be or not"
 

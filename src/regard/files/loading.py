@@ -37,7 +37,7 @@ from regard.models.foreign import Foreign, open_folder
 from regard.models.model import Model, shapes_alone
 from regard.models.pruned import MODEL_TYPE, stated_kept_heads
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.transformer import Transformer
 
 _SEQ2SEQ = "regard-seq2seq"  # the model_type of a recurrent model's config.json
 
@@ -129,10 +129,10 @@ def load(
     name = str(name_or_path)
     if random:
         loaded = _random(name, seed)
-    elif name in hub.listed() and not Path(name).exists():
+    elif name in hub.MODELS and not Path(name).exists():
         raw = files.read(hub.get_showing(name))
-        licence = raw.facts.licence or hub.listed()[name].licence
-        loaded = from_raw(replace(raw, facts=replace(raw.facts, name=name, licence=licence)), dtype=dtype)
+        licence = raw.licence or hub.MODELS[name].licence
+        loaded = from_raw(replace(raw, name=name, licence=licence), dtype=dtype)
     elif (stated := foreign_config(Path(name))) is not None:
         loaded = _foreign(Path(name), stated, dtype)
     elif Path(name).exists():
@@ -146,7 +146,7 @@ def load(
     else:
         shapes = ", ".join(_shapes())
         raise LoadError(
-            f"{no_such('model', name, hub.listed())} With random=True (--random) also {shapes}; "
+            f"{no_such('model', name, hub.MODELS)} With random=True (--random) also {shapes}; "
             "and there is no such file or folder."
         )
     loaded.model.to(device, dtype)
@@ -160,32 +160,35 @@ def load(
 
 def from_raw(raw: files.RawModel, *, dtype: torch.dtype = torch.float32) -> Loaded:
     """The model that read files describe."""
-    source = str(raw.facts.source)
-    tokenizer, notes = raw.tokenizer, list(raw.facts.notes)
+    source, tokenizer, notes = str(raw.source), raw.tokenizer, list(raw.notes)
     if raw.config.get("model_type") == _SEQ2SEQ:
         model: Model = _seq2seq(raw, source)
         start, stop = model.start_token, model.stop_tokens
     else:
         stated, kept_heads = stated_kept_heads(raw.config, source)
         family = family_of(stated)
-        config = _config(family, stated, raw, source)
+        model = _transformer(raw, family, stated, kept_heads, dtype)
         if kept_heads is not None:
-            config = replace(config, kept_heads=kept_heads)
-            n_all = len(kept_heads) * config.block.n_head
+            n_all = len(kept_heads) * model.config.block.n_head
             notes.append(f"Pruned: {sum(map(len, kept_heads))} of {n_all} heads are left.")
-        model = build(family, config, raw.tensors, source, dtype)
-        if tokenizer is None and config.vocab >= 256:
-            tokenizer = byte_tokenizer(config.vocab)
+        vocab = model.config.vocab
+        if tokenizer is None and vocab >= 256:
+            tokenizer = byte_tokenizer(vocab)
             notes.append("Text is fed as bytes, which this model was not trained on.")
-        elif tokenizer is not None and tokenizer.vocab_size > config.vocab:
-            notes.append(f"The tokenizer knows {tokenizer.vocab_size} tokens, the model {config.vocab}.")
+        elif tokenizer is not None and tokenizer.vocab_size > vocab:
+            notes.append(f"The tokenizer knows {tokenizer.vocab_size} tokens, the model {vocab}.")
         start = stated.get("decoder_start_token_id")
         start = start if isinstance(start, int) else family.start_token
-        stop = _stop_tokens(stated, tokenizer)
+        ends = stated.get("eos_token_id")
+        stop = tuple(
+            token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)
+        )
+        if not stop and tokenizer is not None and tokenizer.special.eos is not None:
+            stop = (tokenizer.special.eos,)
     facts = replace(
-        described(model, raw.facts.name or Path(source).stem, source),
-        licence=raw.facts.licence,
-        quantisation=raw.facts.quantisation,
+        described(model, raw.name or raw.source.stem, source),
+        licence=raw.licence,
+        quantisation=raw.quantisation,
         notes=tuple(notes),
     )
     return Loaded(model.eval(), tokenizer, facts, start, stop)
@@ -255,35 +258,36 @@ def _seq2seq(raw: files.RawModel, source: str) -> Seq2Seq:
     return model
 
 
-def build(
+def _transformer(
+    raw: files.RawModel,
     family: Family,
-    config: TransformerConfig,
-    tensors: Mapping[str, LazyTensor],
-    source: str,
-    dtype: torch.dtype = torch.float32,
+    stated: Published,
+    kept_heads: tuple[tuple[int, ...], ...] | None,
+    dtype: torch.dtype,
 ) -> Transformer:
     """A Transformer filled with published tensors; one error lists all that do not fit."""
-    with _reading_config(source), shapes_alone():
-        model = Transformer(config)
+    source, tensors = str(raw.source), raw.tensors
+    with _reading_config(source):
+        family.check(stated, len(tensors), sum(tensor.n_element for tensor in tensors.values()))
+        config = replace(family.config(stated), kept_heads=kept_heads)
+        if config.pooler and not any(family.weights["pooler"].name in name for name in tensors):
+            config = replace(config, pooler=False)
+        with shapes_alone():
+            model = Transformer(config)
     names = _names_in(tensors, family, family.names(model))
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    shared: dict[str, list[str]] = {}  # by name in the file: one of ours, or three
     for ours, parameter in model.named_parameters():
         shape, where = tuple(parameter.shape), names[ours]
         if where.part is not None:
             shape = (3 * shape[0], *shape[1:])
         shapes[where.name] = shape[::-1] if where.transposed else shape
+        shared.setdefault(where.name, []).append(ours)
     _check_tensors(shapes, tensors, source, family.ignored)
     state: dict[str, Tensor] = {}
-    read: dict[str, Tensor] = {}  # what three of ours come from
-    for ours, where in names.items():
-        tensor = read.get(where.name)
-        if tensor is None:
-            tensor = _numbers(tensors[where.name], source, dtype)
-        if where.part == 0:
-            read[where.name] = tensor
-        elif where.part == 2:
-            del read[where.name]
-        state[ours] = where.taken(tensor, config.block.n_head)
+    for name, parts in shared.items():
+        tensor = _numbers(tensors[name], source, dtype)
+        state |= {ours: names[ours].taken(tensor, config.block.n_head) for ours in parts}
     model.load_state_dict(state, assign=True)
     return model.to(dtype)
 
@@ -404,15 +408,6 @@ def _shapes() -> dict[str, Family]:
     return {name: family for family in FAMILIES.values() for name in family.sizes}
 
 
-def _config(family: Family, stated: Published, raw: files.RawModel, source: str) -> TransformerConfig:
-    with _reading_config(source):
-        family.check(stated, len(raw.tensors), sum(tensor.n_element for tensor in raw.tensors.values()))
-        config = family.config(stated)
-    if config.pooler and not any(family.weights["pooler"].name in name for name in raw.tensors):
-        config = replace(config, pooler=False)
-    return config
-
-
 @contextmanager
 def _reading_config(source: str) -> Iterator[None]:
     """What is wrong with a config.json, as a `LoadError` that names the file."""
@@ -424,14 +419,6 @@ def _reading_config(source: str) -> Iterator[None]:
         raise
     except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise LoadError(f"{source}: config.json has a value that cannot be: {error}") from error
-
-
-def _stop_tokens(stated: Published, tokenizer: TextTokenizer | None) -> tuple[int, ...]:
-    ids = stated.get("eos_token_id")
-    tokens = [token for token in (ids if isinstance(ids, list) else [ids]) if isinstance(token, int)]
-    if not tokens and tokenizer is not None and tokenizer.special.eos is not None:
-        tokens = [tokenizer.special.eos]
-    return tuple(tokens)
 
 
 def checked_device(name: str) -> torch.device:

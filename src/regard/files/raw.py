@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
 from regard.errors import LoadError, UnsupportedError
-from regard.files.gguf import GGUFHeader, can_dequantise, gguf_tensor, read_header
+from regard.files.gguf import GGUFHeader, read_header
 from regard.files.safetensors import LazyTensor, open_safetensors
 from regard.files.tokenizer import GGUF_ROLES, TextTokenizer, gguf_tokenizer, read_json, read_text
 from regard.models.families import FAMILIES, Family, Published, Said, Weight
@@ -31,28 +30,18 @@ INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
-@dataclass(frozen=True, slots=True)
-class FileFacts:
-    """Where weights came from and how they are stored."""
-
-    format: str  # "safetensors" or "GGUF v3"
-    source: Path
-    n_bytes: int  # of weight files on disk
-    n_weight: Mapping[str, int]  # how many numbers are stored in each way
-    quantisation: str | None = None  # such as "Q4_1 (4-bit)", None if weights are plain floats
-    licence: str | None = None  # as the file states it
-    name: str | None = None
-    notes: tuple[str, ...] = ()  # what a user should be told, such as why there is no tokenizer
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RawModel:
-    """A model as its files have it: config, tensors by name, tokenizer, facts."""
+    """A model as its files have it: config, tensors by name, tokenizer, and what they say of themselves."""
 
+    source: Path
     config: Published
     tensors: Mapping[str, LazyTensor] = field(repr=False)
     tokenizer: TextTokenizer | None
-    facts: FileFacts
+    name: str | None = None
+    licence: str | None = None  # as the file states it
+    quantisation: str | None = None  # such as "Q4_1 (4-bit)", None if weights are plain floats
+    notes: tuple[str, ...] = ()  # what a user should be told, such as why there is no tokenizer
 
 
 def read(path: str | Path) -> RawModel:
@@ -98,49 +87,38 @@ def read_folder(folder: Path, *, weights: list[Path] | None = None) -> RawModel:
     files, promised = (weights, set[str]()) if weights is not None else _weight_files(folder)
     config = read_json(folder / "config.json")
     tensors: dict[str, LazyTensor] = {}
-    twice = []
+    twice = set()
     for file in files:
-        for name, tensor in open_safetensors(file).items():
-            if name in tensors:
-                twice.append(name)
-            tensors[name] = tensor
+        stored = open_safetensors(file)
+        twice |= tensors.keys() & stored
+        tensors |= stored
     if twice:
         raise LoadError(f"{folder}: these tensors are stored in more than one file: {_few(twice)}.")
-    missing = sorted(promised - set(tensors))
-    if missing:
+    if missing := promised - set(tensors):
         raise LoadError(f"{folder / INDEX} names tensors that its files do not have: {_few(missing)}.")
-    tokenizer, notes = None, tuple[str, ...]()
-    if (folder / "tokenizer.json").is_file():
-        tokenizer = TextTokenizer.from_folder(folder)
-    else:
-        notes = (f"No tokenizer: {folder} has no tokenizer.json. The model takes ids, not text.",)
-    facts = FileFacts(
-        format="safetensors",
-        source=folder if weights is None else weights[0],
-        n_bytes=sum(file.stat().st_size for file in files),
-        n_weight=count_weights(tensors),
-        licence=_card_licence(folder),
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    note = f"No tokenizer: {folder} has no tokenizer.json. The model takes ids, not text."
+    return RawModel(
+        folder if weights is None else weights[0],
+        config,
+        tensors,
+        TextTokenizer.from_folder(folder) if has_tokenizer else None,
         name=stated if isinstance(stated := config.get("_name_or_path"), str) and stated else None,
-        notes=notes,
+        licence=_card_licence(folder),
+        notes=() if has_tokenizer else (note,),
     )
-    return RawModel(MappingProxyType(config), MappingProxyType(tensors), tokenizer, facts)
 
 
 def read_gguf(path: Path) -> RawModel:
     """The model in a GGUF file: weights dequantised when read, names and layout as in Hugging Face."""
     header = read_header(path)
     families = {family.gguf: family for family in FAMILIES.values() if family.gguf is not None}
-    if header.architecture not in families:
+    family = families.get(header.architecture)
+    if family is None:
         raise LoadError(
             f"{path} holds a model of architecture {header.architecture!r}: of GGUF files, "
             f"{' and '.join(sorted(families))} can be read."
         )
-    unknown = sorted({info.kind_name for info in header.tensors.values() if not can_dequantise(info.kind)})
-    if unknown:
-        raise LoadError(
-            f"{path} stores weights as {', '.join(unknown)}, which the gguf package cannot turn into numbers."
-        )
-    family = families[header.architecture]
     try:
         config = _gguf_config(header, family)
         tensors = _translated(header, family, config)
@@ -151,27 +129,9 @@ def read_gguf(path: Path) -> RawModel:
         tokenizer = gguf_tokenizer(header.metadata, str(path), usual_cut=family.gguf_cut)
     except UnsupportedError as error:
         notes = (f"No tokenizer: {error} The model takes ids, not text.",)
-    counts = count_weights(tensors)
-    stated = {key: header.metadata.get(f"general.{key}") for key in ("license", "name")}
-    facts = FileFacts(
-        format=f"GGUF v{header.version}",
-        source=path,
-        n_bytes=header.n_bytes,
-        n_weight=counts,
-        quantisation=_quantisation(next(iter(counts))),
-        licence=stated["license"] if isinstance(stated["license"], str) else None,
-        name=stated["name"] if isinstance(stated["name"], str) else None,
-        notes=notes,
-    )
-    return RawModel(MappingProxyType(config), MappingProxyType(tensors), tokenizer, facts)
-
-
-def count_weights(tensors: Mapping[str, LazyTensor]) -> dict[str, int]:
-    """How many numbers are stored in each way, most first."""
-    counts: Counter[str] = Counter()
-    for tensor in tensors.values():
-        counts[tensor.stored_as] += tensor.n_element
-    return dict(counts.most_common())
+    stated = {key: header.metadata.get(f"general.{key}") for key in ("name", "license")}
+    name, licence = (words if isinstance(words, str) else None for words in stated.values())
+    return RawModel(path, config, tensors, tokenizer, name, licence, _quantisation(tensors), notes)
 
 
 def _weight_files(folder: Path) -> tuple[list[Path], set[str]]:
@@ -184,14 +144,13 @@ def _weight_files(folder: Path) -> tuple[list[Path], set[str]]:
     for name in names:
         if Path(name).suffix in PICKLES and name != "training_args.bin":
             refuse_pickle(folder / name)
-    ggufs = [name for name in names if name.endswith(".gguf")]
-    if ggufs:
+    if ggufs := [name for name in names if name.endswith(".gguf")]:
         raise LoadError(
             f"{folder} has no model.safetensors. It has {_few(ggufs)}: give the path of that file."
         )
     raise LoadError(
         f"{folder} has no weights: model.safetensors, or model.safetensors.index.json and its files, "
-        f"must be in it. It has {_few(names) if names else 'no files'}."
+        f"must be in it. It has {_few(names) or 'no files'}."
     )
 
 
@@ -201,15 +160,14 @@ def _shards(index: Path) -> tuple[list[Path], set[str]]:
     if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
         raise LoadError(f"{index} has no weight_map: it must map each tensor's name to a file's.")
     shards = sorted(set(named.values()))
-    outside = [name for name in shards if re.search(r"[/\\:\0]", name) or name in ("", ".", "..")]
-    if outside:
+    if outside := [name for name in shards if re.search(r"[/\\:\0]", name) or name in ("", ".", "..")]:
         raise LoadError(f"{index} names {_few(outside)}: weights must be files in the same folder.")
-    missing = [name for name in shards if not (index.parent / name).is_file()]
-    if missing:
+    paths = [index.parent / name for name in shards]
+    if missing := [path.name for path in paths if not path.is_file()]:
         raise LoadError(f"{index} names {len(shards)} files, of which these are missing: {_few(missing)}.")
-    for name in shards:
-        refuse_pickle(index.parent / name)
-    return [index.parent / name for name in shards], set(named)
+    for path in paths:
+        refuse_pickle(path)
+    return paths, set(named)
 
 
 def _card_licence(folder: Path) -> str | None:
@@ -223,7 +181,8 @@ def _card_licence(folder: Path) -> str | None:
     return stated[1] if stated else None
 
 
-def _few(names: list[str]) -> str:
+def _few(names: Iterable[str]) -> str:
+    names = sorted(names)
     shown = ", ".join(repr(name[:80]) for name in names[:8])
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return f"{shown}{more}"
@@ -236,7 +195,7 @@ def _gguf_config(header: GGUFHeader, family: Family) -> Said:
         raise LoadError("there is no token_embd.weight of two dimensions: every model needs one.")
     kind, (with_head, _) = next(iter(family.architectures.items()))
     ids = {
-        role: header.metadata.get(f"tokenizer.ggml.{GGUF_ROLES[role]}_token_id")
+        f"{role}_token_id": header.metadata.get(f"tokenizer.ggml.{GGUF_ROLES[role]}_token_id")
         for role in ("bos", "eos", "pad")
     }
     return {
@@ -245,7 +204,7 @@ def _gguf_config(header: GGUFHeader, family: Family) -> Said:
         **family.gguf_config(header),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": not header.has("output.weight"),
-        **{f"{role}_token_id": value if type(value) is int else None for role, value in ids.items()},
+        **{key: index if type(index) is int else None for key, index in ids.items()},
     }
 
 
@@ -254,7 +213,7 @@ def _translated(header: GGUFHeader, family: Family, config: Published) -> dict[s
     weights = {where.gguf: where for where in family.weights.values()}
     tensors: dict[str, LazyTensor] = {}
     strange = []
-    for name, info in header.tensors.items():
+    for name, stored in header.tensors.items():
         module, _, kind = name.rpartition(".")
         layer = re.match(r"blk\.(\d{1,6})\.", module)
         where = weights.get(re.sub(r"^blk\.\d+\.", "blk.{}.", module))
@@ -262,7 +221,7 @@ def _translated(header: GGUFHeader, family: Family, config: Published) -> dict[s
             strange.append(name)
             continue
         full = f"{family.prefixed(where.name).format(layer[1] if layer else '')}.{kind}"
-        tensors[full] = _as_published(full, gguf_tensor(header.path, info), family, where, config)
+        tensors[full] = _as_published(full, stored, family, where, config)
     if strange:
         hint = " Scaled rotary frequencies are not supported." if "rope_freqs.weight" in strange else ""
         raise LoadError(f"there are tensors that {family.name} models do not have: {_few(strange)}.{hint}")
@@ -278,8 +237,12 @@ def _as_published(
     )
 
 
-def _quantisation(stored_as: str) -> str | None:
+def _quantisation(tensors: Mapping[str, LazyTensor]) -> str | None:
     """The way most weights are stored, with its bits; None for plain floats."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors.values():
+        counts[tensor.stored_as] += tensor.n_element
+    stored_as = max(counts, key=counts.__getitem__)
     bits = re.fullmatch(r"I?Q(\d)_\w+|T(Q)\d_0|(?:MX|NV)FP(\d)", stored_as)
     if bits is None:
         return None

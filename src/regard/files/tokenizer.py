@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,6 @@ from torch import Tensor
 from regard.errors import ArgumentError, LoadError, UnsupportedError
 
 MAX_JSON_BYTES = 2**28  # the largest published tokenizer.json files have some 35 MB
-
-_USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
-    "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
-    "eos": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
-    "pad": ("<pad>", "[PAD]"),
-    "cls": ("<cls>", "[CLS]"),
-    "sep": ("<sep>", "[SEP]"),
-    "mask": ("<mask>", "[MASK]"),
-    "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
-}
-
 
 MOST_IDS = 1 << 24
 
@@ -54,7 +43,15 @@ class SpecialIds:
 
     def all(self) -> frozenset[int]:
         """The ids that are set."""
-        return frozenset(getattr(self, role.name) for role in fields(self)) - {None}
+        return frozenset(astuple(self)) - {None}
+
+
+ROLES = tuple(SpecialIds.__dataclass_fields__)
+_USUAL_NAMES = {
+    "bos": ("<s>", "<|begin_of_text|>", "<|endoftext|>"),
+    "eos": ("</s>", "<|end_of_text|>", "<|endoftext|>"),
+    "unk": ("<|endoftext|>",),
+}  # beside <pad> and [PAD], and likewise for every role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,13 +87,13 @@ class TextTokenizer:
         for file_name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / file_name).is_file():
                 stated = read_json(folder / file_name)
-                for role in fields(SpecialIds):
-                    token = stated.get(f"{role.name}_token")
+                for role in ROLES:
+                    token = stated.get(f"{role}_token")
                     token = token.get("content") if isinstance(token, dict) else token
                     with _library_errors(f"{folder / file_name} names a token that cannot be"):
                         index = tokenizer.backend.token_to_id(token) if isinstance(token, str) else None
                     if index is not None:
-                        named[role.name] = index
+                        named[role] = index
         return replace(tokenizer, special=replace(tokenizer.special, **named))
 
     @classmethod
@@ -110,7 +107,7 @@ class TextTokenizer:
                 "tokenizer must be ours, one of the tokenizers library or a fast one of transformers. "
                 f"Got {type(tokenizer).__name__}."
             )
-        known = {role.name: getattr(tokenizer, f"{role.name}_token_id", None) for role in fields(SpecialIds)}
+        known = {role: getattr(tokenizer, f"{role}_token_id", None) for role in ROLES}
         return cls(backend, SpecialIds(**known) if any(known.values()) else usual_special_ids(backend))
 
     @property
@@ -164,11 +161,8 @@ class TextTokenizer:
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and special_tokens_map.json into `folder`, for `from_folder`."""
         folder = Path(folder)
-        names = {
-            f"{role.name}_token": self.backend.id_to_token(index)
-            for role in fields(self.special)
-            if (index := getattr(self.special, role.name)) is not None
-        }
+        ids = asdict(self.special).items()
+        names = {f"{role}_token": self.backend.id_to_token(index) for role, index in ids if index is not None}
         (folder / "tokenizer.json").write_text(self.to_json(), encoding="utf-8")
         (folder / "special_tokens_map.json").write_text(json.dumps(names, indent=2), encoding="utf-8")
 
@@ -202,10 +196,11 @@ def readable(token: str, byte_level: bool) -> str:
 
 def usual_special_ids(backend: Tokenizer) -> SpecialIds:
     """The special ids a vocabulary has under their usual names."""
-    ids = {
-        role: next((index for name in names if (index := backend.token_to_id(name)) is not None), None)
-        for role, names in _USUAL_NAMES.items()
-    }
+    ids: dict[str, int | None] = {}
+    for role in ROLES:
+        names = (f"<{role}>", f"[{role.upper()}]", *_USUAL_NAMES.get(role, ()))
+        known = [index for index in map(backend.token_to_id, names) if index is not None]
+        ids[role] = known[0] if known else None
     return SpecialIds(**ids)
 
 
@@ -226,6 +221,12 @@ def byte_tokenizer(vocab_size: int = 263, first: str | None = None, last: str | 
         )
     roles = ("pad", "bos", "eos", "cls", "sep", "mask", "unk")
     special = {role: 256 + index for index, role in enumerate(roles) if 256 + index < vocab_size}
+    around = [role for role in (first, last) if role is not None]
+    for role in around:
+        if role not in special:
+            raise ArgumentError(
+                f"No special token {role!r} in a byte vocabulary of {vocab_size}: it has {special}."
+            )
     vocab = {character: byte for byte, character in enumerate(_CHARACTER_OF)}
     vocab |= {f"<{role}>": index for role, index in special.items()}
     vocab |= {f"<{index}>": index for index in range(256 + len(special), vocab_size)}
@@ -233,27 +234,22 @@ def byte_tokenizer(vocab_size: int = 263, first: str | None = None, last: str | 
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    around = []
-    for role in (first, last):
-        if role is not None and role not in special:
-            raise ArgumentError(
-                f"No special token {role!r} in a byte vocabulary of {vocab_size}: it has {special}."
-            )
-        around.append([] if role is None else [f"<{role}>"])
-    if first or last:
+    if around:
         backend.post_processor = processors.TemplateProcessing(
-            single=" ".join([*around[0], "$A", *around[1]]),
+            single=" ".join(f"<{word}>" if word != "$A" else word for word in (first, "$A", last) if word),
             pair=None,
-            special_tokens=[(f"<{role}>", special[role]) for role in {first, last} if role is not None],
+            special_tokens=[(f"<{role}>", special[role]) for role in set(around)],
         )
     return TextTokenizer(backend, SpecialIds(**special))
 
 
 # How text is cut before byte pairs are merged, by GGUF's tokenizer.ggml.pre. A vocabulary whose cut is not
 # listed is refused: another cut would give other ids than those the model was trained on, silently.
-_GPT2_CUT = ("gpt-2", "mpt", "olmo", "phi-2")
-_DIGIT_THEN_GPT2_CUT = ("smollm", "starcoder", "refact", "command-r")
-_LLAMA3_CUT = ("llama-bpe", "llama3", "llama-v3")
+_CUTS = {
+    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2"), ""),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), "digits"),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), "llama3"),
+}
 _LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -272,76 +268,62 @@ def gguf_tokenizer(
     `UnsupportedError` for another kind of tokenizer or an unknown way of cutting text; `LoadError` for
     metadata that contradict themselves.
     """
-    model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", usual_cut)
+    said: dict[str, Any] = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+    model, cut = said.get("model"), str(said.get("pre", usual_cut))
     if model != "gpt2":
         raise UnsupportedError(
             f"{source} has tokenizer {model!r}: of GGUF tokenizers, byte-level BPE ('gpt2') can be rebuilt."
         )
-    tokens: Any = metadata.get("tokenizer.ggml.tokens")
-    merges: Any = metadata.get("tokenizer.ggml.merges")
-    if not _strings(tokens) or not _strings(merges):
-        raise LoadError(f"{source} has a byte-level BPE tokenizer without lists of tokens and merges.")
+    if cut not in _CUTS:
+        raise UnsupportedError(
+            f"{source} cuts text in the way {cut!r}, which is not known here. Known: {', '.join(_CUTS)}."
+        )
+    tokens, merges, types = (said.get(key, ()) for key in ("tokens", "merges", "token_type"))
+    if not _strings(tokens) or not _strings(merges) or any(merge.count(" ") != 1 for merge in merges):
+        raise LoadError(
+            f"{source} has a byte-level BPE tokenizer without lists of tokens, and of pairs of them."
+        )
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         raise LoadError(
             f"{source} lists {len(tokens)} tokens, of which {len(tokens) - len(vocab)} occur twice."
         )
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    bad = [
-        merge
-        for merge, pair in zip(merges, pairs, strict=True)
-        if len(pair) != 2 or not vocab.keys() >= {*pair, "".join(pair)}
-    ]
-    if bad:
-        raise LoadError(f"{source} has {len(bad)} merges of unknown tokens, the first {bad[0][:80]!r}.")
-    types: Any = metadata.get("tokenizer.ggml.token_type", ())
     n_type = len(types) if hasattr(types, "__len__") else 1
     if n_type not in (0, len(tokens)):
         raise LoadError(f"{source} has {len(tokens)} tokens and {n_type} token types: one each is needed.")
-
-    llama3 = cut in _LLAMA3_CUT
+    ids: dict[str, int] = {}
+    for role, word in GGUF_ROLES.items():
+        index = said.get(f"{word}_token_id")
+        if index is not None and (type(index) is not int or not 0 <= index < len(tokens)):
+            raise LoadError(
+                f"{source} gives {word} token id {index!r}: it must be in 0 to {len(tokens) - 1}."
+            )
+        ids |= {} if index is None else {role: index}
     with _library_errors(f"{source} does not describe a tokenizer that can be built"):
-        backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=llama3))
-        backend.pre_tokenizer = _gguf_cut(cut, bool(metadata.get("tokenizer.ggml.add_space_prefix")), source)
+        pairs = [tuple(merge.split(" ")) for merge in merges]
+        backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=_CUTS[cut] == "llama3"))
+        backend.pre_tokenizer = _gguf_cut(_CUTS[cut], bool(said.get("add_space_prefix")))
         backend.decoder = decoders.ByteLevel()
         for kind, add in ((_CONTROL, backend.add_special_tokens), (_USER_DEFINED, backend.add_tokens)):
             add([AddedToken(t, normalized=False) for t, of in zip(tokens, types, strict=False) if of == kind])
-    special = _gguf_special_ids(metadata, len(tokens), source)
-    if metadata.get("tokenizer.ggml.add_bos_token") and special.bos is not None:
-        bos = tokens[special.bos]
-        with _library_errors(f"{source} does not describe a tokenizer that can be built"):
+        if said.get("add_bos_token") and "bos" in ids:
+            bos = tokens[ids["bos"]]
             backend.post_processor = processors.TemplateProcessing(
-                single=[bos, "$A"], pair=None, special_tokens=[(bos, special.bos)]
+                single=[bos, "$A"], pair=None, special_tokens=[(bos, ids["bos"])]
             )
     template = str(metadata.get("tokenizer.chat_template"))
     stated = re.search(r"<\|im_start\|>system\n(.{1,2000}?)<\|im_end\|>", template)
-    return TextTokenizer(backend, special, stated[1] if stated else None)
+    return TextTokenizer(backend, SpecialIds(**ids), stated[1] if stated else None)
 
 
-def _gguf_cut(cut: Any, space_first: bool, source: str) -> pre_tokenizers.PreTokenizer:
-    if cut in _GPT2_CUT:
-        return pre_tokenizers.ByteLevel(add_prefix_space=space_first)
-    if cut in _DIGIT_THEN_GPT2_CUT:
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=space_first)])
-    if cut in _LLAMA3_CUT:
+def _gguf_cut(cut: str, space_first: bool) -> pre_tokenizers.PreTokenizer:
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=space_first, use_regex=cut != "llama3")
+    if cut == "digits":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), to_bytes])
+    if cut == "llama3":
         words = pre_tokenizers.Split(Regex(_LLAMA3_PATTERN), behavior="isolated")
-        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=space_first, use_regex=False)
         return pre_tokenizers.Sequence([words, to_bytes])
-    known = ", ".join((*_GPT2_CUT, *_DIGIT_THEN_GPT2_CUT, *_LLAMA3_CUT))
-    raise UnsupportedError(f"{source} cuts text in the way {cut!r}, which is not known here. Known: {known}.")
-
-
-def _gguf_special_ids(metadata: Mapping[str, Any], n_token: int, source: str) -> SpecialIds:
-    ids: dict[str, int] = {}
-    for role, word in GGUF_ROLES.items():
-        index = metadata.get(f"tokenizer.ggml.{word}_token_id")
-        if index is None:
-            continue
-        if not isinstance(index, int) or not 0 <= index < n_token:
-            raise LoadError(f"{source} gives {word} token id {index!r}: it must be in 0 to {n_token - 1}.")
-        ids[role] = index
-    return SpecialIds(**ids)
+    return to_bytes
 
 
 def _strings(value: Any) -> bool:

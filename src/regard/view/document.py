@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.heads.labels import label
+from regard.heads.measures import WHAT, measure
 from regard.tracing.layers import AnyLayer
 from regard.tracing.pooling import block_ends, pooled_max
 from regard.tracing.traces import Trace
 from regard.view.images import pictures
-from regard.view.labels import head_facts
 from regard.view.story import scenes
 
 Json = dict[str, Any]
@@ -55,10 +56,17 @@ class Document:
     predicts: Predicts | None = None
     generated: Json | None = None
     written_last: str = "…"  # what an encoder-decoder writes after its last token
+    source: list[int] | None = None  # the ids that an encoder read, beside a decoder's
     special_ids: frozenset[int] = frozenset()
     image: str | None = None  # a data URL: what a vision model saw
     insides: Mapping[str, Inside] = field(default_factory=dict)  # by layer: what a page without a model keeps
     _facts: list[Json] = field(default_factory=list)  # filled when first asked for
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens of the sequence."""
+        assert self.trace.ids is not None  # who asks has the model, which read them
+        return list(self.trace.ids[self.batch].tolist())
 
     def meta(self, precision: str = "as computed") -> Json:
         """What the page must know before it asks for a number."""
@@ -102,17 +110,15 @@ class Document:
             "heads": layer.n_head,
             "queries": layer.n_query,
             "keys": layer.n_key,
-            "rows": self._side(index, "rows"),
-            "cols": self._side(index, "cols"),
+            "rows": self._side(self.trace.query_tokens(index, self.batch), layer.kind == "cross"),
+            "cols": self._side(self.trace.key_tokens(index, self.batch), False),
             "values": layer.v is not None,
         }
 
-    def _side(self, layer: int, axis: Literal["rows", "cols"]) -> str | None:
+    def _side(self, labels: tuple[str, ...], writes: bool) -> str | None:
         """Whose names an axis has: a row of cross-attention is called by what the model writes next."""
         tokens, source = _line(self.trace.tokens, self.batch), _line(self.trace.source_tokens, self.batch)
-        ask = self.trace.query_tokens if axis == "rows" else self.trace.key_tokens
-        labels = ask(layer, self.batch)
-        if axis == "rows" and self.trace.layers[layer].kind == "cross" and tokens and labels == tokens:
+        if writes and tokens and labels == tokens:
             return "written"
         if source and labels == source:
             return "source"
@@ -121,7 +127,7 @@ class Document:
     def names(self, layer: int) -> tuple[list[str], list[str]]:
         """What the rows and the columns of a layer are called."""
         rows = self.trace.query_tokens(layer, self.batch)
-        if self._side(layer, "rows") == "written":
+        if self._side(rows, self.trace.layers[layer].kind == "cross") == "written":
             rows = (*rows[1:], self.written_last)
         return list(rows), list(self.trace.key_tokens(layer, self.batch))
 
@@ -140,38 +146,39 @@ class Document:
 
         `valued` multiplies each weight by the length of the value vector it carries.
         """
-        found = self._layer(layer, head)
-        first, last = checked_range("rows", rows, found.n_query)
-        left, right = checked_range("cols", cols, found.n_key)
-        if min(n_row, n_col) < 1 or min(n_row, last - first) * min(n_col, right - left) > _MOST_TEXELS:
+        traced = self.layer(layer, head)
+        for name, part, size in (("rows", rows, traced.n_query), ("cols", cols, traced.n_key)):
+            if not 0 <= part.start < part.stop <= size:
+                raise ArgumentError(f"{name} must lie in 0 to {size}. Got {part.start} to {part.stop}.")
+        n_texel = min(n_row, rows.stop - rows.start) * min(n_col, cols.stop - cols.start)
+        if min(n_row, n_col) < 1 or n_texel > _MOST_TEXELS:
             raise ArgumentError(f"a tile has 1 to {_MOST_TEXELS} numbers. Got {n_row} x {n_col}.")
-        row_ends, col_ends = block_ends(slice(first, last), n_row), block_ends(slice(left, right), n_col)
-        lengths = self._value_lengths(found, head) if valued else None
-        return pooled_max(found, self.batch, head, row_ends, col_ends, lengths)
+        lengths = None
+        if valued:
+            if traced.v is None:
+                raise ArgumentError(f"the values of {traced.name} were not kept: trace with keep_v=True.")
+            lengths = traced.of_head(traced.v, self.batch, head)[0, 0].float().norm(dim=-1)
+        ends = block_ends(rows, n_row), block_ends(cols, n_col)
+        return pooled_max(traced, self.batch, head, *ends, lengths)
 
-    def small(self, heads: Sequence[tuple[int, int]], n_most: int) -> bytes:
-        """Pictures of some heads one after the other: 16-bit floats, at most `n_most` rows and columns."""
-        pictures = []
-        for layer, head in heads:
-            found = self._layer(layer, head)
-            rows, cols = slice(0, found.n_query), slice(0, found.n_key)
-            pictures.append(self.tile(layer, head, rows, cols, n_most, n_most).astype("<f2").tobytes())
-        return b"".join(pictures)
+    def small(self, layer: int, head: int, most: int) -> np.ndarray:
+        """The whole head in a tile of at most `most` rows and columns."""
+        traced = self.layer(layer, head)
+        return self.tile(layer, head, slice(0, traced.n_query), slice(0, traced.n_key), most, most)
 
     def parts(self, layer: int, head: int, query: int, key: int) -> Json:
         """The numbers behind one weight."""
-        found = self._layer(layer, head)
-        parts = found.score_parts(self.batch, head, query, key)
-        v = None if found.v is None else found.of_head(found.v, self.batch, head)[0, 0, key].tolist()
+        traced = self.layer(layer, head)
+        parts = traced.score_parts(self.batch, head, query, key)
+        v = None if traced.v is None else traced.of_head(traced.v, self.batch, head)[0, 0, key].tolist()
         weight = parts.weight if parts.visible else 0.0
-        shown: Json = plain({**asdict(parts), "mechanism": found.word, "weight": weight, "v": v})
+        shown: Json = plain({**asdict(parts), "mechanism": traced.word, "weight": weight, "v": v})
         return shown
 
     def pairs(self, layer: int, head: int, count: int = 10) -> list[Json]:
         """The largest weights of a head and where they are."""
-        found = self._layer(layer, head)
         best: list[tuple[float, int, int]] = []
-        for rows, cols, block in found.strips(self.batch, head):
+        for rows, cols, block in self.layer(layer, head).strips(self.batch, head):
             flat = block[0].float().flatten()
             top = flat.topk(min(count, flat.shape[0]))
             for value, index in zip(top.values.tolist(), top.indices.tolist(), strict=True):
@@ -188,43 +195,58 @@ class Document:
             self._facts.append({**facts, "scenes": scenes(self.trace, names, facts, self.batch)})
         return self._facts[0]
 
-    def _layer(self, layer: int, head: int) -> AnyLayer:
+    def layer(self, layer: int, head: int) -> AnyLayer:
+        """A layer that is there, and has that head."""
         if not 0 <= layer < len(self.trace.layers):
             raise ArgumentError(f"there is no layer {layer}: there are {len(self.trace.layers)}.")
-        found = self.trace.layers[layer]
-        if not 0 <= head < found.n_head:
-            raise ArgumentError(f"there is no head {head}: {found.name} has {found.n_head}.")
-        return found
-
-    def _value_lengths(self, layer: AnyLayer, head: int) -> Tensor:
-        if layer.v is None:
-            raise ArgumentError(f"the values of {layer.name} were not kept: trace with keep_v=True.")
-        lengths: Tensor = layer.of_head(layer.v, self.batch, head)[0, 0].float().norm(dim=-1)
-        return lengths
+        traced = self.trace.layers[layer]
+        if not 0 <= head < traced.n_head:
+            raise ArgumentError(f"there is no head {head}: {traced.name} has {traced.n_head}.")
+        return traced
 
 
-def documents_of(trace: Trace, image: Any = None, **about: Any) -> list[Document]:
+def head_facts(trace: Trace, batch: int = 0, special_ids: Collection[int] = ()) -> Json:
+    """Measures [layer][head] by name, their chance levels, and the label and rule of each head.
+
+    >>> facts = head_facts(Trace.from_weights([[1.0, 0.0], [0.5, 0.5]]))
+    >>> facts["measures"]["same"]["values"]
+    [[0.5]]
+    """
+    measured = measure(trace, batch=batch, special_ids=special_ids)
+    unknown = torch.full((len(measured.layers),), torch.nan)
+    measures = {}
+    for name, what in WHAT.items():
+        rows = _rounded(measured[name])
+        values = [row[:n_head] for row, n_head in zip(rows, measured.n_heads, strict=True)]
+        chance = _rounded(measured.chance.get(name, unknown))
+        measures[name] = {"what": what, "values": values, "chance": chance}
+    named = iter(
+        None if head.label == "none" else {"label": head.label, "rule": head.rule} for head in label(measured)
+    )
+    labels = [[next(named) for _ in range(n_head)] for n_head in measured.n_heads]
+    return {"measures": measures, "labels": labels}
+
+
+def _rounded(values: Tensor) -> list[Any]:
+    numbers: list[Any] = plain(values.double().round(decimals=6))
+    return numbers
+
+
+def documents_of(trace: Trace, image: Any = None) -> list[Document]:
     """A document for each sequence of a trace; `image` lies under the patches of a vision model."""
     texts = trace.text or ("",) * trace.n_batch
     name = str(trace.facts.get("name", "trace"))
-    several = trace.n_batch > 1
     return [
         Document(
             trace,
             batch,
             id=f"trace-{batch}",
-            title=f"{name} · sequence {batch}" if several else name,
-            **{"text": texts[batch], "image": shown, **about},
+            title=f"{name} · sequence {batch}" if trace.n_batch > 1 else name,
+            text=texts[batch],
+            image=shown,
         )
         for batch, shown in enumerate(pictures(trace, image))
     ]
-
-
-def checked_range(name: str, part: slice, size: int) -> tuple[int, int]:
-    """The ends of a slice that must lie inside and hold something."""
-    if not 0 <= part.start < part.stop <= size:
-        raise ArgumentError(f"{name} must lie in 0 to {size}. Got {part.start} to {part.stop}.")
-    return part.start, part.stop
 
 
 def _line(lines: tuple[tuple[str, ...], ...], batch: int) -> tuple[str, ...]:
@@ -236,7 +258,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
+        return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(part) for part in value]
     return plain(value.tolist()) if isinstance(value, torch.Tensor) else value

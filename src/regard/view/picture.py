@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -20,108 +19,69 @@ MOST_LINES = 128  # tokens of lines: beyond, nothing can be told apart
 _SMALL = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a picture shows."""
-
-    layer: int
-    head: int
-    view: View = "map"
-    query: int | None = None  # the token whose row is drawn as text, or whose links alone are
-    against: tuple[int, int] | None = None  # a layer and head: the map is then the difference
-
-
-def figure_of(document: Document, wanted: Wanted) -> Figure:
+def figure_of(
+    document: Document,
+    layer: int,
+    head: int,
+    view: View = "map",
+    query: int | None = None,
+    against: tuple[int, int] | None = None,
+) -> Figure:
     """The figure of one view.
+
+    `query` is the token whose row is drawn as text (by default the last), or whose lines alone are;
+    `against` a layer and head from which the map is then the difference.
 
     >>> from regard.tracing.traces import Trace
     >>> document = Document(Trace.from_weights([[0.25, 0.75]], rows=["a"], cols=["x", "y"]), title="weights")
-    >>> figure_of(document, Wanted(0, 0)).axes[0].get_title(loc="left")
+    >>> figure_of(document, 0, 0).axes[0].get_title(loc="left")
     'weights, layer 0, head 0'
     """
-    if wanted.against is not None and wanted.view != "map":
-        raise ArgumentError(f"a difference of two heads is a map. Got the view {wanted.view!r}.")
-    if wanted.query is not None:
-        n_query = document.trace.layers[wanted.layer].n_query
-        if not 0 <= wanted.query < n_query:
-            raise ArgumentError(f"there is no query {wanted.query}: there are {n_query} tokens.")
-    return {"map": _map, "lines": _lines, "text": _text, "heads": _heads}[wanted.view](document, wanted)
-
-
-def _title(document: Document, wanted: Wanted) -> str:
-    return f"{document.title}, layer {wanted.layer}, head {wanted.head}"
-
-
-def _words(document: Document, layer: int) -> tuple[list[str], list[str]]:
-    rows, cols = document.names(layer)
-    return [word.strip() or "␣" for word in rows], [word.strip() or "␣" for word in cols]
-
-
-def _tile(document: Document, layer: int, head: int, most: int) -> np.ndarray:
-    found = document.trace.layers[layer]
-    rows, cols = slice(0, found.n_query), slice(0, found.n_key)
-    return document.tile(layer, head, rows, cols, min(found.n_query, most), min(found.n_key, most))
-
-
-def _map(document: Document, wanted: Wanted) -> Figure:
-    found = document.trace.layers[wanted.layer]
-    tile = _tile(document, wanted.layer, wanted.head, MOST_DRAWN)
-    title = _title(document, wanted)
-    if wanted.against is not None:
-        other = _tile(document, *wanted.against, MOST_DRAWN)
+    traced = document.layer(layer, head)
+    size = (traced.n_query, traced.n_key)
+    if against is not None and view != "map":
+        raise ArgumentError(f"a difference of two heads is a map. Got the view {view!r}.")
+    if query is not None and not 0 <= query < traced.n_query:
+        raise ArgumentError(f"there is no query {query}: there are {traced.n_query} tokens.")
+    if view == "heads":
+        pictures = [
+            [document.small(index, number, _SMALL) for number in range(any_layer.n_head)]
+            for index, any_layer in enumerate(document.trace.layers)
+        ]
+        return head_pictures(pictures, title=f"{document.title}: where each head looks")
+    title = f"{document.title}, layer {layer}, head {head}"
+    names, keys = document.names(layer)
+    rows, cols = ([word.strip() or "␣" for word in words] for words in (names, keys))
+    if view == "text":
+        at = traced.n_query - 1 if query is None else query
+        row = document.tile(layer, head, slice(at, at + 1), slice(0, traced.n_key), 1, traced.n_key)[0]
+        return shaded_text(
+            torch.from_numpy(np.nan_to_num(row)),
+            keys,
+            visible=torch.from_numpy(~np.isnan(row)),
+            chosen=at if names == keys else None,
+            title=f"{title}: what “{rows[at]}” ({at}) looks at, at most {np.nanmax(row):.3f}",
+        )
+    if view == "lines":
+        if max(size) > MOST_LINES:
+            raise ArgumentError(
+                f"lines are drawn for up to {MOST_LINES} tokens, beyond that they are a tangle. "
+                f"Got {size[0]} x {size[1]}."
+            )
+        weights = torch.from_numpy(np.nan_to_num(document.small(layer, head, MOST_LINES)))
+        return lines(weights[None], rows, cols, chosen=None if query is None else [query], title=title)
+    tile = document.small(layer, head, MOST_DRAWN)
+    if against is not None:
+        other = document.small(*against, MOST_DRAWN)
         if other.shape != tile.shape:
             raise ArgumentError(
-                f"layers {wanted.layer} and {wanted.against[0]} have no common tokens: a difference needs "
-                f"maps of one size. Got {tile.shape} and {other.shape}."
+                f"layers {layer} and {against[0]} have no common tokens: a difference needs one size. "
+                f"Got {tile.shape} and {other.shape}."
             )
         tile = tile - other
-        title += f", minus layer {wanted.against[0]}, head {wanted.against[1]}"
-    rows, cols = _words(document, wanted.layer)
-    if tile.shape != (found.n_query, found.n_key):
-        rows, cols = (list(map(str, range(size))) for size in tile.shape)
-        title += f": {found.n_query} x {found.n_key}, each dot the largest weight of its block"
-    return heat_map(
-        torch.from_numpy(np.nan_to_num(tile)),
-        rows,
-        cols,
-        visible=torch.from_numpy(~np.isnan(tile)),
-        title=title,
-        diverging=wanted.against is not None,
-    )
-
-
-def _lines(document: Document, wanted: Wanted) -> Figure:
-    found = document.trace.layers[wanted.layer]
-    if max(found.n_query, found.n_key) > MOST_LINES:
-        raise ArgumentError(
-            f"lines are drawn for up to {MOST_LINES} tokens, beyond that they are a tangle. "
-            f"Got {found.n_query} x {found.n_key}."
-        )
-    rows, cols = _words(document, wanted.layer)
-    tile = np.nan_to_num(_tile(document, wanted.layer, wanted.head, MOST_LINES))
-    chosen = None if wanted.query is None else [wanted.query]
-    return lines(torch.from_numpy(tile)[None], rows, cols, chosen=chosen, title=_title(document, wanted))
-
-
-def _text(document: Document, wanted: Wanted) -> Figure:
-    found = document.trace.layers[wanted.layer]
-    query = found.n_query - 1 if wanted.query is None else wanted.query
-    rows = slice(query, query + 1)
-    row = document.tile(wanted.layer, wanted.head, rows, slice(0, found.n_key), 1, found.n_key)[0]
-    names, keys = document.names(wanted.layer)
-    said = names[query].strip() or "␣"
-    return shaded_text(
-        torch.from_numpy(np.nan_to_num(row)),
-        keys,
-        visible=torch.from_numpy(~np.isnan(row)),
-        chosen=query if names == keys else None,
-        title=f"{_title(document, wanted)}: what “{said}” ({query}) looks at, at most {np.nanmax(row):.3f}",
-    )
-
-
-def _heads(document: Document, wanted: Wanted) -> Figure:
-    pictures = [
-        [_tile(document, layer, head, _SMALL) for head in range(found.n_head)]
-        for layer, found in enumerate(document.trace.layers)
-    ]
-    return head_pictures(pictures, title=f"{document.title}: where each head looks")
+        title += f", minus layer {against[0]}, head {against[1]}"
+    if tile.shape != size:
+        rows, cols = (list(map(str, range(count))) for count in tile.shape)
+        title += f": {size[0]} x {size[1]}, each dot the largest weight of its block"
+    visible, weights = torch.from_numpy(~np.isnan(tile)), torch.from_numpy(np.nan_to_num(tile))
+    return heat_map(weights, rows, cols, visible=visible, title=title, diverging=against is not None)

@@ -18,11 +18,8 @@ from urllib.parse import unquote, urlencode
 import anyio
 import anyio.to_thread
 import uvicorn
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from regard import __version__
@@ -37,116 +34,95 @@ _MOST_BODY = 1 << 28  # a trace that is dropped on the page; `regard look FILE` 
 _SMALL_BODY = 1 << 21
 
 
-def app(session: Session, token: str, port: int, start: dict[str, Any] | None = None) -> Starlette:
+def app(session: Session, token: str, port: int, start: dict[str, Any] | None = None) -> ASGIApp:
     """The server's application; `start` is what the page opens with."""
     quick = anyio.CapacityLimiter(2)  # tiles and numbers: short, and many at once would only wait for cores
     slow = anyio.CapacityLimiter(4)  # models: one that loads does not hold up another
+    hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+    data = {"version": __version__, "token": token, "start": start or {}, "path": [], "docs": []}
+    # What the browser is told that the page may do.
+    headers = {
+        "content-security-policy": f"{policy(bundle(), connects=True)}; frame-ancestors 'none'",
+        "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
+        "referrer-policy": "no-referrer",
+        "cross-origin-resource-policy": "same-origin",
+        "cross-origin-opener-policy": "same-origin",
+        "cache-control": "no-store",
+    }
 
-    async def page(request: Request) -> Response:
-        data = {"version": __version__, "token": token, "start": start or {}, "path": [], "docs": []}
-        return HTMLResponse(html(data, connects=True))
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            request = Request(scope, receive)
+            refused = _refusal(request, token, hosts)
+            if refused is not None:
+                response: Response = PlainTextResponse(refused, 403)
+            elif scope["path"] == "/":
+                response = HTMLResponse(html(data, connects=True))
+            else:
+                response = await ask(request, scope["path"])
+            response.headers.update(headers)
+            await response(scope, receive, send)
 
-    async def ask(request: Request) -> Response:
-        name = request.path_params["name"]
-        if not session.knows(name):
+    async def ask(request: Request, path: str) -> Response:
+        name = path.removeprefix("/api/")
+        if name == path or not session.knows(name):
             return PlainTextResponse(f"there is no question {name!r}.", 404)
-        body = b""
         try:
-            if request.method == "POST":
-                body = await _body(request, _MOST_BODY if name == "open" else _SMALL_BODY)
-            said = request.headers.get("x-regard-params") or request.query_params.get("params")
-            if request.method == "POST" and said is None:
+            body = await _body(request, _MOST_BODY if name == "open" else _SMALL_BODY)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        if body is None:  # what is still being sent is not waited for
+            return PlainTextResponse("this is too large to be read.", 413, {"connection": "close"})
+        try:
+            said = unquote(request.headers.get("x-regard-params", "")) or request.query_params.get("params")
+            if said is None:
                 said, body = body.decode("utf-8"), b""
-            elif request.headers.get("x-regard-params"):
-                said = unquote(said or "")
             params = json.loads(said or "{}")
             if not isinstance(params, dict):
                 raise TypeError("no mapping")
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except _TooLargeError:
-            # What is still being sent is not waited for.
-            return PlainTextResponse("this is too large to be read.", 413, {"connection": "close"})
         except (ValueError, TypeError, RecursionError):
             return PlainTextResponse("the question is no JSON.", 400)
-        limiter = quick if name in QUICK else slow
-        async with limiter:
+        async with quick if name in QUICK else slow:
             # Out of view while it waited: nobody wants the answer any more.
             if name in NUMBERS and await request.is_disconnected():
                 return Response(status_code=499)
             try:
-                answer = await anyio.to_thread.run_sync(
+                written = await anyio.to_thread.run_sync(
                     session.answer, name, params, body, abandon_on_cancel=True
                 )
             except RegardError as error:
                 return PlainTextResponse(str(error), 400)
         kind = "application/octet-stream" if name in NUMBERS or name == "save" else "application/json"
-        return Response(answer, media_type=kind)
+        return Response(written, media_type=kind)
 
-    return Starlette(
-        routes=[Route("/", page), Route("/api/{name}", ask, methods=["GET", "POST"])],
-        middleware=[Middleware(_Guard, token=token, port=port)],
-    )
+    return answer
 
 
-class _TooLargeError(Exception):
-    """A body beyond what is read."""
+def _refusal(request: Request, token: str, hosts: set[str]) -> str | None:
+    """Why somebody who is not meant gets no answer."""
+    if request.headers.get("host", "") not in hosts:
+        return "This server answers to 127.0.0.1 only."
+    origin = request.headers.get("origin")
+    if origin is not None and origin.removeprefix("http://") not in hosts:
+        return "This server answers to its own page only."
+    shown = request.headers.get("x-regard-token") or request.query_params.get("token") or ""
+    if not hmac.compare_digest(shown.encode(), token.encode()):
+        return "The token is missing or wrong: open the link that `regard look` printed."
+    return None
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def _body(request: Request, most: int) -> bytes | None:
+    """What was sent; None where that is too much."""
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > most:
-        raise _TooLargeError
+        return None
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > most:
-            raise _TooLargeError
+            return None
     return bytes(body)
-
-
-class _Guard:
-    """Refuses who is not meant, and says to the browser what the page may do."""
-
-    def __init__(self, inner: ASGIApp, token: str, port: int) -> None:
-        self.inner, self.token = inner, token
-        self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
-        allowed = policy(bundle(), connects=True)
-        self.headers = [
-            (b"content-security-policy", f"{allowed}; frame-ancestors 'none'".encode()),
-            (b"x-content-type-options", b"nosniff"),
-            (b"x-frame-options", b"DENY"),
-            (b"referrer-policy", b"no-referrer"),
-            (b"cross-origin-resource-policy", b"same-origin"),
-            (b"cross-origin-opener-policy", b"same-origin"),
-            (b"cache-control", b"no-store"),
-        ]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.inner(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), *self.headers]
-            await send(message)
-
-        refused = self._refusal(Request(scope))
-        handler = self.inner if refused is None else PlainTextResponse(refused, 403)
-        await handler(scope, receive, send_with_headers)
-
-    def _refusal(self, request: Request) -> str | None:
-        if request.headers.get("host", "") not in self.hosts:
-            return "This server answers to 127.0.0.1 only."
-        origin = request.headers.get("origin")
-        if origin is not None and origin.removeprefix("http://") not in self.hosts:
-            return "This server answers to its own page only."
-        given = request.headers.get("x-regard-token") or request.query_params.get("token") or ""
-        if not hmac.compare_digest(given.encode(), self.token.encode()):
-            return "The token is missing or wrong: open the link that `regard look` printed."
-        return None
 
 
 def make_token() -> str:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import contextvars
 import json
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
@@ -24,15 +23,14 @@ from typing import Any, Literal
 from regard.errors import ArgumentError, RegardError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.tracing.traces import Trace
-from regard.view.document import Document, documents_of, plain
+from regard.view.document import documents_of, plain
 from regard.view.embed import embedded, embedded_bytes
-from regard.view.models import Models, Opened, opened
+from regard.view.live import Asked, Opened, make_document
+from regard.view.models import Models
 from regard.view.page import bundle
-from regard.view.session import Asked, Session, make_document
+from regard.view.session import Session
 
-EMBEDDED_BYTES = (
-    2_000_000  # what is kept in the notebook itself, so that it shows when opened without a kernel
-)
+EMBEDDED_BYTES = 2_000_000  # kept in the notebook itself, so that it shows without a kernel
 _WORKERS = 2
 
 
@@ -59,77 +57,58 @@ def show(
     notebook too, so that it shows without a kernel: by default where they have at most 2 MB.
     """
     session = Session(Models(), default="")
-    alive = _opened(model, session)
-    if isinstance(trace_or_weights, str):
-        if rows is not None or cols is not None:
-            raise ArgumentError("rows and cols label weights: a text has its own tokens.")
-        if image is not None:
-            raise ArgumentError("an image goes with the trace of a vision model, not with a text.")
-        alive = alive or session.models.get("minilm")
-        document = make_document(alive, Asked(alive.key, trace_or_weights))
-        given = [replace(document, model_key=f"this text, {alive.title}")]
-    else:
-        given = _given(trace_or_weights, rows, cols, image)
-        if alive is not None:
-            _check_pair(given[0], alive)
-    given = [session.add(each, alive) for each in given]
-    layers = given[0].trace.layers
-    start: dict[str, Any] = {}
-    if layer is not None or head is not None or view is not None:
-        at, which = layer or 0, head or 0
-        if not 0 <= at < len(layers) or not 0 <= which < layers[at].n_head:
-            raise ArgumentError(
-                f"there is no head {which} in layer {at}: there are {len(layers)} layers, of "
-                f"{layers[min(max(at, 0), len(layers) - 1)].n_head} heads."
-            )
-        start = {"at": "atlas", "layer": at, "head": which, "view": view or "map"}
-    if embed is None:
-        embed = sum(embedded_bytes(each, "float32") for each in given) <= EMBEDDED_BYTES
-    docs = [embedded(each) for each in given] if embed else []
-    return _widget_class()(
-        session,
-        start=start,
-        docs=docs,
-        height=height,
-        fallback=given[0].trace._repr_html_(),
-    )
-
-
-def _opened(model: Loaded | str | None, session: Session) -> Opened | None:
-    if model is None:
-        return None
+    alive = None
     if isinstance(model, str):
-        return session.models.get(model)
-    if not isinstance(model, Loaded):
+        alive = session.models.get(model)
+    elif isinstance(model, Loaded):
+        alive = Opened(model, model.facts.name)
+    elif model is not None:
         raise ArgumentError(
             f"model must be what regard.load gave, or its name. Got {type(model).__name__}. "
             "Trace another model with regard.trace and show the trace."
         )
-    return opened(model, model.facts.name)
-
-
-def _given(what: Any, rows: Sequence[str] | None, cols: Sequence[str] | None, image: Any) -> list[Document]:
-    """A document for each sequence."""
-    if isinstance(what, Trace):
-        if rows is not None or cols is not None:
-            raise ArgumentError("rows and cols label weights: a trace has its own tokens.")
-        found = what
+    labelled = rows is not None or cols is not None
+    if labelled and isinstance(trace_or_weights, str | Trace):
+        raise ArgumentError("rows and cols label weights: a text and a trace have their own tokens.")
+    if isinstance(trace_or_weights, str):
+        if image is not None:
+            raise ArgumentError("an image goes with the trace of a vision model, not with a text.")
+        alive = alive or session.models.get("minilm")
+        document = make_document(alive, Asked(alive.key, trace_or_weights))
+        documents = [replace(document, model_key=f"this text, {alive.title}")]
     else:
-        found = Trace.from_weights(what, rows, cols)
-    if not found.layers:
-        raise ArgumentError("the trace has no layer: there is nothing to show.")
-    return [replace(each, model_key=f"given: {each.title}") for each in documents_of(found, image)]
+        trace = trace_or_weights
+        if not isinstance(trace, Trace):
+            trace = Trace.from_weights(trace, rows, cols)
+        if not trace.layers:
+            raise ArgumentError("the trace has no layer: there is nothing to show.")
+        documents = [replace(one, model_key=f"given: {one.title}") for one in documents_of(trace, image)]
+        if alive is not None:
+            _check_pair(trace, alive)
+    documents = [session.add(document, alive) for document in documents]
+    start: dict[str, Any] = {}
+    if layer is not None or head is not None or view is not None:
+        documents[0].layer(layer or 0, head or 0)  # refuses a place that is not there
+        start = {"at": "atlas", "layer": layer or 0, "head": head or 0, "view": view or "map"}
+    if embed is None:
+        embed = sum(embedded_bytes(document, "float32") for document in documents) <= EMBEDDED_BYTES
+    return _widget_class()(
+        session,
+        start=start,
+        docs=[embedded(document) for document in documents] if embed else [],
+        height=height,
+        fallback=documents[0].trace._repr_html_(),
+    )
 
 
-def _check_pair(document: Document, alive: Opened) -> None:
+def _check_pair(trace: Trace, alive: Opened) -> None:
     """A model that did not make the trace would answer for another one."""
-    trace = document.trace
     names = alive.model.attention_names
-    if not set(trace.names) <= set(names) or trace.layers[0].n_head != alive.n_head:
+    if not set(trace.names) <= set(names) or trace.layers[0].n_head != alive.model.sizes.n_head:
         raise ArgumentError(
             f"the trace is not of {alive.title}: its layers are {', '.join(trace.names[:3])} ... with "
             f"{trace.layers[0].n_head} heads, those of the model {', '.join(names[:3])} ... with "
-            f"{alive.n_head}."
+            f"{alive.model.sizes.n_head}."
         )
     if trace.names != tuple(names) or trace.ids is None or trace.text is None:
         raise ArgumentError(
@@ -189,42 +168,30 @@ class Answers:
     def __init__(self, session: Session, send: Any) -> None:
         self.session, self.send = session, send
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="regard-page")
-        self._lock = threading.Lock()
-        self._waiting: set[str] = set()
+        self._waiting: dict[str, Future[None]] = {}
 
     def take(self, widget: object, content: Any, buffers: Sequence[Any]) -> None:
         """One message of the page. What is no question is left alone."""
-        if not isinstance(content, dict):
-            return
-        if "cancel" in content:
-            with self._lock:
-                self._waiting.discard(str(content["cancel"]))
-            return
-        key, name, params = content.get("id"), content.get("name"), content.get("params")
-        if not isinstance(key, str) or not isinstance(name, str) or not isinstance(params, dict):
-            return
-        body = bytes(buffers[0]) if buffers else b""
-        with self._lock:
-            self._waiting.add(key)
-        # The kernel knows by its context which cell an answer belongs to.
-        context = contextvars.copy_context()
-        self._pool.submit(context.run, self._answer, key, name, params, body)
+        match content:
+            case {"cancel": key} if str(key) in self._waiting:
+                self._waiting[str(key)].cancel()
+            case {"id": str(key), "name": str(name), "params": dict(params)}:
+                body = bytes(buffers[0]) if buffers else b""
+                # The kernel knows by its context which cell an answer belongs to.
+                context = contextvars.copy_context()
+                future = self._pool.submit(context.run, self._answer, key, name, params, body)
+                self._waiting[key] = future
+                future.add_done_callback(lambda _: self._waiting.pop(key, None))
 
     def _answer(self, key: str, name: str, params: dict[str, Any], body: bytes) -> None:
-        with self._lock:
-            if key not in self._waiting:
-                return
         try:
-            found = self.session.answer(name, params, body)
+            answer = self.session.answer(name, params, body)
         except RegardError as error:
             self.send({"id": key, "error": str(error)})
         except Exception as error:  # the page must not wait for ever
             self.send({"id": key, "error": f"this went wrong in the kernel: {type(error).__name__}: {error}"})
         else:
-            self.send({"id": key}, [found])
-        finally:
-            with self._lock:
-                self._waiting.discard(key)
+            self.send({"id": key}, [answer])
 
     def finish(self) -> None:
         """Wait until every question is answered."""

@@ -1,0 +1,401 @@
+"""A model that the page talks to: what it reads, what it says, and what each of its heads does to that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.decoding.loop import generate
+from regard.errors import ArgumentError, RegardError, UnsupportedError
+from regard.files.loading import Loaded
+from regard.files.tokenizer import TextTokenizer
+from regard.heads.flow import logit_attribution
+from regard.heads.model import layers_of
+from regard.heads.relations import score_pairs
+from regard.layers.attention import MultiHeadAttention
+from regard.models.model import Model, Output
+from regard.models.seq2seq import Seq2Seq
+from regard.models.transformer import Transformer
+from regard.tracing.generation import trace_generation
+from regard.tracing.gradients import ScoreGradients, score_gradients
+from regard.tracing.interventions import intervene
+from regard.tracing.take import trace
+from regard.view.document import Document, Json, Predicts
+
+# What an encoder without a head of words is asked: which of these its sentence vector is nearest to.
+EXAMPLES = (
+    "The dog was too tired to walk.",
+    "A car drove down the road.",
+    "She gave him a book to read.",
+    "The weather is cold today.",
+    "Stock prices fell on Monday.",
+    "He cooked rice for dinner.",
+)
+TOP = 8
+_ANSWERED = 24  # tokens an encoder-decoder writes where no answer is given
+_RIVALS = 5
+_MOST_TOKENS = 256  # of a text whose heads are switched off one after the other
+_MOST_SENTENCES = 200
+_WORD = re.compile(r"\*([^*\[\]]+)\*|\[([^*\[\]]+)\]|([^\s*\[\]]+)")  # *who looks*, [at what], other words
+_PREDICTS: dict[str, Predicts] = {"language": "next", "masked": "masked", "none": "vector"}
+
+Off = tuple[tuple[int, int], ...]  # heads that are switched off, (layer, head) as a trace counts them
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One run of a model: all that decides its trace."""
+
+    model: str
+    text: str
+    target: str | None = None
+    off: Off = ()
+    max_new: int = 0
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(json.dumps(astuple(self)).encode()).hexdigest()[:16]
+
+
+class Progress:
+    """How far the run of a model is, in layers. `stop` ends it before its next layer."""
+
+    def __init__(self, tell: Callable[[int, int], None] | None = None) -> None:
+        self.done, self.total, self.stopped, self._tell = 0, 0, False, tell
+
+    @contextmanager
+    def of(self, model: Model, n_pass: int) -> Iterator[None]:
+        """Count the layers that this thread runs."""
+        layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+        self.total = len(layers) * n_pass
+        runner = threading.get_ident()
+
+        def reached(*_: object) -> None:
+            if threading.get_ident() != runner:  # the same model, on another text
+                return
+            if self.stopped:
+                raise RegardError("This run was stopped.")
+            self.done += 1
+            if self._tell is not None:
+                self._tell(self.done, self.total)
+
+        hooks = [layer.register_forward_pre_hook(reached) for layer in layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """A model that is loaded, by what the page calls it."""
+
+    loaded: Loaded
+    key: str
+
+    def __post_init__(self) -> None:
+        if self.loaded.tokenizer is None:
+            raise ArgumentError(f"{self.title} has no tokenizer: the page could not read a text.")
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        assert self.loaded.tokenizer is not None  # as it was when this was made
+        return self.loaded.tokenizer
+
+    @property
+    def title(self) -> str:
+        return self.loaded.facts.name
+
+    @property
+    def model(self) -> Model:
+        return self.loaded.model
+
+    @property
+    def predicts(self) -> Predicts:
+        return _PREDICTS[self.model.head]
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """The attention layers that a trace has, and the number of heads of each."""
+        if isinstance(self.model, Seq2Seq):
+            return dict.fromkeys(self.model.attention_names, self.model.sizes.n_head)
+        return {name: len(heads) for name, heads in layers_of(self.loaded).items() if heads}
+
+    @contextmanager
+    def without(self, off: Off) -> Iterator[None]:
+        """A block in which these heads give nothing in what this thread asks of the model."""
+        if not off:
+            yield
+            return
+        layers = list(self.layers.items())
+        with intervene(self.loaded, this_thread=True) as run:
+            for layer, head in off:
+                if not (0 <= layer < len(layers) and 0 <= head < layers[layer][1]):
+                    raise ArgumentError(
+                        f"there is no head {head} in layer {layer}: {self.title} has {len(layers)} layers of "
+                        f"{self.model.sizes.n_head} heads."
+                    )
+                run.gate(layer=layers[layer][0], head=head, by=0.0)
+            yield
+
+    def encode(self, text: str) -> tuple[list[int], list[str]]:
+        """The ids of a text, cut at the model's limit with a notice."""
+        ids = self.tokenizer.encode(text)
+        if not ids:
+            raise ArgumentError("The text has no token: type at least one word.")
+        limit = self.model.sizes.n_position
+        if limit is None or len(ids) <= limit:
+            return ids, []
+        notice = f"The text has {len(ids)} tokens, {self.title} reads {limit}: the rest is cut."
+        ends = ids[-1:] if ids[-1] in self.tokenizer.special.all() else []  # it ends a cut text too
+        return [*ids[: limit - len(ends)], *ends], [notice]
+
+    def run(self, ids: list[int], source: list[int] | None = None, off: Off = (), **options: Any) -> Output:
+        """One pass over these tokens, and over what an encoder reads, without the heads that are `off`."""
+        lines = [ids] if source is None else [source, ids]
+        with self.without(off):
+            output: Output = self.model(
+                *(torch.tensor([line], device=self.loaded.device) for line in lines), **options
+            )
+        return output
+
+    def chances(self, ids: list[int], source: list[int] | None, at: int | slice, off: Off = ()) -> Tensor:
+        """Probabilities of what follows some positions, one (vocab) or several (position, vocab)."""
+        logits = self.run(ids, source, off).logits
+        assert logits is not None  # only those with a head are asked
+        return logits[0, at].float().softmax(-1).cpu()
+
+    def sentence_vector(self, ids: list[int], off: Off = ()) -> Tensor:
+        """The mean of the last layer's vectors, of length 1: how sentence encoders are compared."""
+        return _mean_direction(self.run(ids, off=off)).cpu()
+
+
+def _mean_direction(output: Output) -> Tensor:
+    return F.normalize(output.hidden.float().mean(1), dim=-1)[0]
+
+
+@torch.no_grad()
+def make_document(opened: Opened, asked: Asked, progress: Progress | None = None) -> Document:
+    """Run the model and keep its trace."""
+    ids, notices = opened.encode(asked.text)
+    if asked.max_new and asked.off:
+        raise ArgumentError("text is written with all heads: switch them on first.")
+    kind, loaded, source, start = opened.model.kind, opened.loaded, None, len(ids)
+    with (progress or Progress()).of(opened.model, max(1, asked.max_new)):
+        if kind == "decoder" and asked.max_new:
+            traced = trace_generation(loaded, ids, max_new=asked.max_new, keep_v=True)
+        else:
+            answer: dict[str, Any] = {}
+            if kind == "encoder-decoder":
+                source, start = ids, 1
+                if asked.target is None or asked.max_new:
+                    done = generate(loaded, torch.tensor([ids]), max_new=asked.max_new or _ANSWERED)
+                    written = list(done.tokens[0]) or [loaded.start_token or 0]  # so that there is a row
+                else:
+                    written, more = opened.encode(asked.target)
+                    notices += more
+                answer["target"] = [written]
+            with opened.without(asked.off):
+                traced = trace(loaded, [ids], keep_v=True, to_disk=True, **answer)
+    document = Document(
+        traced,
+        id=asked.id,
+        title=opened.title,
+        model_key=opened.key,
+        text=asked.text,
+        target=asked.target,
+        notices=tuple(notices),
+        off=asked.off,
+        kind=kind,
+        predicts=opened.predicts,
+        source=source,
+        special_ids=opened.tokenizer.special.all(),
+    )
+    if source is None and len(document.ids) == start:  # nothing was written
+        return document
+    # For each token that was written, and for the one that would come next, the likeliest of its step.
+    top = opened.chances(document.ids, source, slice(start - 1, None)).topk(_RIVALS)
+    *steps, following = [
+        _listed(opened.tokenizer.tokens(tokens), values)
+        for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    ]
+    generated = {"start": start, "steps": steps} if asked.max_new and steps else None
+    return replace(document, generated=generated, written_last=following[0]["token"])
+
+
+def _listed(names: list[str], values: list[float]) -> list[Json]:
+    return [{"token": name, "p": value} for name, value in zip(names, values, strict=True)]
+
+
+class Prediction:
+    """What a model says at one position of a text: words and their probabilities, or a sentence encoder's
+    cosines with EXAMPLES. Without a position it is that of the last token, or of the last word, masked.
+    """
+
+    def __init__(self, opened: Opened, document: Document, position: int | None = None) -> None:
+        self.opened, self.document, self.fed = opened, document, document.ids
+        self.at = len(self.fed) - 1 if position is None else position
+        if not 0 <= self.at < len(self.fed):
+            raise ArgumentError(f"there is no position {self.at}: there are {len(self.fed)} tokens.")
+        if opened.predicts == "vector":
+            self.at, self.whole = 0, opened.sentence_vector(self.fed)
+            vectors = [opened.sentence_vector(opened.tokenizer.encode(example)) for example in EXAMPLES]
+            self.examples = torch.stack(vectors)
+        if opened.predicts == "masked":
+            special = opened.tokenizer.special
+            if special.mask is None:
+                raise UnsupportedError("this tokenizer has no mask token.")
+            if position is None:
+                words = [place for place, token in enumerate(self.fed) if token not in special.all()]
+                self.at = max(words, default=0)
+            self.fed[self.at] = special.mask
+
+    def scores(self, off: Off = ()) -> Tensor:
+        """The probability of each word, or the cosine with each example, without some heads."""
+        if self.opened.predicts == "vector":
+            return self.examples @ self.opened.sentence_vector(self.fed, off)
+        return self.opened.chances(self.fed, self.document.source, self.at, off)
+
+    def moved(self, off: Off) -> float:
+        """How far the sentence vector moves without some heads: 1 - cosine."""
+        return 1 - float(self.whole @ self.opened.sentence_vector(self.fed, off))
+
+    def names(self, choices: Tensor) -> list[str]:
+        """What those words or examples are called."""
+        if self.opened.predicts == "vector":
+            return [EXAMPLES[choice] for choice in choices.tolist()]
+        return self.opened.tokenizer.tokens(choices)
+
+
+@torch.no_grad()
+def predict(opened: Opened, document: Document, position: int | None) -> Json:
+    """The likeliest words at a position, or the nearest examples, before and after switching heads off."""
+    said, off = Prediction(opened, document, position), document.off
+    before = said.scores()
+    top = before.topk(min(TOP, len(before)))
+    names = said.names(top.indices)
+    return {
+        "kind": opened.predicts,
+        "position": said.at,
+        "before": _listed(names, top.values.tolist()),
+        "after": _listed(names, said.scores(off)[top.indices].tolist()) if off else None,
+        "moved": said.moved(off) if off and opened.predicts == "vector" else None,
+    }
+
+
+@torch.no_grad()
+def effects(opened: Opened, document: Document) -> Json:
+    """What each head does to the prediction, [layer][head], and in words what that number is.
+
+    In a decoder with norms before its layers that is what a head adds to the score of the likeliest token
+    (`logit_attribution`). Elsewhere each head is switched off in turn.
+    """
+    if not isinstance(opened.model, Transformer):
+        raise UnsupportedError("this model has one alignment and no heads to compare.")
+    said, config = Prediction(opened, document), opened.model.config
+    likeliest = said.scores().argmax()
+    name = said.names(likeliest[None])[0]
+    adds_up = config.block.writes_as_is and config.block.kernel is None and config.head_softcap is None
+    if config.kind == "decoder" and config.head == "language" and adds_up:
+        found = logit_attribution(opened.loaded, torch.tensor([said.fed]), int(likeliest))
+        return {"what": f"what the head adds to the score of “{name}”", "values": found.heads.tolist()}
+    if len(said.fed) > _MOST_TOKENS:
+        raise ArgumentError(
+            f"switching off every head reads the text as often: at most {_MOST_TOKENS} tokens."
+        )
+    if opened.predicts == "vector":
+        what, effect = "how far the sentence vector moves without the head (1 − cosine)", said.moved
+    else:
+        what = f"by how much log p(“{name}”) falls without the head"
+        whole = said.scores()[likeliest].log()
+
+        def effect(off: Off) -> float:
+            return float(whole - said.scores(off)[likeliest].log())
+
+    values = [
+        [effect(((layer, head),)) for head in range(n_head)]
+        for layer, n_head in enumerate(opened.layers.values())
+    ]
+    return {"what": what, "values": values}
+
+
+def gradients(opened: Opened, document: Document, position: int) -> tuple[ScoreGradients, str]:
+    """The gradient of one prediction on every score, and what the prediction is."""
+    if isinstance(opened.model, Seq2Seq):
+        raise UnsupportedError("gradients are shown for Transformers.")
+    ids, source, device = document.ids, document.source, opened.loaded.device
+    options: dict[str, Any] = {} if source is None else {"target": torch.tensor([ids], device=device)}
+    at = min(position, len(ids) - 1)
+    with torch.no_grad():
+        if opened.predicts == "vector":
+            said = Prediction(opened, document)
+            nearest = int(said.scores().argmax())
+            example = said.examples[nearest].to(device)
+            options["objective"] = lambda output: _mean_direction(output) @ example
+            name = f"cosine with “{EXAMPLES[nearest]}”"
+        else:
+            token = int(opened.chances(ids, source, at).argmax())
+            options |= {"position": at, "token": token}
+            name = f"log p({opened.tokenizer.tokens([token])[0]!r}) at {at}"
+    return score_gradients(opened.loaded, torch.tensor([source or ids], device=device), **options), name
+
+
+def search(opened: Opened, lines: list[str]) -> Json:
+    """Which heads send the word in *stars* to the word in [brackets], over sentences that mark both.
+
+    The share of sentences where that is the word looked at most, for the best heads; beside it the share that
+    the best fixed distance gets right, and that of a blind guess.
+
+    >>> _marked("The [cat] slept: *it* was tired")
+    ('The cat slept: it was tired', [(0, 3), (4, 7), (8, 14), (15, 17), (18, 21), (22, 27)], (3, 1))
+    """
+    if isinstance(opened.model, Seq2Seq):
+        raise UnsupportedError("this model has one alignment and no heads to search.")
+    examples = [_marked(line) for line in lines if line.strip()]
+    if not 1 <= len(examples) <= _MOST_SENTENCES:
+        raise ArgumentError(f"give 1 to {_MOST_SENTENCES} sentences. Got {len(examples)}.")
+    scored = score_pairs(opened.loaded, [(text, spans, [pair]) for text, spans, pair in examples])
+    if not scored.n_pair:
+        raise ArgumentError("this model looks back only, and every [word] stands after its *word*.")
+    top = scored.accuracy.nan_to_num(nan=-1.0).flatten().topk(min(8, scored.accuracy.numel()))
+    n_head = scored.accuracy.shape[1]
+    return {
+        "heads": [
+            {"layer": place // n_head, "head": place % n_head, "share": share}
+            for share, place in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+        ],
+        "pairs": scored.n_pair,
+        "offset": scored.offset,
+        "baseline": scored.baseline,
+        "chance": sum(1 / max(1, len(spans) - 1) for _, spans, _ in examples) / len(examples),
+    }
+
+
+def _marked(line: str) -> tuple[str, list[tuple[int, int]], tuple[int, int]]:
+    """A sentence without its marks, where its words are, and which two are marked."""
+    text, last = "", 0
+    spans: list[tuple[int, int]] = []
+    marks: dict[str, int] = {}
+    for match in _WORD.finditer(line):
+        starred, bracketed, plain = match.groups()
+        if not plain:
+            marks["from" if starred else "to"] = len(spans)
+        text += line[last : match.start()]
+        word = starred or bracketed or plain
+        spans.append((len(text), len(text) + len(word)))
+        text += word
+        last = match.end()
+    if len(marks) < 2:
+        raise ArgumentError(f"mark who looks with *stars* and at what with [brackets]. Got {line.strip()!r}.")
+    return text + line[last:], spans, (marks["from"], marks["to"])

@@ -5,9 +5,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import regard
 from regard.checking.child.messages import Cell
-from regard.checking.session import needed
 from regard.checking.progress import Progress
 from regard.checking.quiz import questions
+from regard.checking.session import needed
 from regard.errors import ArgumentError
 
 HELPER = "import torch\n\ndef helper(x):\n    return x.softmax(-1)"

@@ -60,6 +60,7 @@ def _in_words(field: dict[str, str]) -> dict[str, str]:
         "learns to say": says[take("head")],
         "positions": positions[take("positions")],
         "scores": {"1/sqrt(qk_dim)": "q·k / sqrt(d)", "1": "q·k"}[take("scale")],
+        "heads": f"{take('n_head')}, of keys {take('key/value heads').partition(' ')[0]}",
         "norm": f"{norm}, {'before' if take('norm_first') == 'yes' else 'after'}",
         "feed-forward": take("ff_dim") + f", {take('activation')}" + ", gated" * (take("gated") == "yes"),
         "biases": "all" if all(biased.values()) else next((part for part in biased if biased[part]), "none"),
@@ -67,7 +68,7 @@ def _in_words(field: dict[str, str]) -> dict[str, str]:
         "width": take("model_dim"),
         "vocabulary": take("vocab"),
     }
-    others = {name: value for name, value in field.items() if name not in ("what", "n_head", "norm_eps")}
+    others = {name: value for name, value in field.items() if name not in ("what", "norm_eps")}
     return shown | {name.removeprefix("n_").replace("_", " "): value for name, value in others.items()}
 
 

@@ -59,13 +59,13 @@ class Remembering(Checker):
 def graded(tmp_path, runner):
     """Grades one answer of one exercise by an assignment with these lines."""
 
-    def grade_text(source, text="", id="masked-softmax", **times):
+    def grade_text(source, text="", id="masked-softmax", submitted=None):
         assignment = assignment_of(tmp_path, text, [id])
         checker = Remembering(assignment.exercises, runner, 23, comments_count=True, strict=True)
         folder = tmp_path / "answer"
         folder.mkdir(exist_ok=True)
         (folder / f"{id.replace('-', '_')}.py").write_text(source)
-        return grade(assignment, checker, "ada", folder, **times)[0]
+        return grade(assignment, checker, HandIn("ada"), folder, submitted)[0]
 
     return grade_text
 
@@ -761,7 +761,7 @@ def test_pytest_has_a_test_for_each_check(submission):
     )
     assert done.returncode == 1
     assert "masked-softmax: no lengths PASSED" in done.stdout
-    assert "masked-softmax: one query FAILED" in done.stdout
+    assert "masked-softmax: one length for each query FAILED" in done.stdout
     assert "Your output equals: the lengths are ignored." in done.stdout
     assert "rnn-step: answered FAILED" in done.stdout
     assert "test_mine PASSED" in done.stdout

@@ -89,10 +89,15 @@ class Assignment:
         """The exercises, by id."""
         return {id: part.exercise for id, part in self.parts.items()}
 
+    @property
+    def own_files(self) -> list[Path]:
+        """What the exercises of its own folder are made of."""
+        inside = sorted(self.folder.rglob("*.*")) if self.folder else []
+        return [path for path in inside if path.suffix in (".toml", ".py", ".md")]
+
     def digest(self) -> str:
         """Changes when anything does that marks depend on: this file, an exercise of its own, our version."""
-        inside = sorted(self.folder.rglob("*.*")) if self.folder else []
-        texts = [path.read_bytes() for path in (self.path, *inside) if path.suffix in (".toml", ".py", ".md")]
+        texts = [path.read_bytes() for path in (self.path, *self.own_files)]
         return hashlib.sha256(repr((__version__, texts)).encode()).hexdigest()
 
 

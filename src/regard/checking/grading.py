@@ -44,8 +44,7 @@ def grade_one(assignment: Assignment, runner: Runner, path: Path, submitted: dat
     student = HandIn(path.resolve().name, [path.resolve()])
     with tempfile.TemporaryDirectory(prefix="handed-in-") as folder:
         student.copy_to(Path(folder))
-        checker = checker_of(assignment, runner)
-        return grade(assignment, checker, student.student, Path(folder), submitted, student.problems)[0]
+        return grade(assignment, checker_of(assignment, runner), student, Path(folder), submitted)[0]
 
 
 def grade_class(
@@ -77,8 +76,7 @@ def grade_class(
             before = kept(path)
             if before is not None and before.digest == digest and page.exists():
                 return before, False
-            about = (student.student, Path(folder), student.submitted, student.problems)
-            made, results = grade(assignment, checker, *about)
+            made, results = grade(assignment, checker, student, Path(folder), student.submitted)
         made = replace(made, digest=digest)
         _write(page, reports.feedback(assignment.title, made, results))
         _write(path, json.dumps(made.as_json(), indent=1))

@@ -113,12 +113,9 @@ def _text(name: str, title: str = "") -> str:
 
 def _graded(assignment: Assignment) -> Files:
     """The assignment itself and exercises of its own, for where answers are graded."""
-    inside = sorted(assignment.folder.rglob("*.*")) if assignment.folder else []
     here = assignment.path.resolve().parent
-    texts = {
-        path.relative_to(here).as_posix(): path for path in inside if path.suffix in (".py", ".toml", ".md")
-    }
-    return {name: path.read_text(encoding="utf-8") for name, path in {NAME: assignment.path, **texts}.items()}
+    paths = {path.relative_to(here).as_posix(): path for path in assignment.own_files}
+    return {name: path.read_text(encoding="utf-8") for name, path in {NAME: assignment.path, **paths}.items()}
 
 
 def _cell(kind: str, text: str, **about: Any) -> Cell:

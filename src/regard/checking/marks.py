@@ -22,7 +22,7 @@ from typing import Any
 from regard.checking import written
 from regard.checking.assignment import KINDS, Assignment, Part, kinds
 from regard.checking.check import Checker, Result
-from regard.checking.handin import CODE
+from regard.checking.handin import CODE, HandIn
 from regard.checking.judge import HIDDEN, visible
 from regard.checking.submission import Submission, read
 
@@ -213,21 +213,16 @@ def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Resu
 
 
 def grade(
-    assignment: Assignment,
-    checker: Checker,
-    student: str,
-    folder: Path,
-    submitted: datetime | None = None,
-    problems: Iterable[str] = (),
+    assignment: Assignment, checker: Checker, student: HandIn, folder: Path, submitted: datetime | None
 ) -> tuple[Grade, list[Result]]:
-    """The grade of what lies in a folder, and the results it is made of.
+    """The grade of what a student's files are, copied into a folder, and the results it is made of.
 
     Of several answers to an exercise the one with the most points counts, and the others are named.
     """
     paths = [path for path in sorted(folder.rglob("*")) if path.suffix in CODE and path.is_file()]
     by_name = {visible(str(path)): path for path in paths}  # as results name them
     files = [str(path) for path in paths]
-    problems = [*problems, *([] if files else ["no .py or .ipynb file was handed in."])]
+    problems = [*student.problems, *([] if files else ["no .py or .ipynb file was handed in."])]
     answers: dict[str, list[tuple[Mark, Result]]] = {id: [] for id in assignment.parts}
     for result in checker.check_files(files, maybe=files):
         path = by_name[result.file]
@@ -251,7 +246,10 @@ def grade(
             best = replace(best, said=(*best.said, twice))
         marks.append(best)
         results.append(result)
-    late, deductions = _days_late(assignment, submitted), []
+    late, deductions = 0, []
+    if assignment.deadline is not None and submitted is not None:  # days begun since then, by our clock
+        seconds = (submitted.astimezone() - assignment.deadline.astimezone()).total_seconds()
+        late = max(0, math.ceil(seconds / 86400))
     if late and assignment.late_per_day:
         lost = min(1.0, late * assignment.late_per_day) * sum(one.points for one in marks)
         deductions.append((f"{late} days late", round(lost, 2)))
@@ -264,12 +262,4 @@ def grade(
             lost = min(assignment.style_most, assignment.style * len(findings))
             deductions.append((f"PEP 8, {len(findings)} findings, as {findings[0]}", round(lost, 2)))
     when = submitted.isoformat(" ", "seconds") if submitted else ""
-    return Grade(student, tuple(marks), tuple(deductions), tuple(problems), when, late), results
-
-
-def _days_late(assignment: Assignment, submitted: datetime | None) -> int:
-    """Days begun since the deadline, by the clock of this machine where the deadline names no zone."""
-    if assignment.deadline is None or submitted is None:
-        return 0
-    seconds = (submitted.astimezone() - assignment.deadline.astimezone()).total_seconds()
-    return max(0, math.ceil(seconds / 86400))
+    return Grade(student.student, tuple(marks), tuple(deductions), tuple(problems), when, late), results

@@ -194,8 +194,8 @@ def prune(
         [f"{100 * share:.0f} %", *(f"{loss:.3f}" for loss in row)]
         for share, row in zip(removed, losses, strict=True)
     ]
-    caption = "loss in nats a token; lower is better"
-    print_table(columns, rows, right=columns, title=title, caption=caption)
+    print_table(columns, rows, right=columns, title=title)
+    click.secho("loss in nats a token; lower is better", dim=True)
     if out is not None:
         click.echo(f"The picture is in {out}")
     if folder is not None:

@@ -215,7 +215,7 @@ def _print_others(others: dict[str, dict[str, Any]]) -> None:
     click.echo("b batch, n cached tokens, d model_dim, h heads, g key heads; b n h are the scores.")
 
 
-def _shown(key: str, value: float) -> str:
+def _shown(key: str, value: float | int) -> str:
     """A number of a cost, in a unit in which it is short."""
     from regard.costs.roofline import short_number
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,6 @@ from regard.tables import csv_text
 
 if TYPE_CHECKING:
     from regard.view.document import Document
-    from regard.view.live import Progress
     from regard.view.session import Session
 
 SUGGEST = ["tired", "wide"]  # the word of the sentence that decides what "it" is (Levesque et al. 2012)
@@ -164,9 +161,13 @@ def _opened(path: Path, target: str | None) -> tuple[Session, Document]:
 
 def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Session, Document, list[str]]:
     """The trace of a text, and what to say of it: as where another model had to read it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
     from regard.files import hub
     from regard.files.loading import checked_device
-    from regard.view.live import Asked, Opened
+    from regard.view.live import Asked, Opened, Progress
     from regard.view.models import RANDOM, Models
     from regard.view.session import Session
 
@@ -183,24 +184,12 @@ def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Se
         reason, key = str(error).partition("\n")[0], NEEDS_NOTHING
         notices = [f"{model.name} cannot be had here ({reason}). Shown is {key}, which comes with Regard."]
     session = Session(models, key, text)
-    with _shown_progress(quiet) as progress:
+    columns = ("reading, layer", MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        task = bar.add_task("", total=None)
+        progress = Progress(lambda done, total: bar.update(task, completed=done, total=total))
         document = session.document(Asked(key, text, target), progress)
     return session, document, [*notices, *document.notices]
-
-
-@contextmanager
-def _shown_progress(quiet: bool) -> Iterator[Progress]:
-    """Counts layers on the terminal while a model reads; what is done at once shows nothing."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    from regard.view.live import Progress
-
-    columns = (TextColumn("reading, layer"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
-        task = bar.add_task("reading", total=None)
-        yield Progress(lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def _nobody_looks() -> bool:

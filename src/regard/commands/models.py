@@ -16,11 +16,6 @@ from regard.commands.printing import WIDE_ENOUGH, print_table
 from regard.errors import ArgumentError
 
 FAMILIES_SAID = Path(__file__).with_name("families.json")
-# Fields that `_in_words` speaks of; any other in which families differ is shown as it is.
-TOLD = """
-    what stacks vocab n_encoder_layer n_decoder_layer positions n_position rotary_base head model_dim n_head
-    ff_dim norm norm_first norm_eps activation gated attention_bias ff_bias scale
-""".split()
 
 
 @click.command()
@@ -48,30 +43,32 @@ def say_families() -> str:
 
 
 def _in_words(field: dict[str, str]) -> dict[str, str]:
-    """A family's answers to the questions that tell Transformers apart."""
+    """A family's answers to the questions that tell Transformers apart, then its other fields."""
+    take = field.pop
     sees = {"decoder": "what came before", "encoder": "every token", "encoder-decoder": "all; answer: before"}
     says = {"language": "the next token", "masked": "hidden tokens", "none": "nothing"}
     positions = {
-        "learned": f"learned, for {field['n_position']}",
-        "rotary": f"rotary, base {field['rotary_base']}",
+        "learned": f"learned, for {take('n_position')}",
+        "rotary": f"rotary, base {take('rotary_base')}",
         "relative": "a bias by distance",
     }
-    norm = {"layer": "LayerNorm", "rms": "RMSNorm"}.get(field["norm"], field["norm"])
-    biased = {"attention": field["attention_bias"] == "yes", "feed-forward": field["ff_bias"] == "yes"}
-    layers = [n_layer for n_layer in (field["n_encoder_layer"], field["n_decoder_layer"]) if n_layer != "0"]
+    norm = {"layer": "LayerNorm", "rms": "RMSNorm"}[take("norm")]
+    biased = {"attention": take("attention_bias") == "yes", "feed-forward": take("ff_bias") == "yes"}
+    layers = [n_layer for n_layer in (take("n_encoder_layer"), take("n_decoder_layer")) if n_layer != "0"]
     shown = {
-        "a token sees": sees[field["stacks"]],
-        "learns to say": says[field["head"]],
-        "positions": positions.get(field["positions"], field["positions"]),
-        "scores": {"1/sqrt(qk_dim)": "q·k / sqrt(d)", "1": "q·k"}.get(field["scale"], field["scale"]),
-        "norm": f"{norm}, {'before' if field['norm_first'] == 'yes' else 'after'}",
-        "feed-forward": field["ff_dim"] + f", {field['activation']}" + ", gated" * (field["gated"] == "yes"),
+        "a token sees": sees[take("stacks")],
+        "learns to say": says[take("head")],
+        "positions": positions[take("positions")],
+        "scores": {"1/sqrt(qk_dim)": "q·k / sqrt(d)", "1": "q·k"}[take("scale")],
+        "heads": f"{take('n_head')}, of keys {take('key/value heads').partition(' ')[0]}",
+        "norm": f"{norm}, {'before' if take('norm_first') == 'yes' else 'after'}",
+        "feed-forward": take("ff_dim") + f", {take('activation')}" + ", gated" * (take("gated") == "yes"),
         "biases": "all" if all(biased.values()) else next((part for part in biased if biased[part]), "none"),
         "layers": " + ".join(layers),
-        "width": field["model_dim"],
-        "vocabulary": field["vocab"],
+        "width": take("model_dim"),
+        "vocabulary": take("vocab"),
     }
-    others = {name: value for name, value in field.items() if name not in TOLD}
+    others = {name: value for name, value in field.items() if name not in ("what", "norm_eps")}
     return shown | {name.removeprefix("n_").replace("_", " "): value for name, value in others.items()}
 
 

@@ -74,7 +74,6 @@ def print_table(
     *,
     right: Container[str] = (),
     title: str = "",
-    caption: str = "",
     total: bool = False,
 ) -> None:
     """These rows below the columns' names; the columns that `right` names hold numbers, a `total` is last.
@@ -105,8 +104,6 @@ def print_table(
             if total and line is lines[-1]:
                 click.echo(rule)
             _print_row(line, names, widths, right)
-    if caption:
-        click.secho(caption, dim=True)
 
 
 def _print_row(cells: list[str], names: list[str], widths: list[int], right: Container[str]) -> None:

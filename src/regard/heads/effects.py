@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -103,7 +103,6 @@ class _Sum(Change):
 
     sums: Tensor | None = None
     n_position: int = 0
-    by_block: ClassVar[bool] = False
 
     def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
         self.n_position += out.shape[0] * out.shape[2]

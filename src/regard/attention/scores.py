@@ -16,7 +16,6 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from regard.attention.data import Data
 from regard.attention.shapes import chosen, whole_slice
@@ -51,10 +50,6 @@ class Bias(Data, ABC):
             f"{type(self).__name__} has no `part(batch, head)`, without which it is not traced."
         )
 
-    def covering(self, n_key: int, start: int) -> Bias:
-        """The same for queries from position `start` on, where it was made for those of one decoding step."""
-        return self
-
     def exchanged(self, rows: slice, n_key: int) -> Bias | None:
         """The bias of the first `n_key` keys looking at `rows`, both backwards; None where it has none."""
         return None
@@ -82,11 +77,6 @@ class DistanceBias(Bias):
 
     def part(self, batch: int | None, head: int | Sequence[int] | None) -> DistanceBias:
         return replace(self, values=chosen(self.values, 0, head))
-
-    def covering(self, n_key: int, start: int) -> DistanceBias:
-        # A step looks back only; distances ahead are hidden, and need numbers all the same.
-        missing = self.zero + n_key - start - self.values.shape[1]
-        return replace(self, values=F.pad(self.values.detach(), (0, max(0, missing))))
 
     def exchanged(self, rows: slice, n_key: int) -> DistanceBias:
         return self  # backwards, distances stay what they were

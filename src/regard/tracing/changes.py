@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +38,6 @@ class Change(ABC):
     batch: At = None
     times: int = field(default=0, init=False)  # how often it took place
     _n_key: int = field(default=0, init=False)  # of the call before
-    by_block: ClassVar[bool] = True  # whether weights are computed, some rows at a time
 
     def __call__(self, called: Called, out: Tensor) -> Tensor:
         """The outputs of all heads after the change."""
@@ -51,7 +50,7 @@ class Change(ABC):
             return out
         self.times += 1
         changed = out.clone()
-        for block in _blocks(rows, n_batch * len(heads) * n_key if self.by_block else 1):
+        for block in _blocks(rows, n_batch * len(heads) * n_key):
             new = self.new(called, out[:, heads, block], heads, block, first)
             if called.alike is not None:  # such a row is padding: it stays as it is
                 alike = called.alike.expand(n_batch, n_head, n_query)[:, heads, block, None]
@@ -114,7 +113,6 @@ class Gate(Change):
 
     by: float | Tensor = 0.0  # a number, or one for each head
     toward: Tensor | None = None  # (head, v_dim) or (v_dim,): of the heads that are gated
-    by_block: ClassVar[bool] = False
 
     def new(self, called: Called, out: Tensor, heads: list[int], rows: slice, first: int) -> Tensor:
         by = self.by

@@ -22,7 +22,7 @@ from regard.files.loading import Loaded
 from regard.tracing.calls import Rule
 from regard.tracing.layers import Kind
 from regard.tracing.recorder import Recorder, note_check
-from regard.tracing.rows import Recorded, Rows
+from regard.tracing.rows import Recorded
 from regard.tracing.take import Fed, assemble, facts_of
 from regard.tracing.traces import Trace
 
@@ -85,10 +85,7 @@ class GrowingTrace(Recorder):
         else:  # an encoder, then its decoder
             self.fed = Fed(ids=fed.ids, source_ids=before.ids, real=fed.real)
         for layer in step.layers:
-            if layer.name in self.rows:
-                self.rows[layer.name].append(layer)
-            else:
-                self.rows[layer.name] = Rows(layer)
+            self.append(layer)
         for check in step.checks.values():
             note_check(self.checks, check)
         self.remarks = {**step.remarks, **self.remarks}

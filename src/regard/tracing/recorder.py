@@ -48,7 +48,10 @@ class Recorder:
                 f"dtype is how queries and keys are kept: one of {', '.join(map(str, STORAGE))} or None for "
                 f"the model's own. Got {dtype}."
             )
-        self.asked = layers  # by index or name
+        # Which layer is meant by an index from the end is known after a run: until then all are kept.
+        backwards = any(isinstance(layer, int) and layer < 0 for layer in layers or ())
+        self.asked = None if layers is None or backwards else set(layers)
+        self.wanted = layers
         self.keep_v, self.dtype, self.to_disk, self.expect = keep_v, dtype, to_disk, expect
         self.keep_graph = keep_graph
         self.seen: list[str] = []  # every layer that ran, wanted or not
@@ -79,20 +82,20 @@ class Recorder:
         """
         goes_on = called.k is not None and self._keys is called.k and self.seen[-1] == called.name
         self._keys = called.k if called.shape[2] == 1 and called.kind == "cross" else None
-        name, index = called.name, len(self.seen)
         if not goes_on:
-            name = numbered(name, self.seen)
-            self.seen.append(name)
-        # Which layer is meant by an index from the end is known after a run.
-        asked = self.asked
-        if asked is None or name in self.rows or {name, index} & {*asked} or _from_the_end(asked):
-            layer = self._layer(name, called)
-            if name in self.rows:
-                self.rows[name].append(layer)
-            else:
-                self.rows[name] = Rows(layer)
+            self.seen.append(numbered(called.name, self.seen))
+        if self.asked is None or {self.seen[-1], len(self.seen) - 1} & self.asked:
+            layer = self._layer(self.seen[-1], called)
+            self.append(layer)
             if called.v is not None and called.out is not None:
                 self._check(layer, called.v.detach(), called.out, called.to_heads)
+
+    def append(self, layer: Recorded) -> None:
+        """Keep a layer, or the next rows of one that is kept."""
+        if layer.name in self.rows:
+            self.rows[layer.name].append(layer)
+        else:
+            self.rows[layer.name] = Rows(layer)
 
     def _layer(self, name: str, called: Called) -> Recorded:
         if called.rule is None:
@@ -128,19 +131,15 @@ class Recorder:
 
     def choose(self) -> None:
         """Keep the layers asked for, once all have run."""
-        if self.asked is not None:
-            for name in {*self.rows} - {*wanted_layers(self.seen, self.asked)}:
+        if self.wanted is not None:
+            for name in {*self.rows} - {*wanted_layers(self.seen, self.wanted)}:
                 for kept in (self.rows, self.checks, self.graph):
                     kept.pop(name, None)
 
     def _stored(self, tensor: Tensor) -> Tensor:
         mapped = on_disk(tensor, self.dtype) if self.to_disk else None
         stored = _copied(tensor, self.dtype) if mapped is None else mapped
-        if (
-            self.dtype == torch.float16
-            and tensor.dtype != torch.float16
-            and not bool(stored.isfinite().all())
-        ):
+        if self.dtype == torch.float16 and not bool(stored.isfinite().all()):
             reach = float(tensor.abs().max())
             if math.isfinite(reach):
                 raise TraceError(
@@ -164,10 +163,6 @@ def wanted_layers(names: Sequence[str], layers: Sequence[int | str]) -> list[str
             f"layers must be some of 0 to {len(names) - 1} or {', '.join(names)}. Got {list(layers)}."
         )
     return [at if isinstance(at, str) else names[at] for at in layers]
-
-
-def _from_the_end(layers: Sequence[int | str]) -> bool:
-    return any(isinstance(layer, int) and layer < 0 for layer in layers)
 
 
 def note_check(checks: dict[str, LayerCheck], check: LayerCheck) -> None:
@@ -201,8 +196,8 @@ def _checked(layer: Recorded, v: Tensor, out: Tensor, at: float, expected: Visib
     difference = grouped.reshape(batch, n_head, n_row, v.shape[3]) - out[:, :, rows]
     if isinstance(layer, LayerTrace) and layer.alike is None:  # a row that sees nothing may give anything
         difference = difference.masked_fill((layer.lse[:, :, rows] == -math.inf)[..., None], 0.0)
-    hidden = None if expected is None else 0.0
-    if expected is not None and not _hides_by_rule(layer, expected):
+    hidden = None
+    if expected is not None:
         may_look = expected.tile(rows, cols, weights.device)
         # A row of padding may look anywhere: nobody looks at it.
         hidden = largest(weights.masked_fill(may_look | ~may_look.any(-1, keepdim=True), 0.0).sum(-1))
@@ -225,20 +220,9 @@ def _checked(layer: Recorded, v: Tensor, out: Tensor, at: float, expected: Visib
     )
 
 
-def _hides_by_rule(layer: Recorded, expected: Visibility) -> bool:
-    """Whether the layer's rule hides all that `expected` hides: those weights are then exp(-inf)."""
-    ruled = layer.visibility
-    if ruled is None:
-        return False
-    if expected.causal and not (ruled.causal and ruled.start == expected.start):
-        return False
-    same_keys = expected.keys is None or (ruled.keys is not None and torch.equal(ruled.keys, expected.keys))
-    return same_keys and not expected.by_pair and expected.window is None and expected.lengths is None
-
-
 def _size(tensor: Tensor) -> float:
-    """The largest absolute value, in one pass."""
+    """The largest absolute value, NaN where one is, in one pass: an infinity norm takes much longer."""
     if not tensor.numel():
         return 0.0
-    low, high = map(float, tensor.aminmax())
-    return max(-low, high) if low == low else low  # NaN is in both
+    least, most = tensor.aminmax()
+    return float(torch.maximum(-least, most))

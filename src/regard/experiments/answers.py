@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from regard.attention.data import Data
 from regard.errors import ArgumentError, UnsupportedError
-from regard.experiments.objectives import Asked, Change, Token
+from regard.experiments.patching import Asked, Change, Token
 from regard.files.loading import Loaded
 from regard.heads.flow import logit_attribution
 from regard.heads.model import Layers, head_table, layers_of, strongest

@@ -38,8 +38,7 @@ from regard.heads.effects import (
     ranked_heads,
     save_pruned,
 )
-from regard.heads.eviction import lost_attention
-from regard.heads.flow import Attribution, logit_attribution, rollout, value_weighted
+from regard.heads.flow import Attribution, logit_attribution, lost_attention, rollout, value_weighted
 from regard.heads.labels import LABELS, RULES, HeadLabel, Rule, label
 from regard.heads.measures import Measures, measure
 from regard.heads.relations import RelationScore, score_pairs, score_relations

@@ -17,7 +17,7 @@ leave nothing out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.shapes import whole_index
+from regard.decoding.prompts import Prompt, encoded
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.model import head_outputs, layers_of, loaded_of, path_of, probe
@@ -534,7 +535,7 @@ def _vectors(loaded: Loaded) -> Float[Tensor, "vocab model_dim"]:
 @torch.no_grad()
 def logit_lens(
     model: Loaded | nn.Module,
-    text_or_tokens: str | Sequence[int] | Sequence[Sequence[int]] | Tensor,
+    text_or_tokens: Prompt,
     *,
     position: int | None = -1,
     tokenizer: Any = None,
@@ -548,17 +549,16 @@ def logit_lens(
     own = loaded.model
     if own.kind == "encoder-decoder" or own.head == "none":
         raise UnsupportedError("a logit lens needs one stack, a decoder or an encoder, with a head on it.")
-    traced = trace(loaded, text_or_tokens, layers=[0])
-    assert traced.ids is not None  # tokens were read
+    read = encoded(text_or_tokens, loaded.tokenizer, loaded.device)
     with seeing(blocks_of(loaded).values()) as seen:
-        out = own(traced.ids, visible=traced.real)
+        out = own(read.ids, visible=read.visible)
     streams = [next(iter(seen.values()))[0], *(gave for _, gave in seen.values())]
     if isinstance(own, Transformer):
         stack = own.encoder if own.decoder is None else own.decoder
         norm = nn.Identity() if stack is None or stack.norm is None else stack.norm
         scores = [own.logits(norm(stream)) for stream in streams[:-1]]
     else:
-        ending = Ending.of(loaded, traced.ids[:1])
+        ending = Ending.of(loaded, read.ids[:1])
         last = ending.norm.module or nn.Identity()
         scores = [last(x.double()).to(x.dtype) @ ending.unembed.T + ending.bias for x in streams[:-1]]
     lens = torch.stack([*scores, out.logits])  # type: ignore[list-item]  # there is a head
@@ -587,7 +587,7 @@ class ScoreSplit:
 @torch.no_grad()
 def score_split(
     model: Loaded | nn.Module,
-    text_or_tokens: str | Sequence[int] | Tensor,
+    text_or_tokens: Prompt,
     layer: int,
     head: int,
     query: int,
@@ -603,15 +603,14 @@ def score_split(
     loaded, reading, head = _chosen(loaded_of(model, tokenizer), layer, head)
     if not reading.plain:
         raise UnsupportedError(f"scores of {reading.name} are no mere products: a bias or a cap is in them.")
-    traced = trace(loaded, text_or_tokens, layers=[reading.name])
-    if traced.ids is None or traced.n_batch != 1:
+    ids = encoded(text_or_tokens, loaded.tokenizer, loaded.device).ids
+    if ids.shape[0] != 1:
         raise ArgumentError("a score is of one sequence: give one text, or the ids of one.")
-    n_token = traced.ids.shape[1]
-    query, key = (whole_index(name, at, n_token) for name, at in (("query", query), ("key", key)))
+    query, key = (whole_index(name, at, ids.shape[1]) for name, at in (("query", query), ("key", key)))
     if key > query:
         raise ArgumentError(f"key {key} comes after query {query}: a decoder hides it.")
     check_residual(loaded, probe(loaded))
-    parts, names = _written_before(loaded, traced.ids, reading, [query, key])
+    parts, names = _written_before(loaded, ids, reading, [query, key])
     sides = []
     for place, (side, at) in enumerate((("q", query), ("k", key))):
         projection, index = reading.side(side, head)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from regard.attention.shapes import whole_index
 from regard.attention.visibility import Visibility
+from regard.decoding import prompts
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.circuits import Ending, projections
-from regard.heads.model import head_table, layers_of, loaded_of
+from regard.heads.model import head_outputs, head_table, layers_of, loaded_of
 from regard.layers.eviction import Evict
-from regard.tracing import take
 from regard.tracing.layers import AnyLayer, Kind, LayerTrace
 from regard.tracing.traces import Trace
 
@@ -141,7 +141,7 @@ class Attribution:
 @torch.no_grad()
 def logit_attribution(
     model: Loaded | nn.Module,
-    text_or_tokens: str | Sequence[int] | Sequence[Sequence[int]] | Tensor,
+    text_or_tokens: prompts.Prompt,
     token: int,
     *,
     against: int | None = None,
@@ -159,27 +159,26 @@ def logit_attribution(
     for name, index in (("token", token), ("against", against)):
         if index is not None and vocab and not 0 <= index < vocab:
             raise ArgumentError(f"{name} must lie between 0 and {vocab - 1}. Got {index}.")
-    traced = take.trace(loaded, text_or_tokens, keep_v=True)
-    if traced.n_batch != 1 or traced.ids is None:
-        raise ArgumentError(f"logit attribution is of one sequence. Got {traced.n_batch}.")
-    position = whole_index("position", position, traced.ids.shape[1])
-    ending = Ending.of(loaded, traced.ids)
-    direction = ending.unembed[token].double()
+    ids = prompts.encoded(text_or_tokens, loaded.tokenizer, loaded.device).ids
+    if ids.shape[0] != 1:
+        raise ArgumentError(f"logit attribution is of one sequence. Got {ids.shape[0]}.")
+    position = whole_index("position", position, ids.shape[1])
+    ending = Ending.of(loaded, ids)
+    direction, score = ending.unembed[token].double(), ending.logits[position, token].double()
     if against is not None:
         direction = direction - ending.unembed[against].double()
-    matrices = projections(loaded)
-    heads = head_table(layers_of(loaded))
-    for index, layer in enumerate(traced.layers):
-        if not isinstance(layer, LayerTrace) or layer.v is None:
-            raise UnsupportedError(f"{layer.name} is no softmax attention whose values are known.")
-        row = layer.block(slice(position, position + 1), slice(0, layer.n_key), 0)[0].double()
-        v = layer.v[0].repeat_interleave(layer.n_head // layer.v.shape[1], dim=0).double()
-        written = torch.einsum("hv,mhv->hm", (row @ v)[:, 0], matrices[layer.name].double())
-        toward = ending.norm.held(ending.before[position], written) @ direction
-        heads[index, list(layers_of(loaded)[layer.name])] = toward.cpu()
-    logits = ending.logits[position].double()
-    score = float(logits[token] if against is None else logits[token] - logits[against])
-    return Attribution(traced.names, heads, score, score - float(heads.nansum()))
+        score = score - ending.logits[position, against].double()
+    matrices, layers = projections(loaded), layers_of(loaded)
+    with head_outputs(loaded) as outputs:
+        loaded.model(ids)
+    heads = head_table(layers)
+    for index, (name, numbers) in enumerate(layers.items()):
+        if numbers:
+            out, matrix = outputs[name][0, :, position].double(), matrices[name].double()
+            written = torch.einsum("hv,mhv->hm", out, matrix)
+            toward = ending.norm.held(ending.before[position], written) @ direction
+            heads[index, list(numbers)] = toward.cpu()
+    return Attribution(tuple(layers), heads, float(score), float(score) - float(heads.nansum()))
 
 
 @torch.no_grad()

@@ -134,7 +134,7 @@ def test_why_of_a_masked_model_and_of_ours():
     assert mask is not None
     ids = [*bert.tokenizer.encode("the cat")[:3], mask, *bert.tokenizer.encode("the cat")[3:]]
     said = why(bert, ids, top=2)
-    assert said.note.startswith("what a head writes")
+    assert said.note.startswith("what heads write toward a score is known of decoders")
     assert math.isfinite(said.score)
     with pytest.raises(ArgumentError, match="must hide one word"):
         why(bert, "the cat")

@@ -117,17 +117,13 @@ def why(
     with torch.no_grad():
         logits = loaded.model(asked.ids).logits
     score, likely = float(asked.score(logits)), logits[0, asked.position].float().softmax(-1)
-    note, written = "what a head writes toward a score is known of decoders only.", None
-    if loaded.model.kind == "decoder":
-        try:
-            note, written = (
-                "",
-                logit_attribution(
-                    loaded, asked.ids, asked.token, against=asked.against, position=asked.position
-                ).heads,
-            )
-        except UnsupportedError as error:
-            note = str(error)
+    note, written = "", None
+    try:
+        written = logit_attribution(
+            loaded, asked.ids, asked.token, against=asked.against, position=asked.position
+        ).heads
+    except UnsupportedError as error:
+        note = str(error)
     estimates, edges, columns = _scanned(gradients.layers, known, top)
     tokens = gradients.trace.tokens[0] if gradients.trace.tokens else ()
     names = tuple(known)

@@ -262,12 +262,13 @@ class Projection:
 class Reading:
     """How an attention layer reads the stream; a projection is None where no matrix gives what it uses."""
 
-    name: str
+    layer: LayerTrace  # of a probe
     sides: dict[str, Projection | None]  # of q, k and v
-    n_head: int
-    n_kv_head: int
-    scale: float
-    plain: bool  # scores are scaled products and nothing else
+
+    @property
+    def scale(self) -> float:
+        """By which products are multiplied to become scores."""
+        return self.layer.rule.scale_for(self.layer.q.shape[3])
 
     def side(self, side: str, head: int) -> tuple[Projection, int]:
         """The projection of q, k or v, and which of its heads a query head uses."""
@@ -275,18 +276,25 @@ class Reading:
         if projection is None:
             words = {"q": "queries", "k": "keys", "v": "values"}[side]
             raise UnsupportedError(
-                f"the {words} of {self.name} are not what one matrix (nn.Linear or Conv1D) gives: a norm of "
-                "their own, it seems, or another step comes between. There is no circuit through them."
+                f"the {words} of {self.layer.name} are not what one matrix (nn.Linear or Conv1D) gives: a "
+                "norm of their own, it seems, or another step comes between. There is no circuit through them."
             )
-        return projection, head if side == "q" else head * self.n_kv_head // self.n_head
+        return projection, head if side == "q" else head * self.layer.n_kv_head // self.layer.n_head
 
 
 @torch.no_grad()
 def readings(loaded: Loaded) -> dict[str, Reading]:
-    """How each attention layer of a decoder reads the stream.
+    """How each attention layer of a decoder reads the stream; a model without circuits is refused.
 
     At the first position no rotary turn moves anything: queries and keys there are outputs of a matrix.
     """
+    model = loaded.model
+    if model.kind != "decoder" or model.head != "language":
+        raise UnsupportedError(
+            f"circuits are of decoders with a language head. This is {model.kind}, head {model.head!r}."
+        )
+    if isinstance(model, Transformer) and model.config.kept_heads is not None:
+        raise UnsupportedError("circuits are of models with all their heads. This one is pruned.")
     inner, layers = module_of(loaded), dict[str, Reading]()
     with seeing([*_matrices(inner), *_norms(inner)]) as seen:
         traced = trace(loaded, probe(loaded, _N_TEXT), keep_v=True)
@@ -297,9 +305,7 @@ def readings(loaded: Loaded) -> dict[str, Reading]:
         norms = {module: seen[module] for module in _norms(block) if module in seen}
         used = {"q": layer.q, "k": layer.k, "v": layer.v}
         sides = {side: _projection(tensor[:, :, 0], matrices, norms) for side, tensor in used.items()}
-        scale = layer.rule.scale_for(layer.q.shape[3])
-        plain = layer.rule.product_only
-        layers[layer.name] = Reading(layer.name, sides, layer.n_head, layer.n_kv_head, scale, plain)
+        layers[layer.name] = Reading(layer, sides)
     return layers
 
 
@@ -339,11 +345,11 @@ def turned(loaded: Loaded, reading: Reading, side: str, head: int, position: int
         return out
 
     def stop(called: Called, out: Tensor) -> Tensor:
-        if called.name == reading.name:
+        if called.name == reading.layer.name:
             raise _DoneError
         return out
 
-    recorder = Recorder(layers=[reading.name])
+    recorder = Recorder(layers=[reading.layer.name])
     handle = projection.module.register_forward_hook(put)
     try:
         with suppress(_DoneError), watching(module_of(loaded), recorder, stop):
@@ -355,7 +361,9 @@ def turned(loaded: Loaded, reading: Reading, side: str, head: int, position: int
     given = (layer.q if side == "q" else layer.k)[:, at, position].double()
     turn = given[:-1].T
     if not close(turn @ vectors[-1].double(), given[-1]):
-        raise UnsupportedError(f"what {reading.name} makes of its projections is no linear map of them.")
+        raise UnsupportedError(
+            f"what {reading.layer.name} makes of its projections is no linear map of them."
+        )
     return turn
 
 
@@ -417,7 +425,7 @@ def ov_circuit(model: Loaded | nn.Module, layer: int, head: int) -> Circuit:
     """
     loaded, reading, head = _chosen(loaded_of(model), layer, head)
     ending = Ending.of(loaded, probe(loaded))
-    writes = projections(loaded)[reading.name][:, head]
+    writes = projections(loaded)[reading.layer.name][:, head]
     reads = _vectors(loaded) @ _matrix(reading, "v", head).T
     return Circuit(reads, ending.norm.folded(ending.unembed) @ writes)
 
@@ -457,9 +465,9 @@ def composition(model: Loaded | nn.Module) -> Composition:
     W_QK (k) or W_O W_V (v). Two random matrices have about 1 / sqrt(model_dim).
     """
     loaded = loaded_of(model)
-    layers, outs = _readings(loaded), projections(loaded)
+    layers, outs = readings(loaded), projections(loaded)
     check_residual(loaded, probe(loaded))
-    counts = {reading.n_head for reading in layers.values()}
+    counts = {reading.layer.n_head for reading in layers.values()}
     if len(counts) != 1:
         raise UnsupportedError(f"layers of {loaded.facts.name} have {sorted(counts)} heads: not one number.")
     n_layer, n_head = len(layers), counts.pop()
@@ -495,23 +503,11 @@ def _triangle(matrix: Tensor) -> Tensor:
     return triangle
 
 
-def _readings(loaded: Loaded) -> dict[str, Reading]:
-    """How the layers read the stream, if the model has circuits; one of another kind is refused."""
-    if loaded.model.kind != "decoder" or loaded.model.head != "language":
-        raise UnsupportedError(
-            "circuits are of decoders with a language head. This is "
-            f"{loaded.model.kind}, head {loaded.model.head!r}."
-        )
-    if isinstance(loaded.model, Transformer) and loaded.model.config.kept_heads is not None:
-        raise UnsupportedError("circuits are of models with all their heads. This one is pruned.")
-    return readings(loaded)
-
-
 def _chosen(loaded: Loaded, layer: int, head: int) -> tuple[Loaded, Reading, int]:
     """The model, its layer of that number, and the head, counted from the front."""
-    layers = list(_readings(loaded).values())
+    layers = list(readings(loaded).values())
     reading = layers[whole_index("layer", layer, len(layers))]
-    return loaded, reading, whole_index("head", head, reading.n_head)
+    return loaded, reading, whole_index("head", head, reading.layer.n_head)
 
 
 def _matrix(reading: Reading, side: str, head: int) -> Float[Tensor, "dim model_dim"]:
@@ -601,8 +597,10 @@ def score_split(
     that the norm divided by, query and key are such sums too, and the score a sum over pairs.
     """
     loaded, reading, head = _chosen(loaded_of(model, tokenizer), layer, head)
-    if not reading.plain:
-        raise UnsupportedError(f"scores of {reading.name} are no mere products: a bias or a cap is in them.")
+    if not reading.layer.rule.product_only:
+        raise UnsupportedError(
+            f"scores of {reading.layer.name} are no mere products: a bias or a cap is in them."
+        )
     ids = encoded(text_or_tokens, loaded.tokenizer, loaded.device).ids
     if ids.shape[0] != 1:
         raise ArgumentError("a score is of one sequence: give one text, or the ids of one.")
@@ -632,7 +630,7 @@ def _written_before(
     with seeing(blocks.values()) as seen, head_outputs(loaded) as outputs:
         loaded.model(ids)
     streams = {name: seen[block][0][0, places].double() for name, block in blocks.items()}
-    layers = list(blocks)[: list(blocks).index(reading.name) + 1]
+    layers = list(blocks)[: list(blocks).index(reading.layer.name) + 1]
     outs, matrices = out_projections(loaded), projections(loaded)
     parts, names = [streams[layers[0]]], ["embedding"]
     bias = torch.zeros_like(parts[0])  # of output projections; a feed-forward layer's are its own

@@ -40,14 +40,12 @@ def rollout(
         of_decoder = [layer for layer in chosen if layer.kind == "self" and not trace._in_encoder(layer)]
         chosen = of_decoder or chosen
     wrong = [layer.name for layer in chosen if layer.kind != "self" or layer.n_query != layer.n_key]
-    if wrong or not chosen:
+    sizes = {layer.n_key for layer in chosen}
+    if wrong or len(sizes) != 1:
         raise ArgumentError(
             "rollout goes through self-attention, from tokens to the same tokens: "
-            f"{', '.join(wrong) or 'no layer'} will not do. Choose `layers`."
+            f"{', '.join(wrong) or f'layers of lengths {sorted(sizes)}'} will not do. Choose `layers`."
         )
-    sizes = {layer.n_key for layer in chosen}
-    if len(sizes) > 1:
-        raise ArgumentError(f"rollout needs layers of one length. Got lengths {sorted(sizes)}.")
     query = whole_index("query", query, chosen[0].n_query)
     batch = whole_index("batch", batch, chosen[0].n_batch)
     share = torch.zeros(chosen[0].n_key, device=chosen[0].tensors[0].device)

@@ -211,6 +211,7 @@ def _combined(
 ) -> Survey:
     """Means, and intervals from how the texts differ."""
     values, chance, n_query, low, high = {}, {}, {}, {}, {}
+    t95 = torch.tensor([torch.nan, torch.nan, *_T95, 1.96], dtype=torch.float64)  # by the number of texts
     for index, name in enumerate(ROW_MEASURES):
         wanted = MADE_FOR.get(name, "text")
         wanted = wanted if wanted in kinds else "text"
@@ -222,7 +223,7 @@ def _combined(
         mean = heads.sum(0) / n[:, None]
         spread = ((heads - mean) * counted[..., None]).square().sum(0)
         deviation = (spread / (n[:, None] - 1)).sqrt()  # 0 / 0 where there is one text: NaN, no interval
-        half = _t95(n)[:, None] * deviation / n[:, None].sqrt()
+        half = t95[n.clamp(max=len(t95) - 1)][:, None] * deviation / n[:, None].sqrt()
         most = math.inf if name in UNBOUNDED else 1.0  # a share lies between 0 and 1: so does its interval
         values[name] = mean
         low[name], high[name] = (mean - half).clamp(min=0.0), (mean + half).clamp(max=most)
@@ -230,11 +231,6 @@ def _combined(
         n_query[name] = samples[..., -1].sum(0).long()
     measures = Measures(layers, n_heads, values, chance, n_query)
     return Survey(measures, low, high, *(kinds.count(kind) for kind in ("text", "repeat", "needle")))
-
-
-def _t95(n: Tensor) -> Tensor:
-    table = torch.tensor([torch.nan, torch.nan, *_T95, 1.96], dtype=torch.float64)
-    return table[n.clamp(max=len(table) - 1)]
 
 
 def _place() -> tuple[int, int]:

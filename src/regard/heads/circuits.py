@@ -277,7 +277,7 @@ class Reading:
             words = {"q": "queries", "k": "keys", "v": "values"}[side]
             raise UnsupportedError(
                 f"the {words} of {self.layer.name} are not what one matrix (nn.Linear or Conv1D) gives: a "
-                "norm of their own, it seems, or another step comes between. There is no circuit through them."
+                "norm of their own, it seems, or another step comes between, so there is no circuit of them."
             )
         return projection, head if side == "q" else head * self.layer.n_kv_head // self.layer.n_head
 

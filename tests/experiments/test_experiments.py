@@ -10,7 +10,7 @@ from tiny_models import tiny
 import regard
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.experiments import patch_effects, why
-from regard.experiments.objectives import Asked
+from regard.experiments.patching import Asked
 from regard.heads.model import head_outputs
 
 CLEAN, CORRUPTED = [5, 17, 3, 42, 8, 29], [5, 17, 30, 42, 8, 29]
@@ -134,7 +134,7 @@ def test_why_of_a_masked_model_and_of_ours():
     assert mask is not None
     ids = [*bert.tokenizer.encode("the cat")[:3], mask, *bert.tokenizer.encode("the cat")[3:]]
     said = why(bert, ids, top=2)
-    assert said.note.startswith("what a head writes")
+    assert said.note.startswith("what heads write toward a score is known of decoders")
     assert math.isfinite(said.score)
     with pytest.raises(ArgumentError, match="must hide one word"):
         why(bert, "the cat")

@@ -19,8 +19,8 @@ from regard.heads import (
     survey,
     value_weighted,
 )
+from regard.heads.circuits import projections
 from regard.heads.model import layers_of, loaded_of
-from regard.heads.stream import projections
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40, "num_hidden_layers": 2}
 COMMON = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}

@@ -143,11 +143,7 @@ KINDS = tuple(
 
 
 def head_grid(
-    labels: Sequence[Sequence[str]],
-    kinds: Sequence[str],
-    *,
-    title: str | None = None,
-    ax: Axes | None = None,
+    labels: Sequence[Sequence[str]], kinds: Sequence[str], *, title: str | None = None, ax: Axes | None = None
 ) -> Figure:
     """A figure of layers x heads, each cell coloured by its label; the last of `kinds` is left pale.
 
@@ -271,10 +267,7 @@ def effect_maps(
 
 
 def head_pictures(
-    pictures: Sequence[Sequence[np.ndarray]],
-    *,
-    title: str | None = None,
-    ax: Axes | None = None,
+    pictures: Sequence[Sequence[np.ndarray]], *, title: str | None = None, ax: Axes | None = None
 ) -> Figure:
     """A figure of layers x heads as small pictures, a layer in each row; NaN is drawn as hidden.
 

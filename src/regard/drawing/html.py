@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 DOCUMENT_STYLE = """
@@ -64,9 +64,15 @@ def tag(name: str, *children: object, **attributes: object) -> Markup:
     return Markup(f"<{name}{given}>{joined(children).text}</{name}>")
 
 
-def joined(parts: Sequence[object] | tuple[object, ...]) -> Markup:
+def joined(parts: Sequence[object]) -> Markup:
     """Several pieces, one after the other."""
     return Markup("".join(escaped(part).text for part in parts))
+
+
+def table(words: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
+    """Rows of cells below a row of words."""
+    lines = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
+    return tag("table", tag("tr", *(tag("th", word) for word in words)), *lines)
 
 
 def picture(png: bytes, alt: str) -> Markup:

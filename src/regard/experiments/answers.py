@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from regard.attention.data import Data
 from regard.errors import ArgumentError, UnsupportedError
-from regard.experiments.objectives import Asked, Change, Token
+from regard.experiments.patching import Asked, Change, Token
 from regard.files.loading import Loaded
 from regard.heads.flow import logit_attribution
 from regard.heads.model import Layers, head_table, layers_of, strongest
@@ -117,17 +117,13 @@ def why(
     with torch.no_grad():
         logits = loaded.model(asked.ids).logits
     score, likely = float(asked.score(logits)), logits[0, asked.position].float().softmax(-1)
-    note, written = "what a head writes toward a score is known of decoders only.", None
-    if loaded.model.kind == "decoder":
-        try:
-            note, written = (
-                "",
-                logit_attribution(
-                    loaded, asked.ids, asked.token, against=asked.against, position=asked.position
-                ).heads,
-            )
-        except UnsupportedError as error:
-            note = str(error)
+    note, written = "", None
+    try:
+        written = logit_attribution(
+            loaded, asked.ids, asked.token, against=asked.against, position=asked.position
+        ).heads
+    except UnsupportedError as error:
+        note = str(error)
     estimates, edges, columns = _scanned(gradients.layers, known, top)
     tokens = gradients.trace.tokens[0] if gradients.trace.tokens else ()
     names = tuple(known)

@@ -38,13 +38,11 @@ from regard.heads.effects import (
     ranked_heads,
     save_pruned,
 )
-from regard.heads.eviction import lost_attention
-from regard.heads.flow import Attribution, logit_attribution, rollout, value_weighted
+from regard.heads.flow import Attribution, logit_attribution, lost_attention, rollout, value_weighted
 from regard.heads.labels import LABELS, RULES, HeadLabel, Rule, label
 from regard.heads.measures import Measures, measure
 from regard.heads.relations import RelationScore, score_pairs, score_relations
-from regard.heads.surveys import Survey, planted_needle, repeated_tokens, survey
-from regard.heads.tables import columns_of, to_dataframe
+from regard.heads.surveys import Survey, columns_of, planted_needle, repeated_tokens, survey, to_dataframe
 
 __all__ = [
     "LABELS",

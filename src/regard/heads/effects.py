@@ -293,11 +293,11 @@ def save_pruned(loaded: Loaded, folder: str | Path) -> None:
         raise ArgumentError(
             "this model has all its heads: regard.files.loading.save writes it for everybody."
         )
-    kept, family_config = (
-        list(map(list, config.kept_heads)),
-        published_config(replace(config, kept_heads=None)),
-    )
-    stated = {"model_type": MODEL_TYPE, "kept_heads": kept, "family_config": family_config}
+    stated = {
+        "model_type": MODEL_TYPE,
+        "kept_heads": [list(heads) for heads in config.kept_heads],
+        "family_config": published_config(replace(config, kept_heads=None)),
+    }
     write_folder(loaded, folder, stated)
 
 

@@ -1,4 +1,5 @@
-"""Where information came from: rollout, weights by the size of what they carry, logit attribution."""
+"""Where information came from: rollout, weights by the size of what they carry, logit attribution; and what
+a cache that forgets would lose of it."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 
 from regard.attention.shapes import whole_index
 from regard.attention.visibility import Visibility
+from regard.decoding import prompts
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.heads.model import head_table, layers_of, loaded_of
-from regard.heads.stream import Ending, projections
-from regard.tracing import take
+from regard.heads.circuits import Ending, projections
+from regard.heads.model import head_outputs, head_table, layers_of, loaded_of
+from regard.layers.eviction import Evict
 from regard.tracing.layers import AnyLayer, Kind, LayerTrace
 from regard.tracing.traces import Trace
 
@@ -38,14 +40,12 @@ def rollout(
         of_decoder = [layer for layer in chosen if layer.kind == "self" and not trace._in_encoder(layer)]
         chosen = of_decoder or chosen
     wrong = [layer.name for layer in chosen if layer.kind != "self" or layer.n_query != layer.n_key]
-    if wrong or not chosen:
+    sizes = {layer.n_key for layer in chosen}
+    if wrong or len(sizes) != 1:
         raise ArgumentError(
             "rollout goes through self-attention, from tokens to the same tokens: "
-            f"{', '.join(wrong) or 'no layer'} will not do. Choose `layers`."
+            f"{', '.join(wrong) or f'layers of lengths {sorted(sizes)}'} will not do. Choose `layers`."
         )
-    sizes = {layer.n_key for layer in chosen}
-    if len(sizes) > 1:
-        raise ArgumentError(f"rollout needs layers of one length. Got lengths {sorted(sizes)}.")
     query = whole_index("query", query, chosen[0].n_query)
     batch = whole_index("batch", batch, chosen[0].n_batch)
     share = torch.zeros(chosen[0].n_key, device=chosen[0].tensors[0].device)
@@ -139,7 +139,7 @@ class Attribution:
 @torch.no_grad()
 def logit_attribution(
     model: Loaded | nn.Module,
-    text_or_tokens: str | Sequence[int] | Sequence[Sequence[int]] | Tensor,
+    text_or_tokens: prompts.Prompt,
     token: int,
     *,
     against: int | None = None,
@@ -157,24 +157,69 @@ def logit_attribution(
     for name, index in (("token", token), ("against", against)):
         if index is not None and vocab and not 0 <= index < vocab:
             raise ArgumentError(f"{name} must lie between 0 and {vocab - 1}. Got {index}.")
-    traced = take.trace(loaded, text_or_tokens, keep_v=True)
-    if traced.n_batch != 1 or traced.ids is None:
-        raise ArgumentError(f"logit attribution is of one sequence. Got {traced.n_batch}.")
-    position = whole_index("position", position, traced.ids.shape[1])
-    ending = Ending.of(loaded, traced.ids)
-    direction = ending.unembed[token].double()
+    ids = prompts.encoded(text_or_tokens, loaded.tokenizer, loaded.device).ids
+    if ids.shape[0] != 1:
+        raise ArgumentError(f"logit attribution is of one sequence. Got {ids.shape[0]}.")
+    position = whole_index("position", position, ids.shape[1])
+    ending = Ending.of(loaded, ids)
+    direction, score = ending.unembed[token].double(), ending.logits[position, token].double()
     if against is not None:
         direction = direction - ending.unembed[against].double()
-    matrices = projections(loaded)
-    heads = head_table(layers_of(loaded))
-    for index, layer in enumerate(traced.layers):
-        if not isinstance(layer, LayerTrace) or layer.v is None:
-            raise UnsupportedError(f"{layer.name} is no softmax attention whose values are known.")
-        row = layer.block(slice(position, position + 1), slice(0, layer.n_key), 0)[0].double()
-        v = layer.v[0].repeat_interleave(layer.n_head // layer.v.shape[1], dim=0).double()
-        written = torch.einsum("hv,mhv->hm", (row @ v)[:, 0], matrices[layer.name].double())
-        toward = ending.norm.held(ending.before[position], written) @ direction
-        heads[index, list(layers_of(loaded)[layer.name])] = toward.cpu()
-    logits = ending.logits[position].double()
-    score = float(logits[token] if against is None else logits[token] - logits[against])
-    return Attribution(traced.names, heads, score, score - float(heads.nansum()))
+        score = score - ending.logits[position, against].double()
+    matrices, layers = projections(loaded), layers_of(loaded)
+    with head_outputs(loaded) as outputs:
+        loaded.model(ids)
+    heads = head_table(layers)
+    for index, (name, numbers) in enumerate(layers.items()):
+        if numbers:
+            out, matrix = outputs[name][0, :, position].double(), matrices[name].double()
+            written = torch.einsum("hv,mhv->hm", out, matrix)
+            toward = ending.norm.held(ending.before[position], written) @ direction
+            heads[index, list(numbers)] = toward.cpu()
+    return Attribution(tuple(layers), heads, float(score), float(score) - float(heads.nansum()))
+
+
+@torch.no_grad()
+def lost_attention(
+    trace: Trace, evict: Evict, *, at: int | None = None, batch: int = 0
+) -> Float[Tensor, "layer head"]:
+    """The share of each head's attention, of the tokens from `at` on, that is on keys `evict` lets go there.
+
+    The first `at` tokens (half of them by default) are the prompt that the policy judges. Three sums of
+    columns tell it, so it is O(N) for any trace of a decoder. NaN in cross-attention, and where there is no
+    such head.
+
+    >>> even = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
+    >>> lost_attention(Trace.from_weights(even), Evict("streaming", budget=1, sinks=0), at=2)
+    tensor([[0.2917]])
+    """
+    layers = [layer for layer in trace.layers if layer.kind == "self" and layer.n_query == layer.n_key]
+    if not layers:
+        raise ArgumentError("a cache is of self-attention over one text: this trace has no such layer.")
+    batch = whole_index("batch", batch, trace.n_batch)
+    real = torch.ones(layers[0].n_key, dtype=torch.bool) if trace.real is None else trace.real[batch].cpu()
+    first, n_real = int(real.int().argmax()), int(real.sum())
+    at = n_real // 2 if at is None else at
+    if not 1 <= at < n_real:
+        raise ArgumentError(
+            f"at is where the prompt ends: at least 1 and below the {n_real} tokens there are. Got {at}."
+        )
+    shares = torch.full((len(trace.layers), max(layer.n_head for layer in trace.layers)), torch.nan)
+    for index, layer in enumerate(trace.layers):
+        if layer in layers and layer.n_key == len(real):
+            if layer.visibility is not None and layer.visibility.everything:
+                raise UnsupportedError(f"{layer.name} sees the future: only a decoder has a cache.")
+            shares[index, : layer.n_head] = _share(layer, evict, batch, first, first + at, first + n_real)
+    return shares
+
+
+def _share(layer: AnyLayer, evict: Evict, batch: int, first: int, at: int, stop: int) -> Tensor:
+    """The share lost of the attention of queries `at` to `stop`, for each head."""
+    n_kv_head = layer.n_kv_head
+    counted = evict.counted(at - first)
+    prompt = layer.column_sums(batch, rows=slice(first + counted.start, first + counted.stop))[:, first:at]
+    kept = evict.kept(prompt.unflatten(0, (n_kv_head, -1)).sum(1)[None])[0]
+    gone = torch.ones(n_kv_head, at - first, dtype=torch.bool, device=kept.device).scatter(1, kept, False)
+    later = layer.column_sums(batch, rows=slice(at, stop))
+    lost = (later[:, first:at] * gone.repeat_interleave(layer.n_head // n_kv_head, 0)).sum(-1)
+    return (lost / later.sum(-1)).cpu()

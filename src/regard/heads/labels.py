@@ -15,7 +15,7 @@ from io import BytesIO
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.drawing.html import picture, tag
+from regard.drawing.html import picture, table, tag
 from regard.errors import ArgumentError
 from regard.heads.measures import Measures, shown
 
@@ -107,7 +107,7 @@ def _label(
     rules: Sequence[Rule],
 ) -> HeadLabel:
     name = measures.layers[layer]
-    met: list[tuple[tuple[int, float], HeadLabel]] = []
+    met: list[tuple[int, float, HeadLabel]] = []
     near = []
     for rule in rules:
         measure = positional if rule.measure == "positional" else rule.measure
@@ -118,14 +118,13 @@ def _label(
         # Of NaN, where a layer has no such place, neither holds; a low end of NaN is that of one text.
         if score >= rule.threshold and lift >= LEAST_LIFT and not low <= chance:
             because = f"{rule.measure} {score:.2f} >= {rule.threshold} and above chance {chance:.2f}"
-            met.append(
-                ((rule.tier, -lift), HeadLabel(name, head, rule.label, score, chance, low, high, because))
-            )
+            labelled = HeadLabel(name, head, rule.label, score, chance, low, high, because)
+            met.append((rule.tier, -lift, labelled))
         elif measure != "uniformity" and score - chance >= MIXED_SHARE * (rule.threshold - chance) > 0:
             near.append(f"{rule.label} {score:.2f}")
     if met:
-        (_, best), *others = sorted(met, key=lambda labelled: labelled[0])
-        return replace(best, also=tuple(other.label for _, other in others))
+        (_, _, best), *others = sorted(met, key=lambda reached: reached[:2])
+        return replace(best, also=tuple(other.label for _, _, other in others))
     nothing = (math.nan,) * 4
     if len(near) >= 2:
         return HeadLabel(name, head, "mixed", *nothing, f"near several: {', '.join(near)}")
@@ -151,8 +150,6 @@ def heads_html(labels: Sequence[HeadLabel], layers: Sequence[str], of: str) -> s
     head_grid(grid(labels, layers), LABELS, title=title).savefig(drawn, format="png", dpi=90)
     named = [head for head in labels if head.label != "none"]
     words = ("layer", "head", "label", "score", "chance", "rule")
-    cells = [(h.layer, h.head, h.label, shown(h.score), shown(h.chance), h.rule) for h in named]
-    rows = [tag("tr", *(tag("td", cell) for cell in row)) for row in cells]
+    rows = [(h.layer, h.head, h.label, shown(h.score), shown(h.chance), h.rule) for h in named]
     summary = tag("summary", f"{len(named)} of {len(labels)} heads have a label")
-    table = tag("table", tag("tr", *(tag("th", word) for word in words)), *rows)
-    return (picture(drawn.getvalue(), title) + tag("details", summary, table)).text
+    return (picture(drawn.getvalue(), title) + tag("details", summary, table(words, rows))).text

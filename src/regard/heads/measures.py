@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.attention.scores import ScoreRule, no_autocast
 from regard.attention.visibility import Visibility
-from regard.drawing.html import tag
+from regard.drawing.html import table
 from regard.errors import ArgumentError
 from regard.heads.model import strongest
 from regard.heads.tokens import Copies, TokenFacts, copies, token_facts
@@ -87,8 +87,8 @@ class Measures:
 
     def strongest(self, name: str, n: int = 3) -> list[tuple[int, int, float]]:
         """The `n` heads that have most of a measure, as (layer, head, value)."""
-        table = self[name]
-        return [(layer, head, float(table[layer, head])) for layer, head in strongest(table, n)]
+        values = self[name]
+        return [(layer, head, float(values[layer, head])) for layer, head in strongest(values, n)]
 
     def _rows(self) -> Iterator[tuple[str, str, str, str, str]]:
         """Every measure with what it is, its mean, its chance level and its strongest heads."""
@@ -108,8 +108,7 @@ class Measures:
     def _repr_html_(self) -> str:
         """The measures as a notebook shows them."""
         words = ("measure", "what it is", "mean", "chance", "strongest heads (layer.head)")
-        rows = [tag("tr", *(tag("td", cell) for cell in row)) for row in self._rows()]
-        return tag("table", tag("tr", *(tag("th", word) for word in words)), *rows).text
+        return table(words, self._rows()).text
 
 
 def shown(value: float | Tensor) -> str:

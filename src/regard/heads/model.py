@@ -126,13 +126,12 @@ def checked_heads(layers: Layers, heads: Iterable[Head]) -> list[tuple[int, int]
             raise ArgumentError(f"heads are pairs (layer, head). Got {pair!r}.")
         layer, head = pair
         index = names.index(layer) if layer in names else layer
-        if not isinstance(index, int) or not 0 <= index < len(names):
+        if index not in range(len(names)):
             raise ArgumentError(
                 f"there is no layer {layer!r}: layers are 0 to {len(names) - 1} or {', '.join(names)}."
             )
-        if head not in layers[names[index]]:
-            raise ArgumentError(
-                f"layer {layer} has no head {head}: it has {', '.join(map(str, layers[names[index]]))}."
-            )
-        checked.append((index, int(head)))
+        left = layers[names[int(index)]]
+        if head not in left:
+            raise ArgumentError(f"layer {layer} has no head {head}: it has {', '.join(map(str, left))}.")
+        checked.append((int(index), int(head)))
     return checked

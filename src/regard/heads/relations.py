@@ -94,11 +94,7 @@ def pieces_of_words(spans: Spans, offsets: Sequence[tuple[int, int]]) -> list[li
 
 
 def score_relations(
-    loaded: Loaded,
-    sentences: Iterable[Sentence],
-    relations: Sequence[str],
-    *,
-    from_head: bool = False,
+    loaded: Loaded, sentences: Iterable[Sentence], relations: Sequence[str], *, from_head: bool = False
 ) -> dict[str, RelationScore]:
     """The score of every head on each relation of a treebank: dependents looking at their heads, or heads.
 

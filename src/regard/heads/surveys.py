@@ -1,6 +1,6 @@
-"""Measures over many texts: means with confidence intervals, resumable, on one process or several.
+"""Measures over many texts: means with confidence intervals, resumable, on one process or several; tables.
 
-    regard.heads.surveys(load("smollm2"), texts, state="survey.safetensors")
+    survey(load("smollm2"), texts, state="survey.safetensors")
     torchrun --nproc-per-node 2 my_survey.py      # the same call: each process takes its share
 
 Every text is one sample. What each text gave is kept until the end and put together in the order of
@@ -13,9 +13,10 @@ import hashlib
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import ROW_MEASURES, Measures, measure
 from regard.heads.model import layers_of, loaded_of
 from regard.heads.tokens import counts_of
+from regard.tables import dataframe
 from regard.tracing.take import trace
 
 # Measured on repeated random tokens, where nothing else explains them; and on needles in a text.
@@ -38,6 +40,7 @@ MADE_FOR = {"duplicate": "repeat", "induction": "repeat", "retrieval": "needle"}
 NEEDLE, HAY = 8, 240  # tokens
 UNBOUNDED = ("entropy", "distance")  # every other measure is a share
 Item = TypeVar("Item")
+_Input = tuple[str, list[int], Tensor | None]  # "text", "repeat" or "needle"; ids; the rows that ask
 SAVE_SECONDS = 10.0  # what an interruption can cost
 # Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal's is close enough.
 _T95 = (
@@ -156,52 +159,44 @@ def survey(
     layers, sizes = layers_of(loaded), loaded.model.sizes
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: a survey reads texts.")
-    inputs: list[list[int]] = [loaded.tokenizer.encode(text)[:longest] for text in texts]
-    empty = [index for index, ids in enumerate(inputs) if len(ids) < 2]
+    inputs: list[_Input] = [("text", loaded.tokenizer.encode(text)[:longest], None) for text in texts]
+    empty = [index for index, (_, ids, _) in enumerate(inputs) if len(ids) < 2]
     if empty:
         raise ArgumentError(f"texts {empty[:5]} have fewer than 2 tokens: nothing can be looked at.")
-    limit = sizes.n_position
-    if n_repeat and limit is not None:
-        n_token = min(n_token, (limit - sum(map(len, _around(loaded)))) // 2)
-    inputs += [repeated_tokens(loaded, n_token, seed + index).tolist() for index in range(n_repeat)]
+    n_around, limit = sum(map(len, _around(loaded))), sizes.n_position or sys.maxsize
+    for index in range(n_repeat):
+        ids = repeated_tokens(loaded, min(n_token, (limit - n_around) // 2), seed + index)
+        inputs.append(("repeat", ids.tolist(), None))
     hay = [token for text in texts for token in loaded.tokenizer.encode(text, add_special=False)]
-    room = (longest if limit is None else min(longest, limit)) - sum(map(len, _around(loaded))) - 2 * NEEDLE
-    size = max(0, min(HAY, room, len(hay)))
-    needles = []
+    size = max(0, min(HAY, min(longest, limit) - n_around - 2 * NEEDLE, len(hay)))
     for index in range(n_needle if size > NEEDLE else 0):
         first = index * (len(hay) - size) // max(1, n_needle - 1)
-        needles.append(planted_needle(loaded, hay[first : first + size], seed + index))
-    asked = {len(inputs) + index: asks for index, (_, asks) in enumerate(needles)}
-    kinds = ["text"] * len(texts) + ["repeat"] * n_repeat + ["needle"] * len(needles)
-    inputs += [ids.tolist() for ids, _ in needles]
-    counts = counts_of(texts, loaded.tokenizer)
+        ids, asks = planted_needle(loaded, hay[first : first + size], seed + index)
+        inputs.append(("needle", ids.tolist(), asks))
+    counts, special = counts_of(texts, loaded.tokenizer), loaded.tokenizer.special.all()
     counts = torch.nn.functional.pad(counts, (0, max(0, sizes.vocab - counts.shape[0])))
-    store = _Store(None if state is None else Path(state), _fingerprint(loaded, inputs))
-    done = store.read()
     rank, n_process = _place()
-    todo = [index for index in range(len(inputs)) if index not in done]
-    mine = todo[rank::n_process]
-    fresh: dict[int, Tensor] = {}
-    saved = time.monotonic()
+    fingerprint = _fingerprint(loaded, inputs)
+    path = None if state is None else Path(state)
+    before = {} if path is None else _read(path, fingerprint)
+    mine = [index for index in range(len(inputs)) if index not in before][rank::n_process]
+    done, saved = dict(before), time.monotonic()
     shown = with_bar(mine, "measuring heads") if progress and rank == 0 and len(mine) > 1 else mine
     for index in shown:
-        traced = trace(loaded, torch.tensor([inputs[index]]))
-        special = loaded.tokenizer.special.all()
-        fresh[index] = _packed(measure(traced, counts=counts, special_ids=special, asked=asked.get(index)))
-        if time.monotonic() - saved > SAVE_SECONDS:
-            store.write(rank, n_process, fresh)
+        _, tokens, asked = inputs[index]
+        traced = trace(loaded, torch.tensor([tokens]))
+        done[index] = _packed(measure(traced, counts=counts, special_ids=special, asked=asked))
+        if path is not None and (time.monotonic() - saved > SAVE_SECONDS or index == mine[-1]):
+            _write(path if n_process == 1 else path.with_name(f"{path.name}.{rank}"), fingerprint, done)
             saved = time.monotonic()
-    store.write(rank, n_process, fresh)
-    done |= fresh
     if n_process > 1:
-        parts: list[dict[int, Tensor] | None] = [None] * n_process
-        distributed.all_gather_object(parts, fresh)
-        for part in parts:
-            done |= part or {}
+        parts: list[dict[int, Tensor]] = [{}] * n_process
+        distributed.all_gather_object(parts, done)
+        done = {index: measured for part in parts for index, measured in part.items()}
     # A layer whose heads were all pruned has no trace.
     heads = {name: len(left) for name, left in layers.items() if left}
     packed = [done[index] for index in range(len(inputs))]
-    return _combined(packed, kinds, tuple(heads), tuple(heads.values()))
+    return _combined(packed, [kind for kind, _, _ in inputs], tuple(heads), tuple(heads.values()))
 
 
 def _packed(measures: Measures) -> Float[Tensor, "measure layer part"]:
@@ -216,6 +211,7 @@ def _combined(
 ) -> Survey:
     """Means, and intervals from how the texts differ."""
     values, chance, n_query, low, high = {}, {}, {}, {}, {}
+    t95 = torch.tensor([torch.nan, torch.nan, *_T95, 1.96], dtype=torch.float64)  # by the number of texts
     for index, name in enumerate(ROW_MEASURES):
         wanted = MADE_FOR.get(name, "text")
         wanted = wanted if wanted in kinds else "text"
@@ -227,7 +223,7 @@ def _combined(
         mean = heads.sum(0) / n[:, None]
         spread = ((heads - mean) * counted[..., None]).square().sum(0)
         deviation = (spread / (n[:, None] - 1)).sqrt()  # 0 / 0 where there is one text: NaN, no interval
-        half = _t95(n)[:, None] * deviation / n[:, None].sqrt()
+        half = t95[n.clamp(max=len(t95) - 1)][:, None] * deviation / n[:, None].sqrt()
         most = math.inf if name in UNBOUNDED else 1.0  # a share lies between 0 and 1: so does its interval
         values[name] = mean
         low[name], high[name] = (mean - half).clamp(min=0.0), (mean + half).clamp(max=most)
@@ -235,11 +231,6 @@ def _combined(
         n_query[name] = samples[..., -1].sum(0).long()
     measures = Measures(layers, n_heads, values, chance, n_query)
     return Survey(measures, low, high, *(kinds.count(kind) for kind in ("text", "repeat", "needle")))
-
-
-def _t95(n: Tensor) -> Tensor:
-    table = torch.tensor([torch.nan, torch.nan, *_T95, 1.96], dtype=torch.float64)
-    return table[n.clamp(max=len(table) - 1)]
 
 
 def _place() -> tuple[int, int]:
@@ -261,51 +252,72 @@ def with_bar(items: Sequence[Item], words: str) -> Iterable[Item]:
     return track(items, words, console=Console(stderr=True), transient=True)
 
 
-def _fingerprint(loaded: Loaded, inputs: list[list[int]]) -> str:
+def _fingerprint(loaded: Loaded, inputs: list[_Input]) -> str:
     """What makes two surveys the same: the model's weights (in sum), its shape and every input."""
-    digest = hashlib.sha256(json.dumps(inputs).encode())
+    digest = hashlib.sha256(json.dumps([(kind, ids) for kind, ids, _ in inputs]).encode())
     digest.update(f"{loaded.model.family} {loaded.model.sizes} {layers_of(loaded)}".encode())
     for parameter in loaded.model.parameters():
         digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
     return digest.hexdigest()
 
 
-class _Store:
-    """What is done, in one file for each process, replaced whole."""
+def _read(path: Path, fingerprint: str) -> dict[int, Tensor]:
+    """What was done before, by any process: there is a file for each."""
+    done: dict[int, Tensor] = {}
+    for file in sorted(path.parent.glob(f"{path.name}*")):
+        if file.suffix == ".part":
+            continue
+        try:
+            with safe_open(file, framework="pt") as held:
+                if (held.metadata() or {}).get("survey") != fingerprint:
+                    raise LoadError(
+                        f"{file} is the state of another survey: its model or its texts differ. "
+                        "Give another file, or remove this one."
+                    )
+                index, values = held.get_tensor("index").tolist(), held.get_tensor("values")
+        except (SafetensorError, OSError) as error:
+            raise LoadError(f"{file} is no state of a survey: {error}.") from error
+        done |= dict(zip(index, values, strict=True))
+    return done
 
-    def __init__(self, path: Path | None, fingerprint: str) -> None:
-        self.path, self.fingerprint = path, fingerprint
-        self.before: dict[int, Tensor] = {}
 
-    def read(self) -> dict[int, Tensor]:
-        """All that any process has done before."""
-        if self.path is None:
-            return {}
-        for file in sorted(self.path.parent.glob(f"{self.path.name}*")):
-            if file.suffix == ".part":
-                continue
-            try:
-                with safe_open(file, framework="pt") as held:
-                    if (held.metadata() or {}).get("survey") != self.fingerprint:
-                        raise LoadError(
-                            f"{file} is the state of another survey: its model or its texts differ. "
-                            "Give another file, or remove this one."
-                        )
-                    index = held.get_tensor("index").tolist()
-                    values = held.get_tensor("values")
-            except (SafetensorError, OSError) as error:
-                raise LoadError(f"{file} is no state of a survey: {error}.") from error
-            self.before |= dict(zip(index, values, strict=True))
-        return dict(self.before)
+def _write(path: Path, fingerprint: str, done: dict[int, Tensor]) -> None:
+    """What is done, whole or not at all."""
+    tensors = {"index": torch.tensor(list(done)), "values": torch.stack(list(done.values()))}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.part")
+    write_safetensors(tensors, draft, {"survey": fingerprint})
+    draft.replace(path)
 
-    def write(self, rank: int, n_process: int, fresh: dict[int, Tensor]) -> None:
-        """What this process has done, with what was done before; one file a process if there are several."""
-        if self.path is None or not fresh:
-            return
-        name = self.path.name if n_process == 1 else f"{self.path.name}.{rank}"
-        done = {**self.before, **fresh}
-        tensors = {"index": torch.tensor(list(done)), "values": torch.stack(list(done.values()))}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_name(f"{name}.part")
-        write_safetensors(tensors, draft, {"survey": self.fingerprint})
-        draft.replace(self.path.with_name(name))
+
+Table = Measures | Survey | Sequence[HeadLabel]
+
+
+def columns_of(table: Table) -> dict[str, list[Any]]:
+    """Columns by name, a row for each head: labels and why, or every measure, or of a survey both.
+
+    >>> from regard.heads import measure
+    >>> from regard.tracing.traces import Trace
+    >>> columns_of(measure(Trace.from_weights([[1.0, 0.0], [0.5, 0.5]])))["previous"]
+    [0.5]
+    """
+    if isinstance(table, Survey):
+        return columns_of(table.labels()) | columns_of(table.measures)
+    if isinstance(table, Measures):
+        heads = [(index, head) for index, n_head in enumerate(table.n_heads) for head in range(n_head)]
+        names = [*(name for name in table.values if not name.startswith("argmax")), "positional"]
+        return {
+            "layer": [table.layers[layer] for layer, _ in heads],
+            "head": [head for _, head in heads],
+            **{name: [float(table[name][at]) for at in heads] for name in names},
+            "offset": [int(table.offset[at]) for at in heads],
+        }
+    if isinstance(table, Sequence) and all(isinstance(row, HeadLabel) for row in table):
+        rows = [{**asdict(row), "also": " ".join(row.also)} for row in table]
+        return {field.name: [row[field.name] for row in rows] for field in fields(HeadLabel)}
+    raise ArgumentError(f"a table is made of Measures, a Survey or labels. Got {type(table).__name__}.")
+
+
+def to_dataframe(table: Table) -> Any:
+    """`columns_of` as a pandas DataFrame, where pandas is installed."""
+    return dataframe(columns_of(table))

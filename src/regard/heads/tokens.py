@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -17,8 +19,6 @@ from regard.files.tokenizer import TextTokenizer
 
 # How special tokens are spelled: [CLS], <s>, <|im_start|>; not <0x0A> and <517>, which stand for text.
 _SPECIAL = re.compile(r"\[[A-Z]+\]|</?[^<>\s\d][^<>\s]*>")
-
-RARE_SHARE = 0.1  # of a text's tokens, those that are seen least
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,26 +53,32 @@ def token_facts(
     n_key = len(tokens)
     if ids is not None and ids.shape != (n_key,):
         raise ShapeError(f"there are {n_key} tokens: ids must be as many. Got shape {tuple(ids.shape)}.")
-    where = None if ids is None else ids.device
-    listed = [None] * n_key if ids is None else ids.tolist()
+    names: list[Any] = list(tokens) if ids is None else ids.tolist()
+    highest = -1 if ids is None else max(names, default=-1)
+    if counts is not None and (ids is None or highest >= counts.shape[0]):
+        raise ArgumentError(
+            f"counts has one number for each id of the vocabulary, {counts.shape[0]}: ids are needed, "
+            f"none of them higher. Got ids up to {highest}."
+        )
     # A text says the same words again and again: each is spelled out once.
-    distinct = set(tokens)
-    spelled_special = {token for token in distinct if _SPECIAL.fullmatch(token.strip())}
-    signs = {token for token in distinct if is_punctuation(token)}
+    spelled_special = {token for token in set(tokens) if _SPECIAL.fullmatch(token.strip())}
+    signs = {token for token in set(tokens) if is_punctuation(token)}
     special = [
-        token in spelled_special or index in special_ids for token, index in zip(tokens, listed, strict=True)
+        token in spelled_special or name in special_ids for token, name in zip(tokens, names, strict=True)
     ]
-    punctuation = [not s and token in signs for token, s in zip(tokens, special, strict=True)]
+    punctuation = [token in signs and not s for token, s in zip(tokens, special, strict=True)]
     exists = [True] * n_key if real is None else real.tolist()
-    words = [at for at in range(n_key) if not special[at] and not punctuation[at] and exists[at]]
+    words = [at for at in range(n_key) if exists[at] and not special[at] and not punctuation[at]]
     if len(words) > 1 and words[0] == exists.index(True):
         # Heads rest at the first position whatever stands there, and what stands there is often rare.
         words = words[1:]
-    rare = [False] * n_key
-    for at in _rarest(words, tokens, listed, counts):
-        rare[at] = True
-    rows = [torch.tensor(row, dtype=torch.bool, device=where) for row in (special, punctuation, rare)]
-    return TokenFacts(rows[0], rows[1], rows[2], ids=ids, real=real)
+    often = Counter(names[at] for at in words) if counts is None else counts.tolist()
+    words.sort(key=lambda at: (often[names[at]], 0 if ids is None else -names[at]))
+    least = set(words[: math.ceil(len(words) / 10)])
+    rare = [at in least for at in range(n_key)]
+    where = None if ids is None else ids.device
+    kinds = torch.tensor([special, punctuation, rare], dtype=torch.bool, device=where)
+    return TokenFacts(kinds[0], kinds[1], kinds[2], ids, real)
 
 
 def is_punctuation(token: str) -> bool:
@@ -83,27 +89,6 @@ def is_punctuation(token: str) -> bool:
     """
     bare = token.strip().removeprefix("##")
     return bool(bare) and all(unicodedata.category(character)[0] in "PS" for character in bare)
-
-
-def _rarest(
-    words: list[int], tokens: Sequence[str], ids: Sequence[int | None], counts: Tensor | None
-) -> list[int]:
-    """The places of the tenth of the words that is seen least, at least one where there is a word."""
-    names = [tokens[at] if ids[at] is None else ids[at] for at in words]
-    if counts is not None:
-        highest = max((index for index in ids if index is not None), default=-1)
-        if None in ids or highest >= counts.shape[0]:
-            raise ArgumentError(
-                f"counts has one number for each id of the vocabulary, {counts.shape[0]}: ids are needed, "
-                f"none of them higher. Got ids up to {highest}."
-            )
-        often = counts.cpu()[[ids[at] for at in words]].tolist()
-    else:
-        times = Counter(names)
-        often = [times[name] for name in names]
-    order = sorted(range(len(words)), key=lambda n: (often[n], -(ids[words[n]] or 0)))
-    n_rare = -(-len(words) // round(1 / RARE_SHARE))
-    return [words[n] for n in order[:n_rare]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,8 +106,7 @@ class Copies:
     def pairs(self, rows: slice) -> tuple[Int[Tensor, "pair"], Int[Tensor, "pair"]]:
         """Rows, counted from the first of `rows`, and keys of all pairs of these rows."""
         count = self.count[rows]
-        n_row = count.shape[0]
-        row = torch.arange(n_row, device=count.device).repeat_interleave(count)
+        row = torch.arange(len(count), device=count.device).repeat_interleave(count)
         before = (count.cumsum(0) - count)[row]
         within = torch.arange(row.shape[0], device=count.device) - before
         return row, self.sorted_keys[self.first[rows][row] + within] + self.shift
@@ -137,22 +121,16 @@ def copies(facts: TokenFacts, shift: int) -> Copies:
     """
     if facts.ids is None:
         raise ArgumentError("copies of tokens are found by their ids: these facts have none.")
-    ids = facts.ids.long()
-    n_key = ids.shape[0]
-    places = torch.arange(n_key, device=ids.device)
+    places = torch.arange(len(facts.ids), device=facts.ids.device)
     left_out = facts.special if facts.real is None else facts.special | ~facts.real
     # What is left out gets an id that no other has, so that nothing is its copy.
-    ids = torch.where(left_out, -1 - places, ids)
+    ids = torch.where(left_out, -1 - places, facts.ids.long())
     order = torch.argsort(ids, stable=True)
     starts = torch.searchsorted(ids[order], ids)
-    rank = torch.empty_like(places)
-    rank[order] = places
-    count = rank - starts  # copies before this one
+    count = order.argsort() - starts  # copies before this one
     if shift:
-        # The copy right before a token is followed by that token itself, which is no earlier place.
-        follows_itself = torch.zeros_like(count)
-        follows_itself[1:] = (ids[1:] == ids[:-1]).long()
-        count = count - follows_itself  # the copy right before is the last of the list
+        # The copy right before a token, the last of its list, is followed by that token itself.
+        count[1:] -= (ids[1:] == ids[:-1]).long()
     return Copies(order, starts, count, shift)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.heads.circuits import Norm
 from regard.heads.model import attention_of
-from regard.heads.stream import Norm
 from regard.models.transformer import Transformer
 from regard.view.document import Document, Inside, Json
 from regard.view.live import Opened

@@ -163,9 +163,14 @@ class TokenWriter:
         self.__exit__()
         facts = {"dtype": self.dtype.name, "n_token": self.n_token, "n_row": self.n_row, "crc": self.crc}
         facts |= {"unknown": self.n_unknown, "bad": str(bad) if bad is not None and bad.counts else ""}
-        part = self.folder / "facts.json.part"
-        part.write_text(json.dumps(facts), encoding="utf-8")
-        part.replace(self.folder / "facts.json")
+        write_whole(self.folder / "facts.json", json.dumps(facts))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is whole or not there."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def _mapped(path: Path, dtype: np.dtype, size: int) -> np.ndarray:

@@ -116,7 +116,7 @@ CALLS = """
     save_file = checkpoint.write_safetensors
     checkpoint.write_safetensors = torn if fatal == 0 else dangerous(save_file)
     checkpoint.os.fsync = dangerous(os.fsync)
-    checkpoint._crc = dangerous(checkpoint._crc)
+    checkpoint.crc_of = dangerous(checkpoint.crc_of)
     Path.write_text = dangerous(Path.write_text)
     Path.rename = dangerous(Path.rename)
     checkpoint.save_checkpoint(folder, 5, {"weight": torch.full((7, 5), 5.0)}, {"step": 5})

@@ -87,6 +87,6 @@ def run(lab: Lab) -> str:
     lab.above("softmax training beats argmax", soft, argmax)
     return (
         "argmax sends no gradient to queries or keys, its weights stay where they were drawn, and it "
-        f"answers {argmax.value:.0%} of the questions, against {soft.value:.0%} with "
-        f"softmax and {through.value:.0%} straight-through (chance {1 / N_KEY:.0%})"
+        f"answers {argmax:.0%} of the questions, against {soft:.0%} with softmax and {through:.0%} "
+        f"straight-through (chance {1 / N_KEY:.0%})"
     )

@@ -61,7 +61,6 @@ def run(lab: Lab) -> str:
     lab.above("on the longest, attention is mostly right", free[-1], 0.6)
     lab.notes += [f"Both trained for {n_step} steps on lengths 2 to {longest}, {vocab - 1} different tokens."]
     return (
-        f"at length {longest} attention says {free[-1].value:.0%} of the tokens right, a fixed context of "
-        f"{HIDDEN} numbers {fixed[-1].value:.0%} (at length {lengths[0]}: {free[0].value:.0%} and "
-        f"{fixed[0].value:.0%})"
+        f"at length {longest} attention says {free[-1]:.0%} of the tokens right, a fixed context of {HIDDEN} "
+        f"numbers {fixed[-1]:.0%} (at length {lengths[0]}: {free[0]:.0%} and {fixed[0]:.0%})"
     )

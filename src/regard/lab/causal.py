@@ -96,11 +96,11 @@ def run(lab: Lab) -> str:
     lab.equal("after one softmax the future has weight 0", honest, 0.0)
     lab.equal("after a second, each future key has 1 / sum of exp(weight)", differs, 0.0, rounding=1e-12)
     lab.notes += [
-        "exp(0) is 1: a weight of 0 that goes through softmax again is no longer 0. A picture of "
-        "weights must not apply softmax to them."
+        "exp(0) is 1: a weight of 0 that goes through softmax again is no longer 0. A picture of weights "
+        "must not apply softmax to them."
     ]
     return (
-        f"the loss is {loss['causal'].value:.2f} nats with the rule and {loss['not causal'].value:.2f} "
-        f"without, where {chain.entropy:.2f} is the least an honest model can have; a second softmax moves "
-        f"{false.value:.0%} of the weight to the future"
+        f"the loss is {loss['causal']:.2f} nats with the rule and {loss['not causal']:.2f} without, where "
+        f"{chain.entropy:.2f} is the least an honest model can have; a second softmax moves {false:.0%} of "
+        "the weight to the future"
     )

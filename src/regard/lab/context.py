@@ -95,11 +95,11 @@ def run(lab: Lab) -> str:
         line(ax, depth, attention, name, index)
     ax.set_ylim(bottom=0)
     lab.notes += [
-        "Sentences of a template differ in one word, of one token, before “bank”: positions and "
-        "lengths are equal. Intervals are over templates."
+        "Sentences of a template differ in one word, of one token, before “bank”: positions and lengths are "
+        "equal. Intervals are over templates."
     ]
     return (
-        "the vector of the word is the same before any attention, and after the last layer two of one "
-        f"sense have a cosine higher by {gaps[0]:.2f} in MiniLM and {gaps[1]:.2f} in SmolLM2 "
-        "than two of different senses"
+        "the vector of the word is the same before any attention, and after the last layer two of one sense "
+        f"have a cosine higher by {gaps[0]:.2f} in MiniLM and {gaps[1]:.2f} in SmolLM2 than two of different "
+        "senses"
     )

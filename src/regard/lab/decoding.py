@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention.softmax import attend, weights
 from regard.costs.model import cost
-from regard.lab.measurement import Measurement
+from regard.lab.measurement import Measurement, Number
 from regard.lab.spec import Lab
 from regard.layers.attention import MultiHeadAttention, merge_heads, split_heads
 from regard.layers.block import BlockConfig
@@ -75,52 +76,50 @@ def _step(n_kv_head: int, n_cached: int, n_time: int) -> tuple[Step, list[float]
 
 def run(lab: Lab) -> str:
     contexts = (31, 127) if lab.quick else (127, 511, 2047, 8191)
-    steps: dict[str, list[Step]] = {kind: [] for kind in KINDS}
-    formulas: dict[str, list[Step]] = {kind: [] for kind in KINDS}
-    times: dict[str, list[Measurement]] = {kind: [] for kind in KINDS}
+    steps: dict[str, list[Step]] = {}
+    formulas: dict[str, list[Step]] = {}
+    times: dict[str, list[Measurement]] = {}
     for kind, n_kv_head in KINDS.items():
-        for n in contexts:
-            (step, ordered), formula = _step(n_kv_head, n, 3 if lab.quick else 30), _formula(n_kv_head, n)
-            steps[kind].append(step)
-            formulas[kind].append(formula)
+        timed = [_step(n_kv_head, n, 3 if lab.quick else 30) for n in contexts]
+        steps[kind], formulas[kind] = [step for step, _ in timed], [_formula(n_kv_head, n) for n in contexts]
+        times[kind] = []
+        for n, (step, ordered), formula in zip(contexts, timed, formulas[kind], strict=True):
             where = f"{kind}, {n} cached"
             median, quartile = ordered[len(ordered) // 2], ordered[-1 - len(ordered) // 4]
             times[kind].append(lab.keep(Measurement(f"time, {where}", median, ordered[0], quartile, "us")))
             lab.equal(f"{where}: the cache's bytes are the formula's", step.cache, formula.cache)
             lab.equal(f"{where}: bytes moved", step.moved, formula.moved)
             lab.equal(f"{where}: operations", step.operations, formula.operations)
-    moved = {kind: [step.moved for step in of_kind] for kind, of_kind in steps.items()}
-    kept = {kind: [step.cache for step in of_kind] for kind, of_kind in steps.items()}
-    panels = (("Bytes of one step", moved, "bytes"), ("Bytes of the cache", kept, "bytes"),
-              ("Time of one step", times, "microseconds"))  # fmt: skip
-    for title, lines, unit in panels:
+
+    def panel(title: str, lines: Mapping[str, Sequence[Number]], unit: str) -> None:
         lab.draw.lines(title, contexts, lines, "tokens in the cache", unit, log_x=True, log_y=True)
-        for index, of_kind in enumerate(formulas.values() if lines is moved else ()):
-            lab.draw.predicted(contexts, [step.moved for step in of_kind], "_formula", index)
-    # What one more token in the cache adds to a step.
+
+    panel("Bytes of one step", {kind: [step.moved for step in steps[kind]] for kind in KINDS}, "bytes")
+    for index, of_kind in enumerate(formulas.values()):
+        lab.draw.predicted(contexts, [step.moved for step in of_kind], "_formula", index)
+    panel("Bytes of the cache", {kind: [step.cache for step in steps[kind]] for kind in KINDS}, "bytes")
+    panel("Time of one step", times, "microseconds")
     n_more = contexts[-1] - contexts[0]
-    (cache, added, slope), (small_cache, small_added, small_slope) = (
-        (last.cache, (last.moved - first.moved) / n_more, (last.operations - first.operations) / n_more)
-        for first, *_, last in (steps["multi-head"], steps["multi-query"])
-    )
-    ratio = lab.exact("cache, multi-head over multi-query", cache / small_cache)
-    logits = 4 * BATCH * N_HEAD * 4  # the scores of one more key: written, read, written, read
-    one_head = 2 * BATCH * (DIM // N_HEAD) * 4
+    (first, *_, most), (few, *_, least) = steps["multi-head"], steps["multi-query"]
+    ratio = lab.exact("cache, multi-head over multi-query", most.cache / least.cache)
+    # What one more token in the cache adds to a step: its scores are written, read, written and read.
+    logits, one_head = 4 * BATCH * N_HEAD * 4, 2 * BATCH * (DIM // N_HEAD) * 4
+    added, small_added = (most.moved - first.moved) / n_more, (least.moved - few.moved) / n_more
+    work, small_work = most.operations - first.operations, least.operations - few.operations
     lab.equal("multi-query divides the cache by the heads", ratio, N_HEAD)
-    lab.equal("a cached token costs both the same operations", slope, small_slope)
-    lab.equal("a cached token's bytes, multi-head: h keys and values, and the scores", added,
-              N_HEAD * one_head + logits)  # fmt: skip
+    lab.equal("a cached token costs both the same operations", work / n_more, small_work / n_more)
+    what = "a cached token's bytes, multi-head: h keys and values, and the scores"
+    lab.equal(what, added, N_HEAD * one_head + logits)
     lab.equal("multi-query: one key and value, and the scores", small_added, one_head + logits)
-    slow, fast = times["multi-head"][-1], times["multi-query"][-1]
     if not lab.quick:
+        slow, fast = times["multi-head"][-1], times["multi-query"][-1]
         lab.above("at the longest context a multi-head step takes longer", slow, fast.value)
     lab.notes += [
-        "Bytes and operations are counted from the step's tensors and by PyTorch; they decide the "
-        "verdict. Times are medians with the fastest and the third quartile; a quick run only shows them."
+        "Bytes and operations are counted from the step's tensors and by PyTorch; they decide the verdict. "
+        "Times are medians with the fastest and the third quartile; a quick run only shows them."
     ]
-    most, least = steps["multi-head"][-1], steps["multi-query"][-1]
     return (
-        f"multi-query keeps {ratio.value:.0f} times less than multi-head; at {contexts[-1]} cached tokens a "
-        f"step moves {most.moved / least.moved:.1f} times fewer bytes for "
+        f"multi-query keeps {ratio:.0f} times less than multi-head; at {contexts[-1]} cached tokens a step "
+        f"moves {most.moved / least.moved:.1f} times fewer bytes for "
         f"{least.operations / most.operations:.2f} of the operations"
     )

@@ -123,8 +123,8 @@ def run(lab: Lab) -> str:
     lab.notes += [f"States of {DIM} x {DIM} numbers. Equal values make a guess right more often than half."]
     place = counts.index(DIM // 2)
     return (
-        f"of {DIM // 2} keys written twice a sum recalls {twice['linear'][place].value:.0%}, the delta rule "
-        f"{twice['delta'][place].value:.0%}; written once, {once['linear'][place].value:.0%} and "
-        f"{once['delta'][place].value:.0%}; trained, linear attention answers {trained['linear'].value:.0%}, "
-        f"the delta rule {trained['delta'].value:.0%}; its three forms differ by {apart.value:.0e}"
+        f"of {DIM // 2} keys written twice a sum recalls {twice['linear'][place]:.0%}, the delta rule "
+        f"{twice['delta'][place]:.0%}; written once, {once['linear'][place]:.0%} and "
+        f"{once['delta'][place]:.0%}; trained, linear attention answers {trained['linear']:.0%}, the delta "
+        f"rule {trained['delta']:.0%}; its three forms differ by {apart:.0e}"
     )

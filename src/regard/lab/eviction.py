@@ -191,13 +191,12 @@ def run(lab: Lab) -> str:
     lab.above(f"{kept[0]} kept: SnapKV recalls what it knows will be asked", known, 0.9)
     lab.below(f"{kept[0]} kept: SnapKV does not recall what it cannot know", unknown, 0.5)
     lab.notes += [
-        f"{n_row} texts of {n_read} tokens; intervals of the loss are over texts, of lost "
-        "attention over heads, of recall over questions.",
+        f"{n_row} texts of {n_read} tokens; intervals of the loss are over texts, of lost attention over "
+        "heads, of recall over questions.",
         "Where kept keys stand is counted in the cache for windows, and in the text for H2O.",
     ]
     return (
-        f"with {first} positions kept SmolLM2 loses {rises['window'][0].value:.2f} nats without sinks "
-        f"and {rises['sinks and window'][0].value:.2f} with {SINKS}; with {kept[0]} of {2 * N_PAIR} "
-        f"positions, SnapKV recalls {known.value:.0%} of the facts it knows will be asked for, and "
-        f"{unknown.value:.0%} of those it does not"
+        f"with {first} positions kept SmolLM2 loses {rises['window'][0]:.2f} nats without sinks and "
+        f"{rises['sinks and window'][0]:.2f} with {SINKS}; with {kept[0]} of {2 * N_PAIR} positions, SnapKV "
+        f"recalls {known:.0%} of the facts it knows will be asked for, and {unknown:.0%} of those it does not"
     )

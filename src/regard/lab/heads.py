@@ -66,7 +66,7 @@ def run(lab: Lab) -> str:
     lab.above("reshaped heads do not", reshape, 0.1)
     lab.notes += ["One head averages the two values it is asked for, and cannot say which is which."]
     return (
-        f"with {max(n_parameters)} parameters each, one head answers both questions {one.value:.0%} of "
-        f"the time and two heads {two.value:.0%}; a reshape in place of the transpose changes permuted "
-        f"outputs by {reshape.value:.0%}"
+        f"with {max(n_parameters)} parameters each, one head answers both questions {one:.0%} of the time "
+        f"and two heads {two:.0%}; a reshape in place of the transpose changes permuted outputs by "
+        f"{reshape:.0%}"
     )

@@ -86,12 +86,12 @@ def run(lab: Lab) -> str:
     lab.below("both forms give the same numbers", gap, 1e-12)
     lab.below("absorbed, the next token costs less than half", ratio, 0.5)
     lab.notes += [
-        f"Heads of {DIM} numbers, latent vectors of {LATENT} and {ROTARY} that turn, in float32. "
-        f"Below {(LATENT + ROTARY) / (2 * DIM):.1f} heads the latent cache is the larger one."
+        f"Heads of {DIM} numbers, latent vectors of {LATENT} and {ROTARY} that turn, in float32. Below "
+        f"{(LATENT + ROTARY) / (2 * DIM):.1f} heads the latent cache is the larger one."
     ]
     most, least = kept["multi-head"][-1], kept["latent"][-1]
     return (
         f"with {heads[-1]} heads {n_token} tokens keep {most:,} bytes multi-head and {least:,} latent, "
-        f"{most / least:.1f} times less; naive and absorbed differ by {gap.value:.0e}, and absorbed the next "
-        f"token takes {ratio.value:.0%} of the operations"
+        f"{most / least:.1f} times less; naive and absorbed differ by {gap:.0e}, and absorbed the next token "
+        f"takes {ratio:.0%} of the operations"
     )

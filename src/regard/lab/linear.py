@@ -111,12 +111,11 @@ def run(lab: Lab) -> str:
     lab.draw.bars("A look-up task", shares, "share answered")
     lab.above("softmax looks up more than elu1", shares["softmax"], shares["elu1"])
     lab.notes += [
-        f"Times, the best of three, are shown; counts decide. The look-up: {N_PAIR} of {N_NAME} names, "
-        f"{DIM} numbers a key."
+        f"Times, the best of three, are shown; counts decide. The look-up: {N_PAIR} of {N_NAME} names, {DIM} "
+        "numbers a key."
     ]
-    gaps = ", ".join(f"{name} {share.value:.0%}" for name, share in shares.items())
+    gaps = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
     return (
-        f"operations of softmax grow as N^{grown['softmax'].value:.2f}, of elu1 as "
-        f"N^{grown['elu1'].value:.2f}; the quadratic map differs from its definition by {exact.value:.0e}; "
-        f"a look-up task is answered {gaps}"
+        f"operations of softmax grow as N^{grown['softmax']:.2f}, of elu1 as N^{grown['elu1']:.2f}; the "
+        f"quadratic map differs from its definition by {exact:.0e}; a look-up task is answered {gaps}"
     )

@@ -20,6 +20,9 @@ class Measurement:
         """A number that is counted or computed."""
         return cls(name, float(value), float(value), float(value), unit)
 
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec) if spec else str(self)
+
     def __str__(self) -> str:
         number = f"{self.value:.4g}{self.unit and ' ' + self.unit}"
         if self.low == self.high:

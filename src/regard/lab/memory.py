@@ -149,13 +149,13 @@ def run(lab: Lab) -> str:
     lab.below("an RNN does not recall what is far", recalls["RNN"][-1], MOSTLY)
     lab.above("attention recalls what is far", recalls["attention"][-1], MOSTLY)
     lab.notes += [
-        f"Gradients are those of {n_model} untrained models at each distance. Recall is after {n_step} "
-        "steps of training, one model for each distance: its interval is over questions.",
-        f"An open gate starts with a bias of {OPEN:g}, so that it keeps {1 / (1 + math.exp(-OPEN)):.0%} "
-        "of the state at every step; the others keep half.",
+        f"Gradients are those of {n_model} untrained models at each distance. Recall is after {n_step} steps "
+        "of training, one model for each distance: its interval is over questions.",
+        f"An open gate starts with a bias of {OPEN:g}, so that it keeps {1 / (1 + math.exp(-OPEN)):.0%} of "
+        "the state at every step; the others keep half.",
     ]
     return (
-        f"a step costs an RNN's gradient {-slopes['RNN'].value:.2f} decades and a GRU's, its gate "
-        f"open, {-slopes['GRU, gate open'].value:.3f}; over {taught[-1]} tokens attention recalls "
-        f"{recalls['attention'][-1].value:.0%}, an RNN {recalls['RNN'][-1].value:.0%}"
+        f"a step costs an RNN's gradient {-slopes['RNN'].value:.2f} decades and a GRU's, its gate open, "
+        f"{-slopes['GRU, gate open'].value:.3f}; over {taught[-1]} tokens attention recalls "
+        f"{recalls['attention'][-1]:.0%}, an RNN {recalls['RNN'][-1]:.0%}"
     )

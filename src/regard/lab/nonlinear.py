@@ -113,6 +113,6 @@ def run(lab: Lab) -> str:
         "Scores and the weighted sum multiply two things that both depend on x: linear in each, not in both."
     ]
     return (
-        f"with softmax removed f(a x) = a^{cubic:.0f} f(x), with it no power fits (off by "
-        f"{misfit:.0%}), and each head has 3 nonlinear operations: scores, softmax, weighted sum"
+        f"with softmax removed f(a x) = a^{cubic:.0f} f(x), with it no power fits (off by {misfit:.0%}), and "
+        "each head has 3 nonlinear operations: scores, softmax, weighted sum"
     )

@@ -55,7 +55,6 @@ def run(lab: Lab) -> str:
     ]
     least, chance, most = (rises[order][0] for order in ORDERS)
     return (
-        f"without {shares[0]:.0%} of its heads the loss rises by {least.value:.2f} nats if the "
-        f"least important go, {chance.value:.2f} at random and {most.value:.2f} if the most "
-        "important go"
+        f"without {shares[0]:.0%} of its heads the loss rises by {least:.2f} nats if the least important go, "
+        f"{chance:.2f} at random and {most:.2f} if the most important go"
     )

@@ -100,8 +100,7 @@ def run(lab: Lab) -> str:
         f"chance is {1 / N_VALUE:.0%}."
     ]
     return (
-        f"inputs {SCALES[-1]} times larger make plain scores {SCALES[-1]}^{power.value:.2f} times larger, "
-        f"and leave normed ones below {limit:.3g}; {high} plain scores reach "
-        f"{plain.value:,.0f} and {said.value:.0%} is answered, normed ones "
-        f"{normed.value:.0f} (bound {bound:.0f}), {said_normed.value:.0%}"
+        f"inputs {SCALES[-1]} times larger make plain scores {SCALES[-1]}^{power:.2f} times larger, and "
+        f"leave normed ones below {limit:.3g}; {high} plain scores reach {plain:,.0f} and {said:.0%} is "
+        f"answered, normed ones {normed:.0f} (bound {bound:.0f}), {said_normed:.0%}"
     )

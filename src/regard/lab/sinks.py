@@ -129,12 +129,12 @@ def run(lab: Lab) -> str:
     for kind in KINDS:
         lab.above(f"{kind}: it learned to answer", mean(kind, "right", "answered"), 0.5)
     lab.notes += [
-        f"One layer, one head, {n_model} models of each kind, {n_step} steps of training. A sink begins "
-        "with half of the weight: begun at 0, in some models the first token is faster. Behind a gate "
-        f"the weights themselves may stay on the first token: here {first['gate'].value:.0%}."
+        f"One layer, one head, {n_model} models of each kind, {n_step} steps of training. A sink begins with "
+        "half of the weight: begun at 0, in some models the first token is faster. Behind a gate the "
+        f"weights themselves may stay on the first token: here {first['gate']:.0%}."
     ]
     return (
-        f"where words need no look, the first token has {first['plain'].value:.0%} of the weight (chance "
-        f"{chance:.0%}), beside a sink {first['sink'].value:.0%}, and the sink {nowhere.value:.0%}; through "
-        f"a gate {passed.value:.0%} passes: it is {idle.value:.0%} open there, {busy.value:.0%} where asked"
+        f"where words need no look, the first token has {first['plain']:.0%} of the weight (chance "
+        f"{chance:.0%}), beside a sink {first['sink']:.0%}, and the sink {nowhere:.0%}; through a gate "
+        f"{passed:.0%} passes: it is {idle:.0%} open there, {busy:.0%} where asked"
     )

@@ -66,7 +66,6 @@ def run(lab: Lab) -> str:
         f"{N_KEY} keys; q and k standard normal; {N_HEAD} heads where the model's size is divided by."
     ]
     return (
-        f"at d = {dims[-1]} the entropy is {ours[-1][0].value:.2f} nats scaled and {bare[-1][0].value:.2f} "
-        f"not (uniform: {log_n:.2f}), and the gradient {ours[-1][2].value:.3f} against "
-        f"{bare[-1][2].value:.3f}"
+        f"at d = {dims[-1]} the entropy is {ours[-1][0]:.2f} nats scaled and {bare[-1][0]:.2f} not (uniform: "
+        f"{log_n:.2f}), and the gradient {ours[-1][2]:.3f} against {bare[-1][2]:.3f}"
     )

@@ -77,8 +77,7 @@ def run(lab: Lab) -> str:
     lab.notes += ["Rows are queries, columns are keys: in a row are the weights of what that token looks at."]
     uniform, labelled, flat, lost = lab.measurements[:4]
     return (
-        f"MiniLM's heads have {uniform.value:.2f} of the largest entropy, random ones {flat.value:.2f}; "
-        f"{labelled.value:.0%} have a label against {lost.value:.0%}; SmolLM2's maps have nothing above the "
-        f"diagonal, MiniLM's have up to {future.value:.0%} there and are not symmetric (asymmetry "
-        f"{asymmetry.value:.2f})"
+        f"MiniLM's heads have {uniform:.2f} of the largest entropy, random ones {flat:.2f}; {labelled:.0%} "
+        f"have a label against {lost:.0%}; SmolLM2's maps have nothing above the diagonal, MiniLM's have up "
+        f"to {future:.0%} there and are not symmetric (asymmetry {asymmetry:.2f})"
     )

@@ -67,5 +67,5 @@ def run(lab: Lab) -> str:
     ]
     return (
         f"after dividing by sqrt(d) the variance is {scaled[-1]} at d = {dims[-1]}, and doubling d "
-        f"multiplies the unscaled variance by {ratio.value:.2f} and leaves the mean at {mean.value:.2f}"
+        f"multiplies the unscaled variance by {ratio:.2f} and leaves the mean at {mean:.2f}"
     )

@@ -93,13 +93,13 @@ def run(lab: Lab) -> str:
     title = "Cost against values as wide as keys"
     lab.draw.grouped_bars(title, list(plain), groups, f"times that of v_dim {QK_DIM}")
     lab.notes += [
-        "What must change: values are split by n_head * v_dim, not model_dim; merged heads have n_head "
-        "* v_dim numbers; the output projection takes those and returns model_dim. Scores and their "
-        "scale do not change."
+        "What must change: values are split by n_head * v_dim, not model_dim; merged heads have n_head * "
+        "v_dim numbers; the output projection takes those and returns model_dim. Scores and their scale do "
+        "not change."
     ]
     wide = ratios[2 * QK_DIM]
     return (
-        f"with values twice as wide the layer has {wide['parameters']:.2f} times the "
-        f"parameters, {wide['operations']:.2f} times the operations and {wide['cache']:.2f} times the cache, "
-        "and the same output shape"
+        f"with values twice as wide the layer has {wide['parameters']:.2f} times the parameters, "
+        f"{wide['operations']:.2f} times the operations and {wide['cache']:.2f} times the cache, and the "
+        "same output shape"
     )

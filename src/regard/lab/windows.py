@@ -129,7 +129,7 @@ def run(lab: Lab) -> str:
         "training on distances up to that one, a model for each."
     ]
     return (
-        f"{n_layers[-1]} layers of window {windows[-1]} see {points[-1].value:.0f} tokens back; "
-        f"{TAUGHT[0]} of window {TAUGHT[1]} recall {recalls[FAR].value:.0%} from {FAR} tokens back and "
-        f"{recalls[FAR + 1].value:.0%} from {FAR + 1} (chance {1 / VOCAB:.0%})"
+        f"{n_layers[-1]} layers of window {windows[-1]} see {points[-1]:.0f} tokens back; {TAUGHT[0]} of "
+        f"window {TAUGHT[1]} recall {recalls[FAR]:.0%} from {FAR} tokens back and {recalls[FAR + 1]:.0%} "
+        f"from {FAR + 1} (chance {1 / VOCAB:.0%})"
     )

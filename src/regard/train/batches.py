@@ -8,8 +8,8 @@ found from (window, batch) without the ones before it, and only one window is in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -36,8 +36,7 @@ class Example:
     labels: Row  # one for each of `inputs`
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class Batch(NamedTuple):
     """Several examples, padded."""
 
     source: Int[Tensor, "batch position"] | None
@@ -52,27 +51,26 @@ class Batch:
 
     def part(self, rank: int, world: int) -> Batch:
         """This process's rows; where there are fewer rows than processes, a row that does not count."""
-        rows = torch.arange(self.inputs.shape[0])[rank::world]
-        idle = not rows.numel()
-        rows = torch.zeros(1, dtype=torch.long) if idle else rows
-        mine = self._each(lambda part: part[rows])
-        return replace(mine, labels=torch.full_like(mine.labels, IGNORED)) if idle else mine
+        rows = torch.arange(len(self.inputs))[rank::world]
+        if len(rows):
+            return self._changed(lambda part: part[rows])
+        idle = self._changed(lambda part: part[:1])
+        return idle._replace(labels=torch.full_like(idle.labels, IGNORED))
 
     def to(self, device: torch.device) -> Batch:
         """On that device."""
-        return self._each(lambda part: part.to(device, non_blocking=True))
+        return self._changed(lambda part: part.to(device, non_blocking=True))
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
         source, visible = (None if part is None else change(part) for part in (self.source, self.visible))
         return Batch(source, visible, change(self.inputs), change(self.labels))
 
 
 @runtime_checkable
 class Examples(Protocol):
-    """Examples by number."""
+    """Examples by number: its length is that of an epoch."""
 
-    def __len__(self) -> int:
-        """How many make an epoch."""
+    def __len__(self) -> int: ...
 
     def get(self, epoch: int, index: int) -> Example:
         """The example of that number in that epoch."""
@@ -106,12 +104,8 @@ class GeneratedExamples:
     def __len__(self) -> int:
         return self.size
 
-    def pair(self, index: int) -> tuple[str, str]:
-        """The texts."""
-        return self.task.example(self.seed, index, held_out=self.held_out)
-
     def get(self, epoch: int, index: int) -> Example:
-        source, target = self.pair(epoch * self.size + index)
+        source, target = self.task.example(self.seed, epoch * self.size + index, held_out=self.held_out)
         return _pair(self.tokenizer.encode(source), self.tokenizer.encode(target), self.start)
 
 
@@ -163,8 +157,7 @@ def _pair(source: Row, target: Row, start: int) -> Example:
     return Example(source, [start, *target[:-1]], target)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where in the data the next batch is."""
 
     window: int = 0
@@ -182,37 +175,30 @@ class Batches:
         self.examples, self.batch_tokens, self.seed, self.pad = examples, batch_tokens, seed, pad
         self.n_window = -(-len(examples) // window)  # of an epoch
         self.window = window
-        self._order: tuple[int, np.ndarray | None] = (-1, None)
-        self._kept: tuple[int, list[list[Example]]] = (-1, [])
-
-    def indices(self, window: int) -> tuple[int, np.ndarray]:
-        """The epoch of a window, and which examples are in it."""
-        epoch, part = divmod(window, self.n_window)
-        size = len(self.examples)
-        if isinstance(self.examples, GeneratedExamples):  # random already, and endless
-            return epoch, np.arange(part * self.window, min(size, (part + 1) * self.window))
-        if self._order[0] != epoch:
-            self._order = (epoch, np.random.default_rng((self.seed, epoch, 0)).permutation(size))
-        order = self._order[1]
-        assert order is not None
-        return epoch, order[part * self.window : (part + 1) * self.window]
+        self._order: tuple[int, range | np.ndarray] = (-1, range(len(examples)))  # of an epoch
+        self._groups: tuple[int, list[list[Example]]] = (-1, [])  # of a window
 
     def at(self, place: Place) -> tuple[Batch, Place]:
         """The batch there, and the place after it."""
-        if self._kept[0] != place.window:
-            epoch, indices = self.indices(place.window)
-            examples = [self.examples.get(epoch, int(index)) for index in indices]
-            groups = bucketed(examples, self.batch_tokens)
-            order = np.random.default_rng((self.seed, place.window, 3)).permutation(len(groups))
-            self._kept = (place.window, [groups[index] for index in order])
-        groups = self._kept[1]
+        if self._groups[0] != place.window:
+            self._groups = (place.window, self._window(place.window))
+        groups = self._groups[1]
         last = place.batch + 1 == len(groups)
         after = Place(place.window + 1) if last else Place(place.window, place.batch + 1)
         return padded(groups[place.batch], self.pad), after
 
-    def epoch(self, place: Place) -> int:
-        """How often all examples have been seen."""
-        return place.window // self.n_window
+    def _window(self, window: int) -> list[list[Example]]:
+        """The batches of a window, in their order."""
+        epoch, part = divmod(window, self.n_window)
+        # Generated examples are random already, and endless.
+        if self._order[0] != epoch and not isinstance(self.examples, GeneratedExamples):
+            random = np.random.default_rng((self.seed, epoch, 0))
+            self._order = (epoch, random.permutation(len(self.examples)))
+        indices = self._order[1][part * self.window : (part + 1) * self.window]
+        examples = [self.examples.get(epoch, int(index)) for index in indices]
+        groups = bucketed(examples, self.batch_tokens)
+        order = np.random.default_rng((self.seed, window, 3)).permutation(len(groups))
+        return [groups[index] for index in order]
 
 
 def bucketed(examples: Sequence[Example], batch_tokens: int) -> list[list[Example]]:
@@ -242,9 +228,9 @@ def padded(examples: Sequence[Example], pad: int) -> Batch:
     """Examples as one rectangle."""
     inputs = rectangle([example.inputs for example in examples], pad)
     labels = rectangle([example.labels for example in examples], IGNORED)
-    if examples[0].source is None:
-        return Batch(None, None, inputs, labels)
     sources = [example.source for example in examples if example.source is not None]
+    if not sources:
+        return Batch(None, None, inputs, labels)
     lengths = torch.tensor([len(source) for source in sources])
     source = rectangle(sources, pad)
     visible = torch.arange(source.shape[1])[None] < lengths[:, None]

@@ -90,37 +90,29 @@ def latest(folder: str | Path) -> Checkpoint | None:
     folder = Path(folder)
     damaged: list[str] = []
     for name in reversed(names(folder)):
-        state = _read(folder / name)
-        if isinstance(state, dict):
-            return Checkpoint(folder / name, state, tuple(damaged))
-        damaged.append(f"{name}: {state}")
+        path = folder / name
+        try:
+            state = read_state(path)
+            facts = {"bytes": (path / TENSORS).stat().st_size, "crc": crc_of(path / TENSORS)}
+            if facts != state["tensors"]:
+                raise ValueError(f"{TENSORS} is not what was written: its size or checksum differs")
+        except (OSError, ValueError) as error:
+            damaged.append(f"{name}: {error}")
+        else:
+            return Checkpoint(path, state, tuple(damaged))
     if damaged:
         raise TrainError(f"no checkpoint in {folder} is whole: {'; '.join(damaged)}. Start the run anew.")
     return None
 
 
-def read_state(path: Path) -> dict[str, Any] | str:
-    """What a checkpoint says beside its tensors, or what is wrong with it."""
+def read_state(path: Path) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors; `OSError` or `ValueError` where it is damaged."""
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{STATE} cannot be read ({error})"
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{STATE} cannot be read ({error})") from error
     if not isinstance(state, dict) or state.pop("checksum", None) != _checksum(state):
-        return f"{STATE} is not what was written (its checksum differs)"
-    return state
-
-
-def _read(path: Path) -> dict[str, Any] | str:
-    """The state of a whole checkpoint, or what is wrong with it."""
-    state = read_state(path)
-    if isinstance(state, str):
-        return state
-    try:
-        size, crc = (path / TENSORS).stat().st_size, crc_of(path / TENSORS)
-    except OSError as error:
-        return f"{TENSORS} cannot be read ({error})"
-    if {"bytes": size, "crc": crc} != state["tensors"]:
-        return f"{TENSORS} is not what was written (its size or checksum differs)"
+        raise ValueError(f"{STATE} is not what was written: its checksum differs")
     return state
 
 

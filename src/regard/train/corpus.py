@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from regard.errors import ArgumentError, LoadError
 from regard.files.tokenizer import TextTokenizer
@@ -16,7 +17,7 @@ from regard.train.batches import BlockExamples, Examples, GeneratedExamples, Pai
 from regard.train.build import start_token, transformer_config
 from regard.train.data import BadLines, TokenFile, TokenWriter, read_lines, read_pairs
 from regard.train.settings import GENERATED, Settings
-from regard.train.tasks import GeneratedTask, generated_task
+from regard.train.tasks import generated_task
 from regard.train.vocabulary import SPECIAL, train_tokenizer
 
 Pairs = tuple[tuple[str, str], ...]
@@ -51,11 +52,10 @@ def prepare(settings: Settings, folder: Path) -> None:
     if settings.task in GENERATED:
         return
     data = folder / "data"
-    write = _write_pairs if settings.task == "translate" else _write_text
     paths = {"train": settings.pairs or settings.text, "valid": settings.valid, "test": settings.test}
     for name, files in paths.items():
         if files and not TokenFile.exists(data / name):
-            write(settings, tokenizer, files, data, name)
+            _write(settings, tokenizer, files, data, name)
 
 
 def open_corpus(settings: Settings, folder: Path) -> Corpus:
@@ -71,18 +71,17 @@ def _tokenizer(settings: Settings, folder: Path) -> TextTokenizer:
     if (folder / "special_tokens_map.json").is_file():  # written last
         return TextTokenizer.from_folder(folder)
     if settings.task in GENERATED:
-        texts: Iterator[str] = iter(generated_task(settings).alphabet())
-    elif settings.task == "translate":
-        texts = (side for _, *pair in read_pairs(settings.pairs, BadLines()) for side in pair)
+        texts: Iterable[str] = generated_task(settings).alphabet()
     else:
-        texts = read_lines(settings.text, BadLines())
+        lines = _read(settings, settings.pairs or settings.text, BadLines())
+        texts = (text for _, *in_line in lines for text in in_line)
     tokenizer = train_tokenizer(settings.tokenizer, texts, vocab=settings.vocab, end=settings.task != "lm")
     tokenizer.save(folder)
     return tokenizer
 
 
 def _generated(settings: Settings, tokenizer: TextTokenizer) -> Corpus:
-    task: GeneratedTask = generated_task(settings)
+    task = generated_task(settings)
     start = start_token(settings, tokenizer)
 
     def held_out(first: int, size: int) -> HeldOut:
@@ -95,69 +94,50 @@ def _generated(settings: Settings, tokenizer: TextTokenizer) -> Corpus:
     return Corpus(tokenizer, train, valid, test)
 
 
-def _held_out_line(source: str, settings: Settings) -> bool:
-    """Whether a line is kept from training: by its source, so that a repeated line is on one side only."""
-    return zlib.crc32(source.encode()) < settings.valid_fraction * 2**32
+def _read(settings: Settings, paths: Sequence[str], bad: BadLines) -> Iterator[tuple[Any, ...]]:
+    """The number of each line, and the texts in it: two of a pair, or one."""
+    return read_pairs(paths, bad) if settings.task == "translate" else read_lines(paths, bad)
 
 
-def _write_pairs(
-    settings: Settings, tokenizer: TextTokenizer, paths: Sequence[str], data: Path, name: str
-) -> None:
-    """Token file of pairs; of training data without `valid`, a part goes into a token file of its own."""
-    bad = BadLines()
-    parts = ("train", "valid") if name == "train" and not settings.valid else (name,)
+def _write(settings: Settings, tokenizer: TextTokenizer, paths: Sequence[str], data: Path, name: str) -> None:
+    """Token file of texts; of training pairs without `valid`, a part goes into a token file of its own."""
+    bad, pairs = BadLines(), settings.task == "translate"
+    split = pairs and name == "train" and not settings.valid
+    parts = ("train", "valid") if split else (name,)
+    vocab, unknown = tokenizer.vocab_size, SPECIAL.index("<unk>")
     with ExitStack() as stack:
-        writers = {part: stack.enter_context(_writer(data / part, tokenizer)) for part in parts}
-        texts = {
+        writers = {
+            part: stack.enter_context(TokenWriter(data / part, vocab=vocab, unknown=unknown))
+            for part in parts
+        }
+        tables = {
             part: csv.writer(
                 stack.enter_context((data / f"{part}.tsv").open("w", encoding="utf-8", newline="")),
                 delimiter="\t",
             )
             for part in parts
-            if part != "train"  # held-out pairs are needed as text too
+            if pairs and part != "train"  # held-out pairs are needed as text too
         }
-        lines = read_pairs(paths, bad)
+        lines = _read(settings, paths, bad)
         while chunk := list(islice(lines, _CHUNK)):
-            ids = [
-                encoding.ids
-                for encoding in tokenizer.backend.encode_batch([t for _, *pair in chunk for t in pair])
-            ]
-            for index, (line, source, target) in enumerate(chunk):
-                rows = ids[2 * index : 2 * index + 2]
+            encoded = iter(tokenizer.backend.encode_batch([t for _, *texts in chunk for t in texts]))
+            for line, *texts in chunk:
+                rows = [next(encoded).ids for _ in texts]
                 # A test set is scored whole.
-                if max(map(len, rows)) > settings.max_length and name != "test":
+                if pairs and name != "test" and max(map(len, rows)) > settings.max_length:
                     bad.add(f"longer than {settings.max_length} tokens", paths[0], line)
                     continue
-                part = "valid" if len(parts) == 2 and _held_out_line(source, settings) else name
-                if part in texts:
-                    texts[part].writerow((source, target))
-                for text, row in zip((source, target), rows, strict=True):
+                # By its source, so that a repeated line is on one side of the split only.
+                held_out = split and zlib.crc32(texts[0].encode()) < settings.valid_fraction * 2**32
+                part = "valid" if held_out else name
+                if part in tables:
+                    tables[part].writerow(texts)
+                for text, row in zip(texts, rows, strict=True):
                     writers[part].add(row, len(text.encode()))
-        _refuse(bad, settings, paths)
+        if settings.bad_lines == "refuse" and bad.counts:
+            raise LoadError(f"{', '.join(paths)}: {bad}. bad_lines = skip would leave them out.")
         for writer in reversed(writers.values()):  # the training data last: they say that all is there
             writer.finish(bad)
-
-
-def _write_text(
-    settings: Settings, tokenizer: TextTokenizer, paths: Sequence[str], data: Path, name: str
-) -> None:
-    bad = BadLines()
-    with _writer(data / name, tokenizer) as writer:
-        lines = read_lines(paths, bad)
-        while chunk := list(islice(lines, _CHUNK)):
-            for text, encoding in zip(chunk, tokenizer.backend.encode_batch(chunk), strict=True):
-                writer.add(encoding.ids, len(text.encode()))
-        _refuse(bad, settings, paths)
-        writer.finish(bad)
-
-
-def _writer(folder: Path, tokenizer: TextTokenizer) -> TokenWriter:
-    return TokenWriter(folder, vocab=tokenizer.vocab_size, unknown=SPECIAL.index("<unk>"))
-
-
-def _refuse(bad: BadLines, settings: Settings, paths: Sequence[str]) -> None:
-    if settings.bad_lines == "refuse" and bad.counts:
-        raise LoadError(f"{', '.join(map(str, paths))}: {bad}. bad_lines = skip would leave them out.")
 
 
 def _open_pairs(settings: Settings, tokenizer: TextTokenizer, data: Path) -> Corpus:

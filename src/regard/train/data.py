@@ -63,45 +63,35 @@ def _decoded(raw: bytes, bad: BadLines, path: str | Path, line: int) -> str | No
 
 def read_pairs(paths: Sequence[str | Path], bad: BadLines) -> Iterator[tuple[int, str, str]]:
     """Line number, source and target of each pair, from one TSV file or two files of as many lines."""
-    if len(paths) == 1:
-        for line, raw in enumerate(_raw_lines(paths[0]), 1):
-            text = _decoded(raw.rstrip(b"\r\n"), bad, paths[0], line)
-            if text is None:
-                continue
-            columns = text.split("\t")
-            if len(columns) != 2:
-                bad.add("not two columns", paths[0], line)
-            elif not all(column.strip() for column in columns):
-                bad.add("empty side", paths[0], line)
-            else:
-                yield line, columns[0].strip(), columns[1].strip()
-        return
-    left, right = paths
-    line = 0
-    for line, (one, other) in enumerate(zip_longest(_raw_lines(left), _raw_lines(right)), 1):
-        if one is None or other is None:
-            shorter = left if one is None else right
+    for line, raws in enumerate(zip_longest(*map(_raw_lines, paths)), 1):
+        if None in raws:
             raise LoadError(
-                f"{shorter} ends after line {line - 1} and the other file goes on: "
+                f"{paths[raws.index(None)]} ends after line {line - 1} and the other file goes on: "
                 "aligned files have as many lines as each other."
             )
-        source = _decoded(one.rstrip(b"\r\n"), bad, left, line)
-        target = _decoded(other.rstrip(b"\r\n"), bad, right, line) if source is not None else None
-        if source is None or target is None:
-            continue
-        if not source.strip() or not target.strip():
-            bad.add("empty side", right if source.strip() else left, line)
+        texts: list[str] = []
+        for path, raw in zip(paths, raws, strict=True):
+            text = _decoded(raw.rstrip(b"\r\n"), bad, path, line)
+            if text is None:
+                break
+            texts += text.split("\t") if len(paths) == 1 else [text]
         else:
-            yield line, source.strip(), target.strip()
+            texts = [text.strip() for text in texts]
+            if len(texts) != 2:
+                bad.add("not two columns", paths[0], line)
+            elif not all(texts):
+                bad.add("empty side", paths[0 if not texts[0] else -1], line)
+            else:
+                yield line, texts[0], texts[1]
 
 
-def read_lines(paths: Sequence[str | Path], bad: BadLines) -> Iterator[str]:
-    """The lines of text files, each with its end."""
+def read_lines(paths: Sequence[str | Path], bad: BadLines) -> Iterator[tuple[int, str]]:
+    """Line number and text of each line of text files, with its end."""
     for path in paths:
         for line, raw in enumerate(_raw_lines(path), 1):
             text = _decoded(raw, bad, path, line)
             if text is not None:
-                yield text
+                yield line, text
 
 
 class TokenFile:
@@ -152,11 +142,10 @@ class TokenWriter:
     def add(self, row: Sequence[int], n_byte: int) -> None:
         """One more row, and how many bytes of text it was."""
         packed = np.asarray(row, dtype=self.dtype).tobytes()
-        self.n_token, self.n_byte = self.n_token + len(row), self.n_byte + n_byte
-        self.n_row, self.n_unknown = (
-            self.n_row + 1,
-            self.n_unknown + sum(token == self.unknown for token in row),
-        )
+        self.n_row += 1
+        self.n_token += len(row)
+        self.n_byte += n_byte
+        self.n_unknown += sum(token == self.unknown for token in row)
         self.crc = zlib.crc32(packed, self.crc)
         sizes = (np.int64(self.n_token).tobytes(), np.int64(self.n_byte).tobytes())
         for file, content in zip(self.files, (packed, *sizes), strict=True):
@@ -171,13 +160,17 @@ class TokenWriter:
 
     def finish(self, bad: BadLines | None = None) -> None:
         """Make it whole: the facts come last."""
-        for file in self.files:
-            file.close()
+        self.__exit__()
         facts = {"dtype": self.dtype.name, "n_token": self.n_token, "n_row": self.n_row, "crc": self.crc}
         facts |= {"unknown": self.n_unknown, "bad": str(bad) if bad is not None and bad.counts else ""}
-        part = self.folder / "facts.json.part"
-        part.write_text(json.dumps(facts), encoding="utf-8")
-        part.replace(self.folder / "facts.json")
+        write_whole(self.folder / "facts.json", json.dumps(facts))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is whole or not there."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def _mapped(path: Path, dtype: np.dtype, size: int) -> np.ndarray:

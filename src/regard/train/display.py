@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -74,69 +75,55 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 class Display:
-    """Progress, loss, speed, time left and the last sample: live on a terminal, as lines elsewhere."""
+    """Progress, loss, speed and time left, live on a terminal and as lines elsewhere; lines of scores."""
 
     def __init__(self, settings: Settings, *, quiet: bool = False, start: int = 0) -> None:
         from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
 
-        self.settings, self.quiet, self.start = settings, quiet, start
+        self.settings, self.start = settings, start
         self.console = Console(stderr=True, highlight=False, quiet=quiet)
-        self.live: Any = None
+        self.live = self.console.is_terminal and not quiet
+        said = TextColumn("{task.description}", markup=False)
+        self.bar = Progress(BarColumn(), said, console=self.console, transient=True)
+        self.task = self.bar.add_task(f"regard train {settings.task}", total=settings.steps, completed=start)
         self.began = time.monotonic()
         self.tokens = 0.0
-        self.sample = ""
-        self.scored = ""
 
     def __enter__(self) -> Display:
-        if self.console.is_terminal and not self.quiet:
-            from rich.live import Live
-
-            self.live = Live(console=self.console, refresh_per_second=4, transient=True)
-            self.live.start()
+        if self.live:
+            self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.live is not None:
-            self.live.stop()
+        if self.live:
+            self.bar.stop()
 
     def step(self, step: int, measured: Mapping[str, float]) -> None:
         """After an update."""
         self.tokens += measured["tokens"]
         spent = max(time.monotonic() - self.began, 1e-9)
-        speed = self.tokens / spent
         left = spent / max(1, step - self.start) * (self.settings.steps - step)
         said = (
             f"step {step}/{self.settings.steps}  loss {measured['loss']:.4f}  lr {measured['lr']:.2e}  "
-            f"{speed:,.0f} tokens/s  {_clock(left)} left"
+            f"{self.tokens / spent:,.0f} tokens/s  {timedelta(seconds=round(left))} left"
         )
-        if self.live is not None:
-            self.live.update(self._panel(step, said))
+        if self.live:
+            self.bar.update(self.task, completed=step, description=said)
         elif step % (10 * self.settings.log_every) == 0:
             self.note(said)
 
     def evaluated(self, step: int, values: Mapping[str, Any], sample: tuple[str, str, str] | None) -> None:
         """After an evaluation."""
-        self.scored = f"step {step}  {figures(values)}"
+        self.note(f"step {step}  {figures(values)}")
         if sample is not None:
             source, target, answer = (_short(text) for text in sample)
             mark = " (right)" if answer == target else f" (should be {target})"
-            self.sample = f"{source} -> {answer}{mark if target else ''}".replace("\n", " ")
-        if self.live is None:
-            self.note(f"{self.scored}" + (f"\n    {self.sample}" if self.sample else ""))
+            self.note(f"    {source} -> {answer}{mark if target else ''}".replace("\n", " "))
 
     def note(self, text: str) -> None:
         """A line that stays."""
         self.console.print(text, markup=False, soft_wrap=True)
-
-    def _panel(self, step: int, said: str) -> Any:
-        from rich.console import Group
-        from rich.panel import Panel
-        from rich.progress_bar import ProgressBar
-        from rich.text import Text
-
-        lines: list[Any] = [ProgressBar(total=self.settings.steps, completed=step), Text(said)]
-        lines += [Text(text) for text in (self.scored, self.sample) if text]
-        return Panel(Group(*lines), title=f"regard train {self.settings.task}")
 
 
 def loss_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -179,9 +166,3 @@ def figures(values: Mapping[str, Any]) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _LEGIBLE else text[: _LEGIBLE - 1] + "…"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -41,15 +41,16 @@ class World:
 
     def any(self, said: bool) -> bool:
         """Whether any process says so; all learn it."""
-        return bool(self.largest(float(said)))
-
-    def largest(self, value: float) -> float:
-        """The largest value of all processes."""
-        return self._reduced(value, dist.ReduceOp.MAX)
+        return self.total(float(said)) > 0
 
     def total(self, value: float) -> float:
         """The sum of all processes' values."""
-        return self._reduced(value, dist.ReduceOp.SUM)
+        if self.size == 1:
+            return value
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        box = torch.tensor([value], dtype=torch.float64, device=device)
+        dist.all_reduce(box)
+        return float(box)
 
     def from_first(self, value: T) -> T:
         """What the first process has, for all."""
@@ -70,14 +71,6 @@ class World:
         problem = self.from_first(problem)
         if problem is not None:
             raise problem
-
-    def _reduced(self, value: float, how: dist.ReduceOp.RedOpType) -> float:
-        if self.size == 1:
-            return value
-        on = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        box = torch.tensor([value], dtype=torch.float64, device=on)
-        dist.all_reduce(box, op=how)
-        return float(box)
 
 
 def here() -> World:
@@ -139,11 +132,9 @@ def without_sync(module: nn.Module, last: bool) -> AbstractContextManager[None]:
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor, its parts gathered where it is sharded: every process must ask."""
-    tensor = tensor.detach()
     # Only a sharded tensor can do this; importing its class to ask would take longer than asking.
-    gather = getattr(tensor, "full_tensor", None)
-    full: Tensor = tensor if gather is None else gather()
-    return full
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach()
 
 
 def as_held(full: Tensor, parameter: Tensor) -> Tensor:

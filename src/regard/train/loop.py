@@ -1,4 +1,4 @@
-"""The one training loop.
+"""One update after another.
 
 Everything that happens in an update is a function of its number: the learning rate, the random numbers of
 dropout and the place in the data follow from `Progress`, which a checkpoint holds whole. So a run that is
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,7 +112,7 @@ class Training:
             mine = batch.part(world.rank, world.size).to(self.device)
             with without_sync(self.module, last=index + 1 == len(batches)):
                 with self.autocast:
-                    summed = self.module(mine.source, mine.visible, mine.inputs, mine.labels)
+                    summed = self.module(*mine)
                 # The mean over processes times their number is the sum: the gradient of the whole batch.
                 (summed * (world.size / n_label)).backward()
             loss += float(summed.detach()) / n_label
@@ -169,21 +168,18 @@ class Training:
         self.progress = Progress(**progress)
 
 
-class Stopping:
-    """Whether somebody has asked training to stop."""
-
-    asked: str = ""
-
-
 @contextmanager
-def stoppable() -> Iterator[Stopping]:
-    """Ctrl-C, and the signal with which schedulers end a job, stop after the update; twice stops at once."""
-    stopping = Stopping()
+def stoppable() -> Iterator[list[str]]:
+    """Ctrl-C, and the signal with which schedulers end a job, stop after the update; twice stops at once.
+
+    The names of the signals that came are in the list.
+    """
+    asked: list[str] = []
 
     def ask(number: int, frame: object) -> None:
-        if stopping.asked:
+        if asked:
             raise KeyboardInterrupt
-        stopping.asked = signal.Signals(number).name
+        asked.append(signal.Signals(number).name)
 
     before: dict[signal.Signals, Any] = {}
     try:
@@ -192,37 +188,7 @@ def stoppable() -> Iterator[Stopping]:
     except ValueError:  # signals belong to the main thread
         pass
     try:
-        yield stopping
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def run_loop(
-    training: Training,
-    *,
-    on_step: Callable[[dict[str, float]], None],
-    evaluate: Callable[[], list[float]],
-    save: Callable[[], None],
-) -> str:
-    """Train to the last step; says "" at the end, or why it ended before."""
-    settings, progress, world = training.settings, training.progress, training.world
-    with stoppable() as stopping:
-        while progress.step < settings.steps and not progress.over:
-            began = time.perf_counter()
-            measured = training.update()
-            progress.seconds += time.perf_counter() - began
-            on_step(measured)
-            at_end = progress.step == settings.steps
-            if progress.step % settings.eval_every == 0 or at_end:
-                score = evaluate()
-                better = progress.best is None or score > progress.best
-                progress.best, progress.stale = (score, 0) if better else (progress.best, progress.stale + 1)
-                if settings.patience and progress.stale >= settings.patience:
-                    progress.over = f"no better score in {progress.stale} evaluations"
-            stop = world.any(bool(stopping.asked))
-            if progress.step % settings.save_every == 0 or at_end or stop or progress.over:
-                save()
-            if stop:
-                return stopping.asked or "a signal to another process"
-    return progress.over

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
+import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,10 @@ from regard.train import checkpoint
 from regard.train.batches import Batches
 from regard.train.build import Objective, build_model, finished
 from regard.train.corpus import Corpus, HeldOut, open_corpus, prepare
+from regard.train.data import write_whole
 from regard.train.display import Display, Metrics, alignment_maps, figures, loss_curve, read_metrics
 from regard.train.distributed import World, device_of, joined
-from regard.train.loop import Training, run_loop
+from regard.train.loop import Training, stoppable
 from regard.train.score import answered, mean_loss, translation_scores
 from regard.train.settings import GENERATED, Settings
 
@@ -72,9 +73,9 @@ def train(settings: Settings, *, quiet: bool = False) -> Run:
     """Train as the settings say, into a new folder."""
     with joined(settings) as world:
         folder = Path(world.from_first(str(_new_folder(settings)) if world.first else ""))
-        settings = replace(settings, out=str(folder))
-        with _alone(folder, world):
-            world.by_first(lambda: _begin(settings, folder))  # the others wait until it is there
+        # The threads it starts with are written down: bits depend on them.
+        settings = replace(settings, out=str(folder), threads=settings.threads or torch.get_num_threads())
+        with _alone(folder, world, settings):
             return _run(folder, world, quiet, new=True)
 
 
@@ -104,13 +105,15 @@ def _done(folder: Path) -> Run | None:
 
 
 @contextmanager
-def _alone(folder: Path, world: World) -> Iterator[None]:
-    """No other process trains in this folder meanwhile."""
+def _alone(folder: Path, world: World, new: Settings | None = None) -> Iterator[None]:
+    """No other process trains in this folder meanwhile; a new run's settings are written into it."""
 
-    def lock() -> None:
+    def begin() -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(held(folder / ".lock", wait=False))
+            if new is not None:
+                write_whole(folder / "config.toml", new.to_toml())
         except BlockingIOError as error:
             raise TrainError(
                 f"{folder} is being trained by another process: wait for it, or end it."
@@ -121,7 +124,7 @@ def _alone(folder: Path, world: World) -> Iterator[None]:
             ) from error
 
     with ExitStack() as stack:
-        world.by_first(lock)
+        world.by_first(begin)  # the others wait until it is there
         yield
 
 
@@ -141,19 +144,6 @@ def _new_folder(settings: Settings) -> Path:
     if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - started):
         raise ArgumentError(f"{folder} is not an empty folder: a run needs one of its own.")
     return folder
-
-
-def _begin(settings: Settings, folder: Path) -> None:
-    """The run's folder with its config, the threads it starts with written down."""
-    settings = replace(settings, threads=settings.threads or torch.get_num_threads())
-    try:
-        part = folder / "config.toml.part"
-        part.write_text(settings.to_toml(), encoding="utf-8")
-        part.replace(folder / "config.toml")
-    except OSError as error:
-        raise TrainError(
-            f"the run's folder {folder} cannot be written: {error.strerror or error}."
-        ) from error
 
 
 def _run(folder: Path, world: World, quiet: bool, *, new: bool) -> Run:
@@ -227,14 +217,12 @@ class _Running:
 
     def go(self) -> Run:
         """Train to the end, or to where somebody stops it."""
+        progress = self.training.progress
         try:
             with self.display:
                 for note in self.notes:
                     self.display.note(note)
-                stopped = run_loop(
-                    self.training, on_step=self._on_step, evaluate=self._evaluate, save=self._save
-                )
-                progress = self.training.progress
+                stopped = self._train()
                 if stopped and not progress.over:  # a person or a scheduler, not the settings
                     self.display.note(
                         f"stopped by {stopped} at step {progress.step}, and saved. "
@@ -243,18 +231,36 @@ class _Running:
                     return Run(self.folder, progress.step, stopped)
                 return self._finish(stopped)
         except (TrainError, SafetensorError, OSError) as error:
+            said = error if isinstance(error, TrainError) else f"the run {self.folder} cannot go on: {error}."
             last = checkpoint.names(self.folder / "checkpoints")
             where = f"The last checkpoint is {self.folder / 'checkpoints' / last[-1]}." if last else ""
-            raise TrainError(f"{error} {where}".strip()) from error
+            raise TrainError(f"{said} {where}".strip()) from error
         finally:
             if self.metrics is not None:
                 self.metrics.close()
 
-    def _on_step(self, measured: dict[str, float]) -> None:
-        step = self.training.progress.step
-        self.display.step(step, measured)
-        if self.metrics is not None and (step % self.settings.log_every == 0 or step == 1):
-            self.metrics.write(step, "train", measured)
+    def _train(self) -> str:
+        """Train to the last step; says "" at the end, or why it ended before."""
+        settings, progress = self.settings, self.training.progress
+        with stoppable() as signals:
+            while progress.step < settings.steps and not progress.over:
+                began = time.perf_counter()
+                measured = self.training.update()
+                progress.seconds += time.perf_counter() - began
+                self.display.step(progress.step, measured)
+                if self.metrics is not None and (
+                    progress.step % settings.log_every == 0 or progress.step == 1
+                ):
+                    self.metrics.write(progress.step, "train", measured)
+                at_end = progress.step == settings.steps
+                if progress.step % settings.eval_every == 0 or at_end:
+                    self._evaluate()
+                stop = self.world.any(bool(signals))
+                if progress.step % settings.save_every == 0 or at_end or stop or progress.over:
+                    self._save()
+                if stop:
+                    return signals[0] if signals else "a signal to another process"
+        return progress.over
 
     def _loaded(self, weights: Mapping[str, Tensor]) -> Loaded:
         """A model for use with these weights."""
@@ -262,21 +268,24 @@ class _Running:
         loaded.model.to(self.device)
         return loaded
 
-    def _evaluate(self) -> list[float]:
-        weights = self.training.weights()
+    def _evaluate(self) -> None:
+        progress, weights = self.training.progress, self.training.weights()
         score: list[float] = []
         if self.world.first:
-            progress = self.training.progress
             loaded = self._loaded(weights)
             values, samples = self._scores(loaded, self.corpus.valid, most=self.settings.eval_size)
             score = [values[name] for name in ("bleu", "exact") if name in values] + [-values["loss"]]
             assert self.metrics is not None
             self.metrics.write(progress.step, "valid", values)
             self.display.evaluated(progress.step, values, samples[0] if samples else None)
-            self._keep(score, progress.step, weights)
-        score = self.world.from_first(score)
-        self.training.progress.kept = self.world.from_first(self.training.progress.kept)
-        return score
+            self._keep(score, weights)
+        score, progress.kept = self.world.from_first((score, progress.kept))
+        if progress.best is None or score > progress.best:
+            progress.best, progress.stale = score, 0
+        else:
+            progress.stale += 1
+        if self.settings.patience and progress.stale >= self.settings.patience:
+            progress.over = f"no better score in {progress.stale} evaluations"
 
     def _scores(
         self, loaded: Loaded, held_out: HeldOut, most: int | None
@@ -302,28 +311,21 @@ class _Running:
             values |= translation_scores(answers.answers, answers.targets)
         return values, list(zip(answers.sources, answers.targets, answers.answers, strict=True))
 
-    def _keep(self, score: list[float], step: int, weights: Mapping[str, Tensor]) -> None:
+    def _keep(self, score: list[float], weights: Mapping[str, Tensor]) -> None:
         """Keep a model that is among the best; what falls out is deleted after the next checkpoint."""
         progress = self.training.progress
-        this: dict[str, Any] = {"score": score, "step": step}
+        this: dict[str, Any] = {"score": score, "step": progress.step}
         ranked = sorted(
             [*progress.kept, this], key=lambda model: (model["score"], -model["step"]), reverse=True
         )
-        kept = ranked[: self.settings.keep_best]
-        if this in kept:
-            path = self._kept_path(step)
-            try:
-                path.parent.mkdir(exist_ok=True)
-                write_safetensors(
-                    {name: weight.contiguous() for name, weight in weights.items()}, f"{path}.part"
-                )
-                this["crc"] = checkpoint.crc_of(Path(f"{path}.part"))
-                os.replace(f"{path}.part", path)
-            except (OSError, SafetensorError) as error:
-                raise TrainError(
-                    f"{path} could not be written: {error}. Free some space and resume."
-                ) from error
-        progress.kept = kept
+        progress.kept = ranked[: self.settings.keep_best]
+        if this in progress.kept:
+            path = self._kept_path(progress.step)
+            part = path.with_name(f"{path.name}.part")
+            path.parent.mkdir(exist_ok=True)
+            write_safetensors({name: weight.contiguous() for name, weight in weights.items()}, part)
+            this["crc"] = checkpoint.crc_of(part)
+            part.replace(path)
 
     def _kept(self) -> list[dict[str, Tensor]]:
         """The weights of the models kept, best first."""
@@ -364,8 +366,8 @@ class _Running:
         """Delete kept models that no checkpoint speaks of."""
         spoken = set()
         for name in checkpoint.names(self.folder / "checkpoints"):
-            state = checkpoint.read_state(self.folder / "checkpoints" / name)
-            if isinstance(state, dict):
+            with suppress(OSError, ValueError):  # a damaged one speaks of none
+                state = checkpoint.read_state(self.folder / "checkpoints" / name)
                 spoken |= {self._kept_path(model["step"]) for model in state["progress"]["kept"]}
         for path in (self.folder / "kept").glob("*"):
             if path not in spoken:
@@ -403,9 +405,7 @@ class _Running:
                 "seconds": round(progress.seconds, 2),
                 "scores": scores,
             }
-            text = json.dumps(result, indent=2, ensure_ascii=False)
-            (self.folder / "result.json.part").write_text(text, encoding="utf-8")
-            os.replace(self.folder / "result.json.part", self.folder / "result.json")
+            write_whole(self.folder / "result.json", json.dumps(result, indent=2, ensure_ascii=False))
             self.display.note(f"{self.folder}: {figures(scores)}")
         result = self.world.from_first(result)
         return Run(self.folder, progress.step, stopped, result["scores"])

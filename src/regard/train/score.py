@@ -10,7 +10,7 @@ import torch
 from regard.decoding.loop import generate
 from regard.errors import UnsupportedError
 from regard.files.loading import Loaded
-from regard.train.batches import Batch, Examples, one_pass
+from regard.train.batches import Examples, one_pass
 from regard.train.build import Objective
 
 ROWS = 128  # sequences decoded together
@@ -72,6 +72,5 @@ def mean_loss(
     total, n_label = 0.0, 0
     for batch in one_pass(examples, batch_tokens, pad, most):
         n_label += batch.n_label
-        moved: Batch = batch.to(device)
-        total += float(objective(moved.source, moved.visible, moved.inputs, moved.labels))
+        total += float(objective(*batch.to(device)))
     return total / n_label

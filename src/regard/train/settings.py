@@ -12,8 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from regard.errors import ArgumentError, LoadError, no_such
 
@@ -21,8 +20,8 @@ Task = Literal["dates", "translate", "lm", "reverse", "copy", "sort", "recall"]
 GENERATED: tuple[Task, ...] = ("dates", "reverse", "copy", "sort", "recall")
 
 
-def _said(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
+def _said(default: Any, help_text: str, least: int | None = None, below: int | None = None) -> Any:
+    return field(default=default, metadata={"help": help_text, "least": least, "below": below})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +30,21 @@ class Settings:
 
     task: Task = _said("dates", "What is learned.")  # noqa: RUF009  # a field, as field() makes it
     out: str = _said("", "The run's folder; by default a new one under runs/.")
-    seed: int = _said(0, "Of the weights, the order of the data and dropout.")
+    seed: int = _said(0, "Of the weights, the order of the data and dropout.", 0)
     # data
     pairs: tuple[str, ...] = _said((), "translate: a TSV of pairs, or, given twice, two aligned files.")
     text: tuple[str, ...] = _said((), "lm: a text file, once or more.")
     valid: tuple[str, ...] = _said((), "Held-out data, as `pairs` or `text`; by default a part of those.")
     test: tuple[str, ...] = _said((), "What the finished model is scored on; by default the held-out data.")
-    valid_fraction: float = _said(0.1, "The part held out where `valid` is not given.")
+    valid_fraction: float = _said(0.1, "The part held out where `valid` is not given.", 0, below=1)
     bad_lines: Literal["skip", "refuse"] = _said("skip", "What to do with lines that cannot be used.")
-    max_length: int = _said(256, "A line with more tokens than this on one side counts as bad.")
+    max_length: int = _said(256, "A line with more tokens than this on one side counts as bad.", 1)
     tokenizer: Literal["char", "word", "bpe"] = _said("char", "What a token is; bpe is byte-level.")
-    vocab: int = _said(8000, "The largest vocabulary.")
-    symbols: int = _said(50, "Generated tasks: how many different words.")
-    min_words: int = _said(1, "Generated tasks: the shortest sequence.")
-    max_words: int = _said(25, "Generated tasks: the longest sequence.")
-    test_words: int = _said(0, "Generated tasks: the longest held-out sequence; 0: as max_words.")
+    vocab: int = _said(8000, "The largest vocabulary.", 1)
+    symbols: int = _said(50, "Generated tasks: how many different words.", 1)
+    min_words: int = _said(1, "Generated tasks: the shortest sequence.", 1)
+    max_words: int = _said(25, "Generated tasks: the longest sequence.", 1)
+    test_words: int = _said(0, "Generated tasks: the longest held-out sequence; 0: as max_words.", 0)
     # model
     model: Literal["seq2seq", "t5", "gpt2", "llama", "qwen3", "gemma3", "gpt_neox", "bert"] = _said(
         "seq2seq", "The kind of model."
@@ -53,84 +52,77 @@ class Settings:
     cell: Literal["gru", "lstm", "rnn"] = _said("gru", "seq2seq: the recurrent cell.")
     score: Literal["additive", "dot", "general", "none"] = _said("additive", "seq2seq: the attention.")
     bidirectional: bool = _said(True, "seq2seq: the encoder also reads from the end.")
-    embed_dim: int = _said(64, "seq2seq: width of the embeddings.")
-    hidden_dim: int = _said(128, "seq2seq: width of the states.")
-    n_layer: int = _said(1, "Layers; of an encoder-decoder, in each stack.")
-    model_dim: int = _said(128, "Transformers: width.")
-    n_head: int = _said(4, "Transformers: attention heads.")
-    ff_dim: int = _said(0, "Transformers: width of the feed-forward; 0: four times model_dim.")
-    context: int = _said(64, "lm: tokens the model sees at once.")
+    embed_dim: int = _said(64, "seq2seq: width of the embeddings.", 1)
+    hidden_dim: int = _said(128, "seq2seq: width of the states.", 1)
+    n_layer: int = _said(1, "Layers; of an encoder-decoder, in each stack.", 1)
+    model_dim: int = _said(128, "Transformers: width.", 1)
+    n_head: int = _said(4, "Transformers: attention heads.", 1)
+    ff_dim: int = _said(0, "Transformers: width of the feed-forward; 0: four times model_dim.", 0)
+    context: int = _said(64, "lm: tokens the model sees at once.", 2)
     # optimisation
-    steps: int = _said(1000, "Updates of the weights.")
-    batch_tokens: int = _said(4096, "Tokens of one batch, padding included, over all processes.")
-    accumulate: int = _said(1, "Batches whose gradients make one update.")
+    steps: int = _said(1000, "Updates of the weights.", 1)
+    batch_tokens: int = _said(4096, "Tokens of one batch, padding included, over all processes.", 1)
+    accumulate: int = _said(1, "Batches whose gradients make one update.", 1)
     lr: float = _said(1e-3, "The highest learning rate.")
     min_lr: float = _said(0.0, "cosine: the part of lr that is left at the end.")
     schedule: Literal["cosine", "inverse_sqrt", "constant"] = _said("cosine", "How lr falls after warm-up.")
-    warmup: int = _said(100, "Updates in which lr rises from 0.")
-    beta1: float = _said(0.9, "AdamW.")
-    beta2: float = _said(0.98, "AdamW.")
-    weight_decay: float = _said(0.01, "AdamW, of matrices only.")
-    clip: float = _said(1.0, "The longest gradient; 0: any.")
-    dropout: float = _said(0.1, "The part of activations set to 0.")
-    label_smoothing: float = _said(0.0, "The part of the target spread over the vocabulary.")
+    warmup: int = _said(100, "Updates in which lr rises from 0.", 0)
+    beta1: float = _said(0.9, "AdamW.", 0, below=1)
+    beta2: float = _said(0.98, "AdamW.", 0, below=1)
+    weight_decay: float = _said(0.01, "AdamW, of matrices only.", 0)
+    clip: float = _said(1.0, "The longest gradient; 0: any.", 0)
+    dropout: float = _said(0.1, "The part of activations set to 0.", 0, below=1)
+    label_smoothing: float = _said(0.0, "The part of the target spread over the vocabulary.", 0, below=1)
     precision: Literal["auto", "float32", "bf16"] = _said("auto", "auto: bf16 on a GPU that has it.")
     compile: bool = _said(False, "Use torch.compile.")
     # running
-    eval_every: int = _said(200, "Updates between evaluations.")
-    eval_size: int = _said(500, "Held-out examples decoded at an evaluation.")
-    save_every: int = _said(200, "Updates between checkpoints.")
-    log_every: int = _said(10, "Updates between lines of metrics.")
-    patience: int = _said(0, "Evaluations without a better score before stopping; 0: never.")
-    keep_best: int = _said(1, "How many of the best models are kept.")
+    eval_every: int = _said(200, "Updates between evaluations.", 1)
+    eval_size: int = _said(500, "Held-out examples decoded at an evaluation.", 1)
+    save_every: int = _said(200, "Updates between checkpoints.", 1)
+    log_every: int = _said(10, "Updates between lines of metrics.", 1)
+    patience: int = _said(0, "Evaluations without a better score before stopping; 0: never.", 0)
+    keep_best: int = _said(1, "How many of the best models are kept.", 1)
     average: bool = _said(False, "The result is the mean of the kept models, not the best of them.")
     device: str = _said("cpu", "cpu, cuda, cuda:1, mps.")
-    threads: int = _said(0, "CPU threads; 0: as PyTorch finds them. Bits depend on it.")
+    threads: int = _said(0, "CPU threads; 0: as PyTorch finds them. Bits depend on it.", 0)
     tensorboard: bool = _said(True, "Write metrics for TensorBoard too, where it is installed.")
     sharding: Literal["ddp", "fsdp"] = _said("ddp", "Under torchrun: copies of the model, or parts of it.")
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if not value >= least:  # NaN is not
-                raise ArgumentError(f"{name} must be at least {least}. Got {value}.")
-        for name in ("valid_fraction", "dropout", "label_smoothing", "beta1", "beta2"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise ArgumentError(f"{name} must be at least 0 and below 1. Got {value}.")
-        if not 0 < self.lr < math.inf:
-            raise ArgumentError(f"lr must be above 0 and finite. Got {self.lr}.")
-        if not 0 <= self.min_lr <= 1:
-            raise ArgumentError(f"min_lr is a part of lr, from 0 to 1. Got {self.min_lr}.")
-        if self.max_words < self.min_words:
-            raise ArgumentError(
-                f"max_words must be at least min_words. Got {self.max_words} and {self.min_words}."
-            )
-        wanted = (
-            ("gpt2", "llama", "qwen3", "gemma3", "gpt_neox", "bert")
-            if self.task == "lm"
-            else ("seq2seq", "t5")
-        )
-        if self.model not in wanted:
-            raise ArgumentError(f"task {self.task} needs a model of {', '.join(wanted)}. Got {self.model}.")
-        if self.model != "seq2seq" and self.model_dim % self.n_head:
-            raise ArgumentError(
-                f"model_dim must be a multiple of n_head. Got {self.model_dim} and {self.n_head}."
-            )
-        for name in ("pairs", "valid", "test"):
-            given = getattr(self, name)
-            if self.task != "lm" and len(given) > 2:
-                raise ArgumentError(f"{name} is one TSV file or two aligned ones. Got {', '.join(given)}.")
-        needed = {"translate": "pairs", "lm": "text"}.get(self.task)
-        if needed and not getattr(self, needed):
-            raise ArgumentError(f"task {self.task} needs data: give {needed}, as --{needed} FILE.")
-        for name in ("pairs", "text") if needed is None else ({"pairs", "text"} - {needed}):
-            if getattr(self, name):
-                raise ArgumentError(
-                    f"task {self.task} takes no {name}. Got {', '.join(getattr(self, name))}."
-                )
-        if needed is None and (self.valid or self.test):
-            raise ArgumentError(f"task {self.task} makes its own held-out data: leave out valid and test.")
+        for setting in fields(self):
+            value, limits = getattr(self, setting.name), setting.metadata
+            least, below = limits["least"], limits["below"]
+            if (least is not None and not value >= least) or (below is not None and not value < below):
+                rule = f"at least {least}" if below is None else f"at least {least} and below {below}"
+                raise ArgumentError(f"{setting.name} must be {rule}. Got {value}.")
+        data = {"translate": "pairs", "lm": "text"}.get(self.task)
+        families = [name for name in get_args(_TYPES["model"]) if name not in ("seq2seq", "t5")]
+        models = families if self.task == "lm" else ["seq2seq", "t5"]
+        paths = {name: ", ".join(getattr(self, name)) for name in ("pairs", "text", "valid", "test")}
+        unused = [f"{name}. Got {paths[name]}" for name in ("pairs", "text") if name != data and paths[name]]
+        many = [name for name in ("pairs", "valid", "test") if len(getattr(self, name)) > 2]
+        rules = {
+            f"lr must be above 0 and finite. Got {self.lr}.": 0 < self.lr < math.inf,
+            f"min_lr is a part of lr, from 0 to 1. Got {self.min_lr}.": 0 <= self.min_lr <= 1,
+            f"max_words must be at least min_words. Got {self.max_words} and {self.min_words}.": (
+                self.max_words >= self.min_words
+            ),
+            f"task {self.task} needs a model of {', '.join(models)}. Got {self.model}.": self.model in models,
+            f"model_dim must be a multiple of n_head. Got {self.model_dim} and {self.n_head}.": (
+                self.model == "seq2seq" or self.model_dim % self.n_head == 0
+            ),
+            f"{many} must be one TSV file or two aligned ones. Got {[paths[name] for name in many]}.": (
+                self.task == "lm" or not many
+            ),
+            f"task {self.task} needs data: give {data}, as --{data} FILE.": data is None or paths[data],
+            f"task {self.task} takes no {'; no '.join(unused)}.": not unused,
+            f"task {self.task} makes its own held-out data: leave out valid and test.": (
+                data is not None or not (self.valid or self.test)
+            ),
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise ArgumentError(rule)
 
     @classmethod
     def of(cls, task: str, given: Mapping[str, Any] | None = None) -> Settings:
@@ -168,23 +160,10 @@ class Settings:
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in asdict(self).items())
 
 
-_POSITIVE = """
-    max_length vocab symbols min_words max_words embed_dim hidden_dim n_layer model_dim n_head steps
-    batch_tokens accumulate eval_every eval_size save_every log_every keep_best
-""".split()
-_LEAST = (
-    dict.fromkeys(_POSITIVE, 1)
-    | {"context": 2}
-    | dict.fromkeys("seed test_words ff_dim warmup weight_decay clip patience threads".split(), 0)
-)
-
 _WORDS = {"tokenizer": "word", "lr": 2e-3, "steps": 2000, "eval_size": 200}
 DEFAULTS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("reverse", "copy", "sort", "recall"), _WORDS),
     "dates": {"lr": 2e-3, "steps": 600},
-    "reverse": _WORDS,
-    "copy": _WORDS,
-    "sort": _WORDS,
-    "recall": _WORDS,
     "translate": {
         "tokenizer": "bpe",
         "hidden_dim": 256,
@@ -233,5 +212,4 @@ def checked(name: str, value: Any) -> Any:
 
 
 _TYPES: dict[str, Any] = get_type_hints(Settings)
-assert not any(get_origin(kind) in (Union, UnionType) for kind in _TYPES.values())
 HELP: dict[str, str] = {setting.name: setting.metadata["help"] for setting in fields(Settings)}

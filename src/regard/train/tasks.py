@@ -131,12 +131,14 @@ def _date_alphabet() -> list[str]:
     return [*texts, *(text.lower() for text in texts), "0123456789-"]
 
 
+def _longest(settings: Settings, held_out: bool) -> int:
+    return (settings.test_words or settings.max_words) if held_out else settings.max_words
+
+
 def _row(random: Random, held_out: bool, settings: Settings) -> Pair:
-    longest = (settings.test_words or settings.max_words) if held_out else settings.max_words
     while True:
-        numbers = [
-            random.randrange(settings.symbols) for _ in range(random.randint(settings.min_words, longest))
-        ]
+        n_word = random.randint(settings.min_words, _longest(settings, held_out))
+        numbers = [random.randrange(settings.symbols) for _ in range(n_word)]
         words = [str(number) for number in numbers]
         source = " ".join(words)
         # Rows this short are too few to spare: training needs to see them.
@@ -151,7 +153,7 @@ def _row(random: Random, held_out: bool, settings: Settings) -> Pair:
 
 def _recall(random: Random, held_out: bool, settings: Settings) -> Pair:
     """Pairs of key and value, then a key: "k3 17 k9 4 k1 8 ? k9" -> "4"."""
-    longest = (settings.test_words or settings.max_words) if held_out else settings.max_words
+    longest = _longest(settings, held_out)
     if longest > settings.symbols:
         raise ArgumentError(
             f"recall has a different key for each pair: symbols must be at least {longest}, "

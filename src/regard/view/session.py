@@ -36,7 +36,6 @@ _LONG_BYTES = 1 << 27  # of a trace whose run needed memory that others do not
 _KEPT = 256  # traces, and texts
 _MOST_CHARACTERS = 200_000
 
-
 # Questions about a document, which may need the model that made it.
 _OF_DOCUMENT: dict[str, Callable[..., Any]] = {
     "parts": Document.parts,
@@ -77,18 +76,17 @@ class Session:
             raise ArgumentError(f"there is no question {name!r}.")
         question = _OF_DOCUMENT.get(name) or getattr(self, f"ask_{name}")
         wanted = inspect.signature(question).parameters
-        required = [name for name, parameter in wanted.items() if parameter.default is parameter.empty]
         arguments: Json = {"body": body}
-        for name in filter(_KINDS.get, wanted):
-            word = re.sub("_(.)", lambda match: match[1].upper(), name)  # n_row is the page's nRow
-            if params.get(word) is not None or name in required:
-                arguments[name] = _KINDS[name](word, params.get(word))
+        for parameter in filter(_KINDS.get, wanted):
+            word = re.sub("_(.)", lambda match: match[1].upper(), parameter)  # n_row is the page's nRow
+            if params.get(word) is not None or wanted[parameter].default is inspect.Parameter.empty:
+                arguments[parameter] = _KINDS[parameter](word, params.get(word))
         if wanted.keys() & {"self", "document", "opened"}:  # last: it may have to be taken again
             document = self._document(str(params.get("doc")))
             arguments |= {"self": document, "document": document}
-            if "opened" in required or document.id in self._asked:
+            if "opened" in wanted and (question is not machine or document.id in self._asked):
                 arguments["opened"] = self._model(document)
-        answer = question(**{name: arguments[name] for name in wanted if name in arguments})
+        answer = question(**{word: arguments[word] for word in wanted if word in arguments})
         let_go()
         return answer if isinstance(answer, bytes) else json.dumps(plain(answer), allow_nan=False).encode()
 
@@ -96,14 +94,7 @@ class Session:
         """Take a document that is made already; with its `model` it can be run again and changed."""
         if model is not None:
             self.models.put(model)
-            kind = model.model.kind
-            document = replace(
-                document,
-                kind=kind,
-                predicts=model.predicts,
-                source=model.encode(document.text)[0] if kind == "encoder-decoder" else None,
-                special_ids=model.tokenizer.special.all(),
-            )
+            document = replace(document, **model.about(document.text))
             self._asked[document.id] = Asked(model.key, document.text, document.target)
         self._given[document.id] = document
         return document
@@ -136,8 +127,7 @@ class Session:
 
     def _traces(self) -> dict[str, Document]:
         """Traces that were handed over or dropped, by what the page calls them."""
-        with self._lock:
-            dropped = [kept for key, kept in [*self._documents.values.items()] if key not in self._asked]
+        dropped = [kept for kept in self._documents.all() if kept.id not in self._asked]
         return {trace.model_key: trace for trace in (*self._given.values(), *dropped)}
 
     def _model(self, document: Document) -> Opened:

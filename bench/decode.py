@@ -332,7 +332,7 @@ def models(quick: bool, longest: int) -> list[tuple[str, Loaded, Path | None]]:
     real = load("smollm2")
     return [
         ("GPT-2", of_shape("gpt2", n_position=longest + 2 * N_NEW), None),
-        ("SmolLM2", real, hub.get_showing("smollm2")),
+        ("SmolLM2", real, hub.get("smollm2")),
     ]
 
 

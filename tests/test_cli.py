@@ -184,7 +184,7 @@ def test_options_are_checked_before_anything_is_printed_or_loaded(call, words, m
 def test_a_first_download_can_be_declined(monkeypatch, tmp_path):
     """With its size, before anything is fetched; where nobody can be asked, it is announced and fetched."""
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
-    monkeypatch.setattr("regard.files.hub.get_showing", lambda name: pytest.fail("it was fetched"))
+    monkeypatch.setattr("regard.files.hub.get", lambda name: pytest.fail("it was fetched"))
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("click.confirm", lambda text, **_: asked.append(text))
     asked = []

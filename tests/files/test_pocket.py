@@ -84,7 +84,7 @@ def test_a_pocket_model_loads_at_once(name):
     assert (loaded.facts.name, loaded.facts.licence) == (name, "apache-2.0")
     assert loaded.facts.n_parameter == result["n_parameter"]
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
-    assert hub.get(name) == hub.get_showing(name) == hub.present(name) == hub.MODELS[name].folder
+    assert hub.get(name) == hub.present(name) == hub.MODELS[name].folder
 
 
 def test_pocket_dates_reads_dates_it_has_never_seen():

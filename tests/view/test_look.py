@@ -156,14 +156,14 @@ def test_a_picture_that_cannot_be_drawn_is_refused(regard_in, options, words):
 def test_with_nothing_to_be_had_a_model_that_needs_nothing_is_shown(regard_in, monkeypatch):
     """Without the network a trained model that comes with the package is shown, and that is said."""
 
-    shipped = hub.get_showing("pocket-gpt").parent
+    shipped = hub.get("pocket-gpt").parent
 
     def no_network(name, **more):
         if (shipped / name).exists():
             return shipped / name
         raise LoadError(f"{name} cannot be downloaded: no network.")
 
-    monkeypatch.setattr("regard.files.hub.get_showing", no_network)
+    monkeypatch.setattr("regard.files.hub.get", no_network)
     result = regard_in("look", "a b", "--terminal")
     assert result.exit_code == 0
     assert "no network" in result.stderr

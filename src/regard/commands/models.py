@@ -127,7 +127,7 @@ def get(name: str) -> None:
     """Download the model called NAME."""
     from regard.files import hub
 
-    click.echo(f"{name} is in {hub.get_showing(name)}")
+    click.echo(f"{name} is in {hub.get(name)}")
 
 
 @click.command()

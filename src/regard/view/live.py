@@ -161,6 +161,13 @@ class Opened:
         ends = ids[-1:] if ids[-1] in self.tokenizer.special.all() else []  # it ends a cut text too
         return [*ids[: limit - len(ends)], *ends], [notice]
 
+    def about(self, text: str) -> Json:
+        """What a document of that text says about its model, and what an encoder beside a decoder read."""
+        kind = self.model.kind
+        source = self.encode(text)[0] if kind == "encoder-decoder" else None
+        special = self.tokenizer.special.all()
+        return {"kind": kind, "predicts": self.predicts, "source": source, "special_ids": special}
+
     def run(self, ids: list[int], source: list[int] | None = None, off: Off = (), **options: Any) -> Output:
         """One pass over these tokens, and over what an encoder reads, without the heads that are `off`."""
         lines = [ids] if source is None else [source, ids]
@@ -217,10 +224,7 @@ def make_document(opened: Opened, asked: Asked, progress: Progress | None = None
         target=asked.target,
         notices=tuple(notices),
         off=asked.off,
-        kind=kind,
-        predicts=opened.predicts,
-        source=source,
-        special_ids=opened.tokenizer.special.all(),
+        **opened.about(asked.text),
     )
     if source is None and len(document.ids) == start:  # nothing was written
         return document
@@ -279,7 +283,7 @@ class Prediction:
 
 
 @torch.no_grad()
-def predict(opened: Opened, document: Document, position: int | None) -> Json:
+def predict(opened: Opened, document: Document, position: int | None = None) -> Json:
     """The likeliest words at a position, or the nearest examples, before and after switching heads off."""
     said, off = Prediction(opened, document, position), document.off
     before = said.scores()

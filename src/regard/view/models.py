@@ -18,7 +18,7 @@ from regard.files.loading import Loaded, described, load, random_seq2seq, untrai
 from regard.files.tokenizer import byte_tokenizer
 from regard.layers.block import BlockConfig
 from regard.models.families import FAMILIES, initialise
-from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from regard.models.seq2seq import Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.view.document import Json
 from regard.view.live import Opened
@@ -53,6 +53,11 @@ class Kept(Generic[Value]):
             value = make()
             self.put(key, value)
         return value
+
+    def all(self) -> list[Value]:
+        """The values that are here, oldest first."""
+        with self._lock:
+            return list(self.values.values())
 
     def put(self, key: str, value: Value) -> None:
         """Keep a value that is made already."""
@@ -96,8 +101,6 @@ class Models:
     def _untrained(self, key: str) -> Loaded:
         """A model of the same config and tokenizer with random weights."""
         trained = self.get(key).loaded
-        if isinstance(trained.model, Seq2Seq):
-            raise LoadError(f"{key} has no random counterpart.")
         random = untrained(trained, self.seed)
         return replace(random, facts=replace(random.facts, name=f"{trained.facts.name}{UNTRAINED}"))
 

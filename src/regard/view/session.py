@@ -36,12 +36,24 @@ _LONG_BYTES = 1 << 27  # of a trace whose run needed memory that others do not
 _KEPT = 256  # traces, and texts
 _MOST_CHARACTERS = 200_000
 
+# Questions about a document, which may need the model that made it.
+_OF_DOCUMENT: dict[str, Callable[..., Any]] = {
+    "parts": Document.parts,
+    "pairs": Document.pairs,
+    "facts": Document.facts,
+    "machine": machine,
+    "predict": predict,
+    "effects": effects,
+    "search": search,
+}
+
 
 class Session:
     """The live side of a page. Its methods may be called from several threads at once.
 
-    A question of the page is a method `ask_...`; what it is asked with are the method's parameters, each
-    checked as `_KINDS` says for its name, and the `document` that it is about.
+    A question of the page is a function in `_OF_DOCUMENT` or a method `ask_...`. What it is asked with are
+    its parameters, each checked as `_KINDS` says for its name; it is given the `document` it is about, and
+    the `opened` model of that.
     """
 
     def __init__(self, models: Models | None = None, default: str = "minilm", text: str = "") -> None:
@@ -56,24 +68,25 @@ class Session:
 
     def knows(self, name: str) -> bool:
         """Whether there is such a question."""
-        return hasattr(self, f"ask_{name}")
+        return name in _OF_DOCUMENT or hasattr(self, f"ask_{name}")
 
     def answer(self, name: str, params: Json, body: bytes = b"") -> bytes:
         """The answer to one question; `RegardError` where it cannot be given."""
         if not self.knows(name):
             raise ArgumentError(f"there is no question {name!r}.")
-        question = getattr(self, f"ask_{name}")
-        arguments: Json = {}
+        question = _OF_DOCUMENT.get(name) or getattr(self, f"ask_{name}")
         wanted = inspect.signature(question).parameters
-        for name in filter(_KINDS.get, wanted):
-            word = re.sub("_(.)", lambda match: match[1].upper(), name)  # n_row is the page's nRow
-            if params.get(word) is not None or wanted[name].default is inspect.Parameter.empty:
-                arguments[name] = _KINDS[name](word, params.get(word))
-        if "body" in wanted:
-            arguments["body"] = body
-        if "document" in wanted:  # last: it may have to be taken again
-            arguments["document"] = self._document(str(params.get("doc")))
-        answer = question(**arguments)
+        arguments: Json = {"body": body}
+        for parameter in filter(_KINDS.get, wanted):
+            word = re.sub("_(.)", lambda match: match[1].upper(), parameter)  # n_row is the page's nRow
+            if params.get(word) is not None or wanted[parameter].default is inspect.Parameter.empty:
+                arguments[parameter] = _KINDS[parameter](word, params.get(word))
+        if wanted.keys() & {"self", "document", "opened"}:  # last: it may have to be taken again
+            document = self._document(str(params.get("doc")))
+            arguments |= {"self": document, "document": document}
+            if "opened" in wanted and (question is not machine or document.id in self._asked):
+                arguments["opened"] = self._model(document)
+        answer = question(**{word: arguments[word] for word in wanted if word in arguments})
         let_go()
         return answer if isinstance(answer, bytes) else json.dumps(plain(answer), allow_nan=False).encode()
 
@@ -81,14 +94,7 @@ class Session:
         """Take a document that is made already; with its `model` it can be run again and changed."""
         if model is not None:
             self.models.put(model)
-            kind = model.model.kind
-            document = replace(
-                document,
-                kind=kind,
-                predicts=model.predicts,
-                source=model.encode(document.text)[0] if kind == "encoder-decoder" else None,
-                special_ids=model.tokenizer.special.all(),
-            )
+            document = replace(document, **model.about(document.text))
             self._asked[document.id] = Asked(model.key, document.text, document.target)
         self._given[document.id] = document
         return document
@@ -121,8 +127,7 @@ class Session:
 
     def _traces(self) -> dict[str, Document]:
         """Traces that were handed over or dropped, by what the page calls them."""
-        with self._lock:
-            dropped = [kept for key, kept in [*self._documents.values.items()] if key not in self._asked]
+        dropped = [kept for kept in self._documents.all() if kept.id not in self._asked]
         return {trace.model_key: trace for trace in (*self._given.values(), *dropped)}
 
     def _model(self, document: Document) -> Opened:
@@ -225,34 +230,16 @@ class Session:
     def ask_small(self, document: Document, cells: int, heads: Sequence[tuple[int, int]] = ()) -> bytes:
         return b"".join(document.small(*head, cells).astype("<f2").tobytes() for head in heads)
 
-    def ask_parts(self, document: Document, layer: int, head: int, query: int, key: int) -> Json:
-        return document.parts(layer, head, query, key)
-
-    def ask_pairs(self, document: Document, layer: int, head: int) -> list[Json]:
-        return document.pairs(layer, head)
-
-    def ask_facts(self, document: Document) -> Json:
-        return document.facts()
-
-    def ask_machine(self, document: Document, layer: int, head: int, query: int, key: int) -> Json:
-        opened = self._model(document) if document.id in self._asked else None
-        return machine(document, layer, head, query, key, opened)
-
-    def ask_predict(self, document: Document, position: int | None = None) -> Json:
-        return predict(self._model(document), document, position)
-
-    def ask_effects(self, document: Document) -> Json:
-        return effects(self._model(document), document)
-
-    def ask_search(self, document: Document, lines: list[Any]) -> Json:
-        if not all(isinstance(line, str) for line in lines):
-            raise ArgumentError("lines must be a list of sentences.")
-        return search(self._model(document), lines)
-
     def ask_gradient(
-        self, document: Document, position: int, layer: int, head: int, query: int, key: int
+        self,
+        opened: Opened,
+        document: Document,
+        position: int,
+        layer: int,
+        head: int,
+        query: int,
+        key: int,
     ) -> Json:
-        opened = self._model(document)
         if document.off:
             raise ArgumentError("gradients are those of the whole model: switch all heads on first.")
         of_text = f"{document.id} {position}"
@@ -325,7 +312,8 @@ _KINDS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys("n_row n_col".split(), _whole(1, 2**16)),
     **dict.fromkeys("model text target run name".split(), _text),
     **dict.fromkeys("off heads".split(), _heads),
-    **dict.fromkeys("lines path".split(), _list),
+    "lines": lambda name, value: [_text(f"line of {name}", line) for line in _list(name, value)],
+    "path": _list,
     "cells": _whole(1, 256),
     "max_new": _whole(0, 512),
     **dict.fromkeys("valued dtype".split(), lambda name, value: value),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,9 +23,25 @@ from regard.tracing.traces import Trace
 MOST_TOKENS = 512  # longer texts open in the atlas: ranking all links would keep somebody waiting
 N_SCENE = 8
 _WEAK = 0.2  # a text whose best link is below this has none worth a story
+_MOST_LINKS = 40
 
 Names = tuple[Sequence[str], Sequence[str]]  # of the rows and the columns of a layer
 Says = list[str | dict[str, str]]  # a sentence; {"word": w} is a token, {"term": t} a word of the glossary
+
+
+# What a head may do all the time: a title, where it puts its weight by the measure of that, what it means.
+_HABITS: tuple[tuple[str, dict[str, str], Says], ...] = (
+    (
+        "A head that counts",
+        {"previous": "the token before", "next": "the token after", "same": "itself"},
+        ["It knows positions, not meanings."],
+    ),
+    (
+        "A head at rest",
+        {"special": "the special tokens", "first": "the first token"},
+        ["Where there is nothing to find, weight is put aside: a ", {"term": "sink"}, "."],
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +56,7 @@ class Link:
     rank: float
 
 
-def links(trace: Trace, names: Sequence[Names], batch: int = 0, count: int = 40) -> list[Link]:
+def _links(trace: Trace, names: Sequence[Names], batch: int) -> list[Link]:
     """The links of a trace that say most, best first: strong, not shared by other tokens, and long.
 
     The rank of a weight w is w (w - m) log2(d): m is the mean weight of the other tokens on that key, d the
@@ -52,13 +69,12 @@ def links(trace: Trace, names: Sequence[Names], batch: int = 0, count: int = 40)
         if crossing and layer.kind != "cross":
             continue
         ranks, weights = _ranks(layer, names[index], batch)
-        top = ranks.flatten().topk(min(count, ranks.numel()))
+        top = ranks.flatten().topk(min(_MOST_LINKS, ranks.numel()))
         for rank, place in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-            head, cell = divmod(place, layer.n_query * layer.n_key)
-            query, key = divmod(cell, layer.n_key)
+            head, query, key = map(int, np.unravel_index(place, ranks.shape))
             if rank > 0:
                 ranked.append(Link(index, head, query, key, float(weights[head, query, key]), rank))
-    return sorted(ranked, key=lambda link: -link.rank)[:count]
+    return sorted(ranked, key=lambda link: -link.rank)[:_MOST_LINKS]
 
 
 def _ranks(layer: AnyLayer, names: Names, batch: int) -> tuple[Tensor, Tensor]:
@@ -95,55 +111,41 @@ def _pieces(line: Sequence[str]) -> list[float]:
     return [float(here or after) for here, after in zip(goes_on, [*goes_on[1:], False], strict=True)]
 
 
-def opening(trace: Trace, ranked: Sequence[Link], facts: Mapping[str, Any], batch: int = 0) -> Link:
-    """What to look at first: the best of the ranked links, or where the head that rests most rests."""
-    if ranked and ranked[0].weight >= _WEAK:
-        return ranked[0]
-    layer, head = _extreme(facts, ("special", "first", "largest"))[0]
-    return strongest_of(trace, layer, head, batch=batch)
-
-
-def strongest_of(trace: Trace, layer: int, head: int, query: int | None = None, batch: int = 0) -> Link:
-    """The strongest link of a query (of the last one) in a head."""
-    found = trace.layers[layer]
-    at = found.n_query - 1 if query is None else query
-    row = found.row(batch, head, at)
-    return Link(layer, head, at, int(row.argmax()), float(row.max()), 0.0)
+def _strongest(trace: Trace, layer: int, head: int, query: int, batch: int) -> Link:
+    """The strongest link of a query in a head."""
+    row = trace.row(layer, head, query, batch)
+    return Link(layer, head, query, int(row.argmax()), float(row.max()), 0.0)
 
 
 def _extreme(facts: Mapping[str, Any], measures: Sequence[str]) -> tuple[tuple[int, int], str, float, float]:
     """The head that is highest above chance in one of these measures: where, which, its value, chance."""
     ranked = []
     for name in measures:
-        found = facts["measures"][name]
-        for layer, row in enumerate(found["values"]):
-            chance = found["chance"][layer] or 0.0
+        measured = facts["measures"][name]
+        for layer, (row, level) in enumerate(zip(measured["values"], measured["chance"], strict=True)):
             ranked += [
-                (value - chance, (layer, head), name, value, chance)
+                (value - (level or 0.0), (layer, head), name, value, level or 0.0)
                 for head, value in enumerate(row)
                 if value is not None
             ]
-    _, place, name, value, chance = max(ranked, default=(0.0, (0, 0), measures[0], math.nan, math.nan))
-    return place, name, value, chance
-
-
-_PLACES = {
-    "previous": "the token before",
-    "next": "the token after",
-    "same": "itself",
-    "special": "the special tokens",
-    "first": "the first token",
-}
+    return max(ranked, default=(0.0, (0, 0), measures[0], math.nan, math.nan))[1:]
 
 
 def scenes(
     trace: Trace, names: Sequence[Names], facts: Mapping[str, Any], batch: int = 0
 ) -> list[dict[str, Any]]:
-    """Eight views with captions; each is a state of the page. None for a text that is too long to rank."""
+    """Eight views with captions; each is a state of the page. None for a text that is too long to rank.
+
+    The first shows the best of the ranked links, or where the head that rests most rests.
+    """
     if max(layer.n_query * layer.n_key for layer in trace.layers) > MOST_TOKENS**2:
         return []
-    ranked = links(trace, names, batch)
-    first = opening(trace, ranked, facts, batch)
+    ranked = _links(trace, names, batch)
+    if ranked and ranked[0].weight >= _WEAK:
+        first = ranked[0]
+    else:
+        (layer, head), *_ = _extreme(facts, ("special", "first", "largest"))
+        first = _strongest(trace, layer, head, trace.layers[layer].n_query - 1, batch)
     made = [
         _scene("story", first, "One head, one link", _first_words(trace, first, names)),
         _spread(trace, first, names, batch),
@@ -156,32 +158,25 @@ def scenes(
             " turns the scores of a row into weights. Every number here is the model's own.",
         ]),
     ]  # fmt: skip
-    for title, measures, after in (
-        ("A head that counts", ("previous", "next", "same"), "It knows positions, not meanings."),
-        (
-            "A head at rest",
-            ("special", "first"),
-            "Where there is nothing to find, weight is put aside: a sink.",
-        ),
-    ):
-        (layer, head), name, value, chance = _extreme(facts, measures)
+    for title, places, meaning in _HABITS:
+        (layer, head), name, value, chance = _extreme(facts, list(places))
         if value - chance > _WEAK:
-            link = strongest_of(trace, layer, head, min(first.query, trace.layers[layer].n_query - 1), batch)
-            of_head: Says = [
-                f"Head {layer}.{head} puts {value:.0%} of its weight on {_PLACES[name]} "
-                f"({chance:.0%} would be chance). ",
-            ]
-            made.append(_scene("story", link, title, [*of_head, *_with_terms(after)]))
-    counts = Counter(label["label"] for row in facts["labels"] for label in row if label is not None)
-    n_head = sum(len(row) for row in facts["labels"])
+            query = min(first.query, trace.layers[layer].n_query - 1)
+            of_head = (
+                f"Head {layer}.{head} puts {value:.0%} of its weight on {places[name]} "
+                f"({chance:.0%} would be chance). "
+            )
+            link = _strongest(trace, layer, head, query, batch)
+            made.append(_scene("story", link, title, [of_head, *meaning]))
+    labels = [label for row in facts["labels"] for label in row]
+    counts = Counter(label["label"] for label in labels if label is not None)
     listed = ", ".join(f"{count} {name}" for name, count in counts.most_common(4)) or "none has a label"
-    n_layer = len(facts["labels"])
-    everything: Says = [
+    n_head, n_layer = len(labels), len(facts["labels"])
+    made.append(_scene("atlas", first, "Every head", [
         f"{n_head} head{'s' * (n_head > 1)} in {n_layer} ", {"term": "layer"}, f"{'s' * (n_layer > 1)}. "
         f"By what they look at: {listed}. Choose one, sort them, or press x to switch one off.",
-    ]  # fmt: skip
-    made.append(_scene("atlas", first, "Every head", everything))
-    taken = {(first.layer, first.head), *((s["state"]["layer"], s["state"]["head"]) for s in made)}
+    ]))  # fmt: skip
+    taken = {(scene["state"]["layer"], scene["state"]["head"]) for scene in made}
     fresh = [link for link in ranked if (link.layer, link.head) not in taken]
     more = [*{(link.layer, link.head): link for link in reversed(fresh)}.values()][::-1]
     more += [link for link in ranked if link.query != first.query and link not in more]
@@ -213,19 +208,11 @@ def _first_words(trace: Trace, link: Link, names: Sequence[Names]) -> Says:
 
 def _spread(trace: Trace, first: Link, names: Sequence[Names], batch: int) -> dict[str, Any]:
     """The word of the same head whose weights are spread most evenly."""
-    layer = trace.layers[first.layer]
-    weights = (
-        layer.block(slice(0, layer.n_query), slice(0, layer.n_key), batch, first.head)[0, 0].float().cpu()
-    )
-    spread = torch.special.entr(weights).sum(-1)
-    spread[~torch.tensor(_words(names[first.layer][0]))] = -1.0
-    link = strongest_of(trace, first.layer, first.head, int(spread.argmax()), batch)
+    rows = names[first.layer][0]
+    spread = torch.special.entr(trace.weights(first.layer, first.head, batch).float().cpu()).sum(-1)
+    spread[~torch.tensor(_words(rows))] = -1.0
+    link = _strongest(trace, first.layer, first.head, int(spread.argmax()), batch)
     return _scene("story", link, "The same head, another word", [
         "Weights of one token always sum to 1: that is what ", {"term": "softmax"}, " does. ",
-        {"word": names[first.layer][0][link.query]}, " spreads them; its largest is ", f"{link.weight:.0%}.",
+        {"word": rows[link.query]}, " spreads them; its largest is ", f"{link.weight:.0%}.",
     ])  # fmt: skip
-
-
-def _with_terms(sentence: str) -> Says:
-    before, _, after = sentence.partition("sink")
-    return [before, {"term": "sink"}, after] if after else [sentence]

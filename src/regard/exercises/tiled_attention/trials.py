@@ -36,7 +36,7 @@ def reference(
     state, parts, seen, row = online.start(q, v.shape[-1]), [], torch.zeros(n, 1), torch.arange(n)[:, None]
     for first in formula(tail, n=n, block=block):
         scores, values, part, shown = worked(BLOCK, of_block, first=first, row=row, **names)
-        state = online.online_step(state, scores, values, of_step)
+        state = online.online_step(of_step, *state, scores, values)
         parts.append(part)
         seen = seen + shown
     if not parts:

@@ -88,6 +88,7 @@ def two_ends(draw: Draw) -> Case:
 
 
 SIZES = {"batch": 2, "prompt": 5, "head": 3, "head_dim": 2}
+ENDS = "A piece was read, then another one with the cache from before it, which must be as it was."
 
 TRIALS = (
     Trial("read at once", at_once, SIZES, variants=True),
@@ -97,12 +98,7 @@ TRIALS = (
     Trial("as many sequences as heads", in_pieces, {**SIZES, "batch": 3}),
     Trial("batch of one", in_pieces, {**SIZES, "batch": 1}),
     Trial("one head", in_pieces, {**SIZES, "head": 1, "head_dim": 3}),
-    Trial(
-        "two texts go on from one cache",
-        two_ends,
-        SIZES,
-        says="A piece was read, then another one with the cache from before it, which must be as it was.",
-    ),
+    Trial("two texts go on from one cache", two_ends, SIZES, says=ENDS),
     large_scores(lambda draw: layer(draw, draw["prompt"], 1, 1, scale=20.0), SIZES),
 )
 

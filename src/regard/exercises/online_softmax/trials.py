@@ -67,6 +67,7 @@ def change_row(case: Case, draw: Draw) -> None:
 
 
 SIZES = {"query": 3, "key": 4, "dim": 5}
+ALONE = "the scores of query 0 were changed: the others may not move."
 LARGE = "Scores of 300 must not make exp infinite, nor lose what came before: m is the largest of all so far."
 
 TRIALS = (
@@ -80,11 +81,4 @@ TRIALS = (
     Trial("blocks far above one another", rising, SIZES, grad=False, kind="fragile", says=LARGE),
 )
 
-PROBES = (
-    Probe(
-        "a query stands alone",
-        changed(several, change_row),
-        SIZES,
-        says="the scores of query 0 were changed: the others may not move.",
-    ),
-)
+PROBES = (Probe("a query stands alone", changed(several, change_row), SIZES, says=ALONE),)

@@ -52,18 +52,16 @@ def another_eps(draw: Draw) -> Case:
     return Case(case.args, {"eps": 0.5})
 
 
+LONGER = "all queries were made three times as long: nothing may move."
+
 TRIALS = (
     *given.trials(call),
     Trial("tiny queries and keys", tiny, given.SIZES, grad=False),
     Trial("another eps", another_eps, given.SIZES),
 )
+LENGTHENED = changed(call, lambda case, draw: case.args[0].mul_(3.0))
 
 PROBES = (
     *given.causal_probes(call, given.SIZES),
-    Probe(
-        "the length of a query has no say",
-        changed(call, lambda case, draw: case.args[0].mul_(3.0)),
-        given.SIZES,
-        says="all queries were made three times as long: nothing may move.",
-    ),
+    Probe("the length of a query has no say", LENGTHENED, given.SIZES, says=LONGER),
 )

@@ -49,11 +49,7 @@ TRIALS = (
     Trial("as many vectors as dimensions", pairs, {"n": 5, "m": 5, "d": 5}),
 )
 
-PROBES = (
-    Probe(
-        "a vector stands alone",
-        changed(pairs, lambda case, draw: case.args[0][0].add_(1.5)),
-        {"n": 5, "m": 7, "d": 3},
-        says="one query was changed: the products of the others may not move.",
-    ),
-)
+ALONE = "one query was changed: the products of the others may not move."
+CHANGED = changed(pairs, lambda case, draw: case.args[0][0].add_(1.5))
+
+PROBES = (Probe("a vector stands alone", CHANGED, {"n": 5, "m": 7, "d": 3}, says=ALONE),)

@@ -82,12 +82,10 @@ TRIALS = (
     Trial("one position", later, {**SIZES, "position": 1}),
 )
 
+ALONE = "the last position was changed: the other rows may not move."
+MOVED = changed(rows, lambda case, draw: case.args[1][-1].add_(5))
+
 PROBES = (
     Probe("products depend on the distance", shifted, SIZES, by_distance),
-    Probe(
-        "a position turns its row alone",
-        changed(rows, lambda case, draw: case.args[1][-1].add_(5)),
-        SIZES,
-        says="the last position was changed: the other rows may not move.",
-    ),
+    Probe("a position turns its row alone", MOVED, SIZES, says=ALONE),
 )

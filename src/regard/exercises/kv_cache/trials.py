@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -66,20 +67,9 @@ def layer(draw: Draw, *sizes: int, scale: float = 1.0) -> Case:
     return Case((x, list(sizes)), init=(width, draw["head"]), weights=weights)
 
 
-def at_once(draw: Draw) -> Case:
-    return layer(draw, draw["prompt"])
-
-
-def one_by_one(draw: Draw) -> Case:
-    return layer(draw, *[1] * draw["prompt"])
-
-
-def prompt_first(draw: Draw) -> Case:
-    return layer(draw, draw["prompt"], 1, 1, 1)
-
-
-def in_pieces(draw: Draw) -> Case:
-    return layer(draw, draw["prompt"], 3, 2, 4)
+def pieces(*sizes: int) -> Callable[[Draw], Case]:
+    """A prompt, then pieces of these sizes."""
+    return lambda draw: layer(draw, draw["prompt"], *sizes)
 
 
 def two_ends(draw: Draw) -> Case:
@@ -88,18 +78,19 @@ def two_ends(draw: Draw) -> Case:
 
 
 SIZES = {"batch": 2, "prompt": 5, "head": 3, "head_dim": 2}
+SEVERAL = pieces(3, 2, 4)
 ENDS = "A piece was read, then another one with the cache from before it, which must be as it was."
 
 TRIALS = (
-    Trial("read at once", at_once, SIZES, variants=True),
-    Trial("a prompt, then one by one", prompt_first, SIZES, variants=True),
-    Trial("in pieces of several positions", in_pieces, {**SIZES, "head": 2, "head_dim": 5}, variants=True),
-    Trial("one by one from the beginning", one_by_one, SIZES),
-    Trial("as many sequences as heads", in_pieces, {**SIZES, "batch": 3}),
-    Trial("batch of one", in_pieces, {**SIZES, "batch": 1}),
-    Trial("one head", in_pieces, {**SIZES, "head": 1, "head_dim": 3}),
+    Trial("read at once", pieces(), SIZES, variants=True),
+    Trial("a prompt, then one by one", pieces(1, 1, 1), SIZES, variants=True),
+    Trial("in pieces of several positions", SEVERAL, {**SIZES, "head": 2, "head_dim": 5}, variants=True),
+    Trial("one by one from the beginning", lambda draw: layer(draw, *[1] * draw["prompt"]), SIZES),
+    Trial("as many sequences as heads", SEVERAL, {**SIZES, "batch": 3}),
+    Trial("batch of one", SEVERAL, {**SIZES, "batch": 1}),
+    Trial("one head", SEVERAL, {**SIZES, "head": 1, "head_dim": 3}),
     Trial("two texts go on from one cache", two_ends, SIZES, says=ENDS),
     large_scores(lambda draw: layer(draw, draw["prompt"], 1, 1, scale=20.0), SIZES),
 )
 
-PROBES = causal_probes(in_pieces, SIZES)
+PROBES = causal_probes(SEVERAL, SIZES)

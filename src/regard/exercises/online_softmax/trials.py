@@ -38,10 +38,6 @@ def averaged(draw: Draw) -> Case:
     return blocks(draw, draw["key"], 3, 1, 5)
 
 
-def one_by_one(draw: Draw) -> Case:
-    return blocks(draw, *[1] * draw["key"])
-
-
 def rising(draw: Draw) -> Case:
     """Each block's scores are far above those before it; then far below."""
     case = blocks(draw, draw["key"], 3, 4, 2)
@@ -74,7 +70,7 @@ TRIALS = (
     Trial("the state after one block", one, SIZES, grad=False),
     Trial("the state after several blocks", several, SIZES, grad=False),
     Trial("the average of several blocks", averaged, SIZES, variants=True),
-    Trial("one score at a time", one_by_one, SIZES),
+    Trial("one score at a time", lambda draw: blocks(draw, *[1] * draw["key"]), SIZES),
     Trial("one query", averaged, {**SIZES, "query": 1}),
     Trial("all sizes alike", several, dict.fromkeys(SIZES, 5), grad=False),
     Trial("rows that see nothing", hidden, SIZES, grad=False),

@@ -73,8 +73,8 @@ def test_a_new_exercise_is_ready_as_it_is_written(runner, tmp_path):
     ("file", "old", "new", "says"),
     [
         ("right/product.py", "factor * x", "factor * x + 1", "right variant 'a product' passes"),
-        ("trials.py", "number * x,", "number * x + 1,", "right variant 'a sum' passes"),
-        ("trials.py", "x + number", "x * number", "'added' is caught"),
+        ("trials.py", "of * factor", "of * factor + 1", "right variant 'a sum' passes"),
+        ("exercise.toml", "of + factor", "of * factor", "'added' is caught"),
         ("exercise.toml", '"-2"', '"3"', "'negated' is named"),
         ("exercise.toml", "gradients =", "gradient =", "'the gradient is cut' fails are there"),
         ("exercise.toml", "sum = ", "# sum = ", "there are 1 right variants"),

@@ -58,37 +58,26 @@ def below_a_table(sizes: Mapping[str, int]) -> int:
 
 
 SIZES = {"n": 7, "d": 3, "m": 5}
+ALIKE, LONG = dict.fromkeys(SIZES, 5), {"n": 61, "d": 5, "m": 7}
+TABLE = "A table of n x n is what linear attention does without: multiply phi(K)^T V first."
+LATER = "with causal=True, later keys and values were changed: earlier rows may not move."
+ALONE = "one query was changed: the other rows may not move."
+causal = partial(whole, causal=True)
 
 TRIALS = (
     Trial("all positions", whole, SIZES, variants=True),
-    Trial("causal", partial(whole, causal=True), SIZES, variants=True),
+    Trial("causal", causal, SIZES, variants=True),
     Trial("more features than dimensions", partial(whole, phi=SPLIT), {**SIZES, "n": 5}),
-    Trial("causal, more features than dimensions", partial(whole, phi=SPLIT, causal=True), {**SIZES, "m": 2}),
+    Trial("causal, more features than dimensions", partial(causal, phi=SPLIT), {**SIZES, "m": 2}),
     Trial("another feature map", partial(whole, phi=EXP, causal=False), {"n": 5, "d": 2, "m": 3}),
-    Trial("all sizes alike", whole, {"n": 5, "d": 5, "m": 5}),
-    Trial("causal, all sizes alike", partial(whole, causal=True), {"n": 5, "d": 5, "m": 5}),
+    Trial("all sizes alike", whole, ALIKE),
+    Trial("causal, all sizes alike", causal, ALIKE),
     Trial("one position", whole, {**SIZES, "n": 1}),
-    Trial(
-        "a long sequence",
-        whole,
-        {"n": 61, "d": 5, "m": 7},
-        grad=False,
-        most_numbers=below_a_table,
-        says="A table of n x n is what linear attention does without: multiply phi(K)^T V first.",
-    ),
+    Trial("a long sequence", whole, LONG, grad=False, most_numbers=below_a_table, says=TABLE),
 )
+CHANGED = changed(whole, lambda case, draw: case.args[0][0].mul_(2.0))
 
 PROBES = (
-    Probe(
-        "the future has no say",
-        changed(partial(whole, causal=True), change_future),
-        SIZES,
-        says="with causal=True, later keys and values were changed: earlier rows may not move.",
-    ),
-    Probe(
-        "a query stands alone",
-        changed(whole, lambda case, draw: case.args[0][0].mul_(2.0)),
-        SIZES,
-        says="one query was changed: the other rows may not move.",
-    ),
+    Probe("the future has no say", changed(causal, change_future), SIZES, says=LATER),
+    Probe("a query stands alone", CHANGED, SIZES, says=ALONE),
 )

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed
+from regard.exercises.online_softmax.drive import drive
 from regard.exercises.shared.online import online_step, start
 
 
-def reference(case: Case, **choices: str) -> tuple[Tensor, ...]:
+def reference(case: Case, **choices: str) -> Any:
     """The state after all blocks, or average and log-sum-exp."""
-    given, *blocks = case.args
-    state = given or start(blocks[0][0], blocks[0][1].shape[1])
-    for scores, values in blocks:
-        m, total, out = state = online_step(state, scores, values, choices)
-    return (out / total[:, None], m + total.log()) if given is None else state
+    return drive(partial(online_step, choices), *case.args)
 
 
 def blocks(draw: Draw, *sizes: int) -> Case:
@@ -34,15 +31,11 @@ def several(draw: Draw) -> Case:
     """From the state after another block."""
     case = blocks(draw, draw["key"], 3, 2, 5)
     scores, values = case.args[1]
-    return case.with_args(online_step(start(scores, draw["dim"]), scores, values, {}), *case.args[2:])
+    return case.with_args(online_step({}, *start(scores, draw["dim"]), scores, values), *case.args[2:])
 
 
 def averaged(draw: Draw) -> Case:
     return blocks(draw, draw["key"], 3, 1, 5)
-
-
-def one_by_one(draw: Draw) -> Case:
-    return blocks(draw, *[1] * draw["key"])
 
 
 def rising(draw: Draw) -> Case:
@@ -70,24 +63,18 @@ def change_row(case: Case, draw: Draw) -> None:
 
 
 SIZES = {"query": 3, "key": 4, "dim": 5}
+ALONE = "the scores of query 0 were changed: the others may not move."
 LARGE = "Scores of 300 must not make exp infinite, nor lose what came before: m is the largest of all so far."
 
 TRIALS = (
     Trial("the state after one block", one, SIZES, grad=False),
     Trial("the state after several blocks", several, SIZES, grad=False),
     Trial("the average of several blocks", averaged, SIZES, variants=True),
-    Trial("one score at a time", one_by_one, SIZES),
+    Trial("one score at a time", lambda draw: blocks(draw, *[1] * draw["key"]), SIZES),
     Trial("one query", averaged, {**SIZES, "query": 1}),
     Trial("all sizes alike", several, dict.fromkeys(SIZES, 5), grad=False),
     Trial("rows that see nothing", hidden, SIZES, grad=False),
     Trial("blocks far above one another", rising, SIZES, grad=False, kind="fragile", says=LARGE),
 )
 
-PROBES = (
-    Probe(
-        "a query stands alone",
-        changed(several, change_row),
-        SIZES,
-        says="the scores of query 0 were changed: the others may not move.",
-    ),
-)
+PROBES = (Probe("a query stands alone", changed(several, change_row), SIZES, says=ALONE),)

@@ -62,6 +62,10 @@ def padded_further(draw: Draw) -> tuple[Case, ...]:
 
 
 SIZES = {"batch": 3, "steps": 5, "vocab": 7}
+INFINITE = "The log of a softmax that came out as 0 is infinite: use log_softmax or logsumexp."
+CHANGED = "the logits of padding were changed: the loss may not move."
+FURTHER = "the batch was padded further: the loss may not move."
+large = partial(padded, scale=60.0, shift=200.0)
 
 TRIALS = (
     Trial("padding is id 0", padded, SIZES, variants=True),
@@ -73,27 +77,10 @@ TRIALS = (
     Trial("one step", partial(padded, pad_id=1, n_real="all"), {"batch": 3, "steps": 1, "vocab": 5}),
     Trial("one real token", partial(padded, pad_id=1, n_real="one"), SIZES),
     Trial("nothing but padding", partial(padded, pad_id=1, n_real="none"), SIZES, grad=False),
-    Trial(
-        "large logits",
-        partial(padded, scale=60.0, shift=200.0),
-        SIZES,
-        grad=False,
-        kind="fragile",
-        says="The log of a softmax that came out as 0 is infinite: use log_softmax or logsumexp.",
-    ),
+    Trial("large logits", large, SIZES, grad=False, kind="fragile", says=INFINITE),
 )
 
 PROBES = (
-    Probe(
-        "padding has no say",
-        changed(padded, change_padding),
-        SIZES,
-        says="the logits of padding were changed: the loss may not move.",
-    ),
-    Probe(
-        "more padding has no say",
-        padded_further,
-        SIZES,
-        says="the batch was padded further: the loss may not move.",
-    ),
+    Probe("padding has no say", changed(padded, change_padding), SIZES, says=CHANGED),
+    Probe("more padding has no say", padded_further, SIZES, says=FURTHER),
 )

@@ -32,28 +32,18 @@ def pairs(draw: Draw, *before: str) -> Case:
     return Case((draw.normal(*before, "n", "d"), draw.normal(*before, "m", "d")))
 
 
-def batched(draw: Draw) -> Case:
-    return pairs(draw, "batch", "head")
-
-
-def single(draw: Draw) -> Case:
-    return Case((draw.normal("d"), draw.normal("d")))
-
+AXES = {"batch": 2, "head": 3, "n": 5, "m": 7, "d": 2}
 
 TRIALS = (
     Trial("queries and keys", pairs, {"n": 5, "m": 7, "d": 3}, variants=True),
-    Trial("more axes", batched, {"batch": 2, "head": 3, "n": 5, "m": 7, "d": 2}, variants=True),
-    Trial("two single vectors", single, {"d": 5}),
+    Trial("more axes", lambda draw: pairs(draw, "batch", "head"), AXES, variants=True),
+    Trial("two single vectors", lambda draw: Case((draw.normal("d"), draw.normal("d"))), {"d": 5}),
     Trial("one dimension", pairs, {"n": 3, "m": 2, "d": 1}),
     Trial("many dimensions", pairs, {"n": 2, "m": 3, "d": 11}),
     Trial("as many vectors as dimensions", pairs, {"n": 5, "m": 5, "d": 5}),
 )
 
-PROBES = (
-    Probe(
-        "a vector stands alone",
-        changed(pairs, lambda case, draw: case.args[0][0].add_(1.5)),
-        {"n": 5, "m": 7, "d": 3},
-        says="one query was changed: the products of the others may not move.",
-    ),
-)
+ALONE = "one query was changed: the products of the others may not move."
+CHANGED = changed(pairs, lambda case, draw: case.args[0][0].add_(1.5))
+
+PROBES = (Probe("a vector stands alone", CHANGED, {"n": 5, "m": 7, "d": 3}, says=ALONE),)

@@ -24,11 +24,7 @@ def one_unit_remembers(draw: Draw) -> Case:
 
 TRIALS = GIVEN.step_trials()
 
-PROBES = (
-    Probe(
-        "the state acts through W_h",
-        changed(one_unit_remembers, lambda case, draw: case.args[1].mul_(-1.5)),
-        {"input": 3, "hidden": 5},
-        says="W_h leads from the state to unit 0 only: the other units may not move with it.",
-    ),
-)
+SAYS = "W_h leads from the state to unit 0 only: the other units may not move with it."
+CALLS = changed(one_unit_remembers, lambda case, draw: case.args[1].mul_(-1.5))
+
+PROBES = (Probe("the state acts through W_h", CALLS, {"input": 3, "hidden": 5}, says=SAYS),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,17 +43,9 @@ def rows(draw: Draw, first: int = 0, **kwargs: Any) -> Case:
     return Case((x, torch.arange(first, first + draw["position"])), kwargs)
 
 
-def later(draw: Draw) -> Case:
-    return rows(draw, 211)
-
-
 def shuffled(draw: Draw) -> Case:
     case = rows(draw)
     return case.with_args(case.args[0], draw.distinct(draw["position"], 40))
-
-
-def another_base(draw: Draw) -> Case:
-    return rows(draw, 3, base=500.0)
 
 
 def shifted(draw: Draw) -> tuple[Case, ...]:
@@ -69,25 +62,24 @@ def by_distance(results: list[Any]) -> str | None:
 
 
 SIZES = {"batch": 2, "head": 3, "position": 5, "pair": 3}
+LATER = partial(rows, first=211)
 
 TRIALS = (
     Trial("positions from 0", rows, SIZES, variants=True),
-    Trial("positions that begin later", later, {**SIZES, "position": 7, "pair": 5}, variants=True),
+    Trial("positions that begin later", LATER, {**SIZES, "position": 7, "pair": 5}, variants=True),
     Trial("positions in any order", shuffled, {**SIZES, "pair": 2}),
-    Trial("another base", another_base, SIZES),
+    Trial("another base", partial(rows, first=3, base=500.0), SIZES),
     Trial("one pair", rows, {**SIZES, "pair": 1}),
     Trial("batch of one", rows, {**SIZES, "batch": 1, "head": 2}),
     Trial("one head", rows, {**SIZES, "head": 1}),
     Trial("as many heads as positions", rows, {**SIZES, "head": 5}),
-    Trial("one position", later, {**SIZES, "position": 1}),
+    Trial("one position", LATER, {**SIZES, "position": 1}),
 )
+
+ALONE = "the last position was changed: the other rows may not move."
+MOVED = changed(rows, lambda case, draw: case.args[1][-1].add_(5))
 
 PROBES = (
     Probe("products depend on the distance", shifted, SIZES, by_distance),
-    Probe(
-        "a position turns its row alone",
-        changed(rows, lambda case, draw: case.args[1][-1].add_(5)),
-        SIZES,
-        says="the last position was changed: the other rows may not move.",
-    ),
+    Probe("a position turns its row alone", MOVED, SIZES, says=ALONE),
 )

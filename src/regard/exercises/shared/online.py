@@ -28,10 +28,10 @@ FORMULAS = {
 }
 
 
-def online_step(state: State, scores: Tensor, values: Tensor, choices: Mapping[str, str]) -> State:
-    """The state after one more block of scores (..., query, key) and values (..., key, dim)."""
-    m, l, o = state  # noqa: E741
-    new: State = worked(FORMULAS, choices, m=m, l=l, o=o, scores=scores, values=values)
+def online_step(choices: Mapping[str, str], *given: Tensor) -> State:
+    """The state after one more block: of a state, scores (..., query, key) and values (..., key, dim)."""
+    names = ("m", "l", "o", "scores", "values")
+    new: State = worked(FORMULAS, choices, **dict(zip(names, given, strict=True)))
     return new
 
 

@@ -2,23 +2,18 @@
 
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Trial, neighbour_probe
+from regard.checking.trials import Case, Draw, Trial, neighbour_probe, worked
+
+# The decisions of the reference, all of them right; a formula may use those before it. A mistake of
+# exercise.toml is another formula.
+FORMULAS = {"factor": "2", "of": "x", "by": "of * factor"}
 
 
-def reference(case: Case, *, factor: str = "2", by: str = "product", of: str = "numbers") -> Tensor:
-    """What the call must return. Its keywords are decisions, and their defaults are right.
-
-    Conventions and mistakes of exercise.toml choose other values.
-    """
-    (x,), number = case.args, float(factor)
-    x = {"sizes": x.abs(), "whole numbers": x.round(), "the sum over the batch": x + x.sum(0)}.get(of, x)
-    results: dict[str, Tensor] = {
-        "product": number * x,
-        "division": x / number,
-        "power": x**number,
-        "addition": x + number,
-    }
-    return results[by]
+def reference(case: Case, **choices: str) -> Tensor:
+    """What the call must return, with the choices of a convention or a mistake."""
+    (x,) = case.args
+    result: Tensor = worked(FORMULAS, choices, x=x)
+    return result
 
 
 def numbers(draw: Draw) -> Case:

@@ -36,7 +36,7 @@ def reference(
     state, parts, seen, row = online.start(q, v.shape[-1]), [], torch.zeros(n, 1), torch.arange(n)[:, None]
     for first in formula(tail, n=n, block=block):
         scores, values, part, shown = worked(BLOCK, of_block, first=first, row=row, **names)
-        state = online.online_step(state, scores, values, of_step)
+        state = online.online_step(of_step, *state, scores, values)
         parts.append(part)
         seen = seen + shown
     if not parts:
@@ -72,6 +72,7 @@ def two_blocks(sizes: Mapping[str, int]) -> int:
 SIZES = {**given.SIZES, "block": 3}
 LONG = {"batch": 1, "head": 2, "position": 97, "head_dim": 3, "block": 8}
 TABLE = "The table of n x n is what tiles do without: multiply the queries with one block of keys at a time."
+SEEN = "the last key was changed: every row must move."
 LARGE = "Scores of several hundred must not make exp infinite: m is the largest of all so far."
 
 TRIALS = (
@@ -85,13 +86,9 @@ TRIALS = (
     Trial("scores that grow", rising, SIZES, grad=False, kind="fragile", says=LARGE),
     Trial("a long sequence", causal, LONG, grad=False, most_numbers=two_blocks, says=TABLE),
 )
+CHANGED = changed(call, lambda case, draw: case.args[1][:, :, -1].mul_(-2.0))
 
 PROBES = (
     *given.causal_probes(causal, SIZES),
-    Probe(
-        "all keys are seen",
-        changed(call, lambda case, draw: case.args[1][:, :, -1].mul_(-2.0)),
-        SIZES,
-        says="the last key was changed: every row must move.",
-    ),
+    Probe("all keys are seen", CHANGED, SIZES, says=SEEN),
 )

@@ -8,40 +8,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, formula, neighbour_probe
 from regard.exercises.shared import blocks
-from regard.exercises.shared.attention import future
+from regard.exercises.shared.attention import computed, future
 
 
 def reference(
     case: Case,
     *,
-    norm: str = "before",
-    gelu: str = "exact",
-    activation: str = "gelu",
-    places: str = "from 0",
-    embedded: str = "as they are",
-    layers: str = "in order",
-    last: str = "norm, then head",
+    places: str = "table[count]",
+    embedded: str = "tokens + at",
+    begins: str = "x",
+    layers: str = "range(n_layer)",
+    enters: str = "x",
+    leaves: str = "out",
+    behind: str = "x",
+    last: str = "head(normed(x))",
     **choices: str,
 ) -> Tensor:
     """The logits."""
     (ids,), (_, width, n_head, _, n_layer, context), weights = case.args, case.init, case.weights
-    activation = "gelu by tanh" if activation == "gelu" and gelu == "tanh" else activation
-    c = blocks.Choices(norm=norm, activation=activation, **choices)
-    table = weights["positions.weight"]
-    count = torch.arange(ids.shape[1])
-    place = {
-        "from 1": count + 1,
-        "the last rows": count + context - len(count),
-        "backwards": count.flip(0),
-        "of the batch": torch.arange(len(ids))[:, None],
-    }
-    at = table[place.get(places, count)]
-    if places in ("left out", "the first one's"):
-        at = table[0] if places == "the first one's" else torch.zeros_like(at)
-    tokens = weights["tokens.weight"][ids] * (width**0.5 if embedded == "times the root" else 1.0)
-    x = {"multiplied": tokens * at, "added behind the blocks": tokens}.get(embedded, tokens + at)
+    c, tied = blocks.Choices(**choices), weights["tokens.weight"]
 
     def normed(x: Tensor) -> Tensor:
         return F.layer_norm(x, (width,), weights["norm.weight"], weights["norm.bias"])
@@ -50,23 +37,17 @@ def reference(
         start = f"blocks.{number}."
         part = {name.removeprefix(start): weight for name, weight in weights.items() if start in name}
         inner = replace(case, weights=part, init=(width, n_head))
-        out = blocks.Reference(inner, c, lambda scores: future(scores, True, c))(x)
-        return x + out if layers == "with one more residual" else out
+        return blocks.Reference(inner, c, lambda scores: future(scores, True, c))(x)
 
-    x = normed(x) if last in ("norm first", "norm first too") else x
-    order = {
-        "the last alone": [n_layer - 1],
-        "the first alone": [0],
-        "the first again": [0] * n_layer,
-        "backwards": list(range(n_layer))[::-1],
-    }
-    for number in order.get(layers, range(n_layer)):
-        x = block(number, x + at if embedded == "added to every layer" and number > 0 else x)
-        x = normed(x) if last == "norm after every block" and number < n_layer - 1 else x
-    x = x + at if embedded == "added behind the blocks" else x
-    x = x if last in ("without the norm", "norm first") else normed(x)
-    logits = F.linear(x, weights["tokens.weight" if last == "tied" else "head.weight"])
-    return {"softmax": logits.softmax(-1), "log_softmax": logits.log_softmax(-1)}.get(last, logits)
+    count = torch.arange(ids.shape[1])
+    at = formula(places, table=weights["positions.weight"], count=count, context=context, ids=ids)
+    x = computed(begins, x=formula(embedded, tokens=tied[ids], at=at, width=width), normed=normed)
+    for number in formula(layers, n_layer=n_layer):
+        x = computed(enters, x=x, at=at, number=number)
+        out = block(number, x)
+        x = computed(leaves, x=x, out=out, normed=normed, number=number, n_layer=n_layer)
+    x = computed(behind, x=x, at=at)
+    return computed(last, x=x, normed=normed, tied=tied, head=lambda x: x @ weights["head.weight"].T)
 
 
 def model(draw: Draw) -> Case:
@@ -88,10 +69,6 @@ def change_last(case: Case, draw: Draw) -> None:
     case.args[0][:, -1] = (case.args[0][:, -1] + 1) % draw["vocab"]
 
 
-def change_first_sequence(case: Case, draw: Draw) -> None:
-    case.args[0][0] = (case.args[0][0] + 1) % draw["vocab"]
-
-
 SIZES = {"batch": 2, "position": 5, "vocab": 11, "layer": 2, "head": 3, "head_dim": 2, "ff_dim": 7}
 
 TRIALS = (
@@ -105,17 +82,9 @@ TRIALS = (
     Trial("one position", model, {**SIZES, "position": 1}),
 )
 
+LAST = "the last token was changed: the logits before it may not move."
+
 PROBES = (
-    Probe(
-        "the future has no say",
-        changed(model, change_last),
-        SIZES,
-        says="the last token was changed: the logits before it may not move.",
-    ),
-    Probe(
-        "a neighbour has no say",
-        changed(model, change_first_sequence),
-        {**SIZES, "batch": 3},
-        says="sequence 0 was changed: the others may not move.",
-    ),
+    Probe("the future has no say", changed(model, change_last), SIZES, says=LAST),
+    neighbour_probe(model, SIZES),
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, formula, worked
+from regard.exercises.train_loop.drive import drive
 
 # The sum of the losses of one batch, and what it is divided by.
 BATCH = {
@@ -17,14 +19,6 @@ BATCH = {
     "log_p": "model(targets[0]).log_softmax(-1)",
     "part": "-(log_p.gather(-1, target[..., None])[..., 0] * padding[0]).sum(), torch.as_tensor(padding[1])",
 }
-
-
-def logits_of(tokens: Tensor, weights: list[Tensor], training: bool) -> Tensor:
-    """The model of drive.py."""
-    embedding, head = weights
-    x = embedding[tokens].cumsum(1) / torch.arange(1, tokens.shape[1] + 1)[:, None]
-    kept = torch.arange(x.shape[-1]) % 2 == 0
-    return torch.matmul(torch.tanh(2 * x * kept if training else x), head.T)
 
 
 def reference(
@@ -39,44 +33,50 @@ def reference(
     clipped: str = "[grad * min(1.0, most / norm) for grad in grads]",
     steps: str = "accumulate",
     steps_by: str = "clip(grads)",
-    updated: str = "[weight - 0.5 * grad for weight, grad in zip(weights, grads)]",  # the rate of drive.py
+    updated: str = "optimizer.step()",
     losses: str = "[loss(parts)]",
     **choices: str,
-) -> tuple[Any, ...]:
+) -> Any:
     """Losses and weights after training, or the measured loss and the mode after it."""
-    what, embedding, head, batches, *rest = case.args
     trains, evaluates, left = formula(mode)
-
-    def measure(batches: list[Tensor], weights: list[Tensor], training: bool) -> list[Any]:
-        names = {"model": lambda tokens: logits_of(tokens, weights, training), "pad_id": rest[-1]}
-        return [worked(BATCH, choices, tokens=tokens, **names) for tokens in batches]
 
     def shares(parts: list[Any], how: str = mean) -> Tensor:
         sums, counts = (torch.stack(part) for part in zip(*parts, strict=True))
         return torch.as_tensor(formula(how, sums=sums, counts=counts))
 
-    def clip(grads: list[Tensor]) -> Any:
-        norm = float(torch.cat([grad.reshape(-1) for grad in grads]).norm())
-        return formula(clipped, grads=grads, norm=norm, most=rest[1], count=sum(n for _, n in parts))
+    def evaluate_lm(model: Any, batches: list[Tensor], pad_id: int) -> Tensor:
+        model.train(evaluates)
+        parts = [worked(BATCH, choices, tokens=tokens, model=model, pad_id=pad_id) for tokens in batches]
+        model.train(left)
+        return shares(parts, measured or mean).sum().detach()
 
-    weights = [embedding.clone(), head.clone()]
-    if what == "evaluate":
-        return shares(measure(batches, weights, evaluates), measured or mean).sum(), left
-    zeros = grads = [torch.zeros_like(weight) for weight in weights]
-    noted, group = [], formula(steps, accumulate=rest[0])
-    for first in range(0, len(batches), group):
-        grads = formula(zeroed, zeros=zeros, grads=grads)
-        with torch.enable_grad():
-            leaves = [weight.detach().requires_grad_() for weight in weights]
-            parts = measure(batches[first : first + group], leaves, trains)
+    def train_lm(
+        model: Any, optimizer: Any, batches: list[Tensor], accumulate: int, most: float, pad_id: int
+    ) -> list[Tensor]:
+        def clip(grads: list[Tensor]) -> Any:
+            norm = float(torch.cat([grad.reshape(-1) for grad in grads]).norm())
+            return formula(clipped, grads=grads, norm=norm, most=most, count=sum(n for _, n in parts))
+
+        model.train(trains)
+        parameters, noted, group = list(model.parameters()), [], formula(steps, accumulate=accumulate)
+        zeros = grads = [torch.zeros_like(parameter) for parameter in parameters]
+        for at in range(0, len(batches), group):
+            names = {"model": model, "pad_id": pad_id}
+            parts = [worked(BATCH, choices, tokens=tokens, **names) for tokens in batches[at : at + group]]
+            grads = formula(zeroed, zeros=zeros, grads=grads)
             for share in shares(parts):
-                loss = formula(backward, share=share, accumulate=rest[0])
-                new = torch.autograd.grad(loss, leaves, retain_graph=True)
+                loss = formula(backward, share=share, accumulate=accumulate)
+                new = torch.autograd.grad(loss, parameters, retain_graph=True)
                 grads = formula(gathered, grads=grads, new=new, clip=clip)
-        grads = formula(steps_by, grads=grads, clip=clip)
-        weights = formula(updated, weights=weights, grads=grads)
-        noted += formula(losses, parts=parts, loss=lambda parts: shares(parts).sum().detach())
-    return torch.stack(noted), *weights
+            grads = formula(steps_by, grads=grads, clip=clip)
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = grad
+            formula(updated, optimizer=optimizer)
+            noted += formula(losses, parts=parts, loss=lambda parts: shares(parts).sum().detach())
+        return noted
+
+    with torch.enable_grad():
+        return drive(SimpleNamespace(evaluate_lm=evaluate_lm, train_lm=train_lm), *case.args)
 
 
 def call(draw: Draw, what: str, *rest: Any, pad_id: int = 0, padded: bool = True) -> Case:
@@ -91,14 +91,6 @@ def call(draw: Draw, what: str, *rest: Any, pad_id: int = 0, padded: bool = True
         batches.append(tokens)
     weights = draw.normal("vocab", "dim"), draw.normal("vocab", "dim")
     return Case((what, *weights, batches, *rest, pad_id))
-
-
-def training(accumulate: int, max_norm: float, **options: Any) -> Any:
-    return lambda draw: call(draw, "train", accumulate, max_norm, **options)
-
-
-def measuring(**options: Any) -> Any:
-    return lambda draw: call(draw, "evaluate", **options)
 
 
 def again_and_again(draw: Draw) -> tuple[Case, ...]:
@@ -118,17 +110,23 @@ def goes_down(results: list[Any]) -> str | None:
 
 SIZES = {"batches": 4, "batch": 3, "position": 5, "vocab": 7, "dim": 6}
 
+
+def trial(name: str, what: str, *rest: float, sizes: dict[str, int] = SIZES, **options: Any) -> Trial:
+    """Training with (accumulate, max_norm), or measuring."""
+    return Trial(name, lambda draw: call(draw, what, *rest, **options), sizes, grad=False)
+
+
 TRIALS = (
-    Trial("plain steps", training(1, 1e3, padded=False), SIZES, grad=False),
-    Trial("padding", training(1, 1e3), SIZES, grad=False),
-    Trial("padding of another id", training(1, 1e3, pad_id=5), SIZES, grad=False),
-    Trial("accumulated", training(2, 1e3, padded=False), SIZES, grad=False),
-    Trial("accumulated, with padding", training(3, 1e3), {**SIZES, "batches": 6}, grad=False),
-    Trial("clipped", training(1, 0.1), SIZES, grad=False),
-    Trial("accumulated and clipped", training(2, 0.1), SIZES, grad=False),
-    Trial("a batch of one", training(2, 0.2), {**SIZES, "batch": 1}, grad=False),
-    Trial("measured", measuring(), SIZES, grad=False),
-    Trial("measured on one batch", measuring(pad_id=3), {**SIZES, "batches": 1}, grad=False),
+    trial("plain steps", "train", 1, 1e3, padded=False),
+    trial("padding", "train", 1, 1e3),
+    trial("padding of another id", "train", 1, 1e3, pad_id=5),
+    trial("accumulated", "train", 2, 1e3, padded=False),
+    trial("accumulated, with padding", "train", 3, 1e3, sizes={**SIZES, "batches": 6}),
+    trial("clipped", "train", 1, 0.1),
+    trial("accumulated and clipped", "train", 2, 0.1),
+    trial("a batch of one", "train", 2, 0.2, sizes={**SIZES, "batch": 1}),
+    trial("measured", "evaluate"),
+    trial("measured on one batch", "evaluate", pad_id=3, sizes={**SIZES, "batches": 1}),
 )
 
 PROBES = (Probe("the loss goes down", again_and_again, SIZES, goes_down),)

@@ -20,9 +20,8 @@ def outcomes(space, only=lambda run: True, fails=(), **choices):
     """What an answer gives that makes these choices, in the runs that `only` holds for."""
     given = {}
     for run in space.plan.runs:
-        case = space.plan.cases[run.case]
         chosen = choices if only(run) else {}
-        given[run.id] = Outcome(value=space.plan.checks.reference(case, **chosen))
+        given[run.id] = Outcome(value=space.plan.checks.reference(run.case, **chosen))
         if run.item.name in fails:
             given[run.id] = Outcome(error=Failure("error", "RuntimeError"))
     return given
@@ -55,7 +54,7 @@ def test_two_mistakes_that_both_change_every_number_are_named():
 
 def test_a_mistake_in_some_calls_is_named_with_where_it_is_met(space):
     """A softmax along the wrong axis where there are no lengths: the other calls are right."""
-    given = outcomes(space, lambda run: len(space.plan.cases[run.case].args) < 4, softmax="over queries")
+    given = outcomes(space, lambda run: len(run.case.args) < 4, softmax="over queries")
     (name,), _ = names(space, given)
     assert name == ("softmax over the queries instead of the keys", "in the failing calls")
 

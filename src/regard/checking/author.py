@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Failure, Outcome
-from regard.checking.child.trees import leaves, mapped
+from regard.checking.child.messages import Failure, Outcome, leaves, mapped
 from regard.checking.forms import Whatever
 from regard.checking.judge import compared, judged
 from regard.checking.naming import RAISED, Space, best_verdict, diagnosis, plain_answer
 from regard.checking.plan import Plan
 from regard.checking.runner import Ran, Runner
 from regard.checking.spec import Exercise, Mistake
-from regard.checking.trials import Trial
 
 FEWEST_MISTAKES = 8
 FEWEST_RIGHT = 2
@@ -69,7 +67,7 @@ def _lines(exercise: Exercise, runner: Runner, seed: int) -> Iterator[Line]:
     unnamed = ", ".join(sorted(files - set(exercise.variants)))
     yield Line("exercise.toml names every file of right/", not unnamed, f"it does not name {unnamed}")
     sources = [*(right.source for right in exercise.right), exercise.starter]
-    results = runner.run(plan.job([plain_answer(exercise, source) for source in sources]), patient=True)
+    results = [runner.run(plain_answer(exercise, source), plan.orders) for source in sources]
     for right, result in zip(exercise.right, results, strict=False):
         failed = _failures(plan, result)
         yield Line(f"the right variant {right.name!r} passes", not failed, failed, "right")
@@ -147,13 +145,13 @@ def _reference(plan: Plan) -> Iterator[Line]:
     for run in plan.runs:
         value = _rounded(expected[run.id].value, run.dtype)
         outcomes[run.id] = Outcome(value=value, again=value, grads=dict(expected[run.id].grads or {}))
-        if isinstance(run.item, Trial) and run.item.raises:
+        if run.item.raises:
             outcomes[run.id] = Outcome(error=Failure("error", run.item.raises[0]))
         if run.kind == "device":
             outcomes[run.id] = Outcome(error=Failure("error"))
     verdict = judged(plan, outcomes, plan.choices()[0])
     # Dropout is chance: what the answers are judged on there, a reference without it cannot show.
-    chance = {run.item.name for run in plan.runs if plan.cases[run.case].train and run.kind == "probe"}
+    chance = {run.item.name for run in plan.runs if run.case.train and run.kind == "probe"}
     failed = "; ".join(
         f"{check.name}: {check.message}"
         for check in verdict.checks
@@ -174,8 +172,7 @@ def _data(plan: Plan) -> Iterator[Line]:
     """Inputs that make every softmax one-hot, or every output alike, would hide mistakes."""
     expected = plan.expected(plan.choices()[0])
     for run in plan.runs:
-        trial = run.item
-        if run.kind != "value" or not isinstance(trial, Trial) or trial.raises or trial.kind != "wrong":
+        if run.kind != "value" or run.item.raises or run.item.kind != "wrong":
             continue
         numbers = [
             leaf.double().reshape(-1)

@@ -160,58 +160,53 @@ class Checker:
         space = self.space(exercise)
         plan = space.plan
         answer, notes = message(submission, answers)
-        job = plan.job([answer])
-        if answer.notes:
-            watched = [run.order for run in plan.runs if run.kind == "value"][:COMMENT_RUNS]
-            again = [
-                replace(order, id=len(plan.runs) + index, watched=True) for index, order in enumerate(watched)
-            ]
-            job = replace(job, orders=[*job.orders, *again])
-        warm = ["matplotlib.pyplot"] if "matplotlib" in submission.imported else []
-        (ran,) = self.runner.run(job, warm=warm)
-        result = Result(submission.path, exercise.id, (), seed=self.seed)
-        notes += _load_notes(ran.loaded)
-        problem = _load_problem(ran.loaded)
-        if problem or ran.loaded is None:
-            checks: tuple[Check, ...] = (Check("loads", False, problem),)
-            return replace(result, checks=checks, notes=tuple(notes), seconds=time.monotonic() - began)
-        choices, verdict = best_verdict(plan, ran.runs)
-        chosen = [
-            convention.choices[choices[convention.name]]
-            for convention in exercise.conventions
-            if choices[convention.name] != next(iter(convention.choices))
+        values = [run.order for run in plan.runs if run.kind == "value"] if answer.notes else []
+        watched = [
+            replace(order, id=len(plan.runs) + index, watched=True)
+            for index, order in enumerate(values[:COMMENT_RUNS])
         ]
-        known = Diagnosis()
-        checks = verdict.checks
-        if verdict.failed:
-            outcomes = with_weights(plan, ran.runs)
-            if not all(outcomes[run.id].error for run in plan.runs):  # errors alone name nothing
-                known = diagnosis(space, outcomes, choices, verdict)
-            # What failed or took long while loading is left out from now on.
-            skip = [statement.number for statement in ran.loaded.skipped]
-            checks = self._shrunk(plan, replace(answer, skip=skip), verdict, choices)
-        if self.strict and chosen:
-            checks += (Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}"),)
-            chosen = []
-        if answer.notes:
-            seen = [ran.runs.get(len(plan.runs) + index, Outcome()) for index in range(COMMENT_RUNS)]
-            checks += (self._comments(answer, seen, notes),)
-        return replace(
-            result,
-            checks=checks,
-            mistakes=known.named,
-            nearest=known.nearest,
-            conventions=(*chosen, *verdict.notes),
-            notes=tuple(dict.fromkeys(notes)),
-            seconds=time.monotonic() - began,
+        warm = ["matplotlib.pyplot"] if "matplotlib" in submission.imported else []
+        ran = self.runner.run(answer, [*plan.orders, *watched], warm=warm)
+        problem = _load_problem(ran.loaded)
+        checks: tuple[Check, ...] = (Check("loads", False, problem),)
+        known, chosen = Diagnosis(), []
+        notes += _load_notes(ran.loaded)
+        if ran.loaded is not None and not problem:
+            choices, verdict = best_verdict(plan, ran.runs)
+            checks = verdict.checks
+            for convention in exercise.conventions:
+                ours, choice = next(iter(convention.choices)), choices[convention.name]
+                chosen += [convention.choices[choice]] if choice != ours else []
+            if verdict.failed:
+                outcomes = with_weights(plan, ran.runs)
+                if not all(outcome.error for outcome in outcomes.values()):  # errors alone name nothing
+                    known = diagnosis(space, outcomes, choices, verdict)
+                # What failed or took long while loading is left out from now on.
+                skip = [statement.number for statement in ran.loaded.skipped]
+                checks = self._shrunk(plan, replace(answer, skip=skip), verdict, choices)
+            if self.strict and chosen:
+                checks += (Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}"),)
+                chosen = []
+            chosen += verdict.notes
+            if answer.notes:
+                checks += (self._comments(answer, [ran.runs[order.id] for order in watched], notes),)
+        return Result(
+            submission.path,
+            exercise.id,
+            checks,
+            known.named,
+            known.nearest,
+            tuple(chosen),
+            tuple(dict.fromkeys(notes)),
+            self.seed,
+            time.monotonic() - began,
         )
 
     def _comments(self, answer: Answer, watched: list[Outcome], notes: list[str]) -> Check:
         """What the shape comments say, against what was seen; it fails only where comments count."""
         wrong: dict[int, str] = {}
         for outcome in watched:
-            for note, sentence in comments.disagreements(answer.notes, outcome.seen).items():
-                wrong.setdefault(note, sentence)
+            wrong = {**comments.disagreements(answer.notes, outcome.seen), **wrong}
         text = " ".join(wrong[note] for note in sorted(wrong))
         if wrong and not self.comments_count:
             notes.append(f"shape comments: {text}")
@@ -226,34 +221,32 @@ class Checker:
         for index, check in enumerate(verdict.checks):
             wrong = check.difference.wrong if check.difference is not None else None
             if not check.passed and wrong is not None and check.name in trials and check.sizes:
-                smaller = self._smallest(plan.exercise, answer, trials[check.name], check, choices)
-                return (*verdict.checks[:index], smaller, *verdict.checks[index + 1 :])
+                for _ in range(SHRINK_ROUNDS):
+                    before = check
+                    check = self._smaller(plan.exercise, answer, trials[check.name], check, choices)
+                    if check is before:
+                        break
+                return (*verdict.checks[:index], check, *verdict.checks[index + 1 :])
         return verdict.checks
 
-    def _smallest(
+    def _smaller(
         self, exercise: Exercise, answer: Answer, trial: Trial, check: Check, choices: Mapping[str, str]
     ) -> Check:
-        best = check
-        for _ in range(SHRINK_ROUNDS):
-            plan = shrunk_plan(exercise, trial, self.seed, best.sizes)
-            if not plan.runs:
-                return best
-            try:
-                expected = plan.expected(choices)
-                (ran,) = self.runner.run(plan.job([answer]))
-            except RegardError:
-                return best  # sizes that the reference refuses
-            for run in plan.runs:
-                outcome = ran.runs.get(run.id)
-                if outcome is None or outcome.error is not None:
-                    continue
-                wrong = compared(plan, run, expected[run.id].value, outcome.value)
-                if wrong is not None and wrong.wrong is not None:  # a shape of size 1 tells nothing
-                    best = replace(best, message=wrong.message, difference=wrong, sizes=run.item.sizes)
-                    break
-            else:
-                return best
-        return best
+        """The check at the smallest sizes below its own that fail, or as it is."""
+        plan = shrunk_plan(exercise, trial, self.seed, check.sizes)
+        try:
+            expected = plan.expected(choices)
+            outcomes = self.runner.run(answer, plan.orders).runs
+        except RegardError:
+            return check  # sizes that the reference refuses
+        for run in plan.runs:
+            outcome = outcomes.get(run.id)
+            if outcome is None or outcome.error is not None:
+                continue
+            wrong = compared(plan, run, expected[run.id].value, outcome.value)
+            if wrong is not None and wrong.wrong is not None:  # a shape of size 1 tells nothing
+                return replace(check, message=wrong.message, difference=wrong, sizes=run.item.sizes)
+        return check
 
 
 def _unreadable(path: str, exercise: str | None, text: str) -> Result:

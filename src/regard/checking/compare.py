@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.shapes import named
-from regard.checking.child.messages import Foreign, Meta, Tree
-from regard.checking.child.trees import leaves
+from regard.checking.child.messages import Foreign, Meta, Tree, leaves
 from regard.checking.forms import Whatever
 
 # Of the largest number expected, or of 1. float64 leaves room for a constant that was computed in float32.

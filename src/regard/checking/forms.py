@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.checking.child.messages import Tree
-from regard.checking.child.trees import mapped
+from regard.checking.child.messages import Tree, mapped
 
 FORM = "form"  # the choice that every reference has, without knowing
 

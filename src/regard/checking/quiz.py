@@ -96,7 +96,7 @@ def _dimensions(text: str) -> list[str]:
 
 def _blank(question: Question, given: str, runner: Runner) -> Marked:
     """Fill the blank with both answers and compare what comes out, on random tensors."""
-    from regard.checking.child.messages import Answer, Case, Cell, Job, Order
+    from regard.checking.child.messages import Answer, Case, Cell, Order
     from regard.checking.compare import same
     from regard.checking.trials import Draw
 
@@ -114,7 +114,7 @@ def _blank(question: Question, given: str, runner: Runner) -> Marked:
         answers.append(Answer([Cell("", source)], {"blank": -1}))
     draw = Draw({}, 11)
     case = Case(tuple(draw.normal(*shape) for shape in question.sizes.values()))
-    wanted, got = runner.run(Job(answers, [case], [Order(0, 0)]))
+    wanted, got = (runner.run(answer, [Order(0, case)]) for answer in answers)
     outcome = got.runs.get(0)
     if outcome is None or outcome.error is not None:
         error = outcome.error if outcome is not None else None

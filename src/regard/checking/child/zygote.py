@@ -24,7 +24,6 @@ import torch
 
 from .confine import confine
 from .harness import work
-from .limits import limit
 from .messages import Failure, Outcome
 from .processes import (
     NOT_CONFINED,
@@ -34,6 +33,7 @@ from .processes import (
     TOO_MUCH_MEMORY,
     descendants,
     kill_children,
+    limit,
     memory_of,
     prctl,
 )
@@ -62,12 +62,11 @@ def _prepare() -> None:
     leave_out_the_compiler()
 
 
-def _child(job: int, results: int, settings: dict[str, Any]) -> int:
+def _child(data: bytes, results: int, settings: dict[str, Any]) -> int:
     """Run one job in this fresh process; its exit code."""
     if hasattr(os, "setsid"):
         os.setsid()
-    with os.fdopen(job, "rb") as file:
-        (job_message,) = Reader().feed(file.read())
+    (job,) = Reader().feed(data)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2} - {nothing}:
         os.dup2(nothing, stream)
@@ -79,7 +78,7 @@ def _child(job: int, results: int, settings: dict[str, Any]) -> int:
     os.chdir(folder)
     os.environ |= {"HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder}
     tempfile.tempdir = folder
-    unconfined = confine([path for answer in job_message.answers for path in answer.folders], folder)
+    unconfined = confine(job.answer.folders, folder)
     if "files" in unconfined and settings["must_confine"]:
         return NOT_CONFINED
     prctl(PR_SET_PDEATHSIG, 9)  # after the new namespace, which forgets it
@@ -94,7 +93,7 @@ def _child(job: int, results: int, settings: dict[str, Any]) -> int:
             if not isinstance(message, Outcome):
                 raise
             unsent = Failure("unsent", message=str(error))
-            data = encode(Outcome(message.answer, message.run, error=unsent))
+            data = encode(Outcome(message.run, error=unsent))
         view = memoryview(data)
         while view:
             view = view[os.write(results, view) :]
@@ -105,17 +104,19 @@ def _child(job: int, results: int, settings: dict[str, Any]) -> int:
         contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(nowhere),
     ):
-        work(job_message, send, unconfined)
+        work(job, send, unconfined)
     return 0
 
 
-def once(settings: str) -> None:
+def once(folder: str) -> None:
     """The plain way, where there is no fork: one job from standard input, its results to standard output."""
     _prepare()
     status = 1
     try:
         os.write(1, b"R")
-        status = _child(0, os.dup(1), json.loads(settings))
+        with os.fdopen(0, "rb", closefd=False) as file:
+            settings, data = json.loads(file.readline()), file.read()
+        status = _child(data, os.dup(1), {**settings, "folder": folder})
     finally:
         os._exit(status)
 
@@ -151,8 +152,9 @@ def _supervised(control: socket.socket, fds: list[int], settings: dict[str, Any]
         if child == 0:
             code = 1
             try:
-                job, results = fds
-                code = _child(job, results, {**settings, "folder": folder})
+                with os.fdopen(fds[0], "rb") as file:
+                    data = file.read()
+                code = _child(data, fds[1], {**settings, "folder": folder})
             finally:
                 os._exit(code)
         for fd in fds:

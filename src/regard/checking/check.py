@@ -276,7 +276,7 @@ def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str
         lent=lent,
         d2l=lending.d2l(),
         withheld=list(exercise.names),
-        imported=[*submission.imported, *submission.modules],
+        imported=list(submission.imported),
         folders=[submission.folder] if submission.folder else [],
         notes=[note for cell in submission.cells for note in comments.shape_notes(cell.source, cell.label)],
     )

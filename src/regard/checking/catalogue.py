@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from regard.checking.folder import load_entry, load_folder
-from regard.checking.spec import Entry, Exercise
+from regard.checking.spec import OURS, Entry, Exercise, load_entry, load_folder
 from regard.errors import ArgumentError, LoadError, no_such
 
-OURS = Path(__file__).parent.parent / "exercises"
 TEMPLATE = OURS / "template"  # what `regard author new` copies
 
 

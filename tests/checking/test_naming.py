@@ -6,7 +6,7 @@ import torch
 from regard.checking.catalogue import ours
 from regard.checking.child.messages import Failure, Outcome
 from regard.checking.compare import equal_rows
-from regard.checking.forms import FORMS, Whatever, formed
+from regard.checking.forms import FORMS, Whatever
 from regard.checking.naming import Space, best_verdict, diagnosis
 from regard.checking.plan import Plan
 
@@ -91,10 +91,10 @@ def test_rows_are_compared_one_by_one():
 def test_a_form_that_a_result_cannot_have_is_an_error():
     """A tensor has no second part, and a number no axes."""
     assert [form for form in FORMS if form and form in ("nothing", "more beside it")]
-    assert formed((1, 2), "parts turned round") == [2, 1]
+    assert FORMS["parts turned round"]((1, 2)) == [2, 1]
     for form in ("the first part", "parts turned round"):
         with pytest.raises(IndexError):
-            formed(torch.ones(2), form)
+            FORMS[form](torch.ones(2))
 
 
 def test_the_default_choices_are_our_own_attention():

@@ -219,8 +219,8 @@ class Checker:
         """The checks, the first of those with wrong numbers replaced by its smallest failing case."""
         trials = {trial.name: trial for trial in plan.checks.trials}
         for index, check in enumerate(verdict.checks):
-            wrong = check.difference.wrong if check.difference is not None else None
-            if not check.passed and wrong is not None and check.name in trials and check.sizes:
+            numbers = check.difference.numbers if check.difference is not None else None
+            if not check.passed and numbers is not None and check.name in trials and check.sizes:
                 for _ in range(SHRINK_ROUNDS):
                     before = check
                     check = self._smaller(plan.exercise, answer, trials[check.name], check, choices)
@@ -244,7 +244,7 @@ class Checker:
             if outcome is None or outcome.error is not None:
                 continue
             wrong = compared(plan, run, expected[run.id].value, outcome.value)
-            if wrong is not None and wrong.wrong is not None:  # a shape of size 1 tells nothing
+            if wrong is not None and wrong.numbers is not None:  # a shape of size 1 tells nothing
                 return replace(check, message=wrong.message, difference=wrong, sizes=run.item.sizes)
         return check
 

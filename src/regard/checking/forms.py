@@ -1,4 +1,7 @@
-"""The forms in which a right result is returned wrongly: `form` is a choice that every exercise has."""
+"""The forms in which a right result is returned wrongly: `form` is a choice that every exercise has.
+
+An IndexError or RuntimeError says that a result cannot have the form.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +47,6 @@ FORMS: dict[str, Callable[[Tree], Tree]] = {
     "the last of the first axis": _each(lambda leaf: leaf[-1]),
     "the last of the second axis": _each(lambda leaf: leaf[:, -1]),
 }
-
-
-def formed(result: Tree, form: str) -> Tree:
-    """The result in another form; an IndexError or RuntimeError where it cannot have that."""
-    return FORMS[form](result)
 
 
 def _parts(result: Tree, fewest: int = 2) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Tree = Any  # nests of lists, tuples and dicts with tensors, numbers, texts, None, `Code`, `Foreign`, `Meta`
+Tree = Any  # nests of lists, tuples and dicts with tensors, numbers, texts, None, `Code`, `Foreign`
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,6 @@ class Foreign:
     """In place of a result that is no data, in words: "a Linear"."""
 
     what: str
-
-
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """In place of a tensor on the meta device."""
-
-    shape: list[int]
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +193,7 @@ class Outcome:
 CLASSES: dict[str, type] = {
     message.__name__: message
     for message in (
-        *(Code, Foreign, Meta, Cell, ShapeNote, Answer, Case, Order, Job),
+        *(Code, Foreign, Cell, ShapeNote, Answer, Case, Order, Job),
         *(Failure, Unfit, Seen, Skipped, Loading, Loaded, Outcome),
     )
 }

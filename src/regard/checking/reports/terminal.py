@@ -124,7 +124,7 @@ def print_proof(console: Console, proof: Proof) -> None:
         detail = "" if line.holds or not line.detail else f": {line.detail}"
         console.print(Text.assemble(mark, line.what + detail))
     for group in ("caught", "named, by value", "named, by pattern"):
-        lines = proof.of(group)
+        lines = [line for line in proof.lines if line.group == group]
         if lines:
             console.print(f"  mistakes {group}: {sum(line.holds for line in lines)} of {len(lines)}")
     verdict = "[green]ready for students[/green]" if proof.holds else "[red]not ready[/red]"

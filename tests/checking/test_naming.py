@@ -77,6 +77,40 @@ def test_a_mistake_beside_something_unknown_is_told_as_the_nearest(space):
     assert "attention without its scale" in nearest
 
 
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda out, weights: (out * 0, weights * 0), "the result is 0 everywhere"),
+        (lambda out, weights: (out.relu(), weights), "a relu is taken of the result"),
+        (lambda out, weights: (-out, -weights), "the result has the wrong sign"),
+        (lambda out, weights: (out.exp(), weights.exp()), "the exponential of the result is returned"),
+        (lambda out, weights: (weights, weights), None),
+        (lambda out, weights: (out, out), "the first part is returned in every place"),
+    ],
+    ids=["zeros", "relu", "sign", "exponential", "weights twice", "output twice"],
+)
+def test_a_function_of_the_right_result_is_named(space, change, name):
+    """Of all parts or of the first alone; a form is of the whole result, so a part of one names nothing."""
+    given = outcomes(space)
+    given = {id: Outcome(value=change(*outcome.value)) for id, outcome in given.items()}
+    assert names(space, given)[0] == ([(name, "")] if name else [])
+
+
+@pytest.mark.parametrize(
+    ("factors", "says"),
+    [((0.5, 0.5), "a number: 0.5. All"), ((3.0, 1.0), "a number: 3 in the first part. All")],
+)
+def test_a_multiple_of_the_right_result_is_named_with_its_factor(space, factors, says):
+    """One number for each call, which the sentence tells."""
+    given = {
+        id: Outcome(value=tuple(part * factor for part, factor in zip(outcome.value, factors, strict=True)))
+        for id, outcome in outcomes(space).items()
+    }
+    choices, verdict = best_verdict(space.plan, given)
+    (named,) = diagnosis(space, given, choices, verdict).named
+    assert says in named.sentence
+
+
 def test_rows_are_compared_one_by_one():
     """A row that differs leaves the others equal; another form makes all of them differ."""
     first = torch.arange(6.0).reshape(2, 3)

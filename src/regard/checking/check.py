@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from regard.checking import comments, lending
@@ -107,12 +108,12 @@ class Checker:
         Of the paths of `maybe`, as those of a folder, files that answer nothing have no result.
         """
         paths = {file if isinstance(file, str) else file.path: file for file in files}
-        work = [(path, self._work(path, file, only, path in maybe)) for path, file in paths.items()]
         with ThreadPoolExecutor(max(1, self.runner.n_worker)) as pool:
             running = [
-                (path, [pool.submit(self._safely, path, item) for item in items]) for path, items in work
+                [pool.submit(check) for check in self._work(path, file, only, path in maybe)]
+                for path, file in paths.items()
             ]
-            for _, futures in running:
+            for futures in running:
                 results = [future.result() for future in futures]
                 # Of two definitions that turn out to answer the same exercise, the later one counts.
                 last = {result.exercise or index: index for index, result in enumerate(results)}
@@ -120,28 +121,28 @@ class Checker:
 
     def _work(
         self, path: str, file: str | Submission, only: str | None, maybe: bool
-    ) -> list[tuple[Submission, Answered] | Result]:
+    ) -> list[Callable[[], Result]]:
         """What there is to check in a file, and what is wrong with it already."""
         try:
             submission = read(file) if isinstance(file, str) else file
             answers = answered(submission, self.exercises, only)
         except RegardError as error:
-            return [] if maybe and isinstance(error, ArgumentError) else [_unreadable(path, only, str(error))]
+            skipped = maybe and isinstance(error, ArgumentError)
+            return [] if skipped else [partial(_unreadable, path, only, str(error))]
         except Exception as error:  # a mistake of ours, in reading what nobody thought of
-            return [_unreadable(path, only, _ours(error))]
-        broken = [_unreadable(path, None, " ".join(submission.broken))] if submission.broken else []
-        if not answers and not broken and not maybe:
-            return [_unreadable(path, None, unanswered(submission, self.exercises))]
-        return [*((submission, answer) for answer in answers), *broken]
+            return [partial(_unreadable, path, only, _ours(error))]
+        problem = " ".join(submission.broken)
+        if not answers and not maybe:
+            problem = problem or unanswered(submission, self.exercises)
+        checks = [partial(self._safely, submission, answer) for answer in answers]
+        return [*checks, partial(_unreadable, path, None, problem)] if problem else [*checks]
 
-    def _safely(self, path: str, item: tuple[Submission, Answered] | Result) -> Result:
+    def _safely(self, submission: Submission, answer: Answered) -> Result:
         """The result of one exercise in one file; where the check itself fails, a result that says so."""
-        if isinstance(item, Result):
-            return item
         try:
-            return self.check(*item)
+            return self.check(submission, answer)
         except Exception as error:
-            return _unreadable(path, item[1].exercise.id, _ours(error))
+            return _unreadable(submission.path, answer.exercise.id, _ours(error))
 
     def check(self, submission: Submission, answer: Answered) -> Result:
         """The result of one exercise in one file; of exercises with one signature, that whose weights fit."""
@@ -285,7 +286,7 @@ def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str
 
 def _load_notes(loaded: Loaded | None) -> list[str]:
     """What executing the file left out or put in."""
-    if loaded is None or loaded.died:
+    if loaded is None:
         return []
     notes = [f"{statement.where} was skipped: {statement.reason}." for statement in loaded.skipped]
     if loaded.unconfined:

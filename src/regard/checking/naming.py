@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.checking.child.messages import Answer, Cell, Tree, leaves, mapped
 from regard.checking.compare import apart, equal_rows, n_row, tolerance_of
-from regard.checking.forms import FORM, FORMS
+from regard.checking.forms import FORM, FORMS, TIMES, VALUES, changed_numbers
 from regard.checking.judge import NOT_TRIED, Outcomes, Verdict, judged
 from regard.checking.plan import Plan, Run, tensors_of
 from regard.checking.spec import Exercise, Mistake
@@ -49,11 +49,12 @@ class Named:
     mistakes: tuple[Mistake, ...]
     certain: bool
     where: str = ""  # "in the failing calls": others are right, which the mistake would change too
+    factor: str = ""  # of a result that is the right one times a number
 
     @property
     def sentence(self) -> str:
         """What a student reads."""
-        names = " and ".join(mistake.name for mistake in self.mistakes)
+        names = " and ".join(mistake.name for mistake in self.mistakes) + self.factor
         symptoms = " ".join(mistake.hints[0] for mistake in self.mistakes)
         if not self.certain:
             return f"It fails as this does: {names}. {symptoms}"
@@ -121,6 +122,7 @@ class Space:
         self.runs = sorted(runs, key=lambda run: _size(run.case))
         self.tolerance = 2 * tolerance_of("float32", plan.exercise.tolerance)
         self._results: dict[tuple[Any, ...], Any] = {}
+        self._right: dict[tuple[Any, ...], Any] = {}
         self._settled: dict[int, Tensor] = {}
 
     def result(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake] = ()) -> Any:
@@ -139,9 +141,14 @@ class Space:
         for mistake in mistakes:
             choices |= mistake.choices
         form = choices.pop(FORM, "")
+        key = (run.case, *choices.values())
         try:
             with torch.no_grad():
-                return FORMS[form](self.plan.checks.reference(run.case, **choices))
+                if choices != conventions:
+                    return FORMS[form](self.plan.checks.reference(run.case, **choices))
+                if key not in self._right:  # what only the form changes is computed once for all forms
+                    self._right[key] = self.plan.checks.reference(run.case, **choices)
+                return FORMS[form](self._right[key])
         except CANNOT:
             return RAISED
 
@@ -210,6 +217,10 @@ class Search:
         self.telling = [*plainest, *more[: MOST_RUNS - 1], *others[: MOST_RUNS // 2]]
         values = [leaf for one in self.wrong for _, leaf in leaves(one.value)]
         self.floating = any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in values)
+        # One number everywhere tells little: 0 only that it is 0, another no two mistakes.
+        values = [leaf for one in seen for _, leaf in leaves(one.value) if isinstance(leaf, Tensor)]
+        self.constant = self.floating and all(bool((leaf == leaf.reshape(-1)[:1]).all()) for leaf in values)
+        self.zero = self.constant and not any(bool(leaf.any()) for leaf in values)
 
     def _result(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake]) -> Any:
         self.left -= 1  # kept or not, so that what is named does not hang on which answers came before
@@ -238,10 +249,35 @@ class Search:
         return True
 
     def singles(self) -> list[Agreement]:
-        """Every mistake by itself, the nearest first, by the runs that tell most."""
+        """Every mistake but functions of the result, the nearest first, by the runs that tell most."""
         failed = self.failed[:MOST_RUNS]
-        near = [self.agreement(mistake, self.telling, failed) for mistake in self.space.mistakes]
+        mistakes = [mistake for mistake in self.space.mistakes if not _is_value(mistake)]
+        near = [self.agreement(mistake, self.telling, failed) for mistake in mistakes]
         return sorted(near, key=lambda agreement: (-agreement.share, agreement.distance))
+
+    def factor(self) -> str:
+        """By which numbers the wrong results are multiples of the right ones, in words, if they all are."""
+        for part in (slice(None), slice(1)):  # all of a result, or its first part alone
+            factors = [self._factor(seen, part) for seen in self.wrong]
+            texts = list(dict.fromkeys(f"{factor:.3g}" for factor in factors if factor))
+            if texts and None not in factors and not self.failed:
+                more = ", ..." if len(texts) > MOST_RUNS else ""
+                return f": {', '.join(texts[:MOST_RUNS])}{more}{' in the first part' if part.stop else ''}"
+        return ""
+
+    def _factor(self, seen: Seen, part: slice) -> float | None:
+        """The factor in one call: 0 where too few numbers tell, None where there is none."""
+        right = self.space.result(seen.run, self.conventions)
+        mine, ours = (_numbers(tree, part) for tree in (seen.value, right))
+        if mine.shape != ours.shape:
+            return None
+        telling = mine.isfinite() & ours.isfinite() & (ours != 0)
+        if int(telling.sum()) < FEWEST_ROWS:
+            return 0.0
+        factor = float(mine[telling] @ ours[telling] / (ours[telling] @ ours[telling]))
+        scaled = changed_numbers(right, lambda leaf: leaf * factor, first_part=part.stop == 1)
+        rows = equal_rows(seen.value, scaled, self.space.tolerance)
+        return None if bool((~rows & seen.counts).any()) else factor
 
     def agreement(self, mistake: Mistake, runs: Sequence[Seen], failed: Sequence[Run]) -> Agreement:
         """How the results compare in some runs, and in some where the answer has none."""
@@ -266,6 +302,20 @@ class Search:
         return Agreement(mistake, explained, share, sum(distances) / max(1, len(distances)))
 
 
+def _numbers(tree: Tree, part: slice) -> Tensor:
+    """The floating numbers of a result, or of a part of it, in a row; none where it has no parts."""
+    if part.stop and not (isinstance(tree, list | tuple) and len(tree) > 1):
+        return torch.empty(0)
+    tensors = [leaf for _, leaf in leaves(tree[part] if part.stop else tree) if isinstance(leaf, Tensor)]
+    floats = [leaf.double().reshape(-1) for leaf in tensors if leaf.is_floating_point()]
+    return torch.cat([torch.empty(0, dtype=torch.float64), *floats])
+
+
+def _is_value(mistake: Mistake) -> bool:
+    """Whether it is a function of the right numbers."""
+    return mistake.choices.get(FORM, "").removesuffix(" of the first part") in (*VALUES, TIMES)
+
+
 def diagnosis(space: Space, outcomes: Outcomes, choices: Choices, verdict: Verdict) -> Diagnosis:
     """The mistakes that explain a failing answer, or what comes nearest."""
     by_pattern = _by_pattern(space.plan.exercise, verdict)
@@ -284,21 +334,28 @@ def diagnosis(space: Space, outcomes: Outcomes, choices: Choices, verdict: Verdi
     if not search.wrong:
         return Diagnosis()
     exact = _exact(search)
-    return _near(search) if exact is None else Diagnosis((Named(exact, True),))
+    if exact is not None:
+        return Diagnosis((exact,))
+    return Diagnosis() if search.constant else _near(search)
 
 
-def _exact(search: Search) -> tuple[Mistake, ...] | None:
-    """One mistake, also beside another convention; then two."""
+def _exact(search: Search) -> Named | None:
+    """One mistake, also beside another convention; the right result times a number; then two."""
     space, ours = search.space, search.conventions
+    alone = [mistake for mistake in space.mistakes if not search.zero or FORM in mistake.choices]
     beside = [
         other
         for other in space.plan.choices()
         if sum(other[name] != choice for name, choice in ours.items()) == 1
     ]
     for conventions in (ours, *beside):
-        exact = search.exact(((mistake,) for mistake in space.mistakes), conventions)
+        exact = search.exact(((mistake,) for mistake in alone), conventions)
         if exact is not None:
-            return exact
+            return Named(exact, True)
+    times = [mistake for mistake in space.mistakes if mistake.choices.get(FORM) == TIMES]
+    factor = search.factor() if times else ""
+    if factor or search.constant:
+        return Named(tuple(times[:1]), True, factor=factor) if factor else None
     near = search.singles()
     explain = [agreement for agreement in near if agreement.explained]
     close = sorted(near, key=lambda agreement: agreement.distance)
@@ -306,10 +363,11 @@ def _exact(search: Search) -> tuple[Mistake, ...] | None:
     for conventions in (ours, *beside):
         exact = search.exact(_pairs(bases, near), conventions)
         if exact is not None:
-            return exact
+            return Named(exact, True)
     # Two that both change every number explain nothing alone. Few words or booleans agree by chance.
     rest = [agreement for agreement in close if agreement not in bases]  # pairs with a base were tried
-    return search.exact(_pairs(rest, rest), ours) if search.floating else None
+    exact = search.exact(_pairs(rest, rest), ours) if search.floating else None
+    return Named(exact, True) if exact is not None else None
 
 
 def _pairs(bases: Sequence[Agreement], others: Sequence[Agreement]) -> Iterator[tuple[Mistake, ...]]:
@@ -337,7 +395,8 @@ def _near(search: Search) -> Diagnosis:
     best = search.agreement(near[0].mistake, search.seen, search.failed)
     if best.share >= MOST:
         return Diagnosis((Named((best.mistake,), True, "in most failing calls"),))
-    if best.explained == n_wrong >= FEWEST_RIGHT_ROWS and not search.failed:
+    of_a_part = FORM not in best.mistake.choices  # a form is of the whole result
+    if of_a_part and best.explained == n_wrong >= FEWEST_RIGHT_ROWS and not search.failed:
         return Diagnosis((Named((best.mistake,), True, "in the part that is wrong"),))
     if best.share < NEAR:
         return Diagnosis()

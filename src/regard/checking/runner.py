@@ -28,15 +28,8 @@ from pathlib import Path
 from queue import Empty, Full, LifoQueue, Queue
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from regard.checking.child import start
-from regard.checking.child.processes import (
-    KILL_SECONDS,
-    NOT_CONFINED,
-    TOO_MANY_PROCESSES,
-    TOO_MUCH_MEMORY,
-    is_running,
-    kill_below,
-)
+from regard.checking.child import processes, start
+from regard.checking.child.processes import KILL_SECONDS, is_running, kill_below
 from regard.errors import RegardError
 
 if TYPE_CHECKING:  # these import torch, after which a worker cannot be forked
@@ -47,9 +40,9 @@ NOT_STARTED = "the process that runs answers did not start: what it said stands 
 TOO_LONG = "the whole check took too long"
 REASONS = {
     GONE: "it ended the process that runs it",
-    TOO_MANY_PROCESSES: "it started too many processes",
-    TOO_MUCH_MEMORY: "it used too much memory and was stopped",
-    NOT_CONFINED: "this system cannot keep files from it, so it was not run",
+    processes.TOO_MANY_PROCESSES: "it started too many processes",
+    processes.TOO_MUCH_MEMORY: "it used too much memory and was stopped",
+    processes.NOT_CONFINED: "this system cannot keep files from it, so it was not run",
     -11: "it crashed Python (a segmentation fault)",
     **dict.fromkeys((-9, -24), "it used too much time or memory and was stopped"),  # SIGKILL, SIGXCPU
 }

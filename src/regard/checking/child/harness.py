@@ -18,20 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .loader import failure, load, time_limit
-from .messages import (
-    Answer,
-    Case,
-    Code,
-    Failure,
-    Foreign,
-    Job,
-    Order,
-    Outcome,
-    Tree,
-    leaves,
-    mapped,
-    weighted_sum,
-)
+from .messages import Answer, Code, Failure, Foreign, Job, Order, Outcome, Tree, leaves, mapped, weighted_sum
 from .watcher import Watcher
 from .weights import Place, fitted, transfer
 
@@ -184,7 +171,7 @@ def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | N
         doing = "error"
         if case.call and drive is None and not hasattr(subject, case.call):
             return Outcome(error=Failure("missing", message=case.call), **known)
-        target = partial(drive, subject) if drive is not None else _target(subject, case)
+        target = partial(drive, subject) if drive is not None else _target(subject, case.call)
         args, kwargs = mapped(case.args, prepared), mapped(case.kwargs, prepared)
         before = [item.detach().clone() for item in inputs]
         with contextlib.ExitStack() as watched:
@@ -206,10 +193,10 @@ def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | N
     return Outcome(changed=_changed(before, inputs), **known)
 
 
-def _target(subject: Any, case: Case) -> Any:
+def _target(subject: Any, call: str) -> Any:
     """What is called of a module, a class of the answer's own, a function or several."""
-    if case.call:
-        return _renamed(getattr(subject, case.call))
+    if call:
+        return _renamed(getattr(subject, call))
     if isinstance(subject, nn.Module):
         return subject
     return _renamed(subject if callable(subject) else subject.forward)

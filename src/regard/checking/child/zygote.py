@@ -22,21 +22,10 @@ from typing import Any
 
 import torch
 
+from . import processes
 from .confine import confine
 from .harness import work
 from .messages import Failure, Outcome
-from .processes import (
-    NOT_CONFINED,
-    PR_SET_CHILD_SUBREAPER,
-    PR_SET_PDEATHSIG,
-    TOO_MANY_PROCESSES,
-    TOO_MUCH_MEMORY,
-    descendants,
-    kill_children,
-    limit,
-    memory_of,
-    prctl,
-)
 from .uncompiled import leave_out_the_compiler
 from .wire import Reader, encode
 
@@ -73,15 +62,15 @@ def _child(data: bytes, results: int, settings: dict[str, Any]) -> int:
     os.closerange(3, results)
     os.closerange(results + 1, 1 << 16)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    limit(settings["memory"], settings["cpu_seconds"])
+    processes.limit(settings["memory"], settings["cpu_seconds"])
     folder = settings["folder"]
     os.chdir(folder)
     os.environ |= {"HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder}
     tempfile.tempdir = folder
     unconfined = confine(job.answer.folders, folder)
     if "files" in unconfined and settings["must_confine"]:
-        return NOT_CONFINED
-    prctl(PR_SET_PDEATHSIG, 9)  # after the new namespace, which forgets it
+        return processes.NOT_CONFINED
+    processes.prctl(processes.PR_SET_PDEATHSIG, 9)  # after the new namespace, which forgets it
     mine = os.getpid()
 
     def send(message: Any) -> None:
@@ -123,21 +112,22 @@ def once(folder: str) -> None:
 
 def serve(number: str) -> None:
     """Fork a child for each job that arrives through the socket of that number, until it is closed."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     _prepare()
     control = socket.socket(fileno=int(number))
     gc.freeze()  # what is here already is no garbage, and not the answers' to find
-    control.sendall(b"R")
-    while True:
-        header, fds, _, _ = socket.recv_fds(control, 4096, 2)
-        if not header:
-            return
-        if header == b"K":
-            continue  # an order to kill what had ended by itself comes late
-        status = _supervised(control, fds, json.loads(header))
-        if status is None:
-            return
-        control.sendall(b"%d" % status)
+    status: int | None = 0
+    with contextlib.suppress(ConnectionError):  # the other side has ended, or wanted nothing
+        control.sendall(b"R")
+        while status is not None:
+            header, fds, _, _ = socket.recv_fds(control, 4096, 2)
+            if not header:
+                return
+            if header == b"K":
+                continue  # an order to kill what had ended by itself comes late
+            status = _supervised(control, fds, json.loads(header))
+            if status is not None:
+                control.sendall(b"%d" % status)
 
 
 def _supervised(control: socket.socket, fds: list[int], settings: dict[str, Any]) -> int | None:
@@ -145,7 +135,7 @@ def _supervised(control: socket.socket, fds: list[int], settings: dict[str, Any]
     for name in settings["warm"]:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    inherited = memory_of(os.getpid())
+    inherited = processes.memory_of(os.getpid())
     status, gone, looked = None, False, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as folder:
         child = os.fork()
@@ -168,11 +158,11 @@ def _supervised(control: socket.socket, fds: list[int], settings: dict[str, Any]
                 if ended[0] == child:
                     status = os.waitstatus_to_exitcode(ended[1])
             if status is None and time.monotonic() - looked > 0.05:
-                below = descendants(os.getpid())
+                below = processes.descendants(os.getpid())
                 if len(below) > MOST_PROCESSES:
-                    status = TOO_MANY_PROCESSES
-                elif sum(max(0, memory_of(pid) - inherited) for pid in below) > settings["memory"]:
-                    status = TOO_MUCH_MEMORY
+                    status = processes.TOO_MANY_PROCESSES
+                elif sum(max(0, processes.memory_of(pid) - inherited) for pid in below) > settings["memory"]:
+                    status = processes.TOO_MUCH_MEMORY
                 looked = time.monotonic()
-        kill_children()
+        processes.kill_children()
     return None if gone else status

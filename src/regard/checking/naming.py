@@ -218,9 +218,10 @@ class Search:
         values = [leaf for one in self.wrong for _, leaf in leaves(one.value)]
         self.floating = any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in values)
         # One number everywhere tells little: 0 only that it is 0, another no two mistakes.
-        values = [leaf for one in seen for _, leaf in leaves(one.value) if isinstance(leaf, Tensor)]
-        self.constant = self.floating and all(bool((leaf == leaf.reshape(-1)[:1]).all()) for leaf in values)
-        self.zero = self.constant and not any(bool(leaf.any()) for leaf in values)
+        tensors = [leaf for one in seen for _, leaf in leaves(one.value) if isinstance(leaf, Tensor)]
+        several = [leaf.reshape(-1) for leaf in tensors if leaf.numel() > 1]
+        self.constant = bool(several) and all(bool((leaf == leaf[0]).all()) for leaf in several)
+        self.zero = self.constant and not any(bool(leaf.any()) for leaf in tensors)
 
     def _result(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake]) -> Any:
         self.left -= 1  # kept or not, so that what is named does not hang on which answers came before

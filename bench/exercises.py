@@ -44,7 +44,6 @@ from regard.checking.spec import Exercise, Mistake
 
 MOST_MUTATIONS = 60  # of one right variant
 MOST_PAIRS_TRIED = 12
-AT_ONCE = 6
 TURNS = 5
 FIVE = ("masked-softmax", "multi-head", "rnn-step", "lstm-step", "dot-product-attention")
 WRONG = "import torch\n\ndef masked_softmax(X, valid_lens=None):\n    return torch.softmax(X, -1)\n"
@@ -121,8 +120,8 @@ def measure(exercise: Exercise, runner: Runner, seeds: list[int], with_mutations
 
 def _right(plan: Plan, runner: Runner, row: Row) -> None:
     exercise = plan.exercise
-    job = plan.job([plain_answer(exercise, right.source) for right in exercise.right])
-    for right, result in zip(exercise.right, runner.run(job, patient=True), strict=True):
+    for right in exercise.right:
+        result = runner.run(plain_answer(exercise, right.source), plan.orders)
         row.right += 1
         _, verdict = best_verdict(plan, result.runs)
         if verdict.failed:
@@ -179,16 +178,8 @@ def _mutants(exercise: Exercise, runner: Runner, seed: int, row: Row) -> None:
     plan = Plan(exercise, seed)
     for right in exercise.right:
         mutants: list[Mutation] = mutations(right.source)[:MOST_MUTATIONS]
-        if not mutants:
-            continue
-        answers = [plain_answer(exercise, mutant.source) for mutant in mutants]
-        # A few at a time: endless loops among them must not use up the time of the others.
-        results = [
-            result
-            for first in range(0, len(answers), AT_ONCE)
-            for result in runner.run(plan.job(answers[first : first + AT_ONCE]), patient=True)
-        ]
-        for mutant, result in zip(mutants, results, strict=True):
+        for mutant in mutants:
+            result = runner.run(plain_answer(exercise, mutant.source), plan.orders)
             row.mutants += 1
             loaded = result.loaded
             dead = loaded is None or bool(loaded.died or loaded.missing)

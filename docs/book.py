@@ -206,8 +206,7 @@ def _command(command, name, parent):
 
 def chapters():
     """What goes with which chapter, as a table: an exercise belongs to the first chapter that names it."""
-    from regard.checking.catalogue import ours
-    from regard.checking.path import tracks
+    from regard.checking.catalogue import ours, tracks
 
     minutes = {stop.exercise.id: stop.minutes for track in tracks(ours()) for stop in track.stops}
     placed, total = set(), 0
@@ -243,8 +242,7 @@ def chapters():
 
 def _exercises():
     """Every exercise with its task, in the order of the path."""
-    from regard.checking.catalogue import ours
-    from regard.checking.path import tracks
+    from regard.checking.catalogue import ours, tracks
 
     parts = ["# Exercises", "`regard start ID` writes the file to fill in, `regard check FILE` checks it."]
     for track in tracks(ours()):

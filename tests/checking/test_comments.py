@@ -28,7 +28,7 @@ def seen(text, *args):
     with watcher:
         scope["f"](*args)
     sys.settrace(before)
-    return notes, watcher.seen()
+    return notes, watcher.records
 
 
 def test_right_comments_are_silent_and_wrong_ones_are_told_with_their_line():

@@ -12,7 +12,7 @@ import torch
 import regard
 from regard.checking.check import _load_notes
 from regard.checking.child.confine import landlock_version, readable
-from regard.checking.child.messages import Answer, Case, Cell, Job, Loaded, Order
+from regard.checking.child.messages import Answer, Case, Cell, Loaded, Order
 from regard.checking.runner import Limits, Runner
 from regard.checking.starters import new_exercise
 
@@ -22,15 +22,16 @@ ERRORS, TRIALS = str(SOURCE / "errors.py"), str(SOURCE / "exercises" / "masked_s
 WITHHELD = [] if landlock_version() else ["files"]
 
 
-def job(source, *folders):
+def ran(runner, source, *folders, sizes=(3,)):
+    """What becomes of calling `f` of the source once for each size."""
     answer = Answer([Cell("", source)], {"f": -1}, folders=[str(folder) for folder in folders])
-    return Job([answer], [Case((torch.arange(3.0),))], [Order(0, 0)])
+    return runner.run(answer, [Order(n, Case((torch.arange(float(size)),))) for n, size in enumerate(sizes)])
 
 
 def outcome(runner, body, *folders):
     """What came of an answer with that body, which must have been confined."""
     head = "import ctypes, os, pathlib, socket, sys\nimport torch\n"
-    (result,) = runner.run(job(f"{head}def f(x):\n    {body}\n", *folders))
+    result = ran(runner, f"{head}def f(x):\n    {body}\n", *folders)
     assert result.loaded.unconfined == WITHHELD
     return result.runs[0]
 
@@ -61,9 +62,9 @@ REFUSED = {
 @pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED)
 def test_what_is_not_the_answers_is_refused(runner, body):
     """Each is an error of the answer's, and leaves no trace outside."""
-    ran = outcome(runner, body.replace("PORT", "80"))
-    assert ran.value is None
-    assert ran.error.type in ("PermissionError", "ModuleNotFoundError")
+    refused = outcome(runner, body.replace("PORT", "80"))
+    assert refused.value is None
+    assert refused.error.type in ("PermissionError", "ModuleNotFoundError")
     assert not (Path.home() / "regard-was-here").exists()
     assert not Path("/tmp/regard-was-here").exists()
 
@@ -77,9 +78,9 @@ def test_what_an_answer_needs_is_there(runner, tmp_path):
         f"number = int(open({str(tmp_path / 'data.txt')!r}).read()); "
         "return helper.WORD, number, os.getcwd(), tempfile.mkdtemp(), open('mine').read()"
     )
-    ran = outcome(runner, body, tmp_path)
-    assert ran.error is None
-    word, number, folder, inner, mine = ran.value
+    allowed = outcome(runner, body, tmp_path)
+    assert allowed.error is None
+    word, number, folder, inner, mine = allowed.value
     assert (word, number, mine) == ("beside", 12, "x")
     assert inner.startswith(folder)
     assert not Path(folder).exists()
@@ -100,7 +101,7 @@ def test_memory_is_summed_over_all_processes():
         "    kept = torch.ones(12_000_000)\n    time.sleep(3)\n    return x\n"
     )
     with Runner(limits=Limits(memory=1 << 27, restarts=0)) as small:
-        (result,) = small.run(job(source))
+        result = ran(small, source)
     assert result.runs[0].error.message == "it used too much memory and was stopped"
 
 
@@ -152,10 +153,8 @@ def test_a_process_for_each_job_gives_the_same_results(monkeypatch):
     """The plain way of systems that cannot fork: what ends the process costs one run, and nothing is left."""
     monkeypatch.setenv("REGARD_PLAIN_WORKER", "1")
     source = "import os\ndef f(x):\n    if len(x) == 3: os._exit(3)\n    return len(x), os.getcwd()\n"
-    calls = [Case((torch.arange(float(size)),)) for size in (2, 3, 5)]
-    answers = [Answer([Cell("", source)], {"f": -1})]
     with Runner() as plain:
-        (result,) = plain.run(Job(answers, calls, [Order(n, n) for n in range(3)]))
+        result = ran(plain, source, sizes=(2, 3, 5))
     assert [result.runs[n].value[0] for n in (0, 2)] == [2, 5]
     assert result.runs[1].error.message == "it ended Python with exit code 3"
     assert result.loaded.unconfined == WITHHELD

@@ -6,7 +6,7 @@ import torch
 from regard.checking.catalogue import ours
 from regard.checking.child.messages import Failure, Outcome
 from regard.checking.compare import equal_rows
-from regard.checking.forms import FORMS, Whatever, formed
+from regard.checking.forms import FORMS, Whatever
 from regard.checking.naming import Space, best_verdict, diagnosis
 from regard.checking.plan import Plan
 from regard.checking.spec import Mistake
@@ -23,9 +23,8 @@ def outcomes(space, only=lambda run: True, fails=(), **choices):
     """What an answer gives that makes these choices, in the runs that `only` holds for."""
     given = {}
     for run in space.plan.runs:
-        case = space.plan.cases[run.case]
         chosen = choices if only(run) else {}
-        given[run.id] = Outcome(value=space.plan.checks.reference(case, **chosen))
+        given[run.id] = Outcome(value=space.plan.checks.reference(run.case, **chosen))
         if run.item.name in fails:
             given[run.id] = Outcome(error=Failure("error", "RuntimeError"))
     return given
@@ -58,9 +57,7 @@ def test_two_mistakes_that_both_change_every_number_are_named():
 
 def test_a_mistake_in_some_calls_is_named_with_where_it_is_met(space):
     """A softmax along the wrong axis where there are no lengths: the other calls are right."""
-    given = outcomes(
-        space, lambda run: len(space.plan.cases[run.case].args) < 4, softmax="scores.softmax(-2)"
-    )
+    given = outcomes(space, lambda run: len(run.case.args) < 4, softmax="scores.softmax(-2)")
     (name,), _ = names(space, given)
     assert name == ("softmax over the queries instead of the keys", "in the failing calls")
 
@@ -83,6 +80,40 @@ def test_a_mistake_beside_something_unknown_is_told_as_the_nearest(space):
     assert "attention without its scale" in nearest
 
 
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda out, weights: (out * 0, weights * 0), "the result is 0 everywhere"),
+        (lambda out, weights: (out.relu(), weights), "a relu is taken of the result"),
+        (lambda out, weights: (-out, -weights), "the result has the wrong sign"),
+        (lambda out, weights: (out.exp(), weights.exp()), "the exponential of the result is returned"),
+        (lambda out, weights: (weights, weights), None),
+        (lambda out, weights: (out, out), "the first part is returned in every place"),
+    ],
+    ids=["zeros", "relu", "sign", "exponential", "weights twice", "output twice"],
+)
+def test_a_function_of_the_right_result_is_named(space, change, name):
+    """Of all parts or of the first alone; a form is of the whole result, so a part of one names nothing."""
+    given = outcomes(space)
+    given = {id: Outcome(value=change(*outcome.value)) for id, outcome in given.items()}
+    assert names(space, given)[0] == ([(name, "")] if name else [])
+
+
+@pytest.mark.parametrize(
+    ("factors", "says"),
+    [((0.5, 0.5), "a number: 0.5. All"), ((3.0, 1.0), "a number: 3 in the first part. All")],
+)
+def test_a_multiple_of_the_right_result_is_named_with_its_factor(space, factors, says):
+    """One number for each call, which the sentence tells."""
+    given = {
+        id: Outcome(value=tuple(part * factor for part, factor in zip(outcome.value, factors, strict=True)))
+        for id, outcome in outcomes(space).items()
+    }
+    choices, verdict = best_verdict(space.plan, given)
+    (named,) = diagnosis(space, given, choices, verdict).named
+    assert says in named.sentence
+
+
 def test_rows_are_compared_one_by_one():
     """A row that differs leaves the others equal; another form makes all of them differ."""
     first = torch.arange(6.0).reshape(2, 3)
@@ -97,10 +128,10 @@ def test_rows_are_compared_one_by_one():
 def test_a_form_that_a_result_cannot_have_is_an_error():
     """A tensor has no second part, and a number no axes."""
     assert [form for form in FORMS if form and form in ("nothing", "more beside it")]
-    assert formed((1, 2), "parts turned round") == [2, 1]
+    assert FORMS["parts turned round"]((1, 2)) == [2, 1]
     for form in ("the first part", "parts turned round"):
         with pytest.raises(IndexError):
-            formed(torch.ones(2), form)
+            FORMS[form](torch.ones(2))
 
 
 def test_the_default_choices_are_our_own_attention():

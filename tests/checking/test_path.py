@@ -3,8 +3,7 @@
 import pytest
 
 from regard.checking import lending, starters
-from regard.checking.catalogue import entries, find, ours
-from regard.checking.path import next_stop, tracks
+from regard.checking.catalogue import entries, find, next_stop, ours, tracks
 from regard.checking.submission import from_source
 from regard.errors import ArgumentError
 

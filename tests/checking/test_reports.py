@@ -54,9 +54,9 @@ def test_the_page_draws_expected_yours_and_difference(wrong):
     tags = Tags()
     tags.feed(page)
     assert tags.open == []
-    assert tags.seen.count("svg") >= 3
+    assert tags.seen.count("figure") >= 3
     assert "rows: query, columns: key" in page
-    assert 'stroke="#e53935"' in page
+    assert "solid #e53935" in page
     assert "http://" not in page
     assert "https://" not in page
 

@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.checking.child.messages import Answer, Case, Cell, Job, Order
+from regard.checking.child.messages import Answer, Case, Cell, Order
 from regard.checking.child.processes import descendants
 from regard.checking.runner import Limits, Runner
 
 
-def job(*sources, sizes=(2, 3, 5)):
-    """A job that calls `f` of each source once for each size."""
-    answers = [Answer([Cell("", source)], {"f": -1}) for source in sources]
-    calls = [Case((torch.arange(float(size)),)) for size in sizes]
-    return Job(answers, calls, [Order(n, n) for n in range(len(sizes))])
+def ran(runner, source, sizes=(2, 3, 5)):
+    """What becomes of calling `f` of the source once for each size."""
+    orders = [Order(n, Case((torch.arange(float(size)),))) for n, size in enumerate(sizes)]
+    return runner.run(Answer([Cell("", source)], {"f": -1}), orders)
 
 
 def with_line(line):
@@ -59,7 +58,7 @@ CAUGHT = {
 @pytest.mark.parametrize("line", CAUGHT.values(), ids=CAUGHT)
 def test_what_can_be_caught_costs_one_run(runner, line):
     """A loop, an exit, a huge allocation: this run has an error, the runs before and after it a result."""
-    (result,) = runner.run(job(with_line(line)))
+    result = ran(runner, with_line(line))
     assert result.runs[1].error.kind in ("error", "time")
     for n, size in ((0, 2), (2, 5)):
         assert torch.equal(result.runs[n].value, 2 * torch.arange(float(size)))
@@ -68,11 +67,11 @@ def test_what_can_be_caught_costs_one_run(runner, line):
 @pytest.mark.parametrize("line", FATAL.values(), ids=FATAL)
 def test_what_ends_the_process_costs_one_run(runner, line):
     """A crash, a kill or a fork bomb ends the child; a new one makes the runs that are left."""
-    (result,) = runner.run(job(with_line(line)))
+    result = ran(runner, with_line(line))
     assert result.runs[1].error.kind in ("died", "time")
     for n, size in ((0, 2), (2, 5)):
         assert torch.equal(result.runs[n].value, 2 * torch.arange(float(size)))
-    (after,) = runner.run(job("def f(x): return x"))
+    after = ran(runner, "def f(x): return x")
     assert all(run.error is None for run in after.runs.values())
 
 
@@ -81,7 +80,7 @@ def test_a_worker_that_dies_costs_no_other_run(runner):
     """The run that was being made is lost; a new worker makes the others."""
     worker = runner.idle.queue[0]
     threading.Timer(0.5, os.kill, [worker.pid, signal.SIGKILL]).start()
-    (result,) = runner.run(job(with_line("time.sleep(1)")))
+    result = ran(runner, with_line("time.sleep(1)"))
     assert result.runs[1].error.kind == "died"
     for n, size in ((0, 2), (2, 5)):
         assert torch.equal(result.runs[n].value, 2 * torch.arange(float(size)))
@@ -105,7 +104,7 @@ def sleeping(seconds):
 @zygote
 def test_nothing_is_left_running(runner):
     """Processes that an answer leaves behind, also daemons, are gone when the job ends."""
-    (result,) = runner.run(job(f"import subprocess\ndef f(x):\n    {daemon(987654)}\n    return x\n"))
+    result = ran(runner, f"import subprocess\ndef f(x):\n    {daemon(987654)}\n    return x\n")
     assert [run.error for run in result.runs.values()] == [None] * 3
     assert sleeping(987654) == []
 
@@ -119,29 +118,29 @@ def test_a_worker_that_no_longer_answers_is_ended_with_all_below_it():
         worker = runner.idle.queue[0]
         worker.wait_until_ready()
         threading.Timer(0.5, os.kill, [worker.pid, signal.SIGSTOP]).start()
-        (result,) = runner.run(job(source))
+        result = ran(runner, source)
         assert result.runs[0].error.kind == "died"
         assert sleeping(987655) == []
-        (after,) = runner.run(job("def f(x): return x"))
+        after = ran(runner, "def f(x): return x")
     assert all(run.error is None for run in after.runs.values())
 
 
 def test_a_forked_copy_of_an_answer_sends_nothing(runner):
     """`os.fork()` in an answer gives two processes; only the first one's results count, once."""
-    (result,) = runner.run(job("import os\ndef f(x):\n    os.fork()\n    return 2 * x\n"))
+    result = ran(runner, "import os\ndef f(x):\n    os.fork()\n    return 2 * x\n")
     assert sorted(result.runs) == [0, 1, 2]
     assert torch.equal(result.runs[2].value, 2 * torch.arange(5.0))
 
 
 def test_a_flood_of_output_goes_nowhere(runner):
     """Printing a hundred thousand lines costs time, and no result."""
-    (result,) = runner.run(job("def f(x):\n    for _ in range(10**5): print('flood')\n    return x\n"))
+    result = ran(runner, "def f(x):\n    for _ in range(10**5): print('flood')\n    return x\n")
     assert [outcome.error for outcome in result.runs.values()] == [None] * 3
 
 
 def test_statements_that_end_python_while_loading_are_left_out(runner):
     """`os._exit` at the top of a file is skipped with its line, and the answer below it is still run."""
-    (result,) = runner.run(job("import os\nos._exit(1)\ndef f(x): return x\n"))
+    result = ran(runner, "import os\nos._exit(1)\ndef f(x): return x\n")
     assert [statement.where for statement in result.loaded.skipped] == ["line 2"]
     assert all(run.error is None for run in result.runs.values())
 
@@ -155,15 +154,14 @@ def test_the_child_holds_no_expected_value(runner):
         "    seen = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.numel() == 101]\n"
         "    return len(names), len(seen)\n"
     )
-    (result,) = runner.run(job(spy))
+    result = ran(runner, spy)
     assert result.runs[0].value == (0, 0)
 
 
 def test_an_answer_that_always_loops_is_given_up(runner):
     """After a few runs that take too long the rest is not tried, and the next answer gets its turn."""
-    loops, fine = runner.run(
-        job("def f(x):\n    while True: pass\n", "def f(x): return x\n", sizes=range(1, 30))
-    )
+    loops = ran(runner, "def f(x):\n    while True: pass\n", range(1, 30))
+    fine = ran(runner, "def f(x): return x\n", range(1, 30))
     assert {run.error.kind for run in loops.runs.values()} == {"time", "not run"}
     assert all(run.error is None for run in fine.runs.values())
 
@@ -171,7 +169,7 @@ def test_an_answer_that_always_loops_is_given_up(runner):
 def test_memory_is_limited():
     """An answer may take its share and no more."""
     with Runner(1, Limits(memory=1 << 26)) as small:
-        (result,) = small.run(job("import torch\ndef f(x): return torch.zeros(int(len(x) * 4e6)).sum()\n"))
+        result = ran(small, "import torch\ndef f(x): return torch.zeros(int(len(x) * 4e6)).sum()\n")
     assert result.runs[0].error is None
     assert "allocate" in result.runs[2].error.message
 

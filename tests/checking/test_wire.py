@@ -42,11 +42,11 @@ def test_messages_are_cut_wherever_the_stream_is():
     """Bytes may arrive one by one and two messages at once."""
     data = encode([1]) + encode([2, torch.ones(3)])
     reader = Reader()
-    found = [
-        message for position in range(len(data)) for message in reader.feed(data[position : position + 1])
-    ]
-    assert found[0] == [1]
-    assert found[1][0] == 2
+    first, second = (
+        message for place in range(len(data)) for message in reader.feed(data[place : place + 1])
+    )
+    assert first == [1]
+    assert second[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -60,23 +60,23 @@ def test_messages_are_cut_wherever_the_stream_is():
         b'{"a": 1, "b": 2}',
         b'{"Seen": [0, 0, {"$dict": [["x", ["many"]]]}, null]}',
         b'{"Seen": [0, 0]}',
-        b'{"Done": ["0"]}',
+        b'{"Loading": ["0", ""]}',
         b'{"Foreign": [{"$tuple": []}]}',
     ],
 )
 def test_bytes_that_are_no_message_are_refused(header):
     """A child that writes into the pipe itself is found out, whatever it writes."""
     with pytest.raises(WireError):
-        Reader().feed(PREFIX.pack(len(header), 0) + header)
+        list(Reader().feed(PREFIX.pack(len(header), 0) + header))
 
 
 def test_a_message_arrives_with_its_fields():
     """Messages within messages too, and a tensor in the middle of them."""
     seen = Seen(note=1, call=2, before={"x": [3, 5], "y": None}, after=[5])
-    sent = Outcome(1, 2, value=(torch.arange(3.0), "text"), error=Failure("error", "ValueError"), seen=[seen])
+    sent = Outcome(2, value=(torch.arange(3.0), "text"), error=Failure("error", "ValueError"), seen=[seen])
     (got,) = Reader().feed(encode(sent))
     assert torch.equal(got.value[0], sent.value[0])
-    assert (got.answer, got.run, got.error, got.seen) == (1, 2, sent.error, [seen])
+    assert (got.run, got.error, got.seen) == (2, sent.error, [seen])
     assert set(CLASSES) >= {"Job", "Answer", "Loaded", "Outcome"}
 
 
@@ -84,7 +84,7 @@ def test_a_message_arrives_with_its_fields():
 def test_no_bytes_raise_anything_but_a_wire_error(data):
     """Random bytes are an incomplete message or a `WireError`."""
     with contextlib.suppress(WireError):
-        Reader(most_bytes=1 << 16).feed(data)
+        list(Reader().feed(data))
 
 
 def test_an_object_that_is_no_data_is_refused():

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Failure, Outcome
-from regard.checking.child.trees import leaves, mapped
+from regard.checking.child.messages import Failure, Outcome, leaves, mapped
 from regard.checking.forms import Whatever
-from regard.checking.judge import compared, judged
+from regard.checking.judge import Check, compared, judged
 from regard.checking.naming import RAISED, Space, best_verdict, diagnosis, plain_answer
 from regard.checking.plan import Plan
-from regard.checking.runner import Ran, Runner
+from regard.checking.runner import Runner
 from regard.checking.spec import Exercise, Mistake
-from regard.checking.trials import Trial
-
-FEWEST_MISTAKES = 8
-FEWEST_RIGHT = 2
 
 
 @dataclass(frozen=True)
@@ -46,10 +42,6 @@ class Proof:
         """Whether students may see it."""
         return all(line.holds for line in self.lines)
 
-    def of(self, group: str) -> list[Line]:
-        """The lines on one matter."""
-        return [line for line in self.lines if line.group == group]
-
 
 def prove(exercise: Exercise, runner: Runner, seed: int = 0) -> Proof:
     """Right variants pass, the starter fails, every mistake is caught and named, data is varied."""
@@ -58,22 +50,18 @@ def prove(exercise: Exercise, runner: Runner, seed: int = 0) -> Proof:
 
 def _lines(exercise: Exercise, runner: Runner, seed: int) -> Iterator[Line]:
     plan = Plan(exercise, seed)
-    yield from _reference(plan)
+    yield _reference(plan)
     yield from _data(plan)
-    for what, count, fewest in (
-        ("right variants", len(exercise.right), FEWEST_RIGHT),
-        ("mistakes", len(exercise.mistakes), FEWEST_MISTAKES),
-    ):
+    n_right, n_mistake = len(exercise.right), len(exercise.mistakes)
+    for what, count, fewest in (("right variants", n_right, 2), ("mistakes", n_mistake, 8)):
         yield Line(f"there are {count} {what}", count >= fewest, f"at least {fewest} are needed")
     files = {path.stem for path in (exercise.folder / "right").glob("*.py")}
     unnamed = ", ".join(sorted(files - set(exercise.variants)))
     yield Line("exercise.toml names every file of right/", not unnamed, f"it does not name {unnamed}")
-    sources = [*(right.source for right in exercise.right), exercise.starter]
-    results = runner.run(plan.job([plain_answer(exercise, source) for source in sources]), patient=True)
-    for right, result in zip(exercise.right, results, strict=False):
-        failed = _failures(plan, result)
-        yield Line(f"the right variant {right.name!r} passes", not failed, failed, "right")
-    yield Line("the starter fails", bool(_failures(plan, results[-1])))
+    for right in exercise.right:
+        failed = _failures(plan, runner, right.source)
+        yield Line(f"the right variant {right.name!r} passes", not failed, failed)
+    yield Line("the starter fails", bool(_failures(plan, runner, exercise.starter)))
     yield from _mistakes(plan)
 
 
@@ -106,14 +94,11 @@ def _mistakes(plan: Plan) -> Iterator[Line]:
         if not shown:
             continue
         known = diagnosis(space, outcomes, choices, verdict).named
-        names = [guess.name for guess in known[0].mistakes] if known else []
-        twin = mistake.name not in ours and bool(known) and known[0].certain and not known[0].where
-        yield Line(
-            f"the mistake {mistake.name!r} is named",
-            names == [mistake.name] or twin,
-            f"named {', '.join(names)!r}" if names else "no name",
-            "named, by value",
-        )
+        names = [guess.name for named in known for guess in named.mistakes]
+        twin = mistake.name not in ours and any(named.certain and not named.where for named in known)
+        detail = f"named {', '.join(names)!r}" if names else "no name"
+        holds = names == [mistake.name] or twin
+        yield Line(f"the mistake {mistake.name!r} is named", holds, detail, "named, by value")
 
 
 def outcomes_of(space: Space, *mistakes: Mistake) -> dict[int, Outcome]:
@@ -124,67 +109,52 @@ def outcomes_of(space: Space, *mistakes: Mistake) -> dict[int, Outcome]:
         if value is RAISED:
             outcomes[run.id] = Outcome(error=Failure("error", "RuntimeError"))
         else:
-            outcomes[run.id] = Outcome(value=mapped(value, _anything_else))
+            shown = mapped(value, lambda leaf: torch.zeros(1) if isinstance(leaf, Whatever) else leaf)
+            outcomes[run.id] = Outcome(value=shown)
     return outcomes
 
 
-def _anything_else(leaf: Any) -> Any:
-    return torch.zeros(1) if isinstance(leaf, Whatever) else leaf
-
-
-def _failures(plan: Plan, ran: Ran) -> str:
+def _failures(plan: Plan, runner: Runner, source: str) -> str:
     """What an answer fails, in a line; nothing when it passes."""
+    ran = runner.run(plain_answer(plan.exercise, source), plan.orders)
     if ran.loaded is None or ran.loaded.died or ran.loaded.missing:
         return f"it does not load: {ran.loaded}"
-    _, verdict = best_verdict(plan, ran.runs)
-    return "; ".join(f"{check.name}: {check.message}" for check in verdict.checks if not check.passed)
+    return _failed(best_verdict(plan, ran.runs)[1].checks)
 
 
-def _reference(plan: Plan) -> Iterator[Line]:
+def _failed(checks: Iterable[Check]) -> str:
+    return "; ".join(f"{check.name}: {check.message}" for check in checks if not check.passed)
+
+
+def _reference(plan: Plan) -> Line:
     """The reference, judged as if it were an answer: by probes, and by its own values."""
-    expected = plan.expected(plan.choices()[0])
-    outcomes: dict[int, Outcome] = {}
+    outcomes = dict(plan.expected(plan.choices()[0]))
     for run in plan.runs:
-        value = _rounded(expected[run.id].value, run.dtype)
-        outcomes[run.id] = Outcome(value=value, again=value, grads=dict(expected[run.id].grads or {}))
-        if isinstance(run.item, Trial) and run.item.raises:
-            outcomes[run.id] = Outcome(error=Failure("error", run.item.raises[0]))
-        if run.kind == "device":
-            outcomes[run.id] = Outcome(error=Failure("error"))
-    verdict = judged(plan, outcomes, plan.choices()[0])
+        value = mapped(outcomes[run.id].value, partial(_rounded, dtype=getattr(torch, run.dtype)))
+        outcomes[run.id] = replace(outcomes[run.id], value=value, again=value)
+        if run.item.raises or run.kind == "device":
+            outcomes[run.id] = Outcome(error=Failure("error", *run.item.raises[:1]))
     # Dropout is chance: what the answers are judged on there, a reference without it cannot show.
-    chance = {run.item.name for run in plan.runs if plan.cases[run.case].train and run.kind == "probe"}
-    failed = "; ".join(
-        f"{check.name}: {check.message}"
-        for check in verdict.checks
-        if not check.passed and check.name not in chance
-    )
-    yield Line("the reference passes its own checks", not failed, failed, "right")
+    chance = {run.item.name for run in plan.runs if run.case.train and run.kind == "probe"}
+    checks = judged(plan, outcomes, plan.choices()[0]).checks
+    failed = _failed(check for check in checks if check.name not in chance)
+    return Line("the reference passes its own checks", not failed, failed)
 
 
-def _rounded(tree: Any, dtype: str) -> Any:
-    def change(leaf: Any) -> Any:
-        floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
-        return leaf.to(getattr(torch, dtype)) if floating else leaf
-
-    return mapped(tree, change)
+def _rounded(leaf: Any, dtype: torch.dtype) -> Any:
+    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 def _data(plan: Plan) -> Iterator[Line]:
     """Inputs that make every softmax one-hot, or every output alike, would hide mistakes."""
     expected = plan.expected(plan.choices()[0])
     for run in plan.runs:
-        trial = run.item
-        if run.kind != "value" or not isinstance(trial, Trial) or trial.raises or trial.kind != "wrong":
+        if run.kind != "value" or run.item.raises or run.item.kind != "wrong":
             continue
-        numbers = [
-            leaf.double().reshape(-1)
-            for _, leaf in leaves(expected[run.id].value)
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 1
-        ]
-        if not numbers:
-            continue
-        flat = torch.cat(numbers)
+        result = expected[run.id].value
+        tensors = [leaf for _, leaf in leaves(result) if isinstance(leaf, Tensor) and leaf.numel() > 1]
+        numbers = [leaf.double().reshape(-1) for leaf in tensors if leaf.is_floating_point()]
+        flat = torch.cat([torch.empty(0, dtype=torch.float64), *numbers])
         flat = flat[torch.isfinite(flat)]
         if flat.numel() < 2:
             continue
@@ -192,5 +162,5 @@ def _data(plan: Plan) -> Iterator[Line]:
         saturated = float(((flat.abs() - 1).abs() < 1e-4).double().mean()) > 0.5
         if constant or saturated:
             what = "the same everywhere" if constant else "saturated: most results are 1 or -1"
-            yield Line(f"the data of {run.item.name!r} is varied", False, f"it is {what}", "data")
-    yield Line("no data is constant or saturated", True, group="data")
+            yield Line(f"the data of {run.item.name!r} is varied", False, f"it is {what}")
+    yield Line("no data is constant or saturated", True)

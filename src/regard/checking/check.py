@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from regard.checking import comments, lending
@@ -107,12 +108,12 @@ class Checker:
         Of the paths of `maybe`, as those of a folder, files that answer nothing have no result.
         """
         paths = {file if isinstance(file, str) else file.path: file for file in files}
-        work = [(path, self._work(path, file, only, path in maybe)) for path, file in paths.items()]
         with ThreadPoolExecutor(max(1, self.runner.n_worker)) as pool:
             running = [
-                (path, [pool.submit(self._safely, path, item) for item in items]) for path, items in work
+                [pool.submit(check) for check in self._work(path, file, only, path in maybe)]
+                for path, file in paths.items()
             ]
-            for _, futures in running:
+            for futures in running:
                 results = [future.result() for future in futures]
                 # Of two definitions that turn out to answer the same exercise, the later one counts.
                 last = {result.exercise or index: index for index, result in enumerate(results)}
@@ -120,28 +121,28 @@ class Checker:
 
     def _work(
         self, path: str, file: str | Submission, only: str | None, maybe: bool
-    ) -> list[tuple[Submission, Answered] | Result]:
+    ) -> list[Callable[[], Result]]:
         """What there is to check in a file, and what is wrong with it already."""
         try:
             submission = read(file) if isinstance(file, str) else file
             answers = answered(submission, self.exercises, only)
         except RegardError as error:
-            return [] if maybe and isinstance(error, ArgumentError) else [_unreadable(path, only, str(error))]
+            skipped = maybe and isinstance(error, ArgumentError)
+            return [] if skipped else [partial(_unreadable, path, only, str(error))]
         except Exception as error:  # a mistake of ours, in reading what nobody thought of
-            return [_unreadable(path, only, _ours(error))]
-        broken = [_unreadable(path, None, " ".join(submission.broken))] if submission.broken else []
-        if not answers and not broken and not maybe:
-            return [_unreadable(path, None, unanswered(submission, self.exercises))]
-        return [*((submission, answer) for answer in answers), *broken]
+            return [partial(_unreadable, path, only, _ours(error))]
+        problem = " ".join(submission.broken)
+        if not answers and not maybe:
+            problem = problem or unanswered(submission, self.exercises)
+        checks = [partial(self._safely, submission, answer) for answer in answers]
+        return [*checks, partial(_unreadable, path, None, problem)] if problem else [*checks]
 
-    def _safely(self, path: str, item: tuple[Submission, Answered] | Result) -> Result:
+    def _safely(self, submission: Submission, answer: Answered) -> Result:
         """The result of one exercise in one file; where the check itself fails, a result that says so."""
-        if isinstance(item, Result):
-            return item
         try:
-            return self.check(*item)
+            return self.check(submission, answer)
         except Exception as error:
-            return _unreadable(path, item[1].exercise.id, _ours(error))
+            return _unreadable(submission.path, answer.exercise.id, _ours(error))
 
     def check(self, submission: Submission, answer: Answered) -> Result:
         """The result of one exercise in one file; of exercises with one signature, that whose weights fit."""
@@ -160,58 +161,53 @@ class Checker:
         space = self.space(exercise)
         plan = space.plan
         answer, notes = message(submission, answers)
-        job = plan.job([answer])
-        if answer.notes:
-            watched = [run.order for run in plan.runs if run.kind == "value"][:COMMENT_RUNS]
-            again = [
-                replace(order, id=len(plan.runs) + index, watched=True) for index, order in enumerate(watched)
-            ]
-            job = replace(job, orders=[*job.orders, *again])
-        warm = ["matplotlib.pyplot"] if "matplotlib" in submission.imported else []
-        (ran,) = self.runner.run(job, warm=warm)
-        result = Result(submission.path, exercise.id, (), seed=self.seed)
-        notes += _load_notes(ran.loaded)
-        problem = _load_problem(ran.loaded)
-        if problem or ran.loaded is None:
-            checks: tuple[Check, ...] = (Check("loads", False, problem),)
-            return replace(result, checks=checks, notes=tuple(notes), seconds=time.monotonic() - began)
-        choices, verdict = best_verdict(plan, ran.runs)
-        chosen = [
-            convention.choices[choices[convention.name]]
-            for convention in exercise.conventions
-            if choices[convention.name] != next(iter(convention.choices))
+        values = [run.order for run in plan.runs if run.kind == "value"] if answer.notes else []
+        watched = [
+            replace(order, id=len(plan.runs) + index, watched=True)
+            for index, order in enumerate(values[:COMMENT_RUNS])
         ]
-        known = Diagnosis()
-        checks = verdict.checks
-        if verdict.failed:
-            outcomes = with_weights(plan, ran.runs)
-            if not all(outcomes[run.id].error for run in plan.runs):  # errors alone name nothing
-                known = diagnosis(space, outcomes, choices, verdict)
-            # What failed or took long while loading is left out from now on.
-            skip = [statement.number for statement in ran.loaded.skipped]
-            checks = self._shrunk(plan, replace(answer, skip=skip), verdict, choices)
-        if self.strict and chosen:
-            checks += (Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}"),)
-            chosen = []
-        if answer.notes:
-            seen = [ran.runs.get(len(plan.runs) + index, Outcome()) for index in range(COMMENT_RUNS)]
-            checks += (self._comments(answer, seen, notes),)
-        return replace(
-            result,
-            checks=checks,
-            mistakes=known.named,
-            nearest=known.nearest,
-            conventions=(*chosen, *verdict.notes),
-            notes=tuple(dict.fromkeys(notes)),
-            seconds=time.monotonic() - began,
+        warm = ["matplotlib.pyplot"] if "matplotlib" in submission.imported else []
+        ran = self.runner.run(answer, [*plan.orders, *watched], warm=warm)
+        problem = _load_problem(ran.loaded)
+        checks: tuple[Check, ...] = (Check("loads", False, problem),)
+        known, chosen = Diagnosis(), []
+        notes += _load_notes(ran.loaded)
+        if ran.loaded is not None and not problem:
+            choices, verdict = best_verdict(plan, ran.runs)
+            checks = verdict.checks
+            for convention in exercise.conventions:
+                ours, choice = next(iter(convention.choices)), choices[convention.name]
+                chosen += [convention.choices[choice]] if choice != ours else []
+            if verdict.failed:
+                outcomes = with_weights(plan, ran.runs)
+                if not all(outcome.error for outcome in outcomes.values()):  # errors alone name nothing
+                    known = diagnosis(space, outcomes, choices, verdict)
+                # What failed or took long while loading is left out from now on.
+                skip = [statement.number for statement in ran.loaded.skipped]
+                checks = self._shrunk(plan, replace(answer, skip=skip), verdict, choices)
+            if self.strict and chosen:
+                checks += (Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}"),)
+                chosen = []
+            chosen += verdict.notes
+            if answer.notes:
+                checks += (self._comments(answer, [ran.runs[order.id] for order in watched], notes),)
+        return Result(
+            submission.path,
+            exercise.id,
+            checks,
+            known.named,
+            known.nearest,
+            tuple(chosen),
+            tuple(dict.fromkeys(notes)),
+            self.seed,
+            time.monotonic() - began,
         )
 
     def _comments(self, answer: Answer, watched: list[Outcome], notes: list[str]) -> Check:
         """What the shape comments say, against what was seen; it fails only where comments count."""
         wrong: dict[int, str] = {}
         for outcome in watched:
-            for note, sentence in comments.disagreements(answer.notes, outcome.seen).items():
-                wrong.setdefault(note, sentence)
+            wrong = {**comments.disagreements(answer.notes, outcome.seen), **wrong}
         text = " ".join(wrong[note] for note in sorted(wrong))
         if wrong and not self.comments_count:
             notes.append(f"shape comments: {text}")
@@ -224,36 +220,34 @@ class Checker:
         """The checks, the first of those with wrong numbers replaced by its smallest failing case."""
         trials = {trial.name: trial for trial in plan.checks.trials}
         for index, check in enumerate(verdict.checks):
-            wrong = check.difference.wrong if check.difference is not None else None
-            if not check.passed and wrong is not None and check.name in trials and check.sizes:
-                smaller = self._smallest(plan.exercise, answer, trials[check.name], check, choices)
-                return (*verdict.checks[:index], smaller, *verdict.checks[index + 1 :])
+            numbers = check.difference.numbers if check.difference is not None else None
+            if not check.passed and numbers is not None and check.name in trials and check.sizes:
+                for _ in range(SHRINK_ROUNDS):
+                    before = check
+                    check = self._smaller(plan.exercise, answer, trials[check.name], check, choices)
+                    if check is before:
+                        break
+                return (*verdict.checks[:index], check, *verdict.checks[index + 1 :])
         return verdict.checks
 
-    def _smallest(
+    def _smaller(
         self, exercise: Exercise, answer: Answer, trial: Trial, check: Check, choices: Mapping[str, str]
     ) -> Check:
-        best = check
-        for _ in range(SHRINK_ROUNDS):
-            plan = shrunk_plan(exercise, trial, self.seed, best.sizes)
-            if not plan.runs:
-                return best
-            try:
-                expected = plan.expected(choices)
-                (ran,) = self.runner.run(plan.job([answer]))
-            except RegardError:
-                return best  # sizes that the reference refuses
-            for run in plan.runs:
-                outcome = ran.runs.get(run.id)
-                if outcome is None or outcome.error is not None:
-                    continue
-                wrong = compared(plan, run, expected[run.id].value, outcome.value)
-                if wrong is not None and wrong.wrong is not None:  # a shape of size 1 tells nothing
-                    best = replace(best, message=wrong.message, difference=wrong, sizes=run.item.sizes)
-                    break
-            else:
-                return best
-        return best
+        """The check at the smallest sizes below its own that fail, or as it is."""
+        plan = shrunk_plan(exercise, trial, self.seed, check.sizes)
+        try:
+            expected = plan.expected(choices)
+            outcomes = self.runner.run(answer, plan.orders).runs
+        except RegardError:
+            return check  # sizes that the reference refuses
+        for run in plan.runs:
+            outcome = outcomes.get(run.id)
+            if outcome is None or outcome.error is not None:
+                continue
+            wrong = compared(plan, run, expected[run.id].value, outcome.value)
+            if wrong is not None and wrong.numbers is not None:  # a shape of size 1 tells nothing
+                return replace(check, message=wrong.message, difference=wrong, sizes=run.item.sizes)
+        return check
 
 
 def _unreadable(path: str, exercise: str | None, text: str) -> Result:
@@ -283,7 +277,7 @@ def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str
         lent=lent,
         d2l=lending.d2l(),
         withheld=list(exercise.names),
-        imported=[*submission.imported, *submission.modules],
+        imported=list(submission.imported),
         folders=[submission.folder] if submission.folder else [],
         notes=[note for cell in submission.cells for note in comments.shape_notes(cell.source, cell.label)],
     )
@@ -292,7 +286,7 @@ def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str
 
 def _load_notes(loaded: Loaded | None) -> list[str]:
     """What executing the file left out or put in."""
-    if loaded is None or loaded.died:
+    if loaded is None:
         return []
     notes = [f"{statement.where} was skipped: {statement.reason}." for statement in loaded.skipped]
     if loaded.unconfined:

@@ -16,13 +16,13 @@ from regard.checking.expressions import evaluated, parse
 from regard.checking.syntax import parsed
 from regard.errors import ArgumentError
 
-SHAPE = re.compile(r"[\[(]\s*([A-Za-z0-9_.*/+\- ]+(?:,[A-Za-z0-9_.*/+\- ]*)*)\s*[\])]")
+SHAPE = re.compile(r"[\[(]([A-Za-z0-9_.*/+\-, ]+)[\])]")
 COMMENT = re.compile(
     r"#\s*(?:shape\s*:?\s*)?([\[(][^\])]*[\])])(?:\s*(?:->|=>|→)\s*([\[(][^\])]*[\])]))?\s*$"
 )
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 Sizes = dict[str, int]
 MOST_WAYS = 64
-WORD = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]*$|^\d+$")
 
 
 def dims(text: str) -> list[str] | None:
@@ -32,53 +32,32 @@ def dims(text: str) -> list[str] | None:
     ['batch', '2*d']
     """
     inside = SHAPE.fullmatch(text.strip())
-    if inside is None:
-        return None
-    parts = [part.strip() for part in inside[1].split(",") if part.strip()]
-    return parts if parts and all(re.fullmatch(r"[A-Za-z0-9_.*/+\- ]+", part) for part in parts) else None
+    parts = [part.strip() for part in inside[1].split(",")] if inside is not None else []
+    return [part for part in parts if part] or None
 
 
 def shape_notes(source: str, label: str) -> list[ShapeNote]:
     """Every shape comment that stands beside an assignment or a return."""
     statements: dict[int, tuple[str, list[str], int]] = {}  # last line -> target, names used, first line
     for node in ast.walk(parsed(source)):
-        if (
-            not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return)
-            or node.value is None
-        ):
-            continue
-        targets: list[ast.expr] = []
-        if not isinstance(node, ast.Return):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if len(targets) > 1 or (targets and not isinstance(targets[0], ast.Name | ast.Attribute)):
-            continue
-        loads = sorted({name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)})
-        target = ast.unparse(targets[0]) if targets else ""
-        statements[node.end_lineno or node.lineno] = (target, loads, node.lineno)
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return) and node.value:
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            if len(targets) == 1 and isinstance(targets[0], ast.Name | ast.Attribute | None):
+                target = ast.unparse(targets[0]) if targets[0] is not None else ""
+                loads = sorted({name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)})
+                statements[node.end_lineno or node.lineno] = (target, loads, node.lineno)
     notes = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT:
-            continue
-        match = COMMENT.match(token.string)
+        match = COMMENT.match(token.string) if token.type == tokenize.COMMENT else None
         line = token.start[0]
         if match is None or line not in statements:
             continue
-        first, second = dims(match[1]), dims(match[2]) if match[2] else None
-        if first is None or (match[2] and second is None):
-            continue
-        target, loads, start = statements[line]
-        notes.append(
-            ShapeNote(
-                label,
-                start,
-                line,
-                token.string.lstrip("# "),
-                target,
-                loads,
-                before=first if second is not None else None,
-                after=second if second is not None else first,
-            )
-        )
+        before, after = dims(match[1]), dims(match[2] or match[1])
+        if before is not None and after is not None:
+            target, loads, first = statements[line]
+            text = token.string.lstrip("# ")
+            starts_from = before if match[2] else None
+            notes.append(ShapeNote(label, first, line, text, target, loads, starts_from, after))
     return notes
 
 
@@ -123,27 +102,15 @@ def _bind(dimensions: list[str], shape: list[int], known: Sizes) -> Sizes | None
     if len(dimensions) != len(shape):
         return None
     bound = dict(known)
-    later = []
-    for word, size in zip(dimensions, shape, strict=True):
-        if not WORD.match(word):
-            later.append((word, size))
-        elif word.isdigit():
-            if int(word) != size:
-                return None
-        elif bound.setdefault(word, size) != size:
+    pairs = list(zip(dimensions, shape, strict=True))
+    if any(bound.setdefault(word, size) != size for word, size in pairs if NAME.fullmatch(word)):
+        return None
+    names = {word.replace(".", "_"): size for word, size in bound.items()}
+    for word, size in pairs:  # numbers, and sums, products and quotients of sizes that are known
+        if not NAME.fullmatch(word) and set(NAME.findall(word)) <= set(bound):
+            with suppress(ArgumentError, ArithmeticError):
+                formula = parse(word.replace("//", "/").replace(".", "_"), names)
+                if float(evaluated(formula, names)) == size:
+                    continue
             return None
-    for expression, size in later:
-        names = set(re.findall(r"[A-Za-z_][A-Za-z0-9_.]*", expression))
-        if names <= set(bound):
-            value = _evaluate(expression, bound)
-            if value is None or value != size:
-                return None
     return bound
-
-
-def _evaluate(expression: str, known: Sizes) -> float | None:
-    """The value of sums, products and quotients of known sizes."""
-    names = {word.replace(".", "_"): size for word, size in known.items()}
-    with suppress(ArgumentError, ArithmeticError):
-        return float(evaluated(parse(expression.replace("//", "/").replace(".", "_"), names), names))
-    return None

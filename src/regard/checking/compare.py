@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.attention.shapes import named
-from regard.checking.child.messages import Foreign, Meta, Tree
-from regard.checking.child.trees import leaves
+from regard.checking.child.messages import Foreign, Tree, leaves
 from regard.checking.forms import Whatever
 
 # Of the largest number expected, or of 1. float64 leaves room for a constant that was computed in float32.
@@ -29,9 +28,7 @@ class Difference:
     """Where an answer's result is not the expected one."""
 
     message: str
-    expected: Tensor | None = None
-    got: Tensor | None = None
-    wrong: Tensor | None = None  # True where they differ
+    numbers: tuple[Tensor, Tensor, Tensor] | None = None  # expected, the answer's, True where they differ
     words: tuple[str, ...] = ()
 
 
@@ -44,16 +41,13 @@ def difference(
     expected: Tree, got: Tree, tolerance: float, words: Words | None = None, dtype: str | None = None
 ) -> Difference | None:
     """None when `got` is `expected` in structure, shape, dtype and value; else the first difference."""
-    words = words or {}
-    wanted, given = _structure(expected), _structure(got)
-    if wanted != given:
-        return Difference(f"it must return {wanted}, and yours returns {given}.")
+    wanted, returned = _structure(expected), _structure(got)
+    if wanted != returned:
+        return Difference(f"it must return {wanted}, and yours returns {returned}.")
     for (path, want), (_, have) in zip(leaves(expected), leaves(got), strict=True):
-        names = words.get(path, ())
-        wrong = _leaf(want, have, tolerance, names, dtype)
+        wrong = _leaf(want, have, tolerance, (words or {}).get(path, ()), dtype)
         if wrong is not None:
-            prefix = f"{_part(expected, path)}: " if path else ""
-            return Difference(prefix + wrong.message, wrong.expected, wrong.got, wrong.wrong, names)
+            return replace(wrong, message=f"{_part(expected, path)}{wrong.message}")
     return None
 
 
@@ -61,15 +55,13 @@ def _part(tree: Tree, path: str) -> str:
     """Which of several results a path means.
 
     >>> _part((1, 2), "1"), _part({"h": 1, "c": 2}, "c")
-    ('result 2 of 2', "result 'c'")
+    ('result 2 of 2: ', "result 'c': ")
     """
+    if not path:
+        return ""
     first, _, rest = path.partition(".")
-    inner = f", {rest}" if rest else ""
-    return (
-        f"result {first!r}{inner}"
-        if isinstance(tree, dict)
-        else f"result {int(first) + 1} of {len(tree)}{inner}"
-    )
+    which = repr(first) if isinstance(tree, dict) else f"{int(first) + 1} of {len(tree)}"
+    return f"result {which}, {rest}: " if rest else f"result {which}: "
 
 
 def same(first: Tree, second: Tree, tolerance: float) -> bool:
@@ -85,35 +77,29 @@ def equal_rows(first: Tree, second: Tree, tolerance: float) -> Tensor:
     >>> equal_rows(torch.eye(2), torch.zeros(2, 2), 1e-3).tolist()
     [False, False]
     """
-    rows: list[Tensor] = []
-    _add_rows(rows, first, second, tolerance)
+    rows = list(_rows(first, second, tolerance))
     return torch.cat(rows) if rows else torch.tensor([_structure(first) == _structure(second)])
 
 
-def _add_rows(rows: list[Tensor], first: Tree, second: Tree, tolerance: float) -> None:
-    if isinstance(second, Whatever):
-        rows += [torch.ones(n_row(leaf), dtype=torch.bool) for _, leaf in leaves(first)]
-    elif isinstance(first, list | tuple | dict):
+def _rows(first: Tree, second: Tree, tolerance: float) -> Iterator[Tensor]:
+    kinds = (list, tuple, dict)
+    if isinstance(first, kinds):
         a, b = (list(tree.values()) if isinstance(tree, dict) else tree for tree in (first, second))
-        if (
-            isinstance(b, list | tuple)
-            and len(a) == len(b)
-            and isinstance(first, dict) == isinstance(second, dict)
-        ):
-            for one, other in zip(a, b, strict=True):
-                _add_rows(rows, one, other, tolerance)
-        else:
-            rows += [torch.zeros(n_row(leaf), dtype=torch.bool) for _, leaf in leaves(first)]
+        alike = isinstance(b, list | tuple) and isinstance(first, dict) == isinstance(second, dict)
+        if not alike or len(a) != len(b):
+            b = [second if isinstance(second, Whatever) else ()] * len(a)  # nothing is equal to ()
+        for one, other in zip(a, b, strict=True):
+            yield from _rows(one, other, tolerance)
+    elif isinstance(second, Whatever):
+        yield torch.ones(n_row(first), dtype=torch.bool)
     elif isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape:
-        if _number_kind(first) == _number_kind(second):
-            equal = ~moved(second, first, tolerance)
-            rows.append(equal.all(-1).reshape(-1) if first.dim() else equal.reshape(1))
-        else:
-            rows.append(torch.zeros(n_row(first), dtype=torch.bool))
-    elif not any(isinstance(leaf, list | tuple | dict) or _several(leaf) for leaf in (first, second)):
-        rows.append(torch.tensor([_leaf(second, first, tolerance, (), None) is None]))
+        same_kind = _number_kind(first) == _number_kind(second)
+        equal = ~moved(second, first, tolerance) & same_kind
+        yield equal.all(-1).reshape(-1) if first.dim() else equal.reshape(1)
+    elif isinstance(second, kinds) or _n_number(first) != 1 or _n_number(second) != 1:
+        yield torch.zeros(n_row(first), dtype=torch.bool)
     else:
-        rows.append(torch.zeros(n_row(first), dtype=torch.bool))
+        yield torch.tensor([_leaf(second, first, tolerance, (), None) is None])
 
 
 def apart(first: Tree, second: Tree) -> float:
@@ -128,8 +114,8 @@ def apart(first: Tree, second: Tree) -> float:
     return total / max(1.0, count)
 
 
-def _several(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.numel() != 1
+def _n_number(leaf: Any) -> int:
+    return leaf.numel() if isinstance(leaf, Tensor) else 1
 
 
 def n_row(leaf: Any) -> int:
@@ -152,7 +138,7 @@ def _leaf(
     want: Any, have: Any, tolerance: float, words: tuple[str, ...], dtype: str | None
 ) -> Difference | None:
     if isinstance(have, Foreign):
-        return Difference(f"it must return {_kind(want)}, and yours returns {have.what}.")
+        return Difference(f"it must return {_structure(want)}, and yours returns {have.what}.")
     if isinstance(want, Tensor) and isinstance(have, Tensor):
         return _tensors(want, have, tolerance, words, dtype)
     if isinstance(want, Tensor) and want.dim() == 0 and isinstance(have, int | float):
@@ -171,16 +157,11 @@ def _tensors(
     want: Tensor, have: Tensor, tolerance: float, words: tuple[str, ...], dtype: str | None
 ) -> Difference | None:
     if want.shape != have.shape:
-        return Difference(
-            f"the shape must be {named(words, want.shape)}, and yours is {tuple(have.shape)}.", want, have
-        )
-    kinds = [_number_kind(tensor) for tensor in (want, have)]
-    if kinds[0] != kinds[1]:
-        return Difference(f"the result must be {kinds[0]}, and yours is {have.dtype}.", want, have)
+        return Difference(f"the shape must be {named(words, want.shape)}, and yours is {tuple(have.shape)}.")
+    if _number_kind(want) != _number_kind(have):
+        return Difference(f"the result must be {_number_kind(want)}, and yours is {have.dtype}.")
     if dtype is not None and want.is_floating_point() and str(have.dtype) != f"torch.{dtype}":
-        return Difference(
-            f"the inputs are torch.{dtype}, so must the result be; yours is {have.dtype}.", want, have
-        )
+        return Difference(f"the inputs are torch.{dtype}, so must the result be; yours is {have.dtype}.")
     wrong = moved(want, have, tolerance) & ~(want == math.inf)
     if not bool(wrong.any()):
         return None
@@ -188,7 +169,7 @@ def _tensors(
     at = f"at {named(words, first)}: " if first else ""
     values = "expected {}, yours is {}".format(*_shown(want[tuple(first)].item(), have[tuple(first)].item()))
     share = "" if wrong.numel() == 1 else f" ({int(wrong.sum())} of {wrong.numel()} numbers differ)"
-    return Difference(f"{at}{values}{share}.", want, have, wrong, words)
+    return Difference(f"{at}{values}{share}.", (want, have, wrong), words)
 
 
 def _shown(want: float, have: float) -> tuple[str, str]:
@@ -210,16 +191,6 @@ def _number_kind(tensor: Tensor) -> str:
     return "floating" if tensor.is_floating_point() else "whole numbers"
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, Foreign):
-        return value.what
-    if isinstance(value, Tensor | Meta):
-        return "a tensor"
-    if value is None:
-        return "nothing"
-    return "a number" if isinstance(value, int | float) else f"a {type(value).__name__}"
-
-
 def _structure(tree: Tree) -> str:
     """The form of a result in words, where a list and a tuple are alike, and so are a number and a scalar."""
     if isinstance(tree, list | tuple):
@@ -230,4 +201,6 @@ def _structure(tree: Tree) -> str:
         return "None"
     if isinstance(tree, int | float) or (isinstance(tree, Tensor) and tree.dim() == 0):
         return "a number"
-    return _kind(tree)
+    if isinstance(tree, Tensor):
+        return "a tensor"
+    return tree.what if isinstance(tree, Foreign) else f"a {type(tree).__name__}"

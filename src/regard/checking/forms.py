@@ -1,16 +1,23 @@
-"""The forms in which a right result is returned wrongly: `form` is a choice that every exercise has."""
+"""The forms in which a right result is returned wrongly: `form` is a choice that every exercise has.
+
+Its parts in another order, its axes elsewhere, or a function of its numbers. An IndexError or RuntimeError
+says that a result cannot have the form.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Tree
-from regard.checking.child.trees import mapped
+from regard.checking.child.messages import Tree, mapped
 
 FORM = "form"  # the choice that every reference has, without knowing
+TIMES = "times a number"  # which number, only the answer tells: naming looks for it
 
 
 class Whatever:
@@ -44,15 +51,42 @@ FORMS: dict[str, Callable[[Tree], Tree]] = {
     "the first of the first axis": _each(lambda leaf: leaf[0]),
     "the last of the first axis": _each(lambda leaf: leaf[-1]),
     "the last of the second axis": _each(lambda leaf: leaf[:, -1]),
+    "the first part everywhere": lambda result: [_parts(result)[0]] * len(result),
+    TIMES: lambda result: _parts(result, math.inf),
+}
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda leaf: leaf.softmax(-1),
+    "logarithm": torch.log,
+    "exponential": torch.exp,
+    "negative": torch.neg,
+    "absolute value": torch.abs,
+    "square": torch.square,
+    "running sum": lambda leaf: leaf.cumsum(0),
+    "zeros": torch.zeros_like,
 }
 
 
-def formed(result: Tree, form: str) -> Tree:
-    """The result in another form; an IndexError or RuntimeError where it cannot have that."""
-    return FORMS[form](result)
+def changed_numbers(result: Tree, change: Callable[[Tensor], Tensor], *, first_part: bool = False) -> Tree:
+    """The result with its floating numbers changed; of several parts the first alone, where that is asked."""
+    if first_part:
+        parts = _parts(result)
+        return [changed_numbers(parts[0], change), *parts[1:]]
+
+    def leaf(item: Any) -> Any:
+        return change(item) if isinstance(item, Tensor) and item.is_floating_point() else item
+
+    return mapped(result, leaf)
 
 
-def _parts(result: Tree, fewest: int = 2) -> list[Any]:
+for _name, _change in VALUES.items():
+    FORMS[_name] = partial(changed_numbers, change=_change)
+    FORMS[f"{_name} of the first part"] = partial(changed_numbers, change=_change, first_part=True)
+
+
+def _parts(result: Tree, fewest: float = 2) -> list[Any]:
     if not isinstance(result, list | tuple) or len(result) < fewest:
         raise IndexError("a result of one part")
     return list(result)

@@ -21,22 +21,13 @@ IMPORTS = {
     "math": "import math",
     "np": "import numpy as np",
 }
-STEPS = {
-    "rnn_step": "rnn_step/right/steps.py",
-    "lstm_step": "lstm_step/right/gates.py",
-    "gru_step": "gru_step/right/gates.py",
-}
-D2L = (
-    "lent/d2l.py",
-    "masked_softmax/right/finite.py",
-    "lent/DotProductAttention.py",
-    "lent/AdditiveAttention.py",
-)
+STEPS = {"rnn_step": "steps", "lstm_step": "gates", "gru_step": "gates"}  # right variants of these exercises
+D2L = ("lent/d2l", "masked_softmax/right/finite", "lent/DotProductAttention", "lent/AdditiveAttention")
 
 
 @cache
 def _source(file: str) -> str:
-    return (FOLDER / file).read_text(encoding="utf-8")
+    return (FOLDER / f"{file}.py").read_text(encoding="utf-8")
 
 
 def lent(undefined: frozenset[str], under_check: tuple[str, ...]) -> dict[str, str]:
@@ -46,21 +37,15 @@ def lent(undefined: frozenset[str], under_check: tuple[str, ...]) -> dict[str, s
     ['torch', 'masked_softmax']
     """
     together = "".join(d2l())
-    sources = {
-        node.name: together
-        for node in parsed(together).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    }
-    sources |= {name: _source(file) for name, file in STEPS.items()}
-    parts = IMPORTS | {name: _enclosed(name, source) for name, source in sources.items()}
+    nodes = [node for node in parsed(together).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    sources = {node.name: together for node in nodes}
+    sources |= {name: _source(f"{name}/right/{file}") for name, file in STEPS.items()}
+    # Source that defines the name alone: what it is made of stays hidden from the file.
+    alone = "_scope = {{}}\nexec({1!r}, _scope)\n{0} = _scope[{0!r}]\ndel _scope\n"
+    parts = IMPORTS | {name: alone.format(name, source) for name, source in sources.items()}
     return {name: parts[name] for name in parts if name in undefined - set(under_check)}
 
 
 def d2l() -> list[str]:
     """The sources that make the lent `d2l`; what is under check is withheld by the loader."""
     return [_source(file) for file in D2L]
-
-
-def _enclosed(name: str, source: str) -> str:
-    """Source that defines `name` alone: what it is made of stays hidden from the file."""
-    return f"_scope = {{}}\nexec({source!r}, _scope)\n{name} = _scope[{name!r}]\ndel _scope\n"

@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Answer, Cell, Tree
-from regard.checking.child.trees import leaves, mapped
+from regard.checking.child.messages import Answer, Cell, Tree, leaves, mapped
 from regard.checking.compare import apart, equal_rows, n_row, tolerance_of
-from regard.checking.forms import FORM, formed
+from regard.checking.forms import FORM, FORMS, TIMES, VALUES, changed_numbers
 from regard.checking.judge import NOT_TRIED, Outcomes, Verdict, judged
 from regard.checking.plan import Plan, Run, tensors_of
 from regard.checking.spec import Exercise, Mistake
-from regard.checking.trials import ANYTHING, Case, Probe, Trial
+from regard.checking.trials import ANYTHING, Case, Probe
 from regard.errors import LoadError, RegardError
 
 MOST = 0.75  # of what is wrong, for a name with "mostly"
@@ -50,11 +49,12 @@ class Named:
     mistakes: tuple[Mistake, ...]
     certain: bool
     where: str = ""  # "in the failing calls": others are right, which the mistake would change too
+    factor: str = ""  # of a result that is the right one times a number
 
     @property
     def sentence(self) -> str:
         """What a student reads."""
-        names = " and ".join(mistake.name for mistake in self.mistakes)
+        names = " and ".join(mistake.name for mistake in self.mistakes) + self.factor
         symptoms = " ".join(mistake.hints[0] for mistake in self.mistakes)
         if not self.certain:
             return f"It fails as this does: {names}. {symptoms}"
@@ -76,24 +76,18 @@ class Seen:
 
     run: Run
     value: Tree
-    right: Tensor  # for each row, whether it is right
-    settled: Tensor  # for each row, whether every convention asks for the same there
-    counts: Tensor  # for each row, whether not just anything will do
+    wrong: Tensor  # for each row that counts, whether it is wrong
+    counts: Tensor  # for each row, whether it tells anything about a mistake
 
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """How a departure's results compare with an answer's."""
+    """How a mistake's results compare with an answer's."""
 
-    mistakes: tuple[Mistake, ...]
+    mistake: Mistake
     explained: int  # wrong rows that it gives too
     share: float  # of what either has wrong, as a mean over runs
     distance: float = 0.0  # of the numbers, as a mean over runs; infinite where forms differ
-
-    @property
-    def exact(self) -> bool:
-        """Whether it gives everything that the answer gives."""
-        return self.explained > 0 and self.share == 1
 
 
 def plain_answer(exercise: Exercise, source: str) -> Answer:
@@ -104,15 +98,10 @@ def plain_answer(exercise: Exercise, source: str) -> Answer:
 
 def best_verdict(plan: Plan, outcomes: Outcomes) -> tuple[dict[str, str], Verdict]:
     """The choice of conventions under which the fewest checks fail, ours where it makes no difference."""
-    best: tuple[dict[str, str], Verdict] | None = None
-    told_apart, may_be = plan.told_apart(), plan.choices()
-    for choices in [choices for choices in may_be if choices in told_apart] or may_be[:1]:
-        verdict = judged(plan, outcomes, choices)
-        if best is None or len(verdict.failed) < len(best[1].failed):
-            best = (choices, verdict)
-        if not verdict.failed:
-            break
-    assert best is not None
+    verdicts = ((choices, judged(plan, outcomes, choices)) for choices in plan.told_apart)
+    best = next(verdicts)
+    while best[1].failed and (other := next(verdicts, None)) is not None:
+        best = other if len(other[1].failed) < len(best[1].failed) else best
     return best
 
 
@@ -123,29 +112,28 @@ class Space:
         self.plan = plan
         self.mistakes = [mistake for mistake in plan.exercise.mistakes if mistake.choices]
         # Results that hang on chance, which a judge looks at, tell nothing by their numbers.
-        self.runs = sorted(
-            (
-                run
-                for run in plan.runs
-                if run.kind in ("value", "probe")
-                and not (isinstance(run.item, Trial) and run.item.raises)
-                and not (isinstance(run.item, Probe) and run.item.judge and plan.cases[run.case].train)
-            ),
-            key=lambda run: _size(plan.cases[run.case]),
-        )
+        runs = [
+            run
+            for run in plan.runs
+            if run.kind in ("value", "probe")
+            and not run.item.raises
+            and not (isinstance(run.item, Probe) and run.item.judge and run.case.train)
+        ]
+        self.runs = sorted(runs, key=lambda run: _size(run.case))
         self.tolerance = 2 * tolerance_of("float32", plan.exercise.tolerance)
-        self._given: dict[tuple[Any, ...], Any] = {}
+        self._results: dict[tuple[Any, ...], Any] = {}
+        self._right: dict[tuple[Any, ...], Any] = {}
         self._settled: dict[int, Tensor] = {}
 
-    def given(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake] = ()) -> Any:
+    def result(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake] = ()) -> Any:
         """What the reference gives with these choices, as the exercise views it, or RAISED."""
-        key = (run.case, *conventions.values(), *(id(mistake) for mistake in mistakes))
-        if key not in self._given:
-            result = self.view(run, self.raw(run, conventions, mistakes))
-            if len(mistakes) > 1:
-                return result
-            self._given[key] = result
-        return self._given[key]
+        key = (run.case, *conventions.values(), *map(id, mistakes))
+        if key in self._results:
+            return self._results[key]
+        result = self.view(run, self.raw(run, conventions, mistakes))
+        if len(mistakes) < 2:
+            self._results[key] = result
+        return result
 
     def raw(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake] = ()) -> Any:
         """What the reference itself gives with these choices, or RAISED."""
@@ -153,9 +141,14 @@ class Space:
         for mistake in mistakes:
             choices |= mistake.choices
         form = choices.pop(FORM, "")
+        key = (run.case, *choices.values())
         try:
             with torch.no_grad():
-                return formed(self.plan.checks.reference(self.plan.cases[run.case], **choices), form)
+                if choices != conventions:
+                    return FORMS[form](self.plan.checks.reference(run.case, **choices))
+                if key not in self._right:  # what only the form changes is computed once for all forms
+                    self._right[key] = self.plan.checks.reference(run.case, **choices)
+                return FORMS[form](self._right[key])
         except NameError as error:  # of a formula: the exercise is wrong, not the answer
             raise LoadError(f"{self.plan.exercise.id}, with {choices}: {error}") from error
         except CANNOT:
@@ -167,7 +160,7 @@ class Space:
         if view is None or value is RAISED:
             return value
         try:
-            return view(self.plan.cases[run.case], value)
+            return view(run.case, value)
         except UNVIEWABLE:
             return value
 
@@ -176,7 +169,7 @@ class Space:
         say, tells nothing about a mistake.
         """
         if run.id not in self._settled:
-            ours, *others = (self.given(run, choices) for choices in self.plan.choices())
+            ours, *others = (self.result(run, choices) for choices in self.plan.choices())
             rows = torch.ones_like(equal_rows(ours, ours, self.tolerance))
             for other in others:
                 rows = rows & equal_rows(ours, other, self.tolerance)
@@ -193,114 +186,137 @@ class Search:
     def __init__(self, space: Space, outcomes: Outcomes, conventions: Choices) -> None:
         self.space, self.conventions = space, conventions
         self.left = MOST_CALLS
-        self.seen: list[Seen] = []
         self.failed: list[Run] = []  # runs without a result
         self.right: list[str] = []  # names of calls that are right
         expected = space.plan.expected(conventions)
+        compared = []
         for run in space.runs:
-            outcome = outcomes[run.id]
-            if outcome.error is not None:
-                if outcome.error.kind != "missing":
-                    self.failed.append(run)
+            error = outcomes[run.id].error
+            if error is not None:
+                self.failed += [run] if error.kind != "missing" else []
                 continue
-            value = space.view(run, outcome.value)
-            want = space.view(run, expected[run.id].value)
+            value, want = (space.view(run, tree.value) for tree in (outcomes[run.id], expected[run.id]))
             right = equal_rows(value, want, space.tolerance / 2)
             settled, counts = space.settled(run), equal_rows(want, mapped(want, _without_anything), 1.0)
             if settled.shape == right.shape:
                 right = right | ~counts
             else:
                 settled = counts = torch.ones_like(right)
-            self.seen.append(Seen(run, value, right, settled, counts))
-            if bool(right.all()):
-                self.right.append(run.item.name)
-        if not any(bool((~seen.right & seen.settled).any()) for seen in self.seen):
-            # What is wrong lies where conventions differ: all rows count.
-            self.seen = [replace(seen, settled=seen.counts) for seen in self.seen]
-        self.wrong = [seen for seen in self.seen if bool((~seen.right & seen.settled).any())]
-        others = [seen for seen in self.seen if seen not in self.wrong]
+            compared.append((run, value, ~right, settled, counts))
+            self.right += [run.item.name] if bool(right.all()) else []
+        # Where what is wrong lies only where conventions differ, all rows count.
+        by_settled = any(bool((wrong & settled).any()) for _, _, wrong, settled, _ in compared)
+        seen = []
+        for run, value, wrong, settled, counts in compared:
+            rows = settled if by_settled else counts
+            seen.append(Seen(run, value, wrong & rows, rows))
+        self.wrong = [one for one in seen if bool(one.wrong.any())]
+        others = [one for one in seen if one not in self.wrong]
         self.seen = [*self.wrong, *others]
         # The plainest call, without lengths or a mask say, is wrong by fewer mistakes than others.
-        plain = sorted(self.wrong, key=self._n_argument)[:1]
-        more = [seen for seen in self.wrong if seen not in plain]
-        self.telling = [*plain, *more[: MOST_RUNS - 1], *others[: MOST_RUNS // 2]]
-        self.floating = any(
-            isinstance(leaf, Tensor) and leaf.is_floating_point()
-            for seen in self.wrong
-            for _, leaf in leaves(seen.value)
-        )
+        plainest = sorted(self.wrong, key=lambda one: len(one.run.case.args) + len(one.run.case.kwargs))[:1]
+        more = [one for one in self.wrong if one not in plainest]
+        self.telling = [*plainest, *more[: MOST_RUNS - 1], *others[: MOST_RUNS // 2]]
+        values = [leaf for one in self.wrong for _, leaf in leaves(one.value)]
+        self.floating = any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in values)
+        # One number everywhere tells little: 0 only that it is 0, another no two mistakes.
+        tensors = [leaf for one in seen for _, leaf in leaves(one.value) if isinstance(leaf, Tensor)]
+        several = [leaf.reshape(-1) for leaf in tensors if leaf.numel() > 1]
+        self.constant = bool(several) and all(bool((leaf == leaf[0]).all()) for leaf in several)
+        self.zero = self.constant and not any(bool(leaf.any()) for leaf in tensors)
 
-    def _n_argument(self, seen: Seen) -> int:
-        case = self.space.plan.cases[seen.run.case]
-        return len(case.args) + len(case.kwargs)
-
-    @property
-    def wrong_runs(self) -> list[Run]:
-        """The runs that give wrong numbers, or none."""
-        return [*(seen.run for seen in self.wrong), *self.failed]
+    def _result(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake]) -> Any:
+        self.left -= 1  # kept or not, so that what is named does not hang on which answers came before
+        return self.space.result(run, conventions, mistakes)
 
     def exact(
-        self, candidates: Iterator[tuple[Mistake, ...]], conventions: Choices
+        self, candidates: Iterable[tuple[Mistake, ...]], conventions: Choices
     ) -> tuple[Mistake, ...] | None:
         """The first candidate that gives what the answer gives in every row of every run."""
         for mistakes in candidates:
             if self.left <= 0:
                 return None
-            if self._raises(mistakes, conventions) and self._equal(mistakes, conventions):
+            if self._explains(mistakes, conventions):
                 return mistakes
         return None
 
-    def _raises(self, mistakes: tuple[Mistake, ...], conventions: Choices) -> bool:
-        """Whether it has no result wherever the answer has none."""
-        return all(self._given(run, conventions, mistakes) is RAISED for run in self.failed)
-
-    def _equal(self, mistakes: tuple[Mistake, ...], conventions: Choices) -> bool:
-        """Whether it gives what the answer gives, in every row."""
+    def _explains(self, mistakes: tuple[Mistake, ...], conventions: Choices) -> bool:
+        if any(self._result(run, conventions, mistakes) is not RAISED for run in self.failed):
+            return False
         for seen in self.seen:
-            rows = self._rows(seen, mistakes, conventions)
-            if rows is None or bool((~rows & seen.settled).any()):
+            result = self._result(seen.run, conventions, mistakes)
+            if result is RAISED:
+                return False
+            if bool((~equal_rows(seen.value, result, self.space.tolerance) & seen.counts).any()):
                 return False
         return True
 
     def singles(self) -> list[Agreement]:
-        """Every mistake by itself, the nearest first, by the runs that tell most."""
-        near = [
-            self.agreement((mistake,), self.telling, self.failed[:MOST_RUNS])
-            for mistake in self.space.mistakes
-        ]
+        """Every mistake but functions of the result, the nearest first, by the runs that tell most."""
+        failed = self.failed[:MOST_RUNS]
+        mistakes = [mistake for mistake in self.space.mistakes if not _is_value(mistake)]
+        near = [self.agreement(mistake, self.telling, failed) for mistake in mistakes]
         return sorted(near, key=lambda agreement: (-agreement.share, agreement.distance))
 
-    def _given(self, run: Run, conventions: Choices, mistakes: tuple[Mistake, ...]) -> Any:
-        self.left -= 1  # kept or not, so that what is named does not hang on which answers came before
-        return self.space.given(run, conventions, mistakes)
+    def factor(self) -> str:
+        """By which numbers the wrong results are multiples of the right ones, in words, if they all are."""
+        for part in (slice(None), slice(1)):  # all of a result, or its first part alone
+            factors = [self._factor(seen, part) for seen in self.wrong]
+            texts = list(dict.fromkeys(f"{factor:.3g}" for factor in factors if factor))
+            if texts and None not in factors and not self.failed:
+                more = ", ..." if len(texts) > MOST_RUNS else ""
+                return f": {', '.join(texts[:MOST_RUNS])}{more}{' in the first part' if part.stop else ''}"
+        return ""
 
-    def _rows(self, seen: Seen, mistakes: tuple[Mistake, ...], conventions: Choices) -> Tensor | None:
-        result = self._given(seen.run, conventions, mistakes)
-        return None if result is RAISED else equal_rows(seen.value, result, self.space.tolerance)
+    def _factor(self, seen: Seen, part: slice) -> float | None:
+        """The factor in one call: 0 where too few numbers tell, None where there is none."""
+        right = self.space.result(seen.run, self.conventions)
+        mine, ours = (_numbers(tree, part) for tree in (seen.value, right))
+        if mine.shape != ours.shape:
+            return None
+        telling = mine.isfinite() & ours.isfinite() & (ours != 0)
+        if int(telling.sum()) < FEWEST_ROWS:
+            return 0.0
+        factor = float(mine[telling] @ ours[telling] / (ours[telling] @ ours[telling]))
+        scaled = changed_numbers(right, lambda leaf: leaf * factor, first_part=part.stop == 1)
+        rows = equal_rows(seen.value, scaled, self.space.tolerance)
+        return None if bool((~rows & seen.counts).any()) else factor
 
-    def agreement(
-        self, mistakes: tuple[Mistake, ...], runs: Sequence[Seen], failed: Sequence[Run]
-    ) -> Agreement:
+    def agreement(self, mistake: Mistake, runs: Sequence[Seen], failed: Sequence[Run]) -> Agreement:
         """How the results compare in some runs, and in some where the answer has none."""
-        conventions = self.conventions
         explained, shares, distances = 0, [], []
         for seen in runs:
-            rows = self._rows(seen, mistakes, conventions)
-            if rows is None:
+            result = self._result(seen.run, self.conventions, [mistake])
+            if result is RAISED:
                 shares.append(0.0)
                 distances.append(math.inf)
                 continue
-            distances.append(apart(seen.value, self.space.given(seen.run, conventions, mistakes)))
-            wrong = ~seen.right & seen.settled
-            either = wrong | (~rows & seen.settled)
+            distances.append(apart(seen.value, result))
+            rows = equal_rows(seen.value, result, self.space.tolerance)
+            either = seen.wrong | (~rows & seen.counts)
             if bool(either.any()):
-                both = int((wrong & rows).sum())
+                both = int((seen.wrong & rows).sum())
                 explained += both
                 shares.append(both / int(either.sum()))
         # An answer that raises where this mistake would not made another one too.
-        shares += [0.0 for run in failed if self._given(run, conventions, mistakes) is not RAISED]
+        raised = (self._result(run, self.conventions, [mistake]) is RAISED for run in failed)
+        shares += [0.0 for run_raised in raised if not run_raised]
         share = sum(shares) / len(shares) if shares else 1.0
-        return Agreement(mistakes, explained, share, sum(distances) / max(1, len(distances)))
+        return Agreement(mistake, explained, share, sum(distances) / max(1, len(distances)))
+
+
+def _numbers(tree: Tree, part: slice) -> Tensor:
+    """The floating numbers of a result, or of a part of it, in a row; none where it has no parts."""
+    if part.stop and not (isinstance(tree, list | tuple) and len(tree) > 1):
+        return torch.empty(0)
+    tensors = [leaf for _, leaf in leaves(tree[part] if part.stop else tree) if isinstance(leaf, Tensor)]
+    floats = [leaf.double().reshape(-1) for leaf in tensors if leaf.is_floating_point()]
+    return torch.cat([torch.empty(0, dtype=torch.float64), *floats])
+
+
+def _is_value(mistake: Mistake) -> bool:
+    """Whether it is a function of the right numbers."""
+    return mistake.choices.get(FORM, "").removesuffix(" of the first part") in (*VALUES, TIMES)
 
 
 def diagnosis(space: Space, outcomes: Outcomes, choices: Choices, verdict: Verdict) -> Diagnosis:
@@ -312,50 +328,56 @@ def diagnosis(space: Space, outcomes: Outcomes, choices: Choices, verdict: Verdi
         return Diagnosis((Named(misfits[:1], False),) if misfits else ())
     search = Search(space, outcomes, choices)
     # Chance, as in dropout, gives other numbers for the same mistake; wrong numbers speak against it.
-    wrong = {run.item.name for run in search.wrong_runs}
+    wrong = [*(seen.run for seen in search.wrong), *search.failed]
     if wrong:  # then a check of that kind must be among those that speak for a mistake
         names = {item.name for item in space.plan.checks.items}
         by_pattern = tuple(mistake for mistake in by_pattern if names & set(mistake.fails))
-    if by_pattern and not any(run.item.kind == "wrong" for run in search.wrong_runs):
+    if by_pattern and not any(run.item.kind == "wrong" for run in wrong):
         return Diagnosis((Named(by_pattern[:1], False),))
     if not search.wrong:
         return Diagnosis()
-    others = [
+    exact = _exact(search)
+    if exact is not None:
+        return Diagnosis((exact,))
+    return Diagnosis() if search.constant else _near(search)
+
+
+def _exact(search: Search) -> Named | None:
+    """One mistake, also beside another convention; the right result times a number; then two."""
+    space, ours = search.space, search.conventions
+    alone = [mistake for mistake in space.mistakes if not search.zero or FORM in mistake.choices]
+    beside = [
         other
         for other in space.plan.choices()
-        if sum(other[name] != choice for name, choice in choices.items()) == 1
+        if sum(other[name] != choice for name, choice in ours.items()) == 1
     ]
-    exact = _exact(space, search, choices, others)
-    return _near(search) if exact is None else Diagnosis((Named(exact, True),))
-
-
-def _exact(
-    space: Space, search: Search, choices: Choices, others: Sequence[Choices]
-) -> tuple[Mistake, ...] | None:
-    """One mistake, also beside another convention; then two."""
-    alone = [(mistake,) for mistake in space.mistakes]
-    for conventions in (choices, *others):
-        exact = search.exact(iter(alone), conventions)
+    for conventions in (ours, *beside):
+        exact = search.exact(((mistake,) for mistake in alone), conventions)
         if exact is not None:
-            return exact
+            return Named(exact, True)
+    times = [mistake for mistake in space.mistakes if mistake.choices.get(FORM) == TIMES]
+    factor = search.factor() if times else ""
+    if factor or search.constant:
+        return Named(tuple(times[:1]), True, factor=factor) if factor else None
     near = search.singles()
     explain = [agreement for agreement in near if agreement.explained]
     close = sorted(near, key=lambda agreement: agreement.distance)
     bases = list(dict.fromkeys([*explain[:MOST_BASES], *close[:MOST_BASES]]))
-    for conventions in (choices, *others):
+    for conventions in (ours, *beside):
         exact = search.exact(_pairs(bases, near), conventions)
         if exact is not None:
-            return exact
+            return Named(exact, True)
     # Two that both change every number explain nothing alone. Few words or booleans agree by chance.
     rest = [agreement for agreement in close if agreement not in bases]  # pairs with a base were tried
-    return search.exact(_pairs(rest, rest), choices) if search.floating else None
+    exact = search.exact(_pairs(rest, rest), ours) if search.floating else None
+    return Named(exact, True) if exact is not None else None
 
 
 def _pairs(bases: Sequence[Agreement], others: Sequence[Agreement]) -> Iterator[tuple[Mistake, ...]]:
     """Two mistakes that decide different things, one of them a base."""
     tried = set()
     for first, second in itertools.product(bases, others):
-        (base,), (other,) = first.mistakes, second.mistakes
+        base, other = first.mistake, second.mistake
         pair = frozenset((id(base), id(other)))
         if pair not in tried and not set(base.choices) & set(other.choices):
             tried.add(pair)
@@ -366,25 +388,24 @@ def _near(search: Search) -> Diagnosis:
     """A mistake that is met in all failing calls or in most of what is wrong, or the nearest in words."""
     near = [agreement for agreement in search.singles() if agreement.explained]
     for agreement in near:
-        failing = search.agreement(agreement.mistakes, search.wrong, search.failed)
-        if failing.exact and failing.explained >= FEWEST_ROWS:
-            return Diagnosis((Named(agreement.mistakes, True, "in the failing calls"),))
-    n_wrong = sum(int((~seen.right & seen.settled).sum()) for seen in search.wrong)
+        failing = search.agreement(agreement.mistake, search.wrong, search.failed)
+        if failing.share == 1 and failing.explained >= FEWEST_ROWS:
+            return Diagnosis((Named((agreement.mistake,), True, "in the failing calls"),))
+    n_wrong = sum(int(seen.wrong.sum()) for seen in search.wrong)
     if not near or not search.floating:
         return Diagnosis()
     # Random numbers do not agree by chance: a mistake met in most rows was made, and another beside it.
-    best = search.agreement(near[0].mistakes, search.seen, search.failed)
+    best = search.agreement(near[0].mistake, search.seen, search.failed)
     if best.share >= MOST:
-        return Diagnosis((Named(best.mistakes, True, "in most failing calls"),))
-    if best.explained == n_wrong >= FEWEST_RIGHT_ROWS and not search.failed:
-        return Diagnosis((Named(best.mistakes, True, "in the part that is wrong"),))
+        return Diagnosis((Named((best.mistake,), True, "in most failing calls"),))
+    of_a_part = FORM not in best.mistake.choices  # a form is of the whole result
+    if of_a_part and best.explained == n_wrong >= FEWEST_RIGHT_ROWS and not search.failed:
+        return Diagnosis((Named((best.mistake,), True, "in the part that is wrong"),))
     if best.share < NEAR:
         return Diagnosis()
-    names = list(dict.fromkeys(search.right))
-    right = f" Right are: {', '.join(names)}." if names else ""
-    (mistake,) = best.mistakes
+    right = f" Right are: {', '.join(dict.fromkeys(search.right))}." if search.right else ""
     return Diagnosis(
-        nearest=f"No known mistake gives your output. The nearest: {mistake.name}, which explains "
+        nearest=f"No known mistake gives your output. The nearest: {best.mistake.name}, which explains "
         f"{best.explained} of {n_wrong} wrong rows.{right}"
     )
 

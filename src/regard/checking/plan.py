@@ -6,16 +6,16 @@ import itertools
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Answer, Job, Order
-from regard.checking.child.trees import leaves, mapped, weighted_sum
+from regard.checking.child.messages import Order, Outcome, leaves, mapped, weighted_sum
 from regard.checking.compare import same
 from regard.checking.spec import Exercise
-from regard.checking.trials import Case, Draw, Impossible, Probe, Trial
+from regard.checking.trials import Case, Draw, Impossible, Item, Trial
 from regard.errors import ArgumentError, RegardError
 
 # name of the check -> options of the run
@@ -35,22 +35,14 @@ class Run:
 
     id: int
     kind: str  # "value", "gradients", "probe", or a key of VARIANTS
-    item: Trial | Probe
-    case: int
+    item: Item
+    case: Case
     order: Order  # what the child is told
 
     @property
     def dtype(self) -> str:
         """The floating dtype of its inputs."""
         return self.order.dtype or "float32"
-
-
-@dataclass(frozen=True, eq=False)
-class Expected:
-    """What a run must give."""
-
-    value: Any
-    grads: Mapping[str, Tensor] | None = None
 
 
 class Plan:
@@ -61,39 +53,37 @@ class Plan:
 
     def __init__(self, exercise: Exercise, seed: int, *, empty: bool = False) -> None:
         self.exercise, self.seed = exercise, seed
-        self.cases: list[Case] = []
         self.runs: list[Run] = []
-        self._expected: dict[tuple[str, ...], dict[int, Expected]] = {}
-        self._told_apart: list[dict[str, str]] = []
+        self._expected: dict[tuple[str, ...], dict[int, Outcome]] = {}
         self.checks = exercise.checks
         for trial in () if empty else self.checks.trials:
             self.add_trial(trial)
         for probe in () if empty else self.checks.probes:
-            cases = probe.make(Draw(probe.sizes, self.seed_of(probe)))
-            for case in cases:
+            for case in probe.make(self._draw(probe)):
                 self._add("probe", probe, case)
 
-    def seed_of(self, item: Trial | Probe) -> int:
+    @property
+    def orders(self) -> list[Order]:
+        """What a child is told to do."""
+        return [run.order for run in self.runs]
+
+    def _draw(self, item: Item) -> Draw:
         """Each trial has its own numbers, the same for every answer checked with this seed."""
-        return self.seed * 1_000_003 + zlib.crc32(item.name.encode())
+        return Draw(item.sizes, self.seed * 1_000_003 + zlib.crc32(item.name.encode()))
 
     def add_trial(self, trial: Trial, *, brief: bool = False) -> None:
         """Add the runs of one trial; `brief` for its value alone."""
-        case = trial.make(Draw(trial.sizes, self.seed_of(trial)))
+        case = trial.make(self._draw(trial))
         self._add("value", trial, case, largest=trial.most_numbers is not None)
         if brief or trial.raises:
             return
-        index = len(self.cases) - 1
         if trial.grad:
-            self._add("gradients", trial, index, gradients=True)
+            self._add("gradients", trial, case, gradients=True)
         if trial.variants:
             for name, options in VARIANTS.items():
-                self._add(name, trial, index, **options)
+                self._add(name, trial, case, **options)
 
-    def _add(self, kind: str, item: Trial | Probe, case: Case | int, **options: Any) -> None:
-        if isinstance(case, Case):
-            self.cases.append(case)
-            case = len(self.cases) - 1
+    def _add(self, kind: str, item: Item, case: Case, **options: Any) -> None:
         id = len(self.runs)
         self.runs.append(Run(id, kind, item, case, Order(id, case, seed=1 + id, **options)))
 
@@ -105,49 +95,46 @@ class Plan:
             for combination in itertools.product(*(convention.choices for convention in conventions))
         ]
 
+    @cached_property
     def told_apart(self) -> list[dict[str, str]]:
-        """The combinations whose results differ in some call from those of every one before."""
-        if not self._told_apart:
-            results: list[list[Any]] = []
-            apart: list[dict[str, str]] = []
-            for choices in self.choices():
-                with torch.no_grad():
-                    given = [
-                        None
-                        if isinstance(run.item, Trial) and run.item.raises
-                        else self.checks.reference(self.cases[run.case], **choices)
-                        for run in self.runs
-                        if run.kind in ("value", "probe")
-                    ]
-                if not any(same(given, other, 1e-9) for other in results):
-                    results.append(given)
-                    apart.append(choices)
-            self._told_apart = apart  # whole at once: answers are checked side by side
-        return self._told_apart
+        """The combinations whose results differ in some call from those of every one before, ours first."""
+        results: list[list[Any]] = []
+        apart: list[dict[str, str]] = []
+        for choices in self.choices():
+            with torch.no_grad():
+                values = [
+                    self.checks.reference(run.case, **choices)
+                    for run in self.runs
+                    if run.kind in ("value", "probe") and not run.item.raises
+                ]
+            if not any(same(values, other, 1e-9) for other in results):
+                results.append(values)
+                apart.append(choices)
+        return apart
 
-    def expected(self, choices: Mapping[str, str]) -> dict[int, Expected]:
+    def expected(self, choices: Mapping[str, str]) -> dict[int, Outcome]:
         """What each run must give, by its id."""
         key = tuple(choices.values())
         if key not in self._expected:
             self._expected[key] = {run.id: self._answer(run, choices) for run in self.runs}
         return self._expected[key]
 
-    def _answer(self, run: Run, choices: Mapping[str, str]) -> Expected:
+    def _answer(self, run: Run, choices: Mapping[str, str]) -> Outcome:
         item = run.item
-        if isinstance(item, Trial) and item.raises:
-            return Expected(None)
-        case = as_float64(self.cases[run.case], run.dtype)
+        if item.raises:
+            return Outcome()
+        case = as_float64(run.case, run.dtype)
         try:
             if run.kind == "gradients":
                 return self._gradients(case, choices)
             with torch.no_grad():
-                return Expected(self.checks.reference(case, **choices))
+                return Outcome(value=self.checks.reference(case, **choices))
         except (RegardError, RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
             raise ArgumentError(
                 f"{self.exercise.id}: the reference fails on {item.name!r}: {type(error).__name__}: {error}"
             ) from error
 
-    def _gradients(self, case: Case, choices: Mapping[str, str]) -> Expected:
+    def _gradients(self, case: Case, choices: Mapping[str, str]) -> Outcome:
         floats = {
             f"input {index}": tensor
             for index, tensor in enumerate(tensors_of(case))
@@ -157,18 +144,13 @@ class Plan:
             tensor.requires_grad_(True)
         value = self.checks.reference(case, **choices)
         total = weighted_sum(value)
-        if total is None:
-            return Expected(_detached(value), {})
-        grads = torch.autograd.grad(total, list(floats.values()), allow_unused=True)
-        by_name = {
-            name: torch.zeros_like(tensor) if grad is None else grad
-            for (name, tensor), grad in zip(floats.items(), grads, strict=True)
-        }
-        return Expected(_detached(value), by_name)
-
-    def job(self, answers: list[Answer], runs: list[Run] | None = None) -> Job:
-        """The message that makes a child do these runs for these answers."""
-        return Job(answers, self.cases, [run.order for run in (self.runs if runs is None else runs)])
+        by_name: dict[str, Tensor | None] = {}
+        if total is not None:
+            grads = torch.autograd.grad(total, list(floats.values()), allow_unused=True)
+            for (name, tensor), grad in zip(floats.items(), grads, strict=True):
+                by_name[name] = torch.zeros_like(tensor) if grad is None else grad
+        detached = mapped(value, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
+        return Outcome(value=detached, grads=by_name)
 
 
 def shrunk_sizes(sizes: Mapping[str, int]) -> list[dict[str, int]]:
@@ -211,13 +193,5 @@ def as_float64(case: Case, dtype: str) -> Case:
                 return leaf.to(getattr(torch, dtype)).double()
         return leaf
 
-    return replace(
-        case,
-        args=mapped(case.args, change),
-        kwargs=mapped(case.kwargs, change),
-        weights=mapped(case.weights, change),
-    )
-
-
-def _detached(tree: Any) -> Any:
-    return mapped(tree, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
+    changed = {name: mapped(getattr(case, name), change) for name in ("args", "kwargs", "weights")}
+    return replace(case, **changed)

@@ -65,15 +65,13 @@ class Progress:
 
     def next_hint(self, exercise: Exercise) -> tuple[str, str, str | None]:
         """The next grade, its hint, and the mistake it is about (None for the exercise in general)."""
-        entry = self.entries.setdefault(
-            exercise.id, {"passed": False, "share": 0.0, "mistake": None, "shown": 0}
-        )
-        by_name = {mistake.name: mistake for mistake in exercise.mistakes}
-        mistake = by_name.get(str(entry.get("mistake")))
-        hints = mistake.hints if mistake is not None else exercise.hints
+        start = {"passed": False, "share": 0.0, "mistake": None, "shown": 0}
+        entry = self.entries.setdefault(exercise.id, start)
+        hints = {mistake.name: mistake.hints for mistake in exercise.mistakes}
+        name = str(entry.get("mistake"))
         shown = min(int(_number(entry.get("shown"))), len(GRADES) - 1)
         entry["shown"] = shown + 1
-        return GRADES[shown], hints[shown], mistake.name if mistake is not None else None
+        return GRADES[shown], hints.get(name, exercise.hints)[shown], name if name in hints else None
 
     def save(self) -> str | None:
         """Write the state file; why it cannot be written, where it cannot: that must not stop a check."""

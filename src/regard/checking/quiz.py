@@ -87,7 +87,7 @@ def _shape(question: Question, text: str, answer: str) -> Marked:
 
 def _blank(question: Question, text: str) -> Marked:
     """Fill the blank with both answers and compare what comes out, on random tensors."""
-    from regard.checking.child.messages import Answer, Case, Cell, Job, Order
+    from regard.checking.child.messages import Answer, Case, Cell, Order
     from regard.checking.compare import same
     from regard.checking.trials import Draw
 
@@ -105,8 +105,8 @@ def _blank(question: Question, text: str) -> Marked:
         answers.append(Answer([Cell("", source)], {"blank": -1}))
     draw = Draw({}, 11)
     case = Case(tuple(draw.normal(*shape) for shape in question.sizes.values()))
-    wanted, ran = warm_runner().run(Job(answers, [case], [Order(0, 0)]))
-    outcome = ran.runs.get(0)
+    wanted, got = (warm_runner().run(answer, [Order(0, case)]) for answer in answers)
+    outcome = got.runs.get(0)
     if outcome is None or outcome.error is not None:
         error = outcome.error if outcome is not None else None
         reason = f"{error.type} {error.message}".strip() if error is not None else "it could not be run"

@@ -21,34 +21,28 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from queue import Empty, Full, LifoQueue, Queue
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from regard.checking.child import start
-from regard.checking.child.processes import (
-    KILL_SECONDS,
-    NOT_CONFINED,
-    TOO_MANY_PROCESSES,
-    TOO_MUCH_MEMORY,
-    is_running,
-    kill_below,
-)
+from regard.checking.child import processes, start
+from regard.checking.child.processes import KILL_SECONDS, is_running, kill_below
 from regard.errors import RegardError
 
 if TYPE_CHECKING:  # these import torch, after which a worker cannot be forked
-    from regard.checking.child.messages import Job, Loaded, Outcome, Skipped
+    from regard.checking.child.messages import Answer, Job, Loaded, Order, Outcome
 
 GONE = 1000  # in place of an exit code: the worker itself has ended
+NOT_STARTED = "the process that runs answers did not start: what it said stands above."
 TOO_LONG = "the whole check took too long"
 REASONS = {
     GONE: "it ended the process that runs it",
-    TOO_MANY_PROCESSES: "it started too many processes",
-    TOO_MUCH_MEMORY: "it used too much memory and was stopped",
-    NOT_CONFINED: "this system cannot keep files from it, so it was not run",
+    processes.TOO_MANY_PROCESSES: "it started too many processes",
+    processes.TOO_MUCH_MEMORY: "it used too much memory and was stopped",
+    processes.NOT_CONFINED: "this system cannot keep files from it, so it was not run",
     -11: "it crashed Python (a segmentation fault)",
     **dict.fromkeys((-9, -24), "it used too much time or memory and was stopped"),  # SIGKILL, SIGXCPU
 }
@@ -70,19 +64,30 @@ class Limits:
 
 @dataclass
 class Ran:
-    """What became of one answer of a job."""
+    """What became of an answer."""
 
     loaded: Loaded | None = None
     runs: dict[int, Outcome] = field(default_factory=dict)  # by id
+    loading: tuple[int, str] | None = None  # number and place of the statement that is being executed
 
+    def record(self, message: object) -> None:
+        """Take in what the answer's process says; `TypeError` for anything but these messages."""
+        from regard.checking.child.messages import Loaded, Loading, Outcome
 
-@dataclass
-class _Place:
-    """Where a child is: which answer, which statement of it is being executed, how many answers are done."""
+        if isinstance(message, Loading):
+            self.loading = (message.number, message.where)
+        elif isinstance(message, Loaded):
+            self.loaded, self.loading = message, None
+        elif isinstance(message, Outcome):
+            self.runs[message.run] = message
+        else:
+            raise TypeError(f"a {type(message).__name__}")
 
-    answer: int
-    loading: tuple[int, str] | None = None
-    n_done: int = 0
+    def left(self, orders: Sequence[Order]) -> list[Order]:
+        """The runs that are still to be made."""
+        if self.loaded is not None and (self.loaded.died or self.loaded.missing):
+            return []
+        return [order for order in orders if order.id not in self.runs]
 
 
 def _command(way: str, argument: str) -> list[str]:
@@ -123,7 +128,7 @@ class _Forking:
     def wait_until_ready(self) -> None:
         """Return when torch is loaded there."""
         if not self.ready and self.control.recv(1) != b"R":
-            raise RegardError("the process that runs answers did not start: what it said stands above.")
+            raise RegardError(NOT_STARTED)
         self.ready = True
 
     def read(self, seconds: float) -> bytes | None:
@@ -189,31 +194,33 @@ def _pump(source: IO[bytes], parts: Queue[bytes]) -> None:
 
 
 class _Plain:
-    """A process of its own for each job, and pipes to it: the way of systems that cannot fork."""
+    """A process for one job, and pipes to it: the way of systems that cannot fork."""
 
-    ready = gone = False  # it is there when a job is
-
-    def begin(self, job: bytes, settings: dict[str, Any]) -> None:
-        """Start the process, and give it the job when torch is loaded there."""
+    def __init__(self) -> None:
+        self.ready = self.gone = False
         self.folder = tempfile.mkdtemp(prefix="answer-")
         self.process = subprocess.Popen(
-            _command("once", json.dumps({**settings, "folder": self.folder})),
+            _command("once", self.folder),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **ONE_THREAD},
         )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        if self.process.stdout.read(1) != b"R":
-            self.status(0.0)
-            raise RegardError("the process that runs answers did not start: what it said stands above.")
-        with contextlib.suppress(OSError), self.process.stdin:
-            self.process.stdin.write(job)
         self.parts: Queue[bytes] = Queue(maxsize=16)
-        threading.Thread(target=_pump, args=[self.process.stdout, self.parts], daemon=True).start()
 
     def wait_until_ready(self) -> None:
-        """Nothing is waited for before there is a job."""
+        """Return when torch is loaded there."""
+        assert self.process.stdout is not None
+        if not self.ready and self.process.stdout.read(1) != b"R":
+            raise RegardError(NOT_STARTED)
+        self.ready = True
+
+    def begin(self, job: bytes, settings: dict[str, Any]) -> None:
+        """Have the job made."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(OSError), self.process.stdin:
+            self.process.stdin.write(json.dumps(settings).encode() + b"\n" + job)
+        threading.Thread(target=_pump, args=[self.process.stdout, self.parts], daemon=True).start()
 
     def read(self, seconds: float) -> bytes | None:
         """What the child sends next: nothing more when it has ended, None when it waits."""
@@ -234,12 +241,14 @@ class _Plain:
         """The exit code of the process, with all that it leaves behind ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
-        self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
         return self.process.wait()
 
     def close(self) -> None:
-        """Nothing runs between jobs."""
+        """End the process, and remove the folder it wrote to."""
+        self.gone = True
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Runner:
@@ -273,143 +282,81 @@ class Runner:
         for _ in range(self.n_worker):
             self.idle.get().close()
 
-    @contextlib.contextmanager
-    def _borrowed(self) -> Iterator[list[_Forking | _Plain]]:
-        held = [self.idle.get()]
+    def run(self, answer: Answer, orders: Sequence[Order], *, warm: Sequence[str] = ()) -> Ran:
+        """What became of the answer; `warm` are modules to import before it runs, outside of its time."""
+        from regard.checking.child.messages import Failure, Job, Loaded, Outcome, Skipped
+
+        ran = Ran()
+        fatal: list[Skipped] = []  # statements that ended the process
+        n_child, seconds = 0, self.limits.job_seconds
+        worker = self.idle.get()
         try:
-            held[0].wait_until_ready()
-            yield held
-        finally:
-            self.idle.put(held[0])
-
-    def run(self, job: Job, *, patient: bool = False, warm: Sequence[str] = ()) -> list[Ran]:
-        """What became of each answer.
-
-        `patient` is for our own code, such as known mistakes: there the job has a minute. `warm` are modules
-        to import before the answer runs, outside of its time.
-        """
-        from regard.checking.child.messages import Failure, Loaded, Outcome, Skipped
-
-        limits = self.limits
-        answers = list(job.answers)
-        results = [Ran() for _ in answers]
-        fatal: list[list[Skipped]] = [[] for _ in answers]  # statements that ended the process
-        first, restarts, died = 0, 0, -1
-        left = 60.0 if patient else limits.job_seconds
-        with self._borrowed() as held:
-            while first < len(answers):
-                done = results[first].runs
-                # Only the answer that died is resumed; those after it have all their runs to make.
-                some = [answers[first]] if done else answers[first:]
-                orders = [order for order in job.orders if order.id not in done]
-                part = replace(job, answers=some, orders=orders, seconds=limits.run_seconds)
-                place, reason, seconds = self._child(held, part, warm, results, first, left)
-                left -= seconds
-                if not reason:
-                    first += len(some)
-                    continue
-                number = place.answer
-                restarts = restarts + 1 if number == died else 1
-                died = number
-                result, answer = results[number], answers[number]
-                exhausted = left <= 0 or restarts > limits.restarts
-                if result.loaded is None:
-                    if place.loading is None or exhausted:
-                        result.loaded = Loaded(number, died=reason)
-                        first = number + 1
-                    else:  # leave out the statement that ended the process
-                        statement, where = place.loading
-                        answers[number] = replace(answer, skip=[*answer.skip, statement])
-                        fatal[number].append(Skipped(where, reason, statement))
-                        first = number
-                    continue
-                missing = [order.id for order in job.orders if order.id not in result.runs]
-                for position, run in enumerate(missing):
-                    if position == 0:
-                        result.runs[run] = Outcome(number, run, error=Failure("died", message=reason))
+            while left := ran.left(orders):
+                if worker.gone:
+                    worker.close()
+                    worker = self._worker()
+                worker.wait_until_ready()
+                began = time.monotonic()
+                job = Job(answer, left, self.limits.run_seconds)
+                reason = self._child(worker, job, list(warm), ran, seconds)
+                n_child, seconds = n_child + 1, seconds - (time.monotonic() - began)
+                exhausted = seconds <= 0 or n_child > self.limits.restarts
+                if ran.loaded is None and (ran.loading is None or exhausted):
+                    ran.loaded = Loaded(died=reason)
+                elif ran.loaded is None and ran.loading is not None:  # leave that statement out
+                    number, where = ran.loading
+                    answer = replace(answer, skip=[*answer.skip, number])
+                    fatal.append(Skipped(where, reason, number))
+                for place, order in enumerate(ran.left(orders) if ran.loaded is not None else ()):
+                    if place == 0:
+                        ran.runs[order.id] = Outcome(order.id, error=Failure("died", message=reason))
                     elif exhausted:
-                        result.runs[run] = Outcome(number, run, error=Failure("not run"))
-                first = number + 1 if exhausted or len(missing) <= 1 else number
-        for result, statements in zip(results, fatal, strict=True):
-            if result.loaded is None or result.loaded.died:
-                continue
-            result.loaded = replace(result.loaded, skipped=[*result.loaded.skipped, *statements])
-            for order in [] if result.loaded.missing else job.orders:
-                # An answer may claim to be done before it is.
-                result.runs.setdefault(order.id, Outcome(run=order.id, error=Failure("not run")))
-        return results
+                        ran.runs[order.id] = Outcome(order.id, error=Failure("not run"))
+        finally:
+            self.idle.put(worker)
+        if ran.loaded is not None and not ran.loaded.died:
+            ran.loaded = replace(ran.loaded, skipped=[*ran.loaded.skipped, *fatal])
+        return ran
 
     def _child(
-        self,
-        held: list[_Forking | _Plain],
-        job: Job,
-        warm: Sequence[str],
-        results: list[Ran],
-        first: int,
-        most_seconds: float,
-    ) -> tuple[_Place, str, float]:
-        """Run one child: how far it came, why no further if it did not make every run, and its seconds."""
+        self, worker: _Forking | _Plain, job: Job, warm: list[str], ran: Ran, most_seconds: float
+    ) -> str:
+        """Have one child make as many of the runs as it can; why it made no more."""
         from regard.checking.child.wire import Reader, WireError, encode
 
         limits = self.limits
-        if held[0].gone:
-            held[0].close()
-            held[0] = self._worker()
-            held[0].wait_until_ready()
-        worker = held[0]
-        reader, place, reason = Reader(), _Place(first), ""
-        settings = {"memory": limits.memory, "cpu_seconds": 60, "warm": list(warm)}
+        reader, reason = Reader(), ""
+        settings = {"memory": limits.memory, "cpu_seconds": 60, "warm": warm}
         try:
             worker.begin(encode(job), {**settings, "must_confine": limits.must_confine})
         except OSError:  # it ended between two jobs
-            return place, _reason(worker.status(limits.kill_seconds)), 0.0
-        began = last = time.monotonic()
-        end = began + max(most_seconds, 0.2)
-        while True:
+            return _reason(worker.status(limits.kill_seconds))
+        last = time.monotonic()
+        end = last + max(most_seconds, 0.2)
+        while not reason:
             data = worker.read(min(end, last + limits.stall_seconds) - time.monotonic())
             now = time.monotonic()
             if data == b"":
                 break
-            if reason:  # it was told to end: what still comes is not looked at
-                if now >= end:
-                    worker.kill()
-                    break
-                continue
             if data is None or now >= end:
                 stalled = now >= last + limits.stall_seconds
                 reason = "an endless loop, or a call that takes too long" if stalled else TOO_LONG
-            else:
-                last = now
-                try:
-                    for message in reader.feed(data):
-                        _record(message, results, first, place)
-                except (WireError, ValueError, IndexError) as error:
-                    reason = f"it wrote something else where its results belong ({error})"
-            if reason:
-                worker.stop()
-                last = end = now + limits.kill_seconds
+                continue
+            last = now
+            try:
+                for message in reader.feed(data):
+                    ran.record(message)
+            except (WireError, TypeError) as error:
+                reason = f"it wrote something else where its results belong ({error})"
+        if reason:
+            worker.stop()
+            end = time.monotonic() + limits.kill_seconds
+            while worker.read(end - time.monotonic()) != b"":  # what still comes is not looked at
+                if time.monotonic() >= end:
+                    worker.kill()
+                    break
         status = worker.status(limits.kill_seconds)
-        finished = place.n_done == len(job.answers)
-        return place, "" if finished else reason or _reason(status), time.monotonic() - began
-
-
-def _record(message: object, results: list[Ran], first: int, place: _Place) -> None:
-    """Put a message where it belongs, and note where the child is now."""
-    from regard.checking.child.messages import Done, Loaded, Loading, Outcome
-
-    if not isinstance(message, Loading | Loaded | Outcome | Done) or message.answer < 0:
-        raise ValueError(f"a {type(message).__name__}")
-    place.answer = first + message.answer
-    result = results[place.answer]
-    if isinstance(message, Loading):
-        place.loading = (message.number, message.where)
-    elif isinstance(message, Loaded):
-        result.loaded, place.loading = message, None
-        place.n_done += bool(message.missing)
-    elif isinstance(message, Done):
-        place.n_done += 1
-    else:
-        result.runs[message.run] = message
+        return reason or _reason(status)
 
 
 def _reason(status: int) -> str:

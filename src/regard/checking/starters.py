@@ -6,6 +6,7 @@ import json
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from regard.checking.catalogue import TEMPLATE
 from regard.checking.spec import Exercise
@@ -14,12 +15,9 @@ from regard.errors import ArgumentError
 
 def script(exercise: Exercise) -> str:
     """The starter as a script, with the task above it as a comment."""
-    task = [
-        f"# {exercise.title}",
-        "#",
-        *(f"# {line}".rstrip() for line in exercise.task.strip().splitlines()),
-    ]
-    lines = [*task, "#", f"# Check it with: regard check {file_name(exercise)}", "", exercise.starter]
+    task = [exercise.title, "", *exercise.task.strip().splitlines(), ""]
+    comment = [*task, f"Check it with: regard check {file_name(exercise)}"]
+    lines = [*(f"# {line}".rstrip() for line in comment), "", exercise.starter]
     if exercise.example:
         lines += ["", 'if __name__ == "__main__":', textwrap.indent(exercise.example.strip(), "    "), ""]
     return "\n".join(lines)
@@ -27,31 +25,15 @@ def script(exercise: Exercise) -> str:
 
 def notebook(exercise: Exercise) -> str:
     """The starter as a notebook: the task, then a cell to fill in."""
-    cells = [
-        {
-            "cell_type": "markdown",
-            "id": "task",
-            "metadata": {},
-            "source": f"# {exercise.title}\n\n{exercise.task.strip()}\n\n"
-            f"Check it with: `regard check {file_name(exercise, '.ipynb')}`",
-        },
-        *(
-            {
-                "cell_type": "code",
-                "id": id,
-                "metadata": {},
-                "execution_count": None,
-                "outputs": [],
-                "source": source.strip(),
-            }
-            for id, source in (("answer", exercise.starter), ("example", exercise.example))
-            if source
-        ),
-    ]
+    check = f"Check it with: `regard check {file_name(exercise, '.ipynb')}`"
+    task = f"# {exercise.title}\n\n{exercise.task.strip()}\n\n{check}"
+    cells: list[dict[str, Any]] = [{"cell_type": "markdown", "id": "task", "metadata": {}, "source": task}]
+    empty: dict[str, Any] = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
+    for id, source in (("answer", exercise.starter), ("example", exercise.example)):
+        cells += [{**empty, "id": id, "source": source.strip()}] if source else []
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return json.dumps(
-        {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}, indent=1
-    )
+    page = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(page, indent=1)
 
 
 def file_name(exercise: Exercise, suffix: str = ".py") -> str:

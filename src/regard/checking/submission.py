@@ -22,6 +22,7 @@ from regard.errors import ArgumentError, LoadError
 
 MOST_BYTES = 1 << 25
 MAGIC = re.compile(r"^\s*(%|!|\?)|^\s*[\w.]+\?{1,2}\s*$")
+ASSIGNED_MAGIC = re.compile(r"^(\s*[\w, ]+=\s*)[!%].*$")
 # Cell magics whose cell is Python all the same.
 PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3", "%%check")
 NEAR = 0.8  # how alike two names are, of which one was probably meant
@@ -95,12 +96,7 @@ class Submission:
 
     @cached_property
     def imported(self) -> tuple[str, ...]:
-        """The packages that the file imports, by their first name."""
-        return tuple(dict.fromkeys(name.partition(".")[0] for name in self.modules))
-
-    @cached_property
-    def modules(self) -> tuple[str, ...]:
-        """What the file imports, by its whole name."""
+        """What the file imports, by its first name and by its whole name."""
         names: dict[str, None] = {}
         for cell in self.cells:
             for node in ast.walk(tree_of(cell)):
@@ -108,38 +104,18 @@ class Submission:
                     names |= dict.fromkeys(alias.name for alias in node.names)
                 elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                     names[node.module] = None
-        return tuple(names)
+        return tuple(dict.fromkeys([*(name.partition(".")[0] for name in names), *names]))
 
     @cached_property
     def undefined(self) -> frozenset[str]:
         """Names that the file uses and nowhere defines."""
-        used: set[str] = set()
-        bound: set[str] = set(dir(builtins)) | {"get_ipython", "display", "__file__"}
+        bound, used = set(dir(builtins)) | {"get_ipython", "display", "__file__"}, set[str]()
         for cell in self.cells:
-            for node in ast.walk(tree_of(cell)):
-                if isinstance(node, ast.Name):
-                    (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-                elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-                    bound.add(node.name)
-                elif isinstance(node, ast.arg):
-                    bound.add(node.arg)
-                elif isinstance(node, ast.alias):
-                    bound.add((node.asname or node.name).partition(".")[0])
-                    if node.name == "*":
-                        return frozenset()  # anything may come from there
-                elif isinstance(node, ast.ExceptHandler) and node.name:
-                    bound.add(node.name)
-        # A method's name is no top-level name: what only a class defines still counts as undefined.
-        methods = {
-            part.name
-            for cell in self.cells
-            for node in ast.walk(tree_of(cell))
-            if isinstance(node, ast.ClassDef)
-            for part in node.body
-            if isinstance(part, ast.FunctionDef)
-        }
-        top = {definition.name for definition in self.definitions}
-        return frozenset(used - (bound - (methods - top)))
+            for statement in tree_of(cell).body:
+                binds, uses = names_in(statement)
+                bound |= binds
+                used |= uses
+        return frozenset() if "*" in bound else frozenset(used - bound)  # anything may come from a star
 
 
 def _named(statement: ast.stmt, known: Mapping[str, Node]) -> dict[str, Node]:
@@ -175,12 +151,7 @@ def read(path: str | Path) -> Submission:
 
 def from_source(text: str, path: str = "answer.py", folder: str = "") -> Submission:
     """The submission of a script's text; `LoadError` where it is no Python."""
-    clean, notes = _without_magics(text)
-    cell = Cell("", clean)
-    try:
-        tree_of(cell)
-    except UNPARSED as error:
-        raise LoadError(f"{path} is no Python: {_complaint(error)}.") from error
+    cell, notes = _cell("", text, path)
     return Submission(path, (cell,), notes, folder)
 
 
@@ -188,15 +159,8 @@ def _notebook(text: str, path: str, folder: str) -> Submission:
     try:
         notebook = json.loads(text)
         cells = notebook["cells"] if "cells" in notebook else notebook["worksheets"][0]["cells"]
-        sources = [
-            "".join(source)
-            if isinstance(source := cell.get("source", cell.get("input", "")), list)
-            else source
-            for cell in cells
-            if cell.get("cell_type") == "code"
-        ]
-        if not all(isinstance(source, str) for source in sources):
-            raise TypeError("a cell's source is no text")
+        code = [cell for cell in cells if cell.get("cell_type") == "code"]
+        sources = ["".join(cell.get("source", cell.get("input", ""))) for cell in code]  # of lines, or a text
     except (*UNPARSED, KeyError, TypeError, AttributeError, IndexError) as error:
         raise LoadError(f"{path} is no notebook: {str(error) or type(error).__name__}.") from error
     parsed, notes, broken = as_cells(sources)
@@ -205,20 +169,33 @@ def _notebook(text: str, path: str, folder: str) -> Submission:
 
 def as_cells(sources: Iterable[str]) -> tuple[tuple[Cell, ...], tuple[str, ...], tuple[str, ...]]:
     """A notebook's cells, what was left out of them, and those that are no Python."""
-    parsed: list[Cell] = []
+    cells: list[Cell] = []
     notes: list[str] = []
     broken: list[str] = []
     for number, source in enumerate(sources, 1):
-        clean, dropped = _without_magics(source)
-        notes += dropped
-        cell = Cell(f"cell {number}, ", clean)
         try:
-            tree_of(cell)
-        except UNPARSED as error:
-            broken.append(f"cell {number} is no Python: {_complaint(error)}.")
+            cell, dropped = _cell(f"cell {number}, ", source, f"cell {number}")
+        except LoadError as error:
+            broken.append(str(error))
             continue
-        parsed.append(cell)
-    return tuple(parsed), tuple(dict.fromkeys(notes)), tuple(broken)
+        cells.append(cell)
+        notes += dropped
+    return tuple(cells), tuple(dict.fromkeys(notes)), tuple(broken)
+
+
+def _cell(label: str, source: str, where: str) -> tuple[Cell, tuple[str, ...]]:
+    """A piece that parses, and what was left out of it; `LoadError` where it is no Python."""
+    clean, notes = _without_magics(source)
+    cell = Cell(label, clean)
+    try:
+        tree_of(cell)
+    except UNPARSED as error:
+        complaint = str(error) or "it is nested too deeply"
+        if isinstance(error, SyntaxError):
+            text = f": `{error.text.strip()[:80]}`" if error.text else ""
+            complaint = f"line {error.lineno}: {error.msg}{text}"
+        raise LoadError(f"{where} is no Python: {complaint}.") from error
+    return cell, notes
 
 
 def names_in(statement: ast.stmt) -> tuple[set[str], set[str]]:
@@ -246,14 +223,6 @@ def _globals(table: SymbolTable) -> set[str]:
     return outside.union(*map(_globals, table.get_children()))
 
 
-def _complaint(error: BaseException) -> str:
-    """What the parser says: line, reason, and the line itself."""
-    if not isinstance(error, SyntaxError):
-        return str(error) or "it is nested too deeply"
-    text = f": `{error.text.strip()[:80]}`" if error.text else ""
-    return f"line {error.lineno}: {error.msg}{text}"
-
-
 def _without_magics(text: str) -> tuple[str, tuple[str, ...]]:
     """The text with a notebook's magics blanked out, line by line, so that line numbers stay.
 
@@ -270,20 +239,16 @@ def _without_magics(text: str) -> tuple[str, tuple[str, ...]]:
     if first.startswith("%%") and first.split()[0] not in PYTHON_CELLS:
         return "", (f"a {first.split()[0]} cell was dropped.",)
     dropped = [line.split()[0] for line in lines if MAGIC.match(line)]
-    kept = [_blank(line) if MAGIC.match(line) else _assigned(line) for line in lines]
     notes = (f"magics were dropped ({', '.join(dict.fromkeys(dropped))}).",) if dropped else ()
-    return "\n".join(kept), notes
+    return "\n".join(map(_without_magic, lines)), notes
 
 
-def _blank(line: str) -> str:
-    """`pass` where a magic stood inside a block, nothing at the left margin."""
+def _without_magic(line: str) -> str:
+    """`pass` for a magic inside a block, nothing at the left margin; `files = []` for `files = !ls`."""
+    if not MAGIC.match(line):
+        return ASSIGNED_MAGIC.sub(r"\1[]", line)
     indent = line[: len(line) - len(line.lstrip())]
     return f"{indent}pass" if indent else ""
-
-
-def _assigned(line: str) -> str:
-    """`files = !ls` as `files = []`."""
-    return re.sub(r"^(\s*[\w, ]+=\s*)[!%].*$", r"\1[]", line)
 
 
 @dataclass(frozen=True)
@@ -304,40 +269,48 @@ def answered(
     the file. `only` settles it.
     """
     if only is not None:
-        exercise = exercises[only]
-        subjects = _places(submission, exercise)
-        if subjects is None:
-            raise ArgumentError(
-                f"{submission.path} does not answer {only!r}: it must define {', '.join(exercise.names)}. "
-                f"{_defines(submission, {only: exercise})}"
-            )
-        return [Answered(exercise, subjects)]
+        exercises = {only: exercises[only]}
     chosen: dict[tuple[str, int], Answered] = {}
     by_names: dict[tuple[str, ...], list[Exercise]] = {}
     for exercise in exercises.values():
         by_names.setdefault(exercise.names, []).append(exercise)
-    for wanted, rivals in by_names.items():
+    for names, rivals in by_names.items():
         if len(rivals) == 1:
-            subjects = _places(submission, rivals[0])
-            if subjects is not None:
+            places = [_place(submission, rivals[0], name) for name in names]
+            subjects = {name: place for name, place in zip(names, places, strict=True) if place is not None}
+            if len(subjects) == len(names):
                 chosen[rivals[0].id, 0] = Answered(rivals[0], subjects)
             continue
         for definition in submission.definitions:
-            if definition.name != wanted[0]:
+            if definition.name != names[0]:
                 continue
             scores = {exercise.id: likeness(definition.node, exercise) for exercise in rivals}
             near = [rival for rival in rivals if scores[rival.id] > max(scores.values()) - TIE]
             stem = Path(submission.path).stem.lower().replace("-", "_")
             titled = [rival for rival in near if rival.id.replace("-", "_") in stem]
-            near = titled if len(titled) == 1 else near
+            first, *others = titled if len(titled) == 1 else near
             # A later definition of the same exercise replaces an earlier one; where several exercises fit,
             # only running both definitions can tell.
-            place = definition.number if len(near) > 1 else 0
-            chosen[near[0].id, place] = Answered(
-                near[0], {definition.name: definition.number}, tuple(near[1:])
-            )
+            place = definition.number if others else 0
+            chosen[first.id, place] = Answered(first, {definition.name: definition.number}, tuple(others))
+    if only is not None and not chosen:
+        raise ArgumentError(
+            f"{submission.path} does not answer {only!r}: it must define {', '.join(exercises[only].names)}. "
+            f"{_defines(submission, exercises)}"
+        )
     order = list(exercises)
     return [chosen[key] for key in sorted(chosen, key=lambda key: (order.index(key[0]), key[1]))]
+
+
+def _place(submission: Submission, exercise: Exercise, name: str) -> int | None:
+    """The statement that defines a name of the exercise: the last, or the class that looks most like it."""
+    there = [definition for definition in submission.definitions if definition.name == name]
+    # A starter that was left standing above the answer is none.
+    starter = ast.dump(exercise.definitions[name])
+    there = [definition for definition in there if ast.dump(definition.node) != starter] or there
+    if len(there) > 1 and isinstance(there[-1].node, ast.ClassDef):
+        there.sort(key=lambda definition: likeness(definition.node, exercise))
+    return there[-1].number if there else None
 
 
 def unanswered(submission: Submission, exercises: Mapping[str, Exercise]) -> str:
@@ -348,52 +321,37 @@ def unanswered(submission: Submission, exercises: Mapping[str, Exercise]) -> str
 def _defines(submission: Submission, exercises: Mapping[str, Exercise]) -> str:
     """What a file defines, and which name was probably meant."""
     names = list(dict.fromkeys(definition.name for definition in submission.definitions))
-    wanted = {_bare(name): name for exercise in exercises.values() for name in exercise.names}
+    wanted = [name for exercise in exercises.values() for name in exercise.names]
+    plain = {name.lower().replace("_", ""): name for name in wanted}
     for name in names:
-        near = difflib.get_close_matches(_bare(name), wanted, 1, NEAR)
+        near = difflib.get_close_matches(name.lower().replace("_", ""), plain, 1, NEAR)
         if near:
-            return f"It defines {name}: did you mean {wanted[near[0]]}?"
+            return f"It defines {name}: did you mean {plain[near[0]]}?"
     return f"It defines {', '.join(names) or 'nothing'}."
-
-
-def _bare(name: str) -> str:
-    return name.lower().replace("_", "")
 
 
 def likeness(node: Node, exercise: Exercise) -> float:
     """How much a definition looks like the starter's: constructor, methods, arguments, layers."""
-    starter = exercise.definitions[exercise.names[0]]
-    mine, theirs = _features(node), _features(starter)
+    mine, theirs = _signatures(node), _signatures(exercise.definitions[exercise.names[0]])
+    init, wanted = mine.get("__init__", []), theirs.get("__init__", [])
+    forward, wanted_forward = mine.get("forward", []), theirs.get("forward", [])
     # The constructor's arguments and their order say most; a teacher's layers are named in the task alone.
-    score = 4.0 * (mine["init"] == theirs["init"])
-    score += 2.0 * _overlap(mine["init"], theirs["init"])
-    score += 1.0 * (len(mine["init"]) == len(theirs["init"]))
-    score += 2.0 * _overlap(mine["methods"], theirs["methods"])
-    score += 2.0 * _overlap(mine["forward"], theirs["forward"])
-    score += 1.0 * (len(mine["forward"]) == len(theirs["forward"]))
-    named = {f"{layer}" for layer in mine["layers"]}
-    return score + 0.5 * sum(layer in exercise.task for layer in named) / max(1, len(named))
-
-
-def _features(node: Node) -> dict[str, list[str]]:
-    if isinstance(node, ast.FunctionDef):
-        return {"init": [], "methods": [], "forward": _arguments(node), "layers": []}
-    methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
-    layers = [
-        target.attr
+    score = 4.0 * (init == wanted) + 1.0 * (len(init) == len(wanted)) + 2.0 * _overlap(init, wanted)
+    score += 1.0 * (len(forward) == len(wanted_forward)) + 2.0 * _overlap(forward, wanted_forward)
+    score += 2.0 * _overlap(list(mine), list(theirs))
+    layers = {
+        part.attr
         for part in ast.walk(node)
-        if isinstance(part, ast.Assign)
-        for target in part.targets
-        if isinstance(target, ast.Attribute)
-        and isinstance(target.value, ast.Name)
-        and target.value.id == "self"
-    ]
-    return {
-        "init": _arguments(methods["__init__"])[1:] if "__init__" in methods else [],
-        "methods": sorted(methods),
-        "forward": _arguments(methods["forward"])[1:] if "forward" in methods else [],
-        "layers": layers,
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
     }
+    return score + 0.5 * sum(layer in exercise.task for layer in layers) / max(1, len(layers))
+
+
+def _signatures(node: Node) -> dict[str, list[str]]:
+    """The arguments of each method, but `self`; a function is a `forward`."""
+    if isinstance(node, ast.FunctionDef):
+        return {"forward": _arguments(node)}
+    return {part.name: _arguments(part)[1:] for part in node.body if isinstance(part, ast.FunctionDef)}
 
 
 def _arguments(node: ast.FunctionDef) -> list[str]:
@@ -403,21 +361,3 @@ def _arguments(node: ast.FunctionDef) -> list[str]:
 def _overlap(mine: list[str], theirs: list[str]) -> float:
     both = {name.lower() for name in mine} & {name.lower() for name in theirs}
     return 2 * len(both) / max(1, len(mine) + len(theirs))
-
-
-def _places(submission: Submission, exercise: Exercise) -> dict[str, int] | None:
-    """Where the file defines all names of the exercise: the last time of each, or None."""
-    places: dict[str, int] = {}
-    for name in exercise.names:
-        there = [definition for definition in submission.definitions if definition.name == name]
-        if not there:
-            return None
-        # A starter that was left standing above the answer is none.
-        starter = ast.dump(exercise.definitions[name])
-        there = [definition for definition in there if ast.dump(definition.node) != starter] or there
-        best: Definition = there[-1]
-        if len(there) > 1 and isinstance(best.node, ast.ClassDef):
-            scores = {other.number: likeness(other.node, exercise) for other in there}
-            best = max(there, key=lambda other: (scores[other.number], other.number))
-        places[name] = best.number
-    return places

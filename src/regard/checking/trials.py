@@ -13,7 +13,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -22,28 +22,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Case, Code
+from regard.checking.child.messages import Case as Case
+from regard.checking.child.messages import Code as Code
 from regard.errors import LoadError
-
-__all__ = [
-    "ANYTHING",
-    "Case",
-    "Checks",
-    "Code",
-    "Draw",
-    "Impossible",
-    "Kind",
-    "Probe",
-    "Trial",
-    "changed",
-    "first_sequence",
-    "formula",
-    "load",
-    "made",
-    "neighbour_probe",
-    "parted",
-    "worked",
-]
 
 Kind = Literal["wrong", "fragile", "train mode", "wasteful"]
 OURS = Path(__file__).parent.parent / "exercises"
@@ -92,43 +73,43 @@ class Draw:
         return torch.randperm(high, generator=self.generator)[:count]
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One named call whose result must be the reference's, in value and gradient."""
-
-    name: str
-    make: Callable[[Draw], Case]
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    grad: bool = True  # compare gradients of every floating input and weight too
-    variants: bool = False  # repeat it in other dtypes, non-contiguous, twice, and on the meta device
-    optional: bool = False  # a method that an answer may do without
-    raises: tuple[str, ...] = ()  # it must raise one of these instead
-    most_numbers: Callable[[Mapping[str, int]], int] | None = None  # no tensor made on the way may hold more
-    hidden: bool = False  # results for students show only the name
-    kind: Kind = "wrong"  # what a failure of this trial means
-    says: str = ""  # one sentence shown when it fails
-
-
 Calls = Callable[[Draw], tuple[Case, ...]]
 
 
 @dataclass(frozen=True)
-class Probe:
-    """Several calls judged together.
+class Item:
+    """What trials and probes have in common."""
+
+    name: str
+    make: Callable[[Draw], Any]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    _: KW_ONLY
+    optional: bool = False  # of a method that an answer may do without
+    raises: tuple[str, ...] = ()  # it must raise one of these instead
+    hidden: bool = False  # results for students show only the name
+    kind: Kind = "wrong"  # what a failure means
+    says: str = ""  # one sentence shown when it fails; of a probe what was changed and who must not notice
+
+
+@dataclass(frozen=True)
+class Trial(Item):
+    """One named call whose result must be the reference's, in value and gradient."""
+
+    grad: bool = True  # compare gradients of every floating input and weight too
+    variants: bool = False  # repeat it in other dtypes, non-contiguous, twice, and on the meta device
+    most_numbers: Callable[[Mapping[str, int]], int] | None = None  # no tensor made on the way may hold more
+
+
+@dataclass(frozen=True)
+class Probe(Item):
+    """Several calls that `make` draws, judged together.
 
     Without `judge` the first call is the base and each other changes one thing: where the reference does not
     move, the answer must not either, and where it does, the answer must. `judge` gets the results in order
     and returns None or what is wrong.
     """
 
-    name: str
-    make: Calls
-    sizes: Mapping[str, int] = field(default_factory=dict)
     judge: Callable[[list[Any]], str | None] | None = None
-    optional: bool = False
-    hidden: bool = False
-    kind: Kind = "wrong"
-    says: str = ""  # what was changed and who must not notice, in one sentence
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +122,7 @@ class Checks:
     view: Callable[[Case, Any], Any] | None = None  # what is compared, where answers may differ in form
 
     @property
-    def items(self) -> list[Trial | Probe]:
+    def items(self) -> list[Item]:
         """Trials, then probes."""
         return [*self.trials, *self.probes]
 

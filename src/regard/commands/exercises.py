@@ -55,8 +55,7 @@ def workers(n: int, *, must_confine: bool = False) -> Iterator[Runner]:
 @options.as_json
 def exercises(folder: Path | None, as_json: bool) -> None:
     """Show the exercises as a path: how hard and long each is, how far you are, what comes next."""
-    from regard.checking.catalogue import entries
-    from regard.checking.path import next_stop, tracks
+    from regard.checking.catalogue import entries, next_stop, tracks
     from regard.checking.progress import Progress
 
     progress, path = Progress(), tracks(entries(folder))

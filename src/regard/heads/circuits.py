@@ -34,7 +34,7 @@ from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.model import head_outputs, layers_of, loaded_of, path_of, probe
 from regard.models.transformer import Transformer
-from regard.tracing.changes import Called
+from regard.tracing.calls import Called
 from regard.tracing.layers import LayerTrace
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import module_of, trace

@@ -1,6 +1,6 @@
-"""Runs an answer's calls and reports what came out. Lives in the child process: needs torch alone.
+"""Makes the calls of an answer and reports what came out. Lives in the child process: needs torch alone.
 
-It is given inputs and returns results. It never sees an expected value, so nothing that an answer does here,
+It gets inputs and returns results. It never sees an expected value, so nothing that an answer does here,
 such as replacing parts of torch or looking up its caller, can make a wrong result right.
 """
 
@@ -10,16 +10,15 @@ import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .limits import failure, time_limit
-from .loader import load
-from .messages import Case, Code, Done, Failure, Foreign, Job, Loading, Meta, Order, Outcome, Tree, Unfit
-from .trees import leaves, mapped, weighted_sum
+from .loader import failure, load, time_limit
+from .messages import Answer, Code, Failure, Foreign, Job, Order, Outcome, Tree, leaves, mapped, weighted_sum
 from .watcher import Watcher
 from .weights import Place, fitted, transfer
 
@@ -62,9 +61,9 @@ class Elsewhere(TorchDispatchMode):
         if packet not in (aten.copy_, aten._to_copy):
             indexed = packet in (aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_)
             # Indices on the CPU are fine for a tensor on a GPU, and so are single numbers.
-            given = [args[0], *args[2:]] if indexed else [list(args), kwargs]
-            met = {leaf.device.type for _, leaf in leaves(given) if isinstance(leaf, Tensor) and leaf.dim()}
-            if len(met) > 1:
+            inputs = [args[0], *args[2:]] if indexed else [list(args), kwargs]
+            tensors = [leaf for _, leaf in leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()]
+            if len({tensor.device.type for tensor in tensors}) > 1:
                 raise RuntimeError(f"Expected all tensors to be on the same device: {func}")
         return func(*args, **kwargs)
 
@@ -75,7 +74,7 @@ def packed(value: Any) -> Tree:
     def leaf(item: Any) -> Any:
         if isinstance(item, Tensor):
             if item.device.type == "meta":
-                return Meta(list(item.shape), str(item.dtype).removeprefix("torch."))
+                return Foreign("a tensor")
             if item.numel() > MOST_NUMBERS_OUT:
                 return Foreign(f"a tensor of shape {tuple(item.shape)}, too large to compare")
             return item.detach()
@@ -109,10 +108,10 @@ def _renamed(target: Any) -> Any:
         parameters = list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):
         return target
-    plain = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    plain = [part for part in parameters if part.kind in (part.POSITIONAL_ONLY, part.POSITIONAL_OR_KEYWORD)]
+    if any(part.kind is part.VAR_KEYWORD for part in parameters):
         return target
-    names = {each.name for each in parameters}
+    names = {part.name for part in parameters}
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(kwargs) == 1 and len(plain) == len(args) + 1 and not names & set(kwargs):
@@ -130,175 +129,129 @@ def _strided(tensor: Tensor) -> Tensor:
     return wide[..., 0]
 
 
-class Loaded:
-    """A loaded answer: what its functions and classes are called with."""
+def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | None, order: Order) -> Outcome:
+    """What one call gives, or why it gives nothing."""
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    torch.default_generator.manual_seed(order.seed)  # `torch.manual_seed` also asks every other device
+    case = order.case
+    dtype = getattr(torch, order.dtype) if order.dtype else None
+    inputs: list[Tensor] = []
 
-    def __init__(self, subjects: dict[str, Any], drive: str, is_class: bool) -> None:
-        self.subjects, self.is_class = subjects, is_class
-        self.drive: Callable[..., Any] | None = None
-        if drive:
-            scope: dict[str, Any] = {"torch": torch}
-            exec(compile(drive, "<drive>", "exec"), scope)
-            self.drive = scope["drive"]
+    def prepared(item: Any) -> Any:
+        if not isinstance(item, Tensor):
+            return _code(item)
+        item = item.clone()
+        if dtype and item.is_floating_point():
+            item = item.to(dtype)
+        if order.strided:
+            item = _strided(item)
+        if order.device:
+            item = item.to(order.device)
+        if order.gradients and item.is_floating_point():
+            item.requires_grad_(True)
+        inputs.append(item)
+        return item
 
-    def run(self, case: Case, order: Order) -> Outcome:
-        """The outcome of one case."""
-        torch.set_default_dtype(torch.float32)
-        torch.set_grad_enabled(True)
-        torch.default_generator.manual_seed(order.seed)  # `torch.manual_seed` also asks every other device
-        inputs: list[Tensor] = []
-
-        def prepared(item: Any) -> Any:
-            if not isinstance(item, Tensor):
-                return _code(item)
-            item = item.clone()
-            if order.dtype and item.is_floating_point():
-                item = item.to(getattr(torch, order.dtype))
-            if order.strided:
-                item = _strided(item)
-            if order.device:
-                item = item.to(order.device)
-            if order.gradients and item.is_floating_point():
-                item.requires_grad_(True)
-            inputs.append(item)
-            return item
-
-        try:
-            target, module, unfit = self._target(case, order)
-        except _Refused as refused:
-            return Outcome(error=refused.failure, unfit=refused.unfit)
-        out = Outcome(unfit=unfit)
+    known: dict[str, Any] = {}  # fields of the outcome, as far as it came
+    before: list[Tensor] = []
+    doing = "construct"
+    try:
+        subject: Any = next(iter(subjects.values()))
+        if answer.is_class:
+            subject = subject(*mapped(case.init, _code), **mapped(case.init_kwargs, _code))
+        elif len(subjects) > 1:
+            subject = type("Functions", (), {name: staticmethod(value) for name, value in subjects.items()})
+        if answer.is_class and isinstance(subject, nn.Module):
+            known["unfit"] = transfer(subject, case.weights)
+            if order.dtype or order.device:
+                subject.to(device=order.device or None, dtype=dtype)
+            subject.train(case.train)
+            subject.forward = _renamed(subject.forward)
+        doing = "error"
+        if case.call and drive is None and not hasattr(subject, case.call):
+            return Outcome(error=Failure("missing", message=case.call), **known)
+        target = partial(drive, subject) if drive is not None else _target(subject, case.call)
         args, kwargs = mapped(case.args, prepared), mapped(case.kwargs, prepared)
         before = [item.detach().clone() for item in inputs]
-        largest = Largest()
-        try:
-            with contextlib.ExitStack() as watched:
-                if order.largest:
-                    watched.enter_context(largest)
-                if order.device:
-                    watched.enter_context(Elsewhere())  # type: ignore[no-untyped-call]
-                if order.twice:
-                    with contextlib.suppress(Exception):  # what an answer keeps of other inputs must not show
-                        target(*mapped(args, _other), **mapped(kwargs, _other))
-                value = target(*args, **kwargs)
-                again = target(*args, **kwargs) if order.twice else None
-        except BaseException as error:
-            return replace(out, error=failure(error), changed=_changed(before, inputs))
-        out = replace(
-            out,
-            value=packed(value),
-            again=packed(again),
-            changed=_changed(before, inputs),
-            largest=largest.numbers,
-        )
+        with contextlib.ExitStack() as watched:
+            largest = watched.enter_context(Largest()) if order.largest else None
+            if order.device:
+                watched.enter_context(Elsewhere())  # type: ignore[no-untyped-call]
+            if order.twice:
+                with contextlib.suppress(Exception):  # what an answer keeps of other inputs must not show
+                    target(*mapped(args, _other), **mapped(kwargs, _other))
+            value = target(*args, **kwargs)
+            again = target(*args, **kwargs) if order.twice else None
+        known |= {"value": packed(value), "again": packed(again)}
+        known["largest"] = largest.numbers if largest else 0
         if order.gradients:
-            try:
-                out = replace(out, grads=_gradients(value, inputs, module, case.weights))
-            except BaseException as error:
-                out = replace(out, error=failure(error, "gradient"))
-        return out
-
-    def _target(self, case: Case, order: Order) -> tuple[Callable[..., Any], Any, Unfit | None]:
-        """What is called, the module it belongs to, and which of our weights do not fit it."""
-        subject: Any = next(iter(self.subjects.values()))
-        module, unfit = None, None
-        if self.is_class:
-            try:
-                module = subject(*mapped(case.init, _code), **mapped(case.init_kwargs, _code))
-                if isinstance(module, nn.Module):
-                    unfit = transfer(module, case.weights)
-                    if order.dtype:
-                        module.to(getattr(torch, order.dtype))
-                    if order.device:
-                        module.to(order.device)
-                    module.train(case.train)
-                    module.forward = _renamed(module.forward)
-            except BaseException as error:
-                raise _Refused(failure(error, "construct"), unfit) from error
-            subject = module
-        elif len(self.subjects) > 1:
-            subject = type(
-                "Functions", (), {name: staticmethod(value) for name, value in self.subjects.items()}
-            )
-        if self.drive is not None:
-            driven = self.drive
-            return (lambda *args, **kwargs: driven(subject, *args, **kwargs)), module, unfit
-        if case.call:
-            if not hasattr(subject, case.call):
-                raise _Refused(Failure("missing", message=case.call), unfit)
-            return _renamed(getattr(subject, case.call)), module, unfit
-        if isinstance(subject, nn.Module):
-            return subject, module, unfit
-        return _renamed(subject if callable(subject) else subject.forward), module, unfit
+            doing = "gradient"
+            known["grads"] = _gradients(value, inputs, subject, case.weights)
+    except BaseException as error:
+        known["error"] = failure(error, doing)
+    return Outcome(changed=_changed(before, inputs), **known)
 
 
-class _Refused(Exception):
-    """No call could be made; `failure` says why."""
-
-    def __init__(self, failure: Failure, unfit: Unfit | None) -> None:
-        super().__init__(failure.message)
-        self.failure, self.unfit = failure, unfit
+def _target(subject: Any, call: str) -> Any:
+    """What is called of a module, a class of the answer's own, a function or several."""
+    if call:
+        return _renamed(getattr(subject, call))
+    if isinstance(subject, nn.Module):
+        return subject
+    return _renamed(subject if callable(subject) else subject.forward)
 
 
 def _changed(before: list[Tensor], after: list[Tensor]) -> list[int]:
     """Which inputs are no longer what they were."""
     changed = []
-    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+    for index, (old, new) in enumerate(zip(before, after, strict=False)):
         if old.device.type == "meta":
             continue
-        same = old.shape == new.shape and torch.equal(
-            old.nan_to_num(nan=7.25), new.detach().nan_to_num(nan=7.25)
-        )
-        if not same:
+        if old.shape != new.shape or not torch.equal(old.nan_to_num(7.25), new.detach().nan_to_num(7.25)):
             changed.append(index)
     return changed
 
 
 def _gradients(
-    value: Any, inputs: list[Tensor], module: Any, weights: dict[str, Tensor]
+    value: Any, inputs: list[Tensor], subject: Any, weights: dict[str, Tensor]
 ) -> dict[str, Tensor | None]:
     """Gradients of the weighted sum for each floating input and each weight, by its name."""
-    names = [f"input {index}" for index, item in enumerate(inputs) if item.requires_grad]
-    wanted = [item for item in inputs if item.requires_grad]
     places: dict[str, Place] = {}
-    if isinstance(module, nn.Module):
-        places, _ = fitted(dict(module.named_parameters()), weights)
-    names += places
+    if isinstance(subject, nn.Module):
+        places = fitted(dict(subject.named_parameters()), weights)
+    wanted = {f"input {index}": item for index, item in enumerate(inputs) if item.requires_grad}
+    wanted |= {name: place.parameter for name, place in places.items()}
     total = weighted_sum(value)
     if total is None:
-        return dict.fromkeys(names)
-    wanted += [place.parameter for place in places.values()]
-    grads = dict(zip(names, torch.autograd.grad(total, wanted, allow_unused=True), strict=True))
+        return dict.fromkeys(wanted)
+    grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
     return {
         name: places[name].view(grad) if grad is not None and name in places else grad
-        for name, grad in grads.items()
+        for name, grad in zip(wanted, grads, strict=True)
     }
 
 
 def work(job: Job, send: Callable[[Any], None], unconfined: list[str]) -> None:
-    """Load each answer of the job and make its runs, sending each outcome as it is known."""
-    for number, answer in enumerate(job.answers):
-
-        def tell(statement: int, where: str, number: int = number) -> None:
-            send(Loading(number, statement, where))
-
-        report, subjects = load(answer, tell)
-        send(replace(report, answer=number, unconfined=unconfined))
-        if subjects is None:
+    """Load the answer and make its runs, sending each outcome as it is known."""
+    answer = job.answer
+    report, subjects = load(answer, send)
+    send(replace(report, unconfined=unconfined))
+    if report.missing:
+        return
+    scope: dict[str, Any] = {"torch": torch, "drive": None}
+    exec(compile(answer.drive, "<drive>", "exec"), scope)
+    timeouts = 0
+    for order in job.orders:
+        if timeouts >= MOST_TIMEOUTS:
+            send(Outcome(order.id, error=Failure("not run")))
             continue
-        loaded = Loaded(subjects, answer.drive, answer.is_class)
-        timeouts = 0
-        for order in job.orders:
-            if timeouts >= MOST_TIMEOUTS:
-                send(Outcome(number, order.id, error=Failure("not run")))
-                continue
-            watcher = Watcher(answer.notes if order.watched else [])
-            try:
-                with time_limit(job.seconds), watcher:
-                    outcome = loaded.run(job.cases[order.case], order)
-            except BaseException as error:
-                outcome = Outcome(error=failure(error))
-            if outcome.error is not None and outcome.error.kind == "time":
-                timeouts += 1
-            send(replace(outcome, answer=number, run=order.id, seen=watcher.seen()))
-        send(Done(number))
+        watcher = Watcher(answer.notes if order.watched else [])
+        try:
+            with time_limit(job.seconds), watcher:
+                ran = made(answer, subjects, scope["drive"], order)
+        except BaseException as error:
+            ran = Outcome(error=failure(error))
+        if ran.error is not None and ran.error.kind == "time":
+            timeouts += 1
+        send(replace(ran, run=order.id, seen=watcher.records))

@@ -1,27 +1,78 @@
-"""Executes a student's file, statement by statement, as far as it goes. Lives in the child process."""
+"""Executes a student's file, statement by statement, as far as it goes, under a limit of time."""
 
 from __future__ import annotations
 import __future__ as future
 
 import ast
 import builtins
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import linecache
+import signal
 import sys
+import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
-from .limits import failure, time_limit
-from .messages import Answer, Failure, Loaded, Skipped
+from .messages import Answer, Failure, Loaded, Loading, Skipped
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 BLOCKS = (ast.If, ast.Try, ast.With)
 STATEMENT_SECONDS = 1.5
 LOAD_SECONDS = 4.0
+
+
+class TimeLimit(BaseException):
+    """An answer that took too long; no `except Exception` of the answer catches it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeLimit` inside after `seconds` of work, or three times that by the clock.
+
+    A busy machine makes a right answer slow by the clock; only sleeping ones do no work meanwhile. Where
+    there are no timers (Windows), the checker's patience is the only limit.
+    """
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(number: int, frame: types.FrameType | None) -> None:
+        raise TimeLimit
+
+    timers = (
+        (signal.SIGPROF, signal.ITIMER_PROF, seconds),
+        (signal.SIGALRM, signal.ITIMER_REAL, 3 * seconds),
+    )
+    before = [signal.signal(number, stop) for number, _, _ in timers]
+    for _, timer, limit in timers:
+        signal.setitimer(timer, limit, 0.5)  # again and again, for code that swallows it
+    try:
+        yield
+    finally:
+        for (number, timer, _), handler in zip(timers, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
+
+
+def failure(error: BaseException, kind: str = "error") -> Failure:
+    """What is told of an exception: its type, its message and the answer's own line."""
+    where, line = "", ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.startswith("<answer"):
+            where = f"{frame.filename[8:-1]}line {frame.lineno}"
+            line = frame.line or ""
+    if isinstance(error, TimeLimit):
+        kind = "time"
+    try:
+        message = str(error)[:500]
+    except BaseException:  # a class of the answer's own, whose text cannot be had
+        message = ""
+    return Failure(kind, type(error).__name__, message, where, line[:200])
 
 
 class Stub:
@@ -136,11 +187,10 @@ def _executed(statement: ast.stmt) -> ast.stmt:
     return statement
 
 
-def load(answer: Answer, tell: Callable[[int, str], None]) -> tuple[Loaded, dict[str, Any] | None]:
+def load(answer: Answer, send: Callable[[Loading], None]) -> tuple[Loaded, dict[str, Any]]:
     """Execute the cells; a statement that fails is skipped and reported, and the rest goes on.
 
-    Returns the report and, unless one is missing, the subjects by name. `tell` is called with the number and
-    the place of each statement that may not end.
+    Returns the report, and what is called, by name. A statement that may not end is announced before it runs.
     """
     module = types.ModuleType("answer")
     module.__dict__["__builtins__"] = builtins
@@ -177,7 +227,7 @@ def load(answer: Answer, tell: Callable[[int, str], None]) -> tuple[Loaded, dict
                 if left <= 0:
                     skipped.append(Skipped(where, "the statements before it took too long", number))
                     continue
-                tell(number, where)
+                send(Loading(number, where))
             began = monotonic()
             try:
                 tree = ast.Module([_executed(statement)], [])
@@ -194,7 +244,7 @@ def load(answer: Answer, tell: Callable[[int, str], None]) -> tuple[Loaded, dict
     subjects = {name: bound.get((name, at), names.get(name)) for name, at in answer.subjects.items()}
     missing = [name for name, value in subjects.items() if value is None]
     report = Loaded(skipped=skipped, stubbed=finder.stubbed, d2l=finder.lent_d2l, missing=missing)
-    return report, None if missing else subjects
+    return report, subjects
 
 
 def _reason(error: Failure) -> str:

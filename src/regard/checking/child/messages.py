@@ -1,17 +1,19 @@
-"""What the checker and the process that runs answers say to one another.
+"""What the checker and the process that runs an answer say to one another, and the nests of values in it.
 
-The checker sends a `Job`. For each answer of it come back `Loading` before a statement that may not end,
-`Loaded`, an `Outcome` for each run, and `Done`. No message to an answer holds an expected value.
+The checker sends a `Job`. Back come `Loading` before a statement that may not end, `Loaded`, and an `Outcome`
+for each run. No message to an answer holds an expected value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-Tree = Any  # nests of lists, tuples and dicts with tensors, numbers, texts, None, `Code`, `Foreign`, `Meta`
+Tree = Any  # nests of lists, tuples and dicts with tensors, numbers, texts, None, `Code`, `Foreign`
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,6 @@ class Code:
 
     def value(self) -> Any:
         """The function itself."""
-        import torch
-
         return eval(self.source, {"torch": torch})
 
 
@@ -32,14 +32,6 @@ class Foreign:
     """In place of a result that is no data, in words: "a Linear"."""
 
     what: str
-
-
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """In place of a tensor on the meta device."""
-
-    shape: list[int]
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +67,7 @@ class Answer:
     lent: dict[str, str] = field(default_factory=dict)  # what it uses without defining it -> source of it
     d2l: list[str] = field(default_factory=list)  # sources of the lent package of that name
     withheld: list[str] = field(default_factory=list)  # names that it does not get
-    imported: list[str] = field(
-        default_factory=list
-    )  # modules that the file names, stubbed where they are missing
+    imported: list[str] = field(default_factory=list)  # modules it names, stubbed where they are missing
     folders: list[str] = field(default_factory=list)  # where it may import from
     notes: list[ShapeNote] = field(default_factory=list)
     skip: list[int] = field(default_factory=list)  # statements that are left out
@@ -102,10 +92,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One run: which case, and how the call is made."""
+    """One run: a call, and how it is made."""
 
     id: int
-    case: int
+    case: Case
     seed: int = 0
     dtype: str = ""
     strided: bool = False  # inputs that are not contiguous
@@ -118,10 +108,9 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Runs to make with each of several answers."""
+    """Runs to make with an answer."""
 
-    answers: list[Answer]
-    cases: list[Case]
+    answer: Answer
     orders: list[Order]
     seconds: float = 1.5  # of work in one call
 
@@ -170,7 +159,6 @@ class Skipped:
 class Loading:
     """A statement is about to be executed that may end the process."""
 
-    answer: int
     number: int
     where: str
 
@@ -179,7 +167,6 @@ class Loading:
 class Loaded:
     """What executing the file gave."""
 
-    answer: int = 0
     skipped: list[Skipped] = field(default_factory=list)
     stubbed: list[str] = field(default_factory=list)
     d2l: bool = False
@@ -192,7 +179,6 @@ class Loaded:
 class Outcome:
     """What came of one run."""
 
-    answer: int = 0
     run: int = 0
     value: Tree = None
     again: Tree = None  # of a second call
@@ -204,17 +190,47 @@ class Outcome:
     seen: list[Seen] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """All runs of an answer are made."""
-
-    answer: int
-
-
 CLASSES: dict[str, type] = {
     message.__name__: message
     for message in (
-        *(Code, Foreign, Meta, Cell, ShapeNote, Answer, Case, Order, Job),
-        *(Failure, Unfit, Seen, Skipped, Loading, Loaded, Outcome, Done),
+        *(Code, Foreign, Cell, ShapeNote, Answer, Case, Order, Job),
+        *(Failure, Unfit, Seen, Skipped, Loading, Loaded, Outcome),
     )
 }
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of nested lists, tuples and dicts, with where it stands: "0", "1.hidden"."""
+    if isinstance(tree, list | tuple):
+        for index, item in enumerate(tree):
+            yield from leaves(item, f"{path}.{index}" if path else str(index))
+    elif isinstance(tree, dict):
+        for key, item in tree.items():
+            yield from leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, tree
+
+
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """The tree with `change` applied to each leaf."""
+    if isinstance(tree, tuple):
+        return tuple(mapped(item, change) for item in tree)
+    if isinstance(tree, list):
+        return [mapped(item, change) for item in tree]
+    if isinstance(tree, dict):
+        return {key: mapped(item, change) for key, item in tree.items()}
+    return change(tree)
+
+
+def weighted_sum(tree: Any) -> Tensor | None:
+    """The sum of all numbers of a result, each times one drawn at random; None where none has a gradient.
+
+    The checker differentiates it, and so does the process that runs answers: both draw the same numbers.
+    """
+    generator = torch.Generator().manual_seed(17)
+    terms = []
+    for _, leaf in leaves(tree):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            factor = torch.randn(leaf.shape, generator=generator).to(leaf.dtype)
+            terms += [(leaf * factor).sum()] if leaf.requires_grad else []
+    return sum(terms[1:], start=terms[0]) if terms else None

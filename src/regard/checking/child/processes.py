@@ -1,4 +1,4 @@
-"""Processes below a process, as Linux tells of them: found, measured, ended."""
+"""Processes below a process, as Linux tells of them: limited, listed, measured, ended."""
 
 from __future__ import annotations
 
@@ -9,11 +9,33 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # In place of an exit code; the checker puts them into words.
 TOO_MANY_PROCESSES, TOO_MUCH_MEMORY, NOT_CONFINED = 1001, 1002, 93
 KILL_SECONDS = 20.0  # a killed process may need a while on a machine that stood still
+
+
+def limit(memory: int, cpu_seconds: int) -> None:
+    """Cap what this process may take beyond what torch already did, where the system can."""
+    try:
+        import resource
+    except ImportError:
+        return
+    used = 0
+    with contextlib.suppress(OSError, ValueError):
+        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    wanted = (
+        ("RLIMIT_AS", used + memory),
+        ("RLIMIT_CPU", cpu_seconds),
+        ("RLIMIT_FSIZE", 1 << 26),
+        ("RLIMIT_NOFILE", 256),
+        ("RLIMIT_CORE", 0),
+    )
+    for name, value in wanted:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            resource.setrlimit(getattr(resource, name), (value, value))
 
 
 def prctl(option: int, value: int) -> None:

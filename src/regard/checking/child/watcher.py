@@ -12,50 +12,47 @@ MOST_SEEN = 2000
 
 
 class Watcher:
-    """Records, for each commented line, the shapes before and after it, while it is active."""
+    """Records, for each time a commented line runs, the shapes before and after it, while it is active."""
 
     def __init__(self, notes: list[ShapeNote]) -> None:
         self.notes = notes
         self.at = {(f"<answer {note.label}>", note.start): index for index, note in enumerate(notes)}
         self.files = {file for file, _ in self.at}
-        self.pending: dict[int, tuple[int, dict[str, list[int] | None]]] = {}
-        self.records: list[Seen] = []
-        self.calls: dict[int, int] = {}
         self.n_call = 0
+        self.records: list[Seen] = []
 
     def __enter__(self) -> Watcher:
         if self.notes:
-            sys.settrace(self._trace)
+            sys.settrace(self._called)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.notes:
             sys.settrace(None)
 
-    def seen(self) -> list[Seen]:
-        """One record for each time a commented line ran."""
-        return self.records[:MOST_SEEN]
-
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in self.files:
+    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """What follows a call of a function of the answer, line by line."""
+        file = frame.f_code.co_filename
+        if file not in self.files:
             return None
-        if event == "call":
-            self.n_call += 1
-            self.calls[id(frame)] = self.n_call
-            return self._trace
-        pending = self.pending.pop(id(frame), None)
-        if pending is not None and event in ("line", "return"):
-            index, before = pending
-            note = self.notes[index]
-            value = argument if not note.target and event == "return" else _lookup(frame, note.target)
-            self.records.append(Seen(index, self.calls.get(id(frame), 0), before, _shape(value)))
-        if event == "line":
-            key = (frame.f_code.co_filename, frame.f_lineno)
-            if key in self.at:
-                note = self.notes[self.at[key]]
-                before = {name: _shape(_lookup(frame, name)) for name in note.loads}
-                self.pending[id(frame)] = (self.at[key], before)
-        return self._trace
+        self.n_call += 1
+        call = self.n_call
+        running: list[tuple[int, dict[str, list[int] | None]]] = []  # the commented line that is being run
+
+        def follow(frame: FrameType, event: str, argument: Any) -> Any:
+            for index, before in running:
+                target = self.notes[index].target
+                value = argument if not target and event == "return" else _lookup(frame, target)
+                if event != "exception" and len(self.records) < MOST_SEEN:
+                    self.records.append(Seen(index, call, before, _shape(value)))
+            running.clear()
+            if event == "line" and (file, frame.f_lineno) in self.at:
+                index = self.at[file, frame.f_lineno]
+                before = {name: _shape(_lookup(frame, name)) for name in self.notes[index].loads}
+                running.append((index, before))
+            return follow
+
+        return follow
 
 
 def _lookup(frame: FrameType, name: str) -> Any:

@@ -25,14 +25,15 @@ NOISE = {"w", "b", "weight", "weights", "bias", "proj", "projection", "linear", 
 class Place:
     """Where a weight of ours lies in an answer's module."""
 
+    theirs: str
     parameter: nn.Parameter
-    transposed: bool = False
-    first: int = 0  # row, and the one after the last: one matrix may hold queries, keys and values
-    last: int | None = None
+    transposed: bool
+    rows: slice  # one matrix may hold queries, keys and values
+    guessed: bool = False  # the order of the layers alone tells
 
     def view(self, whole: Tensor) -> Tensor:
         """Our part of the parameter, or of its gradient, laid out as ours is."""
-        return (whole.T if self.transposed else whole)[self.first : self.last] if whole.dim() else whole
+        return (whole.T if self.transposed else whole)[self.rows] if whole.dim() else whole
 
 
 def meaning(name: str) -> tuple[str, ...]:
@@ -48,18 +49,16 @@ def meaning(name: str) -> tuple[str, ...]:
     return ("bias" if "bias" in last or last.startswith("b_") else "weight", *(telling or words))
 
 
-def fitted(
-    mine: dict[str, nn.Parameter], weights: dict[str, Tensor]
-) -> tuple[dict[str, Place], dict[str, str]]:
-    """Our name -> its place, for all that can be told; our name -> theirs, where the order alone tells."""
+def fitted(mine: dict[str, nn.Parameter], weights: dict[str, Tensor]) -> dict[str, Place]:
+    """Our name -> its place, for all that can be told."""
     places: dict[str, Place] = {}
     left = dict(mine)
 
-    def take(name: str, theirs: str) -> None:
+    def take(name: str, theirs: str, *, guessed: bool = False) -> None:
         parameter = left.pop(theirs)
         # A bare parameter is used as x @ W, a linear layer holds the transpose.
         bare = name.endswith(".weight") and not theirs.endswith("weight") and parameter.dim() == 2
-        places[name] = Place(parameter, bare)
+        places[name] = Place(theirs, parameter, bare, slice(None), guessed)
 
     def missing() -> list[str]:
         return [name for name in weights if name not in places]
@@ -83,20 +82,16 @@ def fitted(
                     first = 0
                     for name in three:
                         last = first + len(weights[name])
-                        places[name] = Place(parameter, not flat, first, last)
+                        places[name] = Place(theirs, parameter, not flat, slice(first, last))
                         first = last
                     break
-    guessed: dict[str, str] = {}
-    for name in missing():
-        if name in places:
-            continue
-        same = [other for other in left if left[other].shape == weights[name].shape]
-        rivals = [other for other in missing() if weights[other].shape == weights[name].shape]
+    for shape in dict.fromkeys(weights[name].shape for name in missing()):
+        same = [other for other in left if left[other].shape == shape]
+        rivals = [name for name in missing() if weights[name].shape == shape]
         if len(same) == len(rivals):
-            guessed |= dict(zip(rivals, same, strict=True)) if len(same) > 1 else {}
             for ours, theirs in zip(rivals, same, strict=True):
-                take(ours, theirs)
-    return places, guessed
+                take(ours, theirs, guessed=len(same) > 1)
+    return places
 
 
 def transfer(module: nn.Module, weights: dict[str, Tensor]) -> Unfit | None:
@@ -106,43 +101,39 @@ def transfer(module: nn.Module, weights: dict[str, Tensor]) -> Unfit | None:
     """
     for prefix, part in module.named_modules():
         lazy = getattr(part, "has_uninitialized_params", None)
-        name = f"{prefix}.weight" if prefix else "weight"
         if lazy is not None and lazy():
-            alike = [ours for ours in weights if ours == name] or [
-                ours for ours in weights if meaning(ours) == meaning(name)
-            ]
-            if alike:
-                part.initialize_parameters(torch.empty(1, weights[alike[0]].shape[-1]))
+            name = f"{prefix}.weight" if prefix else "weight"
+            same = [ours for ours in weights if ours == name]
+            same += [ours for ours in weights if meaning(ours) == meaning(name)]
+            if same:
+                part.initialize_parameters(torch.empty(1, weights[same[0]].shape[-1]))
     mine = {
         name: parameter
         for name, parameter in module.named_parameters()
         if not isinstance(parameter, nn.parameter.UninitializedParameter)
     }
-    places, guessed = fitted(mine, weights)
-    wrong = []
+    places = fitted(mine, weights)
+    taken = {place.theirs for place in places.values()}
+    extra = [name for name in mine if name not in taken]
+    zeroed = [name for name in extra if name.endswith("bias")]
+    ours = [name for name in weights if name not in places]
+    theirs = [name for name in extra if name not in zeroed]
     with torch.no_grad():
         for name, place in places.items():
             view = place.view(place.parameter)
             if view.shape == weights[name].shape:
                 view.copy_(weights[name])
             else:
-                wrong.append(name)
-        taken = {id(place.parameter) for place in places.values()}
-        extra = [name for name, parameter in mine.items() if id(parameter) not in taken]
-        zeroed = [name for name in extra if name.endswith("bias")]
+                ours.append(name)
+                theirs.append(place.theirs)
         for name in zeroed:
             mine[name].zero_()
-    ours = [name for name in weights if name not in places or name in wrong]
-    names = {id(parameter): name for name, parameter in mine.items()}
-    theirs = [
-        *(name for name in extra if name not in zeroed),
-        *(names[id(places[name].parameter)] for name in wrong),
-    ]
+    guessed = [f"{place.theirs} as {name}" for name, place in places.items() if place.guessed]
     if not ours and not theirs and not zeroed and not guessed:
         return None
     return Unfit(
-        ours=[f"{name} {tuple(weights[name].shape)}" for name in ours],
+        ours=[f"{name} {tuple(weights[name].shape)}" for name in weights if name in ours],
         yours=[f"{name} {tuple(mine[name].shape)}" for name in theirs],
         zeroed=zeroed,
-        guessed=[f"{theirs} as {name}" for name, theirs in guessed.items()],
+        guessed=guessed,
     )

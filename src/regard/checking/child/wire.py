@@ -12,7 +12,9 @@ What comes from an answer's process may be anything: a message whose fields are 
 from __future__ import annotations
 
 import json
+import math
 import struct
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
@@ -22,6 +24,7 @@ import torch
 
 from .messages import CLASSES
 
+MOST_BYTES = 1 << 28  # of one message
 PREFIX = struct.Struct("<QQ")
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -38,19 +41,18 @@ class WireError(ValueError):
 
 def encode(tree: Any) -> bytes:
     """The message of a tree of dicts, lists, tuples, numbers, strings, None and tensors."""
-    parts: list[bytes] = []
-    offset = 0
+    body = bytearray()
+    places: dict[int, Any] = {}  # by the tensor: several runs may make one call
 
     def walk(node: Any) -> Any:
-        nonlocal offset
         if isinstance(node, torch.Tensor):
-            # A clone, because a dimension of size 1 may count as contiguous with any stride.
-            dense = node.detach().to("cpu").clone(memory_format=torch.contiguous_format)
-            raw = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
-            place = [str(dense.dtype).removeprefix("torch."), list(dense.shape), offset]
-            parts.append(raw)
-            offset += len(raw)
-            return {"$tensor": place}
+            if id(node) not in places:
+                # A clone, because a dimension of size 1 may count as contiguous with any stride.
+                dense = node.detach().to("cpu").clone(memory_format=torch.contiguous_format)
+                places[id(node)] = [str(dense.dtype).removeprefix("torch."), list(dense.shape), len(body)]
+                if dense.numel():
+                    body.extend(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
+            return {"$tensor": places[id(node)]}
         if isinstance(node, dict):
             return {"$dict": [[walk(key), walk(value)] for key, value in node.items()]}
         if isinstance(node, tuple):
@@ -64,7 +66,6 @@ def encode(tree: Any) -> bytes:
         raise WireError(f"a {type(node).__name__} cannot be sent.")
 
     header = json.dumps(walk(tree)).encode()
-    body = b"".join(parts)
     return PREFIX.pack(len(header), len(body)) + header + body
 
 
@@ -87,13 +88,8 @@ def decode(header: bytes, body: bytes) -> Any:
             raise WireError(f"unknown kind {kind!r}.")
         name, shape, offset = value
         dtype = DTYPES[name]
-        count = 1
-        for size in shape:
-            if size < 0:
-                raise WireError(f"a negative size in {shape}.")
-            count *= size
-        n_byte = count * dtype.itemsize
-        if not 0 <= offset <= offset + n_byte <= len(body):
+        n_byte = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or not 0 <= offset <= offset + n_byte <= len(body):
             raise WireError(f"a tensor of shape {shape} outside the message.")
         if n_byte == 0:
             return torch.empty(shape, dtype=dtype)
@@ -108,9 +104,7 @@ def decode(header: bytes, body: bytes) -> Any:
         raise WireError(f"not a message: {error}") from error
 
 
-@cache
-def _hints(message: type) -> dict[str, Any]:
-    return get_type_hints(message)
+_hints = cache(get_type_hints)
 
 
 def _message(message: type, values: list[Any]) -> Any:
@@ -148,36 +142,19 @@ def fits(value: Any, hint: Any) -> bool:
 class Reader:
     """Cuts a stream of bytes into messages."""
 
-    def __init__(self, most_bytes: int = 1 << 28) -> None:
+    def __init__(self) -> None:
         self.buffer = bytearray()
-        self.most_bytes = most_bytes
-        self.broken: WireError | None = None
 
-    def feed(self, data: bytes) -> list[Any]:
-        """The messages that `data` completes; what comes before an error is returned before it is raised."""
-        if self.broken is not None:
-            raise self.broken
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The messages that `data` completes, one by one, as far as the first that is none: `WireError`."""
         self.buffer += data
-        found: list[Any] = []
-        try:
-            while (message := self._next()) is not None:
-                found.append(message[0])
-        except WireError as error:
-            self.broken = error
-            if not found:
-                raise
-        return found
-
-    def _next(self) -> tuple[Any] | None:
-        if len(self.buffer) < PREFIX.size:
-            return None
-        n_header, n_body = PREFIX.unpack_from(self.buffer)
-        if n_header + n_body > self.most_bytes:
-            raise WireError(f"a message of {n_header + n_body} bytes: at most {self.most_bytes} are read.")
-        end = PREFIX.size + n_header + n_body
-        if len(self.buffer) < end:
-            return None
-        header = bytes(self.buffer[PREFIX.size : PREFIX.size + n_header])
-        body = bytes(self.buffer[PREFIX.size + n_header : end])
-        del self.buffer[:end]
-        return (decode(header, body),)
+        while len(self.buffer) >= PREFIX.size:
+            n_header, n_body = PREFIX.unpack_from(self.buffer)
+            middle, end = PREFIX.size + n_header, PREFIX.size + n_header + n_body
+            if end > MOST_BYTES:
+                raise WireError(f"a message of {end} bytes: at most {MOST_BYTES} are read.")
+            if len(self.buffer) < end:
+                return
+            header, body = bytes(self.buffer[PREFIX.size : middle]), bytes(self.buffer[middle:end])
+            del self.buffer[:end]
+            yield decode(header, body)

@@ -22,21 +22,10 @@ from typing import Any
 
 import torch
 
+from . import processes
 from .confine import confine
 from .harness import work
-from .limits import limit
 from .messages import Failure, Outcome
-from .processes import (
-    NOT_CONFINED,
-    PR_SET_CHILD_SUBREAPER,
-    PR_SET_PDEATHSIG,
-    TOO_MANY_PROCESSES,
-    TOO_MUCH_MEMORY,
-    descendants,
-    kill_children,
-    memory_of,
-    prctl,
-)
 from .uncompiled import leave_out_the_compiler
 from .wire import Reader, encode
 
@@ -62,27 +51,26 @@ def _prepare() -> None:
     leave_out_the_compiler()
 
 
-def _child(job: int, results: int, settings: dict[str, Any]) -> int:
+def _child(data: bytes, results: int, settings: dict[str, Any]) -> int:
     """Run one job in this fresh process; its exit code."""
     if hasattr(os, "setsid"):
         os.setsid()
-    with os.fdopen(job, "rb") as file:
-        (job_message,) = Reader().feed(file.read())
+    (job,) = Reader().feed(data)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2} - {nothing}:
         os.dup2(nothing, stream)
     os.closerange(3, results)
     os.closerange(results + 1, 1 << 16)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    limit(settings["memory"], settings["cpu_seconds"])
+    processes.limit(settings["memory"], settings["cpu_seconds"])
     folder = settings["folder"]
     os.chdir(folder)
     os.environ |= {"HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder}
     tempfile.tempdir = folder
-    unconfined = confine([path for answer in job_message.answers for path in answer.folders], folder)
+    unconfined = confine(job.answer.folders, folder)
     if "files" in unconfined and settings["must_confine"]:
-        return NOT_CONFINED
-    prctl(PR_SET_PDEATHSIG, 9)  # after the new namespace, which forgets it
+        return processes.NOT_CONFINED
+    processes.prctl(processes.PR_SET_PDEATHSIG, 9)  # after the new namespace, which forgets it
     mine = os.getpid()
 
     def send(message: Any) -> None:
@@ -94,7 +82,7 @@ def _child(job: int, results: int, settings: dict[str, Any]) -> int:
             if not isinstance(message, Outcome):
                 raise
             unsent = Failure("unsent", message=str(error))
-            data = encode(Outcome(message.answer, message.run, error=unsent))
+            data = encode(Outcome(message.run, error=unsent))
         view = memoryview(data)
         while view:
             view = view[os.write(results, view) :]
@@ -105,38 +93,41 @@ def _child(job: int, results: int, settings: dict[str, Any]) -> int:
         contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(nowhere),
     ):
-        work(job_message, send, unconfined)
+        work(job, send, unconfined)
     return 0
 
 
-def once(settings: str) -> None:
+def once(folder: str) -> None:
     """The plain way, where there is no fork: one job from standard input, its results to standard output."""
     _prepare()
     status = 1
     try:
         os.write(1, b"R")
-        status = _child(0, os.dup(1), json.loads(settings))
+        with os.fdopen(0, "rb", closefd=False) as file:
+            settings, data = json.loads(file.readline()), file.read()
+        status = _child(data, os.dup(1), {**settings, "folder": folder})
     finally:
         os._exit(status)
 
 
 def serve(number: str) -> None:
     """Fork a child for each job that arrives through the socket of that number, until it is closed."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     _prepare()
     control = socket.socket(fileno=int(number))
     gc.freeze()  # what is here already is no garbage, and not the answers' to find
-    control.sendall(b"R")
-    while True:
-        header, fds, _, _ = socket.recv_fds(control, 4096, 2)
-        if not header:
-            return
-        if header == b"K":
-            continue  # an order to kill what had ended by itself comes late
-        status = _supervised(control, fds, json.loads(header))
-        if status is None:
-            return
-        control.sendall(b"%d" % status)
+    status: int | None = 0
+    with contextlib.suppress(ConnectionError):  # the other side has ended, or wanted nothing
+        control.sendall(b"R")
+        while status is not None:
+            header, fds, _, _ = socket.recv_fds(control, 4096, 2)
+            if not header:
+                return
+            if header == b"K":
+                continue  # an order to kill what had ended by itself comes late
+            status = _supervised(control, fds, json.loads(header))
+            if status is not None:
+                control.sendall(b"%d" % status)
 
 
 def _supervised(control: socket.socket, fds: list[int], settings: dict[str, Any]) -> int | None:
@@ -144,15 +135,16 @@ def _supervised(control: socket.socket, fds: list[int], settings: dict[str, Any]
     for name in settings["warm"]:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    inherited = memory_of(os.getpid())
+    inherited = processes.memory_of(os.getpid())
     status, gone, looked = None, False, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as folder:
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                job, results = fds
-                code = _child(job, results, {**settings, "folder": folder})
+                with os.fdopen(fds[0], "rb") as file:
+                    data = file.read()
+                code = _child(data, fds[1], {**settings, "folder": folder})
             finally:
                 os._exit(code)
         for fd in fds:
@@ -166,11 +158,11 @@ def _supervised(control: socket.socket, fds: list[int], settings: dict[str, Any]
                 if ended[0] == child:
                     status = os.waitstatus_to_exitcode(ended[1])
             if status is None and time.monotonic() - looked > 0.05:
-                below = descendants(os.getpid())
+                below = processes.descendants(os.getpid())
                 if len(below) > MOST_PROCESSES:
-                    status = TOO_MANY_PROCESSES
-                elif sum(max(0, memory_of(pid) - inherited) for pid in below) > settings["memory"]:
-                    status = TOO_MUCH_MEMORY
+                    status = processes.TOO_MANY_PROCESSES
+                elif sum(max(0, processes.memory_of(pid) - inherited) for pid in below) > settings["memory"]:
+                    status = processes.TOO_MUCH_MEMORY
                 looked = time.monotonic()
-        kill_children()
+        processes.kill_children()
     return None if gone else status

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from regard.checking.check import Result
-from regard.checking.judge import Check
-from regard.checking.reports.terminal import by_kind, first_wrong_table, table
+from regard.checking.reports.terminal import WrongCase, by_kind, wrong_cases
 from regard.drawing import html
-from regard.drawing.html import Markup, escaped, joined, tag
+from regard.drawing.html import Markup, joined, tag
 
-CELL = 26
-MARGIN = 34
 MOST_CELLS = 32  # rows or columns of a picture
 NUMBERS_UP_TO = 12  # columns in which a number still fits
 
@@ -85,88 +84,42 @@ def section(index: int, result: Result, n_picture: int = 3) -> Markup:
         for check in result.checks
     ]
     parts.append(tag("table", *rows))
-    shown = [check for check in result.checks if check.difference is not None and not check.hidden][
-        :n_picture
-    ]
-    parts += [_pictures(check) for check in shown]
+    parts += [_pictures(case) for case in itertools.islice(wrong_cases(result), n_picture)]
     parts += [tag("p", note, class_="dim") for note in result.notes]
     return tag("section", *parts)
 
 
-def _pictures(check: Check) -> Markup:
+def _pictures(case: WrongCase) -> Markup:
     """Expected, yours and the difference at the first place that is wrong."""
-    difference = check.difference
-    if (
-        difference is None
-        or difference.wrong is None
-        or difference.expected is None
-        or difference.got is None
-    ):
-        return Markup("")
-    place, axes, words = first_wrong_table(difference.wrong, difference.words)
-    want, have, wrong = (
-        table(each, place) for each in (difference.expected, difference.got, difference.wrong)
-    )
+    name, want, have, wrong = case.check.name, case.want, case.have, case.wrong
     if max(want.shape) > MOST_CELLS:
-        return tag("p", f"{check.name}: a table of {want.shape[0]} by {want.shape[1]} is too large to draw.")
-    at = ", ".join(f"{word} {index}" for word, index in zip(words, place, strict=False))
-    sizes = ", ".join(f"{word} {size}" for word, size in check.sizes.items())
-    title = f"{check.name}, the smallest case that fails ({sizes})" + (f", at {at}" if at else "")
-    leaked = wrong & (want.double() == 0)
+        return tag("p", f"{name}: a table of {want.shape[0]} by {want.shape[1]} is too large to draw.")
+    title = f"{name}, the smallest case that fails ({case.sizes})" + (f", at {case.at}" if case.at else "")
+    outlines = torch.where(wrong, torch.where(want.double() == 0, 3.0, 1.5), 0.0)
+    none = torch.zeros_like(outlines)
     figures = [
-        _figure("expected", want, axes, None),
-        _figure("yours (wrong cells outlined, leaked ones thick)", have, axes, (wrong, leaked)),
-        _figure("yours minus expected", have.double() - want.double(), axes, None),
+        _figure("expected", want, case.axes, none),
+        _figure("yours (wrong cells outlined, leaked ones thick)", have, case.axes, outlines),
+        _figure("yours minus expected", have.double() - want.double(), case.axes, none),
     ]
     return tag("h3", title) + joined(figures)
 
 
-def _figure(title: str, values: Tensor, axes: tuple[str, ...], marks: tuple[Tensor, Tensor] | None) -> Markup:
-    """A grid of shaded cells with their numbers, rows and columns named."""
-    n_row, n_column = values.shape
-    width = CELL if n_column > NUMBERS_UP_TO else 2 * CELL
-    finite = [abs(float(value)) for value in values.double().reshape(-1) if math.isfinite(float(value))]
-    largest = max([*finite, 1e-12])
-    parts: list[Markup] = []
-    for row in range(n_row):
-        parts.append(tag("text", row, x=MARGIN - 8, y=MARGIN + row * CELL + 17, text_anchor="end"))
-        for column in range(n_column):
-            value = float(values[row, column])
-            x, y = MARGIN + column * width, MARGIN + row * CELL
-            parts.append(tag("rect", x=x, y=y, width=width - 1, height=CELL - 1, fill=_shade(value, largest)))
-            if n_column <= NUMBERS_UP_TO:
-                text = f"{value:.2g}" if math.isfinite(value) else str(value)
-                parts.append(tag("text", text, x=x + width / 2, y=y + 17, text_anchor="middle"))
-            if marks is not None and bool(marks[0][row, column]):
-                thick = 3 if bool(marks[1][row, column]) else 1.5
-                parts.append(
-                    tag(
-                        "rect",
-                        x=x + 1,
-                        y=y + 1,
-                        width=width - 3,
-                        height=CELL - 3,
-                        fill="none",
-                        stroke="#e53935",
-                        stroke_width=thick,
-                    )
-                )
-    for column in range(n_column):
-        middle = MARGIN + column * width + width / 2
-        parts.append(tag("text", column, x=middle, y=MARGIN - 6, text_anchor="middle"))
-    if len(axes) == 2:
-        parts.append(tag("text", f"rows: {axes[0]}, columns: {axes[1]}", x=2, y=12))
-    size = (MARGIN + max(n_column * width, 170), MARGIN + n_row * CELL + 4)
-    picture = tag(
-        "svg",
-        *parts,
-        width=size[0],
-        height=size[1],
-        viewBox=f"0 0 {size[0]} {size[1]}",
-        role="img",
-        aria_label=title,
-    )
-    return tag("figure", picture, tag("figcaption", escaped(title)))
+def _figure(title: str, values: Tensor, axes: tuple[str, ...], outlines: Tensor) -> Markup:
+    """A table of shaded cells with their numbers, rows and columns named."""
+    numbers = values.double().tolist()
+    largest = max([abs(number) for row in numbers for number in row if math.isfinite(number)] + [1e-12])
+    rows = [tag("tr", tag("th"), *(tag("th", column) for column in range(len(numbers[0]))))]
+    for index, row in enumerate(numbers):
+        cells = []
+        for number, outline in zip(row, outlines[index].tolist(), strict=True):
+            style = f"background: {_shade(number, largest)}"
+            if outline:
+                style += f"; outline: {outline}px solid #e53935; outline-offset: -3px"
+            cells.append(tag("td", f"{number:.2g}" if len(row) <= NUMBERS_UP_TO else "", style=style))
+        rows.append(tag("tr", tag("th", index), *cells))
+    named = [tag("div", f"rows: {axes[0]}, columns: {axes[1]}")] if axes else []
+    return tag("figure", *named, tag("table", *rows, aria_label=title), tag("figcaption", title))
 
 
 def _shade(value: float, largest: float) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from regard.checking.author import Proof
 from regard.checking.check import Result
-from regard.checking.compare import Difference
 from regard.checking.judge import Check
 
 MOST_CELLS = 64
@@ -61,60 +61,60 @@ def by_kind(result: Result) -> dict[str, list[Check]]:
 
 
 def _print_smallest(console: Console, result: Result) -> None:
-    """The smallest case that fails, as expected and as it is."""
-    for check in result.checks:
-        if check.difference is not None and check.difference.wrong is not None and not check.hidden:
-            sizes = ", ".join(f"{word} {size}" for word, size in check.sizes.items())
-            console.print(f"  The smallest case of [b]{escape(check.name)}[/b] that fails ({escape(sizes)}):")
-            _print_difference(console, check.difference)
-            return
-
-
-def _print_difference(console: Console, difference: Difference) -> None:
-    """Expected, yours and their difference, side by side, where they are small enough to read."""
-    expected, got, wrong = difference.expected, difference.got, difference.wrong
-    if expected is None or got is None or wrong is None:
+    """The smallest case that fails: expected, yours and their difference, side by side if they are small."""
+    case = next(wrong_cases(result), None)
+    if case is None:
         return
-    place, rows, words = first_wrong_table(wrong, difference.words)
-    want, have, bad = (table(each, place) for each in (expected, got, wrong))
-    if want.numel() > MOST_CELLS:
-        console.print(f"  ({want.numel()} numbers: see --html for a picture)", style="dim")
+    name, sizes = escape(case.check.name), escape(case.sizes)
+    console.print(f"  The smallest case of [b]{name}[/b] that fails ({sizes}):")
+    if case.want.numel() > MOST_CELLS:
+        console.print(f"  ({case.want.numel()} numbers: see --html for a picture)", style="dim")
         return
     grid = Table(box=None, padding=(0, 2))
     for title in ("expected", "yours", "difference"):
         grid.add_column(title, style="dim" if title == "difference" else "")
-    for row in range(want.shape[0]):
+    apart = torch.where(case.wrong, case.have.double() - case.want.double(), 0.0)
+    for row, wrong in enumerate(case.wrong.tolist()):
         cells = []
-        for values in (want, have, torch.where(bad, have.double() - want.double(), 0.0)):
-            line = Text()
-            for column in range(want.shape[1]):
-                style = "red" if bool(bad[row, column]) and values is not want else ""
-                line.append(f"{values[row, column].item():8.4g}", style)
-            cells.append(line)
+        for values in (case.want, case.have, apart):
+            styles = ["red" if bad and values is not case.want else "" for bad in wrong]
+            texts = [f"{number:8.4g}" for number in values[row].tolist()]
+            cells.append(Text.assemble(*zip(texts, styles, strict=True)))
         grid.add_row(*cells)
-    if place:
-        console.print(
-            f"  {', '.join(f'{word} {index}' for word, index in zip(words, place, strict=False))}:",
-            style="dim",
-        )
+    if case.at:
+        console.print(f"  {case.at}:", style="dim")
     console.print(grid)
-    if rows:
-        console.print(f"  rows are {rows[0]}, columns {rows[1]}", style="dim")
+    if case.axes:
+        console.print(f"  rows are {case.axes[0]}, columns {case.axes[1]}", style="dim")
 
 
-def first_wrong_table(
-    wrong: Tensor, words: tuple[str, ...]
-) -> tuple[list[int], tuple[str, ...], tuple[str, ...]]:
-    """The leading indices of the first wrong number, and what rows and columns of its table are."""
-    first = wrong.nonzero()[0].tolist() if wrong.dim() else []
-    named = words if len(words) == wrong.dim() else tuple(f"axis {axis}" for axis in range(wrong.dim()))
-    return first[:-2], named[-2:] if wrong.dim() >= 2 else (), named
+class WrongCase(NamedTuple):
+    """A call with wrong numbers, as the table around the first of them."""
+
+    check: Check
+    sizes: str
+    at: str
+    axes: tuple[str, ...]  # what rows and columns are
+    want: Tensor
+    have: Tensor
+    wrong: Tensor  # True where they differ
 
 
-def table(tensor: Tensor, place: list[int]) -> Tensor:
-    """The rows and columns at a place, as two dimensions."""
-    part = tensor[tuple(place)] if place else tensor
-    return part.reshape(1, 1) if part.dim() == 0 else part.reshape(1, -1) if part.dim() == 1 else part
+def wrong_cases(result: Result) -> Iterator[WrongCase]:
+    """Each check with wrong numbers that a student may see."""
+    for check in result.checks:
+        difference = check.difference
+        if difference is None or difference.numbers is None or check.hidden:
+            continue
+        wrong, words = difference.numbers[2], difference.words
+        if len(words) != wrong.dim():
+            words = tuple(f"axis {axis}" for axis in range(wrong.dim()))
+        place = wrong.nonzero()[0].tolist()[:-2] if wrong.dim() else []
+        at = ", ".join(f"{word} {index}" for word, index in zip(words, place, strict=False))
+        sizes = ", ".join(f"{word} {size}" for word, size in check.sizes.items())
+        axes = words[-2:] if wrong.dim() >= 2 else ()
+        tables = (torch.atleast_2d(tensor[tuple(place)]) for tensor in difference.numbers)
+        yield WrongCase(check, sizes, at, axes, *tables)
 
 
 def print_proof(console: Console, proof: Proof) -> None:
@@ -124,7 +124,7 @@ def print_proof(console: Console, proof: Proof) -> None:
         detail = "" if line.holds or not line.detail else f": {line.detail}"
         console.print(Text.assemble(mark, line.what + detail))
     for group in ("caught", "named, by value", "named, by pattern"):
-        lines = proof.of(group)
+        lines = [line for line in proof.lines if line.group == group]
         if lines:
             console.print(f"  mistakes {group}: {sum(line.holds for line in lines)} of {len(lines)}")
     verdict = "[green]ready for students[/green]" if proof.holds else "[red]not ready[/red]"

@@ -26,7 +26,7 @@ from regard.checking.judge import NOT_TRIED, Outcomes, Verdict, judged
 from regard.checking.plan import Plan, Run, tensors_of
 from regard.checking.spec import Exercise, Mistake
 from regard.checking.trials import ANYTHING, Case, Probe, Trial
-from regard.errors import RegardError
+from regard.errors import LoadError, RegardError
 
 MOST = 0.75  # of what is wrong, for a name with "mostly"
 NEAR = 0.3  # of what is wrong, to be worth saying
@@ -156,6 +156,8 @@ class Space:
         try:
             with torch.no_grad():
                 return formed(self.plan.checks.reference(self.plan.cases[run.case], **choices), form)
+        except NameError as error:  # of a formula: the exercise is wrong, not the answer
+            raise LoadError(f"{self.plan.exercise.id}, with {choices}: {error}") from error
         except CANNOT:
             return RAISED
 

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,7 @@ __all__ = [
     "Trial",
     "changed",
     "first_sequence",
+    "formula",
     "load",
     "made",
     "neighbour_probe",
@@ -145,6 +147,24 @@ class Checks:
 def made(options: Mapping[str, Callable[[], Tensor]], choice: str) -> Tensor:
     """What is chosen among the options of a decision; the others are not computed."""
     return options[choice]()
+
+
+@cache
+def _compiled(text: str) -> CodeType:
+    return compile(text, "formula", "eval")
+
+
+def formula(text: str, /, **quantities: Any) -> Any:
+    """What a decision gives that is written as a formula, so that exercise.toml can hold a wrong one.
+
+    >>> formula("z * h + new", z=2.0, h=3.0, new=0.5)
+    6.5
+    """
+    try:
+        return eval(_compiled(text), {"torch": torch, **quantities})
+    except (SyntaxError, NameError) as error:
+        names = ", ".join(["torch", *quantities])
+        raise NameError(f"the formula {text!r} cannot be read: {error}. It may use: {names}.") from error
 
 
 def changed(make: Callable[[Draw], Case], *edits: Callable[[Case, Draw], object]) -> Calls:

@@ -41,6 +41,7 @@ __all__ = [
     "load",
     "made",
     "neighbour_probe",
+    "worked",
 ]
 
 Kind = Literal["wrong", "fragile", "train mode", "wasteful"]
@@ -165,6 +166,20 @@ def formula(text: str, /, **quantities: Any) -> Any:
     except (SyntaxError, NameError) as error:
         names = ", ".join(["torch", *quantities])
         raise NameError(f"the formula {text!r} cannot be read: {error}. It may use: {names}.") from error
+
+
+def worked(formulas: Mapping[str, str], choices: Mapping[str, str], /, **quantities: Any) -> Any:
+    """The last of several formulas, each of which may use those before it; a choice replaces one by its name.
+
+    >>> worked({"mean": "(a + b) / 2", "scaled": "3 * mean"}, {"mean": "a * b"}, a=2, b=5)
+    30
+    """
+    unknown = ", ".join(sorted(set(choices) - set(formulas)))
+    if unknown:
+        raise TypeError(f"there is no {unknown} to choose. There are: {', '.join(formulas)}.")
+    for name, right in formulas.items():
+        quantities[name] = formula(choices.get(name, right), **quantities)
+    return quantities[name]
 
 
 def changed(make: Callable[[Draw], Case], *edits: Callable[[Case, Draw], object]) -> Calls:

@@ -36,7 +36,7 @@ def names(space, given):
 
 def test_two_mistakes_beside_a_convention_are_both_named(space):
     """Hiding with a large finite number is a convention; it does not keep two mistakes from their names."""
-    given = outcomes(space, empty_row="uniform", mask="upside down", scale="none")
+    given = outcomes(space, empty_row="uniform", mask="~hidden", scale="1")
     assert sorted(names(space, given)[0]) == [
         ("attention without its scale", ""),
         ("the mask is upside down", ""),
@@ -55,7 +55,7 @@ def test_two_mistakes_that_both_change_every_number_are_named():
 
 def test_a_mistake_in_some_calls_is_named_with_where_it_is_met(space):
     """A softmax along the wrong axis where there are no lengths: the other calls are right."""
-    given = outcomes(space, lambda run: len(space.plan.cases[run.case].args) < 4, softmax="over queries")
+    given = outcomes(space, lambda run: len(space.plan.cases[run.case].args) < 4, softmax="scores.softmax(-2)")
     (name,), _ = names(space, given)
     assert name == ("softmax over the queries instead of the keys", "in the failing calls")
 
@@ -68,7 +68,7 @@ def test_exceptions_name_nothing(space):
 
 def test_a_mistake_beside_something_unknown_is_told_as_the_nearest(space):
     """Calls that one mistake explains, beside others that nothing does: no name, but what comes nearest."""
-    given = outcomes(space, scale="none")
+    given = outcomes(space, scale="1")
     for run in space.plan.runs:
         if run.item.name in ("all sizes alike", "one query") or run.kind == "probe":
             output, weights = given[run.id].value

@@ -6,56 +6,17 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, made
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, worked
+
+FORMULAS = {"scores": "keys @ q", "wins": "scores.argmax()", "takes": "values[wins]"}
 
 
-def reference(
-    case: Case, *, scores: str = "dot products", wins: str = "the largest", takes: str = "the value"
-) -> Tensor:
+def reference(case: Case, **choices: str) -> Tensor:
     """The value of the key that wins."""
     q, keys, values = case.args
-    score = made(
-        {
-            "dot products": lambda: keys @ q,
-            "cosines": lambda: F.cosine_similarity(keys, q[None], dim=1),
-            "distances": lambda: -(keys - q).square().sum(dim=1),
-            "sums of distances": lambda: -(keys - q).abs().sum(dim=1),
-            "keys with themselves": lambda: keys.square().sum(dim=1),
-            "the largest product": lambda: (keys * q).max(dim=1).values,
-        },
-        scores,
-    )
-    best = made(
-        {
-            "the largest": lambda: score.argmax(),
-            "the smallest": lambda: score.argmin(),
-            "the largest by size": lambda: score.abs().argmax(),
-            "the second": lambda: score.topk(2).indices[1],
-            "the largest above 0": lambda: score.clamp(min=0.0).argmax(),
-            "the mean index": lambda: (score.softmax(0) * torch.arange(len(score))).sum().round().long(),
-            "not the last": lambda: score[:-1].argmax(),
-        },
-        wins,
-    )
-    return made(
-        {
-            "the value": lambda: values[best],
-            "the value before": lambda: values[best - 1],
-            "the value behind": lambda: values[best + 1],
-            "the key": lambda: keys[best],
-            "the index": lambda: best,
-            "the score": lambda: score[best],
-            "the value times its score": lambda: score[best] * values[best],
-            "the value times its weight": lambda: score.softmax(0)[best] * values[best],
-            "a softmax": lambda: score.softmax(0) @ values,
-            "a scaled softmax": lambda: (score / len(q) ** 0.5).softmax(0) @ values,
-            "the largest of each column": lambda: values.max(dim=0).values,
-            "the mean": lambda: values.mean(0),
-        },
-        takes,
-    )
+    value: Tensor = worked(FORMULAS, choices, q=q, keys=keys, values=values)
+    return value
 
 
 def one(draw: Draw, best: int | None = None, ahead: float = 1.0) -> Case:

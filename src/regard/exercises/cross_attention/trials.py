@@ -2,63 +2,39 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
-from regard.exercises.shared.attention import Choices, Layer, future, opened, past_lengths
-from regard.exercises.shared.lengths import large_scores, lengths_of
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
+from regard.exercises.shared.attention import Choices, Layer, opened, past_lengths
+from regard.exercises.shared.lengths import WithLengths, large_scores, padding_probe
 
 
 def reference(case: Case, **choices: str) -> Tensor:
     """What x finds in the context."""
-    c = Choices(**{"causal": "ignored", **choices})
-    x, context, lengths = (*case.args, None)[:3]
-    past: list[Tensor | None] = []
+    c, (x, context, lengths) = Choices(**choices), (*case.args, None)[:3]
+    layer = Layer(case.weights, case.init[2])
 
     def hidden(scores: Tensor) -> Tensor | None:
-        tables = [past_lengths(lengths, scores, c), future(scores, True, c)]
-        shown = [table.expand(scores.shape) for table in tables if table is not None]
-        past.append(torch.stack(shown).any(0) if shown else None)
-        return past[0]
+        return past_lengths(lengths, scores, c)
 
-    weights, n_head = case.weights, case.init[2]
-    if c.scale.startswith("root of the context's"):
-        share = context.shape[-1] / (n_head if c.scale == "root of the context's share of a head" else 1)
-        more = (weights["W_q.weight"].shape[0] / n_head / share) ** 0.5
-        weights = {**weights, "W_q.weight": weights["W_q.weight"] * more}
-    out = Layer(weights, n_head)(c, x, context, context, hidden)[0]
-    return opened(out, past[0], c)
+    out, _, scores = layer(c, x, context, context, hidden, context_dim=context.shape[-1])
+    return opened(out, hidden(scores), c)
 
 
 def layer(draw: Draw, lengths: Tensor | None = None, scale: float = 1.0) -> Case:
     width, wide = draw["head"] * draw["head_dim"], draw["context_dim"]
     inner = {"q": width, "k": wide, "v": wide, "o": width}
     weights = {f"W_{letter}.weight": 1.5 * draw.weight(width, inner[letter]) for letter in inner}
-    x = draw.normal("batch", "query", width, scale=scale)
-    args: tuple[Any, ...] = (x, draw.normal("batch", "key", wide))
-    return Case(
-        args if lengths is None else (*args, lengths), init=(width, wide, draw["head"]), weights=weights
-    )
+    x, context = draw.normal("batch", "query", width, scale=scale), draw.normal("batch", "key", wide)
+    args: tuple[Any, ...] = (x, context) if lengths is None else (x, context, lengths)
+    return Case(args, init=(width, wide, draw["head"]), weights=weights)
 
 
-def padded(draw: Draw) -> Case:
-    return layer(draw, lengths_of(draw))
-
-
-def empty(draw: Draw) -> Case:
-    lengths = lengths_of(draw)
-    lengths[0] = 0
-    return layer(draw, lengths)
-
-
-def change_padding(case: Case, draw: Draw) -> None:
-    _, context, lengths = case.args
-    context[torch.arange(draw["key"]) >= lengths[:, None]] += 2.0
-
-
+CALLS = WithLengths(layer)
+padded = CALLS.per_sequence
 SIZES = {"batch": 2, "query": 3, "key": 7, "head": 3, "head_dim": 5, "context_dim": 11}
 ALIKE = {**SIZES, "query": 5, "key": 5, "head_dim": 2, "context_dim": 6}
 
@@ -72,23 +48,13 @@ TRIALS = (
     Trial("one head", padded, {**SIZES, "head": 1}),
     Trial("one position that looks", padded, {**SIZES, "query": 1}),
     Trial("a context of one position", layer, {**SIZES, "key": 1}),
-    Trial("a length of 0", empty, SIZES, grad=False),
-    large_scores(lambda draw: layer(draw, scale=200.0), SIZES),
+    Trial("a length of 0", CALLS.with_empty, SIZES, grad=False),
+    large_scores(partial(layer, scale=200.0), SIZES),
 )
 
 PROBES = (
-    Probe(
-        "padding has no say",
-        changed(padded, change_padding),
-        SIZES,
-        says="the context past its length was changed: nothing may move.",
-    ),
-    Probe(
-        "a neighbour has no say",
-        changed(padded, first_sequence),
-        {**SIZES, "batch": 3},
-        says="sequence 0 was changed: the others may not move.",
-    ),
+    padding_probe(padded, SIZES),
+    neighbour_probe(padded, SIZES),
     Probe(
         "all of the context is seen",
         changed(layer, lambda case, draw: case.args[1][:, -1].mul_(-1.5)),

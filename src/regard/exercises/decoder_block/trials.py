@@ -4,31 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
+from regard.checking.trials import Case, Trial
 from regard.exercises.shared.attention import future
-from regard.exercises.shared.blocks import (
-    DROPOUT_PROBES,
-    MODES,
-    SIZES,
-    Choices,
-    Reference,
-    block,
-)
+from regard.exercises.shared.blocks import DROPOUT_PROBES, MODES, SIZES, Choices, Reference, block
+from regard.exercises.shared.given import causal_probes
 
 
-def reference(
-    case: Case, *, norm: str = "before", gelu: str = "exact", activation: str = "gelu", **choices: str
-) -> Tensor:
+def reference(case: Case, **choices: str) -> Tensor:
     """The block's output."""
-    if activation == "gelu" and gelu == "tanh":
-        activation = "gelu by tanh"
-    c = Choices(norm=norm, activation=activation, **choices)
+    c = Choices(**choices)
     return Reference(case, c, lambda scores: future(scores, True, c))(case.args[0])
-
-
-def change_future(case: Case, draw: Draw) -> None:
-    later = case.args[0][:, draw["position"] // 2 :]
-    later += 1.0 + later.flip(-1)
 
 
 TRIALS = (
@@ -42,13 +27,4 @@ TRIALS = (
     *MODES,
 )
 
-PROBES = (
-    Probe(
-        "the future has no say",
-        changed(block, change_future),
-        SIZES,
-        says="later positions were changed: earlier ones may not move.",
-    ),
-    neighbour_probe(block, SIZES),
-    *DROPOUT_PROBES,
-)
+PROBES = (*causal_probes(block, SIZES), *DROPOUT_PROBES)

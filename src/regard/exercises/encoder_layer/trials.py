@@ -5,25 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
+from regard.checking.trials import Case, Draw, Trial, neighbour_probe
 from regard.exercises.shared.attention import past_lengths
-from regard.exercises.shared.blocks import (
-    DROPOUT_PROBES,
-    MODES,
-    SIZES,
-    Choices,
-    Reference,
-    block,
-)
-from regard.exercises.shared.lengths import lengths_of
+from regard.exercises.shared.blocks import DROPOUT_PROBES, MODES, SIZES, Choices, Reference, block
+from regard.exercises.shared.lengths import lengths_of, padding_probe
 
 
-def reference(case: Case, *, norm: str = "after", activation: str = "relu", **choices: str) -> Tensor:
+def reference(
+    case: Case,
+    *,
+    norm: str = "norm(residual(part(seen)))",
+    activation: str = "x.relu()",
+    padding: str = "like all others",
+    **choices: str,
+) -> Tensor:
     """The layer's output."""
-    c = Choices(norm=norm, activation=activation, **choices)
-    lengths = case.kwargs.get("valid_lens")
+    c, lengths = Choices(norm=norm, activation=activation, **choices), case.kwargs.get("valid_lens")
     out = Reference(case, c, lambda scores: past_lengths(lengths, scores, c))(case.args[0])
-    if c.padding == "zeroed" and lengths is not None:
+    if padding == "zeroed" and lengths is not None:
         out = out * (torch.arange(out.shape[1]) < lengths[:, None])[..., None]
     return out
 
@@ -47,13 +46,4 @@ TRIALS = (
     *MODES,
 )
 
-PROBES = (
-    Probe(
-        "padding has no say",
-        changed(padded, change_padding),
-        SIZES,
-        says="positions past a sequence's length were changed: the others may not move.",
-    ),
-    neighbour_probe(padded, SIZES),
-    *DROPOUT_PROBES,
-)
+PROBES = (padding_probe(padded, SIZES, change_padding), neighbour_probe(padded, SIZES), *DROPOUT_PROBES)

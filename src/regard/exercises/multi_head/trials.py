@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Trial
+from regard.checking.trials import Case, Draw, Trial, formula
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import Choices, Layer, past_lengths
-from regard.exercises.shared.lengths import DROPOUT, WithLengths, dropout_probes, evaluated, lengths_of
+from regard.exercises.shared.lengths import (
+    DROPOUT,
+    WithLengths,
+    dropout_probes,
+    evaluated,
+    identity_values,
+)
 
 
-def reference(case: Case, **choices: str) -> Tensor:
+def reference(case: Case, *, joint: str = "heads", **choices: str) -> Tensor:
     """The output, or what one of the two helpers gives."""
     c, n_head = Choices(**choices), case.init[1]
-    outside = c.split == "heads outside the sequences"
     if case.call == "transpose_qkv":
-        heads = attention.split(case.args[0], n_head, c.split)
-        return (heads.transpose(0, 1) if outside else heads).flatten(0, 1)
+        heads: Tensor = formula(joint, heads=attention.split(case.args[0], n_head, c.split))
+        return heads.flatten(0, 1)
     if case.call == "transpose_output":
-        heads = case.args[0].unflatten(0, (n_head, -1) if outside else (-1, n_head))
-        return attention.merge(heads.transpose(0, 1) if outside else heads, c.merge)
+        axes = (-1, n_head) if joint == "heads" else (n_head, -1)
+        return attention.merge(formula(joint, heads=case.args[0].unflatten(0, axes)), c.merge)
     queries, keys, values, lengths = case.args
     layer = Layer(case.weights, n_head)
     return layer(c, queries, keys, values, lambda scores: past_lengths(lengths, scores, c))[0]
@@ -41,8 +47,8 @@ def layer(draw: Draw, *args: Any, bias: bool = False, dropout: float = 0.0, call
 
 def given(draw: Draw, lengths: Tensor | None, **options: Any) -> Case:
     hiddens = draw["head"] * draw["head_dim"]
-    queries, keys, values = (draw.normal("batch", word, hiddens) for word in ("query", "key", "key"))
-    return layer(draw, queries, keys, values, lengths, **options)
+    inputs = (draw.normal("batch", word, hiddens) for word in ("query", "key", "key"))
+    return layer(draw, *inputs, lengths, **options)
 
 
 def split(draw: Draw) -> Case:
@@ -55,28 +61,22 @@ def joined(draw: Draw) -> Case:
 
 
 def dropped(draw: Draw) -> Case:
-    """Identity projections and one-hot values, twice: the output is the weights after dropout, twice."""
-    hiddens = draw["head"] * draw["head_dim"]
+    """Identity projections: the output is the weights after dropout, twice."""
     case = given(draw, None, dropout=DROPOUT)
-    values = torch.eye(draw["key"]).repeat(1, 2 * draw["head"]).expand(draw["batch"], -1, -1).contiguous()
-    weights = {name: torch.eye(hiddens) for name in case.weights}
-    return replace(case, args=(*case.args[:2], values, None), weights=weights, train=True)
+    weights = {name: torch.eye(len(weight)) for name, weight in case.weights.items()}
+    args = (*case.args[:2], identity_values(draw, draw["head"]), None)
+    return replace(case, args=args, weights=weights, train=True)
 
 
 CALLS = WithLengths(given)
 SIZES = {"batch": 2, "query": 3, "key": 7, "head": 5, "head_dim": 2}
 
 TRIALS = (
-    Trial("no lengths", CALLS.without, SIZES, variants=True),
-    Trial("one length for each sequence", CALLS.per_sequence, SIZES, variants=True),
-    Trial("one length for each query", CALLS.per_query, SIZES),
-    Trial("batch of one", CALLS.per_sequence, {**SIZES, "batch": 1}),
+    *CALLS.trials(SIZES),
     Trial("as many sequences as heads", CALLS.per_sequence, {**SIZES, "batch": 3, "head": 3}),
-    Trial("as many queries as keys", CALLS.per_sequence, {**SIZES, "query": 7}),
-    Trial("one query", CALLS.per_query, {**SIZES, "query": 1}),
     Trial("one head", CALLS.per_sequence, {**SIZES, "head": 1, "head_dim": 3}),
-    Trial("with biases", lambda draw: given(draw, lengths_of(draw), bias=True), {**SIZES, "head": 3}),
-    evaluated(lambda draw: given(draw, lengths_of(draw), dropout=0.7), SIZES),
+    Trial("with biases", partial(CALLS.per_sequence, bias=True), {**SIZES, "head": 3}),
+    evaluated(partial(CALLS.per_sequence, dropout=0.7), SIZES),
     Trial("transpose_qkv", split, SIZES, optional=True),
     Trial("transpose_output", joined, SIZES, optional=True),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import Choices, Layer
-from regard.exercises.shared.lengths import large_scores
+from regard.exercises.shared.lengths import large_scores, query_probe
 
 
 def reference(case: Case, **choices: str) -> Tensor:
@@ -19,25 +20,16 @@ def reference(case: Case, **choices: str) -> Tensor:
         return attention.split(case.args[0], n_head, c.split)
     if case.call == "combine_heads":
         return attention.merge(case.args[0], c.merge)
-    queries, keys, values = case.args
-    layer = Layer(case.weights, n_head)
-    return layer(c, queries, keys, values, lambda scores: None)[0]
+    return Layer(case.weights, n_head)(c, *case.args)[0]
 
 
 def layer(draw: Draw, *args: Any, call: str = "") -> Case:
     """A case with these arguments, and all weights."""
     n_head, width, qk, v = (draw[word] for word in ("head", "embedding", "qk_length", "value_length"))
-    return Case(
-        args,
-        call=call,
-        init=(n_head, width, qk, v),
-        weights={
-            "W_q.weight": draw.weight(n_head * qk, width),
-            "W_k.weight": draw.weight(n_head * qk, width),
-            "W_v.weight": draw.weight(n_head * v, width),
-            "W_o.weight": draw.weight(width, n_head * v),
-        },
-    )
+    rows = {"q": n_head * qk, "k": n_head * qk, "v": n_head * v}
+    weights = {f"W_{letter}.weight": draw.weight(rows[letter], width) for letter in rows}
+    weights["W_o.weight"] = draw.weight(width, n_head * v)
+    return Case(args, call=call, init=(n_head, width, qk, v), weights=weights)
 
 
 def cross(draw: Draw, scale: float = 1.0) -> Case:
@@ -76,19 +68,14 @@ TRIALS = (
     Trial("as many queries as keys", cross, {**SIZES, "query": 5}),
     Trial("one query", cross, {**SIZES, "query": 1}),
     Trial("one head", cross, {**SIZES, "head": 1}),
-    large_scores(lambda draw: cross(draw, 15.0), SIZES),
+    large_scores(partial(cross, scale=15.0), SIZES),
     Trial("split_heads", split, SIZES, optional=True),
     Trial("combine_heads", combine, SIZES, optional=True),
 )
 
 PROBES = (
     neighbour_probe(cross, SIZES),
-    Probe(
-        "a query stands alone",
-        changed(cross, lambda case, draw: case.args[0][:, 0].add_(2.0)),
-        SIZES,
-        says="the first query was changed: the others may not move.",
-    ),
+    query_probe(cross, SIZES),
     Probe(
         "the order of the keys has no say",
         changed(cross, reorder_keys),

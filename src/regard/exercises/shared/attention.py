@@ -1,18 +1,28 @@
-"""Softmax attention with its decisions as choices whose defaults are right, for all that attend."""
+"""Softmax attention for all that attend; its decisions are formulas, of which the defaults are right."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.checking.trials import ANYTHING, made
+from regard.checking.trials import ANYTHING, formula
 
 FINITE = -1e6  # hides, and leaves quarters exact in float32 when it is added
+
+Hidden = Callable[[Tensor], Tensor | None]  # scores -> which of them may not be seen
+
+
+def computed(text: str, /, **quantities: Any) -> Tensor:
+    """The tensor that a formula gives."""
+    result: Tensor = formula(text, **quantities)
+    return result
 
 
 @dataclass(frozen=True)
@@ -26,181 +36,78 @@ class Choices:
     key_by: str = "k"
     value_by: str = "v"
     bias: str = "used"
-    split: str = "by head"
-    scores: str = "queries with keys"
-    scale: str = "root of a head's width"
-    lengths: str = "of its own sequence"
-    last_key: str = "the length"
-    causal: str = "hides the future"
-    mask: str = "hides"
-    fill: str = "-inf"
-    hidden_at: str = "before softmax"
+    split: str = "heads"
+    scores: str = "q @ k.mT"
+    scale: str = "dim ** 0.5"
+    lengths: str = "rows"
+    last_key: str = "key >= length"
+    causal: str = "asked and key > query"
+    mask: str = "hidden"
+    fill: str = ""  # how it is hidden tells the convention of empty rows
+    hidden_at: str = "softmax(filled)"
     empty_row: str = "zeros"
-    softmax: str = "over keys"
-    weights: str = "of queries"
-    merge: str = "by head"
-    out: str = "projected"
-    plus: str = "nothing"
+    softmax: str = "scores.softmax(-1)"
+    after_softmax: str = "weights"
+    weights: str = "weights"
+    merge: str = "joined"
+    out: str = "o(joined)"
+    plus: str = "out"
 
 
-FILLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "0": lambda scores, hidden: scores.masked_fill(hidden, 0.0),
-    "0, and the weights too": lambda scores, hidden: scores.masked_fill(hidden, 0.0),
-    "-1": lambda scores, hidden: scores.masked_fill(hidden, -1.0),
-    "-10": lambda scores, hidden: scores.masked_fill(hidden, -10.0),
-    "-50": lambda scores, hidden: scores.masked_fill(hidden, -50.0),
-    "-100": lambda scores, hidden: scores.masked_fill(hidden, -100.0),
-    "1e9": lambda scores, hidden: scores.masked_fill(hidden, 1e9),
-    "inf": lambda scores, hidden: scores.masked_fill(hidden, math.inf),
-    "the mask added": lambda scores, hidden: scores + (~hidden).to(scores.dtype),
-    "10 subtracted": lambda scores, hidden: scores - 10.0 * hidden.to(scores.dtype),
-    "the mask subtracted": lambda scores, hidden: scores - hidden.to(scores.dtype),
-}
-
-SOFTMAXES: dict[str, Callable[[Tensor], Tensor]] = {
-    "over keys": lambda scores: scores.softmax(-1),
-    "over queries": lambda scores: scores.softmax(-2),
-    "over heads": lambda scores: scores.softmax(1),
-    "over the batch": lambda scores: scores.softmax(0),
-    "over the whole table": lambda scores: scores.flatten(-2).softmax(-1).reshape(scores.shape),
-    "twice": lambda scores: scores.softmax(-1).softmax(-1),
-    "of the negated scores": lambda scores: (-scores).softmax(-1),
-    "none": lambda scores: scores,
-    "the logarithm": lambda scores: scores.log_softmax(-1),
-    "a sigmoid": lambda scores: scores.sigmoid(),
-    "relu": lambda scores: scores.relu(),
-    "a share of the sum": lambda scores: scores / scores.sum(-1, keepdim=True),
-    "exponentials without their sum": lambda scores: scores.exp(),
-    "exponentials below 1 without their sum": lambda scores: (scores - scores.amax(-1, keepdim=True)).exp(),
-    "the largest alone": lambda scores: F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype),
+# How a row that sees nothing is filled tells how a score is hidden: zeros and NaN come from -inf, the same
+# weight everywhere from a large finite number, and something else from one that is added.
+FILLS = {
+    "zeros": "scores.masked_fill(hidden, -torch.inf)",
+    "nan": "scores.masked_fill(hidden, -torch.inf)",
+    "uniform": f"scores.masked_fill(hidden, {FINITE})",
+    "other": f"scores + {FINITE} * hidden",
+    "all keys": f"scores + {FINITE} * hidden",
 }
 
 
 def weighed(scores: Tensor, hidden: Tensor | None, c: Choices) -> Tensor:
-    """The weights of scores (batch, head, query, key), of which those that are `hidden` may not be seen.
+    """The weights of scores (batch, head, query, key), of which those that are `hidden` may not be seen."""
 
-    How a row that sees nothing is filled tells how a score is hidden: zeros and NaN come from -inf, the same
-    weight everywhere from a large finite number, and something else from one that is added.
-    """
-    if c.causal == "always":
-        later = TRIANGLES["hides the future"](torch.ones(scores.shape[-2:], dtype=torch.bool))
+    def softmax(scores: Tensor) -> Tensor:
+        return computed(c.softmax, scores=scores)
+
+    later = future(scores, False, c)
+    if later is not None:
         hidden = later if hidden is None else hidden | later
-    if c.mask == "ignored" or hidden is None:
-        return SOFTMAXES[c.softmax](scores)
-    hidden = hidden.expand(scores.shape)
-    if c.mask == "upside down":
-        hidden = ~hidden
-    if c.mask == "in the first head":
-        hidden = hidden & (torch.arange(scores.shape[1]) == 0)[:, None, None]
-    if c.hidden_at in ("after softmax", "after softmax, over what is left"):
-        weights = SOFTMAXES[c.softmax](scores).masked_fill(hidden, 0.0)
-        left = weights.sum(-1, keepdim=True) + (0.0 if c.empty_row == "nan" else 1e-9)
-        return weights if c.hidden_at == "after softmax" else weights / left
-    if c.hidden_at == "after softmax, as a score":
-        return SOFTMAXES[c.softmax](scores).masked_fill(hidden, -math.inf if c.empty_row == "nan" else FINITE)
-    if c.fill != "-inf":
-        weights = SOFTMAXES[c.softmax](FILLS[c.fill](scores, hidden))
-        return weights.masked_fill(hidden, 0.0) if c.fill == "0, and the weights too" else weights
-    if c.empty_row in ("other", "all keys"):
-        return SOFTMAXES[c.softmax](scores + FINITE * hidden)
-    if c.empty_row == "uniform":
-        return SOFTMAXES[c.softmax](scores.masked_fill(hidden, FINITE))
-    weights = SOFTMAXES[c.softmax](scores.masked_fill(hidden, -math.inf))
-    return weights if c.empty_row == "nan" else weights.masked_fill(hidden, 0.0)
+    if hidden is None:
+        return softmax(scores)
+    head = torch.arange(scores.shape[1])[:, None, None]
+    hidden = computed(c.mask, hidden=hidden.expand(scores.shape), head=head)
+    filled = computed(c.fill or FILLS[c.empty_row], scores=scores, hidden=hidden)
+    lowest, least = (-math.inf, 0.0) if c.empty_row == "nan" else (FINITE, 1e-9)
+    parts = {"scores": scores, "hidden": hidden, "filled": filled, "lowest": lowest, "least": least}
+    weights = computed(c.hidden_at, softmax=softmax, **parts)
+    right = not c.fill and c.hidden_at == Choices.hidden_at
+    return weights.masked_fill(hidden, 0.0) if right and c.empty_row == "zeros" else weights
 
 
 def past_lengths(lengths: Tensor | None, scores: Tensor, c: Choices) -> Tensor | None:
     """Which of the scores (batch, head, query, key) lie past `lengths`, (batch,) or (batch, query)."""
     if lengths is None:
         return None
-    n_batch, n_head, n_query, n_key = scores.shape
-    each_query = lengths.dim() == 2
-    if (c.lengths == "of sequences only" and each_query) or (
-        c.lengths == "of queries only" and not each_query
-    ):
-        return None
-    rows = lengths if each_query else lengths[:, None].expand(n_batch, n_query)
-    if c.lengths == "of the first query":
-        rows = rows[:, :1]
-    elif c.lengths == "of the first sequence":
-        rows = rows[:1].expand(n_batch, -1)
-    elif c.lengths == "of the longest":
-        rows = rows.max().expand(n_batch, n_query)
-    elif c.lengths == "of the shortest":
-        rows = rows.min().expand(n_batch, n_query)
-    elif c.lengths == "of the longest query":
-        rows = rows.amax(1, keepdim=True)
-    elif c.lengths == "of the shortest query":
-        rows = rows.amin(1, keepdim=True)
-    elif c.lengths == "of queries in the wrong order" and not each_query:
-        rows = lengths.repeat(n_query).reshape(n_batch, n_query)
-    rows = rows[:, None]
-    if c.lengths == "of heads in the wrong order":
-        rows = rows[:, 0].repeat(n_head, 1).reshape(n_batch, n_head, -1)
-    elif c.split == "heads outside the sequences":
-        rows = rows[:, 0].repeat_interleave(n_head, 0).reshape(n_head, n_batch, -1).transpose(0, 1)
-    last = rows[..., None] + {"one too many": 1, "one too few": -1}.get(c.last_key, 0)
-    if c.last_key == "at least the first":
-        last = last.clamp(min=1)
-    if c.lengths == "of queries as positions" and not each_query:
-        return (torch.arange(n_query)[:, None] >= last).expand(-1, -1, -1, n_key)
-    if c.last_key == "the end, counted from there":
-        return torch.arange(n_key) < n_key - last
-    hidden = torch.arange(n_key) >= last
-    if c.lengths == "of queries and keys" and not each_query:
-        return hidden | (torch.arange(n_query)[:, None] >= last)
-    return hidden
-
-
-TRIANGLES: dict[str, Callable[[Tensor], Tensor]] = {
-    "hides the future": lambda ones: ones.triu(1),
-    "hides the past": lambda ones: ones.tril(-1),
-    "hides the position itself": lambda ones: ones.triu(0),
-    "shows one of the future": lambda ones: ones.triu(2),
-}
+    _, n_head, n_query, n_key = scores.shape
+    sizes = {"n_head": n_head, "n_query": n_query, "n_key": n_key, "each_query": lengths.dim() == 2}
+    rows = lengths if lengths.dim() == 2 else lengths[:, None].expand(-1, n_query)
+    rows = computed(c.lengths, rows=rows, lengths=lengths, **sizes)
+    length = (rows if rows.dim() == 3 else rows[:, None])[..., None]
+    key, query = torch.arange(n_key), torch.arange(n_query)[:, None]
+    return computed(c.last_key, key=key, query=query, length=length, **sizes)
 
 
 def future(scores: Tensor, asked: bool, c: Choices) -> Tensor | None:
     """What a causal mask hides of scores (..., query, key); None where nothing is hidden."""
-    if c.causal == "ignored" or not (asked or c.causal == "always"):
-        return None
-    triangle = TRIANGLES.get(c.causal, TRIANGLES["hides the future"])
-    return triangle(torch.ones(scores.shape[-2:], dtype=torch.bool))
+    n_query, n_key = scores.shape[-2:]
+    hidden = formula(c.causal, asked=asked, key=torch.arange(n_key), query=torch.arange(n_query)[:, None])
+    return hidden if isinstance(hidden, Tensor) else None
 
 
-SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "queries with keys": lambda q, k: q @ k.transpose(-2, -1),
-    "keys with queries": lambda q, k: k @ q.transpose(-2, -1),
-    "keys cut by view": lambda q, k: q @ k.reshape(*k.shape[:-2], k.shape[-1], k.shape[-2]),
-    "cosines": lambda q, k: F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1),
-    "distances": lambda q, k: -torch.cdist(q, k),
-}
-
-
-def divisor(c: Choices, q: Tensor, k: Tensor, v: Tensor, width: int) -> float:
-    """What the scores are divided by; `width` is that of the layer's input."""
-    n_head, dim = int(q.shape[1]), int(q.shape[-1])
-    others: dict[str, float] = {
-        "none": 1.0,
-        "a head's width": dim,
-        "times the root": dim**-0.5,
-        "twice the root": 2 * dim**0.5,
-        "whole part of the root": math.floor(dim**0.5),
-        "root of all heads": (n_head * dim) ** 0.5,
-        "root of the input's width": width**0.5,
-        "root of the input's share of a head": (width / n_head) ** 0.5,
-        "root of the values' width": v.shape[-1] ** 0.5,
-        "root of the number of keys": k.shape[-2] ** 0.5,
-        "root of the number of queries": q.shape[-2] ** 0.5,
-        "root of the number of heads": n_head**0.5,
-        "the number of keys": k.shape[-2],
-        "root of 4": 2.0,
-        "root of 64": 8.0,
-        "the whole width": n_head * dim,
-        "the number of heads": n_head,
-        "after the softmax": 1.0,
-    }
-    return others.get(c.scale, math.sqrt(dim))
+def nothing(scores: Tensor) -> None:
+    """Hides nothing."""
 
 
 def attended(
@@ -208,54 +115,32 @@ def attended(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    hidden: Callable[[Tensor], Tensor | None],
+    hidden: Hidden = nothing,
     width: int = 0,
-    moved: Callable[[Tensor, float], Tensor] = lambda scores, scale: scores / scale,
+    scaled: str = "scores / scale",
+    **more: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads, weights and scores of (batch, head, position, dim), where some scores are hidden."""
-    scores = moved(SCORES[c.scores](q, k), divisor(c, q, k, v, width or q.shape[-1]))
-    if c.scores == "keys with queries" and scores.shape[-1] != k.shape[-2]:
-        raise ValueError("as many queries as keys")
-    weights = weighed(scores, hidden(scores), c)
-    if c.scale == "after the softmax":
-        weights = weights / q.shape[-1] ** 0.5
-    by = made(
-        {
-            "of queries": lambda: weights,
-            "transposed": lambda: weights.transpose(-2, -1),
-            "through a softmax again": lambda: weights.softmax(-1),
-            "averaged over the heads": lambda: weights.mean(1, keepdim=True),
-            "of the first head": lambda: weights[:, :1],
-        },
-        c.weights,
-    )
-    return by @ v, weights, scores
+    """Heads, weights and scores of (batch, head, position, dim), where some scores are hidden.
+
+    `width` is that of the layer's input; formulas may use what `more` has.
+    """
+    n_head, n_query, dim = q.shape[1:]
+    sizes = {"n_head": n_head, "n_query": n_query, "n_key": k.shape[-2], "dim": dim, "v_dim": v.shape[-1]}
+    scale = formula(c.scale, width=width or dim, **sizes, **more)
+    scores = computed(scaled, scores=computed(c.scores, q=q, k=k), scale=scale, **more)
+    weights = computed(c.after_softmax, weights=weighed(scores, hidden(scores), c), dim=dim)
+    return computed(c.weights, weights=weights, **more) @ v, weights, scores
 
 
-def split(x: Tensor, n_head: int, how: str, role: str = "") -> Tensor:
-    """(batch, position, n_head * dim) -> (batch, head, position, dim); "keys by view" is for keys alone."""
-    how, (n_batch, n_position, _) = how.removeprefix(f"{role} "), x.shape
-    if how == "by view":
-        return x.reshape(n_batch, n_head, n_position, -1)
-    if how == "width for number":
-        return x.reshape(n_batch, n_position, -1, n_head).transpose(1, 2)
-    if how == "every n-th number":
-        return x.reshape(n_batch, n_position, -1, n_head).permute(0, 3, 1, 2)
-    return x.reshape(n_batch, n_position, n_head, -1).transpose(1, 2)
+def split(x: Tensor, n_head: int, how: str = "heads", role: str = "") -> Tensor:
+    """(batch, position, n_head * dim) -> (batch, head, position, dim)."""
+    heads = x.unflatten(-1, (n_head, -1)).transpose(1, 2)
+    return computed(how, x=x, heads=heads, n_head=n_head, role=role)
 
 
-def merge(x: Tensor, how: str) -> Tensor:
+def merge(heads: Tensor, how: str = "joined") -> Tensor:
     """(batch, head, position, dim) -> (batch, position, n_head * dim)."""
-    n_batch, _, n_position, _ = x.shape
-    if how == "by view":
-        return x.reshape(n_batch, n_position, -1)
-    if how == "number by number":
-        return x.permute(0, 2, 3, 1).reshape(n_batch, n_position, -1)
-    if how == "last head first":
-        x = x.flip(1)
-    if how in ("mean", "sum", "first head"):
-        return {"mean": x.mean(1), "sum": x.sum(1), "first head": x[:, 0]}[how]
-    return x.transpose(1, 2).reshape(n_batch, n_position, -1)
+    return computed(how, heads=heads, joined=heads.transpose(1, 2).flatten(2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,68 +153,41 @@ class Layer:
 
     def project(self, x: Tensor, name: str, c: Choices) -> Tensor:
         """A linear layer's result."""
-        without = c.bias == "not used" or name in c.bias.removeprefix("without ").split()
-        return F.linear(
-            x, self.weights[f"{name}.weight"], None if without else self.weights.get(f"{name}.bias")
-        )
+        bias = None if c.bias == "not used" else self.weights.get(f"{name}.bias")
+        return F.linear(x, self.weights[f"{name}.weight"], bias)
 
-    def heads(
-        self,
-        c: Choices,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        hidden: Callable[[Tensor], Tensor | None],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The heads' results, weights and scores."""
-        given = {"queries": queries, "keys": keys, "values": values}
-        layers = dict(zip("qkvo", self.names, strict=True))
-        q, k, v = (
-            split(x if by == "nothing" else self.project(x, layers[by], c), self.n_head, c.split, role)
-            for x, by, role in (
-                (given[c.query_from], c.query_by, "queries"),
-                (given[c.key_from], c.key_by, "keys"),
-                (given[c.value_from], c.value_by, "values"),
-            )
+    def layers(self, c: Choices) -> dict[str, Callable[[Tensor], Tensor]]:
+        """The projections by the letters q, k, v and o, as formulas call them."""
+        named = zip("qkvo", self.names, strict=True)
+        return {letter: partial(self.project, name=name, c=c) for letter, name in named}
+
+    def projected(self, c: Choices, *inputs: Tensor, n_kv_head: int = 0) -> tuple[Tensor, ...]:
+        """Queries, keys and values by head."""
+        by_name = dict(zip(("queries", "keys", "values"), inputs, strict=True))
+        layers, n_kv_head = self.layers(c), n_kv_head or self.n_head
+        decisions = (
+            (c.query_from, c.query_by, self.n_head, "queries"),
+            (c.key_from, c.key_by, n_kv_head, "keys"),
+            (c.value_from, c.value_by, n_kv_head, "values"),
         )
-        return attended(c, q, k, v, hidden, queries.shape[-1])
+        return tuple(
+            split(by_name[source] if by == "nothing" else layers[by](by_name[source]), n_head, c.split, role)
+            for source, by, n_head, role in decisions
+        )
 
     def __call__(
-        self,
-        c: Choices,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        hidden: Callable[[Tensor], Tensor | None],
+        self, c: Choices, queries: Tensor, keys: Tensor, values: Tensor, hidden: Hidden = nothing, **more: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output, weights and scores of the whole layer."""
-        heads, weights, scores = self.heads(c, queries, keys, values, hidden)
+        q, k, v = self.projected(c, queries, keys, values)
+        heads, weights, scores = attended(c, q, k, v, hidden, queries.shape[-1], **more)
         return self.leave(c, heads, queries=queries, keys=keys, values=values), weights, scores
 
-    def leave(self, c: Choices, heads: Tensor, **given: Tensor) -> Tensor:
+    def leave(self, c: Choices, heads: Tensor, **inputs: Tensor) -> Tensor:
         """What the output layer makes of the heads, with what is added to it."""
-        joined = merge(heads, c.merge)
-        if c.plus == "queries, before the output layer":
-            joined, c = joined + given["queries"], replace(c, plus="nothing")
-        if c.out == "left out":
-            out = joined
-        elif c.out == "by the values' layer":
-            out = self.project(joined, self.names[2], c)
-        elif c.out == "transposed":
-            out = joined @ self.weights[f"{self.names[3]}.weight"]
-        else:
-            out = self.project(joined, self.names[3], c)
-        return added(out, c, heads=joined, **given)
-
-
-def added(out: Tensor, c: Choices, **parts: Tensor) -> Tensor:
-    """The output, with what is added to it."""
-    if c.plus == "nothing":
-        return out
-    part = parts[c.plus]
-    if part.shape != out.shape:
-        raise ValueError(f"{c.plus} of another shape")
-    return out + part
+        parts = {**self.layers(c), **inputs, "joined": merge(heads, c.merge)}
+        out = computed(c.out, W_o=self.weights.get(f"{self.names[3]}.weight"), **parts)
+        return computed(c.plus, out=out, **parts)
 
 
 def opened(out: Tensor, hidden: Tensor | None, c: Choices) -> Tensor:

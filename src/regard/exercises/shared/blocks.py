@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,125 +10,90 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.checking.trials import Calls, Case, Draw, Probe, Trial
+from regard.checking.trials import Case, Draw, Probe, Trial
 from regard.exercises.shared import attention
-from regard.exercises.shared.attention import Layer
+from regard.exercises.shared.attention import Hidden, Layer, computed
 
 SIZES = {"batch": 2, "position": 5, "head": 3, "head_dim": 2, "ff_dim": 7}
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "tanh": torch.tanh,
-    "silu": F.silu,
-    "elu": F.elu,
-    "leaky relu": F.leaky_relu,
-    "relu squared": lambda x: torch.relu(x).square(),
-    "gelu by sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
-    "sigmoid": torch.sigmoid,
-    "none": lambda x: x,
-}
 
 
 @dataclass(frozen=True)
 class Choices(attention.Choices):
     """Attention, and the decisions of a block around it."""
 
-    norm: str = ""
-    gelu: str = "exact"
-    norms: str = "of layers"
+    norm: str = "residual(part(norm(seen)))"
+    norms: str = "(x - mean) / (var + 1e-5).sqrt() * weight + bias"
     norm1_by: str = "norm1"
     norm2_by: str = "norm2"
-    residual1: str = "x"
-    residual2: str = "x"
+    residual1: str = "x + out"
+    residual2: str = "x + out"
     normed: str = "qkv"
-    activation: str = ""
-    activation_at: str = "between"
-    second: str = "feed-forward"
-    padding: str = "like all others"
-    end: str = "as it is"
+    gelu: str = "exact"
+    activation: str = "gelu(x)"
+    feed: str = "linear2(act(linear1(x)))"
+    parts: str = "feed(attend(x))"
+    end: str = "x"
 
 
 class Reference:
     """A block with the weights of a case."""
 
-    def __init__(self, case: Case, c: Choices, hidden: Callable[[Tensor], Tensor | None]) -> None:
+    def __init__(self, case: Case, c: Choices, hidden: Hidden) -> None:
         self.c, self.weights, self.hidden = c, case.weights, hidden
         self.layer = Layer(case.weights, case.init[1])
         self.total = torch.empty(0)  # the last residual's sum, before any norm
 
-    def normed(self, x: Tensor, name: str) -> Tensor:
+    def norm(self, x: Tensor, name: str) -> Tensor:
         """A layer norm."""
-        how = self.c.norms
-        if name == "none" or how == "none":
+        if name == "none":
             return x
         weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
-        axis = 1 if how == "over positions" else -1
-        mean = x.mean(axis, keepdim=True)
-        if how == "without the mean":
-            centred, square = x, x.square().mean(-1, keepdim=True)
-        else:
-            centred, square = x - mean, x.var(axis, unbiased=how == "unbiased", keepdim=True)
-        root = (
-            square.sqrt() + 1e-6
-            if how == "unbiased"
-            else (square + (0.1 if how == "eps 0.1" else 1e-5)).sqrt()
-        )
-        return centred / root if how == "without weights" else centred / root * weight + bias
+        mean, var = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
+        return computed(self.c.norms, x=x, mean=mean, var=var, weight=weight, bias=bias)
 
-    def attend(self, x: Tensor, normed: Tensor) -> Tensor:
+    def attention(self, x: Tensor, normed: Tensor) -> Tensor:
         """The attention's result."""
         q, k, v = (normed if name in self.c.normed else x for name in "qkv")
         return self.layer(self.c, q, k, v, self.hidden)[0]
 
-    def feed(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor) -> Tensor:
         """The feed-forward part's result."""
-        act = ACTIVATIONS[self.c.activation]
-        biases = [
-            None if self.c.bias == f"not of {name}" else self.weights[f"{name}.bias"]
-            for name in ("linear1", "linear2")
-        ]
-        inside = F.linear(x, self.weights["linear1.weight"], biases[0])
-        inside = inside if self.c.activation_at == "after linear2" else act(inside)
-        out = F.linear(inside, self.weights["linear2.weight"], biases[1])
-        return out if self.c.activation_at == "between" else act(out)
+        gelu = partial(F.gelu, approximate="tanh" if self.c.gelu == "tanh" else "none")
+        layers = {name: partial(self.layer.project, name=name, c=self.c) for name in ("linear1", "linear2")}
+        bias1, bias2 = self.weights["linear1.bias"], self.weights["linear2.bias"]
 
-    def half(self, x: Tensor, part: str, norm: str, residual: str, given: Tensor, seen: Tensor) -> Tensor:
-        """One part with its norm and its residual; `seen` is what it works on, `given` the block's input."""
-        before = self.c.norm in ("before", "before and after", f"before the {part} alone")
-        normed = self.normed(seen, norm) if before else seen
-        out = self.attend(seen, normed) if part == "attention" else self.feed(normed)
-        if self.c.norms in ("on the sublayers", f"on the {part}"):
-            return x + self.normed(out, norm)
-        bases = {
-            "none": torch.zeros_like(x),
-            "the input": given,
-            "normed": normed,
-            "the sum": self.total,
-            "twice": 2 * x,
-            "x and normed": x + normed,
-        }
-        self.total = bases.get(residual, x) + out
-        normed_after = not before or self.c.norm == "before and after"
-        return self.normed(self.total, norm) if normed_after else self.total
+        def act(x: Tensor) -> Tensor:
+            return computed(self.c.activation, x=x, gelu=gelu)
+
+        return computed(self.c.feed, x=x, act=act, bias1=bias1, bias2=bias2, **layers)
+
+    def half(self, x: Tensor, seen: Tensor | None = None, *, attends: bool, number: int) -> Tensor:
+        """One part with its norm and its residual; `seen` is what it works on."""
+        seen = normed = x if seen is None else seen
+
+        def part(inside: Tensor) -> Tensor:
+            nonlocal normed
+            normed = inside
+            return self.attention(seen, inside) if attends else self.feed_forward(inside)
+
+        def residual(out: Tensor) -> Tensor:
+            sums = {"x": x, "normed": normed, "start": self.start, "total": self.total}
+            self.total = computed(getattr(self.c, f"residual{number}"), out=out, **sums)
+            return self.total
+
+        norm = partial(self.norm, name=getattr(self.c, f"norm{number}_by"))
+        return computed(self.c.norm, x=x, seen=seen, norm=norm, part=part, residual=residual, attends=attends)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The block's result."""
-        c, given = self.c, x
-        parts = ["attention", "feed-forward"]
-        if c.second == "first":
-            parts.reverse()
-        if c.second == "attention":
-            parts[1] = "attention"
-        norms = {"attention": c.norm1_by, "feed-forward": c.norm2_by}
-        x = self.half(x, parts[0], norms[parts[0]], c.residual1, given, x)
-        if c.second == "left out":
-            return x
-        seen = {"given the input": given, "beside": given, "given the sum": self.total}.get(c.second, x)
-        norm = c.norm2_by if c.second == "attention" else norms[parts[1]]
-        x = self.half(x, parts[1], norm, c.residual2, given, seen)
-        return x if c.end == "as it is" else self.normed(x, c.end)
+        self.start = x
+        parts = {
+            "attend": partial(self.half, attends=True, number=1),
+            "feed": partial(self.half, attends=False, number=2),
+            "attend_again": partial(self.half, attends=True, number=2),
+        }
+        out = computed(self.c.parts, x=x, total=lambda: self.total, **parts)
+        return computed(self.c.end, x=out, norm=self.norm)
 
 
 def block(draw: Draw, lengths: Tensor | None = None, *, dropout: float = 0.0, train: bool = False) -> Case:
@@ -147,52 +111,34 @@ def block(draw: Draw, lengths: Tensor | None = None, *, dropout: float = 0.0, tr
     return Case((draw.normal("batch", "position", width),), options, init=init, weights=weights, train=train)
 
 
-def silent(*names: str) -> Calls:
-    """The same call twice in train mode with strong dropout, where these weights are 0."""
+DIFFER = "in train mode with dropout 0.5 two calls must not give the same."
+AGREE = "more than a sublayer's result is dropped: where both give 0, two calls must give the same."
+NO_FEED = ("linear2.weight", "linear2.bias")
 
-    def make(draw: Draw) -> tuple[Case, ...]:
+
+def dropout_probe(name: str, *silent: str, alike: bool = False, says: str = "") -> Probe:
+    """The same call twice in train mode with strong dropout, where weights that are `silent` are 0."""
+
+    def twice(draw: Draw) -> tuple[Case, ...]:
         case = block(draw, dropout=0.5, train=True)
-        for name in names:
-            case.weights[name].zero_()
+        for weight in silent:
+            case.weights[weight].zero_()
         return case, case
 
-    return make
+    def judge(results: list[Any]) -> str | None:
+        same = torch.allclose(results[0].double(), results[1].double(), atol=1e-5)
+        return None if same == alike else AGREE if alike else DIFFER
+
+    return Probe(name, twice, SIZES, judge, kind="train mode", says=says)
 
 
-def differ(results: list[Any]) -> str | None:
-    if not torch.allclose(results[0].double(), results[1].double(), atol=1e-6):
-        return None
-    return "in train mode with dropout 0.5 two calls must not give the same."
-
-
-def agree(results: list[Any]) -> str | None:
-    if torch.allclose(results[0].double(), results[1].double(), atol=1e-5):
-        return None
-    return "more than a sublayer's result is dropped: where both give 0, two calls must give the same."
-
-
-def dropout_probe(name: str, *names: str, judge: Callable[[list[Any]], str | None], says: str = "") -> Probe:
-    return Probe(name, silent(*names), SIZES, judge, kind="train mode", says=says)
-
-
-NO_FEED = ("linear2.weight", "linear2.bias")
 MODES = (
     Trial("train mode without dropout", partial(block, train=True), SIZES, kind="train mode"),
     Trial("eval mode with dropout", partial(block, dropout=0.5), SIZES, kind="train mode"),
 )
 DROPOUT_PROBES = (
-    dropout_probe("dropout is on in train mode", judge=differ),
-    dropout_probe(
-        "dropout after the attention",
-        *NO_FEED,
-        judge=differ,
-        says="the feed-forward part gives 0 here: the attention's result must be dropped.",
-    ),
-    dropout_probe(
-        "dropout after the feed-forward part",
-        "W_o.weight",
-        judge=differ,
-        says="the attention gives 0 here: the feed-forward part's result must be dropped.",
-    ),
-    dropout_probe("dropout leaves the residual alone", "W_o.weight", *NO_FEED, judge=agree),
+    dropout_probe("dropout is on in train mode"),
+    dropout_probe("dropout after the attention", *NO_FEED, says="the feed-forward part gives 0 here."),
+    dropout_probe("dropout after the feed-forward part", "W_o.weight", says="the attention gives 0 here."),
+    dropout_probe("dropout leaves the residual alone", "W_o.weight", *NO_FEED, alike=True),
 )

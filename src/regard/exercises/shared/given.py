@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared.attention import Choices
 from regard.exercises.shared.lengths import large_scores
 
@@ -50,17 +50,6 @@ def later_positions(case: Case, draw: Draw) -> None:
 
 def causal_probes(make: Callable[[Draw], Case], sizes: dict[str, int]) -> tuple[Probe, ...]:
     """What may not move causal attention."""
-    return (
-        Probe(
-            "the future has no say",
-            changed(make, later_positions),
-            sizes,
-            says="later positions were changed: earlier ones may not move.",
-        ),
-        Probe(
-            "a neighbour has no say",
-            changed(make, first_sequence),
-            {**sizes, "batch": 3},
-            says="sequence 0 was changed: the others may not move.",
-        ),
-    )
+    says = "later positions were changed: earlier ones may not move."
+    future = Probe("the future has no say", changed(make, later_positions), sizes, says=says)
+    return future, neighbour_probe(make, sizes)

@@ -1,4 +1,4 @@
-"""What exercises with lengths share: calls and probes of layers, and what dropout must do to weights."""
+"""What exercises with lengths share: calls, trials and probes, and what dropout must do to weights."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class WithLengths:
     def without(self, draw: Draw) -> Case:
         return self.make(draw, None)
 
-    def per_sequence(self, draw: Draw) -> Case:
-        return self.make(draw, lengths_of(draw))
+    def per_sequence(self, draw: Draw, **options: Any) -> Case:
+        return self.make(draw, lengths_of(draw), **options)
 
     def per_query(self, draw: Draw) -> Case:
         return self.make(draw, draw.integers(1, draw["key"], "batch", "query"))
@@ -50,36 +50,61 @@ class WithLengths:
         lengths[0] = 0
         return self.make(draw, lengths)
 
+    def trials(self, sizes: dict[str, int]) -> tuple[Trial, ...]:
+        """The calls of everything that takes queries, keys and lengths."""
+        return (
+            Trial("no lengths", self.without, sizes, variants=True),
+            Trial("one length for each sequence", self.per_sequence, sizes, variants=True),
+            Trial("one length for each query", self.per_query, sizes, variants=True),
+            Trial("every key valid", self.all_valid, sizes),
+            Trial("batch of one", self.per_sequence, {**sizes, "batch": 1}),
+            Trial("one query", self.per_query, {**sizes, "query": 1}),
+            Trial("as many queries as keys", self.per_sequence, {**sizes, "query": sizes["key"]}),
+        )
+
     def probes(self, sizes: dict[str, int]) -> tuple[Probe, ...]:
         """What may not move a layer whose arguments are queries, keys, values and lengths."""
         return (
-            Probe(
-                "padding has no say",
-                changed(self.per_sequence, change_padding),
-                sizes,
-                says="keys and values past a sequence's length were changed: nothing may move.",
-            ),
+            padding_probe(self.per_sequence, sizes),
             neighbour_probe(self.per_sequence, sizes),
-            Probe(
-                "a query stands alone",
-                changed(self.per_query, lambda case, draw: case.args[0][:, 0].mul_(-2)),
-                sizes,
-                says="query 0 was changed: the rows of the others may not move.",
-            ),
+            query_probe(self.per_query, sizes),
         )
 
 
 def change_padding(case: Case, draw: Draw) -> None:
-    """Change keys and values past the lengths."""
-    _, keys, values, lengths, *_ = case.args
-    for x in (keys, values):
+    """Change what stands past the lengths in all arguments between the first and them."""
+    _, *inputs, lengths = case.args[:4]
+    for x in inputs:
         x[torch.arange(draw["key"]) >= lengths[:, None]] += 2.0
+
+
+def padding_probe(
+    make: Callable[[Draw], Case],
+    sizes: dict[str, int],
+    edit: Callable[[Case, Draw], None] = change_padding,
+) -> Probe:
+    """Whether padding leaves all else alone."""
+    says = "what lies past a sequence's length was changed: nothing else may move."
+    return Probe("padding has no say", changed(make, edit), sizes, says=says)
+
+
+def query_probe(make: Callable[[Draw], Case], sizes: dict[str, int]) -> Probe:
+    """Whether a query leaves the others alone."""
+    says = "query 0 was changed: the rows of the others may not move."
+    calls = changed(make, lambda case, draw: case.args[0][:, 0].mul_(-2))
+    return Probe("a query stands alone", calls, sizes, says=says)
 
 
 def evaluated(make: Callable[[Draw], Case], sizes: dict[str, int]) -> Trial:
     """A layer with dropout, in eval mode."""
     says = "In eval mode dropout does nothing."
     return Trial("dropout in eval mode", make, sizes, kind=TRAINING, says=says)
+
+
+def weights_in_training(make: Callable[[Draw], Case], sizes: dict[str, int]) -> Trial:
+    """A layer that returns its weights, with dropout 1 in train mode."""
+    says = "With dropout 1 the weights before dropout are what they were."
+    return Trial("weights in train mode", make, sizes, grad=False, kind=TRAINING, says=says)
 
 
 def large_scores(make: Callable[[Draw], Case], sizes: dict[str, int], name: str = "large scores") -> Trial:
@@ -97,9 +122,9 @@ def sums_to_one(results: list[Any]) -> str | None:
     return f"each row of weights must sum to 1; yours sum to {total.min():.4g} to {total.max():.4g}."
 
 
-def identity_values(draw: Draw) -> Tensor:
-    """Two identities side by side: the output is the dropped weights, twice."""
-    return torch.eye(draw["key"]).repeat(1, 2).expand(draw["batch"], -1, -1).contiguous()
+def identity_values(draw: Draw, n_head: int = 1) -> Tensor:
+    """Two identities side by side for each head: its output is the dropped weights, twice."""
+    return torch.eye(draw["key"]).repeat(1, 2 * n_head).expand(draw["batch"], -1, -1).contiguous()
 
 
 def dropout_probes(
@@ -117,15 +142,17 @@ def dropout_probes(
     )
 
 
+def outputs(results: list[Any]) -> list[Tensor]:
+    """The first of what is returned by each call."""
+    return [(result[0] if isinstance(result, list | tuple) else result).double() for result in results]
+
+
 def drops_weights(results: list[Any], n_head: int) -> str | None:
     """Whether the output in train mode is made of weights that are 0 or what they were over 1 - dropout.
 
     Each head's values are two identities side by side, so that its output is its weights, twice.
     """
-    trained, plain = (
-        (result[0] if isinstance(result, list | tuple) else result).double().unflatten(-1, (n_head, 2, -1))
-        for result in results
-    )
+    trained, plain = (output.unflatten(-1, (n_head, 2, -1)) for output in outputs(results))
     first, second = trained.unbind(-2)
     if not torch.allclose(first, second, atol=1e-5):
         return "dropout must be applied to the weights: yours drops entries of the output."
@@ -143,7 +170,7 @@ def drops_weights(results: list[Any], n_head: int) -> str | None:
 
 def drops_something(results: list[Any]) -> str | None:
     """Whether train mode is another than eval mode."""
-    trained, plain = (result[0] if isinstance(result, list | tuple) else result for result in results)
+    trained, plain = outputs(results)
     if torch.allclose(trained, plain, atol=1e-5):
         return f"with dropout {DROPOUT}, train mode gives what eval mode gives: nothing is dropped."
     return None

@@ -5,72 +5,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, worked
 from regard.exercises.shared.lengths import lengths_of
 
+CAUSAL = {
+    "columns": "n_key",
+    "first": "start",
+    "key": "torch.arange(columns)",
+    "query": "torch.arange(n_query)[:, None] + first",
+    "causal": "key <= query",
+    "turned": "causal",
+    "visible": "turned",
+}
+PADDING = {
+    "width": "n_key",
+    "lengths": "valid_lens",
+    "key": "torch.arange(width)",
+    "length": "lengths[:, None]",
+    "padding": "key < length",
+    "axes": "padding",
+    "visible": "axes",
+}
+BOTH = {"polarity": "visible", "dtype": "polarity"}
 
-def reference(
-    case: Case,
-    *,
-    polarity: str = "look",
-    axes: str = "batch, key",
-    causal: str = "key <= query",
-    start: str = "added",
-    length: str = "key < length",
-    lengths: str = "of each",
-    dtype: str = "boolean",
-) -> Tensor:
+
+def reference(case: Case, **choices: str) -> Tensor:
     """The table that the call asks for."""
-    if case.call == "causal_visible":
-        n_query, n_key = case.args
-        before: int = case.kwargs.get("start", 0)
-        first = {
-            "ignored": 0,
-            "subtracted": -before,
-            "from the end": n_key - n_query,
-            "one more": before + (before > 0),
-        }
-        query = torch.arange(n_query)[:, None] + first.get(start, before)
-        key = torch.arange(n_query if axes == "square" else n_key)[None]
-        visible = {
-            "key <= query": key <= query,
-            "key < query": key < query,
-            "key <= query + 1": key <= query + 1,
-            "key >= query": key >= query,
-            "key > query": key > query,
-            "nothing hides": key == key + 0 * query,
-        }[causal]
-        if start == "hides the cache":
-            visible = visible & (key >= before)
-        if start == "shows everything" and before:
-            visible = torch.ones_like(visible)
-        visible = visible.T if axes == "keys first" else visible
-    else:
-        valid, n_key = case.args
-        each = {"the first": valid[:1].expand(len(valid)), "at least 1": valid.clamp(min=1)}
-        last = each.get(lengths, valid)[:, None]
-        key = torch.arange(int(valid.max()) if axes == "as the longest" else n_key)
-        visible = {
-            "key < length": key < last,
-            "key <= length": key <= last,
-            "key < length - 1": key < last - 1,
-            "key >= length": key >= last,
-            "from the end": key >= n_key - last,
-        }[length]
-        visible = visible.T if axes == "key, batch" else visible
-        if axes == "batch, 1, key":
-            visible = visible[:, None]
-        if axes == "batch, 1, 1, key":
-            visible = visible[:, None, None]
-        if lengths == "along the keys":
-            visible = key < valid
-    visible = torch.as_tensor(visible if polarity == "look" else ~visible)
-    others: dict[str, Tensor] = {
-        "float": visible.float(),
-        "whole numbers": visible.long(),
-        "0 and -inf": torch.zeros(visible.shape).masked_fill(~visible, -torch.inf),
-    }
-    return others.get(dtype, visible)
+    causal = case.call == "causal_visible"
+    formulas = {**(CAUSAL if causal else PADDING), **BOTH}
+    given = dict(zip(("n_query" if causal else "valid_lens", "n_key"), case.args, strict=True))
+    chosen = {name: choice for name, choice in choices.items() if name in formulas}
+    table: Tensor = worked(formulas, chosen, start=case.kwargs.get("start", 0), **given)
+    return table
 
 
 def causal(draw: Draw) -> Case:

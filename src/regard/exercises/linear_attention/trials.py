@@ -22,7 +22,7 @@ def reference(
     case: Case,
     *,
     phi: str = "of both",
-    causal: str = "hides the future",
+    causal: str = "asked and key > query",
     above: str = "products of features",
     below: str = "their sum",
 ) -> Tensor:

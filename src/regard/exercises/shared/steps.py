@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence
-from regard.exercises.shared.attention import SOFTMAXES
+from regard.checking.trials import Case, Draw, Probe, Trial, changed, first_sequence, formula
 from regard.exercises.shared.lengths import large_scores
 
 
@@ -26,7 +25,7 @@ class Choices:
     new_k: str = "the key"
     new_v: str = "the value"
     sees: str = "the new cache"
-    softmax: str = "over keys"
+    softmax: str = "scores.softmax(-1)"
     weights: str = "of each head"
     heads: str = "summed"
     plus: str = "nothing"
@@ -63,15 +62,11 @@ def stepped(case: Case, *, shared: bool, **choices: str) -> tuple[Tensor, Tensor
         "root of the model's width": x.shape[-1] ** 0.5,
         "times the root of k": q.shape[-1] ** -0.5,
     }.get(c.scale, 1.0)
-    weights = (
-        torch.full_like(logits, 1 / logits.shape[-1])
-        if c.softmax == "a mean"
-        else SOFTMAXES[c.softmax](logits)
-    )
+    weights = formula(c.softmax, scores=logits)
     if c.weights in ("averaged over the heads", "of the first head"):
         shared_by_all = weights[:, :1] if c.weights == "of the first head" else weights.mean(1, keepdim=True)
         weights = shared_by_all.expand_as(weights)
-    elif c.weights == "through a softmax again":
+    elif c.weights == "weights.softmax(-1)":
         weights = weights.softmax(-1)
     heads = torch.einsum(f"bhn,{many}v->bhv", weights, seen_v)
     y = torch.einsum("bhv,hvd->bd", heads, w_o)

@@ -16,9 +16,6 @@ from regard.exercises.shared.attention import future
 def reference(
     case: Case,
     *,
-    norm: str = "before",
-    gelu: str = "exact",
-    activation: str = "gelu",
     places: str = "from 0",
     embedded: str = "as they are",
     layers: str = "in order",
@@ -27,8 +24,7 @@ def reference(
 ) -> Tensor:
     """The logits."""
     (ids,), (_, width, n_head, _, n_layer, context), weights = case.args, case.init, case.weights
-    activation = "gelu by tanh" if activation == "gelu" and gelu == "tanh" else activation
-    c = blocks.Choices(norm=norm, activation=activation, **choices)
+    c = blocks.Choices(**choices)
     table = weights["positions.weight"]
     count = torch.arange(ids.shape[1])
     place = {

@@ -11,13 +11,7 @@ from torch.nn.functional import linear
 
 from regard.checking.trials import ANYTHING, Case, Draw, Trial, formula
 from regard.exercises.shared.attention import Choices, opened, past_lengths, weighed
-from regard.exercises.shared.lengths import (
-    DROPOUT,
-    WithLengths,
-    dropout_probes,
-    evaluated,
-    identity_values,
-)
+from regard.exercises.shared.lengths import WithLengths, dropout_probe, evaluated
 
 
 def reference(
@@ -62,14 +56,6 @@ def layer(draw: Draw, lengths: Tensor | None, what: str = "output", dropout: flo
     return Case(args, init=(draw["hidden"], dropout), weights=weights)
 
 
-def dropped(draw: Draw) -> Case:
-    case = layer(draw, None, dropout=DROPOUT)
-    queries, keys, _, *rest = case.args
-    return Case(
-        (queries, keys, identity_values(draw), *rest), init=case.init, weights=case.weights, train=True
-    )
-
-
 CALLS = WithLengths(layer)
 SIZES = {"batch": 2, "query": 3, "key": 7, "hidden": 5, "query_dim": 11, "key_dim": 13, "value_dim": 17}
 ALIKE = {**SIZES, "query": 5, "key": 5, "query_dim": 5, "key_dim": 5}
@@ -83,4 +69,4 @@ TRIALS = (
     evaluated(partial(CALLS.per_sequence, dropout=0.7), SIZES),
 )
 
-PROBES = (*CALLS.probes(SIZES), *dropout_probes(dropped, {**SIZES, "batch": 3, "query": 11}))
+PROBES = (*CALLS.probes(SIZES), dropout_probe(CALLS.dropped, {**SIZES, "batch": 3, "query": 11}))

@@ -15,11 +15,7 @@ from regard.exercises.shared.lengths import WithLengths, large_scores, padding_p
 def reference(case: Case, **choices: str) -> Tensor:
     """What x finds in the context."""
     c, (x, context, lengths) = Choices(**choices), (*case.args, None)[:3]
-    layer = Layer(case.weights, case.init[2])
-
-    def hidden(scores: Tensor) -> Tensor | None:
-        return past_lengths(lengths, scores, c)
-
+    layer, hidden = Layer(case.weights, case.init[2]), partial(past_lengths, lengths, c=c)
     out, _, scores = layer(c, x, context, context, hidden, context_dim=context.shape[-1])
     return opened(out, hidden(scores), c)
 

@@ -15,7 +15,7 @@ from regard.exercises.shared.given import causal_probes
 from regard.exercises.shared.lengths import (
     DROPOUT,
     TRAINING,
-    dropout_probes,
+    dropout_probe,
     evaluated,
     large_scores,
     weights_in_training,
@@ -34,11 +34,7 @@ def reference(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The output, and the attention where it is asked for; with all weights dropped, any output will do."""
     c, (x,) = Choices(**choices), case.args
-    causal = bool(case.init_kwargs.get("causal", False))
-
-    def hidden(scores: Tensor) -> Tensor | None:
-        return future(scores, causal, c)
-
+    hidden = partial(future, asked=bool(case.init_kwargs.get("causal", False)), c=c)
     out, weights, scores = Layer(case.weights, case.init[2], NAMES)(c, x, x, x, hidden)
     if case.train and "dropout" in case.init_kwargs:
         # By chance, or everything, where a dropout written by hand divides 0 by 0.
@@ -110,5 +106,5 @@ TRIALS = (
 
 PROBES = (
     *causal_probes(causal_with_maps, SIZES),
-    *dropout_probes(dropped, {"batch": 2, "seq": 7, "head": 3}, n_head=3),
+    dropout_probe(dropped, {"batch": 2, "seq": 7, "head": 3}, n_head=3),
 )

@@ -14,7 +14,6 @@ from regard.checking.trials import Case, Draw, Kind, Probe, Trial, changed, neig
 
 DROPOUT = 0.3  # not the 0.5 that nn.Dropout takes by itself
 TRAINING: Kind = "train mode"
-NONE_DROPPED = "in train mode no weight is 0, and the output is another: dropout belongs on the weights."
 
 
 def lengths_of(draw: Draw, word: str = "key") -> Tensor:
@@ -49,6 +48,13 @@ class WithLengths:
         lengths = lengths_of(draw)
         lengths[0] = 0
         return self.make(draw, lengths)
+
+    def dropped(self, draw: Draw) -> Case:
+        """A call in train mode whose values are two identities side by side for each head."""
+        case = self.make(draw, None, dropout=DROPOUT)
+        twice = torch.eye(draw["key"]).repeat(1, 2 * draw.sizes.get("head", 1))
+        values = twice.expand(draw["batch"], -1, -1).contiguous()
+        return replace(case, args=(*case.args[:2], values, *case.args[3:]), train=True)
 
     def trials(self, sizes: dict[str, int]) -> tuple[Trial, ...]:
         """The calls of everything that takes queries, keys and lengths."""
@@ -122,29 +128,14 @@ def sums_to_one(results: list[Any]) -> str | None:
     return f"each row of weights must sum to 1; yours sum to {total.min():.4g} to {total.max():.4g}."
 
 
-def identity_values(draw: Draw, n_head: int = 1) -> Tensor:
-    """Two identities side by side for each head: its output is the dropped weights, twice."""
-    return torch.eye(draw["key"]).repeat(1, 2 * n_head).expand(draw["batch"], -1, -1).contiguous()
-
-
-def dropout_probes(
-    trained: Callable[[Draw], Case], sizes: dict[str, int], n_head: int = 1
-) -> tuple[Probe, ...]:
+def dropout_probe(trained: Callable[[Draw], Case], sizes: dict[str, int], n_head: int = 1) -> Probe:
     """A call in train mode whose output is the dropped weights, twice, beside the same one in eval mode."""
 
     def both(draw: Draw) -> tuple[Case, ...]:
         case = trained(draw)
         return case, replace(case, train=False)
 
-    return (
-        Probe("dropout in train mode", both, sizes, drops_something, kind=TRAINING),
-        Probe("dropout drops weights", both, sizes, partial(drops_weights, n_head=n_head), kind=TRAINING),
-    )
-
-
-def outputs(results: list[Any]) -> list[Tensor]:
-    """The first of what is returned by each call."""
-    return [(result[0] if isinstance(result, list | tuple) else result).double() for result in results]
+    return Probe("dropout in train mode", both, sizes, partial(drops_weights, n_head=n_head), kind=TRAINING)
 
 
 def drops_weights(results: list[Any], n_head: int) -> str | None:
@@ -152,25 +143,19 @@ def drops_weights(results: list[Any], n_head: int) -> str | None:
 
     Each head's values are two identities side by side, so that its output is its weights, twice.
     """
-    trained, plain = (output.unflatten(-1, (n_head, 2, -1)) for output in outputs(results))
+    outputs = [(result[0] if isinstance(result, list | tuple) else result).double() for result in results]
+    trained, plain = (output.unflatten(-1, (n_head, 2, -1)) for output in outputs)
+    if torch.allclose(trained, plain, atol=1e-5):
+        return f"with dropout {DROPOUT}, train mode gives what eval mode gives: nothing is dropped."
     first, second = trained.unbind(-2)
     if not torch.allclose(first, second, atol=1e-5):
         return "dropout must be applied to the weights: yours drops entries of the output."
     zero = first.abs() < 1e-7
-    share = float(zero.double().mean())
-    kept = plain.select(-2, 0) / (1 - DROPOUT)
-    if share == 0:
-        return None if torch.allclose(trained, plain, atol=1e-5) else NONE_DROPPED
-    if share == 1:
+    if not zero.any():
+        return "in train mode no weight is 0, and the output is another: dropout belongs on the weights."
+    if zero.all():
         return f"in train mode with dropout {DROPOUT}, that share of the weights is dropped; yours drops all."
+    kept = plain.select(-2, 0) / (1 - DROPOUT)
     if float(torch.where(zero, 0.0, first - kept).abs().max()) > 1e-4:
         return f"in train mode a weight must be 0 or what it was over {1 - DROPOUT}; yours are neither."
-    return None
-
-
-def drops_something(results: list[Any]) -> str | None:
-    """Whether train mode is another than eval mode."""
-    trained, plain = outputs(results)
-    if torch.allclose(trained, plain, atol=1e-5):
-        return f"with dropout {DROPOUT}, train mode gives what eval mode gives: nothing is dropped."
     return None

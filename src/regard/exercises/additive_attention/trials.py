@@ -63,7 +63,6 @@ ALIKE = {**SIZES, "query": 5, "key": 5, "query_dim": 5, "key_dim": 5}
 TRIALS = (
     *CALLS.trials(SIZES),
     Trial("queries and keys of one size", CALLS.per_sequence, ALIKE),
-    Trial("as many sequences as queries", CALLS.per_sequence, {**ALIKE, "batch": 5}),
     Trial("a length of 0", CALLS.with_empty, SIZES, grad=False),
     Trial("weights, where they are returned", partial(CALLS.per_sequence, what="weights"), SIZES, grad=False),
     evaluated(partial(CALLS.per_sequence, dropout=0.7), SIZES),

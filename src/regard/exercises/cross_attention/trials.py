@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared.attention import Choices, Layer, opened, past_lengths
-from regard.exercises.shared.lengths import WithLengths, large_scores, padding_probe
+from regard.exercises.shared.lengths import WithLengths, edges, large_scores, padding_probe
 
 
 def reference(case: Case, **choices: str) -> Tensor:
@@ -39,11 +39,7 @@ TRIALS = (
     Trial("a padded context", padded, SIZES, variants=True),
     Trial("x longer than the context", padded, {**SIZES, "query": 11, "key": 5}),
     Trial("as long and as wide as one another", padded, ALIKE),
-    Trial("as many sequences as heads", padded, {**SIZES, "batch": 3}),
-    Trial("batch of one", padded, {**SIZES, "batch": 1}),
-    Trial("one head", padded, {**SIZES, "head": 1}),
-    Trial("one position that looks", padded, {**SIZES, "query": 1}),
-    Trial("a context of one position", layer, {**SIZES, "key": 1}),
+    *edges(padded, SIZES),
     Trial("a length of 0", CALLS.with_empty, SIZES, grad=False),
     large_scores(partial(layer, scale=200.0), SIZES),
 )

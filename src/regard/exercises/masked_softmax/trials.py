@@ -55,7 +55,6 @@ LARGE = "A softmax over all keys leaves 0 for the valid ones here: hide before t
 
 TRIALS = (
     *CALLS.trials(SIZES),
-    Trial("as many sequences as queries", CALLS.per_sequence, MANY),
     Trial("a length of 0", WithLengths(quarters).with_empty, {**MANY, "query": 2, "key": 5}, grad=False),
     Trial("low scores", partial(CALLS.per_sequence, shift=-300.0), SIZES, kind="fragile", says=LOW),
     Trial("large scores past the length", large_padding, SIZES, kind="fragile", says=LARGE),

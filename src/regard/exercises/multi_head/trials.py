@@ -65,8 +65,6 @@ SIZES = {"batch": 2, "query": 3, "key": 7, "head": 5, "head_dim": 2}
 
 TRIALS = (
     *CALLS.trials(SIZES),
-    Trial("as many sequences as heads", CALLS.per_sequence, {**SIZES, "batch": 3, "head": 3}),
-    Trial("one head", CALLS.per_sequence, {**SIZES, "head": 1, "head_dim": 3}),
     Trial("with biases", partial(CALLS.per_sequence, bias=True), {**SIZES, "head": 3}),
     evaluated(partial(CALLS.per_sequence, dropout=0.7), SIZES),
     Trial("transpose_qkv", split, SIZES, optional=True),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared.attention import Choices, Layer
-from regard.exercises.shared.lengths import TRAINING, large_scores
+from regard.exercises.shared.lengths import TRAINING, edges, large_scores
 
 
 def reference(case: Case, *, sequences: str = "one by one", **choices: str) -> Tensor:
@@ -25,7 +25,7 @@ def reference(case: Case, *, sequences: str = "one by one", **choices: str) -> T
 def attending(draw: Draw, scale: float = 1.0) -> Case:
     weights = {f"{name}.weight": draw.weight("hidden", "input") * 1.5 for name in "qkv"}
     weights |= {f"{name}.bias": draw.normal("hidden", scale=0.7) for name in "qkv"}
-    x = draw.normal("batch", "seq", "input", scale=scale)
+    x = draw.normal("batch", "position", "input", scale=scale)
     return Case((x,), init=(draw["input"], draw["hidden"]), weights=weights)
 
 
@@ -39,14 +39,13 @@ def follows_the_order(results: list[Tensor]) -> str | None:
     return "the positions were turned round, and the outputs are not the same ones turned round."
 
 
-SIZES = {"batch": 2, "seq": 7, "input": 3, "hidden": 5}
+SIZES = {"batch": 2, "position": 7, "input": 3, "hidden": 5}
 
 TRIALS = (
     Trial("several sequences", attending, SIZES, variants=True),
     Trial("hidden smaller than the input", attending, {**SIZES, "input": 11, "hidden": 3}, variants=True),
-    Trial("batch of one", attending, {**SIZES, "batch": 1}),
-    Trial("one position", attending, {**SIZES, "seq": 1}),
-    Trial("as many sequences as positions", attending, {**SIZES, "batch": 5, "seq": 5}),
+    *edges(attending, SIZES),
+    Trial("as many sequences as positions", attending, {**SIZES, "batch": 5, "position": 5}),
     Trial("all sizes alike", attending, dict.fromkeys(SIZES, 3)),
     large_scores(partial(attending, scale=30.0), SIZES),
     Trial("train mode", training, SIZES, kind=TRAINING, says="There is no dropout here."),

@@ -1,8 +1,8 @@
-"""What exercises with lengths share: calls, trials and probes, and what dropout must do to weights."""
+"""Calls, trials and probes that exercises share: sizes, lengths, and what dropout must do to weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,26 @@ from regard.checking.trials import Case, Draw, Kind, Probe, Trial, changed, neig
 
 DROPOUT = 0.3  # not the 0.5 that nn.Dropout takes by itself
 TRAINING: Kind = "train mode"
+ONE = {"batch of one": "batch", "one head": "head", "one query": "query", "one position": "position"}
+ALIKE = {
+    "as many sequences as heads": ("batch", "head"),
+    "as many sequences as queries": ("batch", "query"),
+    "as many queries as keys": ("query", "key"),
+    "as many positions as heads": ("position", "head"),
+}
+
+Make = Callable[[Draw], Case]
+Edit = Callable[[Case, Draw], object]
+
+
+def edges(make: Make, sizes: dict[str, int]) -> Iterator[Trial]:
+    """The call where one size is 1, and where two are alike that code may take for one another."""
+    for name, word in ONE.items():
+        if word in sizes:
+            yield Trial(name, make, {**sizes, word: 1})
+    for name, (word, other) in ALIKE.items():
+        if word in sizes and other in sizes:
+            yield Trial(name, make, {**sizes, word: sizes[other]})
 
 
 def lengths_of(draw: Draw, word: str = "key") -> Tensor:
@@ -63,9 +83,7 @@ class WithLengths:
             Trial("one length for each sequence", self.per_sequence, sizes, variants=True),
             Trial("one length for each query", self.per_query, sizes, variants=True),
             Trial("every key valid", self.all_valid, sizes),
-            Trial("batch of one", self.per_sequence, {**sizes, "batch": 1}),
-            Trial("one query", self.per_query, {**sizes, "query": 1}),
-            Trial("as many queries as keys", self.per_sequence, {**sizes, "query": sizes["key"]}),
+            *edges(self.per_sequence, sizes),
         )
 
     def probes(self, sizes: dict[str, int]) -> tuple[Probe, ...]:
@@ -84,36 +102,32 @@ def change_padding(case: Case, draw: Draw) -> None:
         x[torch.arange(draw["key"]) >= lengths[:, None]] += 2.0
 
 
-def padding_probe(
-    make: Callable[[Draw], Case],
-    sizes: dict[str, int],
-    edit: Callable[[Case, Draw], None] = change_padding,
-) -> Probe:
+def padding_probe(make: Make, sizes: dict[str, int], edit: Edit = change_padding) -> Probe:
     """Whether padding leaves all else alone."""
     says = "what lies past a sequence's length was changed: nothing else may move."
     return Probe("padding has no say", changed(make, edit), sizes, says=says)
 
 
-def query_probe(make: Callable[[Draw], Case], sizes: dict[str, int]) -> Probe:
+def query_probe(make: Make, sizes: dict[str, int]) -> Probe:
     """Whether a query leaves the others alone."""
     says = "query 0 was changed: the rows of the others may not move."
     calls = changed(make, lambda case, draw: case.args[0][:, 0].mul_(-2))
     return Probe("a query stands alone", calls, sizes, says=says)
 
 
-def evaluated(make: Callable[[Draw], Case], sizes: dict[str, int]) -> Trial:
+def evaluated(make: Make, sizes: dict[str, int]) -> Trial:
     """A layer with dropout, in eval mode."""
     says = "In eval mode dropout does nothing."
     return Trial("dropout in eval mode", make, sizes, kind=TRAINING, says=says)
 
 
-def weights_in_training(make: Callable[[Draw], Case], sizes: dict[str, int]) -> Trial:
+def weights_in_training(make: Make, sizes: dict[str, int]) -> Trial:
     """A layer that returns its weights, with dropout 1 in train mode."""
     says = "With dropout 1 the weights before dropout are what they were."
     return Trial("weights in train mode", make, sizes, grad=False, kind=TRAINING, says=says)
 
 
-def large_scores(make: Callable[[Draw], Case], sizes: dict[str, int], name: str = "large scores") -> Trial:
+def large_scores(make: Make, sizes: dict[str, int], name: str = "large scores") -> Trial:
     """Scores of which the exponential is infinite."""
     says = "exp of a large score is infinite: subtract the row's maximum first, as torch.softmax does."
     return Trial(name, make, sizes, grad=False, kind="fragile", says=says)
@@ -128,7 +142,7 @@ def sums_to_one(results: list[Any]) -> str | None:
     return f"each row of weights must sum to 1; yours sum to {total.min():.4g} to {total.max():.4g}."
 
 
-def dropout_probe(trained: Callable[[Draw], Case], sizes: dict[str, int], n_head: int = 1) -> Probe:
+def dropout_probe(trained: Make, sizes: dict[str, int], n_head: int = 1) -> Probe:
     """A call in train mode whose output is the dropped weights, twice, beside the same one in eval mode."""
 
     def both(draw: Draw) -> tuple[Case, ...]:

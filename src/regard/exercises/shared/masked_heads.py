@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, formula
 from regard.exercises.shared.attention import Choices, Layer, computed, opened
-from regard.exercises.shared.lengths import large_scores
+from regard.exercises.shared.lengths import edges, large_scores
 
 
 def reference(
@@ -91,11 +91,7 @@ def checks(wide: int) -> tuple[tuple[Trial, ...], tuple[Probe, ...]]:
         Trial("a mask for all sequences", one_mask, SIZES, variants=True),
         Trial("a mask for each sequence", mask_each, SIZES, variants=True),
         Trial("causal self-attention", causal, {**SIZES, "query": 5, "head": 2}),
-        Trial("batch of one", mask_each, {**SIZES, "batch": 1}),
-        Trial("as many sequences as heads", mask_each, {**SIZES, "batch": 3}),
-        Trial("as many queries as keys", mask_each, {**SIZES, "query": 7}),
-        Trial("one query", one_mask, {**SIZES, "query": 1}),
-        Trial("one head", one_mask, {**SIZES, "head": 1}),
+        *edges(mask_each, SIZES),
         Trial("a query that sees nothing", empty, SIZES, grad=False),
         large_scores(lambda draw: layer(draw, scale=15.0), SIZES),
     )

@@ -1,7 +1,5 @@
 """Reference, calls and probes of `additive-attention`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reference, calls and probes of `cross-attention`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -32,6 +30,8 @@ def layer(draw: Draw, lengths: Tensor | None = None, scale: float = 1.0) -> Case
 CALLS = WithLengths(layer)
 padded = CALLS.per_sequence
 SIZES = {"batch": 2, "query": 3, "key": 7, "head": 3, "head_dim": 5, "context_dim": 11}
+turned = changed(layer, lambda case, draw: case.args[1][:, -1].mul_(-1.5))
+SEEN = "the last position of the context was changed: every output must move."
 ALIKE = {**SIZES, "query": 5, "key": 5, "head_dim": 2, "context_dim": 6}
 
 TRIALS = (
@@ -47,10 +47,5 @@ TRIALS = (
 PROBES = (
     padding_probe(padded, SIZES),
     neighbour_probe(padded, SIZES),
-    Probe(
-        "all of the context is seen",
-        changed(layer, lambda case, draw: case.args[1][:, -1].mul_(-1.5)),
-        SIZES,
-        says="the last position of the context was changed: every output must move.",
-    ),
+    Probe("all of the context is seen", turned, SIZES, says=SEEN),
 )

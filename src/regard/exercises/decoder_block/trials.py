@@ -1,7 +1,5 @@
 """Reference, calls and probes of `decoder-block`."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from regard.checking.trials import Case, Trial

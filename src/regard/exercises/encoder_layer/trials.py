@@ -1,7 +1,5 @@
 """Reference, calls and probes of `encoder-layer`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

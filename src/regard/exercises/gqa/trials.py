@@ -1,7 +1,5 @@
 """Reference, calls and probes of `gqa`."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import Tensor

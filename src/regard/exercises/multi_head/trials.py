@@ -1,7 +1,5 @@
 """Reference, calls and probes of `multi-head`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Reference, calls and probes of `multi-head-lengths`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -58,6 +56,8 @@ def reorder_keys(case: Case, draw: Draw) -> None:
 
 SIZES = {"batch": 2, "query": 3, "key": 5, "head": 3, "embedding": 11, "qk_length": 7, "value_length": 5}
 
+ORDER = "keys and values were put in another order: nothing may move."
+
 TRIALS = (
     Trial("cross-attention", cross, SIZES, variants=True),
     Trial("self-attention", itself, {**SIZES, "query": 5}, variants=True),
@@ -72,10 +72,5 @@ TRIALS = (
 PROBES = (
     neighbour_probe(cross, SIZES),
     query_probe(cross, SIZES),
-    Probe(
-        "the order of the keys has no say",
-        changed(cross, reorder_keys),
-        SIZES,
-        says="keys and values were put in another order: nothing may move.",
-    ),
+    Probe("the order of the keys has no say", changed(cross, reorder_keys), SIZES, says=ORDER),
 )

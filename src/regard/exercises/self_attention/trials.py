@@ -1,7 +1,5 @@
 """Reference, calls and probes of `self-attention`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -41,6 +39,10 @@ def follows_the_order(results: list[Tensor]) -> str | None:
 
 SIZES = {"batch": 2, "position": 7, "input": 3, "hidden": 5}
 
+turned = changed(attending, lambda case, draw: case.args[0].copy_(case.args[0].flip(1)))
+last = changed(attending, lambda case, draw: case.args[0][:, -1].mul_(-1.5))
+SEEN = "the last position was changed: every output of its sequence must move."
+
 TRIALS = (
     Trial("several sequences", attending, SIZES, variants=True),
     Trial("hidden smaller than the input", attending, {**SIZES, "input": 11, "hidden": 3}, variants=True),
@@ -53,16 +55,6 @@ TRIALS = (
 
 PROBES = (
     neighbour_probe(attending, SIZES),
-    Probe(
-        "order follows the input",
-        changed(attending, lambda case, draw: case.args[0].copy_(case.args[0].flip(1))),
-        SIZES,
-        follows_the_order,
-    ),
-    Probe(
-        "every position is seen",
-        changed(attending, lambda case, draw: case.args[0][:, -1].mul_(-1.5)),
-        SIZES,
-        says="the last position was changed: every output of its sequence must move.",
-    ),
+    Probe("order follows the input", turned, SIZES, follows_the_order),
+    Probe("every position is seen", last, SIZES, says=SEEN),
 )

@@ -26,6 +26,11 @@ Make = Callable[[Draw], Case]
 Edit = Callable[[Case, Draw], object]
 
 
+def edited(make: Make, edit: Edit) -> Make:
+    """The call as an edit leaves it."""
+    return lambda draw: changed(make, edit)(draw)[1]
+
+
 def edges(make: Make, sizes: dict[str, int]) -> Iterator[Trial]:
     """The call where one size is 1, and where two are alike that code may take for one another."""
     for name, word in ONE.items():

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from regard.checking.trials import ANYTHING, Case, Draw, Trial, formula
-from regard.exercises.shared.attention import Choices, opened, past_lengths, weighed
+from regard.exercises.shared.attention import Choices, Layer, computed, opened, past_lengths, weighed
 from regard.exercises.shared.lengths import WithLengths, dropout_probe, evaluated
 
 
@@ -24,18 +23,20 @@ def reference(
     """The output, or the weights where they are returned."""
     c = Choices(**choices)
     queries, keys, values, lengths, what = case.args
-    layers = {name[-1]: case.weights[f"{name}.weight"] for name in ("W_q", "W_k", "w_v")}
+    layers = Layer(case.weights, 1, ("W_q", "W_k", "w_v", "")).layers(c)
+    w_v = case.weights["w_v.weight"][0]
     parts = {
-        "q": linear(queries, layers[c.query_by])[:, :, None],
-        "k": linear(keys, layers[c.key_by])[:, None],
-        "w_v": layers["v"][0],
+        "q": computed(c.query_by, x=queries, **layers)[:, :, None],
+        "k": computed(c.key_by, x=keys, **layers)[:, None],
+        "w_v": w_v,
         "act": lambda x: formula(activation, x=x),
-        "root": layers["v"].shape[1] ** 0.5,
+        "root": len(w_v) ** 0.5,
     }
     scores = formula(by, features=formula(pairs, **parts), **parts)[:, None]
     hidden = past_lengths(lengths, scores, c)
     weights = weighed(scores, hidden, c)
-    output = formula(c.weights, weights=weights)[:, 0] @ (keys if c.value_from == "keys" else values)
+    source = keys if c.value_from == "keys" else values
+    output = computed(c.weights, weights=weights, dim=len(w_v))[:, 0] @ computed(c.averaged, v=source)
     if what == "weights":
         return None if returns == "output" else weights[:, 0]
     if case.train:  # the judge of dropout says more than a comparison

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Trial
 from regard.exercises.shared import attention
-from regard.exercises.shared.attention import Layer, attended, future, split
+from regard.exercises.shared.attention import Layer, attended, future
 from regard.exercises.shared.given import causal_probes
 from regard.exercises.shared.lengths import large_scores
 
@@ -39,10 +39,7 @@ def read(
     c: Choices, layer: Layer, x: Tensor, cache: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """One piece's output, and the cache with it."""
-    q, k, v = (
-        split(x if by == "nothing" else layer.project(x, f"W_{by}", c), layer.n_head, c.split, role)
-        for by, role in ((c.query_by, "queries"), (c.key_by, "keys"), (c.value_by, "values"))
-    )
+    q, k, v = layer.projected(c, x, x, x)
     root = q.shape[-1] ** 0.5
     k = k / root if c.kept in ("scaled keys", "keys scaled once") else k
     # The queries undo the scale that comes later, where the keys have it.

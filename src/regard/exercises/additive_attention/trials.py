@@ -1,23 +1,14 @@
 """Reference, calls and probes of `additive-attention`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from regard.checking.trials import ANYTHING, Case, Draw, Trial, formula
-from regard.exercises.shared.attention import Choices, opened, past_lengths, weighed
-from regard.exercises.shared.lengths import (
-    DROPOUT,
-    WithLengths,
-    dropout_probes,
-    evaluated,
-    identity_values,
-)
+from regard.exercises.shared.attention import Choices, Layer, computed, opened, past_lengths, weighed
+from regard.exercises.shared.lengths import WithLengths, dropout_probe, evaluated
 
 
 def reference(
@@ -32,18 +23,20 @@ def reference(
     """The output, or the weights where they are returned."""
     c = Choices(**choices)
     queries, keys, values, lengths, what = case.args
-    layers = {name[-1]: case.weights[f"{name}.weight"] for name in ("W_q", "W_k", "w_v")}
+    layers = Layer(case.weights, 1, ("W_q", "W_k", "w_v", "")).layers(c)
+    w_v = case.weights["w_v.weight"][0]
     parts = {
-        "q": linear(queries, layers[c.query_by])[:, :, None],
-        "k": linear(keys, layers[c.key_by])[:, None],
-        "w_v": layers["v"][0],
+        "q": computed(c.query_by, x=queries, **layers)[:, :, None],
+        "k": computed(c.key_by, x=keys, **layers)[:, None],
+        "w_v": w_v,
         "act": lambda x: formula(activation, x=x),
-        "root": layers["v"].shape[1] ** 0.5,
+        "root": len(w_v) ** 0.5,
     }
     scores = formula(by, features=formula(pairs, **parts), **parts)[:, None]
     hidden = past_lengths(lengths, scores, c)
     weights = weighed(scores, hidden, c)
-    output = formula(c.weights, weights=weights)[:, 0] @ (keys if c.value_from == "keys" else values)
+    source = keys if c.value_from == "keys" else values
+    output = computed(c.weights, weights=weights, dim=len(w_v))[:, 0] @ computed(c.averaged, v=source)
     if what == "weights":
         return None if returns == "output" else weights[:, 0]
     if case.train:  # the judge of dropout says more than a comparison
@@ -62,14 +55,6 @@ def layer(draw: Draw, lengths: Tensor | None, what: str = "output", dropout: flo
     return Case(args, init=(draw["hidden"], dropout), weights=weights)
 
 
-def dropped(draw: Draw) -> Case:
-    case = layer(draw, None, dropout=DROPOUT)
-    queries, keys, _, *rest = case.args
-    return Case(
-        (queries, keys, identity_values(draw), *rest), init=case.init, weights=case.weights, train=True
-    )
-
-
 CALLS = WithLengths(layer)
 SIZES = {"batch": 2, "query": 3, "key": 7, "hidden": 5, "query_dim": 11, "key_dim": 13, "value_dim": 17}
 ALIKE = {**SIZES, "query": 5, "key": 5, "query_dim": 5, "key_dim": 5}
@@ -77,10 +62,9 @@ ALIKE = {**SIZES, "query": 5, "key": 5, "query_dim": 5, "key_dim": 5}
 TRIALS = (
     *CALLS.trials(SIZES),
     Trial("queries and keys of one size", CALLS.per_sequence, ALIKE),
-    Trial("as many sequences as queries", CALLS.per_sequence, {**ALIKE, "batch": 5}),
     Trial("a length of 0", CALLS.with_empty, SIZES, grad=False),
     Trial("weights, where they are returned", partial(CALLS.per_sequence, what="weights"), SIZES, grad=False),
     evaluated(partial(CALLS.per_sequence, dropout=0.7), SIZES),
 )
 
-PROBES = (*CALLS.probes(SIZES), *dropout_probes(dropped, {**SIZES, "batch": 3, "query": 11}))
+PROBES = (*CALLS.probes(SIZES), dropout_probe(CALLS.dropped, {**SIZES, "batch": 3, "query": 11}))

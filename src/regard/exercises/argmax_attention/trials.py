@@ -1,7 +1,5 @@
 """Reference, calls and probes of `argmax-attention`."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

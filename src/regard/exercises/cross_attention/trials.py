@@ -1,7 +1,5 @@
 """Reference, calls and probes of `cross-attention`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -9,17 +7,13 @@ from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared.attention import Choices, Layer, opened, past_lengths
-from regard.exercises.shared.lengths import WithLengths, large_scores, padding_probe
+from regard.exercises.shared.lengths import WithLengths, edges, large_scores, padding_probe
 
 
 def reference(case: Case, **choices: str) -> Tensor:
     """What x finds in the context."""
     c, (x, context, lengths) = Choices(**choices), (*case.args, None)[:3]
-    layer = Layer(case.weights, case.init[2])
-
-    def hidden(scores: Tensor) -> Tensor | None:
-        return past_lengths(lengths, scores, c)
-
+    layer, hidden = Layer(case.weights, case.init[2]), partial(past_lengths, lengths, c=c)
     out, _, scores = layer(c, x, context, context, hidden, context_dim=context.shape[-1])
     return opened(out, hidden(scores), c)
 
@@ -36,6 +30,8 @@ def layer(draw: Draw, lengths: Tensor | None = None, scale: float = 1.0) -> Case
 CALLS = WithLengths(layer)
 padded = CALLS.per_sequence
 SIZES = {"batch": 2, "query": 3, "key": 7, "head": 3, "head_dim": 5, "context_dim": 11}
+turned = changed(layer, lambda case, draw: case.args[1][:, -1].mul_(-1.5))
+SEEN = "the last position of the context was changed: every output must move."
 ALIKE = {**SIZES, "query": 5, "key": 5, "head_dim": 2, "context_dim": 6}
 
 TRIALS = (
@@ -43,11 +39,7 @@ TRIALS = (
     Trial("a padded context", padded, SIZES, variants=True),
     Trial("x longer than the context", padded, {**SIZES, "query": 11, "key": 5}),
     Trial("as long and as wide as one another", padded, ALIKE),
-    Trial("as many sequences as heads", padded, {**SIZES, "batch": 3}),
-    Trial("batch of one", padded, {**SIZES, "batch": 1}),
-    Trial("one head", padded, {**SIZES, "head": 1}),
-    Trial("one position that looks", padded, {**SIZES, "query": 1}),
-    Trial("a context of one position", layer, {**SIZES, "key": 1}),
+    *edges(padded, SIZES),
     Trial("a length of 0", CALLS.with_empty, SIZES, grad=False),
     large_scores(partial(layer, scale=200.0), SIZES),
 )
@@ -55,10 +47,5 @@ TRIALS = (
 PROBES = (
     padding_probe(padded, SIZES),
     neighbour_probe(padded, SIZES),
-    Probe(
-        "all of the context is seen",
-        changed(layer, lambda case, draw: case.args[1][:, -1].mul_(-1.5)),
-        SIZES,
-        says="the last position of the context was changed: every output must move.",
-    ),
+    Probe("all of the context is seen", turned, SIZES, says=SEEN),
 )

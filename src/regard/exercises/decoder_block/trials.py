@@ -1,13 +1,12 @@
 """Reference, calls and probes of `decoder-block`."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from regard.checking.trials import Case, Trial
 from regard.exercises.shared.attention import future
 from regard.exercises.shared.blocks import DROPOUT_PROBES, MODES, SIZES, Choices, Reference, block
 from regard.exercises.shared.given import causal_probes
+from regard.exercises.shared.lengths import edges
 
 
 def reference(case: Case, **choices: str) -> Tensor:
@@ -19,11 +18,7 @@ def reference(case: Case, **choices: str) -> Tensor:
 TRIALS = (
     Trial("a batch", block, SIZES, variants=True),
     Trial("other sizes", block, {"batch": 5, "position": 3, "head": 2, "head_dim": 5, "ff_dim": 11}),
-    Trial("as many sequences as heads", block, {**SIZES, "batch": 3}),
-    Trial("as many positions as heads", block, {**SIZES, "position": 3}),
-    Trial("batch of one", block, {**SIZES, "batch": 1}),
-    Trial("one head", block, {**SIZES, "head": 1, "head_dim": 5}),
-    Trial("one position", block, {**SIZES, "position": 1}),
+    *edges(block, SIZES),
     *MODES,
 )
 

@@ -1,7 +1,5 @@
 """Reference, calls and probes of `dot-product-attention`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -12,11 +10,9 @@ from regard.checking.trials import ANYTHING, Case, Draw, Probe, Trial, formula
 from regard.exercises.shared.attention import Choices, attended, opened, past_lengths
 from regard.exercises.shared.given import taken
 from regard.exercises.shared.lengths import (
-    DROPOUT,
     WithLengths,
-    dropout_probes,
+    dropout_probe,
     evaluated,
-    identity_values,
     large_scores,
     sums_to_one,
     weights_in_training,
@@ -28,10 +24,7 @@ def reference(
 ) -> tuple[Tensor, Tensor]:
     """Output and weights; with all weights dropped, any output will do."""
     c, (*inputs, lengths) = Choices(**choices), (*case.args, None)[:4]
-
-    def hidden(scores: Tensor) -> Tensor | None:
-        return past_lengths(lengths, scores, c)
-
+    hidden = partial(past_lengths, lengths, c=c)
     heads, weights, scores = attended(c, *taken(c, *(x[:, None] for x in inputs)), hidden)
     past = hidden(scores)
     output, weights = opened(heads[:, 0], past, c), opened(weights[:, 0], past, c)
@@ -49,11 +42,6 @@ def given(draw: Draw, lengths: Tensor | None, dropout: float = 0.0, scale: float
 
 def all_dropped(draw: Draw) -> Case:
     return replace(CALLS.per_sequence(draw, dropout=1.0), train=True)
-
-
-def dropped(draw: Draw) -> Case:
-    case = given(draw, None, DROPOUT)
-    return replace(case, args=(*case.args[:2], identity_values(draw)), train=True)
 
 
 CALLS = WithLengths(given)
@@ -74,5 +62,5 @@ TRIALS = (
 PROBES = (
     Probe("weights sum to one", lambda draw: (CALLS.per_query(draw),), SIZES, sums_to_one),
     *CALLS.probes(SIZES),
-    *dropout_probes(dropped, {**SIZES, "batch": 3, "query": 11}),
+    dropout_probe(CALLS.dropped, {**SIZES, "batch": 3, "query": 11}),
 )

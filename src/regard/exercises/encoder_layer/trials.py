@@ -1,14 +1,12 @@
 """Reference, calls and probes of `encoder-layer`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Trial, neighbour_probe
 from regard.exercises.shared.attention import past_lengths
 from regard.exercises.shared.blocks import DROPOUT_PROBES, MODES, SIZES, Choices, Reference, block
-from regard.exercises.shared.lengths import lengths_of, padding_probe
+from regard.exercises.shared.lengths import edges, lengths_of, padding_probe
 
 
 def reference(
@@ -38,10 +36,7 @@ def change_padding(case: Case, draw: Draw) -> None:
 TRIALS = (
     Trial("no padding", block, SIZES, variants=True),
     Trial("padding", padded, SIZES, variants=True),
-    Trial("as many sequences as heads", padded, {**SIZES, "batch": 3}),
-    Trial("batch of one", padded, {**SIZES, "batch": 1}),
-    Trial("one head", padded, {**SIZES, "head": 1, "head_dim": 5}),
-    Trial("one position", block, {**SIZES, "position": 1}),
+    *edges(padded, SIZES),
     Trial("as wide inside as outside", block, {**SIZES, "head": 2, "head_dim": 3, "ff_dim": 6}),
     *MODES,
 )

@@ -1,7 +1,5 @@
 """Reference, calls and probes of `gqa`."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import Tensor
@@ -9,7 +7,7 @@ from torch import Tensor
 from regard.checking.trials import Case, Draw, Trial, formula
 from regard.exercises.shared.attention import Choices, Layer, attended, future
 from regard.exercises.shared.given import causal_probes
-from regard.exercises.shared.lengths import large_scores
+from regard.exercises.shared.lengths import edges, large_scores
 
 
 def reference(
@@ -51,8 +49,7 @@ TRIALS = (
     Trial("one key head", layer, {**SIZES, "kv_head": 1}),
     Trial("a key head for each query head", layer, {**SIZES, "kv_head": 3, "group": 1}),
     Trial("as many positions as heads", layer, {**SIZES, "position": 6}),
-    Trial("batch of one", layer, {**SIZES, "batch": 1}),
-    Trial("one position", layer, {**SIZES, "position": 1}),
+    *edges(layer, SIZES),
     large_scores(partial(layer, scale=20.0), SIZES),
 )
 

@@ -1,16 +1,15 @@
 """Reference, calls and probes of `masked-softmax`."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from regard.checking.trials import Case, Draw, Probe, Trial, changed, formula
+from regard.checking.trials import Case, Draw, Probe, Trial, formula, neighbour_probe
 from regard.exercises.shared.attention import Choices, past_lengths, weighed
 from regard.exercises.shared.lengths import (
     WithLengths,
+    edited,
     large_scores,
     padding_probe,
     query_probe,
@@ -41,21 +40,15 @@ def change_padding(case: Case, draw: Draw, shift: float = 3.0) -> None:
     scores += shift * (torch.arange(draw["key"]) >= lengths[:, None, None])
 
 
-def large_padding(draw: Draw) -> Case:
-    case = CALLS.per_sequence(draw)
-    change_padding(case, draw, 200.0)
-    return case
-
-
 CALLS = WithLengths(given)
 SIZES = {"batch": 2, "query": 3, "key": 7}
 MANY = {**SIZES, "batch": 3}
+large_padding = edited(CALLS.per_sequence, partial(change_padding, shift=200.0))
 LOW = "All scores are near -300 here: what hides must be far below them, as -inf is."
 LARGE = "A softmax over all keys leaves 0 for the valid ones here: hide before the softmax."
 
 TRIALS = (
     *CALLS.trials(SIZES),
-    Trial("as many sequences as queries", CALLS.per_sequence, MANY),
     Trial("a length of 0", WithLengths(quarters).with_empty, {**MANY, "query": 2, "key": 5}, grad=False),
     Trial("low scores", partial(CALLS.per_sequence, shift=-300.0), SIZES, kind="fragile", says=LOW),
     Trial("large scores past the length", large_padding, SIZES, kind="fragile", says=LARGE),
@@ -65,11 +58,6 @@ TRIALS = (
 PROBES = (
     Probe("rows sum to one", lambda draw: (CALLS.per_query(draw),), SIZES, sums_to_one),
     padding_probe(CALLS.per_sequence, MANY, change_padding),
-    Probe(
-        "a neighbour's length has no say",
-        changed(CALLS.per_sequence, lambda case, draw: case.args[1][0].sub_(1).clamp_(min=1)),
-        MANY,
-        says="the length of sequence 0 was changed: sequences 1 and 2 may not move.",
-    ),
+    neighbour_probe(CALLS.per_sequence, SIZES),
     query_probe(CALLS.per_query, SIZES),
 )

@@ -1,7 +1,5 @@
 """Reference, calls and probes of `multi-head`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,13 +10,7 @@ from torch import Tensor
 from regard.checking.trials import Case, Draw, Trial, formula
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import Choices, Layer, past_lengths
-from regard.exercises.shared.lengths import (
-    DROPOUT,
-    WithLengths,
-    dropout_probes,
-    evaluated,
-    identity_values,
-)
+from regard.exercises.shared.lengths import WithLengths, dropout_probe, evaluated
 
 
 def reference(case: Case, *, joint: str = "heads", **choices: str) -> Tensor:
@@ -31,8 +23,8 @@ def reference(case: Case, *, joint: str = "heads", **choices: str) -> Tensor:
         axes = (-1, n_head) if joint == "heads" else (n_head, -1)
         return attention.merge(formula(joint, heads=case.args[0].unflatten(0, axes)), c.merge)
     queries, keys, values, lengths = case.args
-    layer = Layer(case.weights, n_head)
-    return layer(c, queries, keys, values, lambda scores: past_lengths(lengths, scores, c))[0]
+    hidden = partial(past_lengths, lengths, c=c)
+    return Layer(case.weights, n_head)(c, queries, keys, values, hidden)[0]
 
 
 def layer(draw: Draw, *args: Any, bias: bool = False, dropout: float = 0.0, call: str = "") -> Case:
@@ -62,10 +54,8 @@ def joined(draw: Draw) -> Case:
 
 def dropped(draw: Draw) -> Case:
     """Identity projections: the output is the weights after dropout, twice."""
-    case = given(draw, None, dropout=DROPOUT)
-    weights = {name: torch.eye(len(weight)) for name, weight in case.weights.items()}
-    args = (*case.args[:2], identity_values(draw, draw["head"]), None)
-    return replace(case, args=args, weights=weights, train=True)
+    case = CALLS.dropped(draw)
+    return replace(case, weights={name: torch.eye(len(weight)) for name, weight in case.weights.items()})
 
 
 CALLS = WithLengths(given)
@@ -73,8 +63,6 @@ SIZES = {"batch": 2, "query": 3, "key": 7, "head": 5, "head_dim": 2}
 
 TRIALS = (
     *CALLS.trials(SIZES),
-    Trial("as many sequences as heads", CALLS.per_sequence, {**SIZES, "batch": 3, "head": 3}),
-    Trial("one head", CALLS.per_sequence, {**SIZES, "head": 1, "head_dim": 3}),
     Trial("with biases", partial(CALLS.per_sequence, bias=True), {**SIZES, "head": 3}),
     evaluated(partial(CALLS.per_sequence, dropout=0.7), SIZES),
     Trial("transpose_qkv", split, SIZES, optional=True),
@@ -83,5 +71,5 @@ TRIALS = (
 
 PROBES = (
     *CALLS.probes(SIZES),
-    *dropout_probes(dropped, {"batch": 2, "query": 11, "key": 7, "head": 3, "head_dim": 14}, n_head=3),
+    dropout_probe(dropped, {"batch": 2, "query": 11, "key": 7, "head": 3, "head_dim": 14}, n_head=3),
 )

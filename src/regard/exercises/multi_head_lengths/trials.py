@@ -1,7 +1,5 @@
 """Reference, calls and probes of `multi-head-lengths`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -10,7 +8,7 @@ from torch import Tensor
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared import attention
 from regard.exercises.shared.attention import Choices, Layer
-from regard.exercises.shared.lengths import large_scores, query_probe
+from regard.exercises.shared.lengths import edges, large_scores, query_probe
 
 
 def reference(case: Case, **choices: str) -> Tensor:
@@ -58,16 +56,14 @@ def reorder_keys(case: Case, draw: Draw) -> None:
 
 SIZES = {"batch": 2, "query": 3, "key": 5, "head": 3, "embedding": 11, "qk_length": 7, "value_length": 5}
 
+ORDER = "keys and values were put in another order: nothing may move."
+
 TRIALS = (
     Trial("cross-attention", cross, SIZES, variants=True),
     Trial("self-attention", itself, {**SIZES, "query": 5}, variants=True),
     Trial("values wider than queries", cross, {**SIZES, "head": 2, "qk_length": 3, "value_length": 7}),
     Trial("as wide as the embedding", cross, {**SIZES, "embedding": 6, "qk_length": 2, "value_length": 2}),
-    Trial("batch of one", cross, {**SIZES, "batch": 1}),
-    Trial("as many sequences as heads", cross, {**SIZES, "batch": 3}),
-    Trial("as many queries as keys", cross, {**SIZES, "query": 5}),
-    Trial("one query", cross, {**SIZES, "query": 1}),
-    Trial("one head", cross, {**SIZES, "head": 1}),
+    *edges(cross, SIZES),
     large_scores(partial(cross, scale=15.0), SIZES),
     Trial("split_heads", split, SIZES, optional=True),
     Trial("combine_heads", combine, SIZES, optional=True),
@@ -76,10 +72,5 @@ TRIALS = (
 PROBES = (
     neighbour_probe(cross, SIZES),
     query_probe(cross, SIZES),
-    Probe(
-        "the order of the keys has no say",
-        changed(cross, reorder_keys),
-        SIZES,
-        says="keys and values were put in another order: nothing may move.",
-    ),
+    Probe("the order of the keys has no say", changed(cross, reorder_keys), SIZES, says=ORDER),
 )

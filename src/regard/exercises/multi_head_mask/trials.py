@@ -1,7 +1,5 @@
 """Reference, calls and probes of `multi-head-mask`."""
 
-from __future__ import annotations
-
 from regard.exercises.shared.masked_heads import checks, reference
 
 __all__ = ["PROBES", "TRIALS", "reference"]

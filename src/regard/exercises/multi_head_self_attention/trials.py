@@ -1,7 +1,5 @@
 """Reference, calls and probes of `multi-head-self-attention`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +13,8 @@ from regard.exercises.shared.given import causal_probes
 from regard.exercises.shared.lengths import (
     DROPOUT,
     TRAINING,
-    dropout_probes,
+    dropout_probe,
+    edges,
     evaluated,
     large_scores,
     weights_in_training,
@@ -34,11 +33,7 @@ def reference(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The output, and the attention where it is asked for; with all weights dropped, any output will do."""
     c, (x,) = Choices(**choices), case.args
-    causal = bool(case.init_kwargs.get("causal", False))
-
-    def hidden(scores: Tensor) -> Tensor | None:
-        return future(scores, causal, c)
-
+    hidden = partial(future, asked=bool(case.init_kwargs.get("causal", False)), c=c)
     out, weights, scores = Layer(case.weights, case.init[2], NAMES)(c, x, x, x, hidden)
     if case.train and "dropout" in case.init_kwargs:
         # By chance, or everything, where a dropout written by hand divides 0 by 0.
@@ -58,7 +53,10 @@ def attending(
     weights = {f"{name}.bias": draw.normal(hidden, scale=0.7) for name in NAMES}
     for name in NAMES:
         weights[f"{name}.weight"] = draw.weight(hidden, hidden if name == "mix" else "input") * 1.5
-    x, asked = draw.normal("batch", "seq", "input", scale=scale), {"return_attention": True} if maps else {}
+    x, asked = (
+        draw.normal("batch", "position", "input", scale=scale),
+        {"return_attention": True} if maps else {},
+    )
     return Case((x,), asked, "", (draw["input"], hidden, draw["head"]), options, weights, train)
 
 
@@ -72,20 +70,18 @@ def indivisible(draw: Draw) -> Case:
 
 def dropped(draw: Draw) -> Case:
     """One-hot positions, values that hold them twice, an idle mix: the output is the dropped weights."""
-    seq, n_head = draw["seq"], draw["head"]
-    hidden = 2 * seq * n_head
-    weights = {f"{name}.bias": torch.zeros(hidden) for name in NAMES}
-    weights |= {f"{name}.weight": draw.weight(hidden, seq) * 4 for name in "qk"}
-    weights |= {"v.weight": torch.eye(seq).repeat(2 * n_head, 1), "mix.weight": torch.eye(hidden)}
-    x = torch.eye(seq).expand(draw["batch"], -1, -1).contiguous()
-    return Case((x,), {}, "", (seq, hidden, n_head), {"dropout": DROPOUT}, weights, train=True)
+    case, one_hot = attending(draw, train=True, dropout=DROPOUT), torch.eye(draw["position"])
+    idle = {"v.weight": one_hot.repeat(2 * draw["head"], 1), "mix.weight": torch.eye(case.init[1])}
+    idle |= {f"{name}.bias": torch.zeros(case.init[1]) for name in NAMES}
+    x = one_hot.expand(draw["batch"], -1, -1).contiguous()
+    return replace(case, args=(x,), weights={**case.weights, **idle})
 
 
 causal = partial(attending, causal=True)
 with_maps = partial(attending, maps=True)
 causal_with_maps = partial(attending, maps=True, causal=True)
 untrained = partial(attending, train=True)
-SIZES = {"batch": 2, "seq": 7, "input": 11, "head": 3, "head_dim": 5}
+SIZES = {"batch": 2, "position": 7, "input": 11, "head": 3, "head_dim": 5}
 DEFAULT = "The default is dropout=0."
 
 TRIALS = (
@@ -93,12 +89,9 @@ TRIALS = (
     Trial("causal", causal, SIZES, variants=True),
     Trial("with its attention", with_maps, SIZES, variants=True),
     Trial("causal, with its attention", causal_with_maps, SIZES),
-    Trial("batch of one", with_maps, {**SIZES, "batch": 1}),
-    Trial("as many sequences as heads", causal_with_maps, {**SIZES, "batch": 3}),
-    Trial("one head", with_maps, {**SIZES, "head": 1}),
+    *edges(causal_with_maps, SIZES),
     Trial("heads of one number", with_maps, {**SIZES, "head_dim": 1, "head": 5}),
-    Trial("a long sequence", causal, {**SIZES, "batch": 1, "seq": 41}, grad=False),
-    Trial("one position", causal, {**SIZES, "seq": 1}),
+    Trial("a long sequence", causal, {**SIZES, "batch": 1, "position": 41}, grad=False),
     Trial("all sizes alike", causal_with_maps, dict.fromkeys(SIZES, 3)),
     evaluated(partial(causal_with_maps, dropout=0.7), SIZES),
     Trial("train mode without dropout", untrained, SIZES, kind=TRAINING, says=DEFAULT),
@@ -110,5 +103,5 @@ TRIALS = (
 
 PROBES = (
     *causal_probes(causal_with_maps, SIZES),
-    *dropout_probes(dropped, {"batch": 2, "seq": 7, "head": 3}, n_head=3),
+    dropout_probe(dropped, {**SIZES, "input": 7, "head_dim": 14}, n_head=3),
 )

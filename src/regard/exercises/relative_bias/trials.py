@@ -1,7 +1,5 @@
 """Reference, calls and probes of `relative-bias`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -37,6 +35,9 @@ def call(draw: Draw, scale: float = 1.5) -> Case:
 
 SIZES = {**given.SIZES, "far": 2}
 
+farthest = changed(call, lambda case, draw: case.args[3][:, 0].add_(2.0))
+FARTHEST = "the first column was changed: rows with a key that far before them must move, and no others."
+
 TRIALS = (
     *given.trials(call, far=2),
     Trial("no distance is clipped", call, {**SIZES, "far": 6}, variants=True),
@@ -48,10 +49,5 @@ TRIALS = (
 
 PROBES = (
     neighbour_probe(lambda draw: given.heads(draw, torch.ones(draw["head"], 3)), given.SIZES),
-    Probe(
-        "the farthest column counts for all beyond it",
-        changed(call, lambda case, draw: case.args[3][:, 0].add_(2.0)),
-        SIZES,
-        says="the first column was changed: rows with a key that far before them must move, and no others.",
-    ),
+    Probe("the farthest column counts for all beyond it", farthest, SIZES, says=FARTHEST),
 )

@@ -32,9 +32,9 @@ class Choices:
     query_from: str = "queries"
     key_from: str = "keys"
     value_from: str = "values"
-    query_by: str = "q"
-    key_by: str = "k"
-    value_by: str = "v"
+    query_by: str = "q(x)"
+    key_by: str = "k(x)"
+    value_by: str = "v(x)"
     bias: str = "used"
     split: str = "heads"
     scores: str = "q @ k.mT"
@@ -49,6 +49,7 @@ class Choices:
     softmax: str = "scores.softmax(-1)"
     after_softmax: str = "weights"
     weights: str = "weights"
+    averaged: str = "v"
     merge: str = "joined"
     out: str = "o(joined)"
     plus: str = "out"
@@ -129,7 +130,8 @@ def attended(
     scale = formula(c.scale, width=width or dim, **sizes, **more)
     scores = computed(scaled, scores=computed(c.scores, q=q, k=k), scale=scale, **more)
     weights = computed(c.after_softmax, weights=weighed(scores, hidden(scores), c), dim=dim)
-    return computed(c.weights, weights=weights, **more) @ v, weights, scores
+    heads = computed(c.weights, weights=weights, dim=dim, **more) @ computed(c.averaged, v=v)
+    return heads, weights, scores
 
 
 def split(x: Tensor, n_head: int, how: str = "heads", role: str = "") -> Tensor:
@@ -171,7 +173,7 @@ class Layer:
             (c.value_from, c.value_by, n_kv_head, "values"),
         )
         return tuple(
-            split(by_name[source] if by == "nothing" else layers[by](by_name[source]), n_head, c.split, role)
+            split(computed(by, x=by_name[source], **layers), n_head, c.split, role)
             for source, by, n_head, role in decisions
         )
 

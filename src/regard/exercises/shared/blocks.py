@@ -77,7 +77,7 @@ class Reference:
             return self.attention(seen, inside) if attends else self.feed_forward(inside)
 
         def residual(out: Tensor) -> Tensor:
-            sums = {"x": x, "normed": normed, "start": self.start, "total": self.total}
+            sums = {"x": x, "normed": normed, "start": self.start, "total": self.total, "norm": self.norm}
             self.total = computed(getattr(self.c, f"residual{number}"), out=out, **sums)
             return self.total
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, neighbour_probe
 from regard.exercises.shared.attention import Choices
-from regard.exercises.shared.lengths import large_scores
+from regard.exercises.shared.lengths import Make, edges, large_scores
 
 SIZES = {"batch": 2, "head": 3, "position": 7, "head_dim": 5}
 
@@ -32,10 +32,7 @@ def trials(make: Callable[..., Case], **sizes: int) -> tuple[Trial, ...]:
     usual = {**SIZES, **sizes}
     return (
         Trial("several heads", make, usual, variants=True),
-        Trial("batch of one", make, {**usual, "batch": 1}),
-        Trial("one head", make, {**usual, "head": 1}),
-        Trial("one position", make, {**usual, "position": 1}),
-        Trial("as many positions as heads", make, {**usual, "position": 3}),
+        *edges(make, usual),
         Trial("all sizes alike", make, {**usual, **dict.fromkeys(SIZES, 3)}),
         large_scores(lambda draw: make(draw, scale=300.0), usual),
     )
@@ -48,7 +45,7 @@ def later_positions(case: Case, draw: Draw) -> None:
             x[..., x.shape[-2] // 2 + 1 :, :] += 2.0
 
 
-def causal_probes(make: Callable[[Draw], Case], sizes: dict[str, int]) -> tuple[Probe, ...]:
+def causal_probes(make: Make, sizes: dict[str, int]) -> tuple[Probe, ...]:
     """What may not move causal attention."""
     says = "later positions were changed: earlier ones may not move."
     future = Probe("the future has no say", changed(make, later_positions), sizes, says=says)

@@ -1,8 +1,8 @@
-"""What exercises with lengths share: calls, trials and probes, and what dropout must do to weights."""
+"""Calls, trials and probes that exercises share: sizes, lengths, and what dropout must do to weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,31 @@ from regard.checking.trials import Case, Draw, Kind, Probe, Trial, changed, neig
 
 DROPOUT = 0.3  # not the 0.5 that nn.Dropout takes by itself
 TRAINING: Kind = "train mode"
-NONE_DROPPED = "in train mode no weight is 0, and the output is another: dropout belongs on the weights."
+ONE = {"batch of one": "batch", "one head": "head", "one query": "query", "one position": "position"}
+ALIKE = {
+    "as many sequences as heads": ("batch", "head"),
+    "as many sequences as queries": ("batch", "query"),
+    "as many queries as keys": ("query", "key"),
+    "as many positions as heads": ("position", "head"),
+}
+
+Make = Callable[[Draw], Case]
+Edit = Callable[[Case, Draw], object]
+
+
+def edited(make: Make, edit: Edit) -> Make:
+    """The call as an edit leaves it."""
+    return lambda draw: changed(make, edit)(draw)[1]
+
+
+def edges(make: Make, sizes: dict[str, int]) -> Iterator[Trial]:
+    """The call where one size is 1, and where two are alike that code may take for one another."""
+    for name, word in ONE.items():
+        if word in sizes:
+            yield Trial(name, make, {**sizes, word: 1})
+    for name, (word, other) in ALIKE.items():
+        if word in sizes and other in sizes:
+            yield Trial(name, make, {**sizes, word: sizes[other]})
 
 
 def lengths_of(draw: Draw, word: str = "key") -> Tensor:
@@ -50,6 +74,13 @@ class WithLengths:
         lengths[0] = 0
         return self.make(draw, lengths)
 
+    def dropped(self, draw: Draw) -> Case:
+        """A call in train mode whose values are two identities side by side for each head."""
+        case = self.make(draw, None, dropout=DROPOUT)
+        twice = torch.eye(draw["key"]).repeat(1, 2 * draw.sizes.get("head", 1))
+        values = twice.expand(draw["batch"], -1, -1).contiguous()
+        return replace(case, args=(*case.args[:2], values, *case.args[3:]), train=True)
+
     def trials(self, sizes: dict[str, int]) -> tuple[Trial, ...]:
         """The calls of everything that takes queries, keys and lengths."""
         return (
@@ -57,9 +88,7 @@ class WithLengths:
             Trial("one length for each sequence", self.per_sequence, sizes, variants=True),
             Trial("one length for each query", self.per_query, sizes, variants=True),
             Trial("every key valid", self.all_valid, sizes),
-            Trial("batch of one", self.per_sequence, {**sizes, "batch": 1}),
-            Trial("one query", self.per_query, {**sizes, "query": 1}),
-            Trial("as many queries as keys", self.per_sequence, {**sizes, "query": sizes["key"]}),
+            *edges(self.per_sequence, sizes),
         )
 
     def probes(self, sizes: dict[str, int]) -> tuple[Probe, ...]:
@@ -78,36 +107,32 @@ def change_padding(case: Case, draw: Draw) -> None:
         x[torch.arange(draw["key"]) >= lengths[:, None]] += 2.0
 
 
-def padding_probe(
-    make: Callable[[Draw], Case],
-    sizes: dict[str, int],
-    edit: Callable[[Case, Draw], None] = change_padding,
-) -> Probe:
+def padding_probe(make: Make, sizes: dict[str, int], edit: Edit = change_padding) -> Probe:
     """Whether padding leaves all else alone."""
     says = "what lies past a sequence's length was changed: nothing else may move."
     return Probe("padding has no say", changed(make, edit), sizes, says=says)
 
 
-def query_probe(make: Callable[[Draw], Case], sizes: dict[str, int]) -> Probe:
+def query_probe(make: Make, sizes: dict[str, int]) -> Probe:
     """Whether a query leaves the others alone."""
     says = "query 0 was changed: the rows of the others may not move."
     calls = changed(make, lambda case, draw: case.args[0][:, 0].mul_(-2))
     return Probe("a query stands alone", calls, sizes, says=says)
 
 
-def evaluated(make: Callable[[Draw], Case], sizes: dict[str, int]) -> Trial:
+def evaluated(make: Make, sizes: dict[str, int]) -> Trial:
     """A layer with dropout, in eval mode."""
     says = "In eval mode dropout does nothing."
     return Trial("dropout in eval mode", make, sizes, kind=TRAINING, says=says)
 
 
-def weights_in_training(make: Callable[[Draw], Case], sizes: dict[str, int]) -> Trial:
+def weights_in_training(make: Make, sizes: dict[str, int]) -> Trial:
     """A layer that returns its weights, with dropout 1 in train mode."""
     says = "With dropout 1 the weights before dropout are what they were."
     return Trial("weights in train mode", make, sizes, grad=False, kind=TRAINING, says=says)
 
 
-def large_scores(make: Callable[[Draw], Case], sizes: dict[str, int], name: str = "large scores") -> Trial:
+def large_scores(make: Make, sizes: dict[str, int], name: str = "large scores") -> Trial:
     """Scores of which the exponential is infinite."""
     says = "exp of a large score is infinite: subtract the row's maximum first, as torch.softmax does."
     return Trial(name, make, sizes, grad=False, kind="fragile", says=says)
@@ -122,29 +147,14 @@ def sums_to_one(results: list[Any]) -> str | None:
     return f"each row of weights must sum to 1; yours sum to {total.min():.4g} to {total.max():.4g}."
 
 
-def identity_values(draw: Draw, n_head: int = 1) -> Tensor:
-    """Two identities side by side for each head: its output is the dropped weights, twice."""
-    return torch.eye(draw["key"]).repeat(1, 2 * n_head).expand(draw["batch"], -1, -1).contiguous()
-
-
-def dropout_probes(
-    trained: Callable[[Draw], Case], sizes: dict[str, int], n_head: int = 1
-) -> tuple[Probe, ...]:
+def dropout_probe(trained: Make, sizes: dict[str, int], n_head: int = 1) -> Probe:
     """A call in train mode whose output is the dropped weights, twice, beside the same one in eval mode."""
 
     def both(draw: Draw) -> tuple[Case, ...]:
         case = trained(draw)
         return case, replace(case, train=False)
 
-    return (
-        Probe("dropout in train mode", both, sizes, drops_something, kind=TRAINING),
-        Probe("dropout drops weights", both, sizes, partial(drops_weights, n_head=n_head), kind=TRAINING),
-    )
-
-
-def outputs(results: list[Any]) -> list[Tensor]:
-    """The first of what is returned by each call."""
-    return [(result[0] if isinstance(result, list | tuple) else result).double() for result in results]
+    return Probe("dropout in train mode", both, sizes, partial(drops_weights, n_head=n_head), kind=TRAINING)
 
 
 def drops_weights(results: list[Any], n_head: int) -> str | None:
@@ -152,25 +162,19 @@ def drops_weights(results: list[Any], n_head: int) -> str | None:
 
     Each head's values are two identities side by side, so that its output is its weights, twice.
     """
-    trained, plain = (output.unflatten(-1, (n_head, 2, -1)) for output in outputs(results))
+    outputs = [(result[0] if isinstance(result, list | tuple) else result).double() for result in results]
+    trained, plain = (output.unflatten(-1, (n_head, 2, -1)) for output in outputs)
+    if torch.allclose(trained, plain, atol=1e-5):
+        return f"with dropout {DROPOUT}, train mode gives what eval mode gives: nothing is dropped."
     first, second = trained.unbind(-2)
     if not torch.allclose(first, second, atol=1e-5):
         return "dropout must be applied to the weights: yours drops entries of the output."
     zero = first.abs() < 1e-7
-    share = float(zero.double().mean())
-    kept = plain.select(-2, 0) / (1 - DROPOUT)
-    if share == 0:
-        return None if torch.allclose(trained, plain, atol=1e-5) else NONE_DROPPED
-    if share == 1:
+    if not zero.any():
+        return "in train mode no weight is 0, and the output is another: dropout belongs on the weights."
+    if zero.all():
         return f"in train mode with dropout {DROPOUT}, that share of the weights is dropped; yours drops all."
+    kept = plain.select(-2, 0) / (1 - DROPOUT)
     if float(torch.where(zero, 0.0, first - kept).abs().max()) > 1e-4:
         return f"in train mode a weight must be 0 or what it was over {1 - DROPOUT}; yours are neither."
-    return None
-
-
-def drops_something(results: list[Any]) -> str | None:
-    """Whether train mode is another than eval mode."""
-    trained, plain = outputs(results)
-    if torch.allclose(trained, plain, atol=1e-5):
-        return f"with dropout {DROPOUT}, train mode gives what eval mode gives: nothing is dropped."
     return None

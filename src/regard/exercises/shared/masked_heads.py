@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, formula
 from regard.exercises.shared.attention import Choices, Layer, computed, opened
-from regard.exercises.shared.lengths import large_scores
+from regard.exercises.shared.lengths import edges, edited, large_scores
 
 
 def reference(
@@ -40,6 +40,13 @@ def table(draw: Draw, *dims: str) -> Tensor:
 
 
 SIZES = {"batch": 2, "query": 3, "key": 7, "head": 3, "head_dim": 5}
+THREE = {**SIZES, "batch": 3}
+KEY = "a key that no query sees was changed, and its value: nothing may move."
+MASK = "the mask of sequence 0 was changed: sequences 1 and 2 may not move."
+
+
+def hide_last(case: Case, draw: Draw) -> None:
+    case.kwargs["mask"][:, [0, -1]] = torch.tensor([1, 0])
 
 
 def change_last(case: Case, draw: Draw) -> None:
@@ -75,42 +82,19 @@ def checks(wide: int) -> tuple[tuple[Trial, ...], tuple[Probe, ...]]:
     def mask_each(draw: Draw) -> Case:
         return layer(draw, table(draw, "batch", "query", "key"))
 
-    def empty(draw: Draw) -> Case:
-        case = mask_each(draw)
-        case.kwargs["mask"][0, 0] = 0
-        return case
-
-    def last_hidden(draw: Draw) -> Case:
-        case = one_mask(draw)
-        case.kwargs["mask"][:, -1] = 0
-        case.kwargs["mask"][:, 0] = 1
-        return case
-
+    unseen = edited(one_mask, hide_last)
+    empty = edited(mask_each, lambda case, draw: case.kwargs["mask"][0, 0].zero_())
     trials = (
         Trial("no mask", layer, SIZES, variants=True),
         Trial("a mask for all sequences", one_mask, SIZES, variants=True),
         Trial("a mask for each sequence", mask_each, SIZES, variants=True),
         Trial("causal self-attention", causal, {**SIZES, "query": 5, "head": 2}),
-        Trial("batch of one", mask_each, {**SIZES, "batch": 1}),
-        Trial("as many sequences as heads", mask_each, {**SIZES, "batch": 3}),
-        Trial("as many queries as keys", mask_each, {**SIZES, "query": 7}),
-        Trial("one query", one_mask, {**SIZES, "query": 1}),
-        Trial("one head", one_mask, {**SIZES, "head": 1}),
+        *edges(mask_each, SIZES),
         Trial("a query that sees nothing", empty, SIZES, grad=False),
         large_scores(lambda draw: layer(draw, scale=15.0), SIZES),
     )
     probes = (
-        Probe(
-            "a hidden key has no say",
-            changed(last_hidden, change_last),
-            SIZES,
-            says="a key that no query sees was changed, and its value: nothing may move.",
-        ),
-        Probe(
-            "a neighbour's mask has no say",
-            changed(mask_each, change_mask),
-            {**SIZES, "batch": 3},
-            says="the mask of sequence 0 was changed: sequences 1 and 2 may not move.",
-        ),
+        Probe("a hidden key has no say", changed(unseen, change_last), SIZES, says=KEY),
+        Probe("a neighbour's mask has no say", changed(mask_each, change_mask), THREE, says=MASK),
     )
     return trials, probes

@@ -1,7 +1,5 @@
 """Reference, calls and probes of `sink`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -32,10 +30,7 @@ def call(draw: Draw, scale: float = 1.5) -> Case:
 
 def large_sinks(draw: Draw) -> Case:
     """The first head's sink takes everything; beside it scores are so low that exp of them is 0."""
-    case = call(draw)
-    case.args[3][0] = 200.0
-    case.args[3][1:] = -200.0
-    return case
+    return given.heads(draw, torch.tensor([200.0, *[-200.0] * (draw["head"] - 1)]))
 
 
 MAXIMUM = "The maximum that is subtracted before exp must be that of scores and sink."

@@ -1,7 +1,5 @@
 """Reference, calls and probes of `sliding-window`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,12 +1,12 @@
 """Reference, calls and probes of `visibility`."""
 
-from __future__ import annotations
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from regard.checking.trials import Case, Draw, Probe, Trial, changed, worked
-from regard.exercises.shared.lengths import lengths_of
+from regard.exercises.shared.lengths import edited, lengths_of
 
 CAUSAL = {
     "columns": "n_key",
@@ -44,20 +44,13 @@ def causal(draw: Draw) -> Case:
     return Case((draw["query"], draw["key"]), start, call="causal_visible")
 
 
-def padding(draw: Draw) -> Case:
-    return Case((lengths_of(draw), draw["key"]), call="padding_visible")
+def padding(draw: Draw, dtype: torch.dtype = torch.long) -> Case:
+    return Case((lengths_of(draw).to(dtype), draw["key"]), call="padding_visible")
 
 
-def with_empty(draw: Draw) -> Case:
-    case = padding(draw)
-    case.args[0][0] = 0
-    return case
-
-
-def of_int32(draw: Draw) -> Case:
-    case = padding(draw)
-    return case.with_args(case.args[0].to(torch.int32), case.args[1])
-
+with_empty = edited(padding, lambda case, draw: case.args[0][0].zero_())
+NEIGHBOUR = "the length of sequence 0 was changed: the rows of sequences 1 and 2 may not move."
+longer = changed(padding, lambda case, draw: case.args[0][0].add_(1))
 
 TRIALS = (
     Trial("causal, as many queries as keys", causal, {"query": 5, "key": 5}, grad=False),
@@ -71,14 +64,9 @@ TRIALS = (
     Trial("as many sequences as keys", padding, {"batch": 5, "key": 5}, grad=False),
     Trial("one sequence", padding, {"batch": 1, "key": 5}, grad=False),
     Trial("a length of 0", with_empty, {"batch": 3, "key": 5}, grad=False),
-    Trial("lengths of another dtype", of_int32, {"batch": 2, "key": 5}, grad=False),
-)
-
-PROBES = (
-    Probe(
-        "a neighbour's length has no say",
-        changed(padding, lambda case, draw: case.args[0][0].add_(1)),
-        {"batch": 3, "key": 7},
-        says="the length of sequence 0 was changed: the rows of sequences 1 and 2 may not move.",
+    Trial(
+        "lengths of another dtype", partial(padding, dtype=torch.int32), {"batch": 2, "key": 5}, grad=False
     ),
 )
+
+PROBES = (Probe("a neighbour's length has no say", longer, {"batch": 3, "key": 7}, says=NEIGHBOUR),)

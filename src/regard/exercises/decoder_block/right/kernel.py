@@ -3,7 +3,6 @@ from torch import nn
 from torch.nn import functional as F
 
 class DecoderBlock(nn.Module):
-
     def __init__(self, d_model, num_heads, d_ff, dropout):
         super().__init__()
         self.num_heads = num_heads

@@ -2,7 +2,6 @@ import torch
 from torch import nn
 
 class EncoderLayer(nn.Module):
-
     def __init__(self, d_model, num_heads, d_ff, dropout):
         super().__init__()
         self.num_heads = num_heads

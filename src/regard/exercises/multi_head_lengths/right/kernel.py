@@ -1,9 +1,7 @@
-import math
 import torch
 from torch import nn
 
 class MultiHeadAttention(nn.Module):
-
     def __init__(self, num_heads, embedding_dim, qk_length, value_length):
         super().__init__()
         self.num_heads, self.qk_length, self.value_length = num_heads, qk_length, value_length

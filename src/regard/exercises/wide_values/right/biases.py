@@ -5,10 +5,7 @@ from torch.nn import functional as F
 class MultiHeadAttention(nn.Module):
     def __init__(self, d_model, num_heads):
         super().__init__()
-        assert d_model % num_heads == 0
-        self.num_heads = num_heads
-        self.d_k = d_model // num_heads
-        self.d_v = 2 * self.d_k
+        self.num_heads, self.d_k, self.d_v = num_heads, d_model // num_heads, 2 * d_model // num_heads
         self.W_q = nn.Linear(d_model, d_model)
         self.W_k = nn.Linear(d_model, d_model)
         self.W_v = nn.Linear(d_model, num_heads * self.d_v)

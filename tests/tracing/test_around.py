@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError, TraceError
-from regard.tracing import calls
+from regard.tracing import calls, watch
 
 
 class Cached(nn.Module):
@@ -98,6 +98,21 @@ def test_two_models_are_kept_apart():
     assert of_one.trace.layers[0].n_query == 7
     assert of_other.trace.names == ("h.1",)
     assert of_other.trace.layers[0].n_query == 5
+
+
+def test_two_blocks_around_one_model_leave_nothing_behind():
+    """They end in the order they began; what runs after them is neither watched nor changed."""
+    model, ids = NanoGPT().eval(), torch.randint(0, 61, (1, 7))
+    with (
+        torch.no_grad(),
+        regard.watch(model) as one,
+        regard.intervene(model) as run,
+        regard.watch(model) as other,
+    ):
+        run.gate(layer=0, by=0.0)
+        model(ids)
+    assert one.trace.names == other.trace.names == ("h.0", "h.1")
+    assert not watch._doors.get()
 
 
 def test_outputs_and_gradients_are_the_models_own():

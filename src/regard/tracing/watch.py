@@ -73,7 +73,9 @@ def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = N
         stack.enter_context(fast_paths(model, watched_only))
         stack.enter_context(registered_functions(lambda: [door.look for door in _doors.get()]))
         stack.enter_context(door)
-        stack.callback(_doors.reset, _doors.set((*_doors.get(), door)))
+        _doors.set((*_doors.get(), door))
+        # Two blocks around one model end in the order they began: the doors of others stay.
+        stack.callback(lambda: _doors.set(tuple(other for other in _doors.get() if other is not door)))
         yield
     if recorder is not None:
         recorder.remarks |= door.remarks(model, recorder.seen)

@@ -22,7 +22,7 @@ Powers = tuple[tuple[str, int], ...]  # symbol and its power, in the order of wr
 
 _SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 # How a term is written: how many times first, sizes last.
-_ORDER = {symbol: place for place, symbol in enumerate("L W E b t n w m h g p c r k v f d V".split())}
+_ORDER = {symbol: place for place, symbol in enumerate("L E b t n w m h g p c r k v f d V".split())}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ are left out. Hidden scores are computed and counted, as the plain path does.
     b batch      t new tokens   n tokens in the cache before them   m tokens of the memory (encoder)
     d model_dim  h heads        g key heads   k qk_dim   v v_dim    f ff_dim   V vocabulary   L layers
     p features of a kernel      c, r latent and rotary numbers of multi-head latent attention
-    W layers with a window (L those without)   w keys that such a layer reads and keeps
+    w keys that a layer with a window reads and keeps
 
 When it decodes, a layer with a window reads and keeps the window alone, as a cache that rolls does; our own
 cache keeps all. E are an encoder's layers.
@@ -35,7 +35,7 @@ from regard.models.transformer import TransformerConfig
 Phase = Literal["train", "prefill", "decode"]
 NOTHING = Formula()
 ONE = Formula() + 1
-b, t, n, m, d, h, g, k, v, f, V, E, L, W, w, p, c, r = symbols("b t n m d h g k v f V E L W w p c r")
+b, t, n, m, d, h, g, k, v, f, V, E, L, w, p, c, r = symbols("b t n m d h g k v f V E L w p c r")
 OPTIMISER = 7  # Adam reads a weight, its gradient and two moments, and writes all but the gradient
 
 
@@ -188,9 +188,8 @@ def cost(
     if config.n_decoder_layer:
         embedded = embedded + t
         crossed, prefix = (m, "decoder ") if both else (None, "")
-        count, keys = (L, n + t) if block.window is None else (W, w)
-        read_anew = NOTHING if phase == "decode" else m
-        rows += _stack(prefix, count, _block(config, t, keys, crossed, read_anew, latent, fused))
+        keys, read_anew = n + t if block.window is None else w, NOTHING if phase == "decode" else m
+        rows += _stack(prefix, L, _block(config, t, keys, crossed, read_anew, latent, fused))
     rows.insert(0, Row("embedding", activations=2 * b * embedded * d))
     asked = b * (t if phase == "train" or config.head == "masked" else ONE)
     if config.head == "masked":
@@ -225,7 +224,7 @@ def sizes_of(config: TransformerConfig, latent: Latent | None = None) -> dict[st
         "f": block.ff_dim,
         "V": config.vocab,
         "E": config.n_encoder_layer,
-        "L" if block.window is None else "W": config.n_decoder_layer,
+        "L": config.n_decoder_layer,
     }
     if block.kernel is not None:
         sizes["p"] = feature_map(block.kernel, qk_dim=qk_dim).dim(qk_dim)
@@ -266,12 +265,8 @@ def _block(
         crossing = _attention(config, new, memory, read_anew, fused)
         rows += [replace(row, name=f"cross {row.name}") for row in crossing]
     tokens, bias = b * new, config.block.ff_bias
-    wide = ("ff up", "ff gate") if config.block.gated else ("ff up",)
-    return [
-        *rows,
-        *(_product(name, tokens, d, f, bias) for name in wide),
-        _product("ff down", tokens, f, d, bias),
-    ]
+    rows += [_product(name, tokens, d, f, bias) for name in ("ff up", "ff gate")[: 1 + config.block.gated]]
+    return [*rows, _product("ff down", tokens, f, d, bias)]
 
 
 def _attention(
@@ -287,16 +282,24 @@ def _attention(
     if config.block.kernel is not None:
         parts += _linear(config.block.kernel, queries, projected)
     else:
-        table = b * h * queries * keys
-        shown = NOTHING if fused else table
-        q, out = b * queries * h * k, b * queries * h * v
-        parts.append(Row("scores", 2 * table * k, NOTHING, q + shown, b * keys * g * k))
-        parts.append(Row("softmax", activations=2 * shown))
-        parts.append(Row("weighted values", 2 * table * v, NOTHING, shown + out, b * keys * g * v))
+        parts += _look(queries, keys, g, k, v, fused)
     if config.block.output_gate:
         parts.append(_product("gate", b * queries, d, h * v, bias))
     parts.append(_product("output", b * queries, h * v, d, out_bias))
     return parts
+
+
+def _look(
+    queries: Formula, keys: Formula, key_heads: Formula, qk_dim: Formula, v_dim: Formula, fused: bool
+) -> list[Row]:
+    """Scores, softmax and weighted values of one layer."""
+    table, asked, held = b * h * queries * keys, b * h * queries, b * keys * key_heads
+    shown = NOTHING if fused else table
+    return [
+        Row("scores", 2 * table * qk_dim, NOTHING, asked * qk_dim + shown, held * qk_dim),
+        Row("softmax", activations=2 * shown),
+        Row("weighted values", 2 * table * v_dim, NOTHING, shown + asked * v_dim, held * v_dim),
+    ]
 
 
 def _linear(kernel: str, queries: Formula, projected: Formula) -> list[Row]:
@@ -318,20 +321,13 @@ def _linear(kernel: str, queries: Formula, projected: Formula) -> list[Row]:
 
 def _latent_attention(queries: Formula, keys: Formula, fused: bool) -> list[Row]:
     """Multi-head latent attention with the up-projections absorbed, as it decodes."""
-    table = b * h * queries * keys
-    shown = NOTHING if fused else table
     rows = b * queries
-    held, latent = b * keys * (c + r), b * keys * c
-    into = Row("query to latent", 2 * rows * h * k * c, h * k * c, rows * h * (k + c))
-    back = Row("latent to value", 2 * rows * h * c * v, h * c * v, rows * h * (c + v))
     return [
         _product("query", rows, d, h * (k + r)),
         _product("latent", rows, d, c + r, kept=True),
-        into,
-        Row("scores", 2 * table * (c + r), NOTHING, rows * h * (c + r) + shown, held),
-        Row("softmax", activations=2 * shown),
-        Row("weighted values", 2 * table * c, NOTHING, shown + rows * h * c, latent),
-        back,
+        Row("query to latent", 2 * rows * h * k * c, h * k * c, rows * h * (k + c)),
+        *_look(queries, keys, ONE, c + r, c, fused),
+        Row("latent to value", 2 * rows * h * c * v, h * c * v, rows * h * (c + v)),
         _product("output", rows, h * v, d),
     ]
 
@@ -348,12 +344,8 @@ def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formu
         + (config.positions == "learned") * (config.n_position or 0) * d
         + config.embed_norm * norm
     )
-    decoders = L if block.window is None else W
-    crossed = config.kind == "encoder-decoder"
-    for count, n_layer, cross in (
-        (E, config.n_encoder_layer, False),
-        (decoders, config.n_decoder_layer, crossed),
-    ):
+    both = config.kind == "encoder-decoder"
+    for count, n_layer, cross in ((E, config.n_encoder_layer, False), (L, config.n_decoder_layer, both)):
         if n_layer:
             rows = _block(config, t, n + t, m if cross else None, m, latent, False)
             matrices = sum((row.weights for row in rows if row.name != "features"), NOTHING)
@@ -367,13 +359,13 @@ def _held(config: TransformerConfig, latent: Latent | None) -> Formula:
     """Numbers in the cache after the step."""
     if not config.n_decoder_layer:
         return NOTHING
-    layers, kept = (L, n + t) if config.block.window is None else (W, w)
+    kept = n + t if config.block.window is None else w
     if latent is not None:
-        return layers * b * kept * (c + r)
+        return L * b * kept * (c + r)
     both = config.kind == "encoder-decoder"
     if config.block.kernel is not None:
         return (2 if both else 1) * L * b * g * p * (v + 1)
-    return layers * b * (kept + (m if both else NOTHING)) * g * (k + v)
+    return L * b * (kept + (m if both else NOTHING)) * g * (k + v)
 
 
 def leading(

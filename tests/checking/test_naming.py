@@ -49,7 +49,7 @@ def test_two_mistakes_beside_a_convention_are_both_named(space):
 def test_two_mistakes_that_both_change_every_number_are_named():
     """Neither explains a row by itself, nor is it among the nearest: every pair is looked at."""
     space = Space(Plan(ours()["gru-step"], 3))
-    given = outcomes(space, update_by="r", reset_by="z", resets="the candidate")
+    given = outcomes(space, update_by="of_r", reset_by="of_z", new="r * candidate(of_x + whole + b)")
     assert sorted(name for name, _ in names(space, given)[0]) == [
         "the whole candidate is reset",
         "update and reset gate change places",
@@ -58,7 +58,9 @@ def test_two_mistakes_that_both_change_every_number_are_named():
 
 def test_a_mistake_in_some_calls_is_named_with_where_it_is_met(space):
     """A softmax along the wrong axis where there are no lengths: the other calls are right."""
-    given = outcomes(space, lambda run: len(space.plan.cases[run.case].args) < 4, softmax="scores.softmax(-2)")
+    given = outcomes(
+        space, lambda run: len(space.plan.cases[run.case].args) < 4, softmax="scores.softmax(-2)"
+    )
     (name,), _ = names(space, given)
     assert name == ("softmax over the queries instead of the keys", "in the failing calls")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ def gated(
         part, to, source = copied["copied"].split()
         by[to]["_WUb".index(part)] = by[source]["_WUb".index(part)]
 
-    def terms(gate: tuple[str, Tensor, Tensor, Tensor], seen: Tensor) -> Any:
+    def terms(gate: Sequence[Any], seen: Tensor) -> Any:
         name, w, u, b = gate
         return worked(SUM, of_sum, x=x, h=h, seen=seen, name=name, W=w, U=u, b=b)
 
@@ -113,7 +113,7 @@ def looped(step: Callable[..., State], x: Tensor, start: State, choices: Choices
     in_loop, of_loop = parted(choices, IN_LOOP)
     how = {**IN_LOOP, **in_loop}
 
-    def run(inputs: Sequence[Tensor], first: State) -> list[State]:
+    def run(inputs: Iterable[Tensor], first: State) -> list[State]:
         state, states = first, []
         for row in inputs:
             new = step(row, *formula(how["carried"], state=state, first=first))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,7 +54,7 @@ def reference(
     def train_lm(
         model: Any, optimizer: Any, batches: list[Tensor], accumulate: int, most: float, pad_id: int
     ) -> list[Tensor]:
-        def clip(grads: list[Tensor]) -> Any:
+        def clip(grads: Sequence[Tensor]) -> Any:
             norm = float(torch.cat([grad.reshape(-1) for grad in grads]).norm())
             return formula(clipped, grads=grads, norm=norm, most=most, count=sum(n for _, n in parts))
 
@@ -111,7 +112,7 @@ def goes_down(results: list[Any]) -> str | None:
 SIZES = {"batches": 4, "batch": 3, "position": 5, "vocab": 7, "dim": 6}
 
 
-def trial(name: str, what: str, *rest: float, sizes: dict[str, int] = SIZES, **options: Any) -> Trial:
+def trial(name: str, what: str, *rest: int | float, sizes: dict[str, int] = SIZES, **options: Any) -> Trial:
     """Training with (accumulate, max_norm), or measuring."""
     return Trial(name, lambda draw: call(draw, what, *rest, **options), sizes, grad=False)
 

@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+from itertools import pairwise
 
 import pytest
 import torch
@@ -104,14 +105,17 @@ def test_panels_stand_side_by_side_with_one_legend_for_the_same_names(lab):
     """Each call adds a panel; a legend is drawn where its names are new."""
     for title in ("one", "two"):
         lab.draw.lines(title, [1, 2], {"a": [1.0, 2.0], "b": [2.0, 1.0]}, "x", "y")
-    lab.draw.bars("three", {"a": 1.0}, "y")
+    lab.draw.heat_map("three", torch.eye(3), list("abc"))
+    lab.draw.bars("four", {"a": 1.0}, "y")
+    lab.draw.chance(0.5)
     lab.draw.arrange()
-    axes = lab.draw.figure.axes
-    assert [ax.get_title(loc="left") for ax in axes] == ["one", "two", "three"]
-    assert [ax.get_legend() is not None for ax in axes] == [True, False, False]
+    axes = [ax for ax in lab.draw.figure.axes if ax.get_title(loc="left")]
+    assert [ax.get_title(loc="left") for ax in axes] == ["one", "two", "three", "four"]
+    assert [ax.get_legend() is not None for ax in axes] == [True, False, False, False]
     lab.draw.png()
-    edges = [ax.get_position().x0 for ax in axes]
-    assert edges == sorted(set(edges))
+    boxes = [ax.get_position() for ax in axes]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    assert boxes[3].x1 > 0.9  # a map's colour bar takes no place of a panel
 
 
 def test_the_seed_alone_decides_and_the_callers_numbers_go_on():

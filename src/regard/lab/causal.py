@@ -44,14 +44,9 @@ def _losses(model: Transformer, tokens: Tensor) -> Tensor:
 
 
 def _trained(causal: bool, chain: Chain, n_step: int) -> tuple[Transformer, list[float]]:
-    config = TransformerConfig(
-        vocab=VOCAB,
-        block=BlockConfig(model_dim=24, n_head=2, ff_dim=48),
-        positions="relative",
-        n_position=None,
-        n_decoder_layer=int(causal),
-        n_encoder_layer=int(not causal),
-    )
+    block = BlockConfig(model_dim=24, n_head=2, ff_dim=48)
+    layers = {True: (0, 1), False: (1, 0)}  # of the encoder, which sees all, and of the decoder
+    config = TransformerConfig(VOCAB, block, *layers[causal], positions="relative", n_position=None)
     model = Transformer(config)
     losses = train(model.parameters(), lambda: _losses(model, chain.draw(32)).mean(), n_step)
     return model.eval(), losses

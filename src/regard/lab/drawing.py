@@ -22,11 +22,13 @@ class Panels:
 
     def __init__(self) -> None:
         self.figure = new_figure(4.4, 3.6)
+        self.panels: list[Axes] = []  # without the colour bars of maps
 
     def panel(self, title: str, x_label: str = "", y_label: str = "") -> Axes:
         """An empty panel."""
         ax = self.figure.add_subplot(label=title)
         style_axes(ax, title)
+        self.panels.append(ax)
         ax.set_xlabel(x_label, fontsize=9)
         ax.set_ylabel(y_label, fontsize=9)
         return ax
@@ -95,26 +97,27 @@ class Panels:
 
     def predicted(self, x: Sequence[float | int], y: Sequence[float | int], label: str, index: int) -> None:
         """A dashed line in the last panel, coloured as its line of that number; the legend omits _label."""
-        self.figure.axes[-1].plot(x, y, color=_colour(index), linestyle="--", linewidth=1.2, label=label)
+        self.panels[-1].plot(x, y, color=_colour(index), linestyle="--", linewidth=1.2, label=label)
 
     def level(self, height: float, words: str) -> None:
         """A dotted line across the last panel, with its words above it."""
-        ax = self.figure.axes[-1]
+        ax = self.panels[-1]
         ax.axhline(height, color=GREY, linestyle=":", linewidth=1)
         place: dict[str, Any] = {"textcoords": "offset points", "xycoords": ("axes fraction", "data")}
-        ax.annotate(words, (0, height), xytext=(2, 2), fontsize=7, **place)
+        paper = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+        ax.annotate(words, (0, height), xytext=(2, 2), fontsize=7, bbox=paper, **place)
 
     def chance(self, share: float, words: str = "chance") -> None:
         """The share that guessing gives, in a last panel of shares from 0 to 1."""
         self.level(share, words)
-        self.figure.axes[-1].set_ylim(0, 1.05)
+        self.panels[-1].set_ylim(0, 1.05)
 
     def arrange(self) -> None:
         """Put the panels side by side, with a legend where its names are not those of the panel before."""
-        axes, shown = self.figure.axes, list[str]()
-        self.figure.set_size_inches(WIDTHS.get(len(axes), 3.9) * len(axes), 3.6)
-        grid = self.figure.add_gridspec(1, len(axes))
-        for place, ax in enumerate(axes):
+        n_panel, shown = len(self.panels), list[str]()
+        self.figure.set_size_inches(WIDTHS.get(n_panel, 3.9) * n_panel, 3.6)
+        grid = self.figure.add_gridspec(1, max(1, n_panel))
+        for place, ax in enumerate(self.panels):
             ax.set_subplotspec(grid[0, place])
             names = ax.get_legend_handles_labels()[1]
             if names and names != shown:

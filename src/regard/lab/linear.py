@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+import timeit
 from typing import Any
 
 import torch
@@ -60,12 +60,7 @@ def _counted(kernel: Any, n: int) -> tuple[int, int, float]:
         call()
     with Largest() as largest:
         call()
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return counter.get_total_flops(), largest.n_byte, min(seconds)
+    return counter.get_total_flops(), largest.n_byte, min(timeit.repeat(call, number=1, repeat=3))
 
 
 @torch.no_grad()
@@ -85,8 +80,7 @@ def run(lab: Lab) -> str:
     kernels = ("elu1", "quadratic") if lab.quick else KERNELS
     lengths = (256, 512, 1024) if lab.quick else (256, 512, 1024, 2048, 4096)
     maps = {"softmax": None, **{name: feature_map(name, qk_dim=DIM, n_feature=32) for name in kernels}}
-    counts = {}
-    grown = {}
+    counts, grown = {}, {}
     for name, kernel in maps.items():
         counts[name] = work, held, _ = list(zip(*(_counted(kernel, n) for n in lengths), strict=True))
         grown[name] = lab.exact(f"power of length, operations, {name}", math.log2(work[-1] / work[-2]))

@@ -49,6 +49,16 @@ def _largest(layer: MultiHeadAttention, x: Tensor, memory: Tensor) -> float:
     return float(seen[0])
 
 
+def _taught(lab: Lab, kind: str, rate: float, n_step: int) -> tuple[Measurement, float, Measurement]:
+    """The largest score of a model after training at that rate, its bound, and what it answers."""
+    model = Lookup(DIM, n_name=N_NAME, n_pair=N_PAIR, n_value=N_VALUE, qk_norm=KINDS[kind])
+    teach(model, model.examples, n_step, rate=rate, clip=False)
+    names, values, asked, _ = model.examples(500)
+    score = _largest(model.attention, model.asked[0](asked), model.name(names) + model.value(values))
+    largest = lab.exact(f"largest score, rate {rate:g}, {kind}", score)
+    return largest, _bound(model.attention), model.share_right(lab, f"answered, rate {rate:g}, {kind}")
+
+
 def run(lab: Lab) -> str:
     rates = (0.01, 0.1) if lab.quick else (0.003, 0.01, 0.03, 0.1)
     n_step = 250 if lab.quick else 600
@@ -68,31 +78,19 @@ def run(lab: Lab) -> str:
     lab.near("plain scores grow with the square of their inputs", power, 2, slack=1e-3)
     for point in grown["QK-norm"]:
         lab.below(f"{point.name}, stays below its bound", point, limit)
-    largest: dict[str, list[Measurement]] = {kind: [] for kind in KINDS}
-    answered: dict[str, list[Measurement]] = {kind: [] for kind in KINDS}
-    bounds: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for kind, eps in KINDS.items():
-        for rate in rates:
-            where = f"rate {rate:g}, {kind}"
-            model = Lookup(DIM, n_name=N_NAME, n_pair=N_PAIR, n_value=N_VALUE, qk_norm=eps)
-            teach(model, model.examples, n_step, rate=rate, clip=False)
-            names, values, asked, _ = model.examples(500)
-            memory = model.name(names) + model.value(values)
-            score = _largest(model.attention, model.asked[0](asked), memory)
-            largest[kind].append(lab.exact(f"largest score, {where}", score))
-            bounds[kind].append(_bound(model.attention))
-            answered[kind].append(model.share_right(lab, f"answered, {where}"))
-            if eps is not None:
-                what = f"{largest[kind][-1].name}, stays below its bound"
-                lab.below(what, largest[kind][-1], bounds[kind][-1])
-    rate_label = "learning rate"
-    lab.draw.lines("After training", rates, largest, rate_label, "largest score", log_x=True, log_y=True)
-    lab.draw.predicted(rates, bounds["QK-norm"], "the bound, with learned gains", 1)
-    lab.draw.lines("What it then answers", rates, answered, rate_label, "share answered", log_x=True)
+    taught = {kind: [_taught(lab, kind, rate, n_step) for rate in rates] for kind in KINDS}
+    largest = {kind: [score for score, _, _ in of_kind] for kind, of_kind in taught.items()}
+    answered = {kind: [share for _, _, share in of_kind] for kind, of_kind in taught.items()}
+    bounds = [bound for _, bound, _ in taught["QK-norm"]]
+    x_label = "learning rate"
+    lab.draw.lines("After training", rates, largest, x_label, "largest score", log_x=True, log_y=True)
+    lab.draw.predicted(rates, bounds, "the bound, with learned gains", 1)
+    lab.draw.lines("What it then answers", rates, answered, x_label, "share answered", log_x=True)
     lab.draw.chance(1 / N_VALUE)
+    for point, bound in zip(largest["QK-norm"], bounds, strict=True):
+        lab.below(f"{point.name}, stays below its bound", point, bound)
     high = f"at the rate {rates[-1]:g}"
-    plain, normed, bound = largest["plain"][-1], largest["QK-norm"][-1], bounds["QK-norm"][-1]
-    said, said_normed = answered["plain"][-1], answered["QK-norm"][-1]
+    (plain, _, said), (normed, bound, said_normed) = (of_kind[-1] for of_kind in taught.values())
     lab.above(f"{high} plain scores leave that bound", plain, bound)
     lab.above(f"{high} only the normed model learns", said_normed, said)
     lab.notes += [

@@ -48,16 +48,14 @@ class Readers(nn.Module):
         self.gate = drawn(DIM, DIM) if kind == "gate" else None
         self.turn = Rotary(DIM, base=100.0)(torch.arange(LENGTH)[None])
 
-    def forward(self, texts: Tensor, looks: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Scores of the answers, and how far gates are open, by text, model, position; weights to `looks`."""
+    def forward(self, texts: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, ScoreRule]]:
+        """Scores of the answers, how far gates are open, by text, model, position; and what gives weights."""
         x = nn.functional.rms_norm(self.embedded[:, texts].transpose(0, 1), (DIM,))
         q, k, v = self.turn(x @ self.query), self.turn(x @ self.key), x @ self.value
         rule = ScoreRule(visible=Visibility(causal=True), sink=self.sink)
         opened = torch.ones_like(v) if self.gate is None else (x @ self.gate).sigmoid()
         read = attend(q, k, v, rule).out * opened @ self.out
-        if looks is not None:
-            looks.append(weights(q, k, rule))
-        return (x + read) @ self.answer, opened.mean(-1)
+        return (x + read) @ self.answer, opened.mean(-1), (q, k, rule)
 
 
 def _texts(n: int) -> Tensor:
@@ -84,10 +82,9 @@ def _trained(kind: str, n_model: int, n_step: int) -> dict[str, list[float]]:
 
     train(model.parameters(), loss, n_step, rate=0.02)
     texts = _texts(256)
-    looked: list[Tensor] = []
     with torch.no_grad():
-        said, opened = model(texts, looked)
-    looks = looked[0]
+        said, opened, scored = model(texts)
+        looks = weights(*scored)
     right = said.argmax(-1) == (texts.roll(1, 1) % N_WORD)[:, None]
     late = torch.arange(LENGTH) >= SETTLED
     idle, busy = (texts < N_WORD) & late, (texts == ASK) & late

@@ -295,7 +295,7 @@ class Trace(Data):
 
     def _in_encoder(self, layer: AnyLayer) -> bool:
         """Whether a layer belongs to the encoder of an encoder-decoder."""
-        return "decoder" not in layer.name and layer.kind == "self"
+        return bool(self.source_tokens) and "decoder" not in layer.name and layer.kind == "self"
 
     def _labels(self, of_source: bool, batch: int, size: int) -> tuple[str, ...]:
         lines = (of_source and self.source_tokens) or self.tokens

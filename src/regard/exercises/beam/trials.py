@@ -53,15 +53,11 @@ def reference(
         """What a sequence was grown from; of the first tokens, themselves."""
         return pair[0][:-1] if len(pair[0]) > 2 else pair[0][-1]
 
-    done, live = search(
-        grow,
-        first,
-        formula(stop, first=first, last=last),
-        formula(width, beam_size=beam_size),
-        formula(count, max_new=max_new),
-        style,
-        lambda pool: formula(keeps, pool=pool, origin=origin),
-    )
+    def kept(pool: list[Hypothesis]) -> Any:
+        return formula(keeps, pool=pool, origin=origin)
+
+    n_beam, n_new = formula(width, beam_size=beam_size), formula(count, max_new=max_new)
+    done, live = search(grow, first, formula(stop, first=first, last=last), n_beam, n_new, style, kept)
     return worked(BEST, choices, done=done, live=live, grow=grow, first=first, last=last, math=math)
 
 

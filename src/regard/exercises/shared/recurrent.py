@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -149,14 +150,11 @@ class Given:
     def loop(self, draw: Draw) -> Case:
         return self.step(draw, "step")
 
-    def from_zeros(self, make: Callable[[Draw], Case]) -> Callable[[Draw], Case]:
-        def zeros(draw: Draw) -> Case:
-            case = make(draw)
-            for state in case.args[1 : 1 + self.n_state]:
-                state.zero_()
-            return case
-
-        return zeros
+    def from_zeros(self, draw: Draw, dims: tuple[str, ...] = ()) -> Case:
+        case = self.step(draw, *dims)
+        for state in case.args[1 : 1 + self.n_state]:
+            state.zero_()
+        return case
 
     def step_trials(self) -> tuple[Trial, ...]:
         return (
@@ -164,34 +162,29 @@ class Given:
             Trial("more inputs than hidden units", self.step, {"input": 7, "hidden": 2}, variants=True),
             Trial("as many inputs as hidden units", self.step, {"input": 5, "hidden": 5}),
             Trial("one input, one hidden unit", self.step, {"input": 1, "hidden": 1}),
-            Trial("the first step, from zeros", self.from_zeros(self.step), {"input": 3, "hidden": 5}),
+            Trial("the first step, from zeros", self.from_zeros, {"input": 3, "hidden": 5}),
         )
 
     def loop_trials(self) -> tuple[Trial, ...]:
+        from_zeros = partial(self.from_zeros, dims=("step",))
         return (
             Trial("a sequence", self.loop, {"step": 7, "input": 3, "hidden": 5}, variants=True),
             Trial("one step", self.loop, {"step": 1, "input": 3, "hidden": 5}, variants=True),
             Trial("two steps", self.loop, {"step": 2, "input": 5, "hidden": 3}),
             Trial("all sizes alike", self.loop, {"step": 3, "input": 3, "hidden": 3}),
             Trial("one input, one hidden unit", self.loop, {"step": 5, "input": 1, "hidden": 1}),
-            Trial("from zeros", self.from_zeros(self.loop), {"step": 5, "input": 2, "hidden": 3}),
+            Trial("from zeros", from_zeros, {"step": 5, "input": 2, "hidden": 3}),
         )
 
     def loop_probes(self) -> tuple[Probe, ...]:
         def negate(index: int) -> Callable[[Case, Draw], object]:
             return lambda case, draw: case.args[index].neg_()
 
+        later = changed(self.loop, lambda case, draw: case.args[0][draw["step"] // 2].add_(1.0))
+        first = changed(self.loop, *(negate(1 + state) for state in range(self.n_state)))
+        moved = "the input of step 3 was changed: states before it may not move, that of step 3 must."
+        felt = "a first state was changed: the states must move."
         return (
-            Probe(
-                "the future has no say",
-                changed(self.loop, lambda case, draw: case.args[0][draw["step"] // 2].add_(1.0)),
-                {"step": 7, "input": 3, "hidden": 5},
-                says="the input of step 3 was changed: states before it may not move, that of step 3 must.",
-            ),
-            Probe(
-                "the first state is felt",
-                changed(self.loop, *(negate(1 + state) for state in range(self.n_state))),
-                {"step": 3, "input": 2, "hidden": 5},
-                says="a first state was changed: the states must move.",
-            ),
+            Probe("the future has no say", later, {"step": 7, "input": 3, "hidden": 5}, says=moved),
+            Probe("the first state is felt", first, {"step": 3, "input": 2, "hidden": 5}, says=felt),
         )

@@ -172,7 +172,7 @@ def _tensors(
     return Difference(f"{at}{values}{share}.", (want, have, wrong), words)
 
 
-def _shown(want: float, have: float) -> tuple[str, str]:
+def _shown(want: object, have: object) -> tuple[str, str]:
     """Both numbers, with as many digits as tell them apart.
 
     >>> _shown(-1.1328561, -1.1328602)

@@ -127,11 +127,6 @@ class Checks:
         return [*self.trials, *self.probes]
 
 
-def made(options: Mapping[str, Callable[[], Tensor]], choice: str) -> Tensor:
-    """What is chosen among the options of a decision; the others are not computed."""
-    return options[choice]()
-
-
 @cache
 def _compiled(text: str) -> CodeType:
     return compile(text, "formula", "eval")

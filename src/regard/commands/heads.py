@@ -14,9 +14,9 @@ import click
 from regard.commands import options
 from regard.commands.options import FOLDER, Model, NewFile
 from regard.commands.printing import print_table
+from regard.drawing.tables import csv_text
 from regard.errors import ArgumentError
 from regard.lab.texts import TEXTS
-from regard.tables import csv_text
 
 if TYPE_CHECKING:
     from regard.heads import HeadLabel, Measures

@@ -13,8 +13,8 @@ import click
 
 from regard.commands import options
 from regard.commands.options import Model, NewFile, file_text, model_was_named
+from regard.drawing.tables import csv_text
 from regard.errors import ArgumentError, LoadError
-from regard.tables import csv_text
 
 if TYPE_CHECKING:
     from regard.view.document import Document

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, distributed, nn
 
+from regard.drawing.tables import dataframe
 from regard.errors import ArgumentError, LoadError
 from regard.files.loading import Loaded
 from regard.files.safetensors import write_safetensors
@@ -32,7 +33,6 @@ from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import ROW_MEASURES, Measures, measure
 from regard.heads.model import layers_of, loaded_of
 from regard.heads.tokens import counts_of
-from regard.tables import dataframe
 from regard.tracing.take import trace
 
 # Measured on repeated random tokens, where nothing else explains them; and on needles in a text.

@@ -25,8 +25,8 @@ from torch import Tensor
 from regard.attention.data import Data
 from regard.attention.shapes import whole_index
 from regard.drawing.html import picture, tag
+from regard.drawing.tables import dataframe
 from regard.errors import ArgumentError, ShapeError
-from regard.tables import dataframe
 from regard.tracing import store
 from regard.tracing.layers import AnyLayer, DenseLayerTrace
 from regard.tracing.pooling import Pooling, block_ends, pooled_max

@@ -14,7 +14,7 @@ from regard.checking.marks import NO_ANSWER, PASSED, STATUSES, Grade
 from regard.checking.reports.html import section
 from regard.drawing.html import Markup, joined, tag
 from regard.drawing.html import page as whole_page
-from regard.tables import csv_text
+from regard.drawing.tables import csv_text
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins that a spreadsheet would compute
 VISIBILITY = {"never": "hidden", "after due date": "after_due_date", "after published": "after_published"}

@@ -78,7 +78,7 @@ def imported_modules(source, inside):
             assert node.level == inside.startswith(CHILD) or not node.level, (
                 f"line {node.lineno} of {inside}: write imports in full, from regard"
             )
-            module = f"regard.{CHILD}{node.module}" if node.level else node.module
+            module = f"regard.{CHILD}{node.module or ''}".rstrip(".") if node.level else node.module
             names = [f"{module}.{alias.name}" for alias in node.names]
         else:
             continue

@@ -264,6 +264,6 @@ def test_notebooks(record_property, tmp_path):
         work.write_bytes(damaged_text(rng, json.dumps(notebook)))
         submission = read_submission(work)
         assert isinstance(submission.definitions, tuple)
-        return "read" if submission.undefined is not None and submission.modules is not None else ""
+        return "read" if submission.undefined is not None and submission.imported is not None else ""
 
     attack(record_property, "notebook", case, few=250, many=3_000)

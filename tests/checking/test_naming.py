@@ -1,5 +1,7 @@
 """Mistakes are named by the choices of the reference that give an answer's numbers, and by nothing less."""
 
+import re
+
 import pytest
 import torch
 
@@ -157,3 +159,18 @@ def test_a_formula_that_cannot_be_read_is_an_error_with_the_exercise_the_formula
     slip = Mistake("a slip", ("", "", "", ""), {"mix": "z * h +"})
     with pytest.raises(LoadError, match=r"gru-step, with .*'z \* h \+' cannot be read"):
         space.raw(space.runs[0], {}, [slip])
+
+
+def test_rows_of_zeros_do_not_name_a_mistake_that_gives_zeros_too():
+    """What is wrong is 0: that is said, and no mistake is named whose numbers happen to be 0 there."""
+    space = Space(Plan(ours()["multi-head-mask"], 1))
+    given = outcomes(space)
+    for run in space.runs:
+        if run.case.kwargs.get("mask") is not None:
+            value = given[run.id].value.clone()
+            value[:, ::2] = 0.0
+            given[run.id] = Outcome(value=value)
+    choices, verdict = best_verdict(space.plan, given)
+    found = diagnosis(space, given, choices, verdict)
+    assert found.named == ()
+    assert re.fullmatch(r"(\d+) of the \1 wrong rows of your output are 0\.", found.nearest)

@@ -394,6 +394,12 @@ def _near(search: Search) -> Diagnosis:
     n_wrong = sum(int(seen.wrong.sum()) for seen in search.wrong)
     if not near or not search.floating:
         return Diagnosis()
+    n_zero = sum(
+        int((seen.wrong & equal_rows(seen.value, changed_numbers(seen.value, torch.zeros_like), 0.0)).sum())
+        for seen in search.wrong
+    )
+    if 2 * n_zero > n_wrong:  # zeros agree with whatever gives zeros
+        return Diagnosis(nearest=f"{n_zero} of the {n_wrong} wrong rows of your output are 0.")
     # Random numbers do not agree by chance: a mistake met in most rows was made, and another beside it.
     best = search.agreement(near[0].mistake, search.seen, search.failed)
     if best.share >= MOST:

@@ -87,14 +87,6 @@ class TransformerConfig:
         if by_layer and (self.local is None or self.positions != "rotary"):
             raise ArgumentError("rotary positions differ by layer where `local` says which layers differ.")
 
-    @property
-    def scores_products(self) -> bool:
-        """Whether scores are products of what two matrices read from the stream, turned all alike."""
-        block = self.block
-        changed = block.kernel or block.qk_norm or block.softcap or block.alibi or self.rotary_dim
-        by_layer = self.local_rotary_base is not None or not self.full_positions
-        return not (changed or by_layer or self.embed_scale != 1.0)
-
     def decoder_block(self, layer: int) -> BlockConfig:
         """The block of one of the decoder's layers: without the window where it is not local."""
         local = self.local is None or self.local[layer]

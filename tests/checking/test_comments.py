@@ -1,12 +1,10 @@
 """Shape comments: found beside statements, and compared with what was seen."""
 
-import sys
-
 import pytest
 import torch
 
 from regard.checking.child.messages import Seen, ShapeNote
-from regard.checking.child.watcher import Watcher
+from regard.checking.child.watcher import watched
 from regard.checking.comments import dims, disagreements, shape_notes
 
 TEXT = """def f(x, h):
@@ -23,12 +21,9 @@ def seen(text, *args):
     notes = shape_notes(text, "")
     scope = {}
     exec(compile(text, "<answer >", "exec"), scope)
-    watcher = Watcher(notes)
-    before = sys.gettrace()
-    with watcher:
+    with watched(notes) as records:
         scope["f"](*args)
-    sys.settrace(before)
-    return notes, watcher.records
+    return notes, records
 
 
 def test_right_comments_are_silent_and_wrong_ones_are_told_with_their_line():

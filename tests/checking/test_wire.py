@@ -60,7 +60,7 @@ def test_messages_are_cut_wherever_the_stream_is():
         b'{"a": 1, "b": 2}',
         b'{"Seen": [0, 0, {"$dict": [["x", ["many"]]]}, null]}',
         b'{"Seen": [0, 0]}',
-        b'{"Loading": ["0", ""]}',
+        b'{"Statement": ["", "0", ""]}',
         b'{"Foreign": [{"$tuple": []}]}',
     ],
 )

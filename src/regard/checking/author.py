@@ -117,7 +117,7 @@ def outcomes_of(space: Space, *mistakes: Mistake) -> dict[int, Outcome]:
 def _failures(plan: Plan, runner: Runner, source: str) -> str:
     """What an answer fails, in a line; nothing when it passes."""
     ran = runner.run(plain_answer(plan.exercise, source), plan.orders)
-    if ran.loaded is None or ran.loaded.died or ran.loaded.missing:
+    if ran.loaded is None or ran.loaded.problem:
         return f"it does not load: {ran.loaded}"
     return _failed(best_verdict(plan, ran.runs)[1].checks)
 

@@ -168,11 +168,11 @@ class Checker:
         ]
         warm = ["matplotlib.pyplot"] if "matplotlib" in submission.imported else []
         ran = self.runner.run(answer, [*plan.orders, *watched], warm=warm)
-        problem = _load_problem(ran.loaded)
-        checks: tuple[Check, ...] = (Check("loads", False, problem),)
+        loaded = ran.loaded or Loaded(died="it has nothing to call")
+        checks: tuple[Check, ...] = (Check("loads", False, loaded.problem),)
         known, chosen = Diagnosis(), []
-        notes += _load_notes(ran.loaded)
-        if ran.loaded is not None and not problem:
+        notes += _load_notes(loaded)
+        if not loaded.problem:
             choices, verdict = best_verdict(plan, ran.runs)
             checks = verdict.checks
             for convention in exercise.conventions:
@@ -183,7 +183,7 @@ class Checker:
                 if not all(outcome.error for outcome in outcomes.values()):  # errors alone name nothing
                     known = diagnosis(space, outcomes, choices, verdict)
                 # What failed or took long while loading is left out from now on.
-                skip = [statement.number for statement in ran.loaded.skipped]
+                skip = [statement.number for statement in loaded.skipped]
                 checks = self._shrunk(plan, replace(answer, skip=skip), verdict, choices)
             if self.strict and chosen:
                 checks += (Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}"),)
@@ -284,10 +284,8 @@ def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str
     return answer, notes
 
 
-def _load_notes(loaded: Loaded | None) -> list[str]:
+def _load_notes(loaded: Loaded) -> list[str]:
     """What executing the file left out or put in."""
-    if loaded is None:
-        return []
     notes = [f"{statement.where} was skipped: {statement.reason}." for statement in loaded.skipped]
     if loaded.unconfined:
         notes.append(f"this system kept nothing from the answer of: {', '.join(loaded.unconfined)}.")
@@ -296,15 +294,3 @@ def _load_notes(loaded: Loaded | None) -> list[str]:
     if loaded.stubbed:
         notes.append(f"not installed here, replaced by a stub: {', '.join(loaded.stubbed)}.")
     return notes
-
-
-def _load_problem(loaded: Loaded | None) -> str:
-    """Why nothing can be checked, or an empty text."""
-    if loaded is None:
-        return "the file could not be run."
-    if loaded.died:
-        return f"the file cannot be run: {loaded.died}."
-    if loaded.missing:
-        reasons = "; ".join(f"{statement.where}: {statement.reason}" for statement in loaded.skipped)
-        return f"{', '.join(loaded.missing)} could not be defined: {reasons or 'nothing defines it'}."
-    return ""

@@ -26,27 +26,25 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from queue import Empty, Full, LifoQueue, Queue
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn
 
-from regard.checking.child import processes, start
-from regard.checking.child.processes import KILL_SECONDS, is_running, kill_below
+from regard.checking.child import start
+from regard.checking.child.processes import KILL_SECONDS, descendants, kill_below, memory_of
 from regard.errors import RegardError
 
 if TYPE_CHECKING:  # these import torch, after which a worker cannot be forked
-    from regard.checking.child.messages import Answer, Job, Loaded, Order, Outcome
+    from regard.checking.child.messages import Answer, Job, Loaded, Order, Outcome, Statement
 
-GONE = 1000  # in place of an exit code: the worker itself has ended
 NOT_STARTED = "the process that runs answers did not start: what it said stands above."
-TOO_LONG = "the whole check took too long"
-REASONS = {
-    GONE: "it ended the process that runs it",
-    processes.TOO_MANY_PROCESSES: "it started too many processes",
-    processes.TOO_MUCH_MEMORY: "it used too much memory and was stopped",
-    processes.NOT_CONFINED: "this system cannot keep files from it, so it was not run",
+LEFT = "it ended Python with exit code {}"
+REASONS: dict[int | None, str] = {
+    None: "it ended the process that runs it",
     -11: "it crashed Python (a segmentation fault)",
     **dict.fromkeys((-9, -24), "it used too much time or memory and was stopped"),  # SIGKILL, SIGXCPU
 }
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+MOST_PROCESSES = 48  # of one answer: a limit of the system's would do nothing for root
+LOOK_SECONDS = 0.05  # from one look at its processes to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class Limits:
     job_seconds: float = 20.0  # all calls together
     memory: int = 1 << 30  # bytes beyond what torch itself takes, of all its processes together
     restarts: int = 3
-    kill_seconds: float = KILL_SECONDS  # until a worker that was told to end an answer is ended itself
+    kill_seconds: float = KILL_SECONDS  # until a worker whose answer was ended is ended itself
     must_confine: bool = False  # refuse to run answers where our files cannot be kept from them
 
 
@@ -68,26 +66,20 @@ class Ran:
 
     loaded: Loaded | None = None
     runs: dict[int, Outcome] = field(default_factory=dict)  # by id
-    loading: tuple[int, str] | None = None  # number and place of the statement that is being executed
+    loading: Statement | None = None  # that is being executed
 
     def record(self, message: object) -> None:
         """Take in what the answer's process says; `TypeError` for anything but these messages."""
-        from regard.checking.child.messages import Loaded, Loading, Outcome
+        from regard.checking.child.messages import Loaded, Outcome, Statement
 
-        if isinstance(message, Loading):
-            self.loading = (message.number, message.where)
+        if isinstance(message, Statement):
+            self.loading = message
         elif isinstance(message, Loaded):
-            self.loaded, self.loading = message, None
+            self.loaded = message
         elif isinstance(message, Outcome):
             self.runs[message.run] = message
         else:
             raise TypeError(f"a {type(message).__name__}")
-
-    def left(self, orders: Sequence[Order]) -> list[Order]:
-        """The runs that are still to be made."""
-        if self.loaded is not None and (self.loaded.died or self.loaded.missing):
-            return []
-        return [order for order in orders if order.id not in self.runs]
 
 
 def _command(way: str, argument: str) -> list[str]:
@@ -114,55 +106,41 @@ class _Forking:
             self.pid = os.posix_spawn(sys.executable, arguments, {**os.environ, **ONE_THREAD})
         theirs.close()
 
-    def begin(self, job: bytes, settings: dict[str, Any]) -> None:
-        """Have a job made; `OSError` where the zygote has ended."""
-        with tempfile.TemporaryFile() as file:
-            file.write(job)
-            file.seek(0)
-            self.source, sink = os.pipe()
-            try:
-                socket.send_fds(self.control, [json.dumps(settings).encode()], [file.fileno(), sink])
-            finally:
-                os.close(sink)
-
     def wait_until_ready(self) -> None:
         """Return when torch is loaded there."""
         if not self.ready and self.control.recv(1) != b"R":
             raise RegardError(NOT_STARTED)
         self.ready = True
 
+    def begin(self, job: bytes, warm: Sequence[str]) -> None:
+        """Have a job made; `OSError` where the zygote has ended."""
+        self.source, sink = os.pipe()
+        with tempfile.TemporaryFile() as file, open(sink, "wb"):
+            file.write(job)
+            file.seek(0)
+            socket.send_fds(self.control, [json.dumps(warm).encode()], [file.fileno(), sink])
+
     def read(self, seconds: float) -> bytes | None:
         """What the child sends next: nothing more when it and all below it have ended, None when it waits."""
-        ready, _, _ = select.select([self.source], [], [], max(0.0, seconds))
+        ready, _, _ = select.select([self.source], [], [], seconds)
         return os.read(self.source, 1 << 16) if ready else None
 
     def stop(self) -> None:
-        """Ask for the child's end."""
-        with contextlib.suppress(OSError):
-            self.control.send(b"K")
+        """End the child and all that it started."""
+        kill_below(self.pid)
 
-    def kill(self) -> None:
-        """End the zygote and all below it from here: it does not answer, and would answer late."""
-        killed = kill_below(self.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        deadline = time.monotonic() + KILL_SECONDS
-        while any(map(is_running, killed)) and time.monotonic() < deadline:
-            time.sleep(0.005)
-
-    def status(self, seconds: float) -> int:
-        """The exit code of the child that has ended; a number of our own when the zygote has too."""
-        with contextlib.suppress(OSError):
-            os.close(self.source)
-        for patience, end_it in ((1.0, self.stop), (seconds, self.kill)):  # it may close the pipe and go on
-            if select.select([self.control], [], [], patience)[0]:
+    def status(self, patience: float) -> int | None:
+        """The exit code of the child, which is ended if it goes on; None when the zygote has ended too."""
+        os.close(self.source)
+        for seconds, end_it in ((1.0, self.stop), (patience, self._kill)):  # it may close the pipe and go on
+            if select.select([self.control], [], [], seconds)[0]:
                 break
             end_it()
         data = b""
         with contextlib.suppress(OSError):
             data = self.control.recv(64)
         self.gone = not data
-        return int(data) if data else GONE
+        return int(data) if data else None
 
     def close(self) -> None:
         """End the zygote; it ends whatever it still runs."""
@@ -171,8 +149,14 @@ class _Forking:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
                 if time.monotonic() > deadline:
-                    self.kill()
+                    self._kill()
                 time.sleep(0.002)
+
+    def _kill(self) -> None:
+        """End the zygote and all below it: it does not answer, and would answer late."""
+        kill_below(self.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def _serve(number: int) -> NoReturn:
@@ -185,26 +169,15 @@ def _serve(number: int) -> NoReturn:
         os._exit(1)
 
 
-def _pump(source: IO[bytes], parts: Queue[bytes]) -> None:
-    """Put what comes through a pipe into a queue, which Windows too can wait for with a time limit."""
-    with source, contextlib.suppress(Full):  # nobody takes it any more
-        while part := os.read(source.fileno(), 1 << 16):
-            parts.put(part, timeout=2 * KILL_SECONDS)
-        parts.put(b"", timeout=2 * KILL_SECONDS)
-
-
 class _Plain:
     """A process for one job, and pipes to it: the way of systems that cannot fork."""
 
     def __init__(self) -> None:
         self.ready = self.gone = False
         self.folder = tempfile.mkdtemp(prefix="answer-")
-        self.process = subprocess.Popen(
-            _command("once", self.folder),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **ONE_THREAD},
-        )
+        command, pipe, environment = _command("once", self.folder), subprocess.PIPE, os.environ | ONE_THREAD
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+        self.pid = self.process.pid
         self.parts: Queue[bytes] = Queue(maxsize=16)
 
     def wait_until_ready(self) -> None:
@@ -214,30 +187,28 @@ class _Plain:
             raise RegardError(NOT_STARTED)
         self.ready = True
 
-    def begin(self, job: bytes, settings: dict[str, Any]) -> None:
+    def begin(self, job: bytes, warm: Sequence[str]) -> None:
         """Have the job made."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with contextlib.suppress(OSError), self.process.stdin:
-            self.process.stdin.write(json.dumps(settings).encode() + b"\n" + job)
+            self.process.stdin.write(job)
         threading.Thread(target=_pump, args=[self.process.stdout, self.parts], daemon=True).start()
 
     def read(self, seconds: float) -> bytes | None:
         """What the child sends next: nothing more when it has ended, None when it waits."""
         with contextlib.suppress(Empty):
-            return self.parts.get(timeout=max(0.0, seconds))
+            return self.parts.get(timeout=seconds)
         return None
 
     def stop(self) -> None:
         """End the process and its group."""
         with contextlib.suppress(OSError, AttributeError):  # Windows has no such things
-            kill_below(self.process.pid)
-            os.killpg(self.process.pid, signal.SIGKILL)
+            kill_below(self.pid)
+            os.killpg(self.pid, signal.SIGKILL)
         self.process.kill()
 
-    kill = stop
-
-    def status(self, seconds: float) -> int:
+    def status(self, patience: float) -> int:
         """The exit code of the process, with all that it leaves behind ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
@@ -251,8 +222,17 @@ class _Plain:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _pump(source: IO[bytes], parts: Queue[bytes]) -> None:
+    """Put what comes through a pipe into a queue, which Windows too can wait for with a time limit."""
+    with source, contextlib.suppress(Full):  # nobody takes it any more
+        part = b"R"
+        while part:
+            part = os.read(source.fileno(), 1 << 16)
+            parts.put(part, timeout=2 * KILL_SECONDS)
+
+
 class Runner:
-    """A pool of workers: `run(job)` from any thread.
+    """A pool of workers: `run` from any thread.
 
     `fork_here` is for a command, which has this process to itself: torch is imported here, with one thread.
     """
@@ -284,83 +264,73 @@ class Runner:
 
     def run(self, answer: Answer, orders: Sequence[Order], *, warm: Sequence[str] = ()) -> Ran:
         """What became of the answer; `warm` are modules to import before it runs, outside of its time."""
-        from regard.checking.child.messages import Failure, Job, Loaded, Outcome, Skipped
+        from regard.checking.child.messages import Failure, Job, Loaded, Outcome
 
-        ran = Ran()
-        fatal: list[Skipped] = []  # statements that ended the process
-        n_child, seconds = 0, self.limits.job_seconds
+        limits, ran = self.limits, Ran()
+        fatal: list[Statement] = []  # that ended the process
+        n_child, seconds = 0, limits.job_seconds
         worker = self.idle.get()
         try:
-            while left := ran.left(orders):
+            while left := [order for order in orders if order.id not in ran.runs]:
                 if worker.gone:
                     worker.close()
                     worker = self._worker()
                 worker.wait_until_ready()
                 began = time.monotonic()
-                job = Job(answer, left, self.limits.run_seconds)
-                reason = self._child(worker, job, list(warm), ran, seconds)
+                job = Job(answer, left, limits.run_seconds, limits.memory, limits.must_confine)
+                reason = self._child(worker, job, warm, ran, seconds)
                 n_child, seconds = n_child + 1, seconds - (time.monotonic() - began)
-                exhausted = seconds <= 0 or n_child > self.limits.restarts
-                if ran.loaded is None and (ran.loading is None or exhausted):
-                    ran.loaded = Loaded(died=reason)
-                elif ran.loaded is None and ran.loading is not None:  # leave that statement out
-                    number, where = ran.loading
-                    answer = replace(answer, skip=[*answer.skip, number])
-                    fatal.append(Skipped(where, reason, number))
-                for place, order in enumerate(ran.left(orders) if ran.loaded is not None else ()):
-                    if place == 0:
-                        ran.runs[order.id] = Outcome(order.id, error=Failure("died", message=reason))
-                    elif exhausted:
-                        ran.runs[order.id] = Outcome(order.id, error=Failure("not run"))
+                exhausted = seconds <= 0 or n_child > limits.restarts
+                if ran.loaded is None and ran.loading is not None and not exhausted:
+                    fatal.append(replace(ran.loading, reason=reason))  # the next child leaves it out
+                    answer = replace(answer, skip=[*answer.skip, ran.loading.number])
+                    continue
+                ran.loaded = ran.loaded or Loaded(died=reason)
+                if ran.loaded.problem:
+                    break
+                for place, id in enumerate(order.id for order in left if order.id not in ran.runs):
+                    if place == 0 or exhausted:
+                        error = Failure("not run") if place else Failure("died", message=reason)
+                        ran.runs[id] = Outcome(id, error=error)
         finally:
             self.idle.put(worker)
-        if ran.loaded is not None and not ran.loaded.died:
+        if ran.loaded is not None:
             ran.loaded = replace(ran.loaded, skipped=[*ran.loaded.skipped, *fatal])
         return ran
 
     def _child(
-        self, worker: _Forking | _Plain, job: Job, warm: list[str], ran: Ran, most_seconds: float
+        self, worker: _Forking | _Plain, job: Job, warm: Sequence[str], ran: Ran, most_seconds: float
     ) -> str:
         """Have one child make as many of the runs as it can; why it made no more."""
         from regard.checking.child.wire import Reader, WireError, encode
 
-        limits = self.limits
-        reader, reason = Reader(), ""
-        settings = {"memory": limits.memory, "cpu_seconds": 60, "warm": warm}
-        try:
-            worker.begin(encode(job), {**settings, "must_confine": limits.must_confine})
-        except OSError:  # it ended between two jobs
-            return _reason(worker.status(limits.kill_seconds))
-        last = time.monotonic()
+        limits, reader, reason = self.limits, Reader(), ""
+        last = looked = time.monotonic()
         end = last + max(most_seconds, 0.2)
-        while not reason:
-            data = worker.read(min(end, last + limits.stall_seconds) - time.monotonic())
+        with contextlib.suppress(OSError):  # it ended between two jobs
+            worker.begin(encode(job), warm)
+        while not reason and (data := worker.read(LOOK_SECONDS)) != b"":
             now = time.monotonic()
-            if data == b"":
-                break
-            if data is None or now >= end:
-                stalled = now >= last + limits.stall_seconds
-                reason = "an endless loop, or a call that takes too long" if stalled else TOO_LONG
-                continue
-            last = now
-            try:
-                for message in reader.feed(data):
-                    ran.record(message)
-            except (WireError, TypeError) as error:
-                reason = f"it wrote something else where its results belong ({error})"
+            if data is not None:
+                last = now
+                try:
+                    for message in reader.feed(data):
+                        ran.record(message)
+                except (WireError, TypeError) as error:
+                    reason = f"it wrote something else where its results belong ({error})"
+            elif now >= last + limits.stall_seconds:
+                reason = "an endless loop, or a call that takes too long"
+            if now >= end:
+                reason = reason or "the whole check took too long"
+            elif now >= looked + LOOK_SECONDS:
+                looked, below = now, descendants(worker.pid)
+                if len(below) > MOST_PROCESSES:
+                    reason = "it started too many processes"
+                elif memory_of(below, beyond=memory_of([worker.pid])) > limits.memory:
+                    reason = "it used too much memory and was stopped"
         if reason:
             worker.stop()
-            end = time.monotonic() + limits.kill_seconds
-            while worker.read(end - time.monotonic()) != b"":  # what still comes is not looked at
-                if time.monotonic() >= end:
-                    worker.kill()
-                    break
         status = worker.status(limits.kill_seconds)
-        return reason or _reason(status)
-
-
-def _reason(status: int) -> str:
-    """Why a child ended early, in words."""
-    if status in REASONS:
-        return REASONS[status]
-    return f"it was ended by signal {-status}" if status < 0 else f"it ended Python with exit code {status}"
+        if status is None or status in REASONS:
+            return reason or REASONS[status]
+        return reason or (f"it was ended by signal {-status}" if status < 0 else LEFT.format(status))

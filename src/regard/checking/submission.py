@@ -8,7 +8,7 @@ import difflib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,8 +21,8 @@ from regard.checking.syntax import parsed
 from regard.errors import ArgumentError, LoadError
 
 MOST_BYTES = 1 << 25
-MAGIC = re.compile(r"^\s*(%|!|\?)|^\s*[\w.]+\?{1,2}\s*$")
-ASSIGNED_MAGIC = re.compile(r"^(\s*[\w, ]+=\s*)[!%].*$")
+MAGIC = re.compile(r"^([ \t]*)([%!?].*|[\w.]+\?{1,2}[ \t]*)$", re.MULTILINE)  # `%time x()`, `torch.exp?`
+ASSIGNED_MAGIC = re.compile(r"^([ \t]*[\w, ]+=[ \t]*)[!%].*$", re.MULTILINE)  # `files = !ls`
 # Cell magics whose cell is Python all the same.
 PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3", "%%check")
 NEAR = 0.8  # how alike two names are, of which one was probably meant
@@ -69,14 +69,13 @@ class Submission:
         Lambdas and other names of a definition count too, and so does what a file beside this one defines.
         """
         definitions: list[Definition] = []
-        number = -1
-        for cell in self.cells:
-            for statement in tree_of(cell).body:
-                number += 1
-                nodes = {node.name: node for node in defined_in(statement)}
-                known = {definition.name: definition.node for definition in definitions}
-                nodes = nodes or self._imported(statement) or _named(statement, known)
-                definitions += [Definition(name, number, node, cell) for name, node in nodes.items()]
+        known: dict[str, Node] = {}
+        statements = [(cell, statement) for cell in self.cells for statement in tree_of(cell).body]
+        for number, (cell, statement) in enumerate(statements):
+            nodes = {node.name: node for node in defined_in(statement)}
+            nodes = nodes or self._imported(statement) or _named(statement, known)
+            known |= nodes
+            definitions += [Definition(name, number, node, cell) for name, node in nodes.items()]
         return tuple(definitions)
 
     def _imported(self, statement: ast.stmt) -> dict[str, Node]:
@@ -86,13 +85,13 @@ class Submission:
         path = Path(self.folder, *statement.module.split(".")).with_suffix(".py")
         try:
             beside = replace(read(path), folder="")  # what that file imports in turn is not followed
-            there = {definition.name: definition.node for definition in beside.definitions}
         except LoadError:
             return {}
+        there = {definition.name: definition.node for definition in beside.definitions}
         if statement.names[0].name == "*":
             return there
-        pairs = ((alias.asname or alias.name, there.get(alias.name)) for alias in statement.names)
-        return {name: node for name, node in pairs if node is not None}
+        aliases = {alias.asname or alias.name: alias.name for alias in statement.names}
+        return {name: there[meant] for name, meant in aliases.items() if meant in there}
 
     @cached_property
     def imported(self) -> tuple[str, ...]:
@@ -109,13 +108,10 @@ class Submission:
     @cached_property
     def undefined(self) -> frozenset[str]:
         """Names that the file uses and nowhere defines."""
-        bound, used = set(dir(builtins)) | {"get_ipython", "display", "__file__"}, set[str]()
-        for cell in self.cells:
-            for statement in tree_of(cell).body:
-                binds, uses = names_in(statement)
-                bound |= binds
-                used |= uses
-        return frozenset() if "*" in bound else frozenset(used - bound)  # anything may come from a star
+        names = [names_in(statement) for cell in self.cells for statement in tree_of(cell).body]
+        bound = {*dir(builtins), "get_ipython", "display", "__file__"}.union(*(binds for binds, _ in names))
+        used = frozenset[str]().union(*(uses for _, uses in names))
+        return frozenset() if "*" in bound else used - bound  # anything may come from a star
 
 
 def _named(statement: ast.stmt, known: Mapping[str, Node]) -> dict[str, Node]:
@@ -200,17 +196,14 @@ def _cell(label: str, source: str, where: str) -> tuple[Cell, tuple[str, ...]]:
 
 def names_in(statement: ast.stmt) -> tuple[set[str], set[str]]:
     """The names that a statement at the top binds (`*` for unknown ones), and those that it uses."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-        try:
-            return {statement.name}, _globals(symtable(ast.unparse(statement), "answer", "exec"))
-        except SyntaxError:  # it parses and does not compile, so it was never defined
-            return {statement.name}, set()
-    nodes = list(ast.walk(statement))
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    aliases = [node for node in nodes if isinstance(node, ast.alias)]
-    return bound | {(alias.asname or alias.name).partition(".")[0] for alias in aliases}, used
+    try:
+        table = symtable(ast.unparse(statement), "answer", "exec")
+    except SyntaxError:  # it parses and does not compile, so it was never executed
+        return {getattr(statement, "name", "")}, set()
+    top = table.get_symbols()
+    bound = {symbol.get_name() for symbol in top if symbol.is_assigned() or symbol.is_imported()}
+    stars = {node.name for node in ast.walk(statement) if isinstance(node, ast.alias) and node.name == "*"}
+    return bound | stars, _globals(table)
 
 
 def _globals(table: SymbolTable) -> set[str]:
@@ -226,6 +219,8 @@ def _globals(table: SymbolTable) -> set[str]:
 def _without_magics(text: str) -> tuple[str, tuple[str, ...]]:
     """The text with a notebook's magics blanked out, line by line, so that line numbers stay.
 
+    Inside a block `pass` stands for one, and `files = !ls` becomes `files = []`.
+
     >>> _without_magics("%matplotlib inline\\nx = 1")
     ('\\nx = 1', ('magics were dropped (%matplotlib).',))
     """
@@ -234,21 +229,13 @@ def _without_magics(text: str) -> tuple[str, tuple[str, ...]]:
         return text, ()
     except UNPARSED:
         pass
-    lines = text.splitlines()
-    first = next((line for line in lines if line.strip()), "")
-    if first.startswith("%%") and first.split()[0] not in PYTHON_CELLS:
-        return "", (f"a {first.split()[0]} cell was dropped.",)
-    dropped = [line.split()[0] for line in lines if MAGIC.match(line)]
-    notes = (f"magics were dropped ({', '.join(dict.fromkeys(dropped))}).",) if dropped else ()
-    return "\n".join(map(_without_magic, lines)), notes
-
-
-def _without_magic(line: str) -> str:
-    """`pass` for a magic inside a block, nothing at the left margin; `files = []` for `files = !ls`."""
-    if not MAGIC.match(line):
-        return ASSIGNED_MAGIC.sub(r"\1[]", line)
-    indent = line[: len(line) - len(line.lstrip())]
-    return f"{indent}pass" if indent else ""
+    first = next(iter(text.split(maxsplit=1)), "")
+    if first.startswith("%%") and first not in PYTHON_CELLS:
+        return "", (f"a {first} cell was dropped.",)
+    dropped = dict.fromkeys(magic[2].split()[0] for magic in MAGIC.finditer(text))
+    notes = (f"magics were dropped ({', '.join(dropped)}).",) if dropped else ()
+    plain = MAGIC.sub(lambda magic: magic[1] and f"{magic[1]}pass", text)
+    return ASSIGNED_MAGIC.sub(r"\1[]", plain), notes
 
 
 @dataclass(frozen=True)
@@ -333,17 +320,13 @@ def _defines(submission: Submission, exercises: Mapping[str, Exercise]) -> str:
 def likeness(node: Node, exercise: Exercise) -> float:
     """How much a definition looks like the starter's: constructor, methods, arguments, layers."""
     mine, theirs = _signatures(node), _signatures(exercise.definitions[exercise.names[0]])
-    init, wanted = mine.get("__init__", []), theirs.get("__init__", [])
-    forward, wanted_forward = mine.get("forward", []), theirs.get("forward", [])
     # The constructor's arguments and their order say most; a teacher's layers are named in the task alone.
-    score = 4.0 * (init == wanted) + 1.0 * (len(init) == len(wanted)) + 2.0 * _overlap(init, wanted)
-    score += 1.0 * (len(forward) == len(wanted_forward)) + 2.0 * _overlap(forward, wanted_forward)
-    score += 2.0 * _overlap(list(mine), list(theirs))
-    layers = {
-        part.attr
-        for part in ast.walk(node)
-        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
-    }
+    score = 4.0 * (mine.get("__init__", []) == theirs.get("__init__", [])) + 2.0 * _overlap(mine, theirs)
+    for method in ("__init__", "forward"):
+        have, want = mine.get(method, []), theirs.get(method, [])
+        score += 1.0 * (len(have) == len(want)) + 2.0 * _overlap(have, want)
+    attributes = [part for part in ast.walk(node) if isinstance(part, ast.Attribute)]
+    layers = {part.attr for part in attributes if isinstance(part.ctx, ast.Store)}
     return score + 0.5 * sum(layer in exercise.task for layer in layers) / max(1, len(layers))
 
 
@@ -358,6 +341,6 @@ def _arguments(node: ast.FunctionDef) -> list[str]:
     return [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
 
 
-def _overlap(mine: list[str], theirs: list[str]) -> float:
+def _overlap(mine: Collection[str], theirs: Collection[str]) -> float:
     both = {name.lower() for name in mine} & {name.lower() for name in theirs}
     return 2 * len(both) / max(1, len(mine) + len(theirs))

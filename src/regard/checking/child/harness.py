@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .loader import failure, load, time_limit
 from .messages import Answer, Code, Failure, Foreign, Job, Order, Outcome, Tree, leaves, mapped, weighted_sum
-from .watcher import Watcher
+from .watcher import watched
 from .weights import Place, fitted, transfer
 
 MOST_NUMBERS_OUT = 4_000_000
@@ -246,12 +246,11 @@ def work(job: Job, send: Callable[[Any], None], unconfined: list[str]) -> None:
         if timeouts >= MOST_TIMEOUTS:
             send(Outcome(order.id, error=Failure("not run")))
             continue
-        watcher = Watcher(answer.notes if order.watched else [])
-        try:
-            with time_limit(job.seconds), watcher:
-                ran = made(answer, subjects, scope["drive"], order)
-        except BaseException as error:
-            ran = Outcome(error=failure(error))
-        if ran.error is not None and ran.error.kind == "time":
-            timeouts += 1
-        send(replace(ran, run=order.id, seen=watcher.records))
+        with watched(answer.notes if order.watched else []) as seen:
+            try:
+                with time_limit(job.seconds):
+                    outcome = made(answer, subjects, scope["drive"], order)
+            except BaseException as error:
+                outcome = Outcome(error=failure(error))
+        timeouts += outcome.error is not None and outcome.error.kind == "time"
+        send(replace(outcome, run=order.id, seen=seen))

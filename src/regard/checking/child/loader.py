@@ -1,10 +1,10 @@
 """Executes a student's file, statement by statement, as far as it goes, under a limit of time."""
 
 from __future__ import annotations
-import __future__ as future
 
 import ast
 import builtins
+import codeop
 import contextlib
 import importlib
 import importlib.abc
@@ -15,10 +15,11 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import monotonic
 from typing import Any
 
-from .messages import Answer, Failure, Loaded, Loading, Skipped
+from .messages import Answer, Failure, Loaded, Statement
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 BLOCKS = (ast.If, ast.Try, ast.With)
@@ -75,14 +76,11 @@ def failure(error: BaseException, kind: str = "error") -> Failure:
     return Failure(kind, type(error).__name__, message, where, line[:200])
 
 
-class Stub:
+class Stub(types.ModuleType):
     """Stands for what could not be imported: every attribute and call of it is another one."""
 
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
+        if name.startswith("__"):
             raise AttributeError(name)
         return Stub(f"{self.__name__}.{name}")
 
@@ -110,55 +108,40 @@ class Stub:
         return ()
 
 
-class StubModule(types.ModuleType):
-    """A module of which every missing name is a stub."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Stub(f"{self.__name__}.{name}")
-
-
 class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Asked last: lends `d2l`, and stubs what the file itself imports and this machine does not have."""
 
-    def __init__(self, imported: list[str], d2l: list[str], withheld: list[str]) -> None:
-        self.imported, self.d2l, self.withheld = set(imported), d2l, withheld
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
         self.stubbed: list[str] = []
         self.lent_d2l = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        top = name.partition(".")[0]
+        top, imported = name.partition(".")[0], self.answer.imported
         # google.colab is missing where google is there: what the file itself names is stubbed too.
-        asked = name in self.imported or isinstance(sys.modules.get(top), StubModule)
-        if top in self.imported and top != "regard" and asked:
+        asked = name in imported or isinstance(sys.modules.get(top), Stub)
+        if top in imported and top != "regard" and asked:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
     def create_module(self, spec: Any) -> types.ModuleType:
-        return StubModule(spec.name)
+        return Stub(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        top = module.__name__.partition(".")[0]
-        if top != "d2l":
-            if module.__name__ in self.imported:
-                self.stubbed.append(module.__name__)
-            return
         if module.__name__ == "d2l":  # `from d2l import torch` means its module of that name
             module.__dict__["torch"] = importlib.import_module("d2l.torch")
-            return
-        self.lent_d2l = True
-        for source in self.d2l:
-            exec(compile(source, "<lent d2l>", "exec"), module.__dict__)
-        for name in self.withheld:
-            module.__dict__[name] = _withheld(name)
+        elif module.__name__.startswith("d2l."):
+            self.lent_d2l = True
+            for source in self.answer.d2l:
+                exec(compile(source, "<lent d2l>", "exec"), module.__dict__)
+            for name in self.answer.withheld:
+                module.__dict__[name] = partial(_refuse, name)
+        elif module.__name__ in self.answer.imported:
+            self.stubbed.append(module.__name__)
 
 
-def _withheld(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NameError(f"d2l.{name} is not lent here: it is what this exercise asks you to write.")
-
-    return refuse
+def _refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+    raise NameError(f"d2l.{name} is not lent here: it is what this exercise asks you to write.")
 
 
 def defined_in(statement: ast.stmt) -> list[ast.FunctionDef | ast.ClassDef]:
@@ -187,67 +170,54 @@ def _executed(statement: ast.stmt) -> ast.stmt:
     return statement
 
 
-def load(answer: Answer, send: Callable[[Loading], None]) -> tuple[Loaded, dict[str, Any]]:
+def load(answer: Answer, send: Callable[[Statement], None]) -> tuple[Loaded, dict[str, Any]]:
     """Execute the cells; a statement that fails is skipped and reported, and the rest goes on.
 
     Returns the report, and what is called, by name. A statement that may not end is announced before it runs.
     """
-    module = types.ModuleType("answer")
-    module.__dict__["__builtins__"] = builtins
-    module.__dict__["get_ipython"] = lambda: Stub("get_ipython")
-    module.__dict__["display"] = lambda *args, **kwargs: None
-    sys.modules["answer"] = module
+    sys.modules["answer"] = module = types.ModuleType("answer")
     names = module.__dict__
-    finder = Missing(answer.imported, answer.d2l, answer.withheld)
+    names["__builtins__"] = builtins
+    names["get_ipython"] = partial(Stub, "get_ipython")
+    names["display"] = lambda *args, **kwargs: None
+    finder = Missing(answer)
     sys.meta_path.append(finder)
     sys.path += [folder for folder in answer.folders if folder not in sys.path]
     for source in answer.lent.values():
         exec(compile(source, "<lent>", "exec"), names)
     sys.argv = ["answer.py"]
     bound: dict[tuple[str, int], Any] = {}
-    skipped: list[Skipped] = []
+    skipped: list[Statement] = []
     left = LOAD_SECONDS
-    flags = 0
-    number = -1
-    for cell in answer.cells:
-        filename = f"<answer {cell.label}>"
+    compiled: Any = codeop.Compile()  # which remembers what a file imports from __future__
+    statements = [(cell, statement) for cell in answer.cells for statement in ast.parse(cell.source).body]
+    for number, (cell, statement) in enumerate(statements):
+        if number in answer.skip:
+            continue
+        filename, where = f"<answer {cell.label}>", f"{cell.label}line {statement.lineno}"
         linecache.cache[filename] = (len(cell.source), None, cell.source.splitlines(True), filename)
-        for statement in ast.parse(cell.source).body:
-            number += 1
-            where = f"{cell.label}line {statement.lineno}"
-            if number in answer.skip:
+        lambda_named = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda)
+        defines = isinstance(statement, DEFINITIONS) or lambda_named
+        if not defines:
+            if left <= 0:
+                skipped.append(Statement(where, number, "the statements before it took too long"))
                 continue
-            if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
-                for alias in statement.names:
-                    flags |= getattr(future, alias.name).compiler_flag
-                continue
-            lambda_named = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda)
-            defines = isinstance(statement, DEFINITIONS) or lambda_named
-            if not defines:
-                if left <= 0:
-                    skipped.append(Skipped(where, "the statements before it took too long", number))
-                    continue
-                send(Loading(number, where))
-            began = monotonic()
-            try:
-                tree = ast.Module([_executed(statement)], [])
-                code = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
-                with time_limit(LOAD_SECONDS if defines else min(left, STATEMENT_SECONDS)):
-                    exec(code, names)
-            except BaseException as error:
-                skipped.append(Skipped(where, _reason(failure(error)), number))
-            if not defines:
-                left -= monotonic() - began
-            elif isinstance(statement, ast.FunctionDef | ast.ClassDef) and statement.name in names:
-                bound[statement.name, number] = names[statement.name]
+            send(Statement(where, number))
+        began = monotonic()
+        try:
+            code = compiled(ast.Module([_executed(statement)], []), filename, "exec")
+            with time_limit(LOAD_SECONDS if defines else min(left, STATEMENT_SECONDS)):
+                exec(code, names)
+        except BaseException as error:
+            why = failure(error)
+            reason = f"{why.type}: {why.message}" if why.message else why.type
+            reason = "it takes too long for a check" if why.kind == "time" else reason
+            skipped.append(Statement(where, number, reason))
+        if not defines:
+            left -= monotonic() - began
+        elif isinstance(statement, ast.FunctionDef | ast.ClassDef) and statement.name in names:
+            bound[statement.name, number] = names[statement.name]
     sys.meta_path.remove(finder)
     subjects = {name: bound.get((name, at), names.get(name)) for name, at in answer.subjects.items()}
     missing = [name for name, value in subjects.items() if value is None]
-    report = Loaded(skipped=skipped, stubbed=finder.stubbed, d2l=finder.lent_d2l, missing=missing)
-    return report, subjects
-
-
-def _reason(error: Failure) -> str:
-    if error.kind == "time":
-        return "it takes too long for a check"
-    return f"{error.type}: {error.message}" if error.message else error.type
+    return Loaded(skipped, finder.stubbed, finder.lent_d2l, missing), subjects

@@ -1,13 +1,13 @@
 """What the checker and the process that runs an answer say to one another, and the nests of values in it.
 
-The checker sends a `Job`. Back come `Loading` before a statement that may not end, `Loaded`, and an `Outcome`
-for each run. No message to an answer holds an expected value.
+The checker sends a `Job`. Back come a `Statement` before it runs, where it may not end, `Loaded`, and an
+`Outcome` for each run. No message to an answer holds an expected value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -108,11 +108,13 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Runs to make with an answer."""
+    """Runs to make with an answer, and what it may take."""
 
     answer: Answer
     orders: list[Order]
-    seconds: float = 1.5  # of work in one call
+    seconds: float  # of work in one call
+    memory: int  # bytes beyond what torch itself takes
+    must_confine: bool  # refuse to run it where our files cannot be kept from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,32 +149,34 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """A statement that was left out, and why."""
+class Statement:
+    """A statement that is about to be executed and may end the process, or why it was left out."""
 
     where: str
-    reason: str
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """A statement is about to be executed that may end the process."""
-
-    number: int
-    where: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """What executing the file gave."""
 
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: list[Statement] = field(default_factory=list)
     stubbed: list[str] = field(default_factory=list)
     d2l: bool = False
     missing: list[str] = field(default_factory=list)  # subjects that nothing defines
     died: str = ""  # why it could not be executed at all
     unconfined: list[str] = field(default_factory=list)  # what the system did not keep from it
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be checked, or an empty text."""
+        if self.died:
+            return f"the file cannot be run: {self.died}."
+        if self.missing:
+            reasons = "; ".join(f"{statement.where}: {statement.reason}" for statement in self.skipped)
+            return f"{', '.join(self.missing)} could not be defined: {reasons or 'nothing defines it'}."
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +194,7 @@ class Outcome:
     seen: list[Seen] = field(default_factory=list)
 
 
-CLASSES: dict[str, type] = {
-    message.__name__: message
-    for message in (
-        *(Code, Foreign, Cell, ShapeNote, Answer, Case, Order, Job),
-        *(Failure, Unfit, Seen, Skipped, Loading, Loaded, Outcome),
-    )
-}
+CLASSES: dict[str, Any] = {name: item for name, item in list(globals().items()) if is_dataclass(item)}
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """Makes a worker of a process: loads the folder it lies in as a package of another name, and serves.
 
 As a script, for a process that was started afresh: its arguments are `serve` and the number of a socket, or
-`once` and the settings of a single job that comes through a pipe, then where to look for packages.
+`once` and the folder of a single job that comes through a pipe, then where to look for packages.
 """
 
 import importlib
@@ -17,15 +17,9 @@ def worker() -> ModuleType:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the checker's to handle
     for name in [name for name in sys.modules if name.partition(".")[0] == "regard"]:
         del sys.modules[name]
-    here = Path(__file__).parent
-    spec = importlib.util.spec_from_file_location(
-        "_answer", here / "__init__.py", submodule_search_locations=[str(here)]
-    )
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{here} cannot be loaded")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules["_answer"] = package  # a name that no student's import means
-    spec.loader.exec_module(package)
+    package = ModuleType("_answer")  # a name that no student's import means
+    package.__path__ = [str(Path(__file__).parent)]
+    sys.modules["_answer"] = package
     return importlib.import_module("_answer.zygote")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -11,48 +13,44 @@ from .messages import Seen, ShapeNote
 MOST_SEEN = 2000
 
 
-class Watcher:
-    """Records, for each time a commented line runs, the shapes before and after it, while it is active."""
+@contextmanager
+def watched(notes: list[ShapeNote]) -> Iterator[list[Seen]]:
+    """A list that gets, each time a commented line runs inside, the shapes before and after it."""
+    at = {(f"<answer {note.label}>", note.start): index for index, note in enumerate(notes)}
+    files = {file for file, _ in at}
+    records: list[Seen] = []
+    n_call = 0
 
-    def __init__(self, notes: list[ShapeNote]) -> None:
-        self.notes = notes
-        self.at = {(f"<answer {note.label}>", note.start): index for index, note in enumerate(notes)}
-        self.files = {file for file, _ in self.at}
-        self.n_call = 0
-        self.records: list[Seen] = []
-
-    def __enter__(self) -> Watcher:
-        if self.notes:
-            sys.settrace(self._called)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.notes:
-            sys.settrace(None)
-
-    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def called(frame: FrameType, event: str, argument: Any) -> Any:
         """What follows a call of a function of the answer, line by line."""
+        nonlocal n_call
         file = frame.f_code.co_filename
-        if file not in self.files:
+        if file not in files:
             return None
-        self.n_call += 1
-        call = self.n_call
+        n_call += 1
+        call = n_call
         running: list[tuple[int, dict[str, list[int] | None]]] = []  # the commented line that is being run
 
         def follow(frame: FrameType, event: str, argument: Any) -> Any:
             for index, before in running:
-                target = self.notes[index].target
+                target = notes[index].target
                 value = argument if not target and event == "return" else _lookup(frame, target)
-                if event != "exception" and len(self.records) < MOST_SEEN:
-                    self.records.append(Seen(index, call, before, _shape(value)))
+                if event != "exception" and len(records) < MOST_SEEN:
+                    records.append(Seen(index, call, before, _shape(value)))
             running.clear()
-            if event == "line" and (file, frame.f_lineno) in self.at:
-                index = self.at[file, frame.f_lineno]
-                before = {name: _shape(_lookup(frame, name)) for name in self.notes[index].loads}
-                running.append((index, before))
+            if event == "line" and (index := at.get((file, frame.f_lineno), -1)) >= 0:
+                running.append((index, {name: _shape(_lookup(frame, name)) for name in notes[index].loads}))
             return follow
 
         return follow
+
+    before = sys.gettrace()
+    if notes:
+        sys.settrace(called)
+    try:
+        yield records
+    finally:
+        sys.settrace(before)
 
 
 def _lookup(frame: FrameType, name: str) -> Any:
@@ -64,8 +62,7 @@ def _lookup(frame: FrameType, name: str) -> Any:
 
 
 def _shape(value: Any) -> list[int] | None:
-    shape = getattr(value, "shape", None)
     try:
-        return [int(size) for size in shape] if shape is not None else None
-    except (TypeError, ValueError):
+        return [int(size) for size in value.shape]
+    except (AttributeError, TypeError, ValueError):
         return None

@@ -15,7 +15,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -45,6 +45,8 @@ def encode(tree: Any) -> bytes:
     places: dict[int, Any] = {}  # by the tensor: several runs may make one call
 
     def walk(node: Any) -> Any:
+        if node is None or type(node) in (bool, int, float, str):
+            return node
         if isinstance(node, torch.Tensor):
             if id(node) not in places:
                 # A clone, because a dimension of size 1 may count as contiguous with any stride.
@@ -55,15 +57,13 @@ def encode(tree: Any) -> bytes:
             return {"$tensor": places[id(node)]}
         if isinstance(node, dict):
             return {"$dict": [[walk(key), walk(value)] for key, value in node.items()]}
-        if isinstance(node, tuple):
-            return {"$tuple": [walk(item) for item in node]}
-        if isinstance(node, list):
-            return [walk(item) for item in node]
-        if node is None or type(node) in (bool, int, float, str):
-            return node
-        if is_dataclass(node) and type(node).__name__ in CLASSES:
-            return {type(node).__name__: [walk(getattr(node, part.name)) for part in fields(node)]}
-        raise WireError(f"a {type(node).__name__} cannot be sent.")
+        if isinstance(node, list | tuple):
+            items = [walk(item) for item in node]
+            return items if isinstance(node, list) else {"$tuple": items}
+        kind = type(node).__name__
+        if kind not in CLASSES:
+            raise WireError(f"a {kind} cannot be sent.")
+        return {kind: [walk(getattr(node, part.name)) for part in fields(CLASSES[kind])]}
 
     header = json.dumps(walk(tree)).encode()
     return PREFIX.pack(len(header), len(body)) + header + body
@@ -82,19 +82,15 @@ def decode(header: bytes, body: bytes) -> Any:
             return {walk(key): walk(item) for key, item in value}
         if kind == "$tuple":
             return tuple(walk(item) for item in value)
-        if kind in CLASSES:
-            return _message(CLASSES[kind], [walk(item) for item in value])
         if kind != "$tensor":
-            raise WireError(f"unknown kind {kind!r}.")
+            return _message(CLASSES[kind], [walk(item) for item in value])
         name, shape, offset = value
         dtype = DTYPES[name]
         n_byte = math.prod(shape) * dtype.itemsize
         if min(shape, default=0) < 0 or not 0 <= offset <= offset + n_byte <= len(body):
             raise WireError(f"a tensor of shape {shape} outside the message.")
-        if n_byte == 0:
-            return torch.empty(shape, dtype=dtype)
         raw = bytearray(body[offset : offset + n_byte])
-        return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(shape)
+        return torch.frombuffer(raw, dtype=dtype).reshape(shape) if raw else torch.empty(shape, dtype=dtype)
 
     try:
         return walk(json.loads(header))
@@ -108,10 +104,7 @@ _hints = cache(get_type_hints)
 
 
 def _message(message: type, values: list[Any]) -> Any:
-    hints = _hints(message)
-    if len(values) != len(hints):
-        raise WireError(f"a {message.__name__} has {len(hints)} fields, not {len(values)}.")
-    for (name, hint), value in zip(hints.items(), values, strict=True):
+    for (name, hint), value in zip(_hints(message).items(), values, strict=True):
         if not fits(value, hint):
             raise WireError(f"{name} of a {message.__name__} is no {hint}.")
     return message(*values)
@@ -123,20 +116,15 @@ def fits(value: Any, hint: Any) -> bool:
     >>> fits([1, 2], list[int]), fits([1, "2"], list[int]), fits(None, str | None)
     (True, False, True)
     """
-    if hint is Any:
-        return True
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
         return any(fits(value, part) for part in inner)
     if kind is list:
         return isinstance(value, list) and all(fits(item, inner[0]) for item in value)
     if kind is dict:
-        return isinstance(value, dict) and all(
-            fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items()
-        )
-    if hint is float:
-        return type(value) in (int, float)
-    return type(value) is hint
+        pairs = value.items() if isinstance(value, dict) else [(None, None)]  # which is of no key's type
+        return all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in pairs)
+    return hint is Any or type(value) is hint or (hint is float and type(value) is int)
 
 
 class Reader:

@@ -2,7 +2,6 @@
 
 Forking after any parallel torch operation hangs the child, so this process computes nothing. It is a
 subreaper: whatever a child leaves behind becomes its own, and is killed before the job counts as ended.
-A process-count limit would do nothing for root, so a fork bomb is stopped by freezing its tree first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from typing import Any
 
 import torch
@@ -25,12 +23,12 @@ import torch
 from . import processes
 from .confine import confine
 from .harness import work
-from .messages import Failure, Outcome
+from .messages import Failure, Loaded, Outcome
 from .uncompiled import leave_out_the_compiler
 from .wire import Reader, encode
 
-MOST_PROCESSES = 48  # that an answer may start before it is stopped
 KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "HOME", "TMPDIR", "MPLCONFIGDIR")
+NOT_CONFINED = "this system cannot keep files from it, so it was not run"
 
 
 class NoRegard:
@@ -51,118 +49,91 @@ def _prepare() -> None:
     leave_out_the_compiler()
 
 
-def _child(data: bytes, results: int, settings: dict[str, Any]) -> int:
-    """Run one job in this fresh process; its exit code."""
-    if hasattr(os, "setsid"):
-        os.setsid()
-    (job,) = Reader().feed(data)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in {0, 1, 2} - {nothing}:
-        os.dup2(nothing, stream)
-    os.closerange(3, results)
-    os.closerange(results + 1, 1 << 16)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    processes.limit(settings["memory"], settings["cpu_seconds"])
-    folder = settings["folder"]
-    os.chdir(folder)
-    os.environ |= {"HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder}
-    tempfile.tempdir = folder
-    unconfined = confine(job.answer.folders, folder)
-    if "files" in unconfined and settings["must_confine"]:
-        return processes.NOT_CONFINED
-    processes.prctl(processes.PR_SET_PDEATHSIG, 9)  # after the new namespace, which forgets it
-    mine = os.getpid()
+def _run(source: int, results: int, folder: str) -> None:
+    """Make the job that `source` holds in this fresh process, and end it."""
+    status = 1
+    try:
+        with os.fdopen(source, "rb", closefd=False) as file:
+            (job,) = Reader().feed(file.read())
+        if hasattr(os, "setsid"):
+            os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in {0, 1, 2} - {nothing}:
+            os.dup2(nothing, stream)
+        os.closerange(3, results)
+        os.closerange(results + 1, 1 << 16)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        processes.limit(job.memory)
+        os.chdir(folder)
+        os.environ |= {"HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder}
+        tempfile.tempdir = folder
+        unconfined = confine(job.answer.folders, folder)
+        processes.prctl(processes.PR_SET_PDEATHSIG, 9)  # after the new namespace, which forgets it
+        mine = os.getpid()
 
-    def send(message: Any) -> None:
-        if os.getpid() != mine:  # the answer forked, and this is the copy
-            os._exit(0)
-        try:
-            data = encode(message)
-        except Exception as error:  # an answer may return what no message can hold
-            if not isinstance(message, Outcome):
-                raise
-            unsent = Failure("unsent", message=str(error))
-            data = encode(Outcome(message.run, error=unsent))
-        view = memoryview(data)
-        while view:
-            view = view[os.write(results, view) :]
+        def send(message: Any) -> None:
+            if os.getpid() != mine:  # the answer forked, and this is the copy
+                os._exit(0)
+            try:
+                data = encode(message)
+            except Exception as error:  # an answer may return what no message can hold
+                if not isinstance(message, Outcome):
+                    raise
+                data = encode(Outcome(message.run, error=Failure("unsent", message=str(error))))
+            view = memoryview(data)
+            while view:
+                view = view[os.write(results, view) :]
 
-    # A flood of output goes nowhere, in any alphabet.
-    with (
-        open(os.devnull, "w", encoding="utf-8") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        work(job, send, unconfined)
-    return 0
+        # A flood of output goes nowhere, in any alphabet.
+        with (
+            open(os.devnull, "w", encoding="utf-8") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            if "files" in unconfined and job.must_confine:
+                send(Loaded(died=NOT_CONFINED))
+            else:
+                work(job, send, unconfined)
+        status = 0
+    finally:
+        os._exit(status)
 
 
 def once(folder: str) -> None:
     """The plain way, where there is no fork: one job from standard input, its results to standard output."""
     _prepare()
-    status = 1
-    try:
-        os.write(1, b"R")
-        with os.fdopen(0, "rb", closefd=False) as file:
-            settings, data = json.loads(file.readline()), file.read()
-        status = _child(data, os.dup(1), {**settings, "folder": folder})
-    finally:
-        os._exit(status)
+    os.write(1, b"R")
+    _run(0, os.dup(1), folder)
 
 
 def serve(number: str) -> None:
-    """Fork a child for each job that arrives through the socket of that number, until it is closed."""
+    """Fork a child for each job that arrives through the socket of that number, until it is closed.
+
+    A job is the names of modules to import first, a file with the job and a pipe for its results; its end is
+    answered with the exit code.
+    """
     processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     _prepare()
     control = socket.socket(fileno=int(number))
     gc.freeze()  # what is here already is no garbage, and not the answers' to find
-    status: int | None = 0
     with contextlib.suppress(ConnectionError):  # the other side has ended, or wanted nothing
         control.sendall(b"R")
-        while status is not None:
-            header, fds, _, _ = socket.recv_fds(control, 4096, 2)
-            if not header:
+        while True:
+            warm, fds, _, _ = socket.recv_fds(control, 4096, 2)
+            if not warm:
                 return
-            if header == b"K":
-                continue  # an order to kill what had ended by itself comes late
-            status = _supervised(control, fds, json.loads(header))
-            if status is not None:
-                control.sendall(b"%d" % status)
-
-
-def _supervised(control: socket.socket, fds: list[int], settings: dict[str, Any]) -> int | None:
-    """How a child ended that made the job; None when nobody waits for it any more."""
-    for name in settings["warm"]:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-    inherited = processes.memory_of(os.getpid())
-    status, gone, looked = None, False, time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as folder:
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                with os.fdopen(fds[0], "rb") as file:
-                    data = file.read()
-                code = _child(data, fds[1], {**settings, "folder": folder})
-            finally:
-                os._exit(code)
-        for fd in fds:
-            os.close(fd)
-        while status is None and not gone:
-            if select.select([control], [], [], 0.004)[0]:  # either "kill it" or the other side is gone
-                gone = not control.recv(1)
-                status = -signal.SIGKILL
-            # Orphans of the child are waited for too, so that they do not pile up.
-            while status is None and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == child:
-                    status = os.waitstatus_to_exitcode(ended[1])
-            if status is None and time.monotonic() - looked > 0.05:
-                below = processes.descendants(os.getpid())
-                if len(below) > MOST_PROCESSES:
-                    status = processes.TOO_MANY_PROCESSES
-                elif sum(max(0, processes.memory_of(pid) - inherited) for pid in below) > settings["memory"]:
-                    status = processes.TOO_MUCH_MEMORY
-                looked = time.monotonic()
-        processes.kill_children()
-    return None if gone else status
+            for name in json.loads(warm):
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+            with tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as folder:
+                child = os.fork()
+                if child == 0:
+                    _run(fds[0], fds[1], folder)
+                for fd in fds:
+                    os.close(fd)
+                ended, status = 0, 0
+                # Nothing arrives meanwhile but the end of the other side. Orphans are waited for too.
+                while ended != child and not select.select([control], [], [], 0 if ended else 0.004)[0]:
+                    ended, status = os.waitpid(-1, os.WNOHANG)
+                processes.kill_below(os.getpid())
+            control.sendall(b"%d" % os.waitstatus_to_exitcode(status))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from regard.checking.child.messages import Answer, Case, Cell, Order
-from regard.checking.child.processes import descendants
+from regard.checking.child.confine import descendants
 from regard.checking.runner import Limits, Runner
 
 

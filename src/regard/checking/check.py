@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from regard.checking import comments, lending
 from regard.checking.child.messages import Answer, Loaded, Outcome
-from regard.checking.judge import Check, Verdict, compared, visible, with_weights
+from regard.checking.judge import Check, Verdict, compared, visible
 from regard.checking.naming import Diagnosis, Named, Space, best_verdict, diagnosis
 from regard.checking.plan import Plan, shrunk_plan
 from regard.checking.runner import Runner
@@ -109,40 +108,34 @@ class Checker:
         """
         paths = {file if isinstance(file, str) else file.path: file for file in files}
         with ThreadPoolExecutor(max(1, self.runner.n_worker)) as pool:
-            running = [
-                [pool.submit(check) for check in self._work(path, file, only, path in maybe)]
-                for path, file in paths.items()
+            futures = [
+                pool.submit(self._file, path, file, only, path in maybe) for path, file in paths.items()
             ]
-            for futures in running:
-                results = [future.result() for future in futures]
-                # Of two definitions that turn out to answer the same exercise, the later one counts.
-                last = {result.exercise or index: index for index, result in enumerate(results)}
-                yield from (results[index] for index in sorted(last.values()))
+            for future in futures:
+                yield from future.result()
 
-    def _work(
-        self, path: str, file: str | Submission, only: str | None, maybe: bool
-    ) -> list[Callable[[], Result]]:
-        """What there is to check in a file, and what is wrong with it already."""
+    def _file(self, path: str, file: str | Submission, only: str | None, maybe: bool) -> list[Result]:
+        """The results of one file; where it cannot be read or the check itself fails, one that says so."""
         try:
             submission = read(file) if isinstance(file, str) else file
             answers = answered(submission, self.exercises, only)
         except RegardError as error:
-            skipped = maybe and isinstance(error, ArgumentError)
-            return [] if skipped else [partial(_unreadable, path, only, str(error))]
+            return [] if maybe and isinstance(error, ArgumentError) else [_unreadable(path, only, str(error))]
         except Exception as error:  # a mistake of ours, in reading what nobody thought of
-            return [partial(_unreadable, path, only, _ours(error))]
+            return [_unreadable(path, only, _ours(error))]
+        results: dict[str | None, Result] = {}
+        for answer in answers:
+            try:
+                result = self.check(submission, answer)
+            except Exception as error:
+                result = _unreadable(path, answer.exercise.id, _ours(error))
+            # Of two definitions that turn out to answer the same exercise, the later one counts.
+            results = {id: other for id, other in results.items() if id != result.exercise}
+            results[result.exercise] = result
         problem = " ".join(submission.broken)
         if not answers and not maybe:
             problem = problem or unanswered(submission, self.exercises)
-        checks = [partial(self._safely, submission, answer) for answer in answers]
-        return [*checks, partial(_unreadable, path, None, problem)] if problem else [*checks]
-
-    def _safely(self, submission: Submission, answer: Answered) -> Result:
-        """The result of one exercise in one file; where the check itself fails, a result that says so."""
-        try:
-            return self.check(submission, answer)
-        except Exception as error:
-            return _unreadable(submission.path, answer.exercise.id, _ours(error))
+        return [*results.values(), *([_unreadable(path, None, problem)] if problem else [])]
 
     def check(self, submission: Submission, answer: Answered) -> Result:
         """The result of one exercise in one file; of exercises with one signature, that whose weights fit."""
@@ -179,9 +172,8 @@ class Checker:
                 ours, choice = next(iter(convention.choices)), choices[convention.name]
                 chosen += [convention.choices[choice]] if choice != ours else []
             if verdict.failed:
-                outcomes = with_weights(plan, ran.runs)
-                if not all(outcome.error for outcome in outcomes.values()):  # errors alone name nothing
-                    known = diagnosis(space, outcomes, choices, verdict)
+                if not all(ran.runs[run.id].error for run in plan.runs):  # errors alone name nothing
+                    known = diagnosis(space, ran.runs, choices, verdict)
                 # What failed or took long while loading is left out from now on.
                 skip = [statement.number for statement in loaded.skipped]
                 checks = self._shrunk(plan, replace(answer, skip=skip), verdict, choices)
@@ -276,7 +268,6 @@ def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str
         drive=exercise.drive,
         lent=lent,
         d2l=lending.d2l(),
-        withheld=list(exercise.names),
         imported=list(submission.imported),
         folders=[submission.folder] if submission.folder else [],
         notes=[note for cell in submission.cells for note in comments.shape_notes(cell.source, cell.label)],

@@ -32,11 +32,6 @@ class Difference:
     words: tuple[str, ...] = ()
 
 
-def tolerance_of(dtype: str, factor: float = 1.0) -> float:
-    """How far numbers of this dtype may lie from the reference's."""
-    return TOLERANCE[dtype] * factor
-
-
 def difference(
     expected: Tree, got: Tree, tolerance: float, words: Words | None = None, dtype: str | None = None
 ) -> Difference | None:
@@ -96,7 +91,7 @@ def _rows(first: Tree, second: Tree, tolerance: float) -> Iterator[Tensor]:
         same_kind = _number_kind(first) == _number_kind(second)
         equal = ~moved(second, first, tolerance) & same_kind
         yield equal.all(-1).reshape(-1) if first.dim() else equal.reshape(1)
-    elif isinstance(second, kinds) or _n_number(first) != 1 or _n_number(second) != 1:
+    elif isinstance(second, kinds) or any(isinstance(x, Tensor) and x.numel() != 1 for x in (first, second)):
         yield torch.zeros(n_row(first), dtype=torch.bool)
     else:
         yield torch.tensor([_leaf(second, first, tolerance, (), None) is None])
@@ -112,10 +107,6 @@ def apart(first: Tree, second: Tree) -> float:
         total += float((a.double() - b.double()).abs().nan_to_num(0.0, 1e3).sum())
         count += a.numel()
     return total / max(1.0, count)
-
-
-def _n_number(leaf: Any) -> int:
-    return leaf.numel() if isinstance(leaf, Tensor) else 1
 
 
 def n_row(leaf: Any) -> int:
@@ -141,16 +132,13 @@ def _leaf(
         return Difference(f"it must return {_structure(want)}, and yours returns {have.what}.")
     if isinstance(want, Tensor) and isinstance(have, Tensor):
         return _tensors(want, have, tolerance, words, dtype)
-    if isinstance(want, Tensor) and want.dim() == 0 and isinstance(have, int | float):
-        return _tensors(want.double(), torch.tensor(float(have), dtype=torch.float64), tolerance, (), None)
-    if isinstance(want, int | float) and isinstance(have, Tensor) and have.numel() == 1:
+    if isinstance(have, Tensor) and have.numel() == 1:
         have = have.item()
-    if isinstance(want, bool) or not isinstance(want, int | float) or not isinstance(have, int | float):
-        return None if want == have else Difference(f"expected {want!r}, yours is {have!r}.")
-    close = math.isclose(want, have, rel_tol=tolerance, abs_tol=tolerance) or (want != want and have != have)
-    if close or want == math.inf:
-        return None
-    return Difference("expected {}, yours is {}.".format(*_shown(want, have)))
+    number = type(want) in (int, float) or (isinstance(want, Tensor) and want.dim() == 0)
+    if number and isinstance(have, int | float):
+        want, have = (torch.as_tensor(value, dtype=torch.float64) for value in (want, have))
+        return _tensors(want, have, tolerance, (), None)
+    return None if want == have else Difference(f"expected {want!r}, yours is {have!r}.")
 
 
 def _tensors(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.attention.shapes import named
 from regard.checking.child.messages import Failure, Outcome, Tree, leaves
-from regard.checking.compare import GRADIENT_TOLERANCE, Difference, difference, moved, same, tolerance_of
+from regard.checking.compare import GRADIENT_TOLERANCE, TOLERANCE, Difference, difference, moved, same
 from regard.checking.plan import VARIANTS, Plan, Run, tensors_of
 from regard.checking.trials import Item, Kind, Probe, Trial
 
@@ -30,6 +30,10 @@ UNFIT = "not tried, because the parameters do not fit."
 NO_CHANGE = "your result did not change"
 NO_FORM = "the result has not the form that was asked for ({})."
 HIDDEN = "a hidden check failed."
+WHICH = (
+    "which layer is which? The names do not tell, and in their order ({}) the results are wrong. Name your "
+    "layers as the task does."
+)
 IN_INIT = " Layers are made in __init__: those made in forward are new and random in each call."
 HALF_NOTE = (
     "a constant of yours does not fit float16, so half precision fails: hide with -inf, not with a large "
@@ -66,13 +70,6 @@ class Check:
     def failing(self, message: str, **changes: Any) -> Check:
         """This check with what is wrong."""
         return replace(self, passed=False, message=message, **changes)
-
-    def with_sentence(self, says: Mapping[str, str]) -> Check:
-        """A check that fails with what its trial says of that."""
-        sentence = says.get(self.name, "")
-        if self.passed or self.whole or not sentence:
-            return self
-        return replace(self, message=f"{self.message} {sentence[0].upper()}{sentence[1:]}".strip())
 
     @property
     def told(self) -> str:
@@ -111,30 +108,18 @@ class Verdict:
         return frozenset(check.name for check in self.checks if not check.passed)
 
 
-def with_weights(plan: Plan, outcomes: Outcomes) -> dict[int, Outcome]:
-    """The outcomes, without those that came of weights at random because ours have no place in the answer."""
-    kept = {run.id: outcomes[run.id] for run in plan.runs}
-    for run in plan.runs:
-        unfit, weights = kept[run.id].unfit, run.case.weights
-        at_random = unfit is not None and (unfit.yours or (weights and len(unfit.ours) == len(weights)))
-        if at_random and kept[run.id].error is None:
-            kept[run.id] = replace(kept[run.id], error=Failure("unfit"))
-    return kept
-
-
 def compared(plan: Plan, run: Run, expected: Tree, got: Tree) -> Difference | None:
     """How a result differs from the expected one, as the exercise views both."""
-    exercise, view = plan.exercise, plan.checks.view
-    if view is not None:
-        expected = view(run.case, expected)
-        try:
-            got = view(run.case, got)
-        except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
-            return Difference(NO_FORM.format(error))
+    expected = plan.view(run, expected)
+    try:
+        got = plan.view(run, got)
+    except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
+        return Difference(NO_FORM.format(error))
     inputs = [*tensors_of(run.case), *run.case.weights.values()]
     floating = any(tensor.is_floating_point() for tensor in inputs)
-    dtype = run.dtype if floating and view is None else None
-    return difference(expected, got, tolerance_of(run.dtype, exercise.tolerance), exercise.words, dtype)
+    dtype = run.dtype if floating and plan.checks.view is None else None
+    tolerance = TOLERANCE[run.dtype] * plan.exercise.tolerance
+    return difference(expected, got, tolerance, plan.exercise.words, dtype)
 
 
 def judged(plan: Plan, outcomes: Outcomes, choices: Mapping[str, str]) -> Verdict:
@@ -147,33 +132,37 @@ class _Judge:
 
     def __init__(self, plan: Plan, outcomes: Outcomes, choices: Mapping[str, str]) -> None:
         self.plan, self.exercise = plan, plan.exercise
-        self.outcomes, self.expected = with_weights(plan, outcomes), plan.expected(choices)
-        self.tolerance = tolerance_of("float32", plan.exercise.tolerance)
+        self.outcomes, self.expected = outcomes, plan.expected(choices)
+        self.tolerance = TOLERANCE["float32"] * plan.exercise.tolerance
         self.notes: list[str] = []
 
     def verdict(self) -> Verdict:
         """All checks, in the order of a report."""
         values = [run for run in self.plan.runs if run.kind == "value"]
-        checks = [self._parameters(values)] if self.exercise.is_class else []
         trials = [check for run in values if (check := self._value(run)) is not None]
+        probes = [check for probe in self.plan.checks.probes if (check := self._probe(probe)) is not None]
+        checks = [*([self._parameters(values)] if self.exercise.is_class else []), *trials, *probes]
         right = {check.name for check in trials if check.passed}  # whose ordinary calls are right
-        checks += trials
-        checks += [check for probe in self.plan.checks.probes if (check := self._probe(probe)) is not None]
         for kind in ("gradients", *VARIANTS):
             runs = [run for run in self.plan.runs if run.kind == kind]
             checks += [self._all(kind, runs, right)] if runs else []
         checks.append(self._unchanged(values))
         unfits = [unfit for run in values if (unfit := self.outcomes[run.id].unfit) is not None]
-        guessed = list(dict.fromkeys(guess for unfit in unfits for guess in unfit.guessed))
+        guessed = ", ".join(dict.fromkeys(guess for unfit in unfits for guess in unfit.guessed))
         wrong = any(not check.passed and check.kind == "wrong" for check in checks)
-        if guessed and wrong:
-            return Verdict(_asked(checks, guessed))
+        if guessed and wrong:  # which may be our fault: a question, and no more
+            others = [check.failing(UNFIT, difference=None) for check in checks[1:]]
+            return Verdict((Check("parameters", False, WHICH.format(guessed)), *others))
         if guessed:
-            self.notes.append(f"layers were taken in their order: {', '.join(guessed)}.")
+            self.notes.append(f"layers were taken in their order: {guessed}.")
         says = {item.name: item.says for item in self.plan.checks.items}
-        # A sentence on fragility helps only where numbers are right.
-        told = [check if wrong and check.kind != "wrong" else check.with_sentence(says) for check in checks]
-        return Verdict(tuple(told), tuple(dict.fromkeys(self.notes)))
+        for place, check in enumerate(checks):
+            sentence = says.get(check.name, "")
+            # A sentence on fragility helps only where numbers are right.
+            if sentence and not check.passed and not check.whole and (check.kind == "wrong" or not wrong):
+                message = f"{check.message} {sentence[0].upper()}{sentence[1:]}".strip()
+                checks[place] = replace(check, message=message)
+        return Verdict(tuple(checks), tuple(dict.fromkeys(self.notes)))
 
     def _parameters(self, values: list[Run]) -> Check:
         """Whether the weights have their places.
@@ -355,15 +344,6 @@ class _Judge:
         return Check("inputs unchanged", True, kind="fragile")
 
 
-def _asked(checks: list[Check], guessed: list[str]) -> tuple[Check, ...]:
-    """Layers taken in their order gave wrong numbers, which may be our fault: a question, and no more."""
-    text = (
-        f"which layer is which? The names do not tell, and in their order ({', '.join(guessed)}) the results "
-        "are wrong. Name your layers as the task does."
-    )
-    return Check("parameters", False, text), *(check.failing(UNFIT, difference=None) for check in checks[1:])
-
-
 def error_message(error: Failure) -> str:
     """What went wrong in a run, in a sentence."""
     text = f"{error.type}: {error.message}" if error.message else error.type
@@ -398,17 +378,14 @@ def argument_names(plan: Plan, run: Run) -> dict[str, str]:
     if isinstance(node, ast.ClassDef):
         name = case.call or "forward"
         node = next((part for part in node.body if getattr(part, "name", "") == name), None)
-    names: list[str] = []
+    names: dict[str, str] = {}
     if isinstance(node, ast.FunctionDef) and not exercise.drive_file:
-        names = [argument.arg for argument in node.args.args if argument.arg != "self"]
+        arguments = [argument.arg for argument in node.args.args if argument.arg != "self"]
+        names = {str(place): name for place, name in enumerate(arguments)}
     called: dict[str, str] = {}
-    for path, leaf in leaves([case.args, case.kwargs]):
+    for path, leaf in leaves(dict(enumerate(case.args)) | case.kwargs):
         if isinstance(leaf, Tensor):
-            kind, first, *_ = path.split(".")
-            text = f"tensor {len(called) + 1} of the arguments"
-            if kind == "1":
-                text = first
-            elif int(first) < len(names):
-                text = names[int(first)]
-            called[f"input {len(called)}"] = text
+            first = path.partition(".")[0]
+            unnamed = f"tensor {len(called) + 1} of the arguments" if first.isdigit() else first
+            called[f"input {len(called)}"] = names.get(first, unnamed)
     return called

@@ -10,16 +10,16 @@ device, an input changed), the checks that fail do, and what they say.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.checking.child.messages import Answer, Cell, Tree, leaves, mapped
-from regard.checking.compare import apart, equal_rows, n_row, tolerance_of
+from regard.checking.compare import TOLERANCE, apart, equal_rows, n_row
 from regard.checking.forms import FORM, FORMS, TIMES, VALUES, changed_numbers
 from regard.checking.judge import NOT_TRIED, Outcomes, Verdict, judged
 from regard.checking.plan import Plan, Run, tensors_of
@@ -70,7 +70,7 @@ class Diagnosis:
     nearest: str = ""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Seen:
     """What an answer gave in one run, beside what is right there."""
 
@@ -87,7 +87,6 @@ class Agreement:
     mistake: Mistake
     explained: int  # wrong rows that it gives too
     share: float  # of what either has wrong, as a mean over runs
-    distance: float = 0.0  # of the numbers, as a mean over runs; infinite where forms differ
 
 
 def plain_answer(exercise: Exercise, source: str) -> Answer:
@@ -120,20 +119,12 @@ class Space:
             and not (isinstance(run.item, Probe) and run.item.judge and run.case.train)
         ]
         self.runs = sorted(runs, key=lambda run: _size(run.case))
-        self.tolerance = 2 * tolerance_of("float32", plan.exercise.tolerance)
-        self._results: dict[tuple[Any, ...], Any] = {}
-        self._right: dict[tuple[Any, ...], Any] = {}
-        self._settled: dict[int, Tensor] = {}
+        self.tolerance = 2 * TOLERANCE["float32"] * plan.exercise.tolerance
+        self._known: dict[tuple[Any, ...], Any] = {}
 
     def result(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake] = ()) -> Any:
         """What the reference gives with these choices, as the exercise views it, or RAISED."""
-        key = (run.case, *conventions.values(), *map(id, mistakes))
-        if key in self._results:
-            return self._results[key]
-        result = self.view(run, self.raw(run, conventions, mistakes))
-        if len(mistakes) < 2:
-            self._results[key] = result
-        return result
+        return self.view(run, self.raw(run, conventions, mistakes))
 
     def raw(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake] = ()) -> Any:
         """What the reference itself gives with these choices, or RAISED."""
@@ -141,14 +132,15 @@ class Space:
         for mistake in mistakes:
             choices |= mistake.choices
         form = choices.pop(FORM, "")
-        key = (run.case, *choices.values())
+        key = (run.case, *choices.items())
         try:
-            with torch.no_grad():
-                if choices != conventions:
-                    return FORMS[form](self.plan.checks.reference(run.case, **choices))
-                if key not in self._right:  # what only the form changes is computed once for all forms
-                    self._right[key] = self.plan.checks.reference(run.case, **choices)
-                return FORMS[form](self._right[key])
+            value = self._known.get(key, RAISED)
+            if value is RAISED:
+                with torch.no_grad():
+                    value = self.plan.checks.reference(run.case, **choices)
+                if len(mistakes) < 2:
+                    self._known[key] = value
+            return FORMS[form](value)
         except NameError as error:  # of a formula: the exercise is wrong, not the answer
             raise LoadError(f"{self.plan.exercise.id}, with {choices}: {error}") from error
         except CANNOT:
@@ -156,19 +148,18 @@ class Space:
 
     def view(self, run: Run, value: Tree) -> Tree:
         """A result as the exercise compares it, or as it is where it cannot be seen so."""
-        view = self.plan.checks.view
-        if view is None or value is RAISED:
-            return value
         try:
-            return view(run.case, value)
+            return value if value is RAISED else self.plan.view(run, value)
         except UNVIEWABLE:
             return value
 
-    def settled(self, run: Run) -> Tensor:
-        """For each row, whether every convention asks for the same: how a row that sees nothing is filled,
-        say, tells nothing about a mistake.
+    @cached_property
+    def settled(self) -> dict[int, Tensor]:
+        """For each row of a run, whether every convention asks for the same: how a row that sees nothing is
+        filled, say, tells nothing about a mistake.
         """
-        if run.id not in self._settled:
+        settled = {}
+        for run in self.runs:
             ours, *others = (self.result(run, choices) for choices in self.plan.choices())
             rows = torch.ones_like(equal_rows(ours, ours, self.tolerance))
             for other in others:
@@ -176,8 +167,18 @@ class Space:
             parts = rows.split([n_row(leaf) for _, leaf in leaves(ours)] or [len(rows)])
             # Where a convention changes most of a result, all of that counts.
             rows = torch.cat([part | (2 * part.sum() < len(part)) for part in parts])
-            self._settled[run.id] = rows & equal_rows(ours, mapped(ours, _without_anything), self.tolerance)
-        return self._settled[run.id]
+            settled[run.id] = rows & _asked(ours)
+        return settled
+
+
+def _asked(result: Tree) -> Tensor:
+    """For each row of a reference's result, whether it holds nothing that may be anything."""
+
+    def without(leaf: Any) -> Any:
+        floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.masked_fill(leaf == ANYTHING, 0.0) if floating else leaf
+
+    return equal_rows(result, mapped(result, without), 1.0)
 
 
 class Search:
@@ -188,28 +189,25 @@ class Search:
         self.left = MOST_CALLS
         self.failed: list[Run] = []  # runs without a result
         self.right: list[str] = []  # names of calls that are right
+        seen: list[Seen] = []
+        settled: list[Tensor] = []
         expected = space.plan.expected(conventions)
-        compared = []
         for run in space.runs:
             error = outcomes[run.id].error
             if error is not None:
                 self.failed += [run] if error.kind != "missing" else []
                 continue
             value, want = (space.view(run, tree.value) for tree in (outcomes[run.id], expected[run.id]))
-            right = equal_rows(value, want, space.tolerance / 2)
-            settled, counts = space.settled(run), equal_rows(want, mapped(want, _without_anything), 1.0)
-            if settled.shape == right.shape:
-                right = right | ~counts
-            else:
-                settled = counts = torch.ones_like(right)
-            compared.append((run, value, ~right, settled, counts))
-            self.right += [run.item.name] if bool(right.all()) else []
+            wrong, counts = ~equal_rows(value, want, space.tolerance / 2), _asked(want)
+            if counts.shape != wrong.shape:
+                counts = torch.ones_like(wrong)
+            seen.append(Seen(run, value, wrong & counts, counts))
+            settled.append(space.settled[run.id] if space.settled[run.id].shape == wrong.shape else counts)
+            self.right += [] if bool(seen[-1].wrong.any()) else [run.item.name]
         # Where what is wrong lies only where conventions differ, all rows count.
-        by_settled = any(bool((wrong & settled).any()) for _, _, wrong, settled, _ in compared)
-        seen = []
-        for run, value, wrong, settled, counts in compared:
-            rows = settled if by_settled else counts
-            seen.append(Seen(run, value, wrong & rows, rows))
+        if any(bool((one.wrong & rows).any()) for one, rows in zip(seen, settled, strict=True)):
+            for one, rows in zip(seen, settled, strict=True):
+                one.wrong, one.counts = one.wrong & rows, rows
         self.wrong = [one for one in seen if bool(one.wrong.any())]
         others = [one for one in seen if one not in self.wrong]
         self.seen = [*self.wrong, *others]
@@ -217,101 +215,93 @@ class Search:
         plainest = sorted(self.wrong, key=lambda one: len(one.run.case.args) + len(one.run.case.kwargs))[:1]
         more = [one for one in self.wrong if one not in plainest]
         self.telling = [*plainest, *more[: MOST_RUNS - 1], *others[: MOST_RUNS // 2]]
-        values = [leaf for one in self.wrong for _, leaf in leaves(one.value)]
-        self.floating = any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in values)
+        self.floating = any(len(_numbers(one.value)) for one in self.wrong)
         # One number everywhere tells little: 0 only that it is 0, another no two mistakes.
         tensors = [leaf for one in seen for _, leaf in leaves(one.value) if isinstance(leaf, Tensor)]
         several = [leaf.reshape(-1) for leaf in tensors if leaf.numel() > 1]
         self.constant = bool(several) and all(bool((leaf == leaf[0]).all()) for leaf in several)
         self.zero = self.constant and not any(bool(leaf.any()) for leaf in tensors)
 
+    def _compared(
+        self, mistakes: Sequence[Mistake], conventions: Choices, runs: Sequence[Seen], failed: Sequence[Run]
+    ) -> Iterator[tuple[int, int]]:
+        """Run by run, how many wrong rows the mistakes give too, of how many that either has wrong."""
+        # An answer that raises where these mistakes would not made another one too.
+        for run in failed:
+            yield 0, int(self._result(run, conventions, mistakes) is not RAISED)
+        for seen in runs:
+            result = self._result(seen.run, conventions, mistakes)
+            if result is RAISED:
+                yield 0, 1
+                continue
+            rows = equal_rows(seen.value, result, self.space.tolerance)
+            yield int((seen.wrong & rows).sum()), int((seen.wrong | (~rows & seen.counts)).sum())
+
     def _result(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake]) -> Any:
         self.left -= 1  # kept or not, so that what is named does not hang on which answers came before
         return self.space.result(run, conventions, mistakes)
 
-    def exact(
-        self, candidates: Iterable[tuple[Mistake, ...]], conventions: Choices
-    ) -> tuple[Mistake, ...] | None:
-        """The first candidate that gives what the answer gives in every row of every run."""
-        for mistakes in candidates:
+    def exact(self, candidates: Iterable[tuple[tuple[Mistake, ...], Choices]]) -> Named | None:
+        """The first mistakes, with conventions, that give the answer's numbers in every row of every run."""
+        for mistakes, conventions in candidates:
             if self.left <= 0:
                 return None
-            if self._explains(mistakes, conventions):
-                return mistakes
+            compared = self._compared(mistakes, conventions, self.seen, self.failed)
+            if all(both == either for both, either in compared):
+                return Named(mistakes, True)
         return None
 
-    def _explains(self, mistakes: tuple[Mistake, ...], conventions: Choices) -> bool:
-        if any(self._result(run, conventions, mistakes) is not RAISED for run in self.failed):
-            return False
-        for seen in self.seen:
-            result = self._result(seen.run, conventions, mistakes)
-            if result is RAISED:
-                return False
-            if bool((~equal_rows(seen.value, result, self.space.tolerance) & seen.counts).any()):
-                return False
-        return True
+    def agreement(self, mistake: Mistake, runs: Sequence[Seen], failed: Sequence[Run]) -> Agreement:
+        """How the results compare in some runs, and in some where the answer has none."""
+        compared = list(self._compared([mistake], self.conventions, runs, failed))
+        shares = [both / either for both, either in compared if either]
+        share = sum(shares) / len(shares) if shares else 1.0
+        return Agreement(mistake, sum(both for both, _ in compared), share)
 
+    def distance(self, agreement: Agreement) -> float:
+        """How far a mistake's numbers lie from the answer's, over the runs that tell most."""
+        choices, mistakes = self.conventions, [agreement.mistake]
+        return sum(apart(one.value, self.space.result(one.run, choices, mistakes)) for one in self.telling)
+
+    @cached_property
     def singles(self) -> list[Agreement]:
         """Every mistake but functions of the result, the nearest first, by the runs that tell most."""
-        failed = self.failed[:MOST_RUNS]
         mistakes = [mistake for mistake in self.space.mistakes if not _is_value(mistake)]
-        near = [self.agreement(mistake, self.telling, failed) for mistake in mistakes]
-        return sorted(near, key=lambda agreement: (-agreement.share, agreement.distance))
+        near = [self.agreement(mistake, self.telling, self.failed[:MOST_RUNS]) for mistake in mistakes]
+        return sorted(near, key=lambda agreement: (-agreement.share, self.distance(agreement)))
 
     def factor(self) -> str:
         """By which numbers the wrong results are multiples of the right ones, in words, if they all are."""
-        for part in (slice(None), slice(1)):  # all of a result, or its first part alone
-            factors = [self._factor(seen, part) for seen in self.wrong]
+        for first_part, where in ((False, ""), (True, " in the first part")):
+            factors = [self._factor(seen, first_part) for seen in self.wrong]
             texts = list(dict.fromkeys(f"{factor:.3g}" for factor in factors if factor))
             if texts and None not in factors and not self.failed:
                 more = ", ..." if len(texts) > MOST_RUNS else ""
-                return f": {', '.join(texts[:MOST_RUNS])}{more}{' in the first part' if part.stop else ''}"
+                return f": {', '.join(texts[:MOST_RUNS])}{more}{where}"
         return ""
 
-    def _factor(self, seen: Seen, part: slice) -> float | None:
+    def _factor(self, seen: Seen, first_part: bool) -> float | None:
         """The factor in one call: 0 where too few numbers tell, None where there is none."""
         right = self.space.result(seen.run, self.conventions)
-        mine, ours = (_numbers(tree, part) for tree in (seen.value, right))
+        trees = [seen.value, right]
+        if first_part:
+            trees = [tree[0] if isinstance(tree, list | tuple) and len(tree) > 1 else None for tree in trees]
+        mine, ours = map(_numbers, trees)
         if mine.shape != ours.shape:
             return None
         telling = mine.isfinite() & ours.isfinite() & (ours != 0)
         if int(telling.sum()) < FEWEST_ROWS:
             return 0.0
         factor = float(mine[telling] @ ours[telling] / (ours[telling] @ ours[telling]))
-        scaled = changed_numbers(right, lambda leaf: leaf * factor, first_part=part.stop == 1)
+        scaled = changed_numbers(right, lambda leaf: leaf * factor, first_part=first_part)
         rows = equal_rows(seen.value, scaled, self.space.tolerance)
         return None if bool((~rows & seen.counts).any()) else factor
 
-    def agreement(self, mistake: Mistake, runs: Sequence[Seen], failed: Sequence[Run]) -> Agreement:
-        """How the results compare in some runs, and in some where the answer has none."""
-        explained, shares, distances = 0, [], []
-        for seen in runs:
-            result = self._result(seen.run, self.conventions, [mistake])
-            if result is RAISED:
-                shares.append(0.0)
-                distances.append(math.inf)
-                continue
-            distances.append(apart(seen.value, result))
-            rows = equal_rows(seen.value, result, self.space.tolerance)
-            either = seen.wrong | (~rows & seen.counts)
-            if bool(either.any()):
-                both = int((seen.wrong & rows).sum())
-                explained += both
-                shares.append(both / int(either.sum()))
-        # An answer that raises where this mistake would not made another one too.
-        raised = (self._result(run, self.conventions, [mistake]) is RAISED for run in failed)
-        shares += [0.0 for run_raised in raised if not run_raised]
-        share = sum(shares) / len(shares) if shares else 1.0
-        return Agreement(mistake, explained, share, sum(distances) / max(1, len(distances)))
 
-
-def _numbers(tree: Tree, part: slice) -> Tensor:
-    """The floating numbers of a result, or of a part of it, in a row; none where it has no parts."""
-    if part.stop and not (isinstance(tree, list | tuple) and len(tree) > 1):
-        return torch.empty(0)
-    tensors = [leaf for _, leaf in leaves(tree[part] if part.stop else tree) if isinstance(leaf, Tensor)]
-    floats = [leaf.double().reshape(-1) for leaf in tensors if leaf.is_floating_point()]
-    return torch.cat([torch.empty(0, dtype=torch.float64), *floats])
+def _numbers(tree: Tree) -> Tensor:
+    """The floating numbers of a result in a row."""
+    tensors = [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return torch.cat([torch.empty(0, dtype=torch.float64), *(leaf.double().reshape(-1) for leaf in tensors)])
 
 
 def _is_value(mistake: Mistake) -> bool:
@@ -345,48 +335,41 @@ def diagnosis(space: Space, outcomes: Outcomes, choices: Choices, verdict: Verdi
 def _exact(search: Search) -> Named | None:
     """One mistake, also beside another convention; the right result times a number; then two."""
     space, ours = search.space, search.conventions
-    alone = [mistake for mistake in space.mistakes if not search.zero or FORM in mistake.choices]
     beside = [
         other
         for other in space.plan.choices()
         if sum(other[name] != choice for name, choice in ours.items()) == 1
     ]
-    for conventions in (ours, *beside):
-        exact = search.exact(((mistake,) for mistake in alone), conventions)
-        if exact is not None:
-            return Named(exact, True)
+    alone = [mistake for mistake in space.mistakes if not search.zero or FORM in mistake.choices]
+    if exact := search.exact(((mistake,), choices) for choices in (ours, *beside) for mistake in alone):
+        return exact
     times = [mistake for mistake in space.mistakes if mistake.choices.get(FORM) == TIMES]
     factor = search.factor() if times else ""
     if factor or search.constant:
         return Named(tuple(times[:1]), True, factor=factor) if factor else None
-    near = search.singles()
+    near, close = search.singles, sorted(search.singles, key=search.distance)
     explain = [agreement for agreement in near if agreement.explained]
-    close = sorted(near, key=lambda agreement: agreement.distance)
     bases = list(dict.fromkeys([*explain[:MOST_BASES], *close[:MOST_BASES]]))
-    for conventions in (ours, *beside):
-        exact = search.exact(_pairs(bases, near), conventions)
-        if exact is not None:
-            return Named(exact, True)
+    if exact := search.exact((two, choices) for choices in (ours, *beside) for two in _pairs(bases, near)):
+        return exact
     # Two that both change every number explain nothing alone. Few words or booleans agree by chance.
     rest = [agreement for agreement in close if agreement not in bases]  # pairs with a base were tried
-    exact = search.exact(_pairs(rest, rest), ours) if search.floating else None
-    return Named(exact, True) if exact is not None else None
+    return search.exact((two, ours) for two in _pairs(rest, rest)) if search.floating else None
 
 
 def _pairs(bases: Sequence[Agreement], others: Sequence[Agreement]) -> Iterator[tuple[Mistake, ...]]:
     """Two mistakes that decide different things, one of them a base."""
     tried = set()
     for first, second in itertools.product(bases, others):
-        base, other = first.mistake, second.mistake
-        pair = frozenset((id(base), id(other)))
-        if pair not in tried and not set(base.choices) & set(other.choices):
+        pair = frozenset((first, second))
+        if pair not in tried and not set(first.mistake.choices) & set(second.mistake.choices):
             tried.add(pair)
-            yield base, other
+            yield first.mistake, second.mistake
 
 
 def _near(search: Search) -> Diagnosis:
     """A mistake that is met in all failing calls or in most of what is wrong, or the nearest in words."""
-    near = [agreement for agreement in search.singles() if agreement.explained]
+    near = [agreement for agreement in search.singles if agreement.explained]
     for agreement in near:
         failing = search.agreement(agreement.mistake, search.wrong, search.failed)
         if failing.share == 1 and failing.explained >= FEWEST_ROWS:
@@ -429,12 +412,6 @@ def _by_pattern(exercise: Exercise, verdict: Verdict) -> tuple[Mistake, ...]:
         if mistake.fails
         and all(check in messages and says in messages[check] for check, says in mistake.fails.items())
     )
-
-
-def _without_anything(leaf: Any) -> Any:
-    """A leaf that differs from what it was where anything is accepted."""
-    floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
-    return leaf.masked_fill(leaf == ANYTHING, 0.0) if floating else leaf
 
 
 def _size(case: Case) -> int:

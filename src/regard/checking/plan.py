@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Order, Outcome, leaves, mapped, weighted_sum
+from regard.checking.child.messages import Order, Outcome, Tree, gradients, leaves, mapped
 from regard.checking.compare import same
 from regard.checking.spec import Exercise
 from regard.checking.trials import Case, Draw, Impossible, Item, Trial
@@ -98,19 +98,14 @@ class Plan:
     @cached_property
     def told_apart(self) -> list[dict[str, str]]:
         """The combinations whose results differ in some call from those of every one before, ours first."""
-        results: list[list[Any]] = []
-        apart: list[dict[str, str]] = []
+        apart: list[tuple[list[Any], dict[str, str]]] = []
+        runs = [run for run in self.runs if run.kind in ("value", "probe") and not run.item.raises]
         for choices in self.choices():
             with torch.no_grad():
-                values = [
-                    self.checks.reference(run.case, **choices)
-                    for run in self.runs
-                    if run.kind in ("value", "probe") and not run.item.raises
-                ]
-            if not any(same(values, other, 1e-9) for other in results):
-                results.append(values)
-                apart.append(choices)
-        return apart
+                values = [self.checks.reference(run.case, **choices) for run in runs]
+            if not any(same(values, other, 1e-9) for other, _ in apart):
+                apart.append((values, choices))
+        return [choices for _, choices in apart]
 
     def expected(self, choices: Mapping[str, str]) -> dict[int, Outcome]:
         """What each run must give, by its id."""
@@ -120,49 +115,38 @@ class Plan:
         return self._expected[key]
 
     def _answer(self, run: Run, choices: Mapping[str, str]) -> Outcome:
-        item = run.item
-        if item.raises:
+        if run.item.raises:
             return Outcome()
         case = as_float64(run.case, run.dtype)
+        inputs = {f"input {index}": tensor for index, tensor in enumerate(tensors_of(case))} | case.weights
+        wanted = {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
+        wanted = wanted if run.kind == "gradients" else {}
+        for tensor in wanted.values():
+            tensor.requires_grad_(True)
         try:
-            if run.kind == "gradients":
-                return self._gradients(case, choices)
-            with torch.no_grad():
-                return Outcome(value=self.checks.reference(case, **choices))
+            with torch.set_grad_enabled(bool(wanted)):
+                value = self.checks.reference(case, **choices)
+                grads = gradients(value, wanted)
         except (RegardError, RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
             raise ArgumentError(
-                f"{self.exercise.id}: the reference fails on {item.name!r}: {type(error).__name__}: {error}"
+                f"{self.exercise.id}: the reference fails on {run.item.name!r}: "
+                f"{type(error).__name__}: {error}"
             ) from error
+        for name in grads:
+            grads[name] = torch.zeros_like(wanted[name]) if grads[name] is None else grads[name]
+        return Outcome(value=mapped(value, _detached), grads=grads)
 
-    def _gradients(self, case: Case, choices: Mapping[str, str]) -> Outcome:
-        floats = {
-            f"input {index}": tensor
-            for index, tensor in enumerate(tensors_of(case))
-            if tensor.is_floating_point()
-        } | case.weights
-        for tensor in floats.values():
-            tensor.requires_grad_(True)
-        value = self.checks.reference(case, **choices)
-        total = weighted_sum(value)
-        by_name: dict[str, Tensor | None] = {}
-        if total is not None:
-            grads = torch.autograd.grad(total, list(floats.values()), allow_unused=True)
-            for (name, tensor), grad in zip(floats.items(), grads, strict=True):
-                by_name[name] = torch.zeros_like(tensor) if grad is None else grad
-        detached = mapped(value, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
-        return Outcome(value=detached, grads=by_name)
+    def view(self, run: Run, value: Tree) -> Tree:
+        """A result as the exercise compares it."""
+        return value if self.checks.view is None else self.checks.view(run.case, value)
 
 
 def shrunk_sizes(sizes: Mapping[str, int]) -> list[dict[str, int]]:
-    """Smaller sizes to try, the smallest first."""
-    tries = []
-    for word, size in sizes.items():
-        tries += [{**sizes, word: smaller} for smaller in (1, 2, 3) if smaller < size]
-    for size in (1, 2, 3):
-        tries.append({word: min(size, old) for word, old in sizes.items()})
-    for first, second in itertools.combinations(sizes, 2):
-        tries.append({**sizes, first: min(2, sizes[first]), second: min(2, sizes[second])})
-        tries.append({**sizes, first: 1, second: 1})
+    """Smaller sizes to try, the smallest first: of one dimension, of two and of all."""
+    tries = [{**sizes, word: small} for word, size in sizes.items() for small in (1, 2, 3) if small < size]
+    tries += [{word: min(small, size) for word, size in sizes.items()} for small in (1, 2, 3)]
+    for two in itertools.combinations(sizes, 2):
+        tries += [{**sizes, **{word: min(small, sizes[word]) for word in two}} for small in (2, 1)]
     unique = {tuple(smaller.items()): smaller for smaller in tries if smaller != dict(sizes)}
     return sorted(unique.values(), key=lambda smaller: sum(smaller.values()))
 
@@ -176,6 +160,10 @@ def shrunk_plan(exercise: Exercise, trial: Trial, seed: int, sizes: Mapping[str,
         except (Impossible, RegardError, RuntimeError, ValueError, IndexError, ZeroDivisionError):
             continue  # sizes that the trial cannot be made of
     return plan
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
 def tensors_of(case: Case) -> list[Tensor]:

@@ -19,17 +19,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from queue import Empty, Full, LifoQueue, Queue
-from typing import IO, TYPE_CHECKING, NoReturn
+from queue import LifoQueue
+from typing import TYPE_CHECKING, NoReturn
 
 from regard.checking.child import start
-from regard.checking.child.processes import KILL_SECONDS, descendants, kill_below, memory_of
+from regard.checking.child.confine import KILL_SECONDS, descendants, kill_below, memory_of
 from regard.errors import RegardError
 
 if TYPE_CHECKING:  # these import torch, after which a worker cannot be forked
@@ -68,25 +67,12 @@ class Ran:
     runs: dict[int, Outcome] = field(default_factory=dict)  # by id
     loading: Statement | None = None  # that is being executed
 
-    def record(self, message: object) -> None:
-        """Take in what the answer's process says; `TypeError` for anything but these messages."""
-        from regard.checking.child.messages import Loaded, Outcome, Statement
 
-        if isinstance(message, Statement):
-            self.loading = message
-        elif isinstance(message, Loaded):
-            self.loaded = message
-        elif isinstance(message, Outcome):
-            self.runs[message.run] = message
-        else:
-            raise TypeError(f"a {type(message).__name__}")
-
-
-def _command(way: str, argument: str) -> list[str]:
+def _command(way: str) -> list[str]:
     """What starts a worker afresh, with the packages of this process but not what lies in its folder."""
     here = {os.getcwd(), str(Path(sys.argv[0]).parent.resolve())}
     paths = [path for path in sys.path if path not in here and os.path.isdir(path)]
-    return [sys.executable, "-I", start.__file__, way, argument, *paths]
+    return [sys.executable, "-I", start.__file__, way, *paths]
 
 
 class _Forking:
@@ -95,15 +81,14 @@ class _Forking:
     def __init__(self, *, fork_here: bool = False) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ready = self.gone = False
-        self.source = -1
         if fork_here:
             self.pid = os.fork()
             if self.pid == 0:
-                _serve(theirs.fileno())
+                _serve(theirs)
         else:
-            theirs.set_inheritable(True)
-            arguments = _command("serve", str(theirs.fileno()))
-            self.pid = os.posix_spawn(sys.executable, arguments, {**os.environ, **ONE_THREAD})
+            into = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]
+            environment = os.environ | ONE_THREAD
+            self.pid = os.posix_spawn(sys.executable, _command("serve"), environment, file_actions=into)
         theirs.close()
 
     def wait_until_ready(self) -> None:
@@ -112,30 +97,22 @@ class _Forking:
             raise RegardError(NOT_STARTED)
         self.ready = True
 
-    def begin(self, job: bytes, warm: Sequence[str]) -> None:
+    def begin(self, job: bytes) -> None:
         """Have a job made; `OSError` where the zygote has ended."""
-        self.source, sink = os.pipe()
-        with tempfile.TemporaryFile() as file, open(sink, "wb"):
-            file.write(job)
-            file.seek(0)
-            socket.send_fds(self.control, [json.dumps(warm).encode()], [file.fileno(), sink])
+        self.control.send(job)
 
-    def read(self, seconds: float) -> bytes | None:
-        """What the child sends next: nothing more when it and all below it have ended, None when it waits."""
-        ready, _, _ = select.select([self.source], [], [], seconds)
-        return os.read(self.source, 1 << 16) if ready else None
+    def ended(self, seconds: float) -> bool:
+        """Whether the child and all below it have ended, or do so within this time."""
+        return bool(select.select([self.control], [], [], seconds)[0])
 
     def stop(self) -> None:
         """End the child and all that it started."""
         kill_below(self.pid)
 
-    def status(self, patience: float) -> int | None:
-        """The exit code of the child, which is ended if it goes on; None when the zygote has ended too."""
-        os.close(self.source)
-        for seconds, end_it in ((1.0, self.stop), (patience, self._kill)):  # it may close the pipe and go on
-            if select.select([self.control], [], [], seconds)[0]:
-                break
-            end_it()
+    def status(self, seconds: float) -> int | None:
+        """The exit code of the child; None when the zygote has ended too, as it must if it is silent."""
+        if not self.ended(seconds):
+            self._kill()
         data = b""
         with contextlib.suppress(OSError):
             data = self.control.recv(64)
@@ -159,12 +136,12 @@ class _Forking:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _serve(number: int) -> NoReturn:
+def _serve(control: socket.socket) -> NoReturn:
     """Be a zygote from now on, in a process that was forked from one that did nothing but import torch."""
     try:
-        os.closerange(3, number)
-        os.closerange(number + 1, 1 << 16)
-        start.worker().serve(str(number))
+        os.dup2(control.fileno(), 0)
+        os.closerange(3, 1 << 16)
+        start.worker().serve()
     finally:
         os._exit(1)
 
@@ -174,11 +151,9 @@ class _Plain:
 
     def __init__(self) -> None:
         self.ready = self.gone = False
-        self.folder = tempfile.mkdtemp(prefix="answer-")
-        command, pipe, environment = _command("once", self.folder), subprocess.PIPE, os.environ | ONE_THREAD
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+        pipe, environment = subprocess.PIPE, os.environ | ONE_THREAD
+        self.process = subprocess.Popen(_command("once"), stdin=pipe, stdout=pipe, env=environment)
         self.pid = self.process.pid
-        self.parts: Queue[bytes] = Queue(maxsize=16)
 
     def wait_until_ready(self) -> None:
         """Return when torch is loaded there."""
@@ -187,19 +162,17 @@ class _Plain:
             raise RegardError(NOT_STARTED)
         self.ready = True
 
-    def begin(self, job: bytes, warm: Sequence[str]) -> None:
-        """Have the job made."""
+    def begin(self, job: bytes) -> None:
+        """Have the job made; `OSError` where the process has ended."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with contextlib.suppress(OSError), self.process.stdin:
-            self.process.stdin.write(job)
-        threading.Thread(target=_pump, args=[self.process.stdout, self.parts], daemon=True).start()
+        with self.process.stdin as pipe:
+            pipe.write(job)
 
-    def read(self, seconds: float) -> bytes | None:
-        """What the child sends next: nothing more when it has ended, None when it waits."""
-        with contextlib.suppress(Empty):
-            return self.parts.get(timeout=seconds)
-        return None
+    def ended(self, seconds: float) -> bool:
+        """Whether the process has ended, or does so within this time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.process.returncode is not None
 
     def stop(self) -> None:
         """End the process and its group."""
@@ -208,27 +181,16 @@ class _Plain:
             os.killpg(self.pid, signal.SIGKILL)
         self.process.kill()
 
-    def status(self, patience: float) -> int:
+    def status(self, seconds: float) -> int:
         """The exit code of the process, with all that it leaves behind ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(1.0)
         self.close()
-        return self.process.wait()
+        return self.process.returncode
 
     def close(self) -> None:
-        """End the process, and remove the folder it wrote to."""
+        """End the process."""
         self.gone = True
-        self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _pump(source: IO[bytes], parts: Queue[bytes]) -> None:
-    """Put what comes through a pipe into a queue, which Windows too can wait for with a time limit."""
-    with source, contextlib.suppress(Full):  # nobody takes it any more
-        part = b"R"
-        while part:
-            part = os.read(source.fileno(), 1 << 16)
-            parts.put(part, timeout=2 * KILL_SECONDS)
+        with self.process:  # closes its pipes and waits
+            self.stop()
 
 
 class Runner:
@@ -302,35 +264,49 @@ class Runner:
         self, worker: _Forking | _Plain, job: Job, warm: Sequence[str], ran: Ran, most_seconds: float
     ) -> str:
         """Have one child make as many of the runs as it can; why it made no more."""
+        from regard.checking.child.messages import Loaded, Outcome, Statement
         from regard.checking.child.wire import Reader, WireError, encode
 
         limits, reader, reason = self.limits, Reader(), ""
         last = looked = time.monotonic()
         end = last + max(most_seconds, 0.2)
+        folder = tempfile.mkdtemp(prefix="answer-")
+        Path(folder, "job").write_bytes(encode(job))
         with contextlib.suppress(OSError):  # it ended between two jobs
-            worker.begin(encode(job), warm)
-        while not reason and (data := worker.read(LOOK_SECONDS)) != b"":
-            now = time.monotonic()
-            if data is not None:
-                last = now
+            worker.begin(json.dumps([folder, *warm]).encode())
+        with open(f"{folder}/results", "a+b", buffering=0) as results:
+            ended = False
+            while not ended and not reason:
+                ended, data, now = worker.ended(LOOK_SECONDS), results.read(), time.monotonic()
+                last = now if data else last
                 try:
                     for message in reader.feed(data):
-                        ran.record(message)
-                except (WireError, TypeError) as error:
+                        match message:
+                            case Statement():
+                                ran.loading = message
+                            case Loaded():
+                                ran.loaded = message
+                            case Outcome():
+                                ran.runs[message.run] = message
+                            case _:
+                                raise WireError(f"a {type(message).__name__}")
+                except WireError as error:
                     reason = f"it wrote something else where its results belong ({error})"
-            elif now >= last + limits.stall_seconds:
-                reason = "an endless loop, or a call that takes too long"
-            if now >= end:
-                reason = reason or "the whole check took too long"
-            elif now >= looked + LOOK_SECONDS:
-                looked, below = now, descendants(worker.pid)
-                if len(below) > MOST_PROCESSES:
-                    reason = "it started too many processes"
-                elif memory_of(below, beyond=memory_of([worker.pid])) > limits.memory:
-                    reason = "it used too much memory and was stopped"
+                if now >= last + limits.stall_seconds:
+                    reason = "an endless loop, or a call that takes too long"
+                elif now >= end:
+                    reason = "the whole check took too long"
+                elif now >= looked + LOOK_SECONDS:
+                    looked, below = now, descendants(worker.pid)
+                    if len(below) > MOST_PROCESSES:
+                        reason = "it started too many processes"
+                    elif memory_of(below, beyond=memory_of([worker.pid])) > limits.memory:
+                        reason = "it used too much memory and was stopped"
         if reason:
             worker.stop()
         status = worker.status(limits.kill_seconds)
+        with contextlib.suppress(RecursionError):  # folders in folders without end
+            shutil.rmtree(folder, ignore_errors=True)
         if status is None or status in REASONS:
             return reason or REASONS[status]
         return reason or (f"it was ended by signal {-status}" if status < 0 else LEFT.format(status))

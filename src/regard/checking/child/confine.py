@@ -1,7 +1,8 @@
-"""Shuts a process in, on Linux: it reads Python, torch and the answer's folder, and writes to one folder.
+"""What Linux is asked about an answer's processes: shut in, limited, listed, measured, ended.
 
-Landlock withholds files, a user and network namespace the machine and its network, a filter of system calls
-every socket. All of it also holds for what the process starts, and none of it can be undone.
+A process that is shut in reads Python, torch and the answer's folder, and writes to one folder. Landlock
+withholds files, a user and network namespace the machine and its network, a filter of system calls every
+socket. All of it also holds for what the process starts, and none of it can be undone.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import contextlib
 import ctypes
 import os
 import platform
+import signal
 import struct
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -38,10 +41,14 @@ N_RIGHT = {1: 13, 2: 14, 3: 15, 4: 15}  # by version of Landlock; 16 in later on
 ALL = (1 << 16) - 1
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 # processor -> its number in <linux/audit.h>, its call `socket`; `io_uring_setup` is 425 on both.
 CALLS = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 IO_URING_SETUP = 425
+
+KILL_SECONDS = 20.0  # a killed process may need a while on a machine that stood still
+CPU_SECONDS = 60  # of all calls of an answer
 
 
 def confine(folders: Iterable[str], writable: str) -> list[str]:
@@ -132,3 +139,72 @@ def _without_sockets(libc: ctypes.CDLL) -> bool:
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code))
     return bool(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) == 0)
+
+
+def limit(memory: int) -> None:
+    """Cap what this process may take beyond what torch already did, where the system can."""
+    try:
+        import resource
+    except ImportError:
+        return
+    limits = {
+        "RLIMIT_AS": _pages(os.getpid())[0] + memory,
+        "RLIMIT_CPU": CPU_SECONDS,
+        "RLIMIT_FSIZE": 1 << 26,
+        "RLIMIT_NOFILE": 256,
+        "RLIMIT_CORE": 0,
+    }
+    for name, value in limits.items():
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            resource.setrlimit(getattr(resource, name), (value, value))
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an option of this process, on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root` that has not ended; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        with contextlib.suppress(OSError, ValueError, IndexError):  # no process, or none any more
+            with open(f"/proc/{int(entry)}/stat", encoding="utf-8", errors="replace") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                children.setdefault(int(parent), []).append(int(entry))
+    below = [root]
+    for pid in below:
+        below += children.get(pid, [])
+    return below[1:]
+
+
+def _pages(pid: int) -> list[int]:
+    """Bytes of memory that a process has: all, resident, shared with files; 0 where that is not told."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        return [int(pages) * os.sysconf("SC_PAGESIZE") for pages in file.read().split()[:3]]
+    return [0, 0, 0]
+
+
+def memory_of(pids: Iterable[int], beyond: int = 0) -> int:
+    """Bytes that processes have written to, of each what is `beyond` that of the one it was forked from."""
+    return sum(max(0, resident - shared - beyond) for _, resident, shared in map(_pages, pids))
+
+
+def kill_below(root: int) -> None:
+    """End every process below `root`, those that are being started too, and wait until none runs."""
+    deadline = time.monotonic() + KILL_SECONDS
+    frozen: set[int] = set()
+    while (new := set(descendants(root)) - frozen) and time.monotonic() < deadline:
+        _signal(new, "SIGSTOP")  # until nobody new turns up: what is frozen cannot fork
+        frozen |= new
+    while frozen & set(below := descendants(root)) and time.monotonic() < deadline:
+        _signal(below, "SIGKILL")
+        time.sleep(0.002)
+
+
+def _signal(pids: Iterable[int], name: str) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, getattr(signal, name))

@@ -18,7 +18,20 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .loader import failure, load, time_limit
-from .messages import Answer, Code, Failure, Foreign, Job, Order, Outcome, Tree, leaves, mapped, weighted_sum
+from .messages import (
+    Answer,
+    Code,
+    Failure,
+    Foreign,
+    Job,
+    Order,
+    Outcome,
+    Tree,
+    Unfit,
+    gradients,
+    leaves,
+    mapped,
+)
 from .watcher import watched
 from .weights import Place, fitted, transfer
 
@@ -153,6 +166,7 @@ def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | N
         inputs.append(item)
         return item
 
+    unfit: Unfit | None = None
     known: dict[str, Any] = {}  # fields of the outcome, as far as it came
     before: list[Tensor] = []
     doing = "construct"
@@ -163,7 +177,7 @@ def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | N
         elif len(subjects) > 1:
             subject = type("Functions", (), {name: staticmethod(value) for name, value in subjects.items()})
         if answer.is_class and isinstance(subject, nn.Module):
-            known["unfit"] = transfer(subject, case.weights)
+            known["unfit"] = unfit = transfer(subject, case.weights)
             if order.dtype or order.device:
                 subject.to(device=order.device or None, dtype=dtype)
             subject.train(case.train)
@@ -188,6 +202,8 @@ def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | N
         if order.gradients:
             doing = "gradient"
             known["grads"] = _gradients(value, inputs, subject, case.weights)
+        if unfit is not None and (unfit.yours or (case.weights and len(unfit.ours) == len(case.weights))):
+            known["error"] = Failure("unfit")  # what came of weights at random tells nothing
     except BaseException as error:
         known["error"] = failure(error, doing)
     return Outcome(changed=_changed(before, inputs), **known)
@@ -216,19 +232,15 @@ def _changed(before: list[Tensor], after: list[Tensor]) -> list[int]:
 def _gradients(
     value: Any, inputs: list[Tensor], subject: Any, weights: dict[str, Tensor]
 ) -> dict[str, Tensor | None]:
-    """Gradients of the weighted sum for each floating input and each weight, by its name."""
+    """Gradients for each floating input and each weight, by its name."""
     places: dict[str, Place] = {}
     if isinstance(subject, nn.Module):
         places = fitted(dict(subject.named_parameters()), weights)
     wanted = {f"input {index}": item for index, item in enumerate(inputs) if item.requires_grad}
-    wanted |= {name: place.parameter for name, place in places.items()}
-    total = weighted_sum(value)
-    if total is None:
-        return dict.fromkeys(wanted)
-    grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    grads = gradients(value, wanted | {name: place.parameter for name, place in places.items()})
     return {
         name: places[name].view(grad) if grad is not None and name in places else grad
-        for name, grad in zip(wanted, grads, strict=True)
+        for name, grad in grads.items()
     }
 
 

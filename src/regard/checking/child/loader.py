@@ -134,7 +134,7 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             self.lent_d2l = True
             for source in self.answer.d2l:
                 exec(compile(source, "<lent d2l>", "exec"), module.__dict__)
-            for name in self.answer.withheld:
+            for name in self.answer.subjects:
                 module.__dict__[name] = partial(_refuse, name)
         elif module.__name__ in self.answer.imported:
             self.stubbed.append(module.__name__)

@@ -65,8 +65,7 @@ class Answer:
     is_class: bool = False
     drive: str = ""  # source of `drive(answer, *args, **kwargs)`, which makes the call
     lent: dict[str, str] = field(default_factory=dict)  # what it uses without defining it -> source of it
-    d2l: list[str] = field(default_factory=list)  # sources of the lent package of that name
-    withheld: list[str] = field(default_factory=list)  # names that it does not get
+    d2l: list[str] = field(default_factory=list)  # sources of the lent package, which has not the subjects
     imported: list[str] = field(default_factory=list)  # modules it names, stubbed where they are missing
     folders: list[str] = field(default_factory=list)  # where it may import from
     notes: list[ShapeNote] = field(default_factory=list)
@@ -220,15 +219,18 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     return change(tree)
 
 
-def weighted_sum(tree: Any) -> Tensor | None:
-    """The sum of all numbers of a result, each times one drawn at random; None where none has a gradient.
+def gradients(value: Any, wanted: dict[str, Tensor]) -> dict[str, Tensor | None]:
+    """Gradients of the sum of all numbers of a result, each times one drawn at random.
 
-    The checker differentiates it, and so does the process that runs answers: both draw the same numbers.
+    None for what it does not depend on. The checker and the process that runs answers draw the same numbers.
     """
     generator = torch.Generator().manual_seed(17)
     terms = []
-    for _, leaf in leaves(tree):
+    for _, leaf in leaves(value):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             factor = torch.randn(leaf.shape, generator=generator).to(leaf.dtype)
             terms += [(leaf * factor).sum()] if leaf.requires_grad else []
-    return sum(terms[1:], start=terms[0]) if terms else None
+    if not terms:
+        return {}
+    grads = torch.autograd.grad(terms, list(wanted.values()), allow_unused=True)
+    return dict(zip(wanted, grads, strict=True))

@@ -1,7 +1,7 @@
 """Makes a worker of a process: loads the folder it lies in as a package of another name, and serves.
 
-As a script, for a process that was started afresh: its arguments are `serve` and the number of a socket, or
-`once` and the folder of a single job that comes through a pipe, then where to look for packages.
+As a script, for a process that was started afresh: its arguments are `serve` or `once`, and where to look for
+packages.
 """
 
 import importlib
@@ -24,6 +24,6 @@ def worker() -> ModuleType:
 
 
 if __name__ == "__main__":
-    way, argument, *paths = sys.argv[1:]
+    way, *paths = sys.argv[1:]
     sys.path[:] = [*dict.fromkeys([*sys.path, *paths])]
-    getattr(worker(), way)(argument)
+    getattr(worker(), way)()

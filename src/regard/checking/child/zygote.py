@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -20,8 +21,7 @@ from typing import Any
 
 import torch
 
-from . import processes
-from .confine import confine
+from . import confine
 from .harness import work
 from .messages import Failure, Loaded, Outcome
 from .uncompiled import leave_out_the_compiler
@@ -49,12 +49,13 @@ def _prepare() -> None:
     leave_out_the_compiler()
 
 
-def _run(source: int, results: int, folder: str) -> None:
-    """Make the job that `source` holds in this fresh process, and end it."""
+def _run(folder: str) -> None:
+    """Make the job that a folder holds in this fresh process, which ends with it."""
     status = 1
     try:
-        with os.fdopen(source, "rb", closefd=False) as file:
+        with open("job", "rb") as file:
             (job,) = Reader().feed(file.read())
+        results = os.open("results", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         if hasattr(os, "setsid"):
             os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -63,12 +64,11 @@ def _run(source: int, results: int, folder: str) -> None:
         os.closerange(3, results)
         os.closerange(results + 1, 1 << 16)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        processes.limit(job.memory)
-        os.chdir(folder)
+        confine.limit(job.memory)
         os.environ |= {"HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder}
         tempfile.tempdir = folder
-        unconfined = confine(job.answer.folders, folder)
-        processes.prctl(processes.PR_SET_PDEATHSIG, 9)  # after the new namespace, which forgets it
+        unconfined = confine.confine(job.answer.folders, folder)
+        confine.prctl(confine.PR_SET_PDEATHSIG, 9)  # after the new namespace, which forgets it
         mine = os.getpid()
 
         def send(message: Any) -> None:
@@ -99,41 +99,40 @@ def _run(source: int, results: int, folder: str) -> None:
         os._exit(status)
 
 
-def once(folder: str) -> None:
-    """The plain way, where there is no fork: one job from standard input, its results to standard output."""
+def once() -> None:
+    """The plain way, where there is no fork: one job, whose folder standard input tells."""
     _prepare()
     os.write(1, b"R")
-    _run(0, os.dup(1), folder)
+    folder = json.loads(sys.stdin.readline())[0]
+    os.chdir(folder)
+    _run(folder)
 
 
-def serve(number: str) -> None:
-    """Fork a child for each job that arrives through the socket of that number, until it is closed.
+def serve() -> None:
+    """Fork a child for each job that the socket at standard input tells of, until it is closed.
 
-    A job is the names of modules to import first, a file with the job and a pipe for its results; its end is
-    answered with the exit code.
+    A job is a folder and the names of modules to import first; its end is answered with the exit code.
     """
-    processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+    confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
     _prepare()
-    control = socket.socket(fileno=int(number))
+    control = socket.socket(fileno=0)
     gc.freeze()  # what is here already is no garbage, and not the answers' to find
     with contextlib.suppress(ConnectionError):  # the other side has ended, or wanted nothing
         control.sendall(b"R")
-        while True:
-            warm, fds, _, _ = socket.recv_fds(control, 4096, 2)
-            if not warm:
-                return
-            for name in json.loads(warm):
+        while data := control.recv(1 << 16):
+            folder, *warm = json.loads(data)
+            for name in warm:
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
-            with tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as folder:
-                child = os.fork()
-                if child == 0:
-                    _run(fds[0], fds[1], folder)
-                for fd in fds:
-                    os.close(fd)
-                ended, status = 0, 0
-                # Nothing arrives meanwhile but the end of the other side. Orphans are waited for too.
-                while ended != child and not select.select([control], [], [], 0 if ended else 0.004)[0]:
-                    ended, status = os.waitpid(-1, os.WNOHANG)
-                processes.kill_below(os.getpid())
+            child = os.fork()
+            if child == 0:
+                os.chdir(folder)
+                _run(folder)
+            ended, status = 0, 0
+            # Nothing arrives meanwhile but the end of the other side. Orphans are waited for too.
+            while ended != child and not select.select([control], [], [], 0 if ended else 0.004)[0]:
+                ended, status = os.waitpid(-1, os.WNOHANG)
+            confine.kill_below(os.getpid())
+            if ended != child:
+                shutil.rmtree(folder, ignore_errors=True)
             control.sendall(b"%d" % os.waitstatus_to_exitcode(status))

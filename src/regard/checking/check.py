@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.checking import comments, lending
-from regard.checking.child.messages import Answer, Loaded, Outcome
-from regard.checking.judge import Check, Verdict, compared, visible
+from regard.checking.child.messages import Answer, Loaded
+from regard.checking.judge import Check, compared, visible
 from regard.checking.naming import Diagnosis, Named, Space, best_verdict, diagnosis
 from regard.checking.plan import Plan, shrunk_plan
 from regard.checking.runner import Runner
 from regard.checking.spec import Exercise
 from regard.checking.submission import Answered, Submission, answered, read, unanswered
-from regard.checking.trials import Trial
 from regard.errors import ArgumentError, RegardError
 
 SHRINK_ROUNDS = 3
@@ -140,9 +139,7 @@ class Checker:
     def check(self, submission: Submission, answer: Answered) -> Result:
         """The result of one exercise in one file; of exercises with one signature, that whose weights fit."""
         result = self._check(submission, answer)
-        for rival in answer.rivals:
-            if not _misfit(result):
-                break
+        for rival in answer.rivals if _misfit(result) else ():
             other = self._check(submission, replace(answer, exercise=rival))
             if not _misfit(other):
                 return other
@@ -154,92 +151,75 @@ class Checker:
         space = self.space(exercise)
         plan = space.plan
         answer, notes = message(submission, answers)
-        values = [run.order for run in plan.runs if run.kind == "value"] if answer.notes else []
-        watched = [
-            replace(order, id=len(plan.runs) + index, watched=True)
-            for index, order in enumerate(values[:COMMENT_RUNS])
-        ]
+        values = [run.id for run in plan.runs if run.kind == "value"]
+        watched = values[:COMMENT_RUNS] if answer.notes else []
+        orders = [replace(order, watched=order.id in watched) for order in plan.orders]
         warm = ["matplotlib.pyplot"] if "matplotlib" in submission.imported else []
-        ran = self.runner.run(answer, [*plan.orders, *watched], warm=warm)
+        ran = self.runner.run(answer, orders, warm=warm)
         loaded = ran.loaded or Loaded(died="it has nothing to call")
-        checks: tuple[Check, ...] = (Check("loads", False, loaded.problem),)
-        known, chosen = Diagnosis(), []
+        checks = [Check("loads", False, loaded.problem)]
+        known = Diagnosis()
+        chosen: list[str] = []
         notes += _load_notes(loaded)
         if not loaded.problem:
             choices, verdict = best_verdict(plan, ran.runs)
-            checks = verdict.checks
+            checks = list(verdict.checks)
             for convention in exercise.conventions:
                 ours, choice = next(iter(convention.choices)), choices[convention.name]
                 chosen += [convention.choices[choice]] if choice != ours else []
             if verdict.failed:
-                if not all(ran.runs[run.id].error for run in plan.runs):  # errors alone name nothing
+                if not all(outcome.error for outcome in ran.runs.values()):  # errors alone name nothing
                     known = diagnosis(space, ran.runs, choices, verdict)
                 # What failed or took long while loading is left out from now on.
                 skip = [statement.number for statement in loaded.skipped]
-                checks = self._shrunk(plan, replace(answer, skip=skip), verdict, choices)
+                self._shrink(checks, plan, replace(answer, skip=skip), choices)
             if self.strict and chosen:
-                checks += (Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}"),)
+                checks.append(
+                    Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}")
+                )
                 chosen = []
             chosen += verdict.notes
             if answer.notes:
-                checks += (self._comments(answer, [ran.runs[order.id] for order in watched], notes),)
-        return Result(
-            submission.path,
-            exercise.id,
-            checks,
-            known.named,
-            known.nearest,
-            tuple(chosen),
-            tuple(dict.fromkeys(notes)),
-            self.seed,
-            time.monotonic() - began,
-        )
+                wrong: dict[int, str] = {}
+                for outcome in ran.runs.values():
+                    wrong = comments.disagreements(answer.notes, outcome.seen) | wrong
+                text = " ".join(wrong[note] for note in sorted(wrong))
+                if wrong and not self.comments_count:
+                    notes.append(f"shape comments: {text}")
+                    text = f"(not counted) {text}"
+                checks.append(Check("shape comments", not wrong or not self.comments_count, text))
+        said, seconds = tuple(dict.fromkeys(notes)), time.monotonic() - began
+        named, nearest = known.named, known.nearest
+        file, id = submission.path, exercise.id
+        return Result(file, id, tuple(checks), named, nearest, tuple(chosen), said, self.seed, seconds)
 
-    def _comments(self, answer: Answer, watched: list[Outcome], notes: list[str]) -> Check:
-        """What the shape comments say, against what was seen; it fails only where comments count."""
-        wrong: dict[int, str] = {}
-        for outcome in watched:
-            wrong = {**comments.disagreements(answer.notes, outcome.seen), **wrong}
-        text = " ".join(wrong[note] for note in sorted(wrong))
-        if wrong and not self.comments_count:
-            notes.append(f"shape comments: {text}")
-            return Check("shape comments", True, f"(not counted) {text}")
-        return Check("shape comments", not wrong, text)
-
-    def _shrunk(
-        self, plan: Plan, answer: Answer, verdict: Verdict, choices: Mapping[str, str]
-    ) -> tuple[Check, ...]:
-        """The checks, the first of those with wrong numbers replaced by its smallest failing case."""
-        trials = {trial.name: trial for trial in plan.checks.trials}
-        for index, check in enumerate(verdict.checks):
-            numbers = check.difference.numbers if check.difference is not None else None
-            if not check.passed and numbers is not None and check.name in trials and check.sizes:
+    def _shrink(self, checks: list[Check], plan: Plan, answer: Answer, choices: Mapping[str, str]) -> None:
+        """Put in the place of the first check with wrong numbers its smallest failing case."""
+        trials = {trial.name: trial for trial in plan.checks.trials if trial.sizes}
+        for index, check in enumerate(checks):
+            if check.name in trials and check.difference is not None and check.difference.numbers is not None:
                 for _ in range(SHRINK_ROUNDS):
-                    before = check
-                    check = self._smaller(plan.exercise, answer, trials[check.name], check, choices)
-                    if check is before:
-                        break
-                return (*verdict.checks[:index], check, *verdict.checks[index + 1 :])
-        return verdict.checks
+                    smaller = shrunk_plan(plan.exercise, trials[check.name], self.seed, checks[index].sizes)
+                    failing = self._failing(smaller, answer, choices)
+                    if failing is None:
+                        return
+                    checks[index] = replace(check, **failing)
+                return
 
-    def _smaller(
-        self, exercise: Exercise, answer: Answer, trial: Trial, check: Check, choices: Mapping[str, str]
-    ) -> Check:
-        """The check at the smallest sizes below its own that fail, or as it is."""
-        plan = shrunk_plan(exercise, trial, self.seed, check.sizes)
+    def _failing(self, plan: Plan, answer: Answer, choices: Mapping[str, str]) -> dict[str, Any] | None:
+        """What a check says of the first run with wrong numbers, or None."""
         try:
             expected = plan.expected(choices)
-            outcomes = self.runner.run(answer, plan.orders).runs
         except RegardError:
-            return check  # sizes that the reference refuses
+            return None  # sizes that the reference refuses
+        outcomes = self.runner.run(answer, plan.orders).runs
         for run in plan.runs:
             outcome = outcomes.get(run.id)
-            if outcome is None or outcome.error is not None:
-                continue
-            wrong = compared(plan, run, expected[run.id].value, outcome.value)
-            if wrong is not None and wrong.numbers is not None:  # a shape of size 1 tells nothing
-                return replace(check, message=wrong.message, difference=wrong, sizes=run.item.sizes)
-        return check
+            if outcome is not None and outcome.error is None:
+                wrong = compared(plan, run, expected[run.id].value, outcome.value)
+                if wrong is not None and wrong.numbers is not None:  # a shape of size 1 tells nothing
+                    return {"message": wrong.message, "difference": wrong, "sizes": run.item.sizes}
+        return None
 
 
 def _unreadable(path: str, exercise: str | None, text: str) -> Result:

@@ -18,13 +18,28 @@ from regard.checking.plan import VARIANTS, Plan, Run, tensors_of
 from regard.checking.trials import Item, Kind, Probe, Trial
 
 Outcomes = Mapping[int, Outcome]  # by the run's id
-DEVICE_WORDS = ("not on the expected device", "on the same device", "at least two devices", "device meta")
-# float16 ends at 65504: a larger constant cannot be converted, which a mask of -1e9 meets.
-NO_ROOM_IN_HALF = "without overflow"
-NOT_FOR_HALF = "not implemented for"
 # What torch says to code that turns tensors into arrays.
 IN_NUMPY = ("numpy() on Tensor that requires grad", "unsupported ScalarType BFloat16", "tensor to numpy")
 NUMPY_NOTE = "it computes in NumPy, which has no bfloat16 and stays on the CPU."
+# float16 ends at 65504: a larger constant cannot be converted, which a mask of -1e9 meets.
+HALF_NOTE = (
+    "a constant of yours does not fit float16, so half precision fails: hide with -inf, not with a large "
+    "negative number."
+)
+NO_GRADIENT = "it computes in NumPy{}, and no gradient passes through that: use torch's operations."
+ON_CPU = "a new tensor is made on the CPU, whatever the device of the inputs: pass device={}."
+DEVICE_WORDS = ("not on the expected device", "on the same device", "at least two devices", "device meta")
+# Of errors where the ordinary call gives a result: kinds of runs, words, what is said, whether it is a fault.
+# An answer that checks itself does so with more digits than half precision has, and one that looks at numbers
+# may fail on the zeros of the meta device.
+ERRORS = (
+    (("gradients",), IN_NUMPY, NO_GRADIENT, True),
+    (("device",), DEVICE_WORDS, ON_CPU, True),
+    (("device", "bfloat16"), IN_NUMPY, NUMPY_NOTE, False),
+    (("float16",), ("without overflow",), HALF_NOTE, False),
+    (("float16", "bfloat16"), ("not implemented for", "AssertionError"), "", False),
+    (("device",), ("",), "", False),
+)
 NOT_TRIED = "not tried, because the ordinary calls fail."
 UNFIT = "not tried, because the parameters do not fit."
 NO_CHANGE = "your result did not change"
@@ -35,10 +50,6 @@ WHICH = (
     "layers as the task does."
 )
 IN_INIT = " Layers are made in __init__: those made in forward are new and random in each call."
-HALF_NOTE = (
-    "a constant of yours does not fit float16, so half precision fails: hide with -inf, not with a large "
-    "negative number."
-)
 CHANGES = (
     "your result changes from call to call: the same inputs gave other numbers. Something in it is random: a "
     "layer made in forward, dropout outside of training, torch.rand."
@@ -173,10 +184,9 @@ class _Judge:
             unfit = self.outcomes[run.id].unfit
             if unfit is None or run.item.raises:
                 continue
-            ours, yours = unfit.ours, unfit.yours
-            if self.exercise.has_bias_option:
-                yours = [*yours, *unfit.zeroed]
-            elif unfit.zeroed:
+            with_bias = self.exercise.has_bias_option
+            ours, yours = unfit.ours, [*unfit.yours, *(unfit.zeroed if with_bias else [])]
+            if unfit.zeroed and not with_bias:
                 zeroed = ", ".join(unfit.zeroed)
                 self.notes.append(f"biases that are not asked for were set to zero: {zeroed}.")
             if ours or yours:
@@ -258,33 +268,33 @@ class _Judge:
         """One check over the runs of a kind, gradients or a variant, of the trials that are right."""
         means: Kind = "wrong" if kind == "gradients" else "fragile"
         tried = [run for run in runs if run.item.name in right]
-        if kind == "called twice" and any(self._changes(run) for run in runs if run not in tried):
-            return Check(kind, False, CHANGES, "wrong")
+        outcomes = {run: self.outcomes[run.id] for run in runs}
+        if kind == "called twice":
+            fixed = [
+                run for run in runs if run not in tried and not run.case.train and not outcomes[run].error
+            ]
+            if not all(same(outcomes[run].value, outcomes[run].again, self.tolerance) for run in fixed):
+                return Check(kind, False, CHANGES, "wrong")
         if not tried and not all(run.item.optional for run in runs):
-            errors = [self.outcomes[run.id].error for run in runs]
-            unfit = any(error is not None and error.kind == "unfit" for error in errors)
-            return Check(kind, False, UNFIT if unfit else NOT_TRIED, means)
+            errors = [outcome.error.kind for outcome in outcomes.values() if outcome.error is not None]
+            return Check(kind, False, UNFIT if "unfit" in errors else NOT_TRIED, means)
         judge = {"gradients": self._gradients, "device": self._device}.get(kind, self._variant)
         for run in tried:
-            text = judge(run, self.outcomes[run.id])
+            error = outcomes[run].error
+            text = judge(run, outcomes[run]) if error is None else self._error(kind, error)
             if text:
                 return Check(kind, False, f"{run.item.name}: {text}", means, sizes=run.item.sizes)
         return Check(kind, True, kind=means)
 
-    def _changes(self, run: Run) -> bool:
-        """Whether the same call gave two results, one after the other."""
-        outcome = self.outcomes[run.id]
-        if outcome.error is not None or run.case.train:
-            return False
-        return not same(outcome.value, outcome.again, self.tolerance)
+    def _error(self, kind: str, error: Failure) -> str:
+        """What is wrong with a call that fails though the ordinary one is right; a note where nothing is."""
+        for kinds, words, text, is_fault in ERRORS:
+            if kind in kinds and any(word in f"{error.type}: {error.message}" for word in words):
+                self.notes += [text] if text and not is_fault else []
+                return text.format(_at(error)) if is_fault else ""
+        return error_message(error)
 
     def _gradients(self, run: Run, outcome: Outcome) -> str:
-        error = outcome.error
-        if error is not None and _in_numpy(error):
-            where = f"it computes in NumPy{_at(error)}"
-            return f"{where}, and no gradient passes through that: use torch's operations."
-        if error is not None:
-            return error_message(error)
         tolerance = self.tolerance * GRADIENT_TOLERANCE
         names = argument_names(self.plan, run)
         unreached, wrong = [], ""
@@ -296,42 +306,25 @@ class _Judge:
             elif not wrong and (differs := difference(want, have.double(), tolerance)) is not None:
                 wrong = f"the gradient of {called} is wrong: {differs.message}"
         if unreached:
-            cut = ", ".join(unreached)
-            return f"no gradient reaches {cut}: detach, .data, .item, NumPy or no_grad cut it."
+            return (
+                f"no gradient reaches {', '.join(unreached)}: detach, .data, .item, NumPy or no_grad cut it."
+            )
         return wrong
 
     def _device(self, run: Run, outcome: Outcome) -> str:
         """A missing `device=` shows on the meta device, which has shapes but no numbers."""
-        error = outcome.error
-        if error is None:
-            stray = any(isinstance(leaf, Tensor) and leaf.dim() for _, leaf in leaves(outcome.value))
-            return "the result is on the CPU, whatever the device of the inputs." if stray else ""
-        if any(word in error.message for word in DEVICE_WORDS):
-            text = "a new tensor is made on the CPU, whatever the device of the inputs: pass device="
-            return f"{text}{_at(error)}."
-        if _in_numpy(error):
-            self.notes.append(NUMPY_NOTE)
-        return ""  # code that looks at numbers may fail on zeros, which is no fault
+        stray = any(isinstance(leaf, Tensor) and leaf.dim() for _, leaf in leaves(outcome.value))
+        return "the result is on the CPU, whatever the device of the inputs." if stray else ""
 
     def _variant(self, run: Run, outcome: Outcome) -> str:
-        error, expected = outcome.error, self.expected[run.id].value
-        if error is not None:
-            half = run.dtype in ("float16", "bfloat16")
-            if run.dtype == "float16" and NO_ROOM_IN_HALF in error.message:
-                self.notes.append(HALF_NOTE)
-            elif run.dtype == "bfloat16" and _in_numpy(error):
-                self.notes.append(NUMPY_NOTE)
-            # An answer that checks itself does so with more digits than half precision has.
-            elif not half or (NOT_FOR_HALF not in error.message and error.type != "AssertionError"):
-                return error_message(error)
-            return ""
-        wrong = compared(self.plan, run, expected, outcome.value)
-        if not run.order.twice:
-            return wrong.message if wrong is not None else ""
-        if wrong is not None:
-            return f"wrong after a call with other inputs, of which something is kept: {wrong.message}"
-        wrong = compared(self.plan, run, expected, outcome.again)
-        return f"right the first time, wrong the second: {wrong.message}" if wrong is not None else ""
+        twice = run.order.twice
+        first = "wrong after a call with other inputs, of which something is kept: " if twice else ""
+        second = [(outcome.again, "right the first time, wrong the second: ")] if twice else []
+        for value, start in [(outcome.value, first), *second]:
+            wrong = compared(self.plan, run, self.expected[run.id].value, value)
+            if wrong is not None:
+                return f"{start}{wrong.message}"
+        return ""
 
     def _unchanged(self, values: list[Run]) -> Check:
         for run in values:
@@ -365,10 +358,6 @@ def error_message(error: Failure) -> str:
 
 def _at(error: Failure) -> str:
     return f" ({error.where}: {error.line})" if error.where else ""
-
-
-def _in_numpy(error: Failure) -> bool:
-    return any(words in error.message for words in IN_NUMPY)
 
 
 def argument_names(plan: Plan, run: Run) -> dict[str, str]:

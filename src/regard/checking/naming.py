@@ -58,7 +58,7 @@ class Named:
         symptoms = " ".join(mistake.hints[0] for mistake in self.mistakes)
         if not self.certain:
             return f"It fails as this does: {names}. {symptoms}"
-        start = f"{self.where} your output".strip().capitalize() if self.where else "Your output"
+        start = f"{self.where} your output".strip().capitalize()
         return f"{start} equals: {names}. {symptoms}"
 
 

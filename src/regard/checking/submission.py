@@ -142,16 +142,6 @@ def read(path: str | Path) -> Submission:
     folder = str(path.resolve().parent)
     if path.suffix == ".py":
         return from_source(text, str(path), folder)
-    return _notebook(text, str(path), folder)
-
-
-def from_source(text: str, path: str = "answer.py", folder: str = "") -> Submission:
-    """The submission of a script's text; `LoadError` where it is no Python."""
-    cell, notes = _cell("", text, path)
-    return Submission(path, (cell,), notes, folder)
-
-
-def _notebook(text: str, path: str, folder: str) -> Submission:
     try:
         notebook = json.loads(text)
         cells = notebook["cells"] if "cells" in notebook else notebook["worksheets"][0]["cells"]
@@ -160,7 +150,13 @@ def _notebook(text: str, path: str, folder: str) -> Submission:
     except (*UNPARSED, KeyError, TypeError, AttributeError, IndexError) as error:
         raise LoadError(f"{path} is no notebook: {str(error) or type(error).__name__}.") from error
     parsed, notes, broken = as_cells(sources)
-    return Submission(path, parsed, notes, folder, broken)
+    return Submission(str(path), parsed, notes, folder, broken)
+
+
+def from_source(text: str, path: str = "answer.py", folder: str = "") -> Submission:
+    """The submission of a script's text; `LoadError` where it is no Python."""
+    cell, notes = _cell("", text, path)
+    return Submission(path, (cell,), notes, folder)
 
 
 def as_cells(sources: Iterable[str]) -> tuple[tuple[Cell, ...], tuple[str, ...], tuple[str, ...]]:

@@ -20,16 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 REGARD = Path(__file__).resolve().parents[2]
-SYSTEM = (
-    "/usr",
-    "/lib",
-    "/lib64",
-    "/bin",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/proc/cpuinfo",
-    "/sys/devices/system/cpu",
-)
+SYSTEM = "/usr /lib /lib64 /bin /etc/ld.so.cache /etc/localtime /proc/cpuinfo /sys/devices/system/cpu".split()
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 # Of <linux/landlock.h>. The numbers of these three calls are the same on every processor.
@@ -78,13 +69,10 @@ def _landlock(libc: ctypes.CDLL, folders: Iterable[str], writable: str) -> bool:
     # TCP, since version 4; signals and abstract sockets to processes outside, since version 6.
     attributes = struct.pack("QQQ", handled, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     ruleset = libc.syscall(CREATE_RULESET, attributes, len(attributes), 0)
-    rules = [
-        *readable([*python_folders(), *SYSTEM, *folders]),
-        *((path, ON_FILES) for path in DEVICES),
-        (writable, ALL),
-    ]
+    python = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), f"{sys.prefix}/pyvenv.cfg"]
+    rules = readable([*python, *filter(os.path.isdir, sys.path), *SYSTEM, *folders])
     failed = 0
-    for path, rights in rules:
+    for path, rights in [*rules, *((path, ON_FILES) for path in DEVICES), (writable, ALL)]:
         with contextlib.suppress(OSError):  # what is not there need not be read
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
             allowed = rights & handled & (ALL if os.path.isdir(path) else ON_FILES)
@@ -93,13 +81,6 @@ def _landlock(libc: ctypes.CDLL, folders: Iterable[str], writable: str) -> bool:
     failed |= libc.syscall(RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
     return bool(failed == 0)
-
-
-def python_folders() -> list[str]:
-    """The standard library, and where packages are looked for."""
-    paths = sysconfig.get_paths()
-    folders = [path for path in sys.path if os.path.isdir(path)]
-    return [paths["stdlib"], paths["platstdlib"], os.path.join(sys.prefix, "pyvenv.cfg"), *folders]
 
 
 def readable(paths: Iterable[str]) -> list[tuple[str, int]]:

@@ -220,13 +220,9 @@ def _target(subject: Any, call: str) -> Any:
 
 def _changed(before: list[Tensor], after: list[Tensor]) -> list[int]:
     """Which inputs are no longer what they were."""
-    changed = []
-    for index, (old, new) in enumerate(zip(before, after, strict=False)):
-        if old.device.type == "meta":
-            continue
-        if old.shape != new.shape or not torch.equal(old.nan_to_num(7.25), new.detach().nan_to_num(7.25)):
-            changed.append(index)
-    return changed
+    pairs = [[item.detach().nan_to_num(7.25) for item in pair] for pair in zip(before, after, strict=False)]
+    differ = [old.device.type != "meta" and not torch.equal(old, new) for old, new in pairs]
+    return [index for index, changed in enumerate(differ) if changed]
 
 
 def _gradients(

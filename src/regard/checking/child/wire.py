@@ -26,13 +26,8 @@ from .messages import CLASSES
 
 MOST_BYTES = 1 << 28  # of one message
 PREFIX = struct.Struct("<QQ")
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    )
-}
+NUMBERS = "float64 float32 float16 bfloat16 complex64 complex128 int64 int32 int16 int8 uint8 bool".split()
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in NUMBERS}
 
 
 class WireError(ValueError):

@@ -183,8 +183,9 @@ def _print(title: str, grades: Sequence[Grade], as_json: bool) -> None:
     if as_json:
         click.echo(marks.json_of(title, grades), nl=False)
         return
+    columns = ("students", "exercise", "mistake", "say")
     mean = sum(grade.points for grade in grades) / len(grades)
     click.echo(f"{title}: {len(grades)} students, mean {mean:.1f} of {grades[0].out_of:g} points.")
     if common := marks.common_mistakes(grades)[:MOST_LISTED]:
-        rows = [(f"{row.students} of {row.of}", row.exercise, row.mistake, row.say) for row in common]
-        print_table(("students", "exercise", "mistake", "say"), rows)
+        rows = [(f"{row['students']} of {row['of']}", *(row[key] for key in columns[1:])) for row in common]
+        print_table(columns, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,14 +190,12 @@ def _is_answer(path: Path) -> bool:
 
 def _report(results: Iterator[Result], html: Path | None, junit: Path | None, as_json: bool) -> bool:
     """Print, keep and write results; broken off, those that are there. Whether all passed."""
-    from rich.console import Console
-
     from regard.checking.progress import Progress
     from regard.checking.reports import ci
     from regard.checking.reports import html as pages
-    from regard.checking.reports.terminal import print_result
+    from regard.checking.reports.terminal import report
 
-    progress, console = Progress(), Console(highlight=False)
+    progress, width = Progress(), shutil.get_terminal_size().columns
     done: list[Result] = []
     noted: dict[str, set[str]] = {}  # notes of each file, printed once
     try:
@@ -204,7 +203,7 @@ def _report(results: Iterator[Result], html: Path | None, junit: Path | None, as
             done.append(result)
             progress.note(result)
             if not as_json:
-                print_result(console, result, noted.setdefault(result.file, set()))
+                click.echo(report(result, width, noted.setdefault(result.file, set())))
                 noted[result.file] |= set(result.notes)
     finally:
         progress.save()
@@ -270,11 +269,9 @@ def author_check(id: str, *, seed: CheckSeed, folder: From, as_json: AsJson) -> 
         lines = [{"what": line.what, "holds": line.holds, "detail": line.detail} for line in proof.lines]
         print_json({"exercise": id, "holds": proof.holds, "lines": lines})
     else:
-        from rich.console import Console
+        from regard.checking.reports.terminal import proved
 
-        from regard.checking.reports.terminal import print_proof
-
-        print_proof(Console(highlight=False), proof)
+        click.echo(proved(proof))
     raise SystemExit(0 if proof.holds else 1)
 
 

@@ -123,7 +123,7 @@ def session(names: Iterable[str]) -> Submission:
     """What this notebook has executed so far of what these names need."""
     shell = _shell()
     if shell is None:
-        raise ArgumentError("this is no notebook: give the text of the answer, or its file.")
+        raise ArgumentError("this is no notebook: give the file of the answer.")
     history = [source for source in shell.history_manager.input_hist_raw if source.strip()]
     cells, _, _ = as_cells(history)  # what failed to parse was never executed
     return Submission(NAME, needed(cells, names), folder=str(Path.cwd()))
@@ -158,30 +158,25 @@ def _only(source: str, statements: list[ast.stmt]) -> str:
     return "\n".join(kept).rstrip()
 
 
-def points(assignment: str, id: str, source: str | None = None) -> float:
-    """The points of an exercise, never more than it has; the reasons are printed.
-
-    `source` is the text of the answer; without it, what this notebook has run.
-    """
-    marked = _mark(assignment, id, source)
+def points(assignment: str, id: str) -> float:
+    """The points of what this notebook has run of an exercise, never more than it has; prints the reasons."""
+    marked = _mark(assignment, id)
     print("\n".join([f"{id}: {marked.points:g} of {marked.out_of:g} points.", *marked.reasons]))
     return min(marked.points, marked.out_of)
 
 
-def require(assignment: str, id: str, kind: str, source: str | None = None) -> None:
+def require(assignment: str, id: str, kind: str) -> None:
     """Raise an AssertionError with the reasons, unless all values are right and this kind of check passes."""
-    marked = _mark(assignment, id, source)
+    marked = _mark(assignment, id)
     lines = [line for line in marked.lines if line.kind in ("values", kind)]
     if not lines or marked.status in (UNTOUCHED, REFUSED) or not all(line.passed for line in lines):
         raise AssertionError("\n".join(marked.reasons))
 
 
-def _mark(path: str, id: str, source: str | None) -> Mark:
-    """The mark of a text, or of what this notebook has run of the answer."""
+def _mark(path: str, id: str) -> Mark:
+    """The mark of what this notebook has run of the answer; a text is marked once."""
     exercise = pick(load(path).exercises, id)
-    if source is None:
-        source = "\n\n".join(cell.source for cell in session(exercise.names).cells)
-    return _mark_of(path, id, source)
+    return _mark_of(path, id, "\n\n".join(cell.source for cell in session(exercise.names).cells))
 
 
 @cache

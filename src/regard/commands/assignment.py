@@ -124,26 +124,20 @@ def grade(
 def _graded(loaded: Assignment, runner: Runner, submissions: Path, out: Path) -> list[Grade]:
     """The class's grades, with a bar that shows how far it is."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import track
 
     from regard.checking.grading import grade_class
     from regard.checking.handin import hand_ins
     from regard.checking.starters import file_name
 
-    stems = [loaded.path.stem, *(Path(file_name(exercise)).stem for exercise in loaded.exercises.values())]
+    stems = [loaded.path.stem, *(file_name(exercise, "") for exercise in loaded.exercises.values())]
     students = hand_ins(submissions, stems)
-    made: list[bool] = []
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("Grading", total=len(students))
-
-        def done(grade: Grade, new: bool) -> None:
-            made.append(new)
-            bar.update(task, advance=1, description=f"Graded {grade.student[:24]}")
-
-        grades = grade_class(loaded, runner, students, out, done)
-    if not all(made):
-        click.echo(f"{made.count(False)} of {len(made)} had not changed since the last time.", err=True)
-    return grades
+    graded, console = grade_class(loaded, runner, students, out), Console(stderr=True)
+    made = list(track(graded, "Grading", total=len(students), console=console, transient=True))
+    if n_old := sum(not new for _, new in made):
+        click.echo(f"{n_old} of {len(students)} had not changed since the last time.", err=True)
+    grades = {grade.student: grade for grade, _ in made}
+    return [grades[student.student] for student in students]
 
 
 def _time(metadata: Path | None) -> datetime | None:

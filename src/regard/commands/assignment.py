@@ -38,13 +38,12 @@ def new(
     title: Annotated[str | None, "What students read above it."],
 ) -> None:
     """Write an assignment into FILE, with every key explained."""
-    from regard.checking.catalogue import ours, pick
-    from regard.checking.handout import example
+    from regard.checking import catalogue, handout
 
     if file.exists():
         raise ArgumentError(f"{file} is there already: give another name.")
-    chosen = [pick(ours(), id).id for id in exercise or ("masked-softmax",)]
-    file.write_text(example(title or file.stem, chosen), encoding="utf-8")
+    chosen = [catalogue.pick(catalogue.ours(), id).id for id in exercise or ("masked-softmax",)]
+    file.write_text(handout.example(title or file.stem, chosen), encoding="utf-8")
     click.echo(f"{file} is yours to change. Then: regard assignment build {file}")
 
 
@@ -67,14 +66,13 @@ def build(
     otter                a master notebook for `otter assign`, with solutions
     nbgrader             a notebook for `nbgrader generate_assignment`, without solutions
     """
-    from regard.checking import handout
-    from regard.checking.assignment import load
+    from regard.checking import assignment, handout
 
     suffix = {"notebook": ".ipynb", "gradescope": "-gradescope.zip"}.get(form, f"-{form}")
     path = out or Path(file.stem + suffix)
     if path.exists():
         raise ArgumentError(f"{path} is there already: give --out another name.")
-    handout.write(handout.FORMS[form](load(file)), path, wheel)
+    handout.write(handout.FORMS[form](assignment.load(file)), path, wheel)
     click.echo(f"{path} is written.")
 
 
@@ -126,13 +124,11 @@ def _graded(loaded: Assignment, runner: Runner, submissions: Path, out: Path) ->
     from rich.console import Console
     from rich.progress import track
 
-    from regard.checking.grading import grade_class
-    from regard.checking.handin import hand_ins
-    from regard.checking.starters import file_name
+    from regard.checking import grading, handin, starters
 
-    stems = [loaded.path.stem, *(file_name(exercise, "") for exercise in loaded.exercises.values())]
-    students = hand_ins(submissions, stems)
-    graded, console = grade_class(loaded, runner, students, out), Console(stderr=True)
+    stems = [loaded.path.stem, *(starters.file_name(exercise, "") for exercise in loaded.exercises.values())]
+    students = handin.hand_ins(submissions, stems)
+    graded, console = grading.grade_class(loaded, runner, students, out), Console(stderr=True)
     made = list(track(graded, "Grading", total=len(students), console=console, transient=True))
     if n_old := sum(not new for _, new in made):
         click.echo(f"{n_old} of {len(students)} had not changed since the last time.", err=True)

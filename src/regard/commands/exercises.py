@@ -52,41 +52,30 @@ def workers(n: int, *, must_confine: bool = False) -> Iterator[Runner]:
 @command
 def exercises(*, folder: From, as_json: AsJson) -> object:
     """Show the exercises as a path: how hard and long each is, how far you are, what comes next."""
-    from regard.checking.catalogue import entries, next_stop, tracks
-    from regard.checking.progress import Progress
+    from regard.checking import catalogue, progress
 
-    progress, path = Progress(), tracks(entries(folder))
-    reached = {stop.exercise.id: progress.status(stop.exercise.id) for track in path for stop in track.stops}
-    upcoming = next_stop(path, [id for id, status in reached.items() if status == "passed"])
-    if as_json:
-        return [
-            {
-                "exercise": stop.exercise.id,
-                "title": stop.exercise.title,
-                "names": stop.exercise.names,
-                "progress": reached[stop.exercise.id],
-                "track": track.title,
-                "level": stop.level,
-                "minutes": stop.minutes,
-                "after": stop.after,
-                "next": stop is upcoming,
-            }
-            for track in path
-            for stop in track.stops
-        ]
+    kept, path = progress.Progress(), catalogue.tracks(catalogue.entries(folder))
+    reached = {stop.exercise.id: kept.status(stop.exercise.id) for track in path for stop in track.stops}
+    upcoming = catalogue.next_stop(path, [id for id, status in reached.items() if status == "passed"])
+    rows = []
     for track in path:
         lines, minutes = [], 0
         for stop in track.stops:
-            id, status = stop.exercise.id, reached[stop.exercise.id]
+            id, title, status = stop.exercise.id, stop.exercise.title, reached[stop.exercise.id]
+            row: dict[str, object] = {"exercise": id, "title": title, "names": stop.exercise.names}
+            row |= {"progress": status, "track": track.title, "level": stop.level, "minutes": stop.minutes}
+            rows.append({**row, "after": stop.after, "next": stop is upcoming})
             minutes += stop.minutes if status != "passed" else 0
             mark = "✓" if status == "passed" else "→" if stop is upcoming else " "
             hard = f"{'●' * stop.level}{'○' * (3 - stop.level)} {stop.minutes:3} min" if stop.level else ""
-            lines.append((mark, f"{id:25}", hard, stop.exercise.title, status))
-        click.echo(f"{track.title}: {track.about}" + (f" ({minutes} minutes left)" if minutes else ""))
-        print_table([""] * 5, lines)
-        click.echo()
-    click.echo(f"Next: regard start {upcoming.exercise.id}" if upcoming else "All exercises are passed.")
-    return None
+            lines.append((mark, f"{id:25}", hard, title, status))
+        if not as_json:
+            click.echo(f"{track.title}: {track.about}" + (f" ({minutes} minutes left)" if minutes else ""))
+            print_table([""] * 5, lines)
+            click.echo()
+    if not as_json:
+        click.echo(f"Next: regard start {upcoming.exercise.id}" if upcoming else "All exercises are passed.")
+    return rows
 
 
 @command
@@ -99,10 +88,9 @@ def start(
     folder: From,
 ) -> None:
     """Write the starter of exercise ID: its task and its signature."""
-    from regard.checking import starters
-    from regard.checking.catalogue import find
+    from regard.checking import catalogue, starters
 
-    exercise = find(id, folder)
+    exercise = catalogue.find(id, folder)
     as_notebook = notebook or (out is not None and out.suffix == ".ipynb")
     path = out or Path(starters.file_name(exercise, ".ipynb" if as_notebook else ".py"))
     if path.exists() and not force:
@@ -137,12 +125,12 @@ def check(
     paths, maybe = _files(files)
     n_worker = min(len(paths), os.cpu_count() or 1, MOST_WORKERS)
     with workers(n_worker, must_confine=hide_solutions) as runner:
-        from regard.checking.catalogue import catalogue, pick
+        from regard.checking import catalogue
         from regard.checking.check import Checker
 
-        known = catalogue(folder)
+        known = catalogue.catalogue(folder)
         if only is not None:
-            pick(known, only)
+            catalogue.pick(known, only)
 
         def once() -> bool:
             # A seed nobody can know beforehand: results cannot be prepared for it.
@@ -174,7 +162,12 @@ def _files(named: tuple[Path, ...]) -> tuple[list[str], set[str]]:
     paths: list[str] = []
     maybe: set[str] = set()
     for path in named:
-        inside = [str(file) for file in sorted(path.rglob("*")) if _is_answer(file.relative_to(path))]
+        inside = [
+            str(file)
+            for file in sorted(path.rglob("*"))
+            if file.suffix in (".py", ".ipynb")
+            and not any(part.startswith((".", "__")) for part in file.relative_to(path).parts)
+        ]
         if path.is_dir() and not inside:
             raise ArgumentError(f"{path} holds no .py or .ipynb file.")
         maybe |= set(inside)
@@ -182,18 +175,10 @@ def _files(named: tuple[Path, ...]) -> tuple[list[str], set[str]]:
     return paths, maybe
 
 
-def _is_answer(path: Path) -> bool:
-    """Whether a file of a folder may be an answer: a script or a notebook, in no hidden folder."""
-    hidden = any(part.startswith((".", "__")) for part in path.parts)
-    return path.suffix in (".py", ".ipynb") and not hidden
-
-
-def _report(results: Iterator[Result], html: Path | None, junit: Path | None, as_json: bool) -> bool:
+def _report(results: Iterator[Result], page: Path | None, junit: Path | None, as_json: bool) -> bool:
     """Print, keep and write results; broken off, those that are there. Whether all passed."""
     from regard.checking.progress import Progress
-    from regard.checking.reports import ci
-    from regard.checking.reports import html as pages
-    from regard.checking.reports.terminal import report
+    from regard.checking.reports import ci, html, terminal
 
     progress, width = Progress(), shutil.get_terminal_size().columns
     done: list[Result] = []
@@ -203,11 +188,11 @@ def _report(results: Iterator[Result], html: Path | None, junit: Path | None, as
             done.append(result)
             progress.note(result)
             if not as_json:
-                click.echo(report(result, width, noted.setdefault(result.file, set())))
+                click.echo(terminal.report(result, width, noted.setdefault(result.file, set())))
                 noted[result.file] |= set(result.notes)
     finally:
         progress.save()
-        for path, text_of in ((html, pages.page), (junit, ci.junit)):
+        for path, text_of in ((page, html.page), (junit, ci.junit)):
             if path is not None:
                 path.write_text(text_of(done), encoding="utf-8", errors="backslashreplace")
     if not done:  # a folder without a single answer
@@ -228,12 +213,11 @@ def hint(id: str, *, folder: From, as_json: AsJson) -> object:
 
     After a check that named your mistake, the hints are about it.
     """
-    from regard.checking.catalogue import find
-    from regard.checking.progress import Progress
+    from regard.checking import catalogue, progress
 
-    progress = Progress()
-    grade, text, mistake = progress.next_hint(find(id, folder))
-    if reason := progress.save():
+    kept = progress.Progress()
+    grade, text, mistake = kept.next_hint(catalogue.find(id, folder))
+    if reason := kept.save():
         click.echo(f"The next hint will be this one again: {reason}", err=True)
     if not as_json:
         click.echo(f"{grade} ({mistake}): {text}" if mistake else f"{grade}: {text}")
@@ -261,10 +245,9 @@ def author_new(id: str, *, parent: Annotated[Folder, "--in", "Where to put it."]
 def author_check(id: str, *, seed: CheckSeed, folder: From, as_json: AsJson) -> None:
     """Prove exercise ID: right variants pass, the starter fails, every mistake is caught and named."""
     with workers(2) as runner:
-        from regard.checking.author import prove
-        from regard.checking.catalogue import catalogue, pick
+        from regard.checking import author, catalogue
 
-        proof = prove(pick(catalogue(folder), id), runner, seed or 0)
+        proof = author.prove(catalogue.pick(catalogue.catalogue(folder), id), runner, seed or 0)
     if as_json:
         lines = [{"what": line.what, "holds": line.holds, "detail": line.detail} for line in proof.lines]
         print_json({"exercise": id, "holds": proof.holds, "lines": lines})
@@ -302,13 +285,12 @@ def quiz(
     asked = list(questions().values()) if id is None or as_list or as_json else [question(id)]
     if as_list or as_json:
         progress = Progress()
-        right = [progress.status(f"question {one.id}") == "passed" for one in asked]
-        if as_json:
-            about = [{"question": one.id, "kind": one.kind, "text": one.text} for one in asked]
-            return [{**row, "right": passed} for row, passed in zip(about, right, strict=True)]
-        rows = [("✓" * passed, one.id, one.kind, one.text) for one, passed in zip(asked, right, strict=True)]
-        print_table(("", "question", "kind", "text"), rows)
-        return None
+        right = {one.id: progress.status(f"question {one.id}") == "passed" for one in asked}
+        if not as_json:
+            rows = [("✓" * right[one.id], one.id, one.kind, one.text) for one in asked]
+            print_table(("", "question", "kind", "text"), rows)
+        about = ({"question": one.id, "kind": one.kind, "text": one.text} for one in asked)
+        return [{**row, "right": right[row["question"]]} for row in about]
     n_right = n_marked = 0
     for now in asked:
         code = f"\n    {now.code}" if now.code else ""

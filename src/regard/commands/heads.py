@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -185,12 +186,9 @@ def prune(
 
     importances = importance(loaded, lines[0::2])
     orders = ("least first", "random", "most first")
-    losses = {
-        order: pruning_curve(
-            loaded, lines[1::2], importances, order=order, shares=removed, seed=model.seed
-        ).metric
-        for order in (orders if as_json else with_bar(orders, "pruning"))
-    }
+    curve = partial(pruning_curve, loaded, lines[1::2], importances, shares=removed, seed=model.seed)
+    asked = orders if as_json else with_bar(orders, "pruning")
+    losses = {order: curve(order=order).metric for order in asked}
     title = f"{loaded.facts.name}: heads removed"
     if out is not None:
         percent = [100 * share for share in removed]

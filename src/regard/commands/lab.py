@@ -55,10 +55,9 @@ def cost(
     subject = _subject(model)
     import torch
 
-    from regard.costs import roofline
+    from regard.costs import cost as cost_of
+    from regard.costs import roofline, what_if
     from regard.costs.count import Counted
-    from regard.costs.model import cost as cost_of
-    from regard.costs.model import what_if
     from regard.files.loading import checked_device
 
     if isinstance(subject, Counted) and (fused or formulas):

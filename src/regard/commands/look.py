@@ -92,14 +92,16 @@ def look(
     """
     if asked.layers and not asked.save:
         raise ArgumentError("--layers chooses what --save writes: give both.")
-    path = None if file is not None else _named_file(text)
+    path = Path(text)
+    is_file = file is None and path.suffix in FILES and len(text) <= 250
+    is_file = is_file and (path.is_file() or not any(map(str.isspace, text)))
+    saved = is_file and path.suffix == ".trace"
     if file is not None:
         text = file.read()
-    elif path is not None and path.suffix != ".trace":
+    elif is_file and not saved:
         text = file_text(path)
     if not text.strip():
         raise ArgumentError("TEXT has no words: give at least one, as in: regard look 'the cat sat'.")
-    saved = path is not None and path.suffix == ".trace"
     session, document = _opened(text, target) if saved else _taken(text, model, target, as_json)
     long = document.trace.layers[0].n_query > MOST_PRINTED  # measuring it takes longer than anybody waits
     scenes = [] if long else document.facts()["scenes"]
@@ -159,14 +161,6 @@ def look(
     return None
 
 
-def _named_file(text: str) -> Path | None:
-    """The file that TEXT names, there or not; None where it is a text."""
-    path = Path(text)
-    if path.suffix not in FILES or len(text) > 250:
-        return None
-    return path if path.is_file() or not any(map(str.isspace, text)) else None
-
-
 def _opened(path: str, target: str | None) -> tuple[Session, Document]:
     """A trace from its file, which needs no model."""
     from regard.tracing.traces import Trace
@@ -181,9 +175,8 @@ def _opened(path: str, target: str | None) -> tuple[Session, Document]:
 
 def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Session, Document]:
     """The trace of a text; where the model cannot be had, that of another one, which says so."""
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
 
     from regard.files import hub
     from regard.files.loading import checked_device
@@ -204,8 +197,8 @@ def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Se
         notice = f"{model.name} cannot be had here ({reason}). Shown is {key}, which comes with Regard."
         click.echo(notice, err=True)
     session = Session(models, key, text)
-    columns = ("reading, layer", MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+    columns = ("reading, layer", bars.MofNCompleteColumn(), bars.BarColumn(), bars.TimeElapsedColumn())
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
         task = bar.add_task("", total=None)
         progress = Progress(lambda done, total: bar.update(task, completed=done, total=total))
         return session, session.document(Asked(key, text, target), progress)

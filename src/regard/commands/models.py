@@ -84,25 +84,16 @@ def models(ctx: click.Context, as_json: bool) -> None:
         return
     from regard.files import hub
 
-    rows = [
-        {
-            "name": model.name,
-            "what": model.what,
-            "megabytes": model.n_bytes // 10**6,
-            "licence": model.licence,
-            "shipped": model.shipped,
-            "path": hub.present(model.name),
-        }
-        for model in hub.MODELS.values()
-    ]
+    rows, cells = [], []
+    for model in hub.MODELS.values():
+        path, megabytes = hub.present(model.name), model.n_bytes // 10**6
+        row = {"name": model.name, "what": model.what, "megabytes": megabytes, "licence": model.licence}
+        rows.append({**row, "shipped": model.shipped, "path": path})
+        here = "shipped" if model.shipped else "yes" if path else f"no: regard models get {model.name}"
+        cells.append([*map(str, row.values()), here])
     if as_json:
         print_json(rows)
         return
-    cells = []
-    for row in rows:
-        absent = f"no: regard models get {row['name']}"
-        here = "shipped" if row["shipped"] else "yes" if row["path"] else absent
-        cells.append([*(str(row[key]) for key in ("name", "what", "megabytes", "licence")), here])
     print_table(("name", "what", "MB", "licence", "here"), cells, right=("MB",))
     click.echo(
         "Any folder with config.json and model.safetensors, and any GGUF file of these families, loads too."
@@ -133,17 +124,16 @@ def generate(
     as_json: AsJson,
 ) -> object:
     """Continue TEXT, token by token as they come, with the speed at the end."""
-    from regard.decoding.loop import Choice, stream
-    from regard.decoding.loop import generate as generate_text
+    from regard.decoding import loop
 
-    choice = asdict(Choice(temperature, top_k, top_p, repetition_penalty))  # checked before loading
+    choice = asdict(loop.Choice(temperature, top_k, top_p, repetition_penalty))  # checked before loading
     loaded = model.load()
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: it takes ids, not text.")
     prompt = loaded.tokenizer.chat(text) if chat else text
     began = time.perf_counter()
     if beams > 1 or as_json:
-        done = generate_text(loaded, prompt, n_beam=beams, max_new=max_new, seed=sample_seed, **choice)
+        done = loop.generate(loaded, prompt, n_beam=beams, max_new=max_new, seed=sample_seed, **choice)
         written, n_token = (done.texts or ("",))[0], len(done.tokens[0])
         if not as_json:
             click.echo(written)
@@ -151,7 +141,7 @@ def generate(
         # With the first piece, for a model may refuse; an encoder-decoder answers, it does not go on.
         lead = "" if chat or loaded.start_token is not None else text
         written = ""
-        for piece in stream(loaded, prompt, max_new=max_new, seed=sample_seed, **choice):
+        for piece in loop.stream(loaded, prompt, max_new=max_new, seed=sample_seed, **choice):
             click.echo(lead + piece, nl=False)
             written += piece
             lead = ""

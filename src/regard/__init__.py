@@ -22,50 +22,39 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "AdditiveAttention": "layers.attention",
-    "Attended": "attention.softmax",
-    "Block": "layers.block",
-    "BlockConfig": "layers.block",
-    "Evict": "layers.eviction",
-    "FeatureMap": "attention.feature_maps",
-    "KVCache": "layers.cache",
-    "Loaded": "files.loading",
-    "MultiHeadAttention": "layers.attention",
-    "RegardError": "errors",
-    "ScoreRule": "attention.scores",
-    "Trace": "tracing.traces",
-    "Transformer": "models.transformer",
-    "TransformerConfig": "models.transformer",
-    "Visibility": "attention.visibility",
-    "attend": "attention.softmax",
-    "attend_hard": "attention.softmax",
-    "attend_linear": "attention.linear",
-    "check": "checking.session",
-    "feature_map": "attention.feature_maps",
-    "fill_mask": "decoding.masked",
-    "generate": "decoding.loop",
-    "intervene": "tracing.interventions",
-    "keep_freed_memory": "allocation",
-    "load": "files.loading",
-    "masked_softmax": "attention.softmax",
-    "save": "files.loading",
-    "show": "view.widget",
-    "trace": "tracing.take",
-    "watch": "tracing.around",
-    "weights": "attention.softmax",
-    "why": "experiments.answers",
+_NAMES = {
+    "allocation": "keep_freed_memory",
+    "attention.feature_maps": "FeatureMap feature_map",
+    "attention.linear": "attend_linear",
+    "attention.scores": "ScoreRule",
+    "attention.softmax": "Attended attend attend_hard masked_softmax weights",
+    "attention.visibility": "Visibility",
+    "checking.session": "check",
+    "decoding.loop": "generate",
+    "decoding.masked": "fill_mask",
+    "errors": "RegardError",
+    "experiments.answers": "why",
+    "files.loading": "Loaded load save",
+    "layers.attention": "AdditiveAttention MultiHeadAttention",
+    "layers.block": "Block BlockConfig",
+    "layers.cache": "KVCache",
+    "layers.eviction": "Evict",
+    "models.transformer": "Transformer TransformerConfig",
+    "tracing.around": "watch",
+    "tracing.interventions": "intervene",
+    "tracing.take": "trace",
+    "tracing.traces": "Trace",
+    "view.widget": "show",
 }
-
+_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)  # derived, so that the two cannot differ
 
 
 def __getattr__(name: str) -> object:
     """PEP 562: import the module a public name lives in when it is first asked for."""
-    home = _HOME.get(name)
-    if home is None:
+    if name not in _HOME:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
-    value = getattr(import_module(f"regard.{home}"), name)
+    value = getattr(import_module(f"regard.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +16,7 @@ import click
 from regard import __version__
 from regard.allocation import keep_freed_memory
 from regard.commands.options import Group
-from regard.commands.printing import prepare_streams, quiet_output
+from regard.commands.printing import prepare_streams
 from regard.errors import RegardError
 
 # command -> (file of commands/, one line for the list)
@@ -72,41 +70,18 @@ class LazyGroup(Group):
             os.environ["HOME"] = os.path.join(os.devnull, "home")
         # That a home cannot be written to is no news to who uses us.
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
-        with _said_if_unwritten():
+        try:
             return super().main(*args, **options)
+        finally:
+            sys.stdout.flush()  # now, not when Python ends
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with _said_if_unwritten():
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except RegardError as error:
             raise CleanError(str(error)) from error
         except OSError as error:
             raise CleanError(f"cannot use {str(error.filename)!r}: {error.strerror}.") from error
-
-
-@contextmanager
-def _said_if_unwritten() -> Iterator[None]:
-    """Output that nobody takes is no traceback, but a line and the exit code that other programs have."""
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()  # now, not when Python ends
-    except (OSError, SystemExit) as error:
-        if _hung_up(error):
-            quiet_output()
-            raise SystemExit(128 + 13) from None  # as of who is ended by SIGPIPE
-        if isinstance(error, SystemExit) or error.filename is not None:
-            raise
-        quiet_output()
-        click.echo(f"Error: cannot write to standard output: {error.strerror}.", err=True)
-        raise SystemExit(CleanError.exit_code) from None
-
-
-def _hung_up(error: BaseException | None) -> bool:
-    """Whether this came of writing to somebody who no longer reads; rich makes an exit of it."""
-    return error is not None and (isinstance(error, BrokenPipeError) or _hung_up(error.__context__))
 
 
 @click.group(

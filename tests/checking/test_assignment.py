@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -518,8 +518,8 @@ def eight(tmp_path_factory, runner):
     (folder / "marks").mkdir()
     (folder / "marks" / "seed").write_text("23")
     students = hand_ins(folder / "submissions", ["masked_softmax", "rnn_step"])
-    grades = grade_class(assignment, runner, students, folder / "marks")
-    return folder, done, {one.student: one for one in grades}
+    grades = {one.student: one for one, _ in grade_class(assignment, runner, students, folder / "marks")}
+    return folder, done, {student.student: grades[student.student] for student in students}
 
 
 def test_each_answer_of_a_class_earns_what_it_should(eight):
@@ -582,9 +582,8 @@ def test_a_second_run_grades_what_changed_and_nothing_else(eight, runner, tmp_pa
     (folder / "marks" / "students" / "student001.json").write_text("{")
 
     def again(assignment):
-        made = []
         students = hand_ins(given, ["masked_softmax", "rnn_step"])
-        grade_class(assignment, runner, students, folder / "marks", lambda one, new: made.append((one, new)))
+        made = grade_class(assignment, runner, students, folder / "marks")
         return {one.student: one.points for one, new in made if new}
 
     assignment = load(folder / "homework.toml")
@@ -598,18 +597,13 @@ def test_what_is_graded_is_kept_when_grading_is_broken_off(tmp_path, runner):
     write_class(tmp_path / "given", 3, ["rnn-step"])
     assignment = assignment_of(tmp_path, ids=["rnn-step"])
     students = hand_ins(tmp_path / "given", ["rnn_step"])
-
-    def stop(one, new):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        grade_class(assignment, runner, students, tmp_path / "marks", stop)
+    with closing(grade_class(assignment, runner, students, tmp_path / "marks")) as grades:
+        next(grades)
     kept = len(list((tmp_path / "marks" / "students").glob("*.json")))
     assert kept >= 1
     assert (tmp_path / "marks" / "marks.csv").exists()
-    made = []
-    grade_class(assignment, runner, students, tmp_path / "marks", lambda one, new: made.append(new))
-    assert sum(made) == 3 - kept
+    again = grade_class(assignment, runner, students, tmp_path / "marks")
+    assert sum(new for _, new in again) == 3 - kept
 
 
 def test_an_answer_cannot_read_another_students(tmp_path, runner):
@@ -618,7 +612,7 @@ def test_an_answer_cannot_read_another_students(tmp_path, runner):
     (tmp_path / "eve_rnn_step.py").write_text("from ada_rnn_step import rnn_step\n")
     assignment = assignment_of(tmp_path, ids=["rnn-step"])
     grades = grade_class(assignment, runner, hand_ins(tmp_path, ["rnn_step"])[:2], tmp_path / "marks")
-    assert [one.points for one in grades] == [10, 0]
+    assert {one.student: one.points for one, _ in grades} == {"ada": 10, "eve": 0}
 
 
 # What graders get.

@@ -1,18 +1,17 @@
 """Reports: the terminal, the page, JUnit and Gradescope say the same and escape what they show."""
 
-import io
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
+from click import unstyle
 
 from regard.checking.check import Result
 from regard.checking.judge import Check
 from regard.checking.reports import ci, html
-from regard.checking.reports.terminal import print_result
+from regard.checking.reports.terminal import report
 
 WRONG = "import torch\ndef masked_softmax(X, valid_lens=None):\n    return torch.softmax(X, -1)\n"
 EVIL = "<script>alert(1)</script>&\"'\x00\ud800"
@@ -86,9 +85,7 @@ def test_a_hidden_check_tells_its_name_alone_in_every_report(evil):
 
 
 def lines(result):
-    console = Console(width=100, record=True, file=io.StringIO())
-    print_result(console, result)
-    return console.export_text().splitlines()
+    return unstyle(report(result, width=100)).splitlines()
 
 
 def test_a_pass_is_one_line_and_a_failure_has_one_for_each_kind(wrong):
@@ -102,9 +99,7 @@ def test_a_pass_is_one_line_and_a_failure_has_one_for_each_kind(wrong):
 
 def test_the_terminal_shows_the_numbers_of_the_smallest_case(wrong):
     """Expected, yours and difference stand side by side, and a hidden check says nothing."""
-    console = Console(width=100, record=True, file=io.StringIO())
-    print_result(console, wrong)
-    text = console.export_text()
+    text = report(wrong, width=100)
     assert "expected" in text
     assert "difference" in text
     assert "rows are query, columns key" in text

@@ -140,7 +140,7 @@ def test_views_of_one_head_differ(regard_in, tmp_path):
     ("options", "words"),
     [
         (("--against", "three"), "LAYER.HEAD"),
-        (("--against", "9.0"), "there is no head 0 in layer 9"),
+        (("--against", "9.0"), "there is no layer 9"),
         (("--against", "1.1", "--view", "text"), "a difference of two heads is a map"),
         (("--query", "4"), "there is no query 4"),
     ],
@@ -206,7 +206,7 @@ def test_a_narrow_terminal_shows_what_fits(regard_in):
         (["a", "--save", "p.html", "--layers", "x"], "--layers must be numbers and ranges"),
         (["a", "--save", "p.html", "--layers", "9"], "--layers must lie in 0 to 5"),
         (["a", "--layers", "1"], "--layers chooses what --save writes"),
-        (["a", "--layer", "6"], "there is no head 0 in layer 6"),
+        (["a", "--layer", "6"], "there is no layer 6: there are 6."),
         (["a", "--device", "abacus"], "cannot compute on device 'abacus'"),
     ],
 )

@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from datetime import datetime
@@ -48,13 +48,9 @@ def grade_one(assignment: Assignment, runner: Runner, path: Path, submitted: dat
 
 
 def grade_class(
-    assignment: Assignment,
-    runner: Runner,
-    students: Sequence[HandIn],
-    out: Path,
-    done: Callable[[Grade, bool], object] = lambda grade, new: None,
-) -> list[Grade]:
-    """The grades of all students; `done` hears of each, and whether it was made now.
+    assignment: Assignment, runner: Runner, students: Sequence[HandIn], out: Path
+) -> Iterator[tuple[Grade, bool]]:
+    """Each student's grade when it is done, and whether it was made now; then the files about the class.
 
     All answers are checked with the same inputs. Their seed lies in `out`, for the next time.
     """
@@ -86,15 +82,14 @@ def grade_class(
     pool = ThreadPoolExecutor(runner.n_worker)
     try:
         for future in as_completed([pool.submit(graded, student) for student in students]):
-            made, new = future.result()
+            made, _ = future.result()
             grades[made.student] = made
-            done(made, new)
+            yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)
         ordered = [grades[student.student] for student in students if student.student in grades]
         if ordered:
             write_reports(assignment.title, ordered, out)
-    return ordered
 
 
 def file_name(student: str) -> str:

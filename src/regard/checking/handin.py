@@ -68,12 +68,11 @@ class HandIn:
                         path = path.parent / "again" / path.name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(data)
+                    room -= len(data)
+                    digest.update(f"{name}\0{len(data)}\0".encode(errors="replace") + data)
                 # zlib, bz2 and lzma have errors of their own, and so have encrypted files and odd names.
                 except Exception as error:
                     self.problems.append(f"{name[:200]!r} cannot be read: {error}.")
-                    continue
-                room -= len(data)
-                digest.update(f"{name}\0{len(data)}\0".encode(errors="replace") + data)
         if len(members) > MOST_FILES:
             self.problems.append(f"{len(members) - MOST_FILES} files were left out: more than {MOST_FILES}.")
         return digest.hexdigest()
@@ -87,29 +86,26 @@ class HandIn:
                 if _is_kept(inner.name):
                     above = f"{inner.name}/" * inner.is_dir()
                     yield from ((above + name, opened) for name, opened in self._members(inner, archives))
-        elif path.suffix.lower() == ".zip":
-            yield from self._zipped(path, archives)
-        else:
+        elif path.suffix.lower() != ".zip":
             yield path.name, partial(path.open, "rb")
-
-    def _zipped(self, path: Path, archives: ExitStack) -> Iterator[Member]:
-        try:
-            if path.stat().st_size > MOST_BYTES:
-                raise LoadError(f"it is larger than {MOST_BYTES >> 20} MB")
-            archive = archives.enter_context(zipfile.ZipFile(path))
-        except Exception as error:
-            self.problems.append(f"{path.name} cannot be unpacked: {error}.")
-            return
-        for info in archive.infolist():
-            place = PurePosixPath(info.filename.replace("\\", "/"))
-            if info.is_dir() or not all(map(_is_kept, place.parts)) or place.name.lower().endswith(".zip"):
-                continue
-            if place.is_absolute() or ".." in place.parts or ":" in info.filename:
-                self.problems.append(f"{info.filename[:200]!r} was left out: it leads out of its folder.")
-            elif stat.S_ISLNK(info.external_attr >> 16):
-                self.problems.append(f"{info.filename[:200]!r} was left out: it is a link.")
-            else:
-                yield str(place), partial(archive.open, info)
+        elif path.stat().st_size > MOST_BYTES:
+            self.problems.append(f"{path.name} is not unpacked: it is larger than {MOST_BYTES >> 20} MB.")
+        else:
+            try:
+                archive = archives.enter_context(zipfile.ZipFile(path))
+            except Exception as error:
+                self.problems.append(f"{path.name} cannot be unpacked: {error}.")
+                return
+            for info in archive.infolist():
+                place = PurePosixPath(info.filename.replace("\\", "/"))
+                outside = place.is_absolute() or ".." in place.parts or ":" in info.filename
+                if info.is_dir() or not all(map(_is_kept, place.parts)) or place.suffix.lower() == ".zip":
+                    continue
+                if outside or stat.S_ISLNK(info.external_attr >> 16):
+                    why = "it leads out of its folder" if outside else "it is a link"
+                    self.problems.append(f"{info.filename[:200]!r} was left out: {why}.")
+                else:
+                    yield str(place), partial(archive.open, info)
 
 
 def _is_kept(name: str) -> bool:

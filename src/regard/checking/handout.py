@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from regard import __version__
 from regard.checking import starters
 from regard.checking.assignment import HANDOUTS, Assignment, Part, kinds
+from regard.checking.starters import Cell, cell
 
 Files = dict[str, str]  # texts by their names
-Cell = dict[str, Any]
 NAME = "assignment.toml"  # what it is called where a grader reads it
 
 
@@ -24,7 +23,7 @@ def example(title: str, ids: list[str]) -> str:
 
 def notebook(assignment: Assignment) -> Files:
     """The student's notebook: each task, and its starter to fill in."""
-    return _notebook(assignment, lambda id, part: _task(part))
+    return _notebook(assignment, _task)
 
 
 def folder(assignment: Assignment) -> Files:
@@ -47,40 +46,45 @@ def github(assignment: Assignment) -> Files:
 def nbgrader(assignment: Assignment) -> Files:
     """An instructor's notebook: below each starter stands a locked cell that gives points and reasons."""
 
-    def cells(id: str, part: Part) -> list[Cell]:
+    def cells(part: Part) -> list[Cell]:
+        id = part.exercise.id
         about = {"grade_id": id, "points": part.points, "cell_type": "code", "schema_version": 3}
         about |= {"grade": True, "solution": False, "task": False, "locked": True}
         source = f'from regard.checking.session import points\n\npoints("{NAME}", "{id}")'
-        return [*_task(part), _cell("code", source, nbgrader=about)]
+        return [*_task(part), cell("code", source, nbgrader=about)]
 
     return _notebook(assignment, cells) | _graded(assignment)
 
 
 def otter(assignment: Assignment) -> Files:
     """A master notebook for `otter assign`: right answers, and a test for each kind of check."""
-
-    def cells(id: str, part: Part) -> list[Cell]:
-        task, starter = _task(part)
-        # Otter takes the lines between these away; the block alone would leave them to students.
-        right = f"# BEGIN SOLUTION NO PROMPT\n{part.exercise.right[0].source.strip()}\n# END SOLUTION"
-        answer = _cell("code", f"{starter['source']}\n\n\n{right}")
-        inside = [*_between("SOLUTION", [answer]), *_between("TESTS", list(_otter_tests(id, part)))]
-        return [_cell("raw", f"# BEGIN QUESTION\nname: {id}"), task, *inside, _cell("raw", "# END QUESTION")]
-
     graded = _graded(assignment)
     config = _text("otter.yml", assignment.title) + "".join(f"  - {name}\n" for name in graded)
-    return _notebook(assignment, cells, _cell("raw", config)) | graded
+    return _notebook(assignment, _otter_question, cell("raw", config)) | graded
 
 
-def _otter_tests(id: str, part: Part) -> Iterator[Cell]:
+def _otter_question(part: Part) -> list[Cell]:
+    task, starter = _task(part)
+    # Otter takes the lines between these away; the block alone would leave them to students.
+    right = f"# BEGIN SOLUTION NO PROMPT\n{part.exercise.right[0].source.strip()}\n# END SOLUTION"
+    answer = cell("code", f"{starter['source']}\n\n\n{right}")
     present = {*kinds(part).values()} - (set() if part.comments == "required" else {"comments"})
     weights = {kind: weight for kind, weight in part.weights.items() if kind in present and weight}
+    tests = []
     for kind, weight in weights.items():
         points = part.points * weight / sum(weights.values())
         config = f"points: {points!r}\nhidden: {str(kind in part.hidden).lower()}"
-        body = f'from regard.checking.session import require; require("{NAME}", "{id}", "{kind}")'
+        body = (
+            f'from regard.checking.session import require; require("{NAME}", "{part.exercise.id}", "{kind}")'
+        )
         text = f'""" # BEGIN TEST CONFIG\n{config}\n""" # END TEST CONFIG\ndef test_{kind}(env):\n    {body}'
-        yield _cell("code", text)
+        tests.append(cell("code", text))
+    inside = [task, *_between("SOLUTION", [answer]), *_between("TESTS", tests)]
+    return _between("QUESTION", inside, f"\nname: {part.exercise.id}")
+
+
+def _between(what: str, cells: list[Cell], config: str = "") -> list[Cell]:
+    return [cell("raw", f"# BEGIN {what}{config}"), *cells, cell("raw", f"# END {what}")]
 
 
 FORMS: dict[str, Callable[[Assignment], Files]] = {
@@ -118,28 +122,12 @@ def _graded(assignment: Assignment) -> Files:
     return {name: path.read_text(encoding="utf-8") for name, path in {NAME: assignment.path, **paths}.items()}
 
 
-def _cell(kind: str, text: str, **about: Any) -> Cell:
-    code: Cell = {"execution_count": None, "outputs": []} if kind == "code" else {}
-    return {"cell_type": kind, "metadata": about, "source": text.strip(), **code}
-
-
-def _between(what: str, cells: list[Cell]) -> list[Cell]:
-    return [_cell("raw", f"# BEGIN {what}"), *cells, _cell("raw", f"# END {what}")]
-
-
 def _task(part: Part) -> list[Cell]:
     title = f"## {part.exercise.title} ({part.points:g} points)"
-    return [_cell("markdown", f"{title}\n\n{part.exercise.task}"), _cell("code", part.exercise.starter)]
+    return [cell("markdown", f"{title}\n\n{part.exercise.task}"), cell("code", part.exercise.starter)]
 
 
-def _notebook(assignment: Assignment, cells_of: Callable[[str, Part], list[Cell]], *first: Cell) -> Files:
-    cells = [*first, _cell("markdown", f"# {assignment.title}")]
-    cells += [cell for id, part in assignment.parts.items() for cell in cells_of(id, part)]
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    text = {
-        "cells": [{**cell, "id": f"cell-{number}"} for number, cell in enumerate(cells)],
-        "metadata": {"kernelspec": kernel},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
-    return {f"{assignment.path.stem}.ipynb": json.dumps(text, indent=1)}
+def _notebook(assignment: Assignment, cells_of: Callable[[Part], Iterable[Cell]], *first: Cell) -> Files:
+    cells = [*first, cell("markdown", f"# {assignment.title}")]
+    cells += [one for part in assignment.parts.values() for one in cells_of(part)]
+    return {f"{assignment.path.stem}.ipynb": starters.notebook_of(cells)}

@@ -13,7 +13,7 @@ passed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +31,12 @@ STATUSES = ("passed", "partly right", "wrong", "not allowed", "untouched starter
 PASSED, PARTLY, WRONG, REFUSED, UNTOUCHED, UNANSWERED = STATUSES
 NO_ANSWER = (UNTOUCHED, UNANSWERED)
 MOST_NAMES = 3  # of checks that fail in the same way
+
+
+def few(names: Sequence[str]) -> str:
+    """The names of checks that fail in the same way: the first of them."""
+    more = f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 @dataclass(frozen=True)
@@ -78,9 +84,7 @@ class Mark:
                 failed.setdefault((line.kind, line.hidden), []).append(line)
         reasons = [*self.said]
         for (kind, _), lines in failed.items():
-            names = ", ".join(line.name for line in lines[:MOST_NAMES])
-            more = f" and {len(lines) - MOST_NAMES} more" if lines[MOST_NAMES:] else ""
-            reasons.append(f"{kind}: {names}{more}: {lines[0].told}")
+            reasons.append(f"{kind}: {few([line.name for line in lines])}: {lines[0].told}")
         return reasons or ([] if self.status == PASSED else [f"{self.status}."])
 
 

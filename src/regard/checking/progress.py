@@ -13,22 +13,18 @@ if TYPE_CHECKING:
     from regard.checking.check import Result
 
 
-def state_file() -> Path:
-    """Where progress is kept: below $XDG_STATE_HOME, or ~/.local/state."""
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "regard" / "exercises.json"
-
-
 def _number(value: object) -> float:
     """The number, or 0 for what a damaged file holds instead."""
     return float(value) if isinstance(value, int | float) and 0 <= value < 1e9 else 0.0
 
 
 class Progress:
-    """The state file, read once; a broken or missing one counts as no progress."""
+    """The state file, below $XDG_STATE_HOME or ~/.local/state; a broken or missing one is no progress."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path or state_file()
+    def __init__(self) -> None:
+        base = os.environ.get("XDG_STATE_HOME")
+        folder = Path(base) if base else Path.home() / ".local" / "state"
+        self.path = folder / "regard" / "exercises.json"
         self.entries: dict[str, dict[str, Any]] = {}
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
@@ -44,29 +40,25 @@ class Progress:
             return ""
         return "passed" if entry.get("passed") else f"{round(100 * _number(entry.get('share')))} %"
 
-    def note(self, result: Result) -> None:
-        """Remember a result; the hints start again when the mistake is another."""
-        if result.exercise is None:
-            return
-        old = self.entries.get(result.exercise, {})
-        mistake = result.mistakes[0].mistakes[0].name if result.mistakes else None
-        shown = old.get("shown", 0) if old.get("mistake") == mistake else 0
-        self.entries[result.exercise] = {
-            "passed": result.passed or bool(old.get("passed")),  # what was reached stays reached
-            "share": max(round(result.share, 4), _number(old.get("share"))),
+    def keep(self, id: str, passed: bool, share: float = 0.0, mistake: str | None = None) -> None:
+        """Remember what was reached, which stays reached; hints start again when the mistake is another."""
+        old = self.entries.get(id, {})
+        self.entries[id] = {
+            "passed": passed or bool(old.get("passed")),
+            "share": max(round(share, 4), _number(old.get("share"))),
             "mistake": mistake,
-            "shown": shown,
+            "shown": old.get("shown", 0) if old.get("mistake") == mistake else 0,
         }
 
-    def note_question(self, id: str, right: bool | None) -> None:
-        """Remember that a written question was answered; a right answer stays one."""
-        old = self.entries.get(f"question {id}", {})
-        self.entries[f"question {id}"] = {"passed": bool(right) or bool(old.get("passed")), "share": 0.0}
+    def note(self, result: Result) -> None:
+        """Remember a result."""
+        if result.exercise is not None:
+            mistake = result.mistakes[0].mistakes[0].name if result.mistakes else None
+            self.keep(result.exercise, result.passed, result.share, mistake)
 
     def next_hint(self, exercise: Exercise) -> tuple[str, str, str | None]:
         """The next grade, its hint, and the mistake it is about (None for the exercise in general)."""
-        start = {"passed": False, "share": 0.0, "mistake": None, "shown": 0}
-        entry = self.entries.setdefault(exercise.id, start)
+        entry = self.entries.setdefault(exercise.id, {})
         hints = {mistake.name: mistake.hints for mistake in exercise.mistakes}
         name = str(entry.get("mistake"))
         shown = min(int(_number(entry.get("shown"))), len(GRADES) - 1)
@@ -83,10 +75,3 @@ class Progress:
         except OSError as error:
             return f"cannot keep progress in {self.path}: {error.strerror}."
         return None
-
-
-def keep_answer(id: str, right: bool | None) -> None:
-    """Remember that a written question was answered, where there is a home to keep it."""
-    progress = Progress()
-    progress.note_question(id, right)
-    progress.save()

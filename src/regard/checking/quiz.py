@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from regard.checking.expressions import difference, dimensions, equal, same_order
-from regard.checking.progress import keep_answer
+from regard.checking.progress import Progress
 from regard.errors import ArgumentError, LoadError, no_such
 
 if TYPE_CHECKING:
@@ -38,12 +38,11 @@ class Question:
     rubric: tuple[str, ...] = ()  # of an open question: what a good answer says
 
 
-@dataclass(frozen=True)
-class Marked:
+class Marked(NamedTuple):
     """A marked answer; `right` is None for an open question."""
 
     right: bool | None
-    message: str
+    message: str = "right."
 
 
 def mark(question: Question, text: str) -> Marked:
@@ -61,17 +60,18 @@ def mark(question: Question, text: str) -> Marked:
                 if _shape(question, text, answer).right:
                     return Marked(True, f"right: {differs}")
             return _shape(question, text, question.answer)
-        case "order":
-            right = same_order(text, question.answer, *about)
-            return Marked(right, "right." if right else "that grows otherwise.")
-    right = equal(text, question.answer, *about)
-    return Marked(right, "right." if right else difference(text, question.answer, *about))
+        case "order" if not same_order(text, question.answer, *about):
+            return Marked(False, "that grows otherwise.")
+        case "formula" if not equal(text, question.answer, *about):
+            return Marked(False, difference(text, question.answer, *about))
+    return Marked(True)
 
 
 def answered(question: Question, text: str) -> Marked:
-    """The answer to a question, marked and remembered."""
-    marked = mark(question, text)
-    keep_answer(question.id, marked.right)
+    """The answer to a question, marked and remembered, where there is a home to keep it."""
+    marked, progress = mark(question, text), Progress()
+    progress.keep(f"question {question.id}", bool(marked.right))
+    progress.save()
     return marked
 
 
@@ -82,7 +82,7 @@ def _shape(question: Question, text: str, answer: str) -> Marked:
     for axis, (want, have) in enumerate(zip(wanted, written, strict=True)):
         if not equal(have, want, question.symbols, question.where):
             return Marked(False, f"dimension {axis + 1} is another one.")
-    return Marked(True, "right.")
+    return Marked(True)
 
 
 def _blank(question: Question, text: str) -> Marked:
@@ -91,28 +91,29 @@ def _blank(question: Question, text: str) -> Marked:
     from regard.checking.compare import same
     from regard.checking.trials import Draw
 
-    answers = []
+    draw = Draw({}, 11)
+    case = Case(tuple(draw.normal(*shape) for shape in question.sizes.values()))
+    runs = []
     for part in (question.answer, text):
-        filled = question.code.replace("____", f"({part})")
         source = (
             "import math\nimport torch\nfrom torch import nn\nfrom torch.nn import functional as F\n\n"
-            f"def blank({', '.join(question.sizes)}):\n    return {filled}\n"
+            f"def blank({', '.join(question.sizes)}):\n"
+            f"    return {question.code.replace('____', f'({part})')}\n"
         )
         try:
             compile(source, "<blank>", "exec")
         except (SyntaxError, ValueError):
             return Marked(False, "that is no Python expression.")
-        answers.append(Answer([Cell("", source)], {"blank": -1}))
-    draw = Draw({}, 11)
-    case = Case(tuple(draw.normal(*shape) for shape in question.sizes.values()))
-    wanted, got = (warm_runner().run(answer, [Order(0, case)]) for answer in answers)
-    outcome = got.runs.get(0)
-    if outcome is None or outcome.error is not None:
-        error = outcome.error if outcome is not None else None
+        answer = Answer([Cell("", source)], {"blank": -1})
+        runs.append(warm_runner().run(answer, [Order(0, case)]).runs.get(0))
+    wanted, got = runs
+    if wanted is None or got is None or got.error is not None:
+        error = None if got is None else got.error
         reason = f"{error.type} {error.message}".strip() if error is not None else "it could not be run"
         return Marked(False, f"filled in, it fails: {reason}.")
-    right = same(wanted.runs[0].value, outcome.value, 1e-5)
-    return Marked(right, "right." if right else "filled in, it runs, and gives something else.")
+    if same(wanted.value, got.value, 1e-5):
+        return Marked(True)
+    return Marked(False, "filled in, it runs, and gives something else.")
 
 
 @cache

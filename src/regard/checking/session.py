@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from click import unstyle
+
 from regard.checking.assignment import load
 from regard.checking.catalogue import catalogue, pick
 from regard.checking.check import Checker, Result
@@ -29,6 +31,8 @@ from regard.checking.grading import checker_of
 from regard.checking.marks import REFUSED, UNTOUCHED, Mark, mark
 from regard.checking.progress import Progress
 from regard.checking.quiz import warm_runner
+from regard.checking.reports import html
+from regard.checking.reports.terminal import report
 from regard.checking.submission import Submission, answered, as_cells, from_source, names_in, read, tree_of
 from regard.errors import ArgumentError
 
@@ -48,20 +52,10 @@ class Report:
 
     def __repr__(self) -> str:
         """The report as the terminal has it."""
-        from rich.console import Console
-
-        from regard.checking.reports.terminal import print_result
-
-        console = Console(width=100, highlight=False, color_system=None, force_jupyter=False)
-        with console.capture() as printed:
-            for result in self.results:
-                print_result(console, result)
-        return printed.get().rstrip()
+        return unstyle("\n".join(report(result, width=100) for result in self.results))
 
     def _repr_html_(self) -> str:
-        from regard.checking.reports.html import cell
-
-        return cell(list(self.results))
+        return html.cell(list(self.results))
 
 
 def check(
@@ -81,21 +75,17 @@ def check(
             + (": its class is what you wrote." if type(answer).__module__ == "__main__" else ".")
         )
     names = [answer.__name__]
-    here = _shell() is not None and answer.__module__ == "__main__"
-    return _report(session(names) if here else _module(answer), exercise, seed, strict, names)
-
-
-def _module(answer: Any) -> Submission:
-    """The file that defines an answer."""
+    if _shell() is not None and answer.__module__ == "__main__":
+        return _report(session(names), exercise, seed, strict, names)
     try:
-        file = inspect.getsourcefile(answer)
+        path = Path(inspect.getsourcefile(answer) or "")
     except TypeError:
-        file = None
-    if file is None or not Path(file).is_file():
+        path = Path()
+    if not path.is_file():
         raise ArgumentError(
             f"the source of {answer.__name__} is not at hand: write it in a file or in a notebook's cell."
         )
-    return read(file)
+    return _report(read(path), exercise, seed, strict, names)
 
 
 def check_cell(source: str, exercise: str | None, *, seed: int | None, strict: bool) -> Report:
@@ -133,7 +123,7 @@ def session(names: Iterable[str]) -> Submission:
     """What this notebook has executed so far of what these names need."""
     shell = _shell()
     if shell is None:
-        raise ArgumentError("this is no notebook: give the text of the answer, or its file.")
+        raise ArgumentError("this is no notebook: give the file of the answer.")
     history = [source for source in shell.history_manager.input_hist_raw if source.strip()]
     cells, _, _ = as_cells(history)  # what failed to parse was never executed
     return Submission(NAME, needed(cells, names), folder=str(Path.cwd()))
@@ -168,30 +158,25 @@ def _only(source: str, statements: list[ast.stmt]) -> str:
     return "\n".join(kept).rstrip()
 
 
-def points(assignment: str, id: str, source: str | None = None) -> float:
-    """The points of an exercise, never more than it has; the reasons are printed.
-
-    `source` is the text of the answer; without it, what this notebook has run.
-    """
-    marked = _mark(assignment, id, source)
+def points(assignment: str, id: str) -> float:
+    """The points of what this notebook has run of an exercise, never more than it has; prints the reasons."""
+    marked = _mark(assignment, id)
     print("\n".join([f"{id}: {marked.points:g} of {marked.out_of:g} points.", *marked.reasons]))
     return min(marked.points, marked.out_of)
 
 
-def require(assignment: str, id: str, kind: str, source: str | None = None) -> None:
+def require(assignment: str, id: str, kind: str) -> None:
     """Raise an AssertionError with the reasons, unless all values are right and this kind of check passes."""
-    marked = _mark(assignment, id, source)
+    marked = _mark(assignment, id)
     lines = [line for line in marked.lines if line.kind in ("values", kind)]
     if not lines or marked.status in (UNTOUCHED, REFUSED) or not all(line.passed for line in lines):
         raise AssertionError("\n".join(marked.reasons))
 
 
-def _mark(path: str, id: str, source: str | None) -> Mark:
-    """The mark of a text, or of what this notebook has run of the answer."""
+def _mark(path: str, id: str) -> Mark:
+    """The mark of what this notebook has run of the answer; a text is marked once."""
     exercise = pick(load(path).exercises, id)
-    if source is None:
-        source = "\n\n".join(cell.source for cell in session(exercise.names).cells)
-    return _mark_of(path, id, source)
+    return _mark_of(path, id, "\n\n".join(cell.source for cell in session(exercise.names).cells))
 
 
 @cache

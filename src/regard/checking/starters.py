@@ -1,16 +1,19 @@
-"""The files that `regard start` and `regard author new` write."""
+"""The files that `regard start` and `regard author new` write, and the notebooks that are given out."""
 
 from __future__ import annotations
 
 import json
 import re
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from regard.checking.catalogue import TEMPLATE
 from regard.checking.spec import Exercise
 from regard.errors import ArgumentError
+
+Cell = dict[str, Any]
 
 
 def script(exercise: Exercise) -> str:
@@ -26,13 +29,21 @@ def script(exercise: Exercise) -> str:
 def notebook(exercise: Exercise) -> str:
     """The starter as a notebook: the task, then a cell to fill in."""
     check = f"Check it with: `regard check {file_name(exercise, '.ipynb')}`"
-    task = f"# {exercise.title}\n\n{exercise.task.strip()}\n\n{check}"
-    cells: list[dict[str, Any]] = [{"cell_type": "markdown", "id": "task", "metadata": {}, "source": task}]
-    empty: dict[str, Any] = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
-    for id, source in (("answer", exercise.starter), ("example", exercise.example)):
-        cells += [{**empty, "id": id, "source": source.strip()}] if source else []
+    task = cell("markdown", f"# {exercise.title}\n\n{exercise.task.strip()}\n\n{check}")
+    return notebook_of([task, *(cell("code", code) for code in (exercise.starter, exercise.example) if code)])
+
+
+def cell(kind: str, text: str, **about: Any) -> Cell:
+    """A cell of a notebook, with metadata."""
+    code: Cell = {"execution_count": None, "outputs": []} if kind == "code" else {}
+    return {"cell_type": kind, "metadata": about, "source": text.strip(), **code}
+
+
+def notebook_of(cells: Iterable[Cell]) -> str:
+    """The text of a notebook."""
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    page = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    numbered = [{**cell, "id": f"cell-{number}"} for number, cell in enumerate(cells)]
+    page = {"cells": numbered, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(page, indent=1)
 
 

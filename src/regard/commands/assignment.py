@@ -6,13 +6,12 @@ import json
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from regard.commands import options
-from regard.commands.exercises import workers
-from regard.commands.options import FILE, FOLDER, READABLE, Group, NewFile
+from regard.commands.exercises import HideSolutions, workers
+from regard.commands.options import READABLE, AsJson, File, Folder, Group, NewFile, print_json
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError, LoadError
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from regard.checking.marks import Grade
     from regard.checking.runner import Runner
 
-FORMS = ("notebook", "folder", "gradescope", "github", "otter", "nbgrader")
 MOST_LISTED = 12  # mistakes, on the terminal
 
 
@@ -32,28 +30,33 @@ def assignment() -> None:
     """For teachers: set exercises, give them out, and mark what comes back."""
 
 
-@assignment.command("new")
-@click.argument("file", type=FILE, default="assignment.toml")
-@click.option("--exercise", "ids", multiple=True, help="Set this one; may be given again and again.")
-@click.option("--title", help="What students read above it.")
-def new(file: Path, ids: tuple[str, ...], title: str | None) -> None:
+@assignment.add
+def new(
+    file: File = Path("assignment.toml"),
+    *,
+    exercise: Annotated[tuple[str, ...], "Set this one; may be given again and again."],
+    title: Annotated[str | None, "What students read above it."],
+) -> None:
     """Write an assignment into FILE, with every key explained."""
-    from regard.checking.catalogue import ours, pick
-    from regard.checking.handout import example
+    from regard.checking import catalogue, handout
 
     if file.exists():
         raise ArgumentError(f"{file} is there already: give another name.")
-    chosen = [pick(ours(), id).id for id in ids or ("masked-softmax",)]
-    file.write_text(example(title or file.stem, chosen), encoding="utf-8")
+    chosen = [catalogue.pick(catalogue.ours(), id).id for id in exercise or ("masked-softmax",)]
+    file.write_text(handout.example(title or file.stem, chosen), encoding="utf-8")
     click.echo(f"{file} is yours to change. Then: regard assignment build {file}")
 
 
-@assignment.command("build")
-@click.argument("file", type=FILE)
-@click.option("--for", "form", type=click.Choice(FORMS), default="notebook", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), help="Where to write it.")
-@click.option("--wheel", type=READABLE, help="gradescope: install regard from this wheel, not by its name.")
-def build(file: Path, form: str, out: Path | None, wheel: Path | None) -> None:
+@assignment.add
+def build(
+    file: File,
+    *,
+    form: Annotated[
+        Literal["notebook", "folder", "gradescope", "github", "otter", "nbgrader"], "--for"
+    ] = "notebook",
+    out: Annotated[Path | None, click.Path(path_type=Path), "Where to write it."],
+    wheel: Annotated[Path | None, READABLE, "gradescope: install regard from this wheel, not by its name."],
+) -> None:
     """Write what students get, or what a grader needs, for the assignment in FILE.
 
     \b
@@ -63,38 +66,28 @@ def build(file: Path, form: str, out: Path | None, wheel: Path | None) -> None:
     otter                a master notebook for `otter assign`, with solutions
     nbgrader             a notebook for `nbgrader generate_assignment`, without solutions
     """
-    from regard.checking import handout
-    from regard.checking.assignment import load
+    from regard.checking import assignment, handout
 
     suffix = {"notebook": ".ipynb", "gradescope": "-gradescope.zip"}.get(form, f"-{form}")
     path = out or Path(file.stem + suffix)
     if path.exists():
         raise ArgumentError(f"{path} is there already: give --out another name.")
-    handout.write(handout.FORMS[form](load(file)), path, wheel)
+    handout.write(handout.FORMS[form](assignment.load(file)), path, wheel)
     click.echo(f"{path} is written.")
 
 
-@assignment.command("grade")
-@click.argument("file", type=FILE)
-@click.argument("submissions", type=click.Path(exists=True, path_type=Path))
-@click.option("--out", type=FOLDER, default="marks", show_default=True,
-              help="The folder for marks and feedback.")  # fmt: skip
-@click.option("--jobs", type=click.IntRange(1, 64), help="Answers that run at once; by default, the cores.")
-@click.option("--hide-solutions", is_flag=True, help="Run no answer that could read our solutions.")
-@click.option("--gradescope", type=NewFile(), help="SUBMISSIONS are one student's: write a results.json.")
-@click.option("--metadata", type=FILE, help="gradescope: a submission_metadata.json, for the time.")
-@click.option("--github", is_flag=True, help="SUBMISSIONS are one student's: annotate and summarise.")
-@options.as_json
+@assignment.add
 def grade(
-    file: Path,
-    submissions: Path,
-    out: Path,
-    jobs: int | None,
-    hide_solutions: bool,
-    gradescope: Path | None,
-    metadata: Path | None,
-    github: bool,
-    as_json: bool,
+    file: File,
+    submissions: Annotated[Path, click.Path(exists=True, path_type=Path)],
+    *,
+    out: Annotated[Folder, "The folder for marks and feedback."] = Path("marks"),
+    jobs: Annotated[int | None, click.IntRange(1, 64), "Answers that run at once; by default, the cores."],
+    hide_solutions: HideSolutions,
+    gradescope: Annotated[NewFile | None, "SUBMISSIONS are one student's: write a results.json."],
+    metadata: Annotated[File | None, "gradescope: a submission_metadata.json, for the time."],
+    github: Annotated[bool, "SUBMISSIONS are one student's: annotate and summarise."],
+    as_json: AsJson,
 ) -> None:
     """Mark SUBMISSIONS by the assignment in FILE: a folder, zip or file for each student.
 
@@ -116,7 +109,7 @@ def grade(
     if gradescope is not None:
         gradescope.write_text(marks.gradescope(loaded, graded), encoding="utf-8", errors="replace")
     if as_json:
-        click.echo(json.dumps(graded.as_json()))
+        print_json(graded.as_json())
     if github:
         click.echo(marks.github_annotations(graded), nl=False)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
@@ -129,26 +122,18 @@ def grade(
 def _graded(loaded: Assignment, runner: Runner, submissions: Path, out: Path) -> list[Grade]:
     """The class's grades, with a bar that shows how far it is."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import track
 
-    from regard.checking.grading import grade_class
-    from regard.checking.handin import hand_ins
-    from regard.checking.starters import file_name
+    from regard.checking import grading, handin, starters
 
-    stems = [loaded.path.stem, *(Path(file_name(exercise)).stem for exercise in loaded.exercises.values())]
-    students = hand_ins(submissions, stems)
-    made: list[bool] = []
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("Grading", total=len(students))
-
-        def done(grade: Grade, new: bool) -> None:
-            made.append(new)
-            bar.update(task, advance=1, description=f"Graded {grade.student[:24]}")
-
-        grades = grade_class(loaded, runner, students, out, done)
-    if not all(made):
-        click.echo(f"{made.count(False)} of {len(made)} had not changed since the last time.", err=True)
-    return grades
+    stems = [loaded.path.stem, *(starters.file_name(exercise, "") for exercise in loaded.exercises.values())]
+    students = handin.hand_ins(submissions, stems)
+    graded, console = grading.grade_class(loaded, runner, students, out), Console(stderr=True)
+    made = list(track(graded, "Grading", total=len(students), console=console, transient=True))
+    if n_old := sum(not new for _, new in made):
+        click.echo(f"{n_old} of {len(students)} had not changed since the last time.", err=True)
+    grades = {grade.student: grade for grade, _ in made}
+    return [grades[student.student] for student in students]
 
 
 def _time(metadata: Path | None) -> datetime | None:
@@ -161,10 +146,12 @@ def _time(metadata: Path | None) -> datetime | None:
         raise LoadError(f"{metadata} does not say when it was handed in, as created_at: {error}.") from error
 
 
-@assignment.command("report")
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default="marks")
-@options.as_json
-def report(folder: Path, as_json: bool) -> None:
+@assignment.add
+def report(
+    folder: Annotated[Path, click.Path(exists=True, file_okay=False, path_type=Path)] = Path("marks"),
+    *,
+    as_json: AsJson,
+) -> None:
     """Show what FOLDER holds, and write its CSV, JSON and page again from each student's marks."""
     from regard.checking.grading import kept, write_reports
 
@@ -186,8 +173,9 @@ def _print(title: str, grades: Sequence[Grade], as_json: bool) -> None:
     if as_json:
         click.echo(marks.json_of(title, grades), nl=False)
         return
+    columns = ("students", "exercise", "mistake", "say")
     mean = sum(grade.points for grade in grades) / len(grades)
     click.echo(f"{title}: {len(grades)} students, mean {mean:.1f} of {grades[0].out_of:g} points.")
     if common := marks.common_mistakes(grades)[:MOST_LISTED]:
-        rows = [(f"{row.students} of {row.of}", row.exercise, row.mistake, row.say) for row in common]
-        print_table(("students", "exercise", "mistake", "say"), rows)
+        rows = [(f"{row['students']} of {row['of']}", *(row[key] for key in columns[1:])) for row in common]
+        print_table(columns, rows)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
-from dataclasses import asdict, fields
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from regard.commands import options
-from regard.commands.options import FOLDER, Model, NewFile
+from regard.commands.options import AsJson, Folder, Model, NewFile, Picture, Text, Texts, command
 from regard.commands.printing import print_table
 from regard.drawing.tables import csv_text
 from regard.errors import ArgumentError
@@ -22,54 +21,33 @@ if TYPE_CHECKING:
     from regard.heads import HeadLabel, Measures
 
 FEW_ROWS = 12  # fewer, and one token decides what a head is called
-SHOWN = {  # measures of the table and their headings, the first as far as the terminal is wide
-    "previous": "prev",
-    "first": "first",
-    "special": "spec",
-    "induction": "induct",
-    "duplicate": "dupl",
-    "retrieval": "retr",
-    "streaming": "stream",
-    "uniformity": "unif",
-    "next": "next",
-    "punctuation": "punct",
-    "rare": "rare",
-}
-SORTING = ("layer", "label", "positional", "entropy", "largest", "same", "distance", *SHOWN)
+SHOWN = tuple(  # measures of the table, the first as far as the terminal is wide
+    "previous first special induction duplicate retrieval streaming uniformity next punctuation rare".split()
+)
+SORTING = click.Choice(["layer", "label", "positional", "entropy", "largest", "same", "distance", *SHOWN])
 
 
-@click.command()
-@options.text(required=False)
-@options.model("minilm")
-@options.texts
-@click.option("--against", type=click.Choice(["random"]), help="Beside the same shape with random weights.")
-@click.option("--sort", type=click.Choice(SORTING), default="layer", show_default=True,
-              help="What the table is sorted by.")  # fmt: skip
-@click.option("--top", type=click.IntRange(0), default=24, show_default=True, help="Rows printed; 0: all.")
-@options.picture
-@click.option("--csv", "csv_path", type=NewFile(allow_dash=True),
-              help="Write all heads there; - prints them, and nothing else.")  # fmt: skip
-@click.option("--state", type=NewFile(), help="Keep what is done in this file, and go on from it.")
-@options.as_json
+@command
 def heads(
-    text: str | None,
-    model: Model,
-    texts: list[str],
-    against: str | None,
-    sort: str,
-    top: int,
-    out: Path | None,
-    csv_path: Path | None,
-    state: Path | None,
-    as_json: bool,
-) -> None:
+    text: Text | None,
+    *,
+    model: Model = Model("minilm"),
+    texts: Texts,
+    against: Annotated[Literal["random"] | None, "Beside the same shape with random weights."],
+    sort: Annotated[str, SORTING, "What the table is sorted by."] = "layer",
+    top: Annotated[int, click.IntRange(0), "Rows printed; 0: all."] = 24,
+    out: Picture,
+    csv: Annotated[NewFile | None, "Write all heads there; - prints them, and nothing else."],
+    state: Annotated[NewFile | None, "Keep what is done in this file, and go on from it."],
+    as_json: AsJson,
+) -> object:
     """Say what each head does on TEXT, or on every line of a file, and draw layers x heads by label.
 
     A label needs a score that reaches its threshold and lies above what looking everywhere alike
     would give on the same text. Most heads get none. Without TEXT a few built-in ones are read. TEXT may
     name a .trace file, of any model, which is measured as it is.
     """
-    piped = csv_path == Path("-")
+    piped = csv == Path("-")
     if piped and as_json:
         raise ArgumentError("--csv - and --json both print: give one of them.")
     from regard.heads import RULES, columns_of, label, measure, survey
@@ -102,11 +80,11 @@ def heads(
         labels = {of: surveyed.labels() for of, surveyed in surveys.items()}
     missing_glyphs = out is not None and _draw_labels(measures, labels, out)
     columns = {**columns_of(labels[name]), **columns_of(measures[name])}
-    if csv_path is not None:
-        with click.open_file(str(csv_path), "w", encoding="utf-8") as file:
+    if csv is not None:
+        with click.open_file(str(csv), "w", encoding="utf-8") as file:
             file.write(csv_text(columns))
     if piped:
-        return
+        return None
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     shares = {of: share_labelled(of_model) for of, of_model in labels.items()}
     if as_json:
@@ -114,10 +92,8 @@ def heads(
             {"label": r.label, "measure": r.measure, "threshold": str(r.threshold), "source": r.source}
             for r in RULES
         ]
-        numbers = [{key: _json_number(value) for key, value in row.items()} for row in rows]
-        whole = {"model": name, "n_text": n_text, "heads": numbers, "shares": shares, "rules": rules}
-        click.echo(json.dumps({**whole, "png": out and str(out)}))
-        return
+        whole = {"model": name, "n_text": n_text, "heads": rows, "shares": shares, "rules": rules}
+        return {**whole, "png": out}
     _print_heads(rows, sort, top, n_text)
     labels_shown = [one for one in shares[name] if any(share[one] for share in shares.values())]
     cells = ([one, *(f"{100 * share[one]:.0f} %" for share in shares.values())] for one in labels_shown)
@@ -127,84 +103,10 @@ def heads(
         click.echo(f"Only {n_row} tokens had a choice where to look: a longer text says more.")
     if missing_glyphs:
         click.echo("The picture's font lacks some characters: they are drawn as boxes.")
-    for what, path in (("The picture is", out), ("All numbers are", csv_path)):
+    for what, path in (("The picture is", out), ("All numbers are", csv)):
         if path is not None:
             click.echo(f"{what} in {path}")
-
-
-@click.command()
-@options.model("smollm2")
-@options.texts
-@click.option("--shares", default="0,0.1,0.2,0.3,0.4,0.5", show_default=True,
-              help="Shares of heads to remove.")  # fmt: skip
-@options.picture
-@click.option("--save", "folder", type=FOLDER, help="Write a pruned model into this folder, for --model.")
-@click.option("--remove", type=click.FloatRange(0, 1), default=0.1, show_default=True,
-              help="The share of heads that the saved model lacks.")  # fmt: skip
-@options.as_json
-def prune(
-    model: Model,
-    texts: list[str],
-    shares: str,
-    out: Path | None,
-    folder: Path | None,
-    remove: float,
-    as_json: bool,
-) -> None:
-    """Remove more and more heads, those that matter least first, and draw what that does to the loss.
-
-    Importance is the gradient's (Michel et al. 2019), from half of the texts; the loss is that of
-    the other half. Beside it stand a random order and the most important first.
-    """
-    lines = texts or list(TEXTS)
-    if len(lines) < 2:
-        raise ArgumentError("two texts at least: one half finds importance, the other the loss.")
-    try:
-        removed = [float(share) for share in shares.split(",")]
-    except ValueError as error:
-        raise ArgumentError(f"--shares must be numbers with commas between. Got {shares!r}.") from error
-    loaded = model.load()
-    from regard.drawing.figures import curves, save_figure
-    from regard.heads import importance, prune, pruning_curve, ranked_heads, save_pruned
-    from regard.heads.surveys import with_bar
-
-    importances = importance(loaded, lines[0::2])
-    orders = ("least first", "random", "most first")
-    drawn = [
-        pruning_curve(loaded, lines[1::2], importances, order=order, shares=removed, seed=model.seed)
-        for order in (orders if as_json else with_bar(orders, "pruning"))
-    ]
-    title = f"{loaded.facts.name}: heads removed"
-    if out is not None:
-        percent = [100 * share for share in removed]
-        named = {c.order.replace("first", "important first"): (percent, c.metric) for c in drawn}
-        labels = {"x_label": "heads removed, %", "y_label": "loss (nats a token)"}
-        save_figure(curves(named, title=title, **labels), out)
-    if folder is not None:
-        ranked = ranked_heads(loaded, importances)
-        save_pruned(prune(loaded, ranked[: round(remove * len(ranked))]), folder)
-    if as_json:
-        as_data = [{"order": c.order, "share_removed": c.share_removed, "loss": c.metric} for c in drawn]
-        whole = {"model": loaded.facts.name, "curves": as_data, "importance": importances.tolist()}
-        click.echo(json.dumps({**whole, "png": out and str(out)}))
-        return
-    columns = ["heads removed", *orders]
-    losses = zip(*(curve.metric for curve in drawn), strict=True)
-    rows = [
-        [f"{100 * share:.0f} %", *(f"{loss:.3f}" for loss in row)]
-        for share, row in zip(removed, losses, strict=True)
-    ]
-    print_table(columns, rows, right=columns, title=title)
-    click.secho("loss in nats a token; lower is better", dim=True)
-    if out is not None:
-        click.echo(f"The picture is in {out}")
-    if folder is not None:
-        click.echo(f"A model without {100 * remove:.0f} % of its heads is in {folder}")
-
-
-def _json_number(value: Any) -> Any:
-    """NaN, which JSON has not, as null."""
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None
 
 
 def _draw_labels(measures: dict[str, Measures], labels: dict[str, list[HeadLabel]], out: Path) -> bool:
@@ -224,56 +126,107 @@ def _draw_labels(measures: dict[str, Measures], labels: dict[str, list[HeadLabel
 
 def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -> None:
     """The table of heads, with as many measures as the terminal has room for."""
-    measure = [] if sort in ("layer", "label") else [sort]
+    sorted_by = [sort] if sort not in ("layer", "label") else []
     if sort == "label":
         rows = sorted(rows, key=lambda row: (row["label"] in ("none", "mixed"), row["label"]))
-    elif measure:
+    elif sorted_by:
         rows = sorted(rows, key=lambda row: -math.inf if math.isnan(row[sort]) else row[sort], reverse=True)
     shown = rows[: top or None]
-    names = _layer_names({row["layer"] for row in rows})
+    # By their numbers, where all are of one kind and side.
+    parts = {row["layer"]: row["layer"].split(".") for row in rows}
+    kinds = {tuple(part for part in name if not part.isdigit()) for name in parts.values()}
+    numbers = {name: [part for part in inside if part.isdigit()] for name, inside in parts.items()}
+    names = {name: at[0] if len(kinds) == len(at) == 1 else name for name, at in numbers.items()}
     interval = ["95 %"] * (n_text > 1)
     room = shutil.get_terminal_size().columns - 40 - max(map(len, names.values())) - 12 * len(interval)
-    columns = list(dict.fromkeys([*measure, *SHOWN]))[: max(1, room // 9)]
+    columns = ["score", "chance", *interval]
+    for measure in dict.fromkeys([*sorted_by, *SHOWN]):
+        room -= 2 + len(measure)
+        columns += [measure] if room >= 0 or measure == sort else []
     cells = []
     for row in shown:
-        number = {name: "-" if value != value else f"{value:.2f}" for name, value in row.items()
-                  if isinstance(value, float)}  # fmt: skip
-        number["95 %"] = f"{number['low']}-{number['high']}" if number["low"] != "-" else "-"
-        cell = [names[row["layer"]], str(row["head"]), row["label"]]
-        cell += [number[column] for column in ("score", "chance", *interval, *columns)]
+        number = {name: f"{value:.2f}".replace("nan", "-") for name, value in row.items() if name in columns}
+        if interval:
+            number["95 %"] = "-" if math.isnan(row["low"]) else f"{row['low']:.2f}-{row['high']:.2f}"
+        cell = [names[row["layer"]], str(row["head"]), row["label"], *map(number.__getitem__, columns)]
         cells.append([click.style(text, dim=True) for text in cell] if row["label"] == "none" else cell)
-    numbers = ["score", "chance", *interval, *(SHOWN.get(name, name) for name in columns)]
     title = f"What {len(rows)} heads do, on {n_text} text{'s' if n_text > 1 else ''}"
-    print_table(["layer", "head", "label", *numbers], cells, right=["head", *numbers], title=title)
+    print_table(["layer", "head", "label", *columns], cells, right=["head", *columns], title=title)
     if len(shown) < len(rows):
         click.echo(f"{len(rows) - len(shown)} more heads: --top 0 prints all, --sort chooses the first.")
 
 
-def _layer_names(layers: set[str]) -> dict[str, str]:
-    """Layers by their numbers where all are of one kind and side, else by their names."""
-    numbers = {name: [part for part in name.split(".") if part.isdigit()] for name in layers}
-    kinds = {tuple(part for part in name.split(".") if not part.isdigit()) for name in layers}
-    one_kind = len(kinds) == 1
-    return {name: parts[0] if one_kind and len(parts) == 1 else name for name, parts in numbers.items()}
+@command
+def prune(
+    *,
+    model: Model = Model("smollm2"),
+    texts: Texts,
+    shares: Annotated[str, "Shares of heads to remove."] = "0,0.1,0.2,0.3,0.4,0.5",
+    out: Picture,
+    save: Annotated[Folder | None, "Write a pruned model into this folder, for --model."],
+    remove: Annotated[float, click.FloatRange(0, 1), "The share of heads that the saved model lacks."] = 0.1,
+    as_json: AsJson,
+) -> object:
+    """Remove more and more heads, those that matter least first, and draw what that does to the loss.
+
+    Importance is the gradient's (Michel et al. 2019), from half of the texts; the loss is that of
+    the other half. Beside it stand a random order and the most important first.
+    """
+    lines = texts or list(TEXTS)
+    if len(lines) < 2:
+        raise ArgumentError("two texts at least: one half finds importance, the other the loss.")
+    try:
+        removed = [float(share) for share in shares.split(",")]
+    except ValueError as error:
+        raise ArgumentError(f"--shares must be numbers with commas between. Got {shares!r}.") from error
+    loaded = model.load()
+    from regard.drawing.figures import curves, save_figure
+    from regard.heads import importance, prune, pruning_curve, ranked_heads, save_pruned
+    from regard.heads.surveys import with_bar
+
+    importances = importance(loaded, lines[0::2])
+    orders = ("least first", "random", "most first")
+    curve = partial(pruning_curve, loaded, lines[1::2], importances, shares=removed, seed=model.seed)
+    asked = orders if as_json else with_bar(orders, "pruning")
+    losses = {order: curve(order=order).metric for order in asked}
+    title = f"{loaded.facts.name}: heads removed"
+    if out is not None:
+        percent = [100 * share for share in removed]
+        drawn = {order.replace("first", "important first"): (percent, loss) for order, loss in losses.items()}
+        axes = {"x_label": "heads removed, %", "y_label": "loss (nats a token)"}
+        save_figure(curves(drawn, title=title, **axes), out)
+    if save is not None:
+        ranked = ranked_heads(loaded, importances)
+        save_pruned(prune(loaded, ranked[: round(remove * len(ranked))]), save)
+    if as_json:
+        data = [{"order": o, "share_removed": removed, "loss": loss} for o, loss in losses.items()]
+        whole = {"model": loaded.facts.name, "curves": data, "importance": importances.tolist()}
+        return {**whole, "png": out}
+    columns = ["heads removed", *orders]
+    rows = [
+        [f"{100 * share:.0f} %", *(f"{loss:.3f}" for loss in row)]
+        for share, *row in zip(removed, *losses.values(), strict=True)
+    ]
+    print_table(columns, rows, right=columns, title=title)
+    click.secho("loss in nats a token; lower is better", dim=True)
+    if out is not None:
+        click.echo(f"The picture is in {out}")
+    if save is not None:
+        click.echo(f"A model without {100 * remove:.0f} % of its heads is in {save}")
+    return None
 
 
-@click.command()
-@options.text()
-@options.model("smollm2")
-@click.option("--target", help="The token to explain, as text; the likeliest if not said.")
-@click.option("--against", help="Another token: then the difference of their scores is explained.")
-@click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Of each kind.")
-@options.picture
-@options.as_json
+@command
 def why(
-    text: str,
-    model: Model,
-    target: str | None,
-    against: str | None,
-    top: int,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+    text: Text,
+    *,
+    model: Model = Model("smollm2"),
+    target: Annotated[str | None, "The token to explain, as text; the likeliest if not said."],
+    against: Annotated[str | None, "Another token: then the difference of their scores is explained."],
+    top: Annotated[int, click.IntRange(1, 100), "Of each kind."] = 5,
+    out: Picture,
+    as_json: AsJson,
+) -> object:
     """Say which heads, edges and positions moved the token after TEXT, by switching them off.
 
     Candidates come from one backward pass and from what heads write toward the token. Each is then
@@ -289,11 +242,8 @@ def why(
 
         save_figure(answer.figure(), out)
     if as_json:
-        whole = {part.name: _json_number(getattr(answer, part.name)) for part in fields(answer)}
-        del whole["heads"], whole["layers"]  # the picture's
-        whole |= {"findings": [asdict(finding) for finding in answer.findings], "png": out and str(out)}
-        click.echo(json.dumps(whole))
-        return
+        names = [field.name for field in fields(answer) if field.name not in ("heads", "layers")]
+        return {**{name: getattr(answer, name) for name in names}, "png": out}
     rivals = ", ".join(f"{name!r} {chance:.1%}" for name, chance in answer.likeliest)
     click.echo(f"After {text!r}: {rivals}")
     number = "log-probability" if answer.against is None else f"score over {answer.against!r}"
@@ -320,3 +270,4 @@ def why(
         click.echo(f"Not known: {answer.note}")
     if out is not None:
         click.echo(f"The picture is in {out}")
+    return None

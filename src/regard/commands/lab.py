@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from regard.commands import options
-from regard.commands.options import FOLDER, SEED
+from regard.commands.options import AsJson, Folder, Picture, Seed, command
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError, LoadError, UnsupportedError
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from regard.costs.roofline import Machine
     from regard.models.transformer import TransformerConfig
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 PHASES: dict[Phase, str] = {
     "train": "a step",
     "prefill": "the whole context",
@@ -34,31 +32,20 @@ COLUMNS = {
 }
 
 
-@click.command()
-@click.option("--model", default="smollm2", show_default=True,
-              help="A family's name, or a folder or file of a model.")  # fmt: skip
-@click.option("--context", type=click.IntRange(1), default=2048, show_default=True, help="Tokens in all.")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences at once.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
-@click.option("--fused", is_flag=True, help="Scores stay in the kernel, as flash attention has it.")
-@click.option("--formulas", is_flag=True, help="Print each operation's formulas.")
-@options.picture
-@click.option("--seconds", type=click.FloatRange(0.01), default=1.0, show_default=True,
-              help="For each of the two measurements of this machine.")  # fmt: skip
-@click.option("--device", default="cpu", show_default=True, help="The device that is measured.")
-@options.as_json
+@command
 def cost(
-    model: str,
-    context: int,
-    batch: int,
-    dtype: str,
-    fused: bool,
-    formulas: bool,
-    out: Path | None,
-    seconds: float,
-    device: str,
-    as_json: bool,
-) -> None:
+    *,
+    model: Annotated[str, "A family's name, or a folder or file of a model."] = "smollm2",
+    context: Annotated[int, click.IntRange(1), "Tokens in all."] = 2048,
+    batch: Annotated[int, click.IntRange(1), "Sequences at once."] = 1,
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32",
+    fused: Annotated[bool, "Scores stay in the kernel, as flash attention has it."],
+    formulas: Annotated[bool, "Print each operation's formulas."],
+    out: Picture,
+    seconds: Annotated[float, click.FloatRange(0.01), "For each of two measurements of this machine."] = 1.0,
+    device: Annotated[str, "The device that is measured."] = "cpu",
+    as_json: AsJson,
+) -> object:
     """Say what a model costs: operations, bytes, cache and what each operation waits for on this machine.
 
     Decoding is the step that fills the context. What would other numbers of key heads cost, or
@@ -68,10 +55,9 @@ def cost(
     subject = _subject(model)
     import torch
 
-    from regard.costs import roofline
+    from regard.costs import cost as cost_of
+    from regard.costs import roofline, what_if
     from regard.costs.count import Counted
-    from regard.costs.model import cost as cost_of
-    from regard.costs.model import what_if
     from regard.files.loading import checked_device
 
     if isinstance(subject, Counted) and (fused or formulas):
@@ -94,37 +80,37 @@ def cost(
             notes.append(f"{phase}: {error}")
     if not costs:
         raise UnsupportedError("; ".join(notes))
+    phases = {phase: _figures(whole, machine) for phase, whole in costs.items()}
     changed = {} if isinstance(subject, Counted) or subject.kind != "decoder" else what_if(subject)
-    others = {name: _totals(costed(to, "decode", latent), machine) for name, (to, latent) in changed.items()}
+    others = {name: _figures(costed(to, "decode", latent), machine) for name, (to, latent) in changed.items()}
+    for figures in others.values():
+        del figures["rows"]
     threads = f"{machine.n_thread} thread{'' if machine.n_thread == 1 else 's'}"
     if out is not None:
         drawn = [costs[phase] for phase in reversed(PHASES) if phase in costs and phase != "train"]
         title = f"{model}: batch {batch}, context {context}, {dtype}, {threads}"
         roofline.roofline_figure(drawn, machine, title=title).savefig(out, format="png")
-    phases = {
-        phase: {**_totals(whole, machine), "rows": _rows(whole, machine)} for phase, whole in costs.items()
-    }
     if as_json:
         about = asdict(machine)
         about["threads"] = about.pop("n_thread")
         whole = {"model": model, "machine": about, "phases": phases, "what_if": others, "notes": notes}
-        click.echo(json.dumps({**whole, "png": out and str(out)}))
-        return
-    first, short = next(iter(costs.values())), roofline.short_number
-    size = f"{short(first.n_parameter)} parameters, {short(first.weight_bytes, 'B')}"
+        return {**whole, "png": out}
+    first, short = next(iter(phases.values())), roofline.short_number
+    size = f"{short(first['parameters'])} parameters, {short(first['weight_bytes'], 'B')}"
     click.echo(f"{model}: {size}; batch {batch}, context {context}")
     click.echo(
         f"This machine: {short(machine.peak)} operations/s, {short(machine.bandwidth, 'B/s')} read, "
         f"{threads}; below {machine.ridge:.1f} operations a byte an operation waits for memory."
     )
-    for phase, totals in phases.items():
-        _print_phase(f"{phase}: {PHASES[phase]}", totals, formulas)
+    for phase, figures in phases.items():
+        _print_phase(f"{phase}: {PHASES[phase]}", figures, formulas)
     for note in notes:
         click.echo(note)
     if others:
         _print_others(others)
     if out is not None:
         click.echo(f"The picture is in {out}")
+    return None
 
 
 def _subject(model: str) -> TransformerConfig | Counted:
@@ -154,24 +140,11 @@ def _subject(model: str) -> TransformerConfig | Counted:
     return config
 
 
-def _totals(whole: Cost, machine: Machine) -> dict[str, Any]:
+def _figures(whole: Cost, machine: Machine) -> dict[str, Any]:
+    """What a step costs in all, and each operation of it."""
     from regard.costs.roofline import placed
 
-    return {
-        "operations": whole.operations,
-        "bytes": whole.bytes,
-        "intensity": whole.intensity,
-        "cache_bytes": whole.cache_bytes,
-        "weight_bytes": whole.weight_bytes,
-        "parameters": whole.n_parameter,
-        "seconds_at_least": sum(operation.seconds for operation in placed(whole, machine)),
-    }
-
-
-def _rows(whole: Cost, machine: Machine) -> list[dict[str, Any]]:
-    from regard.costs.roofline import placed
-
-    return [
+    rows = [
         {
             "name": operation.row.name,
             "operations": operation.row.n_operation,
@@ -184,15 +157,19 @@ def _rows(whole: Cost, machine: Machine) -> list[dict[str, Any]]:
         }
         for operation in placed(whole, machine)
     ]
+    names = ("operations", "bytes", "intensity", "cache_bytes", "weight_bytes")
+    totals = {name: getattr(whole, name) for name in names}
+    seconds = sum(operation.seconds for operation in placed(whole, machine))
+    return {**totals, "parameters": whole.n_parameter, "seconds_at_least": seconds, "rows": rows}
 
 
-def _print_phase(title: str, totals: dict[str, Any], formulas: bool) -> None:
+def _print_phase(title: str, figures: dict[str, Any], formulas: bool) -> None:
     """A row for each operation of a phase, and one for all."""
-    rows = totals["rows"]
+    rows = figures["rows"]
     slowest = max(rows, key=lambda row: row["seconds_at_least"])
     cells = [
         [row["name"], *(_shown(key, row[key]) for key in COLUMNS), row["waits_for"]]
-        for row in [*rows, {**totals, "name": "all", "waits_for": f"most: {slowest['name']}"}]
+        for row in [*rows, {**figures, "name": "all", "waits_for": f"most: {slowest['name']}"}]
     ]
     numbers = list(COLUMNS.values())
     print_table(("operation", *numbers, "waits for"), cells, right=numbers, title=title, total=True)
@@ -229,27 +206,27 @@ def _shown(key: str, value: float | int) -> str:
     return f"{value * 1e6:.3g} us"
 
 
-@click.command()
-@click.argument("name", required=False)
-@click.option("--all", "every", is_flag=True, help="Run every experiment, and make one report.")
-@click.option("--quick", is_flag=True, help="A smaller run, of seconds.")
-@click.option("--seed", type=SEED, default=0, show_default=True)
-@click.option("--out", type=FOLDER, help="Write the page, with its figure, and the JSON into this folder.")
-@options.as_json
-def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None, as_json: bool) -> None:
+@command
+def lab(
+    name: str | None,
+    *,
+    every: Annotated[bool, "--all", "Run every experiment, and make one report."],
+    quick: Annotated[bool, "A smaller run, of seconds."],
+    seed: Seed = 0,
+    out: Annotated[Folder | None, "Write the page, with its figure, and the JSON into this folder."],
+    as_json: AsJson,
+) -> object:
     """Run the experiment NAME: prediction, measurement, figure and verdict. Without NAME, list them."""
     from regard.lab.catalogue import EXPERIMENTS, find
 
     if name is not None and every:
         raise ArgumentError(f"give NAME or --all, not both. Got {name!r} and --all.")
     if name is None and not every:
-        if as_json:
-            click.echo(json.dumps(EXPERIMENTS))
-            return
-        rows = [(str(number), *item) for number, item in enumerate(EXPERIMENTS.items(), 1)]
-        print_table(("", "experiment", "claim"), rows)
-        click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
-        return
+        if not as_json:
+            rows = [(str(number), *item) for number, item in enumerate(EXPERIMENTS.items(), 1)]
+            print_table(("", "experiment", "claim"), rows)
+            click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
+        return EXPERIMENTS
     chosen = [find(id) for id in (EXPERIMENTS if name is None else [name])]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -273,8 +250,7 @@ def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None,
         files["html"].write_text(report(done), encoding="utf-8")
         files["json"].write_text(json.dumps(whole, indent=2), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps({**whole, **{kind: str(path) for kind, path in files.items()}}))
-        return
+        return {**whole, **files}
     if every:
         n_confirmed = sum(run.verdict == "confirmed" for run in done)
         click.echo(f"{n_confirmed} of {len(done)} claims confirmed.")
@@ -285,3 +261,4 @@ def lab(name: str | None, every: bool, quick: bool, seed: int, out: Path | None,
         click.echo("--out FOLDER writes the report, with its figures.")
     else:
         click.echo(f"The report is in {files['html']}, its numbers in {files['json']}")
+    return None

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import click
 
-from regard.commands import options
-from regard.commands.options import Model, NewFile, file_text, model_was_named
+from regard.commands.options import AsJson, Model, NewFile, command, file_text, model_was_named
 from regard.drawing.tables import csv_text
 from regard.errors import ArgumentError, LoadError
 
@@ -27,21 +25,19 @@ FILES = (".trace", ".txt", ".md")  # endings by which TEXT is known to be a file
 MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are measured before they are shown
 
 
-def _head_pair(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+def _head_pair(value: str) -> tuple[int, int]:
     """Layer and head from words such as 3.7."""
-    if value is None:
-        return None
     layer, _, head = value.partition(".")
     if not (layer.isdecimal() and head.isdecimal()):
         raise ArgumentError(f"--against is LAYER.HEAD, as in 3.7. Got {value!r}.")
     return int(layer), int(head)
 
 
-def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
+def _layers(value: str) -> list[int]:
     """Layers from words such as 0,2-4."""
     numbers: set[int] = set()
     try:
-        for part in value.split(",") if value is not None else ():
+        for part in value.split(","):
             first, _, last = part.partition("-")
             numbers.update(range(int(first), min(int(last or first), 10**4) + 1))
     except ValueError as error:
@@ -49,105 +45,123 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> li
     return sorted(numbers)
 
 
-@click.command()
-@click.argument("text", default=SENTENCE)
-@options.model("minilm")
-@click.option("--file", type=click.File(encoding="utf-8"), help="Read TEXT from a file; - is standard input.")
-@click.option("--target", help="What an encoder-decoder answers; without it the model writes the answer.")
-@click.option("--layer", type=click.IntRange(0), help="Which layer to show first.")
-@click.option("--head", type=click.IntRange(0), help="Which head to show first.")
-@click.option("--view", type=click.Choice(["map", "lines", "text", "heads"]),
-              help="Which view to show first, or to draw: a head as map (the usual), lines or text, or all "
-              "heads.")  # fmt: skip
-@click.option("--query", type=click.IntRange(0), help="The token whose row is shown, counted from 0.")
-@click.option("--against", metavar="LAYER.HEAD", callback=_head_pair,
-              help="Show the difference from another head.")  # fmt: skip
-@click.option("--save", type=NewFile(), help="Write the page as one file, and end.")
-@click.option("--png", type=NewFile(), help="Write a PNG of the view, and end.")
-@click.option("--svg", type=NewFile(), help="Write an SVG of the view, and end.")
-@click.option("--layers", callback=_layers, help="Layers of the saved page, such as 0,2-4. All by default.")
-@click.option("--force", is_flag=True, help="Save a page above 200 MB too.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Of the local server; another where it is taken.")
-@click.option("--no-browser", is_flag=True, help="Print the link and open nothing.")
-@click.option("--terminal", is_flag=True, help="Draw one head on the terminal, and end.")
-@click.option("--out", type=NewFile(),
-              help="Where a picture goes when there is no one to look; the page goes beside it.")  # fmt: skip
-@click.option("--csv", type=NewFile(), help="Write the head's weights as CSV, a line a query, and end.")
-@options.as_json
-def look(text: str, model: Model, as_json: bool, **more: Any) -> None:
+HeadPair = Annotated[tuple[int, int], click.STRING, _head_pair, "LAYER.HEAD"]
+Number = Annotated[int | None, click.IntRange(0)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be shown, and where to."""
+
+    layer: Annotated[Number, "Which layer to show first."]
+    head: Annotated[Number, "Which head to show first."]
+    view: Annotated[
+        Literal["map", "lines", "text", "heads"] | None,
+        "Which view to show first, or to draw: a head as map (the usual), lines or text, or all heads.",
+    ]
+    query: Annotated[Number, "The token whose row is shown, counted from 0."]
+    against: Annotated[HeadPair | None, "Show the difference from another head."]
+    save: Annotated[NewFile | None, "Write the page as one file, and end."]
+    png: Annotated[NewFile | None, "Write a PNG of the view, and end."]
+    svg: Annotated[NewFile | None, "Write an SVG of the view, and end."]
+    layers: Annotated[
+        list[int] | None, click.STRING, _layers, "Layers of the saved page, such as 0,2-4. All by default."
+    ]
+    force: Annotated[bool, "Save a page above 200 MB too."]
+    port: Annotated[int | None, click.IntRange(0, 65535), "Of the local server; another where it is taken."]
+    no_browser: Annotated[bool, "Print the link and open nothing."]
+    terminal: Annotated[bool, "Draw one head on the terminal, and end."]
+    out: Annotated[NewFile | None, "Where a picture goes when nobody can look; the page goes beside it."]
+    csv: Annotated[NewFile | None, "Write the head's weights as CSV, a line a query, and end."]
+
+
+@command
+def look(
+    text: str = SENTENCE,
+    *,
+    model: Model = Model("minilm"),
+    file: Annotated[TextIO | None, click.File(encoding="utf-8"), "Read TEXT from a file; -: standard input."],
+    target: Annotated[str | None, "What an encoder-decoder answers; without it the model writes the answer."],
+    asked: Asked,
+    as_json: AsJson,
+) -> object:
     """Open the page of what attention looks at in TEXT, or in the .trace, .txt or .md file that it names.
 
     The page is served on this machine alone, until Ctrl-C. Where nobody is there to look (no terminal) and no
     --port is named, one head is drawn as text, and --out names the files to write.
     """
-    if more["layers"] and not more["save"]:
+    if asked.layers and not asked.save:
         raise ArgumentError("--layers chooses what --save writes: give both.")
-    path = None if more["file"] is not None else _named_file(text)
-    if more["file"] is not None:
-        text = more["file"].read()
-    elif path is not None and path.suffix != ".trace":
+    path = Path(text)
+    is_file = file is None and path.suffix in FILES and len(text) <= 250
+    is_file = is_file and (path.is_file() or not any(map(str.isspace, text)))
+    saved = is_file and path.suffix == ".trace"
+    if file is not None:
+        text = file.read()
+    elif is_file and not saved:
         text = file_text(path)
     if not text.strip():
         raise ArgumentError("TEXT has no words: give at least one, as in: regard look 'the cat sat'.")
-    if path is not None and path.suffix == ".trace":
-        session, document = _opened(path, more["target"])
-        notices = [*document.notices]
-    else:
-        session, document, notices = _taken(text, model, more["target"], as_json)
+    session, document = _opened(text, target) if saved else _taken(text, model, target, as_json)
     long = document.trace.layers[0].n_query > MOST_PRINTED  # measuring it takes longer than anybody waits
     scenes = [] if long else document.facts()["scenes"]
     layer, head = (scenes[0]["state"][name] for name in ("layer", "head")) if scenes else (0, 0)
-    if more["layer"] is not None or more["head"] is not None:
-        layer, head = more["layer"] or 0, more["head"] or 0
-    _check_choices(document, [(layer, head), *filter(None, [more["against"]])], more["layers"])
+    if asked.layer is not None or asked.head is not None:
+        layer, head = asked.layer or 0, asked.head or 0
+    for choice in filter(None, [(layer, head), asked.against]):
+        document.layer(*choice)  # which says that it is not there
+    kept, n_layer = asked.layers or [0], len(document.trace.layers)
+    if not 0 <= kept[0] <= kept[-1] < n_layer:
+        raise ArgumentError(f"--layers must lie in 0 to {n_layer - 1}. Got {kept[0]} to {kept[-1]}.")
     view: dict[str, Any] = {"model": document.model_key, "text": document.text}
     if document.text == SENTENCE:
         view["suggest"] = SUGGEST
-    if more["target"]:
-        view["target"] = more["target"]
-    chosen = any(more[name] is not None for name in ("layer", "head", "view", "query", "against"))
-    if chosen or not scenes:  # else the story opens, with what it ranks first
+    if target:
+        view["target"] = target
+    choices = (asked.layer, asked.head, asked.view, asked.query, asked.against)
+    if any(choice is not None for choice in choices) or not scenes:  # else the story opens, with its first
         view |= {"at": "atlas", "layer": layer, "head": head}
-        view["view"] = "map" if more["view"] in (None, "heads") else more["view"]  # all heads are beside it
-    if more["query"] is not None:
-        view |= {"query": more["query"], "chosen": [more["query"]]}
-    if more["against"] is not None:
-        other = dict(zip(("layer2", "head2"), more["against"], strict=True))
+        view["view"] = "map" if asked.view in (None, "heads") else asked.view  # all heads are beside it
+    if asked.query is not None:
+        view |= {"query": asked.query, "chosen": [asked.query]}
+    if asked.against is not None:
+        other = dict(zip(("layer2", "head2"), asked.against, strict=True))
         view |= {"compare": "head", "difference": True, **other}
+    asked = replace(asked, layer=layer, head=head)
     if not as_json:
-        click.echo("".join(f"{notice}\n" for notice in notices), err=True, nl=False)
-    if not (as_json or more["terminal"] or any(more[name] for name in ("save", "csv", "png", "svg"))):
-        if more["port"] is not None or not _nobody_looks():
-            _serve(session, view, more["port"], more["no_browser"])
-            return
-        more["terminal"] = True
-        if more["out"] is not None:
-            more["png"], more["save"] = (more["out"].with_suffix(end) for end in (".png", ".html"))
+        click.echo("".join(f"{notice}\n" for notice in document.notices), err=True, nl=False)
+    if not (as_json or asked.terminal or asked.save or asked.csv or asked.png or asked.svg):
+        # Nobody looks where output goes to no terminal, or continuous integration runs.
+        if asked.port is not None or (sys.stdout.isatty() and not os.environ.get("CI")):
+            _serve(session, view, asked.port, asked.no_browser)
+            return None
+        asked = replace(asked, terminal=True)
+        if asked.out is not None:
+            asked = replace(asked, png=asked.out.with_suffix(".png"), save=asked.out.with_suffix(".html"))
         else:
             click.echo("Nothing was written. --port serves the page, --save and --png write it.", err=True)
-    if more["save"]:
+    if asked.save:
         document = session.for_file(document.id, [*(scene["state"] for scene in scenes), view])
-    written = _written(document, layer, head, more, view)
+    written = _written(document, layer, head, asked, view)
     if as_json:
-        click.echo(json.dumps(_as_json(document, layer, head, written)))
-        return
-    if more["terminal"]:
+        traced = document.trace.layers[layer]
+        if traced.n_query * traced.n_key > MOST_PRINTED**2:
+            most = f"{MOST_PRINTED} x {MOST_PRINTED}"
+            raise ArgumentError(f"--json prints at most {most} weights: shorten TEXT.")
+        rows, cols = document.names(layer)
+        weights = traced.tile(document.batch, head, slice(None), slice(None)).tolist()
+        shown = {"model": document.title, "layer": layer, "head": head, "rows": rows, "cols": cols}
+        return {**shown, "weights": weights, "notices": document.notices, "files": [at for _, at in written]}
+    if asked.terminal:
         _draw(document, layer, head)
     from rich.filesize import decimal
 
-    for what, path in written:
-        click.echo(f"The {what} is in {path} ({decimal(path.stat().st_size)})")
+    for what, at in written:
+        click.echo(f"The {what} is in {at} ({decimal(at.stat().st_size)})")
+    return None
 
 
-def _named_file(text: str) -> Path | None:
-    """The file that TEXT names, there or not; None where it is a text."""
-    path = Path(text)
-    if path.suffix not in FILES or len(text) > 250:
-        return None
-    return path if path.is_file() or not any(map(str.isspace, text)) else None
-
-
-def _opened(path: Path, target: str | None) -> tuple[Session, Document]:
+def _opened(path: str, target: str | None) -> tuple[Session, Document]:
     """A trace from its file, which needs no model."""
     from regard.tracing.traces import Trace
     from regard.view.document import documents_of
@@ -155,15 +169,14 @@ def _opened(path: Path, target: str | None) -> tuple[Session, Document]:
 
     if target or model_was_named():
         raise ArgumentError(f"{path} is a trace, of a model and its text: leave out --model and --target.")
-    session = Session(default="")
-    return session, session.add(replace(documents_of(Trace.load(path))[0], model_key=f"file {path.name}"))
+    document, session = documents_of(Trace.load(path))[0], Session(default="")
+    return session, session.add(replace(document, model_key=f"file {Path(path).name}"))
 
 
-def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Session, Document, list[str]]:
-    """The trace of a text, and what to say of it: as where another model had to read it."""
+def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Session, Document]:
+    """The trace of a text; where the model cannot be had, that of another one, which says so."""
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
 
     from regard.files import hub
     from regard.files.loading import checked_device
@@ -173,7 +186,6 @@ def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Se
 
     models = Models(checked_device(model.device), model.seed)
     key = f"{model.name}{RANDOM}" if model.random else model.name
-    notices = []
     try:
         if not model.random and (model.name in hub.MODELS or Path(model.name).exists()):
             models.put(Opened(model.load(), key))
@@ -182,66 +194,47 @@ def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Se
         if model.random or model_was_named():
             raise
         reason, key = str(error).partition("\n")[0], NEEDS_NOTHING
-        notices = [f"{model.name} cannot be had here ({reason}). Shown is {key}, which comes with Regard."]
+        notice = f"{model.name} cannot be had here ({reason}). Shown is {key}, which comes with Regard."
+        click.echo(notice, err=True)
     session = Session(models, key, text)
-    columns = ("reading, layer", MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+    columns = ("reading, layer", bars.MofNCompleteColumn(), bars.BarColumn(), bars.TimeElapsedColumn())
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
         task = bar.add_task("", total=None)
         progress = Progress(lambda done, total: bar.update(task, completed=done, total=total))
-        document = session.document(Asked(key, text, target), progress)
-    return session, document, [*notices, *document.notices]
-
-
-def _nobody_looks() -> bool:
-    """Whether no person is there: output goes to no terminal, or continuous integration runs."""
-    return not sys.stdout.isatty() or bool(os.environ.get("CI"))
-
-
-def _check_choices(document: Document, heads: list[tuple[int, int]], kept: list[int]) -> None:
-    """An error where a head or a layer that was chosen is not there."""
-    layers = document.trace.layers
-    for layer, head in heads:
-        n_head = layers[min(layer, len(layers) - 1)].n_head
-        if layer >= len(layers) or head >= n_head:
-            raise ArgumentError(
-                f"there is no head {head} in layer {layer}: there are {len(layers)} layers, of "
-                f"{n_head} heads."
-            )
-    if kept and not 0 <= kept[0] <= kept[-1] < len(layers):
-        raise ArgumentError(f"--layers must lie in 0 to {len(layers) - 1}. Got {kept[0]} to {kept[-1]}.")
+        return session, session.document(Asked(key, text, target), progress)
 
 
 def _written(
-    document: Document, layer: int, head: int, more: dict[str, Any], view: dict[str, Any]
+    document: Document, layer: int, head: int, asked: Asked, view: dict[str, Any]
 ) -> list[tuple[str, Path]]:
     """Write what was asked for: what each file is, and where."""
     done = []
-    if more["save"]:
+    if asked.save:
         from regard.view.page import export
 
         layers = document.trace.layers
-        kept = more["layers"] or list(range(len(layers)))
+        kept = asked.layers or list(range(len(layers)))
         trace = replace(document.trace, layers=tuple(layers[index] for index in kept))
         start = {**view, "model": "", "text": ""}
         if "layer" in view:
             start["layer"] = kept.index(layer) if layer in kept else 0
-        export([replace(document, trace=trace, _facts=[])], more["save"], start=start, force=more["force"])
-        done.append(("page", more["save"]))
-    if more["csv"]:
+        export([replace(document, trace=trace, _facts=[])], asked.save, start=start, force=asked.force)
+        done.append(("page", asked.save))
+    if asked.csv:
         queries, keys = document.names(layer)
         weights = document.trace.weights(layer, head, document.batch).T.tolist()
         # Tokens come twice: a number makes each column's name its own.
         columns = {f"{index} {key}": weights[index] for index, key in enumerate(keys)}
-        more["csv"].write_text(csv_text({"query": list(queries), **columns}), encoding="utf-8")
-        done.append(("table", more["csv"]))
-    for kind in ("png", "svg"):
-        if more[kind]:
+        asked.csv.write_text(csv_text({"query": list(queries), **columns}), encoding="utf-8")
+        done.append(("table", asked.csv))
+    for kind, path in (("png", asked.png), ("svg", asked.svg)):
+        if path is not None:
             from regard.drawing.figures import save_figure
             from regard.view.picture import figure_of
 
-            figure = figure_of(document, layer, head, more["view"] or "map", more["query"], more["against"])
-            save_figure(figure, more[kind], kind)
-            done.append(("picture", more[kind]))
+            figure = figure_of(document, layer, head, asked.view or "map", asked.query, asked.against)
+            save_figure(figure, path, kind)
+            done.append(("picture", path))
     return done
 
 
@@ -262,23 +255,8 @@ def _draw(document: Document, layer: int, head: int) -> None:
     console.print(f"“{printable(document.text)}”\n", markup=False, soft_wrap=True)
     row_names, col_names = document.names(layer)
     console.print(terminal_heat_map(weights, visible, row_names[rows], col_names[cols]))
-    if max(traced.n_query, traced.n_key) > fits:
-        console.print(f"The first {fits} of {max(traced.n_query, traced.n_key)} tokens fit here.")
-
-
-def _as_json(document: Document, layer: int, head: int, written: list[tuple[str, Path]]) -> dict[str, Any]:
-    traced = document.trace.layers[layer]
-    if traced.n_query * traced.n_key > MOST_PRINTED**2:
-        raise ArgumentError(f"--json prints at most {MOST_PRINTED} x {MOST_PRINTED} weights: shorten TEXT.")
-    return {
-        "model": document.title,
-        "layer": layer,
-        "head": head,
-        **dict(zip(("rows", "cols"), document.names(layer), strict=True)),
-        "weights": traced.tile(document.batch, head, slice(None), slice(None)).tolist(),
-        "notices": list(document.notices),
-        "files": [str(path) for _, path in written],
-    }
+    if (most := max(traced.n_query, traced.n_key)) > fits:
+        console.print(f"The first {fits} of {most} tokens fit here.")
 
 
 def _serve(session: Session, view: dict[str, Any], port: int | None, no_browser: bool) -> None:

@@ -5,34 +5,37 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import click
 
-from regard.commands import options
-from regard.commands.options import Group, Model
+from regard.commands.options import AsJson, Group, Model, Text, command, print_json
 from regard.commands.printing import WIDE_ENOUGH, print_table
 from regard.errors import ArgumentError
 
 FAMILIES_SAID = Path(__file__).with_name("families.json")
 
 
-@click.command()
-@options.as_json
-def families(as_json: bool) -> None:
+@command
+def families(*, as_json: AsJson) -> object:
     """How the families differ: one Transformer, of which each is a choice of answers to these questions."""
     fields: dict[str, dict[str, str]] = json.loads(FAMILIES_SAID.read_text(encoding="utf-8"))
     if as_json:
-        click.echo(json.dumps(fields, indent=2))
-        return
+        return fields
     names = list(fields["stacks"])
     columns = {name: _in_words({field: values[name] for field, values in fields.items()}) for name in names}
+    questions = list(columns[names[0]])
+    widest = max(len(answer) for answers in columns.values() for answer in answers.values())
+    room = shutil.get_terminal_size().columns - max(map(len, questions))
+    n_beside = max(1, room // (2 + min(WIDE_ENOUGH, widest)))
     click.echo(f"One Transformer, {len(columns)} families, in published sizes:")
-    for group in _beside(columns):
+    for first in range(0, len(names), n_beside):
         click.echo()
-        rows = [(question, *(columns[name][question] for name in group)) for question in columns[names[0]]]
-        print_table(["", *group], rows)
+        group = names[first : first + n_beside]
+        print_table(["", *group], [(asked, *(columns[name][asked] for name in group)) for asked in questions])
+    return None
 
 
 def say_families() -> str:
@@ -72,23 +75,8 @@ def _in_words(field: dict[str, str]) -> dict[str, str]:
     return shown | {name.removeprefix("n_").replace("_", " "): value for name, value in others.items()}
 
 
-def _beside(columns: dict[str, dict[str, str]]) -> list[list[str]]:
-    """The names in groups, as many of them beside each other as the terminal has room for."""
-    room = shutil.get_terminal_size().columns - max(map(len, next(iter(columns.values()))))
-    groups: list[list[str]] = []
-    left = 0
-    for name, answers in columns.items():
-        width = 2 + min(WIDE_ENOUGH, max(map(len, (name, *answers.values()))))
-        if width > left:
-            groups.append([])
-            left = room
-        groups[-1].append(name)
-        left -= width
-    return groups
-
-
 @click.group(cls=Group, invoke_without_command=True)
-@options.as_json
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def models(ctx: click.Context, as_json: bool) -> None:
     """List the trained models a fresh machine can have, and get them."""
@@ -96,33 +84,23 @@ def models(ctx: click.Context, as_json: bool) -> None:
         return
     from regard.files import hub
 
-    rows = [
-        {
-            "name": model.name,
-            "what": model.what,
-            "megabytes": model.n_bytes // 10**6,
-            "licence": model.licence,
-            "shipped": model.shipped,
-            "path": None if (path := hub.present(model.name)) is None else str(path),
-        }
-        for model in hub.MODELS.values()
-    ]
+    rows, cells = [], []
+    for model in hub.MODELS.values():
+        path, megabytes = hub.present(model.name), model.n_bytes // 10**6
+        row = {"name": model.name, "what": model.what, "megabytes": megabytes, "licence": model.licence}
+        rows.append({**row, "shipped": model.shipped, "path": path})
+        here = "shipped" if model.shipped else "yes" if path else f"no: regard models get {model.name}"
+        cells.append([*map(str, row.values()), here])
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
-    cells = []
-    for row in rows:
-        here = "yes" if row["path"] else f"no: regard models get {row['name']}"
-        here = "shipped" if row["shipped"] else here
-        cells.append([*(str(row[key]) for key in ("name", "what", "megabytes", "licence")), here])
     print_table(("name", "what", "MB", "licence", "here"), cells, right=("MB",))
     click.echo(
         "Any folder with config.json and model.safetensors, and any GGUF file of these families, loads too."
     )
 
 
-@models.command()
-@click.argument("name")
+@models.add
 def get(name: str) -> None:
     """Download the model called NAME."""
     from regard.files import hub
@@ -130,58 +108,47 @@ def get(name: str) -> None:
     click.echo(f"{name} is in {hub.get(name)}")
 
 
-@click.command()
-@options.text()
-@options.model("smollm2")
-@click.option("--max-new", type=click.IntRange(1), default=100, show_default=True, help="Tokens at the most.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: the likeliest token.")
-@click.option("--top-k", type=int, help="Choose among the k likeliest tokens.")
-@click.option("--top-p", type=float, help="Choose among the likeliest that together reach p.")
-@click.option("--repetition-penalty", type=float, default=1.0, show_default=True,
-              help="Above 1: repeat less.")  # fmt: skip
-@click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="Beam search.")
-@click.option("--chat", is_flag=True, help="TEXT is a question to an instructed model.")
-@click.option("--sample-seed", type=int, help="Makes sampling repeat itself.")
-@options.as_json
+@command
 def generate(
-    text: str,
-    model: Model,
-    max_new: int,
-    beams: int,
-    chat: bool,
-    sample_seed: int | None,
-    as_json: bool,
-    **choice: Any,
-) -> None:
+    text: Text,
+    *,
+    model: Model = Model("smollm2"),
+    max_new: Annotated[int, click.IntRange(1), "Tokens at the most."] = 100,
+    temperature: Annotated[float, "0: the likeliest token."] = 0.0,
+    top_k: Annotated[int | None, "Choose among the k likeliest tokens."],
+    top_p: Annotated[float | None, "Choose among the likeliest that together reach p."],
+    repetition_penalty: Annotated[float, "Above 1: repeat less."] = 1.0,
+    beams: Annotated[int, click.IntRange(1), "Beam search."] = 1,
+    chat: Annotated[bool, "TEXT is a question to an instructed model."],
+    sample_seed: Annotated[int | None, "Makes sampling repeat itself."],
+    as_json: AsJson,
+) -> object:
     """Continue TEXT, token by token as they come, with the speed at the end."""
-    from regard.decoding.loop import Choice, stream
-    from regard.decoding.loop import generate as generate_text
+    from regard.decoding import loop
 
-    Choice(**choice)  # checked before anything is loaded
-    choice |= {"max_new": max_new, "seed": sample_seed}
+    choice = asdict(loop.Choice(temperature, top_k, top_p, repetition_penalty))  # checked before loading
     loaded = model.load()
     if loaded.tokenizer is None:
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: it takes ids, not text.")
     prompt = loaded.tokenizer.chat(text) if chat else text
     began = time.perf_counter()
     if beams > 1 or as_json:
-        done = generate_text(loaded, prompt, n_beam=beams, **choice)
+        done = loop.generate(loaded, prompt, n_beam=beams, max_new=max_new, seed=sample_seed, **choice)
         written, n_token = (done.texts or ("",))[0], len(done.tokens[0])
         if not as_json:
             click.echo(written)
     else:
         # With the first piece, for a model may refuse; an encoder-decoder answers, it does not go on.
         lead = "" if chat or loaded.start_token is not None else text
-        pieces = []
-        for piece in stream(loaded, prompt, **choice):
+        written = ""
+        for piece in loop.stream(loaded, prompt, max_new=max_new, seed=sample_seed, **choice):
             click.echo(lead + piece, nl=False)
-            pieces.append(piece)
+            written += piece
             lead = ""
         click.echo(lead)
-        n_token = len(loaded.tokenizer.encode("".join(pieces), add_special=False))
+        n_token = len(loaded.tokenizer.encode(written, add_special=False))
     seconds = time.perf_counter() - began
-    if as_json:
-        speed = {"tokens": n_token, "seconds": seconds}
-        click.echo(json.dumps({"prompt": text, "text": written, "model": loaded.facts.name, **speed}))
-        return
-    click.echo(f"{n_token} tokens in {seconds:.1f} s: {n_token / seconds:.0f} a second", err=True)
+    if not as_json:
+        click.echo(f"{n_token} tokens in {seconds:.1f} s: {n_token / seconds:.0f} a second", err=True)
+    about = {"prompt": text, "text": written, "model": loaded.facts.name}
+    return {**about, "tokens": n_token, "seconds": seconds}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Annotated, Any
 
 import click
 
-from regard.commands.options import SEED
+from regard.commands.exercises import CheckSeed
+from regard.commands.options import Seed, command
 from regard.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from regard.checking.session import Report
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class Shown:
         return self.html
 
 
-@click.command("%%check")
-@click.argument("exercise", required=False)
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Repeat a check's inputs.")
-@click.option("--strict", is_flag=True, help="Conventions other than the task's fail the check.")
-@click.pass_obj
-def check(cell: tuple[Any, str], exercise: str | None, seed: int | None, strict: bool) -> Report | None:
+def _check(
+    exercise: str | None,
+    *,
+    seed: CheckSeed,
+    strict: Annotated[bool, "Conventions other than the task's fail the check."],
+) -> object:
     """Run the cell, then check what it defines."""
     from regard.checking.catalogue import catalogue, pick
     from regard.checking.session import check_cell
 
     if exercise is not None:
         pick(catalogue(), exercise)
-    shell, source = cell
+    shell, source = click.get_current_context().obj
     if shell.should_run_async(source, transformed_cell=shell.transform_cell(source)):
         raise ArgumentError("a cell that awaits cannot be checked: put the answer into a cell of its own.")
     if not shell.run_cell(source).success:
@@ -68,11 +68,12 @@ def quiz(line: str) -> Shown:
     return Shown(f"{asked.text}\n{asked.code}".strip(), fragment(tag("div", *parts)))
 
 
-@click.command("%lab")
-@click.argument("name", nargs=-1, required=True)
-@click.option("--full/--quick", help="The whole run, or the quick one, as without it.")
-@click.option("--seed", type=SEED, default=0)
-def lab(name: tuple[str, ...], full: bool, seed: int) -> Shown:
+def _lab(
+    name: tuple[str, ...],
+    *,
+    full: Annotated[bool, "--full/--quick", "The whole run, or the quick one, as without it."],
+    seed: Seed = 0,
+) -> Shown:
     """Run an experiment: prediction, measurement, figure and verdict."""
     from regard.lab.catalogue import find
     from regard.lab.pages import cell
@@ -85,12 +86,12 @@ def lab(name: tuple[str, ...], full: bool, seed: int) -> Shown:
 def load(shell: Any) -> None:
     """Give a notebook its magics."""
 
-    def called(command: click.Command, line: str, given: object = None) -> object:
+    def called(name: str, function: Callable[..., object], line: str, cell: object = None) -> object:
         try:
-            return command.main(shlex.split(line), obj=given, standalone_mode=False)
+            return command(function).main(shlex.split(line), obj=(shell, cell), standalone_mode=False)
         except click.ClickException as error:
-            raise ArgumentError(f"{command.name}: {error.format_message()}") from None
+            raise ArgumentError(f"{name}: {error.format_message()}") from None
 
-    shell.register_magic_function(lambda line, cell: called(check, line, (shell, cell)), "cell", "check")
-    shell.register_magic_function(lambda line: called(lab, line), "line", "lab")
+    shell.register_magic_function(partial(called, "%%check", _check), "cell", "check")
+    shell.register_magic_function(partial(called, "%lab", _lab), "line", "lab")
     shell.register_magic_function(quiz, "line", "quiz")

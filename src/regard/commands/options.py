@@ -1,13 +1,22 @@
-"""What several commands share: their options, and the checks of what a person typed."""
+"""A command is a function: its parameters are what a person types, what it returns is what `--json` prints.
+
+    @command
+    def why(text: Text, *, model: Model = Model("smollm2"), top: Annotated[int, "Of each kind."] = 5): ...
+
+Parameters before the star are arguments, the others options. `Annotated` has an option's help, its flags if
+they are not its name, in capitals what stands for its value, a type of click's, and what makes the value.
+"""
 
 from __future__ import annotations
 
+import inspect
+import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial, wraps
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -17,8 +26,81 @@ if TYPE_CHECKING:
     from regard.files.loading import Loaded
 
 
+def command(function: Callable[..., object]) -> click.Command:
+    """The command that a function is; a parameter that is a dataclass stands for an option of each field."""
+    params: list[click.Parameter] = []
+    bundles: dict[str, type[Any]] = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        hint = parameter.annotation
+        default = None if parameter.default is parameter.empty else parameter.default
+        if is_dataclass(hint):
+            bundles[name] = parameter.annotation
+            hints = get_type_hints(hint, include_extras=True)
+            params += [click_parameter(field, hints[field], getattr(default, field, None)) for field in hints]
+        elif parameter.kind is not parameter.VAR_KEYWORD:
+            is_option = parameter.kind is parameter.KEYWORD_ONLY
+            params.append(click_parameter(name, hint, default, is_option=is_option))
+
+    def called(**values: Any) -> object:
+        for name, bundle in bundles.items():
+            values[name] = bundle(**{field.name: values.pop(field.name) for field in fields(bundle)})
+        result = function(**values)
+        if result is not None and values.get("as_json"):
+            print_json(result)
+        return result
+
+    return click.Command(function.__name__, callback=called, params=params, help=function.__doc__)
+
+
+def click_parameter(name: str, hint: Any, default: Any, *, is_option: bool = True) -> click.Parameter:
+    """The option or argument that an annotation describes; a `bool` is a flag."""
+    kind, required, about = hint, default is None, list[Any]()
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        if get_origin(kind) is Annotated:
+            kind, *inner = get_args(kind)
+            about += inner
+        else:
+            (kind,), required = (one for one in get_args(kind) if one is not NoneType), False
+    several = get_args(kind)[1:] == (...,)
+    chosen = click.Choice(get_args(kind)) if get_origin(kind) is Literal else str if several else kind
+    more: dict[str, Any] = {"type": chosen, "default": default}
+    flags = f"--{name.replace('_', '-')}"
+    for item in about:
+        if isinstance(item, click.ParamType):
+            more["type"] = item
+        elif not isinstance(item, str):
+            more["callback"] = _made_by(item)
+        elif item.startswith("--"):
+            flags = item
+        else:
+            more["metavar" if item.isupper() else "help"] = item
+    if not is_option:
+        return click.Argument([name], required=required, nargs=-1 if several else 1, **more)
+    if kind is bool:
+        more |= {"is_flag": True, "default": False if required else default}
+    else:
+        more |= {"multiple": several, "show_default": True}
+    return click.Option([name, flags], **more)
+
+
+def _made_by(make: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda ctx, param, value: None if value is None else make(value)
+
+
+def print_json(value: object) -> None:
+    """Print plain data, dataclasses and paths as JSON, in which what is no number is null."""
+    text = json.dumps(value, default=lambda item: str(item) if isinstance(item, Path) else asdict(item))
+    click.echo(json.dumps(json.loads(text, parse_constant=lambda name: None)))
+
+
 class Group(click.Group):
     """A group of commands that says which one may have been meant."""
+
+    def add(self, function: Callable[..., object]) -> click.Command:
+        """The command that a function is, as one of this group; `author_new` is called `new` in `author`."""
+        made = command(function)
+        self.add_command(made, function.__name__.removeprefix(f"{self.name}_"))
+        return made
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -28,17 +110,11 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class NewFile(click.Path):
+def _in_a_folder(path: Path) -> Path:
     """A file to write: that its folder is there is seen to before any work is done."""
-
-    def __init__(self, *, allow_dash: bool = False) -> None:
-        super().__init__(dir_okay=False, writable=True, allow_dash=allow_dash, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(str(super().convert(value, param, ctx)))
-        if not path.absolute().parent.is_dir():
-            self.fail(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.", param, ctx)
-        return path
+    if not path.absolute().parent.is_dir():
+        raise ArgumentError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
+    return path
 
 
 def file_text(path: Path) -> str:
@@ -49,38 +125,40 @@ def file_text(path: Path) -> str:
         raise ArgumentError(f"{path} is not UTF-8 text.") from error
 
 
-def _some_words(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-    if text is not None and not text.strip():
+def _some_words(text: str) -> str:
+    if not text.strip():
         raise ArgumentError("TEXT is empty: give at least one word.")
     return text
 
 
-def _lines(ctx: click.Context, param: click.Parameter, path: Path | None) -> list[str]:
-    lines = [] if path is None else [line.strip() for line in file_text(path).splitlines() if line.strip()]
-    if path is not None and not lines:
+def _lines(path: Path) -> list[str]:
+    lines = [line.strip() for line in file_text(path).splitlines() if line.strip()]
+    if not lines:
         raise ArgumentError(f"{path} has no text: it needs one a line.")
     return lines
 
 
-FOLDER = click.Path(file_okay=False, path_type=Path)
-FILE = click.Path(dir_okay=False, path_type=Path)
 READABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
-SEED = click.IntRange(0, 2**63 - 1)
-
-text = partial(click.argument, "text", callback=_some_words)
-texts = click.option("--texts", type=READABLE, callback=_lines, help="A text a line.")
-as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-picture = click.option("--out", type=NewFile(), help="Write the picture there, as PNG.")
+Folder = Annotated[Path, click.Path(file_okay=False, path_type=Path)]
+File = Annotated[Path, click.Path(dir_okay=False, path_type=Path)]
+NewFile = Annotated[
+    Path, click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path), _in_a_folder
+]
+Seed = Annotated[int, click.IntRange(0, 2**63 - 1)]
+Text = Annotated[str, _some_words]
+Texts = Annotated[list[str] | None, READABLE, _lines, "A text a line."]
+AsJson = Annotated[bool, "--json", "Print the result as JSON."]
+Picture = Annotated[NewFile | None, "Write the picture there, as PNG."]
 
 
 @dataclass(frozen=True)
 class Model:
     """The model that `--model`, `--random`, `--seed` and `--device` name."""
 
-    name: str
-    random: bool
-    seed: int
-    device: str
+    name: Annotated[str, "--model", "A name that `regard models` lists, a folder or a file."]
+    random: Annotated[bool, "The model's shape with random weights: no download."] = False
+    seed: Annotated[Seed, "Of the random weights."] = 0
+    device: Annotated[str, "Where to compute: cpu, cuda, cuda:1, mps."] = "cpu"
 
     def load(self) -> Loaded:
         """The model itself; before a first download a person is asked."""
@@ -91,32 +169,9 @@ class Model:
         return load(self.name, random=self.random, seed=self.seed, device=checked_device(self.device))
 
 
-def model(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`--model`, `--random`, `--seed` and `--device`, which a command has as one `Model`."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def called(model: str, random: bool, seed: int, device: str, **options: Any) -> Any:
-            return command(model=Model(model, random, seed, device), **options)
-
-        for option in (
-            click.option("--device", default="cpu", show_default=True,
-                         help="Where to compute: cpu, cuda, cuda:1, mps."),
-            click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random weights."),
-            click.option("--random", is_flag=True,
-                         help="The model's shape with random weights: no download."),
-            click.option("--model", default=default, show_default=True,
-                         help="A name that `regard models` lists, a folder or a file."),
-        ):  # fmt: skip
-            option(called)
-        return called
-
-    return decorate
-
-
 def model_was_named() -> bool:
     """Whether --model was given, not left at its default."""
-    source = click.get_current_context().get_parameter_source("model")
+    source = click.get_current_context().get_parameter_source("name")
     return source is not None and source.name != "DEFAULT"
 
 

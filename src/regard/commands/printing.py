@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Any, TextIO
@@ -28,14 +28,31 @@ _LOOKALIKES = {
 }
 
 
-class _Plain:
-    """A stream for a terminal of ASCII: drawings become their lookalikes, words stay as they are."""
+class _Stream:
+    """A standard stream: for a terminal of ASCII drawings become their lookalikes, words stay as they are.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    Output that nobody takes is no traceback, but a line and the exit code that other programs have.
+    """
 
-    def write(self, text: str) -> int:
-        return self._stream.write(text.translate(_LOOKALIKES))
+    def __init__(self, stream: TextIO, plain: bool) -> None:
+        self._stream, self._plain = stream, plain
+
+    def write(self, text: str) -> Any:
+        return self._done(self._stream.write, text.translate(_LOOKALIKES) if self._plain else text)
+
+    def flush(self) -> None:
+        self._done(self._stream.flush)
+
+    def _done(self, action: Callable[..., Any], *what: str) -> Any:
+        try:
+            return action(*what)
+        except OSError as error:
+            with suppress(OSError):  # Python would complain at its end of what is still to be written
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(128 + 13) from None  # as of who is ended by SIGPIPE
+            click.echo(f"Error: cannot write to standard output: {error.strerror}.", err=True)
+            raise SystemExit(2) from None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -51,15 +68,9 @@ def prepare_streams() -> None:
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-        plain = _ascii_locale() or not str(stream.encoding).lower().startswith("utf")
-        if plain and not isinstance(stream, _Plain):
-            setattr(sys, name, _Plain(stream))
-
-
-def quiet_output() -> None:
-    """Let what is still to be written to standard output go nowhere: Python would complain at its end."""
-    with suppress(OSError, ValueError):  # a stream of a test's is no file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(stream, _Stream):
+            plain = _ascii_locale() or not str(stream.encoding).lower().startswith("utf")
+            setattr(sys, name, _Stream(stream, plain))
 
 
 def _ascii_locale() -> bool:

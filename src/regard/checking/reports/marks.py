@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
+from typing import Any
 
 from regard.checking.assignment import Assignment
 from regard.checking.check import Result
 from regard.checking.marks import NO_ANSWER, PASSED, STATUSES, Grade
-from regard.checking.reports.html import section
-from regard.drawing.html import Markup, joined, tag
+from regard.checking.reports.html import section, word
+from regard.drawing.html import Markup, joined, table, tag
 from regard.drawing.html import page as whole_page
 from regard.drawing.tables import csv_text
 
@@ -20,30 +20,21 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins that a sp
 VISIBILITY = {"never": "hidden", "after due date": "after_due_date", "after published": "after_published"}
 
 
-@dataclass(frozen=True)
-class Common:
-    """A mistake, by how many it was made of those who answered, and what to say about it."""
-
-    exercise: str
-    mistake: str
-    students: int
-    of: int
-    say: str
-
-
-def common_mistakes(grades: Sequence[Grade]) -> list[Common]:
-    """What went wrong, the most frequent first."""
+def common_mistakes(grades: Sequence[Grade]) -> list[dict[str, Any]]:
+    """What went wrong, the most frequent first: how many did of those who answered, and what to say."""
     marks = [mark for grade in grades for mark in grade.marks if mark.status not in NO_ANSWER]
     answered = Counter(mark.exercise for mark in marks)
     say = {(mark.exercise, name): text for mark in marks for name, text in mark.mistakes}
-    counted = Counter((mark.exercise, name) for mark in marks for name, _ in mark.mistakes)
-    rows = [Common(id, name, n, answered[id], say[id, name]) for (id, name), n in counted.items()]
-    return sorted(rows, key=lambda row: (-row.students, row.exercise, row.mistake))
+    made = Counter((mark.exercise, name) for mark in marks for name, _ in mark.mistakes)
+    return [
+        {"exercise": id, "mistake": name, "students": n, "of": answered[id], "say": say[id, name]}
+        for (id, name), n in sorted(made.items(), key=lambda item: (-item[1], item[0]))
+    ]
 
 
 def csv_of(grades: Sequence[Grade]) -> str:
     """A row for each student: points in all and by exercise, what is missing, what went wrong."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for grade in grades:
         mistakes = [f"{mark.exercise}: {name}" for mark in grade.marks for name, _ in mark.mistakes]
         row: dict[str, object] = {"student": grade.student, "points": grade.points, "out of": grade.out_of}
@@ -61,8 +52,11 @@ def _harmless(cell: object) -> object:
 
 def json_of(title: str, grades: Sequence[Grade]) -> str:
     """All grades, and the common mistakes."""
-    mistakes = [asdict(row) for row in common_mistakes(grades)]
-    page = {"title": title, "students": [grade.as_json() for grade in grades], "mistakes": mistakes}
+    students = [grade.as_json() for grade in grades]
+    return _json({"title": title, "students": students, "mistakes": common_mistakes(grades)})
+
+
+def _json(page: dict[str, Any]) -> str:
     return json.dumps(page, indent=1) + "\n"
 
 
@@ -72,9 +66,9 @@ def feedback(title: str, grade: Grade, results: Sequence[Result]) -> str:
         (
             _line(mark.exercise),
             _line(f"{mark.points:g} of {mark.out_of:g}"),
-            tag("span", mark.status, class_="good" if mark.status == PASSED else "bad"),
-            joined([tag("div", _line(f"{kind} {n} of {of}")) for kind, (n, of) in mark.by_kind().items()]),
-            joined([tag("div", sentence) for sentence in mark.said]),
+            word(mark.status == PASSED, mark.status),
+            _stacked(_line(f"{kind} {n} of {of}") for kind, (n, of) in mark.by_kind().items()),
+            _stacked(mark.said),
         )
         for mark in grade.marks
     ]
@@ -82,7 +76,7 @@ def feedback(title: str, grade: Grade, results: Sequence[Result]) -> str:
     late = [f"Handed in {grade.days_late} days late."] if grade.days_late else []
     parts = [
         tag("p", tag("strong", f"{grade.points:g} of {grade.out_of:g} points"), f" for {grade.student}."),
-        _table(("exercise", "points", "", "checks passed", ""), rows),
+        table(("exercise", "points", "", "checks passed", ""), rows),
         *(tag("p", sentence, class_="bad") for sentence in (*late, *grade.problems)),
         *(section(index, result) for index, result in enumerate(results)),
     ]
@@ -96,47 +90,45 @@ def summary(title: str, grades: Sequence[Grade], pages: Mapping[str, str]) -> st
     """
     totals = [grade.points for grade in grades]
     figures = f"{len(grades)} students, mean {mean(totals):.1f}, median {median(totals):.1f}"
-    by_exercise = [list(column) for column in zip(*(grade.marks for grade in grades), strict=True)]
+    ids = [mark.exercise for mark in grades[0].marks]
     exercises = []
-    for column in by_exercise:
-        average, most = mean(mark.points for mark in column), column[0].out_of
-        counts = Counter(mark.status for mark in column)
+    for id, *marks in zip(ids, *(grade.marks for grade in grades), strict=True):
+        average, most = mean(mark.points for mark in marks), marks[0].out_of
+        counts = Counter(mark.status for mark in marks)
         bar = _bar(average / most if most else 0.0, f"{average:.1f} of {most:g}")
-        exercises.append((_line(column[0].exercise), bar, *(counts[status] or "" for status in STATUSES)))
+        exercises.append((_line(id), bar, *(counts[status] or "" for status in STATUSES)))
     said = []
     for row in common_mistakes(grades):
-        bar = _bar(row.students / row.of, f"{row.students} of {row.of}")
-        said.append((bar, _line(row.exercise), tag("strong", row.mistake), row.say))
+        bar = _bar(row["students"] / row["of"], f"{row['students']} of {row['of']}")
+        said.append((bar, _line(row["exercise"]), tag("strong", row["mistake"]), row["say"]))
     students = [
         (
             tag("a", grade.student, href=pages[grade.student]),
             *(f"{mark.points:g}" for mark in grade.marks),
             tag("strong", f"{grade.points:g}"),
             _line(f"{grade.days_late} days") if grade.days_late else "",
-            joined([tag("div", problem) for problem in grade.problems]),
+            _stacked(grade.problems),
         )
         for grade in grades
     ]
-    ids = [column[0].exercise for column in by_exercise]
     parts = [
         tag("p", f"{figures} of {grades[0].out_of:g} points."),
         tag("h2", "Exercises"),
-        _table(("exercise", "mean", *STATUSES), exercises),
+        table(("exercise", "mean", *STATUSES), exercises),
         tag("h2", "For the next lecture"),
-        _table(("students", "exercise", "mistake", "say"), said) if said else tag("p", "No mistakes."),
+        table(("students", "exercise", "mistake", "say"), said) if said else tag("p", "No mistakes."),
         tag("h2", "Students"),
-        _table(("student", *ids, "points", "late", "look at"), students),
+        table(("student", *ids, "points", "late", "look at"), students),
     ]
     return whole_page(title, joined(parts))
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
-    lines = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
-    return tag("table", tag("tr", *(tag("th", head) for head in heads)), *lines)
-
-
 def _line(text: str) -> Markup:
     return tag("span", text, style="white-space: nowrap")
+
+
+def _stacked(lines: Iterable[object]) -> Markup:
+    return joined([tag("div", line) for line in lines])
 
 
 def _bar(part: float, text: str) -> Markup:
@@ -161,8 +153,7 @@ def gradescope(assignment: Assignment, grade: Grade) -> str:
             row |= {"status": "passed" if passed else "failed", "output": "\n".join(output)}
             tests.append({**row, "visibility": VISIBILITY[assignment.show_hidden] if hidden else "visible"})
     lost = [{"name": why, "score": -points, "max_score": 0} for why, points in grade.deductions]
-    page = {"score": grade.points, "output": "\n".join(grade.problems), "tests": [*tests, *lost]}
-    return json.dumps(page, indent=1) + "\n"
+    return _json({"score": grade.points, "output": "\n".join(grade.problems), "tests": [*tests, *lost]})
 
 
 def github_summary(title: str, grade: Grade) -> str:

@@ -1,53 +1,61 @@
-"""The report on the terminal."""
+"""The report on the terminal, and what every other report says of a result too."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
+from click import style
 from torch import Tensor
 
 from regard.checking.author import Proof
 from regard.checking.check import Result
 from regard.checking.judge import Check
+from regard.checking.marks import few
 
 MOST_CELLS = 64
-MOST_NAMES = 3  # of checks that fail in the same way
+GROUPS = ("caught", "named, by value", "named, by pattern")  # of the lines of a proof
 
 
-def print_result(console: Console, result: Result, known: Collection[str] = ()) -> None:
+def report(result: Result, width: int, known: Collection[str] = ()) -> str:
     """One exercise of one file, in one line if it passed: else its mistake, its smallest case, what failed.
 
     `known` are notes on the file that another of its exercises has told already.
     """
     n_passed = sum(check.passed for check in result.checks)
-    mark = ("✓ ", "green") if result.passed else ("✗ ", "red")
     count = f"{n_passed} checks" if result.passed else f"{n_passed} of {len(result.checks)} checks"
-    title = (result.exercise or "no exercise", "bold")
-    console.print(Text.assemble(mark, title, f"  {count}  ", (result.file, "dim")))
-    for named in result.mistakes:
-        console.print(Text(f"  {named.sentence}", style="yellow"))
-    if result.nearest:
-        console.print(Text(f"  {result.nearest}", style="yellow"))
-    _print_smallest(console, result)
+    title = style(result.exercise or "no exercise", bold=True)
+    lines = [f"{_mark(result.passed)} {title}  {count}  {style(result.file, dim=True)}"]
+
+    def say(text: str, **look: Any) -> None:
+        wrapped = textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    ")
+        lines.append(style(wrapped, **look) if look else wrapped)
+
+    for sentence in sentences(result):
+        say(sentence, fg="yellow")
+    lines += _smallest(result)
     for kind, checks in by_kind(result).items():
-        names = ", ".join(check.name for check in checks[:MOST_NAMES])
-        more = f" and {len(checks) - MOST_NAMES} more" if len(checks) > MOST_NAMES else ""
         about = f" ({kind})" if kind in ("fragile", "train mode", "wasteful") else ""
-        console.print(Text.assemble(("  ✗ ", "red"), (names, "bold"), f"{more}{about}: {checks[0].told}"))
-    untried = [check for check in result.checks if not check.tried]
-    if untried:
-        console.print(Text(f"  {len(untried)} checks were {untried[0].message}", style="dim"))
+        say(f"{_mark(False)} {few([check.name for check in checks])}{about}: {checks[0].told}")
+    if untried := [check for check in result.checks if not check.tried]:
+        say(f"{len(untried)} checks were {untried[0].message}", dim=True)
     for note in result.conventions:
-        console.print(Text(f"  Another convention: {note}", style="cyan"))
+        say(f"Another convention: {note}", fg="cyan")
     for note in result.notes:
         if note not in known:
-            console.print(Text(f"  Note: {note}", style="dim"))
+            say(f"Note: {note}", dim=True)
+    return "\n".join(lines)
+
+
+def _mark(passed: bool) -> str:
+    return style("✓", fg="green") if passed else style("✗", fg="red")
+
+
+def sentences(result: Result) -> list[str]:
+    """The mistakes in words, or what comes nearest."""
+    return [named.sentence for named in result.mistakes] + [result.nearest] * bool(result.nearest)
 
 
 def by_kind(result: Result) -> dict[str, list[Check]]:
@@ -60,32 +68,31 @@ def by_kind(result: Result) -> dict[str, list[Check]]:
     return kinds
 
 
-def _print_smallest(console: Console, result: Result) -> None:
+def _smallest(result: Result) -> Iterator[str]:
     """The smallest case that fails: expected, yours and their difference, side by side if they are small."""
     case = next(wrong_cases(result), None)
     if case is None:
         return
-    name, sizes = escape(case.check.name), escape(case.sizes)
-    console.print(f"  The smallest case of [b]{name}[/b] that fails ({sizes}):")
+    yield f"  The smallest case of {style(case.check.name, bold=True)} that fails ({case.sizes}):"
     if case.want.numel() > MOST_CELLS:
-        console.print(f"  ({case.want.numel()} numbers: see --html for a picture)", style="dim")
+        yield style(f"  ({case.want.numel()} numbers: see --html for a picture)", dim=True)
         return
-    grid = Table(box=None, padding=(0, 2))
-    for title in ("expected", "yours", "difference"):
-        grid.add_column(title, style="dim" if title == "difference" else "")
-    apart = torch.where(case.wrong, case.have.double() - case.want.double(), 0.0)
-    for row, wrong in enumerate(case.wrong.tolist()):
-        cells = []
-        for values in (case.want, case.have, apart):
-            styles = ["red" if bad and values is not case.want else "" for bad in wrong]
-            texts = [f"{number:8.4g}" for number in values[row].tolist()]
-            cells.append(Text.assemble(*zip(texts, styles, strict=True)))
-        grid.add_row(*cells)
     if case.at:
-        console.print(f"  {case.at}:", style="dim")
-    console.print(grid)
+        yield style(f"  {case.at}:", dim=True)
+    tables = {"expected": case.want, "yours": case.have}
+    tables["difference"] = torch.where(case.wrong, case.have.double() - case.want.double(), 0.0)
+    width = max(10, 8 * case.want.shape[-1])
+    yield "  " + "    ".join(f"{title:{width}}" for title in tables).rstrip()
+    for row, wrong in enumerate(case.wrong.tolist()):
+        parts = []
+        for title, values in tables.items():
+            cells = [f"{number:8.4g}" for number in values[row].tolist()]
+            marked = [style(cell, fg="red") if bad else cell for cell, bad in zip(cells, wrong, strict=True)]
+            gap = " " * (width - sum(map(len, cells)))
+            parts.append("".join(cells if title == "expected" else marked) + gap)
+        yield "  " + "    ".join(parts).rstrip()
     if case.axes:
-        console.print(f"  rows are {case.axes[0]}, columns {case.axes[1]}", style="dim")
+        yield style(f"  rows are {case.axes[0]}, columns {case.axes[1]}", dim=True)
 
 
 class WrongCase(NamedTuple):
@@ -117,15 +124,13 @@ def wrong_cases(result: Result) -> Iterator[WrongCase]:
         yield WrongCase(check, sizes, at, axes, *tables)
 
 
-def print_proof(console: Console, proof: Proof) -> None:
+def proved(proof: Proof) -> str:
     """What `regard author check` found."""
+    lines = []
     for line in proof.lines:
-        mark = ("  ✓ ", "green") if line.holds else ("  ✗ ", "red")
         detail = "" if line.holds or not line.detail else f": {line.detail}"
-        console.print(Text.assemble(mark, line.what + detail))
-    for group in ("caught", "named, by value", "named, by pattern"):
-        lines = [line for line in proof.lines if line.group == group]
-        if lines:
-            console.print(f"  mistakes {group}: {sum(line.holds for line in lines)} of {len(lines)}")
-    verdict = "[green]ready for students[/green]" if proof.holds else "[red]not ready[/red]"
-    console.print(f"[b]{escape(proof.exercise)}[/b]: {verdict}")
+        lines.append(f"  {_mark(line.holds)} {line.what}{detail}")
+    groups = {group: [line.holds for line in proof.lines if line.group == group] for group in GROUPS}
+    lines += [f"  mistakes {group}: {sum(holds)} of {len(holds)}" for group, holds in groups.items() if holds]
+    verdict = style("ready for students", fg="green") if proof.holds else style("not ready", fg="red")
+    return "\n".join([*lines, f"{style(proof.exercise, bold=True)}: {verdict}"])

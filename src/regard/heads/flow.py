@@ -17,7 +17,7 @@ from regard.decoding import prompts
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.circuits import Ending, projections
-from regard.heads.model import head_outputs, head_table, layers_of, loaded_of
+from regard.heads.model import head_table, layers_of, loaded_of
 from regard.layers.eviction import Evict
 from regard.tracing.layers import AnyLayer, Kind, LayerTrace
 from regard.tracing.traces import Trace
@@ -167,13 +167,10 @@ def logit_attribution(
         direction = direction - ending.unembed[against].double()
         score = score - ending.logits[position, against].double()
     matrices, layers = projections(loaded), layers_of(loaded)
-    with head_outputs(loaded) as outputs:
-        loaded.model(ids)
     heads = head_table(layers)
     for index, (name, numbers) in enumerate(layers.items()):
         if numbers:
-            out, matrix = outputs[name][0, :, position].double(), matrices[name].double()
-            written = torch.einsum("hv,mhv->hm", out, matrix)
+            written = ending.stream.written(name, matrices[name], [position])[:, 0]
             toward = ending.norm.held(ending.before[position], written) @ direction
             heads[index, list(numbers)] = toward.cpu()
     return Attribution(tuple(layers), heads, float(score), float(score) - float(heads.nansum()))

@@ -167,7 +167,7 @@ def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Se
 
     from regard.files import hub
     from regard.files.loading import checked_device
-    from regard.view.live import Asked, Opened, Progress
+    from regard.view.live import Asked, Progress
     from regard.view.models import RANDOM, Models
     from regard.view.session import Session
 
@@ -176,7 +176,7 @@ def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Se
     notices = []
     try:
         if not model.random and (model.name in hub.MODELS or Path(model.name).exists()):
-            models.put(Opened(model.load(), key))
+            models.put(key, model.load())
         models.get(key)
     except LoadError as error:
         if model.random or model_was_named():

@@ -17,6 +17,7 @@ leave nothing out.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
@@ -50,13 +51,14 @@ _LARGE = 1e3  # beside numbers of this size the eps of a norm is nothing
 
 @contextmanager
 def seeing(modules: Iterable[nn.Module]) -> Iterator[Seen]:
-    """A block in which is kept what these modules are given and give."""
+    """A block in which is kept what these modules are given and give in this thread."""
     seen: Seen = {}
+    thread = threading.get_ident()  # others may run the same model on another text meanwhile
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         given = args[0] if args else kwargs.get("hidden_states")
         made = out if isinstance(out, Tensor) else out[0]
-        if isinstance(given, Tensor) and isinstance(made, Tensor):
+        if isinstance(given, Tensor) and isinstance(made, Tensor) and threading.get_ident() == thread:
             seen.pop(module, None)
             seen[module] = given, made
 

@@ -7,19 +7,17 @@ output matrix, and what the head adds to the scores of the next token.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from regard.heads.circuits import Norm
+from regard.files.loading import Loaded
+from regard.heads.circuits import Norm, seeing
 from regard.heads.model import attention_of
 from regard.models.transformer import Transformer
 from regard.view.document import Document, Inside, Json
-from regard.view.live import Opened
+from regard.view.live import run, tokenizer_of
 
 MOST_KEYS = 256  # of a row; beyond, the largest are shown and the rest is one number
 MOST_RUN_AGAIN = 1024  # tokens of a text that is read once more for what comes before a query
@@ -28,12 +26,12 @@ _TOKENS = 4  # raised most, and as many lowered most
 
 @torch.no_grad()
 def machine(
-    document: Document, layer: int, head: int, query: int, key: int, opened: Opened | None = None
+    document: Document, layer: int, head: int, query: int, key: int, loaded: Loaded | None = None
 ) -> Json:
     """The row of a weight: raw scores of its keys and who may be seen, values, and the parts of one score.
 
     Softmax over `scores` where `visible`, and over one more key of score `rest`, gives the model's weights.
-    The `opened` model adds the vectors before query and key, and what the head writes.
+    The model adds the vectors before query and key, and what the head writes.
     """
     parts = document.parts(layer, head, query, key)
     traced, batch = document.trace.layers[layer], document.batch
@@ -54,13 +52,13 @@ def machine(
         "rest": parts["lse"] + math.log(left_out) if len(keys) < traced.n_key and left_out > 1e-9 else None,
         "values": None if kept is None else kept.float().tolist(),
     }
-    if opened is not None and traced.n_query > MOST_RUN_AGAIN:
+    if loaded is not None and traced.n_query > MOST_RUN_AGAIN:
         shown["without"] = (
             f"The text has more than {MOST_RUN_AGAIN} tokens, and what comes before the query needs a run of "
             "the model: the machine begins at the query and the key."
         )
-    elif opened is not None and (vectors := inside(opened, document, layer)) is not None:
-        wrote = written(opened, document, vectors, layer, head, query)
+    elif loaded is not None and (vectors := inside(loaded, document, layer)) is not None:
+        wrote = written(loaded, document, vectors, layer, head, query)
         if wrote.get("push") is not None:
             wrote["push"]["byKey"] = [wrote["push"]["byKey"][index] for index in keys]
         shown["model"] = {
@@ -74,55 +72,38 @@ def machine(
 
 
 @torch.no_grad()
-def inside(opened: Opened, document: Document, layer: int) -> Inside | None:
+def inside(loaded: Loaded, document: Document, layer: int) -> Inside | None:
     """What a layer's queries and keys were made from, which the model must be run for.
 
     None for a model without the matrices, which a recurrent one is.
     """
-    model, name = opened.model, document.trace.names[layer]
+    model, name = loaded.model, document.trace.names[layer]
     if not isinstance(model, Transformer):
         return None
     attention = attention_of(model, name)
     stack = model.decoder if name.startswith("decoder") else model.encoder
     assert stack is not None  # the layer is in it
-    seen: dict[str, Any] = {}
-    runner = threading.get_ident()  # others may run the same model on another text meanwhile
-
-    def keep(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() == runner:
-            seen["x"] = args[0]
-            seen["memory"] = args[1] if len(args) > 1 else kwargs.get("memory")
-
-    def keep_last(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if threading.get_ident() == runner:
-            seen["last"] = args[0][0]
-
-    hooks = [attention.register_forward_pre_hook(keep, with_kwargs=True)]
-    if stack.norm is not None:
-        hooks.append(stack.norm.register_forward_pre_hook(keep_last))
-    try:
-        opened.run(document.ids, document.source, document.off, logits="none")
-    finally:
-        for hook in hooks:
-            hook.remove()
-    x = seen["x"][0]
-    x_key = x if seen["memory"] is None else seen["memory"][0]
+    with seeing(filter(None, (attention, stack.norm, model.encoder))) as seen:
+        run(loaded, document.ids, document.source, document.off, logits="none")
+    x = x_key = seen[attention][0][0]
+    if name.endswith("cross") and model.encoder is not None:
+        x_key = seen[model.encoder][1][0]
     q = attention.query(x).unflatten(-1, (attention.n_head, -1)).transpose(0, 1)
     k = attention.key(x_key).unflatten(-1, (attention.n_kv_head, -1)).transpose(0, 1)
     if attention.query_norm is not None and attention.key_norm is not None:
         q, k = attention.query_norm(q), attention.key_norm(k)
-    return Inside(x, x_key, q, k, seen.get("last"))
+    return Inside(x, x_key, q, k, None if stack.norm is None else seen[stack.norm][0][0])
 
 
 @torch.no_grad()
-def written(opened: Opened, document: Document, vectors: Inside, layer: int, head: int, query: int) -> Json:
+def written(loaded: Loaded, document: Document, vectors: Inside, layer: int, head: int, query: int) -> Json:
     """What a head writes to a query's vector: its length, and the push on the next token.
 
     Nothing where what a head adds is changed before it is added. The push is by how much each key's value
     raises the scores of a few next tokens, at weight 1 and the scale of the last norm held (Elhage et al.
     2021); None where what a head adds does not reach the scores as it is.
     """
-    model, traced = opened.model, document.trace.layers[layer]
+    model, traced = loaded.model, document.trace.layers[layer]
     assert isinstance(model, Transformer)  # or there were no vectors
     config = model.config
     if traced.v is None or not config.block.writes_as_is:
@@ -141,12 +122,12 @@ def written(opened: Opened, document: Document, vectors: Inside, layer: int, hea
         raised = Norm.of(model.decoder.norm, last).held(last.double(), adds.double()).float()
         order = (unembed @ (row @ raised)).argsort(descending=True)
         tokens = [*order[:_TOKENS].tolist(), *order[-_TOKENS:].tolist()]
-        push = {"tokens": opened.tokenizer.tokens(tokens), "byKey": (raised @ unembed[tokens].T).tolist()}
+        push = {"tokens": tokenizer_of(loaded).tokens(tokens), "byKey": (raised @ unembed[tokens].T).tolist()}
     length = float(vectors.x[query].float().norm())
     return {"added": float((row @ adds).norm()), "length": length, "push": push}
 
 
-def with_insides(document: Document, opened: Opened, views: Iterable[Json]) -> Document:
+def with_insides(document: Document, loaded: Loaded, views: Iterable[Json]) -> Document:
     """The document with what the machine needs beyond queries and keys, of the layers that `views` show.
 
     What a head writes is kept of the queries shown. A long text is left as it is.
@@ -161,8 +142,8 @@ def with_insides(document: Document, opened: Opened, views: Iterable[Json]) -> D
             shown.setdefault(layer, {})[head, query] = None
     kept = {}
     for layer, rows in shown.items():
-        vectors = inside(opened, document, layer)
+        vectors = inside(loaded, document, layer)
         if vectors is not None and document.trace.layers[layer].rule is not None:
-            wrote = {row: written(opened, document, vectors, layer, *row) for row in rows}
+            wrote = {row: written(loaded, document, vectors, layer, *row) for row in rows}
             kept[document.trace.names[layer]] = replace(vectors, last=None, wrote=wrote)
     return replace(document, insides=kept)

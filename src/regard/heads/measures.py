@@ -14,7 +14,7 @@ fixed distances, at copies or at the first key reads single cells.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -143,7 +143,10 @@ def measure(
     chance, counted = torch.zeros(2, len(ROW_MEASURES), len(n_heads), dtype=torch.float64)
     frames: dict[object, tuple[_Frame, Tensor]] = {}
     for index, layer in enumerate(trace.layers):
-        visible = _visibility(layer)
+        visible = layer.visibility
+        if visible is None:  # weights that were given are causal if none is on the future
+            future = layer.n_query != layer.n_key or bool(layer.tensors[0].triu(1).any())
+            visible = Visibility(causal=not future)
         for sequence in range(layer.n_batch) if batch is None else [batch % layer.n_batch]:
             # Layers that see alike share a frame, and with it the chance level.
             tensors = tuple((tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in visible.tensors)
@@ -163,20 +166,11 @@ def measure(
     return Measures(trace.names, n_heads, *(dict(zip(ROW_MEASURES, t, strict=True)) for t in tables))
 
 
-def _visibility(layer: AnyLayer) -> Visibility:
-    """Who may look at whom in a layer. Weights given without it are causal if none is on the future."""
-    if layer.visibility is not None:
-        return layer.visibility
-    values = layer.tensors[0]
-    return Visibility(causal=layer.n_query == layer.n_key and not bool(values.triu(1).any()))
-
-
 def _facts(
     trace: Trace, layer: AnyLayer, batch: int, counts: Tensor | None, special_ids: Collection[int]
 ) -> tuple[TokenFacts, Tensor | None]:
     """Facts of a layer's keys, and which of its queries are real."""
-    tokens = trace.key_tokens(layer.name, batch)
-    device = layer.tensors[0].device
+    tokens, device = trace.key_tokens(layer.name, batch), layer.tensors[0].device
     real = None if trace.real is None else trace.real[batch].to(device)
     of_keys = layer.kind == "self" and not trace._in_encoder(layer)
     if of_keys and trace.ids is not None and trace.ids.shape[1] == layer.n_key:
@@ -185,8 +179,8 @@ def _facts(
     # Copies of a source's tokens are known by their spelling: its ids are not kept.
     names = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
     ids = torch.tensor([names[token] for token in tokens], device=device)
-    queries = real if real is not None and real.shape[0] == layer.n_query and layer.kind == "cross" else None
-    return token_facts(tokens, ids), queries
+    of_queries = real is not None and real.shape[0] == layer.n_query and layer.kind == "cross"
+    return token_facts(tokens, ids), real if of_queries else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -276,14 +270,27 @@ def _sums(
     device = layer.tensors[0].device
     dtype = torch.promote_types(layer.tensors[0].dtype, torch.float32)
     sums = torch.zeros(len(ROW_MEASURES), layer.n_head, dtype=torch.float64, device=device)
-    fill, blocks = _filler(layer, frame.visible, batch), list(layer.row_blocks(layer.n_head))
+    visible, blocks = frame.visible, list(layer.row_blocks(layer.n_head))
+    product = layer.log_product(batch) if visible.future_only else None
     size = max((layer.n_head * (r.stop - r.start) * (c.stop - c.start) for r, c in blocks), default=0)
     buffers = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
     with no_autocast(device):
         for rows, cols in blocks:
             shape = (layer.n_head, rows.stop - rows.start, cols.stop - cols.start)
+            # The weights, and their logarithms: very low for 0.
             z, w = (buffer[: math.prod(shape)].view(shape) for buffer in buffers)
-            fill(rows, cols, z, w)
+            if product is None:
+                w.copy_(layer.block(rows, cols, batch)[0])
+                torch.clamp(w, min=math.exp(_HIDDEN), out=z).log_()
+            else:
+                q, k = product
+                together = q[:, rows].reshape(k.shape[0], -1, q.shape[2])  # heads that share a key head
+                torch.bmm(together, k[:, cols].mT, out=z.view(k.shape[0], -1, z.shape[2]))
+                if visible.causal:  # before `first` every row sees every key
+                    first = max(0, rows.start + visible.start + 1 - cols.start)
+                    seen = visible.tile(rows, slice(cols.start + first, cols.stop), device)[0]
+                    z[:, :, first:].masked_fill_(~seen, _HIDDEN)
+                torch.exp(z, out=w)
             of_rows = _row_values(z, w, frame, rows, cols, share_ties)
             values = torch.stack([of_rows[name] for name in ROW_MEASURES])
             sums += torch.einsum("mhr,mr->mh", values.double(), frame.counted[:, rows])
@@ -349,29 +356,3 @@ def _row_values(
         "streaming": on_sinks + torch.stack(at_offsets[:RECENT]).sum(0),
         **dict(zip(ARGMAXES, argmaxes, strict=True)),
     }
-
-
-def _filler(
-    layer: AnyLayer, visible: Visibility, batch: int
-) -> Callable[[slice, slice, Tensor, Tensor], None]:
-    """What fills in the logarithms (very low for 0) and the weights of some rows and columns of all heads."""
-    product = layer.log_product(batch) if visible.future_only else None
-    if product is None:
-
-        def plainly(rows: slice, cols: slice, z: Tensor, w: Tensor) -> None:
-            w.copy_(layer.block(rows, cols, batch)[0])
-            torch.clamp(w, min=math.exp(_HIDDEN), out=z).log_()
-
-        return plainly
-    q, k = product
-
-    def by_product(rows: slice, cols: slice, z: Tensor, w: Tensor) -> None:
-        together = q[:, rows].reshape(k.shape[0], -1, q.shape[2])  # heads that share a key head
-        torch.bmm(together, k[:, cols].mT, out=z.view(k.shape[0], -1, z.shape[2]))
-        if visible.causal:
-            first = max(0, rows.start + visible.start + 1 - cols.start)  # before it, every row sees every key
-            seen = visible.tile(rows, slice(cols.start + first, cols.stop), q.device)[0]
-            z[:, :, first:].masked_fill_(~seen, _HIDDEN)
-        torch.exp(z, out=w)
-
-    return by_product

@@ -200,7 +200,7 @@ def curves(
 
 def style_axes(ax: Axes, title: str | None) -> None:
     """Axes for lines and bars: a title, a pale grid behind them and no frame."""
-    _framed(ax, 0, 0, title)  # axes that are there
+    ax.set_title(title or "", fontsize=10, loc="left", pad=8, parse_math=False)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=HIDDEN, linewidth=0.8)
     ax.set_axisbelow(True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -70,7 +71,7 @@ class Document:
 
     def meta(self, precision: str = "as computed") -> Json:
         """What the page must know before it asks for a number."""
-        trace = self.trace
+        trace, grid = self.trace, self.trace.grid
         tokens = _line(trace.tokens, self.batch)
         facts = {name: value for name, value in trace.facts.items() if isinstance(value, str | int | bool)}
         return {
@@ -91,15 +92,10 @@ class Document:
             "predicts": self.predicts,
             "generated": self.generated,
             "precision": precision,
-            "grid": self._grid(),
+            "grid": None  # where in its image the positions of a vision model are
+            if grid is None
+            else {"rows": grid.rows, "columns": grid.columns, "before": grid.before, "image": self.image},
         }
-
-    def _grid(self) -> Json | None:
-        """Where in its image the positions of a vision model are."""
-        grid = self.trace.grid
-        if grid is None:
-            return None
-        return {"rows": grid.rows, "columns": grid.columns, "before": grid.before, "image": self.image}
 
     def _layer_meta(self, index: int) -> Json:
         layer = self.trace.layers[index]
@@ -179,18 +175,32 @@ class Document:
         """The largest weights of a head and where they are."""
         best: list[tuple[float, int, int]] = []
         for rows, cols, block in self.layer(layer, head).strips(self.batch, head):
-            flat = block[0].float().flatten()
-            top = flat.topk(min(count, flat.shape[0]))
-            for value, index in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            flat = block.float().flatten()
+            for index in flat.topk(min(count, len(flat))).indices.tolist():
                 row, col = divmod(index, block.shape[2])
-                best.append((value, rows.start + row, cols.start + col))
-            best = sorted(best, reverse=True)[:count]
+                best.append((float(flat[index]), rows.start + row, cols.start + col))
+        best = heapq.nlargest(count, best)
         return [{"query": query, "key": key, "weight": weight} for weight, query, key in best if weight > 0]
 
     def facts(self) -> Json:
-        """Measures and labels of every head, and the scenes of the tour."""
+        """Measures [layer][head] by name with their chance levels, the label and rule of each head, and the
+        scenes of the tour.
+        """
         if not self._facts:
-            facts = head_facts(self.trace, self.batch, self.special_ids)
+            measured = measure(self.trace, batch=self.batch, special_ids=self.special_ids)
+            unknown, n_heads = torch.full((len(measured.layers),), torch.nan), measured.n_heads
+            facts: Json = {"measures": {}}
+            for name, what in WHAT.items():
+                rows = zip(_rounded(measured[name]), n_heads, strict=True)
+                chance = _rounded(measured.chance.get(name, unknown))
+                values = [row[:n_head] for row, n_head in rows]
+                facts["measures"][name] = {"what": what, "values": values, "chance": chance}
+            labels = iter(label(measured))
+            said = ([next(labels) for _ in range(n_head)] for n_head in n_heads)
+            facts["labels"] = [
+                [None if head.label == "none" else {"label": head.label, "rule": head.rule} for head in row]
+                for row in said
+            ]
             names = [self.names(index) for index in range(len(self.trace.layers))]
             self._facts.append({**facts, "scenes": scenes(self.trace, names, facts, self.batch)})
         return self._facts[0]
@@ -203,28 +213,6 @@ class Document:
         if not 0 <= head < traced.n_head:
             raise ArgumentError(f"there is no head {head}: {traced.name} has {traced.n_head}.")
         return traced
-
-
-def head_facts(trace: Trace, batch: int = 0, special_ids: Collection[int] = ()) -> Json:
-    """Measures [layer][head] by name, their chance levels, and the label and rule of each head.
-
-    >>> facts = head_facts(Trace.from_weights([[1.0, 0.0], [0.5, 0.5]]))
-    >>> facts["measures"]["same"]["values"]
-    [[0.5]]
-    """
-    measured = measure(trace, batch=batch, special_ids=special_ids)
-    unknown = torch.full((len(measured.layers),), torch.nan)
-    measures = {}
-    for name, what in WHAT.items():
-        rows = _rounded(measured[name])
-        values = [row[:n_head] for row, n_head in zip(rows, measured.n_heads, strict=True)]
-        chance = _rounded(measured.chance.get(name, unknown))
-        measures[name] = {"what": what, "values": values, "chance": chance}
-    named = iter(
-        None if head.label == "none" else {"label": head.label, "rule": head.rule} for head in label(measured)
-    )
-    labels = [[next(named) for _ in range(n_head)] for n_head in measured.n_heads]
-    return {"measures": measures, "labels": labels}
 
 
 def _rounded(values: Tensor) -> list[Any]:

@@ -24,10 +24,9 @@ from regard.errors import ArgumentError, RegardError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.tracing.traces import Trace
 from regard.view.document import documents_of, plain
-from regard.view.embed import embedded, embedded_bytes
 from regard.view.live import Asked, make_document
 from regard.view.models import Models
-from regard.view.page import bundle
+from regard.view.page import bundle, embedded, embedded_bytes
 from regard.view.session import Session
 
 EMBEDDED_BYTES = 2_000_000  # kept in the notebook itself, so that it shows without a kernel

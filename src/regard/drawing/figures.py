@@ -72,15 +72,12 @@ def heat_maps(
     cols: Sequence[str] | None = None,
     *,
     visible: Bool[Tensor, "*#panel query key"] | None = None,
-    titles: Sequence[str] | None = None,
-    n_col: int | None = None,
-    shared: bool = False,
     ax: Axes | None = None,
 ) -> Figure:
-    """A figure of several heads, each with its title and colour bar; `shared` gives all the same colours.
+    """A figure of several heads, each with its title and colour bar.
 
-    (panel, query, key) fills rows of `n_col` panels; (batch, head, query, key) has a row for each sequence
-    and a column for each head. Labels are positions unless given.
+    (head, query, key) fills a square of panels; (batch, head, query, key) has a row for each sequence and a
+    column for each head. Labels are positions unless given.
 
     >>> import torch
     >>> figure = heat_maps(torch.rand(2, 3, 4, 4))
@@ -89,38 +86,29 @@ def heat_maps(
     """
     if not 3 <= weights.dim() <= 4 or not weights.numel():
         raise ShapeError(
-            "weights must be (panel, query, key) or (batch, head, query, key), with at least one weight. "
+            "weights must be (head, query, key) or (batch, head, query, key), with at least one weight. "
             f"Got shape {tuple(weights.shape)}."
         )
     *places, n_query, n_key = weights.shape
-    n_panel = math.prod(places)
-    n_col = n_col or (places[1] if len(places) == 2 else math.ceil(math.sqrt(n_panel)))
-    n_row = math.ceil(n_panel / n_col)
-    if titles is None:
-        axes = ("sequence", "head")[-len(places) :]
-        at = [zip(axes, place, strict=True) for place in np.ndindex(*places)]
-        titles = [", ".join(f"{axis} {index}" for axis, index in pairs) for pairs in at]
-    if len(titles) != n_panel:
-        raise ShapeError(f"there are {len(titles)} titles for {n_panel} panels: one each.")
+    n_col = places[1] if len(places) == 2 else math.ceil(math.sqrt(places[0]))
+    n_row = math.ceil(math.prod(places) / n_col)
     rows = list(map(str, range(n_query))) if rows is None else rows
     cols = list(map(str, range(n_key))) if cols is None else cols
-    seen = torch.ones(1, dtype=torch.bool) if visible is None else visible
-    pairs = zip(weights.flatten(0, -3), seen.expand(weights.shape).flatten(0, -3), strict=True)
-    tables = [_checked(table, rows, cols, shown) for table, shown in pairs]
+    seen = (torch.ones(1, dtype=torch.bool) if visible is None else visible).expand(weights.shape)
     cell = min(0.3, LARGEST_SIDE / max(n_row * (n_query + 4), n_col * (n_key + 6)))
     wide, high = max(1.9, cell * n_key + 1.5), max(1.7, cell * n_query + 1.2)
     figure, ax = _framed(ax, n_col * wide, n_row * high)
     ax.set_axis_off()
-    largest = max(map(_largest, tables)) if shared else None
     left, below = min(0.3, 1.1 / wide), min(0.3, 0.85 / high)
     size = (1 - left - 0.42 / wide) / n_col, (1 - below - 0.3 / high) / n_row
-    for index, table in enumerate(tables):
+    for index, at in enumerate(np.ndindex(*places)):
         row, col = divmod(index, n_col)
         panel = ax.inset_axes(((col + left) / n_col, 1 - (row + 1 - below) / n_row, *size))
         place = {"cax": panel.inset_axes((1.03, 0, 0.04, 1))}
-        _draw_map(panel, table, rows, cols, largest, small=True, bar=place)
-        panel.set_title(titles[index], fontsize=8, loc="left", pad=4, parse_math=False)
-        panel.set_xlabel("key" if index + n_col >= n_panel else "", fontsize=8)
+        _draw_map(panel, _checked(weights[at], rows, cols, seen[at]), rows, cols, None, small=True, bar=place)
+        title = "".join(f"sequence {batch}, " for batch in at[:-1]) + f"head {at[-1]}"
+        panel.set_title(title, fontsize=8, loc="left", pad=4, parse_math=False)
+        panel.set_xlabel("key" if index + n_col >= math.prod(places) else "", fontsize=8)
         panel.set_ylabel("query" if col == 0 else "", fontsize=8)
     return figure
 
@@ -298,7 +286,6 @@ def lines(
     rows: Sequence[str],
     cols: Sequence[str],
     *,
-    names: Sequence[str] | None = None,
     chosen: Sequence[int] | None = None,
     title: str | None = None,
     ax: Axes | None = None,
@@ -306,7 +293,7 @@ def lines(
     """A figure of two columns of tokens and a link for each weight, a colour for each head.
 
     Width and strength of a link are its weight over the largest one; below 2 % of that it is left out.
-    `chosen` draws the links of these queries alone. `names` are those of the heads, for a legend.
+    `chosen` draws the links of these queries alone.
 
     >>> import torch
     >>> figure = lines(torch.eye(2)[None], ["a", "b"], ["a", "b"])
@@ -315,9 +302,8 @@ def lines(
     """
     for head in weights:
         _checked(head, rows, cols)
-    if not weights.numel() or (names is not None and len(names) != weights.shape[0]):
-        given = "no name" if names is None else f"{len(names)} names"
-        raise ShapeError(f"there are {weights.shape[0]} heads and {given}: at least one, and a name each.")
+    if not weights.numel():
+        raise ShapeError("there is no head: lines need at least one.")
     longest = max(len(rows), len(cols))
     label = 0.085 * max(len(word) for word in (*rows, *cols)) + 0.2
     figure, ax = _framed(ax, 3.2 + 2 * label, 0.21 * longest + 0.9, title, pad=18)
@@ -334,8 +320,6 @@ def lines(
         wide = [0.4 + 3.6 * share for share in shares]
         shades = [(*to_rgb(colour), min(1.0, 0.08 + 0.9 * share)) for share in shares]
         ax.add_collection(LineCollection(links, linewidths=wide, colors=shades, capstyle="round"))
-        if names is not None:
-            ax.plot([], [], color=colour, label=names[head])
     for words, what, x, align in ((rows, QUERY, -0.03, "right"), (cols, KEY, 1.03, "left")):
         ax.text(x, -1.2, what, ha=align, fontsize=8, color="#66666e")
         for place, word in enumerate(words):
@@ -344,8 +328,6 @@ def lines(
             ax.text(x, place, word, ha=align, va="center", fontsize=9, color=ink, parse_math=False)
     ax.set(xlim=(0, 1), ylim=(longest - 0.4, -0.6))
     ax.set_axis_off()
-    if names is not None:
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, **_LEGEND)
     return figure
 
 

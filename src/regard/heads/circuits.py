@@ -209,10 +209,6 @@ class Stream:
                     "norm comes after it, it seems), so that what a head adds to a score is not known."
                 )
 
-    def before(self, name: str, places: list[int]) -> Float[Tensor, "place model_dim"]:
-        """The stream at some places before the block of a layer."""
-        return self.seen[self.blocks[name]][0][0, places].double()
-
     def written(
         self, name: str, matrix: Float[Tensor, "model_dim head v_dim"], places: list[int]
     ) -> Float[Tensor, "head place model_dim"]:
@@ -220,23 +216,20 @@ class Stream:
         return torch.einsum("hpv,mhv->hpm", self.heads[name][0, :, places].double(), matrix.double())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ending:
+class Ending(Stream):
     """How a decoder's residual stream becomes scores, in one forward pass of it."""
 
-    stream: Stream
     before: Float[Tensor, "position model_dim"]  # what the last norm is given, in float64
     norm: Norm
     unembed: Float[Tensor, "vocab model_dim"]
     bias: Float[Tensor, "vocab"]
     logits: Float[Tensor, "position vocab"]
 
-    @classmethod
     @torch.no_grad()
-    def of(cls, loaded: Loaded, ids: Tensor) -> Ending:
-        """Run the model; raises where its heads do not write into the residual stream as they are."""
+    def __init__(self, loaded: Loaded, ids: Int[Tensor, "1 position"]) -> None:
         _refuse_others("what heads write toward a score is known", loaded)
-        stream, model = Stream(loaded, ids), loaded.model
+        super().__init__(loaded, ids)
+        model, hidden, self.logits = loaded.model, self.out.hidden, self.out.logits[0]
         if isinstance(model, Transformer):
             table: Any = model.token if model.unembed is None else model.unembed
             unembed = table.weight * model.config.head_scale
@@ -246,17 +239,17 @@ class Ending:
         if not isinstance(unembed, Tensor):
             raise UnsupportedError(f"{loaded.facts.name} names no matrix that gives its scores.")
         bias = getattr(table, "bias", None)
-        bias = unembed.new_zeros(len(unembed)) if bias is None else bias
-        hidden, logits = stream.out.hidden, stream.out.logits[0]
-        norms = [(norm, *stream.seen[norm]) for norm in reversed(stream.seen) if norm in _norms(norm)]
+        self.bias = unembed.new_zeros(len(unembed)) if bias is None else bias
+        norms = [(norm, *self.seen[norm]) for norm in reversed(self.seen) if norm in _norms(norm)]
         for norm, before, after in (*norms, (None, hidden, hidden)):
             if after.shape[-1] != unembed.shape[1]:
                 continue
             scores = after[0] @ unembed.T
-            factor = (scores * (logits - bias)).sum() / scores.square().sum()  # Cohere scales what comes out
-            if close(factor * scores + bias, logits):
-                scaled = unembed if abs(factor - 1) < 1e-4 else unembed * factor
-                return cls(stream, before[0].double(), Norm.of(norm, scaled), scaled, bias, logits)
+            factor = (scores * (self.logits - self.bias)).sum() / scores.square().sum()  # Cohere scales them
+            if close(factor * scores + self.bias, self.logits):
+                self.unembed = unembed if abs(factor - 1) < 1e-4 else unembed * factor
+                self.before, self.norm = before[0].double(), Norm.of(norm, unembed)
+                return
         raise UnsupportedError(
             f"{loaded.facts.name}: its scores are not its last norm times one matrix, so that what a head "
             "adds to them is not known."
@@ -392,22 +385,15 @@ class Circuit:
 
     def strongest(self, token: int, n: int = 10) -> list[tuple[int, float]]:
         """The tokens that have most of a row, as (token, value): what `token` brings forth."""
-        return _strongest(self.right @ self.left[self._checked(token)], n)
-
-    def strongest_for(self, token: int, n: int = 10) -> list[tuple[int, float]]:
-        """The tokens that have most of a column: what brings `token` forth."""
-        return _strongest(self.left @ self.right[self._checked(token)], n)
-
-    @property
-    def eigenvalues(self) -> Tensor:
-        """Those that are not 0, complex: of the small product the other way round, which has the same."""
-        values: Tensor = torch.linalg.eigvals(self.right.T.double() @ self.left.double())
-        return values
+        values = self.right @ self.left[whole_index("token", token, len(self.left))]
+        best, index = values.topk(min(n, len(values)))
+        return list(zip(index.tolist(), best.tolist(), strict=True))
 
     @property
     def sign(self) -> float:
         """Sum of the eigenvalues over the sum of their sizes: 1 copies, -1 holds back what it sees."""
-        values = self.eigenvalues
+        # Those that are not 0, complex: of the small product the other way round, which has the same.
+        values = torch.linalg.eigvals(self.right.T.double() @ self.left.double())
         return float(values.real.sum() / values.abs().sum())
 
     def copying(self, n: int = 5) -> float:
@@ -420,14 +406,6 @@ class Circuit:
             n_right += int(((block > of_itself).sum(-1) < n).sum())
         return n_right / vocab
 
-    def _checked(self, token: int) -> int:
-        return whole_index("token", token, self.left.shape[0])
-
-
-def _strongest(values: Tensor, n: int) -> list[tuple[int, float]]:
-    best, index = values.topk(min(n, len(values)))
-    return list(zip(index.tolist(), best.tolist(), strict=True))
-
 
 @torch.no_grad()
 def ov_circuit(model: Loaded | nn.Module, layer: int, head: int) -> Circuit:
@@ -436,7 +414,7 @@ def ov_circuit(model: Loaded | nn.Module, layer: int, head: int) -> Circuit:
     Row a is W_U W_O W_V e_a, of the token's vector e_a before any layer.
     """
     loaded, reading, head = _chosen(loaded_of(model), layer, head)
-    ending = Ending.of(loaded, probe(loaded))
+    ending = Ending(loaded, probe(loaded))
     writes = projections(loaded)[reading.layer.name][:, head]
     reads = _vectors(loaded) @ reading.side("v").folded[head].T
     return Circuit(reads, ending.norm.folded(ending.unembed) @ writes)
@@ -553,7 +531,7 @@ def logit_lens(
         norm = nn.Identity() if stack is None or stack.norm is None else stack.norm
         scores = [own.logits(norm(stream)) for stream in streams[:-1]]
     else:
-        ending = Ending.of(loaded, read.ids[:1])
+        ending = Ending(loaded, read.ids[:1])
         last = ending.norm.module or nn.Identity()
         scores = [last(x.double()).to(x.dtype) @ ending.unembed.T + ending.bias for x in streams[:-1]]
     lens = torch.stack([*scores, out.logits])  # type: ignore[list-item]  # there is a head
@@ -606,8 +584,23 @@ def score_split(
     query, key = (whole_index(name, at, ids.shape[1]) for name, at in (("query", query), ("key", key)))
     if key > query:
         raise ArgumentError(f"key {key} comes after query {query}: a decoder hides it.")
-    parts, names = _written_before(loaded, ids, reading, [query, key])
-    sides = []
+    stream, writers, matrices, places = (
+        Stream(loaded, ids),
+        _writers(loaded),
+        projections(loaded),
+        [query, key],
+    )
+    before = {name: stream.seen[block][0][0, places].double() for name, block in stream.blocks.items()}
+    layers = list(before)[: list(before).index(reading.layer.name) + 1]
+    # What was written into the stream before the layer, by whom; together it is the stream.
+    written, names = [before[layers[0]]], ["embedding"]
+    bias = torch.zeros_like(written[0])  # of output projections; a feed-forward layer's are its own
+    for index, (name, after) in enumerate(pairwise(layers)):
+        by_heads, of_bias = stream.written(name, matrices[name], places), _bias_of(writers[name]).double()
+        written += [*by_heads, before[after] - before[name] - by_heads.sum(0) - of_bias]
+        names += [*(f"head {index}.{at}" for at in range(len(by_heads))), f"feed-forward {index}"]
+        bias = bias + of_bias
+    parts, sides = torch.stack([*written, bias]), []
     for place, (side, at) in enumerate((("q", query), ("k", key))):
         known = reading.side(side)
         made = known.norm.held(parts[:, place].sum(0), parts[:, place])
@@ -616,21 +609,4 @@ def score_split(
         made[-1] += _bias_of(known.module)[known.outputs[head]].double()
         sides.append(made @ turned(loaded, reading, side, head, at).T)
     table = reading.scale * (sides[0] @ sides[1].T)
-    return ScoreSplit(tuple(names), table, float(table.sum()))
-
-
-def _written_before(
-    loaded: Loaded, ids: Tensor, reading: Reading, places: list[int]
-) -> tuple[Float[Tensor, "part place model_dim"], list[str]]:
-    """What was written into the stream at some places before a layer, by whom; together it is the stream."""
-    stream, writers, matrices = Stream(loaded, ids), _writers(loaded), projections(loaded)
-    layers = list(stream.blocks)[: list(stream.blocks).index(reading.layer.name) + 1]
-    parts, names = [stream.before(layers[0], places)], ["embedding"]
-    bias = torch.zeros_like(parts[0])  # of output projections; a feed-forward layer's are its own
-    for index, (name, after) in enumerate(pairwise(layers)):
-        written, of_bias = stream.written(name, matrices[name], places), _bias_of(writers[name]).double()
-        grown = stream.before(after, places) - stream.before(name, places)
-        parts += [*written, grown - written.sum(0) - of_bias]
-        names += [*(f"head {index}.{head}" for head in range(len(written))), f"feed-forward {index}"]
-        bias = bias + of_bias
-    return torch.stack([*parts, bias]), [*names, "bias"]
+    return ScoreSplit((*names, "bias"), table, float(table.sum()))

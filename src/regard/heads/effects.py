@@ -90,7 +90,6 @@ def ablation(
     model: Loaded | nn.Module,
     texts: Texts,
     *,
-    how: Literal["zero", "mean"] = "zero",
     loss: Loss | None = None,
     layers: Sequence[int] | None = None,
     tokenizer: Any = None,
@@ -98,13 +97,12 @@ def ablation(
     """By how much the mean loss rises without each head; NaN for layers not asked for."""
     loaded = loaded_of(model, tokenizer)
     known = layers_of(loaded)
-    means = head_means(loaded, texts) if how == "mean" else None
     before = mean_loss(loaded, texts, loss=loss)
     rise = head_table(known)
     chosen = range(len(known)) if layers is None else [whole_index("layer", at, len(known)) for at in layers]
     for layer in chosen:
         for head in list(known.values())[layer]:
-            with ablated(loaded, [(layer, head)], how, means):
+            with ablated(loaded, [(layer, head)]):
                 rise[layer, head] = mean_loss(loaded, texts, loss=loss) - before
     return rise
 

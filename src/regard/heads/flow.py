@@ -161,7 +161,7 @@ def logit_attribution(
     if ids.shape[0] != 1:
         raise ArgumentError(f"logit attribution is of one sequence. Got {ids.shape[0]}.")
     position = whole_index("position", position, ids.shape[1])
-    ending = Ending.of(loaded, ids)
+    ending = Ending(loaded, ids)
     direction, score = ending.unembed[token].double(), ending.logits[position, token].double()
     if against is not None:
         direction = direction - ending.unembed[against].double()
@@ -170,7 +170,7 @@ def logit_attribution(
     heads = head_table(layers)
     for index, (name, numbers) in enumerate(layers.items()):
         if numbers:
-            written = ending.stream.written(name, matrices[name], [position])[:, 0]
+            written = ending.written(name, matrices[name], [position])[:, 0]
             toward = ending.norm.held(ending.before[position], written) @ direction
             heads[index, list(numbers)] = toward.cpu()
     return Attribution(tuple(layers), heads, float(score), float(score) - float(heads.nansum()))

@@ -249,7 +249,7 @@ def _draw(document: Document, layer: int, head: int) -> None:
     """One head on the terminal: as many tokens as fit."""
     from rich.console import Console
 
-    from regard.view.terminal import LABEL_WIDTH, printable, terminal_heat_map
+    from regard.view.picture import LABEL_WIDTH, printable, terminal_heat_map
 
     console = Console(highlight=False)
     traced = document.trace.layers[layer]

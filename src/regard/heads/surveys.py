@@ -32,7 +32,6 @@ from regard.files.safetensors import write_safetensors
 from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import ROW_MEASURES, Measures, measure
 from regard.heads.model import layers_of, loaded_of
-from regard.heads.tokens import counts_of
 from regard.tracing.take import trace
 
 # Measured on repeated random tokens, where nothing else explains them; and on needles in a text.
@@ -169,8 +168,9 @@ def survey(
         first = index * (len(hay) - size) // max(1, n_needle - 1)
         ids, asks = planted_needle(loaded, hay[first : first + size], seed + index)
         inputs.append(("needle", ids.tolist(), asks))
-    counts, special = counts_of(texts, loaded.tokenizer), loaded.tokenizer.special.all()
-    counts = torch.nn.functional.pad(counts, (0, max(0, sizes.vocab - counts.shape[0])))
+    special = loaded.tokenizer.special.all()
+    n_id = max(sizes.vocab, loaded.tokenizer.vocab_size)
+    counts = torch.bincount(torch.tensor(hay, dtype=torch.long), minlength=n_id)
     rank, n_process = 0, 1
     if distributed.is_available():
         if not distributed.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -15,7 +15,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-from regard.files.tokenizer import TextTokenizer
 
 # How special tokens are spelled: [CLS], <s>, <|im_start|>; not <0x0A> and <517>, which stand for text.
 _SPECIAL = re.compile(r"\[[A-Z]+\]|</?[^<>\s\d][^<>\s]*>")
@@ -60,13 +59,9 @@ def token_facts(
             f"counts has one number for each id of the vocabulary, {counts.shape[0]}: ids are needed, "
             f"none of them higher. Got ids up to {highest}."
         )
-    # A text says the same words again and again: each is spelled out once.
-    spelled_special = {token for token in set(tokens) if _SPECIAL.fullmatch(token.strip())}
-    signs = {token for token in set(tokens) if is_punctuation(token)}
-    special = [
-        token in spelled_special or name in special_ids for token, name in zip(tokens, names, strict=True)
-    ]
-    punctuation = [token in signs and not s for token, s in zip(tokens, special, strict=True)]
+    spelled = [_SPECIAL.fullmatch(token.strip()) is not None for token in tokens]
+    special = [known or name in special_ids for known, name in zip(spelled, names, strict=True)]
+    punctuation = [is_punctuation(token) and not s for token, s in zip(tokens, special, strict=True)]
     exists = [True] * n_key if real is None else real.tolist()
     words = [at for at in range(n_key) if exists[at] and not special[at] and not punctuation[at]]
     if len(words) > 1 and words[0] == exists.index(True):
@@ -132,12 +127,3 @@ def copies(facts: TokenFacts, shift: int) -> Copies:
         # The copy right before a token, the last of its list, is followed by that token itself.
         count[1:] -= (ids[1:] == ids[:-1]).long()
     return Copies(order, starts, count, shift)
-
-
-def counts_of(texts: Sequence[str], tokenizer: TextTokenizer) -> Int[Tensor, "vocab"]:
-    """How often each id comes in `texts`."""
-    counts = torch.zeros(tokenizer.vocab_size, dtype=torch.long)
-    for text in texts:
-        ids = torch.tensor(tokenizer.encode(text), dtype=torch.long)
-        counts += torch.bincount(ids, minlength=counts.shape[0])
-    return counts

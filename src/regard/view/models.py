@@ -51,20 +51,11 @@ class Kept(Generic[Value]):
                     self.values.move_to_end(key)
                     return self.values[key]
             value = make()
-            self.put(key, value)
+            with self._lock:
+                self.values[key] = value
+                while len(self.values) > 1 and self._too_many(self.values.values()):
+                    self.values.popitem(last=False)
         return value
-
-    def all(self) -> list[Value]:
-        """The values that are here, oldest first."""
-        with self._lock:
-            return list(self.values.values())
-
-    def put(self, key: str, value: Value) -> None:
-        """Keep a value that is made already."""
-        with self._lock:
-            self.values[key] = value
-            while len(self.values) > 1 and self._too_many(self.values.values()):
-                self.values.popitem(last=False)
 
 
 class Models:

@@ -131,7 +131,7 @@ class Session:
 
     def _traces(self) -> dict[str, Document]:
         """Traces that were handed over or dropped, by what the page calls them."""
-        dropped = [kept for kept in self._documents.all() if kept.id not in self._asked]
+        dropped = [kept for kept in list(self._documents.values.values()) if kept.id not in self._asked]
         return {trace.model_key: trace for trace in (*self._given.values(), *dropped)}
 
     def _model(self, document: Document) -> Loaded:
@@ -211,8 +211,7 @@ class Session:
             title=f"{name} · {opened.facts.get('name', 'trace')}",
             model_key=f"file {name}",
         )
-        self._documents.put(document.id, document)
-        return document.meta()
+        return self._documents.get(document.id, lambda: document).meta()
 
     def ask_tile(
         self,

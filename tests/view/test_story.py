@@ -16,8 +16,7 @@ from regard.heads.flow import logit_attribution
 from regard.tracing.interventions import intervene
 from regard.tracing.traces import Trace
 from regard.view.document import Document
-from regard.view.live import Asked, Progress, effects, make_document, search
-from regard.view.machine import inside, machine
+from regard.view.live import Asked, Progress, effects, inside, machine, make_document, search
 from regard.view.models import Models
 from regard.view.server import listen
 from regard.view.session import Session
@@ -151,7 +150,7 @@ def test_the_machines_push_is_the_attribution_of_the_head(models):
 
 def test_what_comes_before_a_query_is_not_computed_for_a_long_text(models, monkeypatch):
     """It needs a run of the model: beyond some tokens the machine begins at the query and says why."""
-    monkeypatch.setattr("regard.view.machine.MOST_RUN_AGAIN", 5)
+    monkeypatch.setattr("regard.view.live.MOST_RUN_AGAIN", 5)
     session = Session(models, "pocket-gpt")
     at = {"layer": 1, "head": 0, "query": 0, "key": 0}
     for text, keeps in (("ab", True), (TEXT, False)):
@@ -163,7 +162,7 @@ def test_what_comes_before_a_query_is_not_computed_for_a_long_text(models, monke
 
 def test_a_long_row_keeps_its_largest_keys_and_one_number_for_the_rest(monkeypatch):
     """Softmax over the kept scores and the rest gives the kept keys their own weights."""
-    monkeypatch.setattr("regard.view.machine.MOST_KEYS", 5)
+    monkeypatch.setattr("regard.view.live.MOST_KEYS", 5)
     opened = Models().get("minilm (random)")
     document = make_document(opened, Asked("minilm (random)", "abcdefghijk"))
     found = machine(document, 1, 2, 4, 9)

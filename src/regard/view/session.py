@@ -25,8 +25,18 @@ from regard.tracing.disk import let_go
 from regard.tracing.gradients import ScoreGradients
 from regard.tracing.traces import Trace
 from regard.view.document import Document, Json, documents_of, plain
-from regard.view.live import Asked, Progress, about, effects, gradients, make_document, predict, search
-from regard.view.machine import machine, with_insides
+from regard.view.live import (
+    Asked,
+    Progress,
+    about,
+    effects,
+    gradients,
+    machine,
+    make_document,
+    predict,
+    search,
+    with_insides,
+)
 from regard.view.models import Kept, Models, choice
 from regard.view.page import page
 

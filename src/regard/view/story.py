@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.heads.tokens import token_facts
+from regard.heads.measures import token_facts
 from regard.tracing.traces import Trace
 
 MOST_TOKENS = 512  # longer texts open in the atlas: ranking all links would keep somebody waiting

@@ -256,7 +256,7 @@ def measure(
     n_heads = tuple(layer.n_head for layer in trace.layers)
     sums = torch.zeros(len(ROW_MEASURES), len(n_heads), max(n_heads), dtype=torch.float64)
     chance, counted = torch.zeros(2, len(ROW_MEASURES), len(n_heads), dtype=torch.float64)
-    frames: dict[object, tuple[_Frame, Tensor]] = {}
+    frames: dict[object, _Frame] = {}
     for index, layer in enumerate(trace.layers):
         visible = layer.visibility
         if visible is None:  # weights that were given are causal if none is on the future
@@ -268,11 +268,11 @@ def measure(
             flags = (visible.causal, visible.start, visible.window)
             key = (sequence, layer.kind, layer.n_query, layer.n_key, flags, tensors)
             if key not in frames:
-                facts, real = _facts(trace, layer, sequence, counts, special_ids)
-                frames[key] = _framed(layer, visible, sequence, facts, real, asked)
-            frame, level = frames[key]
+                known = {"counts": counts, "special_ids": special_ids}
+                frames[key] = _Frame(trace, layer, visible, sequence, asked, known)
+            frame = frames[key]
             sums[:, index, : layer.n_head] += _sums(layer, frame, sequence)
-            chance[:, index] += level
+            chance[:, index] += frame.chance
             counted[:, index] += frame.counted.sum(-1).cpu()
     missing = torch.arange(max(n_heads)) >= torch.tensor(n_heads)[:, None]
     # 0 / 0 is NaN: no row has what is asked for.
@@ -281,93 +281,83 @@ def measure(
     return Measures(trace.names, n_heads, *(dict(zip(ROW_MEASURES, t, strict=True)) for t in tables))
 
 
-def _facts(
-    trace: Trace, layer: AnyLayer, batch: int, counts: Tensor | None, special_ids: Collection[int]
-) -> tuple[TokenFacts, Tensor | None]:
-    """Facts of a layer's keys, and which of its queries are real."""
-    tokens, device = trace.key_tokens(layer.name, batch), layer.tensors[0].device
-    real = None if trace.real is None else trace.real[batch].to(device)
-    of_keys = layer.kind == "self" and not trace._in_encoder(layer)
-    if of_keys and trace.ids is not None and trace.ids.shape[1] == layer.n_key:
-        ids = trace.ids[batch].to(device)
-        return token_facts(tokens, ids, real=real, counts=counts, special_ids=special_ids), real
-    # Copies of a source's tokens are known by their spelling: its ids are not kept.
-    names = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
-    ids = torch.tensor([names[token] for token in tokens], device=device)
-    of_queries = real is not None and real.shape[0] == layer.n_query and layer.kind == "cross"
-    return token_facts(tokens, ids), real if of_queries else None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Frame:
-    """What layers that see alike share on one text: which rows count for which measure, where they look."""
+    """What layers that see alike share on one text: which rows count for which measure, where they look, and
+    the sums of a head that looks everywhere alike.
+    """
 
-    visible: Visibility  # held, so that no other tensor gets the addresses by which a frame is looked up
-    n_visible: Int[Tensor, "query"]
-    counted: Float64[Tensor, "measure query"]  # 1 where a row counts, in the order of ROW_MEASURES
-    copies: tuple[Copies, ...]  # of tokens, and what followed them; empty where positions say nothing
-    kinds: Float[Tensor, "kind key"]  # 1 at special tokens, punctuation, rare words, sinks
-    start: int  # the position of the first query
-    first: int  # the first key that a query sees: padding may stand before it
-
-
-def _framed(
-    layer: AnyLayer,
-    visible: Visibility,
-    batch: int,
-    facts: TokenFacts,
-    real: Bool[Tensor, "query"] | None,
-    asked: Bool[Tensor, "query"] | None,
-) -> tuple[_Frame, Float64[Tensor, "measure"]]:
-    """The frame of a layer and all that see like it, and the sums of a head that looks everywhere alike."""
-    n_query, n_key, device = layer.n_query, layer.n_key, layer.tensors[0].device
-    q, k = (torch.zeros(1, 1, n, 1, device=device) for n in (n_query, n_key))
-    rule = ScoreRule(visible=visible.part(batch, 0))
-    uniform = LayerTrace("uniform", q, k, q[..., 0], rule, kind=layer.kind)
-    has_positions = layer.kind == "self" and n_key >= n_query
-    start = visible.start if has_positions else 0
-    n_visible = torch.zeros(n_query, dtype=torch.long, device=device)
-    real = torch.ones_like(n_visible, dtype=torch.bool) if real is None else real
-    reached = torch.zeros(n_key, dtype=torch.bool, device=device)
-    sees = torch.zeros(len(OFFSETS), n_query, dtype=torch.bool, device=device)  # a key at that offset
-    for rows, cols in uniform.row_blocks(1):
-        seen = uniform.visible(rows, cols)
-        n_visible[rows] = seen.sum(-1)
-        reached[cols] |= seen[real[rows]].any(0)
-        if has_positions:
-            at, is_there = _beside(rows, cols, start, device)
-            sees[:, rows] = (seen.gather(1, at) & is_there).T
-    choice = (n_visible >= 2) & real
-    none = torch.zeros_like(choice)
-    first = int(reached.int().argmax()) if n_key else 0
-    sees_first = uniform.visible(slice(0, n_query), slice(first, first + 1)).any(-1)
-    after_first = torch.arange(n_query, device=device) + start > (first if has_positions else 0)
-    listed: tuple[Copies, ...] = ()
-    if has_positions and start == 0 and n_query == n_key:
-        listed = tuple(copies(facts, shift) for shift in (0, 1))
-        listed = tuple(replace(places, count=places.count * choice) for places in listed)
-    copied, followed = (places.count > 0 for places in listed) if listed else (none, none)
-    at_offset = dict(zip(OFFSETS, choice & sees, strict=True))
-    rules = {
-        "first": choice & sees_first & after_first,
-        "previous": at_offset[-1],
-        "same": at_offset[0],
-        "next": at_offset[1],
-        "distance": choice if has_positions else none,
-        "duplicate": copied,
-        "induction": followed,
-        "retrieval": followed if asked is None else followed & asked.to(device),
-        # Where these positions are no more than half of what may be seen.
-        "streaming": choice & (n_visible >= 2 * (SINKS + RECENT)) & (visible.causal and has_positions),
-        **dict(zip(ARGMAXES, at_offset.values(), strict=True)),
-    }
-    counted = torch.stack([rules.get(name, choice) for name in ROW_MEASURES]).double()
-    sinks = torch.zeros_like(facts.special)
-    sinks[first : first + SINKS] = True
-    kinds = torch.stack([facts.special, facts.punctuation, facts.rare, sinks]).float()
-    frame = _Frame(visible, n_visible, counted, listed, kinds, start, first)
-    uniform = replace(uniform, lse=n_visible.log()[None, None])
-    return frame, _sums(uniform, frame, 0, share_ties=True)[:, 0]
+    def __init__(
+        self,
+        trace: Trace,
+        layer: AnyLayer,
+        visible: Visibility,
+        batch: int,
+        asked: Bool[Tensor, "query"] | None,
+        known: dict[str, Any],
+    ) -> None:
+        tokens, device = trace.key_tokens(layer.name, batch), layer.tensors[0].device
+        real = None if trace.real is None else trace.real[batch].to(device)
+        of_keys = layer.kind == "self" and not trace._in_encoder(layer)
+        if of_keys and trace.ids is not None and trace.ids.shape[1] == layer.n_key:
+            facts = token_facts(tokens, trace.ids[batch].to(device), real=real, **known)
+        else:  # copies of a source's tokens are known by their spelling: its ids are not kept
+            names = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
+            facts = token_facts(tokens, torch.tensor([names[token] for token in tokens], device=device))
+            real = real if layer.kind == "cross" and real is not None and len(real) == layer.n_query else None
+        n_query, n_key = layer.n_query, layer.n_key
+        q, k = (torch.zeros(1, 1, n, 1, device=device) for n in (n_query, n_key))
+        rule = ScoreRule(visible=visible.part(batch, 0))
+        uniform = LayerTrace("uniform", q, k, q[..., 0], rule, kind=layer.kind)
+        has_positions = layer.kind == "self" and n_key >= n_query
+        start = visible.start if has_positions else 0
+        n_visible = torch.zeros(n_query, dtype=torch.long, device=device)
+        real = torch.ones_like(n_visible, dtype=torch.bool) if real is None else real
+        reached = torch.zeros(n_key, dtype=torch.bool, device=device)
+        sees = torch.zeros(len(OFFSETS), n_query, dtype=torch.bool, device=device)  # a key at that offset
+        for rows, cols in uniform.row_blocks(1):
+            seen = uniform.visible(rows, cols)
+            n_visible[rows] = seen.sum(-1)
+            reached[cols] |= seen[real[rows]].any(0)
+            if has_positions:
+                at, is_there = _beside(rows, cols, start, device)
+                sees[:, rows] = (seen.gather(1, at) & is_there).T
+        choice = (n_visible >= 2) & real
+        none = torch.zeros_like(choice)
+        first = int(reached.int().argmax()) if n_key else 0
+        sees_first = uniform.visible(slice(0, n_query), slice(first, first + 1)).any(-1)
+        after_first = torch.arange(n_query, device=device) + start > (first if has_positions else 0)
+        listed: tuple[Copies, ...] = ()
+        if has_positions and start == 0 and n_query == n_key:
+            listed = tuple(copies(facts, shift) for shift in (0, 1))
+            listed = tuple(replace(places, count=places.count * choice) for places in listed)
+        copied, followed = (places.count > 0 for places in listed) if listed else (none, none)
+        at_offset = dict(zip(OFFSETS, choice & sees, strict=True))
+        rules = {
+            "first": choice & sees_first & after_first,
+            "previous": at_offset[-1],
+            "same": at_offset[0],
+            "next": at_offset[1],
+            "distance": choice if has_positions else none,
+            "duplicate": copied,
+            "induction": followed,
+            "retrieval": followed if asked is None else followed & asked.to(device),
+            # Where these positions are no more than half of what may be seen.
+            "streaming": choice & (n_visible >= 2 * (SINKS + RECENT)) & (visible.causal and has_positions),
+            **dict(zip(ARGMAXES, at_offset.values(), strict=True)),
+        }
+        # 1 where a row counts, in the order of ROW_MEASURES.
+        self.counted = torch.stack([rules.get(name, choice) for name in ROW_MEASURES]).double()
+        sinks = torch.zeros_like(facts.special)
+        sinks[first : first + SINKS] = True
+        self.kinds = torch.stack([facts.special, facts.punctuation, facts.rare, sinks]).float()
+        self.visible = (
+            visible  # held, so that no other tensor gets the addresses by which a frame is looked up
+        )
+        self.n_visible, self.start = n_visible, start
+        self.first = first  # the first key that a query sees: padding may stand before it
+        self.copies = listed  # of tokens, and what followed them; none where positions say nothing
+        uniform = replace(uniform, lse=n_visible.log()[None, None])
+        self.chance = _sums(uniform, self, 0, share_ties=True)[:, 0]
 
 
 def _beside(rows: slice, cols: slice, start: int, device: torch.device) -> tuple[Tensor, Tensor]:

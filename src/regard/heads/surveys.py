@@ -177,7 +177,12 @@ def survey(
             distributed.init_process_group("gloo")  # torchrun started several
         if distributed.is_initialized():
             rank, n_process = distributed.get_rank(), distributed.get_world_size()
-    fingerprint = _fingerprint(loaded, inputs)
+    # What makes two surveys the same: the model's weights (in sum), its shape and every input.
+    digest = hashlib.sha256(json.dumps([(kind, ids) for kind, ids, _ in inputs]).encode())
+    digest.update(f"{loaded.model.family} {sizes} {layers}".encode())
+    for parameter in loaded.model.parameters():
+        digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
+    fingerprint = digest.hexdigest()
     path = None if state is None else Path(state)
     before = {} if path is None else _read(path, fingerprint)
     mine = [index for index in range(len(inputs)) if index not in before][rank::n_process]
@@ -244,15 +249,6 @@ def with_bar(items: Sequence[Item], words: str) -> Iterable[Item]:
     from rich.progress import track
 
     return track(items, words, console=Console(stderr=True), transient=True)
-
-
-def _fingerprint(loaded: Loaded, inputs: list[_Input]) -> str:
-    """What makes two surveys the same: the model's weights (in sum), its shape and every input."""
-    digest = hashlib.sha256(json.dumps([(kind, ids) for kind, ids, _ in inputs]).encode())
-    digest.update(f"{loaded.model.family} {loaded.model.sizes} {layers_of(loaded)}".encode())
-    for parameter in loaded.model.parameters():
-        digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
-    return digest.hexdigest()
 
 
 def _read(path: Path, fingerprint: str) -> dict[int, Tensor]:

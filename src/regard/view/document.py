@@ -274,9 +274,15 @@ def pictures(trace: Trace, given: Any = None) -> list[str | None]:
     images = [_opened(image) for image in (given if isinstance(given, list) else [given])]
     if len(images) != trace.n_batch:
         raise ArgumentError(f"the trace is of {trace.n_batch} images, and {len(images)} were given.")
-    if seen is not None:
-        for image, shown in zip(images, seen, strict=True):
-            _check_fit(image, shown)
+    for image, shown in zip(images, seen or (), strict=seen is not None):
+        # An image is what the model saw but for its size: a cropped one has patches elsewhere.
+        ours, theirs = (np.asarray(one.resize((32, 32)), dtype=np.float64).ravel() for one in (image, shown))
+        flat = min(ours.std(), theirs.std()) < 1  # of one colour: nothing to compare
+        if not flat and np.corrcoef(ours, theirs)[0, 1] < _ALIKE:
+            raise ArgumentError(
+                f"the image, made {shown.width} x {shown.height} pixels, is not what the model saw: another, "
+                "or its processor cropped it. Leave `image` out to see what the model saw, or give that part."
+            )
     return [_url(image) for image in images]
 
 
@@ -297,17 +303,6 @@ def _opened(image: Any) -> Any:
             "an image is the path of its file, one of Pillow's, or an array (height, width, channel) of "
             f"bytes. Got {type(image).__name__}: {error}."
         ) from error
-
-
-def _check_fit(image: Any, seen: Any) -> None:
-    """Raise unless the image is what the model saw but for its size: a cropped one has patches elsewhere."""
-    ours, theirs = (np.asarray(one.resize((32, 32)), dtype=np.float64).ravel() for one in (image, seen))
-    flat = min(ours.std(), theirs.std()) < 1  # of one colour: nothing to compare
-    if not flat and np.corrcoef(ours, theirs)[0, 1] < _ALIKE:
-        raise ArgumentError(
-            f"the image, made {seen.width} x {seen.height} pixels, is not what the model saw: another, or "
-            "its processor cropped it. Leave `image` out to see what the model saw, or give that part."
-        )
 
 
 def _url(image: Any) -> str:

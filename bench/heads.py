@@ -35,11 +35,10 @@ from regard.attention.scores import ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.files.loading import Loaded, load
-from regard.heads.conllu import Sentence, read_conllu
 from regard.heads.effects import importance, prune, pruning_curve, ranked_heads
 from regard.heads.labels import LABELS, share_labelled
 from regard.heads.measures import ROW_MEASURES, measure
-from regard.heads.relations import RelationScore, score_relations
+from regard.heads.relations import RelationScore, Sentence, read_conllu, score_relations
 from regard.heads.surveys import survey
 from regard.models.families import initialise
 from regard.models.transformer import Transformer

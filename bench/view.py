@@ -94,8 +94,9 @@ def with_machine(ids: list[int]) -> float:
     from regard.view.session import Session
 
     session = Session(Models(), "minilm")
-    opened = session.models.get("minilm")
-    asked = Asked("minilm", opened.tokenizer.decode(ids[1:-1]))
+    tokenizer = session.models.get("minilm").tokenizer
+    assert tokenizer is not None
+    asked = Asked("minilm", tokenizer.decode(ids[1:-1]))
     plain = session.document(asked)
     kept = session.for_file(plain.id, [scene["state"] for scene in plain.facts()["scenes"]])
     return len(page([kept]).encode()) / len(page([plain]).encode())
@@ -227,14 +228,14 @@ def serve_long(length: int, quick: bool, sender: Connection) -> None:
     """A live page of a text of that many tokens, its forward pass done: in a process of its own."""
     import uvicorn
 
-    from regard.view.live import Asked, Opened
+    from regard.view.live import Asked
     from regard.view.models import Models
     from regard.view.server import app, link, listen
     from regard.view.session import Session
 
     model = load("smollm2", random=quick)
     models = Models()
-    models.put(Opened(model, "smollm2"))
+    models.put("smollm2", model)
     assert model.tokenizer is not None
     text = model.tokenizer.decode(ids_of(model, length))
     session = Session(models, "smollm2", text)

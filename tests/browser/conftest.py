@@ -13,7 +13,7 @@ import uvicorn
 
 from regard.files.loading import load
 from regard.tracing.take import trace
-from regard.view.live import Asked, Opened
+from regard.view.live import Asked
 from regard.view.models import RANDOM, Models
 from regard.view.page import export
 from regard.view.server import app, link, listen
@@ -59,7 +59,7 @@ def page(browser):
 def models():
     """A model with random weights that all tests share."""
     found = Models()
-    found.put(Opened(load("minilm", random=True), MODEL))
+    found.put(MODEL, load("minilm", random=True))
     return found
 
 
@@ -67,7 +67,7 @@ def models():
 def made(models):
     """The trace of the sentence the tests look at, with its values."""
     one = models.get(MODEL)
-    return trace(one.loaded, [one.tokenizer.encode(TEXT)], keep_v=True)
+    return trace(one, [one.tokenizer.encode(TEXT)], keep_v=True)
 
 
 @pytest.fixture(scope="session")

@@ -82,7 +82,7 @@ def test_the_gradient_on_a_score_is_the_librarys(looker, served, models):
     at = ids.shape[1] - 1
     with torch.no_grad():
         token = int(one.model(ids).logits[0, at].argmax())
-    wanted = score_gradients(one.loaded, ids, position=at, token=token)
+    wanted = score_gradients(one, ids, position=at, token=token)
     tile = wanted.tile(1, 2, slice(5, 6), slice(3, 4)).item()
     assert tile != 0
     assert float(said) == pytest.approx(tile, rel=1e-4)
@@ -193,7 +193,7 @@ def test_a_lost_server_is_said_and_found_again(looker, models):
     assert again == port
     looker.page.wait_for_function("() => regard.messages.textContent === ''", timeout=20_000)
     looker.settle()
-    found = trace(models.get(MODEL).loaded, [models.get(MODEL).tokenizer.encode(TEXT)])
+    found = trace(models.get(MODEL), [models.get(MODEL).tokenizer.encode(TEXT)])
     assert looker.hovered(1, 2) == pytest.approx(found.weights(4, 1)[1, 2].item(), abs=2e-6)
     server.should_exit = True
     thread.join(10)

@@ -9,7 +9,8 @@ import torch
 import regard
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
-from regard.view.live import Asked
+from regard.view.live import Asked, sentence_vector
+from regard.view.live import run as run_model
 
 MODEL, TEXT, TOKEN = "minilm (random)", "to be or not", "a-token-of-the-tests"
 EVIL = "<script>alert(1)</script> <img src=x onerror=alert(2)> </script><b>x"
@@ -23,14 +24,15 @@ def test_switching_a_head_off_moves_the_sentence_vector_as_the_library_says(look
     one = models.get(MODEL)
     ids = one.tokenizer.encode(TEXT)
     with torch.no_grad():
-        wanted = 1 - float(one.sentence_vector(ids) @ one.sentence_vector(ids, ((2, 5),)))
+        whole, less = (sentence_vector(run_model(one, ids, off=off)) for off in ((), ((2, 5),)))
+        wanted = 1 - float(whole @ less)
     assert wanted > 1e-6
     assert float(moved.get_attribute("data-moved")) == pytest.approx(wanted, abs=1e-6)
     assert "off" in looker.page.get_attribute("[data-head='2.5']", "class")
     looker.settle()
-    with regard.intervene(one.loaded) as run:
+    with regard.intervene(one) as run:
         run.gate(layer=2, head=5, by=0.0)
-        changed = trace(one.loaded, [ids]).weights(3, 0)
+        changed = trace(one, [ids]).weights(3, 0)
     looker.change(layer=3, head=0)
     assert looker.hovered(4, 9) == pytest.approx(changed[4, 9].item(), abs=2e-6)
 
@@ -213,7 +215,7 @@ def test_predictions_of_a_decoder_follow_the_library(looker, served, models):
     looker.page.wait_for_selector(".predictions td.up, .predictions td.down")
     one = models.get(key)
     ids = torch.tensor([one.tokenizer.encode(TEXT)])
-    with torch.no_grad(), regard.intervene(one.loaded) as run:
+    with torch.no_grad(), regard.intervene(one) as run:
         before = one.model(ids).logits[0, -1].softmax(-1)
         run.gate(layer=1, head=2, by=0.0)
         after = one.model(ids).logits[0, -1].softmax(-1)

@@ -80,7 +80,7 @@ def test_a_word_is_changed_in_place(story, models):
     assert story.inner_text(".moved-weights").startswith("With so for or: ")
     state = story.evaluate("() => regard.state")
     one = models.get(MODEL)
-    row = trace(one.loaded, [one.tokenizer.encode("to be so not")]).row(
+    row = trace(one, [one.tokenizer.encode("to be so not")]).row(
         state["layer"], state["head"], state["query"]
     )
     found = story.evaluate("() => [...regard.story.row.weights]")

@@ -125,19 +125,10 @@ def test_a_grid_has_a_row_for_each_sequence_and_a_column_for_each_head():
         assert bar.get_ylim() == (0.0, own.max().item())
 
 
-def test_panels_can_share_their_colours_and_take_titles():
-    """With `shared` the last colour is the largest weight of all panels."""
-    weights = torch.stack([torch.full((3, 3), 0.2), torch.full((3, 3), 0.8)])
-    figure = heat_maps(weights, "abc", "abc", titles=["one", "two"], shared=True)
-    one, two = panels_of(figure)
-    assert one.images[0].get_clim() == two.images[0].get_clim() == (0.0, np.float32(0.8))
-    assert one.get_title(loc="left") == "one"
-
-
 def test_a_grid_hides_what_one_panel_hides():
     """`visible` may be one table for all panels."""
     visible = torch.ones(5, 5).tril().bool()[None]
-    figure = heat_maps(torch.rand(3, 5, 5), visible=visible, n_col=3)
+    figure = heat_maps(torch.rand(3, 5, 5), visible=visible)
     for panel in panels_of(figure):
         np.testing.assert_allclose(colour_in(figure, panel, 1, 4), to_rgb(HIDDEN), atol=1.01 / 255)
 
@@ -177,14 +168,13 @@ def test_small_pictures_stand_in_rows_of_layers():
 def test_lines_join_the_queries_to_the_keys_they_look_at():
     """A link begins at its query's row and ends at its key's, as wide as its share of the largest weight."""
     weights = torch.tensor([[[0.0, 0.5, 0.0], [1.0, 0.0, 0.0]]])
-    figure = lines(weights, ["a", "b"], ["x", "y", "z"], names=["one head"])
+    figure = lines(weights, ["a", "b"], ["x", "y", "z"])
     (drawn,) = figure.axes[0].collections
     ends = [(tuple(link[0]), tuple(link[-1])) for link in drawn.get_segments()]
     assert ends == [((0.0, 0.0), (1.0, 1.0)), ((0.0, 1.0), (1.0, 0.0))]
     half, whole = drawn.get_linewidths()
     assert half == pytest.approx(0.4 + 3.6 * 0.5)
     assert whole == pytest.approx(4.0)
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["one head"]
 
 
 def test_lines_of_chosen_queries_leave_the_others_out():
@@ -212,15 +202,14 @@ def test_text_is_wrapped_and_shaded_by_weight():
 @pytest.mark.parametrize(
     ("draw", "words"),
     [
-        (lambda: heat_maps(torch.rand(2, 3, 3), titles=["one"]), "1 titles for 2 panels"),
         (lambda: heat_maps(torch.rand(2, 3, 3), rows="ab"), "with 2 rows and 3 cols"),
         (lambda: head_pictures([]), "at least one"),
-        (lambda: lines(torch.rand(2, 3, 3), "abc", "abc", names=["one"]), "2 heads and 1 names"),
+        (lambda: lines(torch.rand(0, 3, 3), "abc", "abc"), "at least one"),
         (lambda: shaded_text(torch.rand(3), ["one"]), "with 1 rows and 1 cols"),
     ],
-    ids=["titles", "labels", "no picture", "names", "tokens"],
+    ids=["labels", "no picture", "no head", "tokens"],
 )
 def test_what_does_not_fit_is_said(draw, words):
-    """A wrong number of labels, titles or names is refused with the numbers."""
+    """A wrong number of labels is refused with the numbers, and so is nothing."""
     with pytest.raises(ShapeError, match=words):
         draw()

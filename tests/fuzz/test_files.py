@@ -21,7 +21,7 @@ from regard.tracing.layers import LayerTrace
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
 from regard.view.document import documents_of
-from regard.view.models import _seq2seq
+from regard.view.models import made
 
 SIZES = {
     "vocab": 263, "n_encoder_layer": 2, "n_decoder_layer": 2, "n_position": 29, "block.model_dim": 24,
@@ -41,7 +41,7 @@ def folders(tmp_path_factory):
         save(replace(loaded, model=model, start_token=family.start_token), place / name)
     gpt2 = load(place / "gpt2")
     save_pruned(prune(gpt2, [(0, 1), (1, 0), (1, 2)]), place / "pruned")
-    recurrent = _seq2seq(0, "cpu")
+    recurrent = made("seq2seq", 0)
     save(replace(loaded, model=recurrent.model), place / "seq2seq")
     return [place / name for name in (*FAMILIES, "pruned", "seq2seq")]
 

@@ -9,7 +9,7 @@ from anyio.from_thread import start_blocking_portal
 from fuzzing import attack, damaged_bytes, damaged_json
 from tiny_models import tiny
 
-from regard.view.live import Asked, Opened
+from regard.view.live import Asked
 from regard.view.models import Models
 from regard.view.server import app
 from regard.view.session import Session
@@ -23,7 +23,7 @@ ANSWERED = {200: "answered", 400: "refused (400)", 404: "refused (404)", 413: "r
 def session():
     models = Models()
     for family in ("gpt2", "t5", "bert"):
-        models.put(Opened(tiny(family), family))
+        models.put(family, tiny(family))
     return Session(models, "gpt2", "a cat")
 
 
@@ -147,7 +147,7 @@ def test_texts_and_dropped_traces_are_forgotten(monkeypatch, tmp_path):
     """A page that is open for a month holds the last of them; what Python gave it stays."""
     monkeypatch.setattr("regard.view.session._KEPT", 5)
     models = Models()
-    models.put(Opened(tiny("gpt2"), "gpt2"))
+    models.put("gpt2", tiny("gpt2"))
     session = Session(models, "gpt2", "a")
     given = session.add(session.document(Asked("gpt2", "first")))
     path = tmp_path / "a.trace"

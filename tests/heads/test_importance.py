@@ -100,4 +100,3 @@ def test_a_mean_ablated_head_says_the_same_everywhere():
             loaded.model(torch.tensor([loaded.tokenizer.encode(TEXTS[0])]))
         handle.remove()
     torch.testing.assert_close(seen[-1], expected.float().expand_as(seen[-1]), rtol=1e-5, atol=1e-6)
-    assert ablation(loaded, TEXTS, how="mean", layers=[0]).shape == (3, 6)

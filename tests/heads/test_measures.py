@@ -11,8 +11,7 @@ from regard.attention import feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.softmax import attend, weights
 from regard.attention.visibility import Visibility
-from regard.heads.measures import ROW_MEASURES, WHAT, measure
-from regard.heads.tokens import copies, is_punctuation, token_facts
+from regard.heads.measures import ROW_MEASURES, WHAT, copies, is_punctuation, measure, token_facts
 from regard.tracing import layers
 from regard.tracing.layers import LayerTrace, LinearLayerTrace
 from regard.tracing.traces import Trace

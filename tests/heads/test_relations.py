@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from regard.files.loading import load
-from regard.heads.conllu import read_conllu
 from regard.heads.relations import (
-    _scores,
     pieces_of_words,
+    read_conllu,
     score_pairs,
     score_relations,
     word_attention,
@@ -97,7 +96,7 @@ def test_every_word_of_a_sentence_has_pieces(name, treebank):
         assert all(offsets[i][0] < word.end and word.start < offsets[i][1] for i in own)
 
 
-def test_accuracy_and_baseline_are_counted_by_hand():
+def test_accuracy_and_baseline_are_counted_by_hand(monkeypatch):
     """Of three pairs the head gets two, the best offset (two back) two, and self-attention is left out."""
     weights = torch.tensor([
         [1.0, 0.0, 0.0, 0.0, 0.0],
@@ -106,8 +105,9 @@ def test_accuracy_and_baseline_are_counted_by_hand():
         [0.1, 0.5, 0.3, 0.1, 0.0],
         [0.1, 0.1, 0.1, 0.6, 0.1],
     ])  # fmt: skip
-    trace = Trace.from_weights(weights)
-    score = _scores([(trace, [[i] for i in range(5)], {"r": [(2, 0), (3, 1), (4, 0), (0, 3)]})], ["r"])["r"]
+    monkeypatch.setattr("regard.heads.relations.trace", lambda *_: Trace.from_weights(weights))
+    spans = [(i, i + 1) for i in range(5)]
+    score = score_pairs(load("gpt2", random=True), [("abcde", spans, [(2, 0), (3, 1), (4, 0), (0, 3)])])
     assert score.n_pair == 4  # nothing says that these weights are causal
     assert (float(score.accuracy), score.baseline, score.offset) == (0.5, 0.5, -2)
     assert score.best == (0, 0)

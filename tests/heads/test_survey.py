@@ -11,7 +11,6 @@ from regard.errors import LoadError
 from regard.files.loading import load
 from regard.heads import measure, planted_needle, repeated_tokens, survey, surveys
 from regard.heads.measures import ROW_MEASURES
-from regard.heads.tokens import counts_of
 from regard.tracing.take import trace
 
 TEXTS = ["the cat sat.", "a dog, a cat", "rain fell on the town", "the end", "one two one two"]
@@ -25,7 +24,8 @@ def loaded():
 def test_means_and_intervals_are_those_of_the_texts(loaded):
     """Mean, and 2.776 standard errors for five texts; copies come from the repeated random tokens."""
     surveyed = survey(loaded, TEXTS, n_repeat=2, n_token=7, progress=False)
-    counts = counts_of(TEXTS, loaded.tokenizer)
+    ids = [token for text in TEXTS for token in loaded.tokenizer.encode(text)]
+    counts = torch.bincount(torch.tensor(ids), minlength=loaded.tokenizer.vocab_size)
     for name in ("entropy", "previous"):
         stacked = torch.stack([measure(trace(loaded, text), counts=counts)[name] for text in TEXTS])
         torch.testing.assert_close(surveyed.measures[name], stacked.mean(0))

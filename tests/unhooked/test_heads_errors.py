@@ -26,8 +26,8 @@ from regard.heads import (
     survey,
     value_weighted,
 )
+from regard.heads.measures import copies, token_facts
 from regard.heads.model import attention_of
-from regard.heads.tokens import copies, token_facts
 from regard.layers.block import BlockConfig
 from regard.models.pruned import PrunedAttention, stated_kept_heads
 from regard.models.transformer import TransformerConfig

@@ -13,7 +13,7 @@ from PIL import Image
 import regard
 from regard.errors import ArgumentError
 from regard.tracing.traces import Grid, Trace
-from regard.view.images import LONGEST, pictures
+from regard.view.document import LONGEST, pictures
 from regard.view.page import export
 
 ROWS, COLUMNS, PATCH = 3, 7, 8

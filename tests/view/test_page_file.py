@@ -19,8 +19,7 @@ from regard.errors import ArgumentError
 from regard.tracing.layers import LayerTrace
 from regard.tracing.traces import Trace
 from regard.view.document import Document, documents_of
-from regard.view.embed import embedded, embedded_bytes
-from regard.view.page import bundle, export, page
+from regard.view.page import bundle, embedded, embedded_bytes, export, page
 
 ROOT = Path(__file__).parent.parent.parent
 WEB = ROOT / "web"

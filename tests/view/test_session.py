@@ -15,7 +15,7 @@ from regard.tracing.layers import LayerTrace
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
 from regard.view.document import Document
-from regard.view.live import Asked, Opened, make_document
+from regard.view.live import Asked, make_document
 from regard.view.models import RANDOM, Models
 from regard.view.session import Session
 
@@ -25,7 +25,7 @@ MODEL, TEXT = f"minilm{RANDOM}", "a prime"
 @pytest.fixture(scope="module")
 def session():
     models = Models()
-    models.put(Opened(load("minilm", random=True), MODEL))
+    models.put(MODEL, load("minilm", random=True))
     return Session(models, MODEL, TEXT)
 
 
@@ -56,7 +56,7 @@ def test_a_tile_is_that_block_of_the_weights(session, dtype, error):
     data = session.answer("tile", params)
     found = np.frombuffer(data, {"float32": "<f4", "float16": "<f2"}[dtype]).reshape(5, 3)
     one = session.models.get(MODEL)
-    wanted = trace(one.loaded, [one.tokenizer.encode(TEXT)]).weights(2, 5)[2:7, 1:4].numpy()
+    wanted = trace(one, [one.tokenizer.encode(TEXT)]).weights(2, 5)[2:7, 1:4].numpy()
     assert np.abs(found - wanted).max() <= error * wanted.max()
 
 
@@ -110,10 +110,10 @@ def test_the_gradients_of_a_row_cancel(session):
     [
         ("nothing", {}, "there is no question"),
         ("trace", {"text": " "}, "The text is empty"),
-        ("trace", {"text": 7}, "a text must be text"),
+        ("trace", {"text": 7}, "text must be text"),
         ("trace", {"model": "smollm9"}, "there is no model 'smollm9'"),
         ("trace", {"off": [[9, 9]]}, "there is no head 9 in layer 9"),
-        ("trace", {"off": ["x"]}, r"a head is \[layer, head\]"),
+        ("trace", {"off": ["x"]}, r"a list of heads, \[layer, head\]"),
         ("tile", {"doc": "gone"}, "layer must be a whole number"),
         (
             "parts",

@@ -16,8 +16,7 @@ from regard.heads.flow import logit_attribution
 from regard.tracing.interventions import intervene
 from regard.tracing.traces import Trace
 from regard.view.document import Document
-from regard.view.live import Asked, Progress, effects, make_document, search
-from regard.view.machine import inside, machine
+from regard.view.live import Asked, Progress, effects, inside, machine, make_document, search
 from regard.view.models import Models
 from regard.view.server import listen
 from regard.view.session import Session
@@ -104,7 +103,7 @@ def test_an_encoder_decoder_writes_step_by_step(models):
 def test_the_machine_begins_with_the_models_own_vectors(models):
     """x W_q turned by positions is the trace's query: without positions in the heads it is that at once."""
     opened = models.get("minilm (random)")
-    document = make_document(opened, Asked(opened.key, "abc"))
+    document = make_document(opened, Asked("minilm (random)", "abc"))
     found = machine(document, 3, 7, 2, 1, opened)
     more = found["model"]
     layer = document.trace.layers[3]
@@ -117,7 +116,7 @@ def test_the_machine_begins_with_the_models_own_vectors(models):
 def test_another_text_read_meanwhile_does_not_come_into_the_machine(models):
     """A second thread that runs the same model on other words leaves x as it is."""
     opened = models.get("minilm (random)")
-    document = make_document(opened, Asked(opened.key, "abc"))
+    document = make_document(opened, Asked("minilm (random)", "abc"))
     wanted = inside(opened, document, 3).x
     other = torch.tensor([opened.tokenizer.encode("quite another text")])
 
@@ -136,7 +135,7 @@ def test_another_text_read_meanwhile_does_not_come_into_the_machine(models):
 def test_the_machines_push_is_the_attribution_of_the_head(models):
     """Weights times what each key pushes is what `logit_attribution` gives the head at the last position."""
     opened = models.get("pocket-gpt")
-    document = make_document(opened, Asked(opened.key, TEXT))
+    document = make_document(opened, Asked("pocket-gpt", TEXT))
     last = document.trace.layers[0].n_query - 1
     push = machine(document, 2, 1, last, 0, opened)["model"]["push"]
     row = document.trace.row(2, 1, last).double()
@@ -144,14 +143,14 @@ def test_the_machines_push_is_the_attribution_of_the_head(models):
     ids = document.trace.ids[0]
     raised = [index for index in range(opened.model.config.vocab)
               if opened.tokenizer.tokens([index])[0] == push["tokens"][0]]  # fmt: skip
-    wanted = [float(logit_attribution(opened.loaded, ids[None], token).heads[2, 1]) for token in raised]
+    wanted = [float(logit_attribution(opened, ids[None], token).heads[2, 1]) for token in raised]
     assert min(abs(totals[0].item() - value) for value in wanted) < 1e-4 * (1 + abs(totals[0].item()))
     assert totals[:4].tolist() == sorted(totals[:4].tolist(), reverse=True)
 
 
 def test_what_comes_before_a_query_is_not_computed_for_a_long_text(models, monkeypatch):
     """It needs a run of the model: beyond some tokens the machine begins at the query and says why."""
-    monkeypatch.setattr("regard.view.machine.MOST_RUN_AGAIN", 5)
+    monkeypatch.setattr("regard.view.live.MOST_RUN_AGAIN", 5)
     session = Session(models, "pocket-gpt")
     at = {"layer": 1, "head": 0, "query": 0, "key": 0}
     for text, keeps in (("ab", True), (TEXT, False)):
@@ -163,9 +162,9 @@ def test_what_comes_before_a_query_is_not_computed_for_a_long_text(models, monke
 
 def test_a_long_row_keeps_its_largest_keys_and_one_number_for_the_rest(monkeypatch):
     """Softmax over the kept scores and the rest gives the kept keys their own weights."""
-    monkeypatch.setattr("regard.view.machine.MOST_KEYS", 5)
+    monkeypatch.setattr("regard.view.live.MOST_KEYS", 5)
     opened = Models().get("minilm (random)")
-    document = make_document(opened, Asked(opened.key, "abcdefghijk"))
+    document = make_document(opened, Asked("minilm (random)", "abcdefghijk"))
     found = machine(document, 1, 2, 4, 9)
     assert len(found["keys"]) <= 5
     assert 9 in found["keys"]
@@ -177,7 +176,7 @@ def test_a_long_row_keeps_its_largest_keys_and_one_number_for_the_rest(monkeypat
 def test_effects_are_those_of_switching_a_head_off(models):
     """Where nothing adds up by itself, each head is switched off: its effect is what the prediction loses."""
     opened = models.get("linear (random)")
-    document = make_document(opened, Asked(opened.key, "ab"))
+    document = make_document(opened, Asked("linear (random)", "ab"))
     ids, found = document.ids, effects(opened, document)
     with torch.no_grad(), intervene(opened.model) as run:
         before = opened.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
@@ -206,11 +205,13 @@ def test_small_pictures_of_many_heads_come_in_one_answer(models):
 def test_a_run_counts_its_layers_and_can_be_stopped(models):
     """Progress ends at all layers; a stopped run ends with words before its next layer."""
     opened, told = models.get("minilm (random)"), []
-    make_document(opened, Asked(opened.key, "ab"), Progress(lambda done, total: told.append((done, total))))
+    make_document(
+        opened, Asked("minilm (random)", "ab"), Progress(lambda done, total: told.append((done, total)))
+    )
     assert told == [(index + 1, 6) for index in range(6)]
     progress = Progress(lambda done, total: setattr(progress, "stopped", done == 2))
     with pytest.raises(RegardError, match="stopped"):
-        make_document(opened, Asked(opened.key, "ab"), progress)
+        make_document(opened, Asked("minilm (random)", "ab"), progress)
     assert progress.done == 2
 
 

@@ -180,7 +180,7 @@ def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Se
 
     from regard.files import hub
     from regard.files.loading import checked_device
-    from regard.view.live import Asked, Opened, Progress
+    from regard.view.live import Asked, Progress
     from regard.view.models import RANDOM, Models
     from regard.view.session import Session
 
@@ -188,7 +188,7 @@ def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Se
     key = f"{model.name}{RANDOM}" if model.random else model.name
     try:
         if not model.random and (model.name in hub.MODELS or Path(model.name).exists()):
-            models.put(Opened(model.load(), key))
+            models.put(key, model.load())
         models.get(key)
     except LoadError as error:
         if model.random or model_was_named():
@@ -242,7 +242,7 @@ def _draw(document: Document, layer: int, head: int) -> None:
     """One head on the terminal: as many tokens as fit."""
     from rich.console import Console
 
-    from regard.view.terminal import LABEL_WIDTH, printable, terminal_heat_map
+    from regard.view.picture import LABEL_WIDTH, printable, terminal_heat_map
 
     console = Console(highlight=False)
     traced = document.trace.layers[layer]

@@ -18,7 +18,6 @@ from matplotlib.collections import LineCollection
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
@@ -58,13 +57,11 @@ def heat_map(
     >>> figure.axes[0].get_xlabel()
     'key (is looked at)'
     """
-    values, hidden = _checked_weights(weights, rows, cols, visible)
-    n_query, n_key = values.shape
-    cell = min(CELL, LARGEST_SIDE / max(values.shape))
-    figure, ax = _figure_and_axes(ax, cell * n_key + 2.4, cell * n_query + 1.7)
-    image = _draw_map(ax, values, hidden, rows, cols, _last_colour(values, hidden, largest), diverging)
-    _set_title(ax, title, pad=10)
-    bar = _colour_bar(figure, image, 8, ax=ax, fraction=0.05, aspect=28, pad=0.02)
+    table = _checked(weights, rows, cols, visible)
+    cell = min(CELL, LARGEST_SIDE / max(table.shape))
+    figure, ax = _framed(ax, cell * len(cols) + 2.4, cell * len(rows) + 1.7, title, pad=10)
+    place = {"ax": ax, "fraction": 0.05, "aspect": 28, "pad": 0.02}
+    bar = _draw_map(ax, table, rows, cols, largest, diverging, bar=place)
     bar.set_label("difference of weights" if diverging else "weight", fontsize=9)
     return figure
 
@@ -75,15 +72,12 @@ def heat_maps(
     cols: Sequence[str] | None = None,
     *,
     visible: Bool[Tensor, "*#panel query key"] | None = None,
-    titles: Sequence[str] | None = None,
-    n_col: int | None = None,
-    shared: bool = False,
     ax: Axes | None = None,
 ) -> Figure:
-    """A figure of several heads, each with its title and colour bar; `shared` gives all the same colours.
+    """A figure of several heads, each with its title and colour bar.
 
-    (panel, query, key) fills rows of `n_col` panels; (batch, head, query, key) has a row for each sequence
-    and a column for each head. Labels are positions unless given.
+    (head, query, key) fills a square of panels; (batch, head, query, key) has a row for each sequence and a
+    column for each head. Labels are positions unless given.
 
     >>> import torch
     >>> figure = heat_maps(torch.rand(2, 3, 4, 4))
@@ -92,45 +86,30 @@ def heat_maps(
     """
     if not 3 <= weights.dim() <= 4 or not weights.numel():
         raise ShapeError(
-            "weights must be (panel, query, key) or (batch, head, query, key), with at least one weight. "
+            "weights must be (head, query, key) or (batch, head, query, key), with at least one weight. "
             f"Got shape {tuple(weights.shape)}."
         )
     *places, n_query, n_key = weights.shape
-    n_panel = math.prod(places)
-    n_col = n_col or (places[1] if len(places) == 2 else math.ceil(math.sqrt(n_panel)))
-    n_row = math.ceil(n_panel / n_col)
-    if titles is None:
-        titles = [f"head {place[-1]}" for place in np.ndindex(*places)]
-        if len(places) == 2:
-            titles = [f"sequence {index // places[1]}, {head}" for index, head in enumerate(titles)]
-    if len(titles) != n_panel:
-        raise ShapeError(f"there are {len(titles)} titles for {n_panel} panels: one each.")
+    n_col = places[1] if len(places) == 2 else math.ceil(math.sqrt(places[0]))
+    n_row = math.ceil(math.prod(places) / n_col)
     rows = list(map(str, range(n_query))) if rows is None else rows
     cols = list(map(str, range(n_key))) if cols is None else cols
-    seen = torch.ones(1, dtype=torch.bool) if visible is None else visible
-    pairs = zip(weights.flatten(0, -3), seen.expand(weights.shape).flatten(0, -3), strict=True)
-    checked = [_checked_weights(table, rows, cols, shown) for table, shown in pairs]
+    seen = (torch.ones(1, dtype=torch.bool) if visible is None else visible).expand(weights.shape)
     cell = min(0.3, LARGEST_SIDE / max(n_row * (n_query + 4), n_col * (n_key + 6)))
     wide, high = max(1.9, cell * n_key + 1.5), max(1.7, cell * n_query + 1.2)
-    figure, ax = _figure_and_axes(ax, n_col * wide, n_row * high)
+    figure, ax = _framed(ax, n_col * wide, n_row * high)
     ax.set_axis_off()
-    together = max(_last_colour(*pair, None) for pair in checked) if shared else None
-    margin = min(0.3, 1.1 / wide), min(0.3, 0.85 / high)
-    for index, (values, hidden) in enumerate(checked):
+    left, below = min(0.3, 1.1 / wide), min(0.3, 0.85 / high)
+    size = (1 - left - 0.42 / wide) / n_col, (1 - below - 0.3 / high) / n_row
+    for index, at in enumerate(np.ndindex(*places)):
         row, col = divmod(index, n_col)
-        place = (
-            (col + margin[0]) / n_col,
-            1 - (row + 1 - margin[1]) / n_row,
-            (1 - margin[0] - 0.42 / wide) / n_col,
-            (1 - margin[1] - 0.3 / high) / n_row,
-        )
-        panel = ax.inset_axes(place)
-        top = _last_colour(values, hidden, together)
-        image = _draw_map(panel, values, hidden, rows, cols, top, size=7.0)
-        panel.set_title(titles[index], fontsize=8, loc="left", pad=4, parse_math=False)
-        panel.set_xlabel("key" if row == n_row - 1 or index + n_col >= n_panel else "", fontsize=8)
+        panel = ax.inset_axes(((col + left) / n_col, 1 - (row + 1 - below) / n_row, *size))
+        place = {"cax": panel.inset_axes((1.03, 0, 0.04, 1))}
+        _draw_map(panel, _checked(weights[at], rows, cols, seen[at]), rows, cols, None, small=True, bar=place)
+        title = "".join(f"sequence {batch}, " for batch in at[:-1]) + f"head {at[-1]}"
+        panel.set_title(title, fontsize=8, loc="left", pad=4, parse_math=False)
+        panel.set_xlabel("key" if index + n_col >= math.prod(places) else "", fontsize=8)
         panel.set_ylabel("query" if col == 0 else "", fontsize=8)
-        _colour_bar(figure, image, 6, cax=panel.inset_axes((1.03, 0, 0.04, 1)))
     return figure
 
 
@@ -163,7 +142,7 @@ def head_grid(
     colours = {kind: KINDS[index % len(KINDS)] for index, kind in enumerate(kinds)}
     colours[kinds[-1]] = "#f0f0f2"
     cell = min(CELL, 0.8 * LARGEST_SIDE / max(widest, len(labels)))
-    figure, ax = _figure_and_axes(ax, cell * widest + 2.6, max(cell * len(labels), 0.17 * len(kinds)) + 1.1)
+    figure, ax = _framed(ax, cell * widest + 2.6, max(cell * len(labels), 0.17 * len(kinds)) + 1.1, title)
     size = min(8.0, 18 * cell)
     for layer, row in enumerate(labels):
         for head, label in enumerate(row):
@@ -176,7 +155,6 @@ def head_grid(
     ax.set(xlim=(-0.6, widest - 0.4), ylim=(len(labels) - 0.4, -0.6))
     ax.set_aspect("equal", anchor="NW")
     _layers_and_heads(ax, cell, range(len(labels)), range(widest))
-    _set_title(ax, title, pad=8)
     counts = {kind: sum(row.count(kind) for row in labels) for kind in kinds}
     handles = [Patch(color=colours[kind], label=f"{kind} ({n})") for kind, n in counts.items() if n]
     ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, **_LEGEND)
@@ -198,8 +176,7 @@ def curves(
     """
     if not lines or any(len(x) != len(y) or not len(x) for x, y in lines.values()):
         raise ShapeError("a line needs as many x as y, one point at least, and there must be a line.")
-    figure = new_figure(6.4, 4.0)
-    ax = figure.add_subplot()
+    figure, ax = _framed(None, 6.4, 4.0)
     style_axes(ax, title)
     for index, (name, (x, y)) in enumerate(lines.items()):
         ax.plot(x, y, **line_style(index), label=name)
@@ -211,7 +188,7 @@ def curves(
 
 def style_axes(ax: Axes, title: str | None) -> None:
     """Axes for lines and bars: a title, a pale grid behind them and no frame."""
-    _set_title(ax, title, pad=8)
+    ax.set_title(title or "", fontsize=10, loc="left", pad=8, parse_math=False)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=HIDDEN, linewidth=0.8)
     ax.set_axisbelow(True)
@@ -239,30 +216,31 @@ def effect_maps(
     >>> [ax.get_title() for ax in figure.axes[:1]]
     ['heads']
     """
-    values = {name: np.asarray(table.detach().cpu().double()) for name, (table, _) in tables.items()}
-    if not values or any(table.ndim != 2 or len(table) != len(rows) for table in values.values()):
+    arrays = [
+        (name, np.asarray(table.detach().cpu().double()), cols) for name, (table, cols) in tables.items()
+    ]
+    if not arrays or any(array.ndim != 2 or len(array) != len(rows) for _, array, _ in arrays):
         raise ShapeError(f"each table must have a row for each of {len(rows)} layers.")
-    reach = max(float(np.nanmax(np.abs(table), initial=0.0)) for table in values.values()) or 1.0
-    widths = [max(8, table.shape[1]) for table in values.values()]
+    reach = max(float(np.nanmax(np.abs(array), initial=0.0)) for _, array, _ in arrays) or 1.0
+    widths = [max(8, array.shape[1]) for _, array, _ in arrays]
     cell = min(CELL, 0.8 * LARGEST_SIDE / max(sum(widths), len(rows)))
     figure = new_figure(cell * sum(widths) + 3.2, cell * len(rows) + 2.2)
-    axes = figure.subplots(1, len(values), squeeze=False, width_ratios=widths)[0]
+    axes = figure.subplots(1, len(arrays), squeeze=False, width_ratios=widths)[0]
     colours = colormaps[DIVERGING].with_extremes(bad=HIDDEN)
-    for index, (ax, (name, table)) in enumerate(zip(axes, values.items(), strict=True)):
-        image = ax.imshow(table, colours, vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
-        columns = tables[name][1]
-        names = list(map(str, range(table.shape[1]))) if columns is None else columns
-        every = max(1, math.ceil(len(names) / max(1, 6 * cell * widths[index])))
-        ax.set_xticks(range(0, len(names), every), names[::every], rotation=90 if columns else 0, fontsize=7)
-        every = max(1, math.ceil(len(rows) / 40))
-        ax.set_yticks(range(0, len(rows), every), rows[::every], fontsize=7)
-        ax.tick_params(left=index == 0, labelleft=index == 0)
+    down = slice(None, None, max(1, math.ceil(len(rows) / 40)))
+    for ax, width, (name, array, columns) in zip(axes, widths, arrays, strict=True):
+        image = ax.imshow(array, colours, vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
+        places = range(array.shape[1])
+        across = slice(None, None, max(1, math.ceil(len(places) / max(1, 6 * cell * width))))
+        words = (list(map(str, places)) if columns is None else columns)[across]
+        ax.set_xticks(places[across], words, rotation=90 if columns else 0, fontsize=7)
+        ax.set_yticks(range(len(rows))[down], rows[down], fontsize=7)
+        ax.tick_params(left=ax is axes[0], labelleft=ax is axes[0])
         ax.set_title(name, fontsize=9)
         ax.set_xlabel("head" if columns is None else "", fontsize=8)
     bar = figure.colorbar(image, ax=list(axes), shrink=0.8, label="change of the answer")
     bar.ax.tick_params(labelsize=7)
-    if title is not None:
-        figure.suptitle(title, fontsize=10)
+    figure.suptitle(title or "", fontsize=10)
     return figure
 
 
@@ -293,11 +271,10 @@ def head_pictures(
             place = (slice(layer * step, layer * step + side), slice(head * step, head * step + side))
             wall[place] = colours[down][:, across]
     cell = min(0.6, LARGEST_SIDE / max(widest, len(pictures)))
-    figure, ax = _figure_and_axes(ax, cell * widest + 0.8, cell * len(pictures) + 0.9)
+    figure, ax = _framed(ax, cell * widest + 0.8, cell * len(pictures) + 0.9, title)
     ax.imshow(wall, interpolation="nearest")
     middles = (side - 1) / 2 + step * np.arange(max(widest, len(pictures)))
     _layers_and_heads(ax, cell, middles[: len(pictures)], middles[:widest])
-    _set_title(ax, title, pad=8)
     return figure
 
 
@@ -309,7 +286,6 @@ def lines(
     rows: Sequence[str],
     cols: Sequence[str],
     *,
-    names: Sequence[str] | None = None,
     chosen: Sequence[int] | None = None,
     title: str | None = None,
     ax: Axes | None = None,
@@ -317,7 +293,7 @@ def lines(
     """A figure of two columns of tokens and a link for each weight, a colour for each head.
 
     Width and strength of a link are its weight over the largest one; below 2 % of that it is left out.
-    `chosen` draws the links of these queries alone. `names` are those of the heads, for a legend.
+    `chosen` draws the links of these queries alone.
 
     >>> import torch
     >>> figure = lines(torch.eye(2)[None], ["a", "b"], ["a", "b"])
@@ -325,13 +301,12 @@ def lines(
     2
     """
     for head in weights:
-        _checked_weights(head, rows, cols, None)
-    if not weights.numel() or (names is not None and len(names) != weights.shape[0]):
-        given = "no name" if names is None else f"{len(names)} names"
-        raise ShapeError(f"there are {weights.shape[0]} heads and {given}: at least one, and a name each.")
+        _checked(head, rows, cols)
+    if not weights.numel():
+        raise ShapeError("there is no head: lines need at least one.")
     longest = max(len(rows), len(cols))
     label = 0.085 * max(len(word) for word in (*rows, *cols)) + 0.2
-    figure, ax = _figure_and_axes(ax, 3.2 + 2 * label, 0.21 * longest + 0.9)
+    figure, ax = _framed(ax, 3.2 + 2 * label, 0.21 * longest + 0.9, title, pad=18)
     values = np.nan_to_num(weights.detach().float().cpu().numpy())
     top = float(values.max()) or 1.0
     along = np.linspace(0, 1, 25)
@@ -345,8 +320,6 @@ def lines(
         wide = [0.4 + 3.6 * share for share in shares]
         shades = [(*to_rgb(colour), min(1.0, 0.08 + 0.9 * share)) for share in shares]
         ax.add_collection(LineCollection(links, linewidths=wide, colors=shades, capstyle="round"))
-        if names is not None:
-            ax.plot([], [], color=colour, label=names[head])
     for words, what, x, align in ((rows, QUERY, -0.03, "right"), (cols, KEY, 1.03, "left")):
         ax.text(x, -1.2, what, ha=align, fontsize=8, color="#66666e")
         for place, word in enumerate(words):
@@ -355,9 +328,6 @@ def lines(
             ax.text(x, place, word, ha=align, va="center", fontsize=9, color=ink, parse_math=False)
     ax.set(xlim=(0, 1), ylim=(longest - 0.4, -0.6))
     ax.set_axis_off()
-    if names is not None:
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, **_LEGEND)
-    _set_title(ax, title, pad=18)
     return figure
 
 
@@ -380,28 +350,24 @@ def shaded_text(
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['to', 'be']
     """
-    seen = None if visible is None else visible[None]
-    values, hidden = _checked_weights(weights[None], ["one"], tokens, seen)
+    table = _checked(weights[None], ["one"], tokens, None if visible is None else visible[None])[0]
     places = list(_wrapped(tokens, width))
     n_line = places[-1][0] + 1
-    points, step = 10.0, 1.7  # size of a letter and lines apart, in its heights
-    letter = 0.602 * points / 72  # inches a character of a monospaced font is wide
+    points, letter, step = 10.0, 0.602, 1.7  # a character's size; in it, its width and the distance of lines
     is_new = ax is None
-    figure, ax = _figure_and_axes(ax, letter * width + 0.4, n_line * step * points / 72 + 0.6)
+    inches = points / 72
+    figure, ax = _framed(ax, letter * inches * width + 0.4, n_line * step * inches + 0.6, title, pad=6)
     if not is_new:
-        points = min(points, 72 * ax.get_window_extent().width / figure.dpi / (0.602 * width))
-    top = _last_colour(values, hidden, None)
-    palette = colormaps["Blues"]  # pale at 0: a text stays a text
-    for index, (line, start, word) in enumerate(places):
-        share = float(values[0, index]) / top
-        colour = HIDDEN if hidden[0, index] else palette(0.85 * share)
+        points = min(points, 72 * ax.get_window_extent().width / figure.dpi / (letter * width))
+    top, palette = _largest(table), colormaps["Blues"]  # pale at 0: a text stays a text
+    for index, ((line, start, word), value) in enumerate(zip(places, table, strict=True)):
+        colour = HIDDEN if value is np.ma.masked else palette(0.85 * float(value) / top)
         corner, frame = (start - 0.15, line + 0.1), "#d55e00" if index == chosen else "none"
         ax.add_patch(Rectangle(corner, len(word) + 0.3, 0.8, fc=colour, ec=frame, linewidth=1.4))
         letters: dict[str, Any] = {"family": "monospace", "fontsize": points, "color": _ink_on(colour)}
         ax.text(start, line + 0.5, word, va="center", parse_math=False, **letters)
     ax.set(xlim=(-0.5, width + 0.5), ylim=(n_line, 0))
     ax.set_axis_off()
-    _set_title(ax, title, pad=6)
     return figure
 
 
@@ -435,20 +401,23 @@ def save_figure(figure: Figure, path: Path, kind: str = "png") -> bool:
     return any("missing from font" in str(warning.message) for warning in caught)
 
 
-def _figure_and_axes(ax: Axes | None, wide: float, high: float) -> tuple[Figure, Axes]:
-    """The axes given and their figure, or new ones of this size in inches."""
-    if ax is not None:
-        figure = ax.get_figure(root=True)
-        assert isinstance(figure, Figure)
-        return figure, ax
-    figure = new_figure(wide, high)
-    return figure, figure.add_subplot()
+def _framed(
+    ax: Axes | None, wide: float, high: float, title: str | None = None, pad: int = 8
+) -> tuple[Figure, Axes]:
+    """The axes given and their figure, or new ones of this size in inches, with a title."""
+    if ax is None:
+        ax = new_figure(wide, high).add_subplot()
+    figure = ax.get_figure(root=True)
+    assert isinstance(figure, Figure)
+    if title is not None:
+        ax.set_title(title, fontsize=10, loc="left", pad=pad, parse_math=False)
+    return figure, ax
 
 
-def _checked_weights(
-    weights: Tensor, rows: Sequence[str], cols: Sequence[str], visible: Tensor | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and what is hidden of them, as arrays."""
+def _checked(
+    weights: Tensor, rows: Sequence[str], cols: Sequence[str], visible: Tensor | None = None
+) -> np.ma.MaskedArray[Any, Any]:
+    """Weights as an array that masks what is hidden."""
     if tuple(weights.shape) != (len(rows), len(cols)) or not weights.numel():
         raise ShapeError(
             f"weights is {tuple(weights.shape)}, with {len(rows)} rows and {len(cols)} cols: it must be "
@@ -460,33 +429,38 @@ def _checked_weights(
             f"they must have the same shape (query, key)."
         )
     values = weights.detach().float().cpu().numpy()
-    return values, np.zeros(values.shape, bool) if visible is None else ~visible.cpu().numpy()
+    return np.ma.masked_array(values, False if visible is None else ~visible.cpu().numpy())
 
 
-def _last_colour(values: np.ndarray, hidden: np.ndarray, largest: float | None) -> float:
-    """The number that has the last colour."""
-    return largest if largest is not None else float(np.abs(values[~hidden]).max(initial=0.0)) or 1.0
+def _largest(table: np.ma.MaskedArray[Any, Any]) -> float:
+    """The largest number that is shown, which has the last colour."""
+    return float(np.abs(table.compressed()).max(initial=0.0)) or 1.0
 
 
 def _draw_map(
     ax: Axes,
-    values: np.ndarray,
-    hidden: np.ndarray,
+    table: np.ma.MaskedArray[Any, Any],
     rows: Sequence[str],
     cols: Sequence[str],
-    top: float,
+    largest: float | None,
     diverging: bool = False,
-    size: float = 9.0,
-) -> AxesImage:
-    """One head's weights as coloured cells, with words beside them and numbers in them while these fit."""
-    ax.set_facecolor(HIDDEN)
+    *,
+    small: bool = False,
+    bar: dict[str, Any],
+) -> Colorbar:
+    """One head's weights as coloured cells, with words beside them and numbers in them while these fit.
+
+    `bar` says where the colour bar goes, which is given back.
+    """
+    top, size = _largest(table) if largest is None else largest, 7 if small else 9
     colours, low = (DIVERGING, -top) if diverging else (PALETTE, 0.0)
-    image = ax.imshow(np.ma.masked_array(values, hidden), colours, vmin=low, vmax=top, aspect="equal")
+    image = ax.imshow(table, colours, vmin=low, vmax=top, aspect="equal")
+    ax.set_facecolor(HIDDEN)
     ax.set_ylabel(QUERY, fontsize=9)
     ax.set_xlabel(KEY, fontsize=9)
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0, labelsize=size)
-    if max(values.shape) <= MOST_LABELS * size / 9:
+    if max(table.shape) <= MOST_LABELS * size / 9:
         # A word may hold a dollar sign, which matplotlib would read as a formula.
         slanted: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
         ax.set_xticks(range(len(cols)), cols, parse_math=False, **slanted)
@@ -495,31 +469,22 @@ def _draw_map(
         ax.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
         ax.grid(which="minor", color="white", linewidth=1.0)
         ax.tick_params(which="minor", length=0)
-    if max(values.shape) <= MOST_NUMBERS and size >= 9:
-        for row, col in np.argwhere(~hidden):
-            value = values[row, col]
+    if max(table.shape) <= MOST_NUMBERS and not small:
+        for row, col in np.argwhere(~np.ma.getmaskarray(table)):
+            value = table[row, col]
             ink = _ink_on(image.cmap(image.norm(value)))
             said = f"{value if abs(value) >= 0.005 else 0.0:.2f}"  # never -0.00
             ax.text(col, row, said, ha="center", va="center", fontsize=7, color=ink)
-    return image
-
-
-def _colour_bar(figure: Figure, image: AxesImage, size: int, **where: Any) -> Colorbar:
-    bar = figure.colorbar(image, **where)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=size, length=2)
-    return bar
+    drawn = ax.figure.colorbar(image, **bar)
+    drawn.outline.set_visible(False)
+    drawn.ax.tick_params(labelsize=6 if small else 8, length=2)
+    return drawn
 
 
 def _ink_on(colour: object) -> str:
     """Black or white, whichever is read more easily upon a colour."""
     red, green, blue = to_rgb(colour)  # type: ignore[arg-type]
     return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else "white"
-
-
-def _set_title(ax: Axes, title: str | None, *, pad: int) -> None:
-    if title is not None:
-        ax.set_title(title, fontsize=10, loc="left", pad=pad, parse_math=False)
 
 
 def _layers_and_heads(ax: Axes, cell: float, rows: range | np.ndarray, cols: range | np.ndarray) -> None:

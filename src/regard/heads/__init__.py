@@ -25,7 +25,6 @@ from regard.heads.circuits import (
     qk_circuit,
     score_split,
 )
-from regard.heads.conllu import Sentence, Word, read_conllu
 from regard.heads.effects import (
     Curve,
     ablated,
@@ -41,7 +40,7 @@ from regard.heads.effects import (
 from regard.heads.flow import Attribution, logit_attribution, lost_attention, rollout, value_weighted
 from regard.heads.labels import LABELS, RULES, HeadLabel, Rule, label
 from regard.heads.measures import Measures, measure
-from regard.heads.relations import RelationScore, score_pairs, score_relations
+from regard.heads.relations import RelationScore, Sentence, Word, read_conllu, score_pairs, score_relations
 from regard.heads.surveys import Survey, columns_of, planted_needle, repeated_tokens, survey, to_dataframe
 
 __all__ = [

@@ -17,8 +17,9 @@ leave nothing out.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -50,30 +51,28 @@ _LARGE = 1e3  # beside numbers of this size the eps of a norm is nothing
 
 @contextmanager
 def seeing(modules: Iterable[nn.Module]) -> Iterator[Seen]:
-    """A block in which is kept what these modules are given and give."""
+    """A block in which is kept what these modules are given and give in this thread."""
     seen: Seen = {}
+    thread = threading.get_ident()  # others may run the same model on another text meanwhile
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         given = args[0] if args else kwargs.get("hidden_states")
         made = out if isinstance(out, Tensor) else out[0]
-        if isinstance(given, Tensor) and isinstance(made, Tensor):
+        if isinstance(given, Tensor) and isinstance(made, Tensor) and threading.get_ident() == thread:
             seen.pop(module, None)
             seen[module] = given, made
 
-    handles = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
-    try:
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_hook(note, with_kwargs=True))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def close(one: Tensor, other: Tensor, of: Tensor | None = None) -> bool:
     """Equal to what float32 loses on the way through a model; `of`: what they are differences of."""
-    if one.shape != other.shape:
-        return False
     rounding = 0.0 if of is None else 1e-6 * float(of.abs().max())
-    return float((one - other).abs().max()) <= 1e-4 * float(other.abs().max()) + rounding
+    most = 1e-4 * float(other.abs().max()) + rounding
+    return one.shape == other.shape and float((one - other).abs().max()) <= most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,11 +119,11 @@ class Norm:
 
 def projections(loaded: Loaded) -> dict[str, Float[Tensor, "model_dim head v_dim"]]:
     """The output projection of each attention layer, head by head."""
-    heads, modules = layers_of(loaded), out_projections(loaded)
-    return {name: matrix_of(module).unflatten(1, (len(heads[name]), -1)) for name, module in modules.items()}
+    heads, writers = layers_of(loaded), _writers(loaded)
+    return {name: matrix_of(module).unflatten(1, (len(heads[name]), -1)) for name, module in writers.items()}
 
 
-def out_projections(loaded: Loaded) -> dict[str, nn.Module]:
+def _writers(loaded: Loaded) -> dict[str, nn.Module]:
     """What is given exactly the outputs of each layer's heads, side by side: an nn.Linear, or a Conv1D."""
     with torch.no_grad(), seeing(_matrices(module_of(loaded))) as seen, head_outputs(loaded) as outputs:
         loaded.model(probe(loaded))
@@ -148,6 +147,12 @@ def matrix_of(module: nn.Module) -> Float[Tensor, "out model_dim"]:
     return weight if isinstance(module, nn.Linear) else weight.T
 
 
+def _bias_of(module: nn.Module) -> Float[Tensor, "out"]:
+    """Its bias, 0 where it has none."""
+    bias: Tensor | None = module.bias  # type: ignore[assignment]
+    return matrix_of(module).new_zeros(len(matrix_of(module))) if bias is None else bias
+
+
 def _matrices(module: nn.Module) -> list[nn.Module]:
     return [m for m in module.modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"]
 
@@ -168,30 +173,50 @@ def blocks_of(loaded: Loaded) -> dict[str, nn.Module]:
     return blocks
 
 
-def check_residual(loaded: Loaded, ids: Tensor) -> None:
-    """Raise unless each block adds what its attention gives to what it was given, and one more part."""
-    inner, blocks = module_of(loaded), blocks_of(loaded)
-    parts = {part for block in blocks.values() for part in (block, *block.children())}
-    with seeing(parts) as seen:
-        loaded.model(ids)
-    for name, block in blocks.items():
-        given, gave = (tensor.double() for tensor in seen[block])
-        attention = inner.get_submodule(path_of(loaded.model, name))
-        children = {part: seen[part][1].double() for part in block.children() if part in seen}
-        of_attention = [out for part, out in children.items() if attention in part.modules()]
-        if not of_attention or not any(
-            out.numel() == gave.numel() and close(of_attention[0] + out.view_as(gave), gave - given, gave)
-            for part, out in children.items()
-            if attention not in part.modules()
-        ):
-            raise UnsupportedError(
-                f"{loaded.facts.name}: {name} does not add its output to the residual stream as it is (a "
-                "norm comes after it, it seems), so that what a head adds to a score is not known."
+def _refuse_others(what: str, loaded: Loaded) -> None:
+    kind, head = loaded.model.kind, loaded.model.head
+    if kind != "decoder" or head != "language":
+        raise UnsupportedError(f"{what} of decoders with a language head. This is {kind}, head {head!r}.")
+
+
+class Stream:
+    """The residual stream of one run of a decoder: what was written into it, and how it becomes scores.
+
+    A model whose blocks do not add what their attention gives to what they were given, and one more part,
+    is refused.
+    """
+
+    @torch.no_grad()
+    def __init__(self, loaded: Loaded, ids: Int[Tensor, "1 position"]) -> None:
+        self.loaded, self.blocks, inner = loaded, blocks_of(loaded), module_of(loaded)
+        parts = {part for block in self.blocks.values() for part in (block, *block.children())}
+        with seeing({*parts, *_norms(inner)}) as self.seen, head_outputs(loaded) as self.heads:
+            self.out = loaded.model(ids)
+        for name, block in self.blocks.items():
+            given, gave = (tensor.double() for tensor in self.seen[block])
+            attention = inner.get_submodule(path_of(loaded.model, name))
+            children = [(attention in part.modules(), part) for part in block.children() if part in self.seen]
+            mine, others = (
+                [self.seen[part][1].double() for has, part in children if has is wanted]
+                for wanted in (True, False)
             )
+            if not mine or not any(
+                out.numel() == gave.numel() and close(mine[0] + out.view_as(gave), gave - given, gave)
+                for out in others
+            ):
+                raise UnsupportedError(
+                    f"{loaded.facts.name}: {name} does not add its output to the residual stream as it is (a "
+                    "norm comes after it, it seems), so that what a head adds to a score is not known."
+                )
+
+    def written(
+        self, name: str, matrix: Float[Tensor, "model_dim head v_dim"], places: list[int]
+    ) -> Float[Tensor, "head place model_dim"]:
+        """What each head of a layer wrote at some places."""
+        return torch.einsum("hpv,mhv->hpm", self.heads[name][0, :, places].double(), matrix.double())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ending:
+class Ending(Stream):
     """How a decoder's residual stream becomes scores, in one forward pass of it."""
 
     before: Float[Tensor, "position model_dim"]  # what the last norm is given, in float64
@@ -200,17 +225,11 @@ class Ending:
     bias: Float[Tensor, "vocab"]
     logits: Float[Tensor, "position vocab"]
 
-    @classmethod
     @torch.no_grad()
-    def of(cls, loaded: Loaded, ids: Tensor) -> Ending:
-        """Run the model; raises where its heads do not write into the residual stream as they are."""
-        model = loaded.model
-        if model.head != "language" or model.kind != "decoder":
-            raise UnsupportedError(
-                "what heads write toward a score is known of decoders with a language head. This is "
-                f"{model.kind}, head {model.head!r}."
-            )
-        check_residual(loaded, ids)
+    def __init__(self, loaded: Loaded, ids: Int[Tensor, "1 position"]) -> None:
+        _refuse_others("what heads write toward a score is known", loaded)
+        super().__init__(loaded, ids)
+        model, hidden, self.logits = loaded.model, self.out.hidden, self.out.logits[0]
         if isinstance(model, Transformer):
             table: Any = model.token if model.unembed is None else model.unembed
             unembed = table.weight * model.config.head_scale
@@ -220,19 +239,17 @@ class Ending:
         if not isinstance(unembed, Tensor):
             raise UnsupportedError(f"{loaded.facts.name} names no matrix that gives its scores.")
         bias = getattr(table, "bias", None)
-        bias = unembed.new_zeros(len(unembed)) if bias is None else bias
-        with seeing(_norms(module_of(loaded))) as seen:
-            out = model(ids)
-        logits = out.logits[0]
-        last = [(norm, before, after) for norm, (before, after) in reversed(seen.items())]
-        for norm, before, after in (*last, (None, out.hidden, out.hidden)):
+        self.bias = unembed.new_zeros(len(unembed)) if bias is None else bias
+        norms = [(norm, *self.seen[norm]) for norm in reversed(self.seen) if norm in _norms(norm)]
+        for norm, before, after in (*norms, (None, hidden, hidden)):
             if after.shape[-1] != unembed.shape[1]:
                 continue
             scores = after[0] @ unembed.T
-            factor = (scores * (logits - bias)).sum() / scores.square().sum()  # Cohere scales what comes out
-            if close(factor * scores + bias, logits):
-                scaled = unembed if abs(factor - 1) < 1e-4 else unembed * factor
-                return cls(before[0].double(), Norm.of(norm, scaled), scaled, bias, logits)
+            factor = (scores * (self.logits - self.bias)).sum() / scores.square().sum()  # Cohere scales them
+            if close(factor * scores + self.bias, self.logits):
+                self.unembed = unembed if abs(factor - 1) < 1e-4 else unembed * factor
+                self.before, self.norm = before[0].double(), Norm.of(norm, unembed)
+                return
         raise UnsupportedError(
             f"{loaded.facts.name}: its scores are not its last norm times one matrix, so that what a head "
             "adds to them is not known."
@@ -240,46 +257,41 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Projection:
-    """The matrix that makes the queries, keys or values of a layer: which of its outputs are a head's."""
+class Side:
+    """The matrix that makes the queries, keys or values of a layer: which of its outputs each head uses."""
 
     module: nn.Module
     outputs: Int[Tensor, "head dim"]
-    norm: nn.Module | None  # which its input comes out of
+    norm: Norm  # which its input comes out of
 
-    def weight(self, head: int) -> Float[Tensor, "dim model_dim"]:
-        """The head's part of the matrix."""
-        return matrix_of(self.module)[self.outputs[head]]
-
-    def bias(self, head: int) -> Float[Tensor, "dim"]:
-        """The head's part of the bias, 0 where there is none."""
-        bias: Tensor | None = self.module.bias  # type: ignore[assignment]
-        outputs = self.outputs[head]
-        return torch.zeros(len(outputs), device=outputs.device) if bias is None else bias[outputs]
+    @property
+    def folded(self) -> Float[Tensor, "head dim model_dim"]:
+        """What each head reads of the stream itself, the norm before it folded in."""
+        return self.norm.folded(matrix_of(self.module)[self.outputs])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """How an attention layer reads the stream; a projection is None where no matrix gives what it uses."""
+    """How an attention layer reads the stream; a side is missing where no matrix gives what it uses."""
 
     layer: LayerTrace  # of a probe
-    sides: dict[str, Projection | None]  # of q, k and v
+    sides: dict[str, Side | None]  # of q, k and v
 
     @property
     def scale(self) -> float:
         """By which products are multiplied to become scores."""
         return self.layer.rule.scale_for(self.layer.q.shape[3])
 
-    def side(self, side: str, head: int) -> tuple[Projection, int]:
-        """The projection of q, k or v, and which of its heads a query head uses."""
-        projection = self.sides[side]
-        if projection is None:
+    def side(self, side: str) -> Side:
+        """The matrix of q, k or v."""
+        known = self.sides[side]
+        if known is None:
             words = {"q": "queries", "k": "keys", "v": "values"}[side]
             raise UnsupportedError(
                 f"the {words} of {self.layer.name} are not what one matrix (nn.Linear or Conv1D) gives: a "
                 "norm of their own, it seems, or another step comes between, so there is no circuit of them."
             )
-        return projection, head if side == "q" else head * self.layer.n_kv_head // self.layer.n_head
+        return known
 
 
 @torch.no_grad()
@@ -288,12 +300,8 @@ def readings(loaded: Loaded) -> dict[str, Reading]:
 
     At the first position no rotary turn moves anything: queries and keys there are outputs of a matrix.
     """
-    model = loaded.model
-    if model.kind != "decoder" or model.head != "language":
-        raise UnsupportedError(
-            f"circuits are of decoders with a language head. This is {model.kind}, head {model.head!r}."
-        )
-    if isinstance(model, Transformer) and model.config.kept_heads is not None:
+    _refuse_others("circuits are", loaded)
+    if isinstance(loaded.model, Transformer) and loaded.model.config.kept_heads is not None:
         raise UnsupportedError("circuits are of models with all their heads. This one is pruned.")
     inner, layers = module_of(loaded), dict[str, Reading]()
     with seeing([*_matrices(inner), *_norms(inner)]) as seen:
@@ -301,27 +309,29 @@ def readings(loaded: Loaded) -> dict[str, Reading]:
     for layer, block in zip(traced.layers, blocks_of(loaded).values(), strict=True):
         if not isinstance(layer, LayerTrace) or layer.v is None:
             raise UnsupportedError(f"{layer.name} is no softmax attention whose queries and keys are known.")
-        matrices = {module: seen[module] for module in _matrices(block) if module in seen}
-        norms = {module: seen[module] for module in _norms(block) if module in seen}
+        of_block = {module: seen[module] for module in block.modules() if module in seen}
         used = {"q": layer.q, "k": layer.k, "v": layer.v}
-        sides = {side: _projection(tensor[:, :, 0], matrices, norms) for side, tensor in used.items()}
+        sides = {side: _side(tensor[:, :, 0], layer.n_head, of_block) for side, tensor in used.items()}
         layers[layer.name] = Reading(layer, sides)
     return layers
 
 
-def _projection(wanted: Float[Tensor, "batch head dim"], matrices: Seen, norms: Seen) -> Projection | None:
+def _side(wanted: Float[Tensor, "batch head dim"], n_head: int, seen: Seen) -> Side | None:
     """The matrix among whose outputs at the first position are all of `wanted`, and where they are."""
     columns = wanted.flatten(1).T.tolist()
-    for module, (given, made) in matrices.items():
+    norms = [module for module in seen if module in _norms(module)]
+    for module in (module for module in seen if module not in norms):
+        given, made = seen[module]
         first = made.reshape(wanted.shape[0], -1, made.shape[-1])[:, 0]
         for power in _FACTORS:
             scaled = first * wanted.shape[2] ** power
             places = {tuple(column): place for place, column in enumerate(scaled.T.tolist())}
             outputs = [places.get(tuple(column), -1) for column in columns]
             if -1 not in outputs:
-                before = [norm for norm, (_, after) in norms.items() if torch.equal(after, given)]
+                before = [norm for norm in norms if torch.equal(seen[norm][1], given)]
                 at = torch.tensor(outputs, device=wanted.device).view(wanted.shape[1:])
-                return Projection(module, at, before[-1] if before else None)
+                norm = Norm.of(before[-1] if before else None, matrix_of(module))
+                return Side(module, at.repeat_interleave(n_head // len(at), 0), norm)
     return None
 
 
@@ -335,35 +345,30 @@ def turned(loaded: Loaded, reading: Reading, side: str, head: int, position: int
 
     Unit vectors are put in the place of the output, and what attention is then given is taken.
     """
-    projection, at = reading.side(side, head)
-    dim = projection.outputs.shape[1]
+    known, name = reading.side(side), reading.layer.name
+    dim = known.outputs.shape[1]
     vectors = torch.cat([torch.eye(dim), torch.linspace(-1, 2, dim)[None]]).to(loaded.device)
 
     def put(module: nn.Module, args: Any, out: Tensor) -> Tensor:
         out = out.clone()
-        out[:, position, projection.outputs[at]] = vectors.to(out.dtype)
+        out[:, position, known.outputs[head]] = vectors.to(out.dtype)
         return out
 
     def stop(called: Called, out: Tensor) -> Tensor:
-        if called.name == reading.layer.name:
+        if called.name == name:
             raise _DoneError
         return out
 
-    recorder = Recorder(layers=[reading.layer.name])
-    handle = projection.module.register_forward_hook(put)
-    try:
-        with suppress(_DoneError), watching(module_of(loaded), recorder, stop):
-            loaded.model(probe(loaded, 1, position + 1).expand(dim + 1, -1))
-    finally:
-        handle.remove()
+    recorder = Recorder(layers=[name])
+    seen = watching(module_of(loaded), recorder, stop)
+    with known.module.register_forward_hook(put), suppress(_DoneError), seen:
+        loaded.model(probe(loaded, 1, position + 1).expand(dim + 1, -1))
     layer = recorder.layers[0]
     assert isinstance(layer, LayerTrace)  # it was one in the probe
-    given = (layer.q if side == "q" else layer.k)[:, at, position].double()
+    given = layer.of_head(layer.q if side == "q" else layer.k, None, head)[:, 0, position].double()
     turn = given[:-1].T
     if not close(turn @ vectors[-1].double(), given[-1]):
-        raise UnsupportedError(
-            f"what {reading.layer.name} makes of its projections is no linear map of them."
-        )
+        raise UnsupportedError(f"what {name} makes of its projections is no linear map of them.")
     return turn
 
 
@@ -380,22 +385,15 @@ class Circuit:
 
     def strongest(self, token: int, n: int = 10) -> list[tuple[int, float]]:
         """The tokens that have most of a row, as (token, value): what `token` brings forth."""
-        return _strongest(self.right @ self.left[self._checked(token)], n)
-
-    def strongest_for(self, token: int, n: int = 10) -> list[tuple[int, float]]:
-        """The tokens that have most of a column: what brings `token` forth."""
-        return _strongest(self.left @ self.right[self._checked(token)], n)
-
-    @property
-    def eigenvalues(self) -> Tensor:
-        """Those that are not 0, complex: of the small product the other way round, which has the same."""
-        values: Tensor = torch.linalg.eigvals(self.right.T.double() @ self.left.double())
-        return values
+        values = self.right @ self.left[whole_index("token", token, len(self.left))]
+        best, index = values.topk(min(n, len(values)))
+        return list(zip(index.tolist(), best.tolist(), strict=True))
 
     @property
     def sign(self) -> float:
         """Sum of the eigenvalues over the sum of their sizes: 1 copies, -1 holds back what it sees."""
-        values = self.eigenvalues
+        # Those that are not 0, complex: of the small product the other way round, which has the same.
+        values = torch.linalg.eigvals(self.right.T.double() @ self.left.double())
         return float(values.real.sum() / values.abs().sum())
 
     def copying(self, n: int = 5) -> float:
@@ -408,14 +406,6 @@ class Circuit:
             n_right += int(((block > of_itself).sum(-1) < n).sum())
         return n_right / vocab
 
-    def _checked(self, token: int) -> int:
-        return whole_index("token", token, self.left.shape[0])
-
-
-def _strongest(values: Tensor, n: int) -> list[tuple[int, float]]:
-    best, index = values.topk(min(n, len(values)))
-    return list(zip(index.tolist(), best.tolist(), strict=True))
-
 
 @torch.no_grad()
 def ov_circuit(model: Loaded | nn.Module, layer: int, head: int) -> Circuit:
@@ -424,9 +414,9 @@ def ov_circuit(model: Loaded | nn.Module, layer: int, head: int) -> Circuit:
     Row a is W_U W_O W_V e_a, of the token's vector e_a before any layer.
     """
     loaded, reading, head = _chosen(loaded_of(model), layer, head)
-    ending = Ending.of(loaded, probe(loaded))
+    ending = Ending(loaded, probe(loaded))
     writes = projections(loaded)[reading.layer.name][:, head]
-    reads = _vectors(loaded) @ _matrix(reading, "v", head).T
+    reads = _vectors(loaded) @ reading.side("v").folded[head].T
     return Circuit(reads, ending.norm.folded(ending.unembed) @ writes)
 
 
@@ -441,7 +431,7 @@ def qk_circuit(model: Loaded | nn.Module, layer: int, head: int, *, distance: in
     loaded, reading, head = _chosen(loaded_of(model), layer, head)
     vectors = _vectors(loaded)
     queries, keys = (
-        vectors @ (turned(loaded, reading, side, head, at).to(vectors.dtype) @ _matrix(reading, side, head)).T
+        vectors @ (turned(loaded, reading, side, head, at).to(vectors) @ reading.side(side).folded[head]).T
         for side, at in (("q", distance), ("k", 0))
     )
     return Circuit(queries * reading.scale, keys)
@@ -466,35 +456,29 @@ def composition(model: Loaded | nn.Module) -> Composition:
     """
     loaded = loaded_of(model)
     layers, outs = readings(loaded), projections(loaded)
-    check_residual(loaded, probe(loaded))
+    Stream(loaded, probe(loaded))  # refuses what does not write into one
     counts = {reading.layer.n_head for reading in layers.values()}
     if len(counts) != 1:
         raise UnsupportedError(f"layers of {loaded.facts.name} have {sorted(counts)} heads: not one number.")
     n_layer, n_head = len(layers), counts.pop()
 
     def all_heads(side: str) -> Float[Tensor, "layer head dim model_dim"]:
-        heads = [_matrix(reading, side, at).double() for reading in layers.values() for at in range(n_head)]
-        return torch.stack(heads).view(n_layer, n_head, *heads[0].shape)
+        return torch.stack([reading.side(side).folded.double() for reading in layers.values()])
 
     q, k, v = map(all_heads, "qkv")
     wrote = torch.stack([outs[name].movedim(1, 0).double() for name in layers])
     # The norm of a product needs no more of its first and last matrix than their triangles.
     carried = _triangle(v).mT
-    sizes = _size(_triangle(wrote.mT) @ carried)
+    sizes = torch.linalg.matrix_norm(_triangle(wrote.mT) @ carried)
     tables = torch.full((3, n_layer, n_head, n_layer, n_head), torch.nan, dtype=torch.float64)
     for kind, (reads, then) in enumerate(((q, k), (k, q), (v, wrote.mT))):
         ends = _triangle(then)
-        whole = _size(ends @ _triangle(reads).mT)
+        whole = torch.linalg.matrix_norm(ends @ _triangle(reads).mT)
         for later, head in product(range(n_layer), range(n_head)):
             products = ends[later, head] @ (reads[later, head] @ wrote[:later]) @ carried[:later]
-            tables[kind, later, head, :later] = (_size(products) / (whole[later, head] * sizes[:later])).cpu()
+            shares = torch.linalg.matrix_norm(products) / (whole[later, head] * sizes[:later])
+            tables[kind, later, head, :later] = shares.cpu()
     return Composition(tuple(layers), *tables)
-
-
-def _size(matrix: Tensor) -> Tensor:
-    """Frobenius' norm."""
-    size: Tensor = torch.linalg.matrix_norm(matrix)
-    return size
 
 
 def _triangle(matrix: Tensor) -> Tensor:
@@ -508,13 +492,6 @@ def _chosen(loaded: Loaded, layer: int, head: int) -> tuple[Loaded, Reading, int
     layers = list(readings(loaded).values())
     reading = layers[whole_index("layer", layer, len(layers))]
     return loaded, reading, whole_index("head", head, reading.layer.n_head)
-
-
-def _matrix(reading: Reading, side: str, head: int) -> Float[Tensor, "dim model_dim"]:
-    """What a head reads of the stream for its queries, keys or values, the norm before it folded in."""
-    projection, at = reading.side(side, head)
-    weight = projection.weight(at)
-    return Norm.of(projection.norm, weight).folded(weight)
 
 
 def _vectors(loaded: Loaded) -> Float[Tensor, "vocab model_dim"]:
@@ -554,7 +531,7 @@ def logit_lens(
         norm = nn.Identity() if stack is None or stack.norm is None else stack.norm
         scores = [own.logits(norm(stream)) for stream in streams[:-1]]
     else:
-        ending = Ending.of(loaded, read.ids[:1])
+        ending = Ending(loaded, read.ids[:1])
         last = ending.norm.module or nn.Identity()
         scores = [last(x.double()).to(x.dtype) @ ending.unembed.T + ending.bias for x in streams[:-1]]
     lens = torch.stack([*scores, out.logits])  # type: ignore[list-item]  # there is a head
@@ -607,38 +584,29 @@ def score_split(
     query, key = (whole_index(name, at, ids.shape[1]) for name, at in (("query", query), ("key", key)))
     if key > query:
         raise ArgumentError(f"key {key} comes after query {query}: a decoder hides it.")
-    check_residual(loaded, probe(loaded))
-    parts, names = _written_before(loaded, ids, reading, [query, key])
-    sides = []
+    stream, writers, matrices, places = (
+        Stream(loaded, ids),
+        _writers(loaded),
+        projections(loaded),
+        [query, key],
+    )
+    before = {name: stream.seen[block][0][0, places].double() for name, block in stream.blocks.items()}
+    layers = list(before)[: list(before).index(reading.layer.name) + 1]
+    # What was written into the stream before the layer, by whom; together it is the stream.
+    written, names = [before[layers[0]]], ["embedding"]
+    bias = torch.zeros_like(written[0])  # of output projections; a feed-forward layer's are its own
+    for index, (name, after) in enumerate(pairwise(layers)):
+        by_heads, of_bias = stream.written(name, matrices[name], places), _bias_of(writers[name]).double()
+        written += [*by_heads, before[after] - before[name] - by_heads.sum(0) - of_bias]
+        names += [*(f"head {index}.{at}" for at in range(len(by_heads))), f"feed-forward {index}"]
+        bias = bias + of_bias
+    parts, sides = torch.stack([*written, bias]), []
     for place, (side, at) in enumerate((("q", query), ("k", key))):
-        projection, index = reading.side(side, head)
-        norm = Norm.of(projection.norm, parts)
-        normed = norm.held(parts[:, place].sum(0), parts[:, place])
-        normed[-1] += norm.bias
-        made = normed @ projection.weight(index).double().T
-        made[-1] += projection.bias(index).double()
+        known = reading.side(side)
+        made = known.norm.held(parts[:, place].sum(0), parts[:, place])
+        made[-1] += known.norm.bias
+        made = made @ matrix_of(known.module)[known.outputs[head]].double().T
+        made[-1] += _bias_of(known.module)[known.outputs[head]].double()
         sides.append(made @ turned(loaded, reading, side, head, at).T)
     table = reading.scale * (sides[0] @ sides[1].T)
-    return ScoreSplit(tuple(names), table, float(table.sum()))
-
-
-def _written_before(
-    loaded: Loaded, ids: Tensor, reading: Reading, places: list[int]
-) -> tuple[Float[Tensor, "part place model_dim"], list[str]]:
-    """What was written into the stream at some places before a layer, by whom; together it is the stream."""
-    blocks = blocks_of(loaded)
-    with seeing(blocks.values()) as seen, head_outputs(loaded) as outputs:
-        loaded.model(ids)
-    streams = {name: seen[block][0][0, places].double() for name, block in blocks.items()}
-    layers = list(blocks)[: list(blocks).index(reading.layer.name) + 1]
-    outs, matrices = out_projections(loaded), projections(loaded)
-    parts, names = [streams[layers[0]]], ["embedding"]
-    bias = torch.zeros_like(parts[0])  # of output projections; a feed-forward layer's are its own
-    for index, (name, after) in enumerate(pairwise(layers)):
-        written = torch.einsum("hpv,mhv->hpm", outputs[name][0, :, places].double(), matrices[name].double())
-        more: Tensor | None = outs[name].bias  # type: ignore[assignment]
-        of_bias = torch.zeros_like(bias) if more is None else more.double()
-        parts += [*written, streams[after] - streams[name] - written.sum(0) - of_bias]
-        names += [*(f"head {index}.{head}" for head in range(len(written))), f"feed-forward {index}"]
-        bias = bias + of_bias
-    return torch.stack([*parts, bias]), [*names, "bias"]
+    return ScoreSplit((*names, "bias"), table, float(table.sum()))

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -34,7 +35,6 @@ from regard.heads.model import (
     loaded_of,
     path_of,
 )
-from regard.layers.attention import MultiHeadAttention
 from regard.models.families import published_config
 from regard.models.foreign import Foreign
 from regard.models.model import Model, shapes_alone
@@ -63,16 +63,13 @@ def importance(
     the model's own by default: of the next token, or of hidden tokens.
     """
     loaded = loaded_of(model, tokenizer)
-    total, find_loss = torch.zeros_like(head_table(layers_of(loaded))), loss or loss_of(loaded)
-    weight = next(loaded.model.parameters())
-    examples = encoded(loaded, texts)
+    find_loss, examples = loss or loss_of(loaded), encoded(loaded, texts)
+    total = torch.zeros_like(head_table(layers_of(loaded)))
     for ids in examples:
-        gate = weight.new_ones(total.shape, requires_grad=True)
+        gate = next(loaded.model.parameters()).new_ones(total.shape, requires_grad=True)
         with torch.enable_grad(), gated(loaded, gate):
-            value = find_loss(loaded.model, ids)
-        (gradient,) = torch.autograd.grad(value, gate)
-        total += gradient.detach().abs().double().cpu()
-    total /= len(examples)
+            (gradient,) = torch.autograd.grad(find_loss(loaded.model, ids), gate)
+        total += gradient.abs().double().cpu() / len(examples)
     if normalise:  # as Michel et al. do; a layer that does nothing stays 0
         total = total / total.norm(dim=-1, keepdim=True).clamp(min=1e-300)
     return total
@@ -85,8 +82,7 @@ def mean_loss(
     """The mean loss over texts."""
     loaded = loaded_of(model, tokenizer)
     find_loss = loss or loss_of(loaded)
-    values = [float(find_loss(loaded.model, ids)) for ids in encoded(loaded, texts)]
-    return sum(values) / len(values)
+    return fmean(float(find_loss(loaded.model, ids)) for ids in encoded(loaded, texts))
 
 
 @torch.no_grad()
@@ -94,7 +90,6 @@ def ablation(
     model: Loaded | nn.Module,
     texts: Texts,
     *,
-    how: Literal["zero", "mean"] = "zero",
     loss: Loss | None = None,
     layers: Sequence[int] | None = None,
     tokenizer: Any = None,
@@ -102,13 +97,12 @@ def ablation(
     """By how much the mean loss rises without each head; NaN for layers not asked for."""
     loaded = loaded_of(model, tokenizer)
     known = layers_of(loaded)
-    means = head_means(loaded, texts) if how == "mean" else None
     before = mean_loss(loaded, texts, loss=loss)
     rise = head_table(known)
-    for index in range(len(known)) if layers is None else layers:
-        layer = whole_index("layer", index, len(known))
+    chosen = range(len(known)) if layers is None else [whole_index("layer", at, len(known)) for at in layers]
+    for layer in chosen:
         for head in list(known.values())[layer]:
-            with ablated(loaded, [(layer, head)], how, means):
+            with ablated(loaded, [(layer, head)]):
                 rise[layer, head] = mean_loss(loaded, texts, loss=loss) - before
     return rise
 
@@ -119,19 +113,19 @@ def head_means(
 ) -> Float[Tensor, "layer head v_dim"]:
     """The mean output of each head, before the output projection, over all positions of all texts."""
     loaded = loaded_of(model, tokenizer)
-    layers, examples, sums = layers_of(loaded), encoded(loaded, texts), dict[str, Tensor]()
+    layers, examples = layers_of(loaded), encoded(loaded, texts)
+    n_token, means = sum(ids.shape[1] for ids in examples), torch.zeros(0)
     for ids in examples:
         with head_outputs(loaded) as outputs:
             loaded.model(ids, logits="none")
-        for name, out in outputs.items():
-            sums[name] = out[0].double().sum(1).cpu() + sums.get(name, 0.0)
-    sizes = {total.shape[-1] for total in sums.values()}
-    if len(sizes) != 1:
-        raise UnsupportedError(f"heads of {loaded.facts.name} differ in size: {sorted(sizes)}.")
-    means = torch.zeros(*head_table(layers).shape, sizes.pop(), dtype=torch.float64)
-    for index, (name, heads) in enumerate(layers.items()):
-        if heads:
-            means[index, list(heads)] = sums[name] / sum(ids.shape[1] for ids in examples)
+        sizes = {out.shape[-1] for out in outputs.values()}
+        if len(sizes) != 1:
+            raise UnsupportedError(f"heads of {loaded.facts.name} differ in size: {sorted(sizes)}.")
+        if not len(means):
+            means = torch.zeros(*head_table(layers).shape, sizes.pop(), dtype=torch.float64)
+        for index, (name, heads) in enumerate(layers.items()):
+            if heads:
+                means[index, list(heads)] += outputs[name][0].double().sum(1).cpu() / n_token
     return means
 
 
@@ -240,41 +234,29 @@ def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
         smaller = Transformer(config)
     state = model.state_dict()
     for name in model.attention_names:
-        old, new = attention_of(model, name), attention_of(smaller, name)
-        if isinstance(new, PrunedAttention):
-            state |= _selected(old, new, path_of(model, name), state)
+        old, new, path = attention_of(model, name), attention_of(smaller, name), path_of(model, name)
+        if not isinstance(new, PrunedAttention):
+            continue
+        was, was_kv = tuple(range(old.n_head)), tuple(range(old.n_kv_head))
+        if isinstance(old, PrunedAttention):
+            was, was_kv = old.kept, old.kept_kv
+        left, left_kv = [was.index(head) for head in new.kept], [was_kv.index(head) for head in new.kept_kv]
+        parts = {"query": (left, old.qk_dim), "key": (left_kv, old.qk_dim), "value": (left_kv, old.v_dim)}
+        for part, (chosen, dim) in parts.items():
+            for key in {f"{path}.{part}.weight", f"{path}.{part}.bias"} & state.keys():
+                state[key] = state[key].unflatten(0, (-1, dim))[chosen].flatten(0, 1)
+        key = f"{path}.out.weight"
+        state[key] = state[key].unflatten(1, (-1, old.v_dim))[:, left].flatten(1, 2)
     smaller.load_state_dict(state, assign=True)
     for old_parameter, new_parameter in zip(model.parameters(), smaller.parameters(), strict=True):
         new_parameter.requires_grad_(old_parameter.requires_grad)
     smaller.packed = model.packed
     smaller.train(model.training)
-    n_left, n_all = sum(map(len, kept)), len(kept) * config.block.n_head
-    note = f"Pruned: {n_left} of {n_all} heads are left."
+    note = f"Pruned: {sum(map(len, kept))} of {len(kept) * config.block.n_head} heads are left."
     notes = [earlier for earlier in loaded.facts.notes if not earlier.startswith("Pruned:")]
-    facts = replace(
-        loaded.facts, n_parameter=sum(p.numel() for p in smaller.parameters()), notes=(*notes, note)
-    )
+    n_parameter = sum(parameter.numel() for parameter in smaller.parameters())
+    facts = replace(loaded.facts, n_parameter=n_parameter, notes=(*notes, note))
     return replace(loaded, model=smaller, facts=facts)
-
-
-def _selected(
-    old: MultiHeadAttention, new: PrunedAttention, prefix: str, state: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """The weights of the heads that stay."""
-    numbers, kv_numbers = tuple(range(old.n_head)), tuple(range(old.n_kv_head))
-    if isinstance(old, PrunedAttention):
-        numbers, kv_numbers = old.kept, old.kept_kv
-    heads = [numbers.index(head) for head in new.kept]  # where those heads are now
-    kv_heads = [kv_numbers.index(head) for head in new.kept_kv]
-    places = {"query": (heads, old.qk_dim), "key": (kv_heads, old.qk_dim), "value": (kv_heads, old.v_dim)}
-    selected = {}
-    for name, (chosen, dim) in places.items():
-        for key in (f"{prefix}.{name}.weight", f"{prefix}.{name}.bias"):
-            if key in state:
-                selected[key] = state[key].unflatten(0, (-1, dim))[chosen].flatten(0, 1).clone()
-    key = f"{prefix}.out.weight"
-    selected[key] = state[key].unflatten(1, (-1, old.v_dim))[:, heads].flatten(1, 2).clone()
-    return selected
 
 
 def _transformer_of(loaded: Loaded) -> Transformer:

@@ -17,7 +17,7 @@ from regard.decoding import prompts
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.circuits import Ending, projections
-from regard.heads.model import head_outputs, head_table, layers_of, loaded_of
+from regard.heads.model import head_table, layers_of, loaded_of
 from regard.layers.eviction import Evict
 from regard.tracing.layers import AnyLayer, Kind, LayerTrace
 from regard.tracing.traces import Trace
@@ -161,19 +161,16 @@ def logit_attribution(
     if ids.shape[0] != 1:
         raise ArgumentError(f"logit attribution is of one sequence. Got {ids.shape[0]}.")
     position = whole_index("position", position, ids.shape[1])
-    ending = Ending.of(loaded, ids)
+    ending = Ending(loaded, ids)
     direction, score = ending.unembed[token].double(), ending.logits[position, token].double()
     if against is not None:
         direction = direction - ending.unembed[against].double()
         score = score - ending.logits[position, against].double()
     matrices, layers = projections(loaded), layers_of(loaded)
-    with head_outputs(loaded) as outputs:
-        loaded.model(ids)
     heads = head_table(layers)
     for index, (name, numbers) in enumerate(layers.items()):
         if numbers:
-            out, matrix = outputs[name][0, :, position].double(), matrices[name].double()
-            written = torch.einsum("hv,mhv->hm", out, matrix)
+            written = ending.written(name, matrices[name], [position])[:, 0]
             toward = ending.norm.held(ending.before[position], written) @ direction
             heads[index, list(numbers)] = toward.cpu()
     return Attribution(tuple(layers), heads, float(score), float(score) - float(heads.nansum()))
@@ -209,17 +206,13 @@ def lost_attention(
         if layer in layers and layer.n_key == len(real):
             if layer.visibility is not None and layer.visibility.everything:
                 raise UnsupportedError(f"{layer.name} sees the future: only a decoder has a cache.")
-            shares[index, : layer.n_head] = _share(layer, evict, batch, first, first + at, first + n_real)
+            counted, n_kv_head = evict.counted(at), layer.n_kv_head
+            rows = slice(first + counted.start, first + counted.stop)
+            prompt = layer.column_sums(batch, rows=rows)[:, first : first + at]
+            kept = evict.kept(prompt.unflatten(0, (n_kv_head, -1)).sum(1)[None])[0]
+            gone = torch.ones(n_kv_head, at, dtype=torch.bool, device=kept.device).scatter(1, kept, False)
+            later = layer.column_sums(batch, rows=slice(first + at, first + n_real))
+            gone = gone.repeat_interleave(layer.n_head // n_kv_head, 0)
+            lost = (later[:, first : first + at] * gone).sum(-1)
+            shares[index, : layer.n_head] = (lost / later.sum(-1)).cpu()
     return shares
-
-
-def _share(layer: AnyLayer, evict: Evict, batch: int, first: int, at: int, stop: int) -> Tensor:
-    """The share lost of the attention of queries `at` to `stop`, for each head."""
-    n_kv_head = layer.n_kv_head
-    counted = evict.counted(at - first)
-    prompt = layer.column_sums(batch, rows=slice(first + counted.start, first + counted.stop))[:, first:at]
-    kept = evict.kept(prompt.unflatten(0, (n_kv_head, -1)).sum(1)[None])[0]
-    gone = torch.ones(n_kv_head, at - first, dtype=torch.bool, device=kept.device).scatter(1, kept, False)
-    later = layer.column_sums(batch, rows=slice(at, stop))
-    lost = (later[:, first:at] * gone.repeat_interleave(layer.n_head // n_kv_head, 0)).sum(-1)
-    return (lost / later.sum(-1)).cpu()

@@ -76,7 +76,6 @@ def label(
     *,
     low: Mapping[str, Float[Tensor, "layer head"]] | None = None,
     high: Mapping[str, Float[Tensor, "layer head"]] | None = None,
-    rules: Sequence[Rule] = RULES,
 ) -> list[HeadLabel]:
     """A label for every head. With the ends of a survey's confidence intervals, `low` must be above chance.
 
@@ -90,45 +89,33 @@ def label(
     """
     if (low is None) != (high is None):
         raise ArgumentError("low and high are the ends of one interval: give both or neither.")
-    ends, offsets = (low or {}, high or {}), measures.offset
-    return [
-        _label(measures, index, head, f"argmax{int(offsets[index, head]):+d}", ends, rules)
-        for index, n_head in enumerate(measures.n_heads)
-        for head in range(n_head)
-    ]
-
-
-def _label(
-    measures: Measures,
-    layer: int,
-    head: int,
-    positional: str,  # the share of argmaxes at this head's best offset
-    ends: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
-    rules: Sequence[Rule],
-) -> HeadLabel:
-    name = measures.layers[layer]
-    met: list[tuple[int, float, HeadLabel]] = []
-    near = []
-    for rule in rules:
-        measure = positional if rule.measure == "positional" else rule.measure
-        score = float(measures[measure][layer, head])
-        chance = 0.0 if measure == "uniformity" else float(measures.chance[measure][layer])
-        low, high = (float(end[measure][layer, head]) if end else math.nan for end in ends)
-        lift = (score - chance) / max(1e-9, 1 - chance)
-        # Of NaN, where a layer has no such place, neither holds; a low end of NaN is that of one text.
-        if score >= rule.threshold and lift >= LEAST_LIFT and not low <= chance:
-            because = f"{rule.measure} {score:.2f} >= {rule.threshold} and above chance {chance:.2f}"
-            labelled = HeadLabel(name, head, rule.label, score, chance, low, high, because)
-            met.append((rule.tier, -lift, labelled))
-        elif measure != "uniformity" and score - chance >= MIXED_SHARE * (rule.threshold - chance) > 0:
-            near.append(f"{rule.label} {score:.2f}")
-    if met:
-        (_, _, best), *others = sorted(met, key=lambda reached: reached[:2])
-        return replace(best, also=tuple(other.label for _, _, other in others))
-    nothing = (math.nan,) * 4
-    if len(near) >= 2:
-        return HeadLabel(name, head, "mixed", *nothing, f"near several: {', '.join(near)}")
-    return HeadLabel(name, head, "none", *nothing, "no rule is met")
+    labels, nothing, offsets = [], (math.nan,) * 4, measures.offset
+    for layer, head in ((layer, head) for layer, n in enumerate(measures.n_heads) for head in range(n)):
+        name, offset = measures.layers[layer], int(offsets[layer, head])
+        met: list[tuple[int, float, HeadLabel]] = []
+        near = []
+        for rule in RULES:
+            # Positional is the share of argmaxes at this head's best offset.
+            measure = f"argmax{offset:+d}" if rule.measure == "positional" else rule.measure
+            score = float(measures[measure][layer, head])
+            chance = 0.0 if measure == "uniformity" else float(measures.chance[measure][layer])
+            least, most = (float(end[measure][layer, head]) if end else math.nan for end in (low, high))
+            lift = (score - chance) / max(1e-9, 1 - chance)
+            # Of NaN, where a layer has no such place, neither holds; a low end of NaN is that of one text.
+            if score >= rule.threshold and lift >= LEAST_LIFT and not least <= chance:
+                because = f"{rule.measure} {score:.2f} >= {rule.threshold} and above chance {chance:.2f}"
+                labelled = HeadLabel(name, head, rule.label, score, chance, least, most, because)
+                met.append((rule.tier, -lift, labelled))
+            elif measure != "uniformity" and score - chance >= MIXED_SHARE * (rule.threshold - chance) > 0:
+                near.append(f"{rule.label} {score:.2f}")
+        if met:
+            (_, _, best), *others = sorted(met, key=lambda reached: reached[:2])
+            labels.append(replace(best, also=tuple(other.label for _, _, other in others)))
+        elif len(near) >= 2:
+            labels.append(HeadLabel(name, head, "mixed", *nothing, f"near several: {', '.join(near)}"))
+        else:
+            labels.append(HeadLabel(name, head, "none", *nothing, "no rule is met"))
+    return labels
 
 
 def share_labelled(labels: Sequence[HeadLabel]) -> dict[str, float]:

@@ -14,8 +14,12 @@ fixed distances, at copies or at the first key reads single cells.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -24,9 +28,8 @@ from torch import Tensor
 from regard.attention.scores import ScoreRule, no_autocast
 from regard.attention.visibility import Visibility
 from regard.drawing.html import table
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, ShapeError
 from regard.heads.model import strongest
-from regard.heads.tokens import Copies, TokenFacts, copies, token_facts
 from regard.tracing.layers import AnyLayer, LayerTrace
 from regard.tracing.traces import Trace
 
@@ -53,6 +56,9 @@ ARGMAXES = tuple(f"argmax{offset:+d}" for offset in OFFSETS)
 ROW_MEASURES = (*(name for name in WHAT if name != "positional"), *ARGMAXES)
 SINKS, RECENT = 4, 5  # first and last positions that a cache for streaming keeps: offsets -4 to 0
 _HIDDEN = -87.0  # exp of it is the smallest float32 with all its digits: 0 to every sum, and no NaN times it
+
+# How special tokens are spelled: [CLS], <s>, <|im_start|>; not <0x0A> and <517>, which stand for text.
+_SPECIAL = re.compile(r"\[[A-Z]+\]|</?[^<>\s\d][^<>\s]*>")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +122,115 @@ def shown(value: float | Tensor) -> str:
     return "" if math.isnan(value) else f"{float(value):.3f}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenFacts:
+    """Facts about the keys of one sequence, as rows of booleans, and its ids where copies matter."""
+
+    special: Bool[Tensor, "key"]  # [CLS], [SEP], BOS and the like
+    punctuation: Bool[Tensor, "key"]
+    rare: Bool[Tensor, "key"]
+    ids: Int[Tensor, "key"] | None = None
+    real: Bool[Tensor, "key"] | None = None  # False: padding; None: no token is
+
+
+def token_facts(
+    tokens: Sequence[str],
+    ids: Int[Tensor, "key"] | None = None,
+    *,
+    real: Bool[Tensor, "key"] | None = None,
+    counts: Int[Tensor, "vocab"] | None = None,
+    special_ids: Collection[int] = (),
+) -> TokenFacts:
+    """Facts about a line of tokens, from how they are spelled and how often they come.
+
+    Rare are the tenth of the words that `counts` (a corpus's, or this text's own) has least of; of equals
+    the one with the higher id, since vocabularies list what is frequent first. The first position does not
+    count: heads rest there, whatever the word.
+
+    >>> facts = token_facts(["[CLS]", "hi", ",", "Zanzibar", "[SEP]"])
+    >>> facts.special.int().tolist(), facts.punctuation.int().tolist()
+    ([1, 0, 0, 0, 1], [0, 0, 1, 0, 0])
+    """
+    n_key = len(tokens)
+    if ids is not None and ids.shape != (n_key,):
+        raise ShapeError(f"there are {n_key} tokens: ids must be as many. Got shape {tuple(ids.shape)}.")
+    names: list[Any] = list(tokens) if ids is None else ids.tolist()
+    highest = -1 if ids is None else max(names, default=-1)
+    if counts is not None and (ids is None or highest >= counts.shape[0]):
+        raise ArgumentError(
+            f"counts has one number for each id of the vocabulary, {counts.shape[0]}: ids are needed, "
+            f"none of them higher. Got ids up to {highest}."
+        )
+    spelled = [_SPECIAL.fullmatch(token.strip()) is not None for token in tokens]
+    special = [known or name in special_ids for known, name in zip(spelled, names, strict=True)]
+    punctuation = [is_punctuation(token) and not s for token, s in zip(tokens, special, strict=True)]
+    exists = [True] * n_key if real is None else real.tolist()
+    words = [at for at in range(n_key) if exists[at] and not special[at] and not punctuation[at]]
+    if len(words) > 1 and words[0] == exists.index(True):
+        # Heads rest at the first position whatever stands there, and what stands there is often rare.
+        words = words[1:]
+    often = Counter(names[at] for at in words) if counts is None else counts.tolist()
+    words.sort(key=lambda at: (often[names[at]], 0 if ids is None else -names[at]))
+    least = set(words[: math.ceil(len(words) / 10)])
+    rare = [at in least for at in range(n_key)]
+    where = None if ids is None else ids.device
+    kinds = torch.tensor([special, punctuation, rare], dtype=torch.bool, device=where)
+    return TokenFacts(kinds[0], kinds[1], kinds[2], ids, real)
+
+
+def is_punctuation(token: str) -> bool:
+    """Whether a token is made of punctuation and symbols alone.
+
+    >>> is_punctuation(" ."), is_punctuation("##ing"), is_punctuation("a.")
+    (True, False, False)
+    """
+    bare = token.strip().removeprefix("##")
+    return bool(bare) and all(unicodedata.category(character)[0] in "PS" for character in bare)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copies:
+    """For each query the keys that hold an earlier copy of its token, shifted by `shift`, as a sparse list.
+
+    Those of query i are `sorted_keys[first[i] : first[i] + count[i]] + shift`.
+    """
+
+    sorted_keys: Int[Tensor, "key"]
+    first: Int[Tensor, "query"]
+    count: Int[Tensor, "query"]
+    shift: int  # 0: the copy itself (duplicate); 1: what followed it (induction)
+
+    def pairs(self, rows: slice) -> tuple[Int[Tensor, "pair"], Int[Tensor, "pair"]]:
+        """Rows, counted from the first of `rows`, and keys of all pairs of these rows."""
+        count = self.count[rows]
+        row = torch.arange(len(count), device=count.device).repeat_interleave(count)
+        before = (count.cumsum(0) - count)[row]
+        within = torch.arange(row.shape[0], device=count.device) - before
+        return row, self.sorted_keys[self.first[rows][row] + within] + self.shift
+
+
+def copies(facts: TokenFacts, shift: int) -> Copies:
+    """Earlier copies of each token (`shift` 0), or what followed them (1). Special tokens have none.
+
+    >>> facts = token_facts(list("abcab"), torch.tensor([1, 2, 3, 1, 2]))
+    >>> [keys.tolist() for keys in copies(facts, 1).pairs(slice(0, 5))]
+    [[3, 4], [1, 2]]
+    """
+    if facts.ids is None:
+        raise ArgumentError("copies of tokens are found by their ids: these facts have none.")
+    places = torch.arange(len(facts.ids), device=facts.ids.device)
+    left_out = facts.special if facts.real is None else facts.special | ~facts.real
+    # What is left out gets an id that no other has, so that nothing is its copy.
+    ids = torch.where(left_out, -1 - places, facts.ids.long())
+    order = torch.argsort(ids, stable=True)
+    starts = torch.searchsorted(ids[order], ids)
+    count = order.argsort() - starts  # copies before this one
+    if shift:
+        # The copy right before a token, the last of its list, is followed by that token itself.
+        count[1:] -= (ids[1:] == ids[:-1]).long()
+    return Copies(order, starts, count, shift)
+
+
 @torch.no_grad()
 def measure(
     trace: Trace,
@@ -141,20 +256,23 @@ def measure(
     n_heads = tuple(layer.n_head for layer in trace.layers)
     sums = torch.zeros(len(ROW_MEASURES), len(n_heads), max(n_heads), dtype=torch.float64)
     chance, counted = torch.zeros(2, len(ROW_MEASURES), len(n_heads), dtype=torch.float64)
-    frames: dict[object, tuple[_Frame, Tensor]] = {}
+    frames: dict[object, _Frame] = {}
     for index, layer in enumerate(trace.layers):
-        visible = _visibility(layer)
+        visible = layer.visibility
+        if visible is None:  # weights that were given are causal if none is on the future
+            future = layer.n_query != layer.n_key or bool(layer.tensors[0].triu(1).any())
+            visible = Visibility(causal=not future)
         for sequence in range(layer.n_batch) if batch is None else [batch % layer.n_batch]:
             # Layers that see alike share a frame, and with it the chance level.
             tensors = tuple((tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in visible.tensors)
             flags = (visible.causal, visible.start, visible.window)
             key = (sequence, layer.kind, layer.n_query, layer.n_key, flags, tensors)
             if key not in frames:
-                facts, real = _facts(trace, layer, sequence, counts, special_ids)
-                frames[key] = _framed(layer, visible, sequence, facts, real, asked)
-            frame, level = frames[key]
+                known = {"counts": counts, "special_ids": special_ids}
+                frames[key] = _Frame(trace, layer, visible, sequence, asked, known)
+            frame = frames[key]
             sums[:, index, : layer.n_head] += _sums(layer, frame, sequence)
-            chance[:, index] += level
+            chance[:, index] += frame.chance
             counted[:, index] += frame.counted.sum(-1).cpu()
     missing = torch.arange(max(n_heads)) >= torch.tensor(n_heads)[:, None]
     # 0 / 0 is NaN: no row has what is asked for.
@@ -163,102 +281,83 @@ def measure(
     return Measures(trace.names, n_heads, *(dict(zip(ROW_MEASURES, t, strict=True)) for t in tables))
 
 
-def _visibility(layer: AnyLayer) -> Visibility:
-    """Who may look at whom in a layer. Weights given without it are causal if none is on the future."""
-    if layer.visibility is not None:
-        return layer.visibility
-    values = layer.tensors[0]
-    return Visibility(causal=layer.n_query == layer.n_key and not bool(values.triu(1).any()))
-
-
-def _facts(
-    trace: Trace, layer: AnyLayer, batch: int, counts: Tensor | None, special_ids: Collection[int]
-) -> tuple[TokenFacts, Tensor | None]:
-    """Facts of a layer's keys, and which of its queries are real."""
-    tokens = trace.key_tokens(layer.name, batch)
-    device = layer.tensors[0].device
-    real = None if trace.real is None else trace.real[batch].to(device)
-    of_keys = layer.kind == "self" and not trace._in_encoder(layer)
-    if of_keys and trace.ids is not None and trace.ids.shape[1] == layer.n_key:
-        ids = trace.ids[batch].to(device)
-        return token_facts(tokens, ids, real=real, counts=counts, special_ids=special_ids), real
-    # Copies of a source's tokens are known by their spelling: its ids are not kept.
-    names = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
-    ids = torch.tensor([names[token] for token in tokens], device=device)
-    queries = real if real is not None and real.shape[0] == layer.n_query and layer.kind == "cross" else None
-    return token_facts(tokens, ids), queries
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Frame:
-    """What layers that see alike share on one text: which rows count for which measure, where they look."""
+    """What layers that see alike share on one text: which rows count for which measure, where they look, and
+    the sums of a head that looks everywhere alike.
+    """
 
-    visible: Visibility  # held, so that no other tensor gets the addresses by which a frame is looked up
-    n_visible: Int[Tensor, "query"]
-    counted: Float64[Tensor, "measure query"]  # 1 where a row counts, in the order of ROW_MEASURES
-    copies: tuple[Copies, ...]  # of tokens, and what followed them; empty where positions say nothing
-    kinds: Float[Tensor, "kind key"]  # 1 at special tokens, punctuation, rare words, sinks
-    start: int  # the position of the first query
-    first: int  # the first key that a query sees: padding may stand before it
-
-
-def _framed(
-    layer: AnyLayer,
-    visible: Visibility,
-    batch: int,
-    facts: TokenFacts,
-    real: Bool[Tensor, "query"] | None,
-    asked: Bool[Tensor, "query"] | None,
-) -> tuple[_Frame, Float64[Tensor, "measure"]]:
-    """The frame of a layer and all that see like it, and the sums of a head that looks everywhere alike."""
-    n_query, n_key, device = layer.n_query, layer.n_key, layer.tensors[0].device
-    q, k = (torch.zeros(1, 1, n, 1, device=device) for n in (n_query, n_key))
-    rule = ScoreRule(visible=visible.part(batch, 0))
-    uniform = LayerTrace("uniform", q, k, q[..., 0], rule, kind=layer.kind)
-    has_positions = layer.kind == "self" and n_key >= n_query
-    start = visible.start if has_positions else 0
-    n_visible = torch.zeros(n_query, dtype=torch.long, device=device)
-    real = torch.ones_like(n_visible, dtype=torch.bool) if real is None else real
-    reached = torch.zeros(n_key, dtype=torch.bool, device=device)
-    sees = torch.zeros(len(OFFSETS), n_query, dtype=torch.bool, device=device)  # a key at that offset
-    for rows, cols in uniform.row_blocks(1):
-        seen = uniform.visible(rows, cols)
-        n_visible[rows] = seen.sum(-1)
-        reached[cols] |= seen[real[rows]].any(0)
-        if has_positions:
-            at, is_there = _beside(rows, cols, start, device)
-            sees[:, rows] = (seen.gather(1, at) & is_there).T
-    choice = (n_visible >= 2) & real
-    none = torch.zeros_like(choice)
-    first = int(reached.int().argmax()) if n_key else 0
-    sees_first = uniform.visible(slice(0, n_query), slice(first, first + 1)).any(-1)
-    after_first = torch.arange(n_query, device=device) + start > (first if has_positions else 0)
-    listed: tuple[Copies, ...] = ()
-    if has_positions and start == 0 and n_query == n_key:
-        listed = tuple(copies(facts, shift) for shift in (0, 1))
-        listed = tuple(replace(places, count=places.count * choice) for places in listed)
-    copied, followed = (places.count > 0 for places in listed) if listed else (none, none)
-    at_offset = dict(zip(OFFSETS, choice & sees, strict=True))
-    rules = {
-        "first": choice & sees_first & after_first,
-        "previous": at_offset[-1],
-        "same": at_offset[0],
-        "next": at_offset[1],
-        "distance": choice if has_positions else none,
-        "duplicate": copied,
-        "induction": followed,
-        "retrieval": followed if asked is None else followed & asked.to(device),
-        # Where these positions are no more than half of what may be seen.
-        "streaming": choice & (n_visible >= 2 * (SINKS + RECENT)) & (visible.causal and has_positions),
-        **dict(zip(ARGMAXES, at_offset.values(), strict=True)),
-    }
-    counted = torch.stack([rules.get(name, choice) for name in ROW_MEASURES]).double()
-    sinks = torch.zeros_like(facts.special)
-    sinks[first : first + SINKS] = True
-    kinds = torch.stack([facts.special, facts.punctuation, facts.rare, sinks]).float()
-    frame = _Frame(visible, n_visible, counted, listed, kinds, start, first)
-    uniform = replace(uniform, lse=n_visible.log()[None, None])
-    return frame, _sums(uniform, frame, 0, share_ties=True)[:, 0]
+    def __init__(
+        self,
+        trace: Trace,
+        layer: AnyLayer,
+        visible: Visibility,
+        batch: int,
+        asked: Bool[Tensor, "query"] | None,
+        known: dict[str, Any],
+    ) -> None:
+        tokens, device = trace.key_tokens(layer.name, batch), layer.tensors[0].device
+        real = None if trace.real is None else trace.real[batch].to(device)
+        of_keys = layer.kind == "self" and not trace._in_encoder(layer)
+        if of_keys and trace.ids is not None and trace.ids.shape[1] == layer.n_key:
+            facts = token_facts(tokens, trace.ids[batch].to(device), real=real, **known)
+        else:  # copies of a source's tokens are known by their spelling: its ids are not kept
+            names = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
+            facts = token_facts(tokens, torch.tensor([names[token] for token in tokens], device=device))
+            real = real if layer.kind == "cross" and real is not None and len(real) == layer.n_query else None
+        n_query, n_key = layer.n_query, layer.n_key
+        q, k = (torch.zeros(1, 1, n, 1, device=device) for n in (n_query, n_key))
+        rule = ScoreRule(visible=visible.part(batch, 0))
+        uniform = LayerTrace("uniform", q, k, q[..., 0], rule, kind=layer.kind)
+        has_positions = layer.kind == "self" and n_key >= n_query
+        start = visible.start if has_positions else 0
+        n_visible = torch.zeros(n_query, dtype=torch.long, device=device)
+        real = torch.ones_like(n_visible, dtype=torch.bool) if real is None else real
+        reached = torch.zeros(n_key, dtype=torch.bool, device=device)
+        sees = torch.zeros(len(OFFSETS), n_query, dtype=torch.bool, device=device)  # a key at that offset
+        for rows, cols in uniform.row_blocks(1):
+            seen = uniform.visible(rows, cols)
+            n_visible[rows] = seen.sum(-1)
+            reached[cols] |= seen[real[rows]].any(0)
+            if has_positions:
+                at, is_there = _beside(rows, cols, start, device)
+                sees[:, rows] = (seen.gather(1, at) & is_there).T
+        choice = (n_visible >= 2) & real
+        none = torch.zeros_like(choice)
+        first = int(reached.int().argmax()) if n_key else 0
+        sees_first = uniform.visible(slice(0, n_query), slice(first, first + 1)).any(-1)
+        after_first = torch.arange(n_query, device=device) + start > (first if has_positions else 0)
+        listed: tuple[Copies, ...] = ()
+        if has_positions and start == 0 and n_query == n_key:
+            listed = tuple(copies(facts, shift) for shift in (0, 1))
+            listed = tuple(replace(places, count=places.count * choice) for places in listed)
+        copied, followed = (places.count > 0 for places in listed) if listed else (none, none)
+        at_offset = dict(zip(OFFSETS, choice & sees, strict=True))
+        rules = {
+            "first": choice & sees_first & after_first,
+            "previous": at_offset[-1],
+            "same": at_offset[0],
+            "next": at_offset[1],
+            "distance": choice if has_positions else none,
+            "duplicate": copied,
+            "induction": followed,
+            "retrieval": followed if asked is None else followed & asked.to(device),
+            # Where these positions are no more than half of what may be seen.
+            "streaming": choice & (n_visible >= 2 * (SINKS + RECENT)) & (visible.causal and has_positions),
+            **dict(zip(ARGMAXES, at_offset.values(), strict=True)),
+        }
+        # 1 where a row counts, in the order of ROW_MEASURES.
+        self.counted = torch.stack([rules.get(name, choice) for name in ROW_MEASURES]).double()
+        sinks = torch.zeros_like(facts.special)
+        sinks[first : first + SINKS] = True
+        self.kinds = torch.stack([facts.special, facts.punctuation, facts.rare, sinks]).float()
+        self.visible = (
+            visible  # held, so that no other tensor gets the addresses by which a frame is looked up
+        )
+        self.n_visible, self.start = n_visible, start
+        self.first = first  # the first key that a query sees: padding may stand before it
+        self.copies = listed  # of tokens, and what followed them; none where positions say nothing
+        uniform = replace(uniform, lse=n_visible.log()[None, None])
+        self.chance = _sums(uniform, self, 0, share_ties=True)[:, 0]
 
 
 def _beside(rows: slice, cols: slice, start: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -276,14 +375,27 @@ def _sums(
     device = layer.tensors[0].device
     dtype = torch.promote_types(layer.tensors[0].dtype, torch.float32)
     sums = torch.zeros(len(ROW_MEASURES), layer.n_head, dtype=torch.float64, device=device)
-    fill, blocks = _filler(layer, frame.visible, batch), list(layer.row_blocks(layer.n_head))
+    visible, blocks = frame.visible, list(layer.row_blocks(layer.n_head))
+    product = layer.log_product(batch) if visible.future_only else None
     size = max((layer.n_head * (r.stop - r.start) * (c.stop - c.start) for r, c in blocks), default=0)
     buffers = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
     with no_autocast(device):
         for rows, cols in blocks:
             shape = (layer.n_head, rows.stop - rows.start, cols.stop - cols.start)
+            # The weights, and their logarithms: very low for 0.
             z, w = (buffer[: math.prod(shape)].view(shape) for buffer in buffers)
-            fill(rows, cols, z, w)
+            if product is None:
+                w.copy_(layer.block(rows, cols, batch)[0])
+                torch.clamp(w, min=math.exp(_HIDDEN), out=z).log_()
+            else:
+                q, k = product
+                together = q[:, rows].reshape(k.shape[0], -1, q.shape[2])  # heads that share a key head
+                torch.bmm(together, k[:, cols].mT, out=z.view(k.shape[0], -1, z.shape[2]))
+                if visible.causal:  # before `first` every row sees every key
+                    first = max(0, rows.start + visible.start + 1 - cols.start)
+                    seen = visible.tile(rows, slice(cols.start + first, cols.stop), device)[0]
+                    z[:, :, first:].masked_fill_(~seen, _HIDDEN)
+                torch.exp(z, out=w)
             of_rows = _row_values(z, w, frame, rows, cols, share_ties)
             values = torch.stack([of_rows[name] for name in ROW_MEASURES])
             sums += torch.einsum("mhr,mr->mh", values.double(), frame.counted[:, rows])
@@ -349,29 +461,3 @@ def _row_values(
         "streaming": on_sinks + torch.stack(at_offsets[:RECENT]).sum(0),
         **dict(zip(ARGMAXES, argmaxes, strict=True)),
     }
-
-
-def _filler(
-    layer: AnyLayer, visible: Visibility, batch: int
-) -> Callable[[slice, slice, Tensor, Tensor], None]:
-    """What fills in the logarithms (very low for 0) and the weights of some rows and columns of all heads."""
-    product = layer.log_product(batch) if visible.future_only else None
-    if product is None:
-
-        def plainly(rows: slice, cols: slice, z: Tensor, w: Tensor) -> None:
-            w.copy_(layer.block(rows, cols, batch)[0])
-            torch.clamp(w, min=math.exp(_HIDDEN), out=z).log_()
-
-        return plainly
-    q, k = product
-
-    def by_product(rows: slice, cols: slice, z: Tensor, w: Tensor) -> None:
-        together = q[:, rows].reshape(k.shape[0], -1, q.shape[2])  # heads that share a key head
-        torch.bmm(together, k[:, cols].mT, out=z.view(k.shape[0], -1, z.shape[2]))
-        if visible.causal:
-            first = max(0, rows.start + visible.start + 1 - cols.start)  # before it, every row sees every key
-            seen = visible.tile(rows, slice(cols.start + first, cols.stop), q.device)[0]
-            z[:, :, first:].masked_fill_(~seen, _HIDDEN)
-        torch.exp(z, out=w)
-
-    return by_product

@@ -1,4 +1,5 @@
-"""Which head follows a relation between words: subject to verb, determiner to noun, any pairs given.
+"""Which head follows a relation between words: subject to verb, determiner to noun, any pairs given; and the
+sentences of a CoNLL-U file, https://universaldependencies.org/format.html, of any treebank, that have them.
 
 Scored as Clark et al. (2019) do: attention to a word that is split into pieces is the sum over its
 pieces, from it the mean; the word most looked at is the prediction. A head is compared with the best fixed
@@ -7,21 +8,23 @@ offset ("the word before"), which is what a head that knows nothing of the relat
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby, islice, pairwise
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, LoadError
 from regard.files.loading import Loaded
-from regard.heads.conllu import Sentence
+from regard.files.tokenizer import read_text
 from regard.heads.model import strongest
 from regard.tracing.layers import AnyLayer
 from regard.tracing.take import trace
-from regard.tracing.traces import Trace
 
 Spans = Sequence[tuple[int, int]]  # where words stand: text[start:end]
 Pairs = Sequence[tuple[int, int]]  # (from, to): the word at `from` is to look at the word at `to`
@@ -108,51 +111,39 @@ def score_relations(
         )
         for sentence in sentences
     )
-    return _scores(_read(loaded, examples), relations)
+    return _scores(loaded, examples, relations)
 
 
 def score_pairs(
     loaded: Loaded, examples: Iterable[tuple[str, Spans, Pairs]], name: str = "pairs"
 ) -> RelationScore:
     """The score of every head on pairs of one's own: (text, spans of its words, (from, to) pairs)."""
-    return _scores(_read(loaded, ((text, spans, {name: pairs}) for text, spans, pairs in examples)), [name])[
-        name
-    ]
-
-
-def _read(
-    loaded: Loaded, examples: Iterable[tuple[str, Spans, Mapping[str, Pairs]]]
-) -> Iterator[tuple[Trace, list[list[int]], Mapping[str, Pairs]]]:
-    """The trace of each text that has pairs, and which of its tokens make up each word."""
-    tokenizer = loaded.tokenizer
-    if tokenizer is None:
-        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: words are found through it.")
-    for text, spans, wanted in examples:
-        wrong = [
-            pair
-            for pairs in wanted.values()
-            for pair in pairs
-            if not 0 <= min(pair) <= max(pair) < len(spans)
-        ]
-        if wrong:
-            raise ArgumentError(f"pairs are of words 0 to {len(spans) - 1}. Got {wrong[:3]}.")
-        if any(wanted.values()):
-            # Without the space that byte-level tokens begin with.
-            offsets = [
-                (end - len(text[start:end].lstrip()), end) for start, end in tokenizer.offsets(text)[:LONGEST]
-            ]
-            ids = torch.tensor(tokenizer.encode(text)[:LONGEST])
-            yield trace(loaded, ids), pieces_of_words(spans, offsets), wanted
+    return _scores(loaded, ((text, spans, {name: pairs}) for text, spans, pairs in examples), [name])[name]
 
 
 def _scores(
-    examples: Iterable[tuple[Trace, list[list[int]], Mapping[str, Pairs]]], relations: Sequence[str]
+    loaded: Loaded, examples: Iterable[tuple[str, Spans, Mapping[str, Pairs]]], relations: Sequence[str]
 ) -> dict[str, RelationScore]:
-    """Right predictions counted over traces, the pieces of their words, and the pairs of each relation."""
+    """Right predictions counted over texts, the spans of their words, and the pairs of each relation."""
+    tokenizer = loaded.tokenizer
+    if tokenizer is None:
+        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: words are found through it.")
     layers: tuple[str, ...] = ()
     right = dict.fromkeys(relations, torch.zeros(0, 0))
     offsets: dict[str, Counter[int]] = {relation: Counter() for relation in relations}
-    for traced, pieces, wanted in examples:
+    for text, spans, wanted in examples:
+        pairs = [(relation, i, j) for relation, of_relation in wanted.items() for i, j in of_relation]
+        wrong = [(i, j) for _, i, j in pairs if not 0 <= min(i, j) <= max(i, j) < len(spans)]
+        if wrong:
+            raise ArgumentError(f"pairs are of words 0 to {len(spans) - 1}. Got {wrong[:3]}.")
+        if not pairs:
+            continue
+        # Without the space that byte-level tokens begin with.
+        places = [
+            (end - len(text[start:end].lstrip()), end) for start, end in tokenizer.offsets(text)[:LONGEST]
+        ]
+        pieces = pieces_of_words(spans, places)
+        traced = trace(loaded, torch.tensor(tokenizer.encode(text)[:LONGEST]))
         first = traced.layers[0]
         # A causal model is one whose first token sees no other.
         causal = first.n_key > 1 and not bool(first.visible(slice(0, 1), slice(1, 2))[0, 0])
@@ -166,11 +157,10 @@ def _scores(
             layers = traced.names
             nothing = torch.zeros(predicted.shape[:2]).masked_fill(predicted[..., 0] < 0, torch.nan)
             right = dict.fromkeys(relations, nothing)
-        for relation, pairs in wanted.items():
-            for i, j in pairs:
-                if i != j and pieces[i] and pieces[j] and (j < i or not causal):
-                    offsets[relation][j - i] += 1
-                    right[relation] = right[relation] + (predicted[..., i] == j)
+        for relation, i, j in pairs:
+            if i != j and pieces[i] and pieces[j] and (j < i or not causal):
+                offsets[relation][j - i] += 1
+                right[relation] = right[relation] + (predicted[..., i] == j)
     scores = {}
     for relation, times in offsets.items():
         n_pair = times.total()
@@ -178,3 +168,94 @@ def _scores(
         accuracy, baseline = right[relation] / max(1, n_pair), at_best / max(1, n_pair)
         scores[relation] = RelationScore(relation, accuracy, n_pair, baseline, offset, layers)
     return scores
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word: where it stands in its sentence's text, and its place in the tree."""
+
+    form: str
+    start: int  # text[start:end]; words that share a spelling ("don't") may share the span
+    end: int
+    tag: str  # the universal part of speech
+    head: int  # the word it depends on, counted from 0; -1: the root
+    relation: str  # to that word, as nsubj or nmod:poss
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A text and its words."""
+
+    text: str
+    words: tuple[Word, ...]
+
+    def pairs(self, relation: str, *, from_head: bool = False) -> list[tuple[int, int]]:
+        """(dependent, head) of every word with this relation, or (head, dependent).
+
+        A relation without a subtype takes in all of them: nsubj also nsubj:pass.
+        """
+        pairs = [
+            (index, word.head)
+            for index, word in enumerate(self.words)
+            if word.head >= 0 and (word.relation == relation or word.relation.split(":")[0] == relation)
+        ]
+        return [(head, dependent) for dependent, head in pairs] if from_head else pairs
+
+
+def read_conllu(path: str | Path, most: int | None = None) -> list[Sentence]:
+    """The sentences of a file, the first `most` of them."""
+    lines = read_text(Path(path)).split("\n")
+    numbered = enumerate((line.rstrip("\r") for line in lines), 1)
+    parts = (
+        list(part) for is_empty, part in groupby(numbered, lambda row: not row[1].strip()) if not is_empty
+    )
+    sentences = [
+        _sentence([line for _, line in part], f"{path}, the sentence from line {part[0][0]} on")
+        for part in islice(parts, most)
+    ]
+    if not sentences:
+        raise LoadError(f"{path} has no sentence: CoNLL-U has one word a line, ten columns, tabs between.")
+    return sentences
+
+
+def _sentence(lines: list[str], where: str) -> Sentence:
+    text = next((line.partition("=")[2].strip() for line in lines if line.startswith("# text =")), None)
+    rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    if any(len(row) != 10 for row in rows) or not rows:
+        raise LoadError(f"{where}: a word's line has ten columns with tabs between, and there must be one.")
+    words = [row for row in rows if row[0].isdigit()]
+    written: list[tuple[str, str, list[str]]] = []  # a form, the space after it, the words it stands for
+    covered = 0
+    for row in rows:
+        number = re.fullmatch(r"(\d+)(-(\d+)|\.\d+)?", row[0])
+        if number is None:
+            raise LoadError(f"{where}: {row[0]!r} is no number of a word.")
+        first, last = int(number[1]), int(number[3] or number[1])
+        if first > covered and "." not in row[0]:  # 8.1: a word that is not written
+            space = "" if "SpaceAfter=No" in row[9].split("|") else " "
+            written.append((row[1], space, [word[1] for word in words[first - 1 : last]]))
+            covered = last
+    if text is None:  # then it is what the words spell
+        text = "".join(form + space for form, space, _ in written).rstrip()
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for form, _, forms in written:
+        start = text.find(form, at)
+        if start < 0:
+            raise LoadError(f"{where}: {form!r} does not stand in its text after character {at}.")
+        at = start + len(form)
+        # A word has its part where the parts spell the form, else all of it.
+        ends = accumulate(map(len, forms), initial=start)
+        spans += pairwise(ends) if "".join(forms) == form else [(start, at)] * len(forms)
+    if [int(row[0]) for row in words] != list(range(1, len(spans) + 1)):
+        raise LoadError(f"{where}: words must be numbered from 1 on. Got {[row[0] for row in words][:8]}...")
+    for row in words:
+        if not row[6].isdigit() or int(row[6]) > len(words):
+            raise LoadError(f"{where}: word {row[0]} depends on {row[6]!r}; it must be 0 to {len(words)}.")
+    return Sentence(
+        text,
+        tuple(
+            Word(row[1], *span, row[3], int(row[6]) - 1, row[7])
+            for row, span in zip(words, spans, strict=True)
+        ),
+    )

@@ -32,7 +32,6 @@ from regard.files.safetensors import write_safetensors
 from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import ROW_MEASURES, Measures, measure
 from regard.heads.model import layers_of, loaded_of
-from regard.heads.tokens import counts_of
 from regard.tracing.take import trace
 
 # Measured on repeated random tokens, where nothing else explains them; and on needles in a text.
@@ -73,16 +72,14 @@ class Survey:
         return heads_html(self.labels(), self.measures.layers, f"{self.n_text} texts")
 
 
-def repeated_tokens(
-    loaded: Loaded, n_token: int, seed: int = 0, *, around: bool = True
-) -> Int[Tensor, "position"]:
+def repeated_tokens(loaded: Loaded, n_token: int, seed: int = 0) -> Int[Tensor, "position"]:
     """`n_token` different random tokens, twice (Olsson et al. 2022), with what the model puts around a text.
 
     The second half can be foretold by nothing but looking back at the first.
     """
     once = _drawn(loaded, n_token, seed)
-    before, after = _around(loaded) if around else ([], [])
-    return torch.cat([torch.tensor(before), once, once, torch.tensor(after)]).long()
+    before, after = _around(loaded)
+    return torch.cat([before, once, once, after]).long()
 
 
 def planted_needle(
@@ -95,9 +92,8 @@ def planted_needle(
     """
     needle = _drawn(loaded, n_token, seed, without=hay)
     at = int(torch.randint(1, max(2, len(hay)), (1,), generator=torch.Generator().manual_seed(seed)))
-    before, after = (torch.tensor(ids) for ids in _around(loaded))
-    text = [before, torch.tensor(hay[:at]), needle, torch.tensor(hay[at:]), needle, after]
-    ids = torch.cat(text).long()
+    before, after = _around(loaded)
+    ids = torch.cat([before, torch.tensor(hay[:at]), needle, torch.tensor(hay[at:]), needle, after]).long()
     asks = torch.zeros(len(ids), dtype=torch.bool)
     last = len(ids) - len(after)
     asks[last - n_token : last - 1] = True
@@ -117,14 +113,13 @@ def _drawn(loaded: Loaded, n_token: int, seed: int, without: Sequence[int] = ())
     return allowed[order[:n_token]]
 
 
-def _around(loaded: Loaded) -> tuple[list[int], list[int]]:
+def _around(loaded: Loaded) -> tuple[Tensor, Tensor]:
     """What the tokenizer puts before and after a text."""
-    if loaded.tokenizer is None:
-        return [], []
-    ids = loaded.tokenizer.encode("")
-    if len(ids) == 1 and ids[0] == loaded.tokenizer.special.eos != loaded.tokenizer.special.bos:
-        return [], ids
-    return ids[:1], ids[1:]
+    tokenizer = loaded.tokenizer
+    ids = torch.tensor([] if tokenizer is None else tokenizer.encode(""))
+    ends = tokenizer is not None and ids.tolist() == [tokenizer.special.eos] != [tokenizer.special.bos]
+    n_before = 0 if ends else 1
+    return ids[:n_before], ids[n_before:]
 
 
 def survey(
@@ -173,10 +168,21 @@ def survey(
         first = index * (len(hay) - size) // max(1, n_needle - 1)
         ids, asks = planted_needle(loaded, hay[first : first + size], seed + index)
         inputs.append(("needle", ids.tolist(), asks))
-    counts, special = counts_of(texts, loaded.tokenizer), loaded.tokenizer.special.all()
-    counts = torch.nn.functional.pad(counts, (0, max(0, sizes.vocab - counts.shape[0])))
-    rank, n_process = _place()
-    fingerprint = _fingerprint(loaded, inputs)
+    special = loaded.tokenizer.special.all()
+    n_id = max(sizes.vocab, loaded.tokenizer.vocab_size)
+    counts = torch.bincount(torch.tensor(hay, dtype=torch.long), minlength=n_id)
+    rank, n_process = 0, 1
+    if distributed.is_available():
+        if not distributed.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            distributed.init_process_group("gloo")  # torchrun started several
+        if distributed.is_initialized():
+            rank, n_process = distributed.get_rank(), distributed.get_world_size()
+    # What makes two surveys the same: the model's weights (in sum), its shape and every input.
+    digest = hashlib.sha256(json.dumps([(kind, ids) for kind, ids, _ in inputs]).encode())
+    digest.update(f"{loaded.model.family} {sizes} {layers}".encode())
+    for parameter in loaded.model.parameters():
+        digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
+    fingerprint = digest.hexdigest()
     path = None if state is None else Path(state)
     before = {} if path is None else _read(path, fingerprint)
     mine = [index for index in range(len(inputs)) if index not in before][rank::n_process]
@@ -185,25 +191,29 @@ def survey(
     for index in shown:
         _, tokens, asked = inputs[index]
         traced = trace(loaded, torch.tensor([tokens]))
-        done[index] = _packed(measure(traced, counts=counts, special_ids=special, asked=asked))
+        measured = measure(traced, counts=counts, special_ids=special, asked=asked)
+        parts = (measured.values, measured.chance, measured.n_query)
+        values, chance, n_row = (
+            torch.stack([part[name].double() for name in ROW_MEASURES]) for part in parts
+        )
+        # (measure, layer, part): along the last axis the heads' values, then chance, then counts.
+        done[index] = torch.cat([values, chance[..., None], n_row[..., None]], dim=-1)
         if path is not None and (time.monotonic() - saved > SAVE_SECONDS or index == mine[-1]):
-            _write(path if n_process == 1 else path.with_name(f"{path.name}.{rank}"), fingerprint, done)
+            kept = path if n_process == 1 else path.with_name(f"{path.name}.{rank}")
+            draft = kept.with_name(f"{kept.name}.part")  # written whole or not at all
+            tensors = {"index": torch.tensor(list(done)), "values": torch.stack(list(done.values()))}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_safetensors(tensors, draft, {"survey": fingerprint})
+            draft.replace(kept)
             saved = time.monotonic()
     if n_process > 1:
-        parts: list[dict[int, Tensor]] = [{}] * n_process
-        distributed.all_gather_object(parts, done)
-        done = {index: measured for part in parts for index, measured in part.items()}
+        of_all: list[dict[int, Tensor]] = [{}] * n_process
+        distributed.all_gather_object(of_all, done)
+        done = {index: packed for part in of_all for index, packed in part.items()}
     # A layer whose heads were all pruned has no trace.
     heads = {name: len(left) for name, left in layers.items() if left}
     packed = [done[index] for index in range(len(inputs))]
     return _combined(packed, [kind for kind, _, _ in inputs], tuple(heads), tuple(heads.values()))
-
-
-def _packed(measures: Measures) -> Float[Tensor, "measure layer part"]:
-    """Measures as one tensor: along its last axis the heads' values, then chance, then counts."""
-    parts = (measures.values, measures.chance, measures.n_query)
-    values, chance, n_row = (torch.stack([part[name].double() for name in ROW_MEASURES]) for part in parts)
-    return torch.cat([values, chance[..., None], n_row[..., None]], dim=-1)
 
 
 def _combined(
@@ -233,32 +243,12 @@ def _combined(
     return Survey(measures, low, high, *(kinds.count(kind) for kind in ("text", "repeat", "needle")))
 
 
-def _place() -> tuple[int, int]:
-    """This process's number and how many there are; joins them where torchrun started several."""
-    if not distributed.is_available():
-        return 0, 1
-    if not distributed.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        distributed.init_process_group("gloo")
-    if not distributed.is_initialized():
-        return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
-
-
 def with_bar(items: Sequence[Item], words: str) -> Iterable[Item]:
     """The items, with a bar while a person waits for them."""
     from rich.console import Console
     from rich.progress import track
 
     return track(items, words, console=Console(stderr=True), transient=True)
-
-
-def _fingerprint(loaded: Loaded, inputs: list[_Input]) -> str:
-    """What makes two surveys the same: the model's weights (in sum), its shape and every input."""
-    digest = hashlib.sha256(json.dumps([(kind, ids) for kind, ids, _ in inputs]).encode())
-    digest.update(f"{loaded.model.family} {loaded.model.sizes} {layers_of(loaded)}".encode())
-    for parameter in loaded.model.parameters():
-        digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
-    return digest.hexdigest()
 
 
 def _read(path: Path, fingerprint: str) -> dict[int, Tensor]:
@@ -279,15 +269,6 @@ def _read(path: Path, fingerprint: str) -> dict[int, Tensor]:
             raise LoadError(f"{file} is no state of a survey: {error}.") from error
         done |= dict(zip(index, values, strict=True))
     return done
-
-
-def _write(path: Path, fingerprint: str, done: dict[int, Tensor]) -> None:
-    """What is done, whole or not at all."""
-    tensors = {"index": torch.tensor(list(done)), "values": torch.stack(list(done.values()))}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.part")
-    write_safetensors(tensors, draft, {"survey": fingerprint})
-    draft.replace(path)
 
 
 Table = Measures | Survey | Sequence[HeadLabel]

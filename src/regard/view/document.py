@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import heapq
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,10 +18,10 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.heads.labels import label
 from regard.heads.measures import WHAT, measure
+from regard.tracing.images import open_image
 from regard.tracing.layers import AnyLayer
 from regard.tracing.pooling import block_ends, pooled_max
 from regard.tracing.traces import Trace
-from regard.view.images import pictures
 from regard.view.story import scenes
 
 Json = dict[str, Any]
@@ -25,11 +29,13 @@ ModelKind = Literal["encoder", "decoder", "encoder-decoder", "unknown"]
 Predicts = Literal["next", "masked", "vector"]
 
 _MOST_TEXELS = 1 << 22  # numbers of one answer
+LONGEST = 640  # pixels of the longer side: some 100 KB
+_ALIKE = 0.95  # correlation of pixels: ways to make a picture smaller differ by less, a crop by more
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inside:
-    """What the queries and keys of a layer were made from, as `view/machine.py` had it from the model."""
+    """What the queries and keys of a layer were made from, as `inside` had it from the model."""
 
     x: Tensor  # (query, model_dim): what the layer read
     x_key: Tensor  # (key, model_dim): the same, or what the encoder wrote
@@ -70,7 +76,7 @@ class Document:
 
     def meta(self, precision: str = "as computed") -> Json:
         """What the page must know before it asks for a number."""
-        trace = self.trace
+        trace, grid = self.trace, self.trace.grid
         tokens = _line(trace.tokens, self.batch)
         facts = {name: value for name, value in trace.facts.items() if isinstance(value, str | int | bool)}
         return {
@@ -91,15 +97,10 @@ class Document:
             "predicts": self.predicts,
             "generated": self.generated,
             "precision": precision,
-            "grid": self._grid(),
+            "grid": None  # where in its image the positions of a vision model are
+            if grid is None
+            else {"rows": grid.rows, "columns": grid.columns, "before": grid.before, "image": self.image},
         }
-
-    def _grid(self) -> Json | None:
-        """Where in its image the positions of a vision model are."""
-        grid = self.trace.grid
-        if grid is None:
-            return None
-        return {"rows": grid.rows, "columns": grid.columns, "before": grid.before, "image": self.image}
 
     def _layer_meta(self, index: int) -> Json:
         layer = self.trace.layers[index]
@@ -179,18 +180,32 @@ class Document:
         """The largest weights of a head and where they are."""
         best: list[tuple[float, int, int]] = []
         for rows, cols, block in self.layer(layer, head).strips(self.batch, head):
-            flat = block[0].float().flatten()
-            top = flat.topk(min(count, flat.shape[0]))
-            for value, index in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            flat = block.float().flatten()
+            for index in flat.topk(min(count, len(flat))).indices.tolist():
                 row, col = divmod(index, block.shape[2])
-                best.append((value, rows.start + row, cols.start + col))
-            best = sorted(best, reverse=True)[:count]
+                best.append((float(flat[index]), rows.start + row, cols.start + col))
+        best = heapq.nlargest(count, best)
         return [{"query": query, "key": key, "weight": weight} for weight, query, key in best if weight > 0]
 
     def facts(self) -> Json:
-        """Measures and labels of every head, and the scenes of the tour."""
+        """Measures [layer][head] by name with their chance levels, the label and rule of each head, and the
+        scenes of the tour.
+        """
         if not self._facts:
-            facts = head_facts(self.trace, self.batch, self.special_ids)
+            measured = measure(self.trace, batch=self.batch, special_ids=self.special_ids)
+            unknown, n_heads = torch.full((len(measured.layers),), torch.nan), measured.n_heads
+            facts: Json = {"measures": {}}
+            for name, what in WHAT.items():
+                rows = zip(_rounded(measured[name]), n_heads, strict=True)
+                chance = _rounded(measured.chance.get(name, unknown))
+                values = [row[:n_head] for row, n_head in rows]
+                facts["measures"][name] = {"what": what, "values": values, "chance": chance}
+            labels = iter(label(measured))
+            said = ([next(labels) for _ in range(n_head)] for n_head in n_heads)
+            facts["labels"] = [
+                [None if head.label == "none" else {"label": head.label, "rule": head.rule} for head in row]
+                for row in said
+            ]
             names = [self.names(index) for index in range(len(self.trace.layers))]
             self._facts.append({**facts, "scenes": scenes(self.trace, names, facts, self.batch)})
         return self._facts[0]
@@ -203,28 +218,6 @@ class Document:
         if not 0 <= head < traced.n_head:
             raise ArgumentError(f"there is no head {head}: {traced.name} has {traced.n_head}.")
         return traced
-
-
-def head_facts(trace: Trace, batch: int = 0, special_ids: Collection[int] = ()) -> Json:
-    """Measures [layer][head] by name, their chance levels, and the label and rule of each head.
-
-    >>> facts = head_facts(Trace.from_weights([[1.0, 0.0], [0.5, 0.5]]))
-    >>> facts["measures"]["same"]["values"]
-    [[0.5]]
-    """
-    measured = measure(trace, batch=batch, special_ids=special_ids)
-    unknown = torch.full((len(measured.layers),), torch.nan)
-    measures = {}
-    for name, what in WHAT.items():
-        rows = _rounded(measured[name])
-        values = [row[:n_head] for row, n_head in zip(rows, measured.n_heads, strict=True)]
-        chance = _rounded(measured.chance.get(name, unknown))
-        measures[name] = {"what": what, "values": values, "chance": chance}
-    named = iter(
-        None if head.label == "none" else {"label": head.label, "rule": head.rule} for head in label(measured)
-    )
-    labels = [[next(named) for _ in range(n_head)] for n_head in measured.n_heads]
-    return {"measures": measures, "labels": labels}
 
 
 def _rounded(values: Tensor) -> list[Any]:
@@ -262,3 +255,58 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(part) for part in value]
     return plain(value.tolist()) if isinstance(value, torch.Tensor) else value
+
+
+def pictures(trace: Trace, given: Any = None) -> list[str | None]:
+    """A data URL for each sequence of a trace: what its model saw, or what is `given` in its place.
+
+    None where there is no grid of patches that a picture could lie under.
+    """
+    grid = trace.grid
+    seen = None if grid is None or grid.image is None else [_opened(image) for image in grid.image.numpy()]
+    if given is None:
+        return [None] * trace.n_batch if seen is None else [_url(image) for image in seen]
+    if grid is None:
+        raise ArgumentError(
+            "the trace has no grid of patches for an image to lie under: it is no vision model's, or its "
+            "positions are no grid."
+        )
+    images = [_opened(image) for image in (given if isinstance(given, list) else [given])]
+    if len(images) != trace.n_batch:
+        raise ArgumentError(f"the trace is of {trace.n_batch} images, and {len(images)} were given.")
+    for image, shown in zip(images, seen or (), strict=seen is not None):
+        # An image is what the model saw but for its size: a cropped one has patches elsewhere.
+        ours, theirs = (np.asarray(one.resize((32, 32)), dtype=np.float64).ravel() for one in (image, shown))
+        flat = min(ours.std(), theirs.std()) < 1  # of one colour: nothing to compare
+        if not flat and np.corrcoef(ours, theirs)[0, 1] < _ALIKE:
+            raise ArgumentError(
+                f"the image, made {shown.width} x {shown.height} pixels, is not what the model saw: another, "
+                "or its processor cropped it. Leave `image` out to see what the model saw, or give that part."
+            )
+    return [_url(image) for image in images]
+
+
+def _opened(image: Any) -> Any:
+    from PIL import Image  # slow to import
+
+    if isinstance(image, str | Path):
+        return open_image(image)
+    try:
+        if not isinstance(image, Image.Image):
+            array = np.asarray(image)
+            image = Image.fromarray(
+                array[..., 0] if array.ndim == 3 and array.shape[2] < 3 else array[..., :3]
+            )
+        return image.convert("RGB")
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ArgumentError(
+            "an image is the path of its file, one of Pillow's, or an array (height, width, channel) of "
+            f"bytes. Got {type(image).__name__}: {error}."
+        ) from error
+
+
+def _url(image: Any) -> str:
+    image.thumbnail((LONGEST, LONGEST))
+    written = BytesIO()
+    image.save(written, "JPEG", quality=92, subsampling=0)
+    return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode('ascii')}"

@@ -1,12 +1,15 @@
-"""A model that the page talks to: what it reads, what it says, and what each of its heads does to that."""
+"""A model that the page talks to: what it reads, what it says, and what each of its heads does to that; and
+one weight taken apart, every number the model's own, from the vectors that were read to the next token.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -19,8 +22,9 @@ from regard.decoding.loop import generate
 from regard.errors import ArgumentError, RegardError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.files.tokenizer import TextTokenizer
+from regard.heads.circuits import Norm, seeing
 from regard.heads.flow import logit_attribution
-from regard.heads.model import layers_of
+from regard.heads.model import attention_of, layers_of, strongest
 from regard.heads.relations import score_pairs
 from regard.layers.attention import MultiHeadAttention
 from regard.models.model import Model, Output
@@ -30,7 +34,7 @@ from regard.tracing.generation import trace_generation
 from regard.tracing.gradients import ScoreGradients, score_gradients
 from regard.tracing.interventions import intervene
 from regard.tracing.take import trace
-from regard.view.document import Document, Json, Predicts
+from regard.view.document import Document, Inside, Json, Predicts
 
 # What an encoder without a head of words is asked: which of these its sentence vector is nearest to.
 EXAMPLES = (
@@ -46,6 +50,9 @@ _ANSWERED = 24  # tokens an encoder-decoder writes where no answer is given
 _RIVALS = 5
 _MOST_TOKENS = 256  # of a text whose heads are switched off one after the other
 _MOST_SENTENCES = 200
+MOST_KEYS = 256  # of a row; beyond, the largest are shown and the rest is one number
+MOST_RUN_AGAIN = 1024  # tokens of a text that is read once more for what comes before a query
+_TOKENS = 4  # raised most, and as many lowered most
 _WORD = re.compile(r"\*([^*\[\]]+)\*|\[([^*\[\]]+)\]|([^\s*\[\]]+)")  # *who looks*, [at what], other words
 _PREDICTS: dict[str, Predicts] = {"language": "next", "masked": "masked", "none": "vector"}
 
@@ -97,109 +104,89 @@ class Progress:
                 hook.remove()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Opened:
-    """A model that is loaded, by what the page calls it."""
-
-    loaded: Loaded
-    key: str
-
-    def __post_init__(self) -> None:
-        if self.loaded.tokenizer is None:
-            raise ArgumentError(f"{self.title} has no tokenizer: the page could not read a text.")
-
-    @property
-    def tokenizer(self) -> TextTokenizer:
-        assert self.loaded.tokenizer is not None  # as it was when this was made
-        return self.loaded.tokenizer
-
-    @property
-    def title(self) -> str:
-        return self.loaded.facts.name
-
-    @property
-    def model(self) -> Model:
-        return self.loaded.model
-
-    @property
-    def predicts(self) -> Predicts:
-        return _PREDICTS[self.model.head]
-
-    @property
-    def layers(self) -> dict[str, int]:
-        """The attention layers that a trace has, and the number of heads of each."""
-        if isinstance(self.model, Seq2Seq):
-            return dict.fromkeys(self.model.attention_names, self.model.sizes.n_head)
-        return {name: len(heads) for name, heads in layers_of(self.loaded).items() if heads}
-
-    @contextmanager
-    def without(self, off: Off) -> Iterator[None]:
-        """A block in which these heads give nothing in what this thread asks of the model."""
-        if not off:
-            yield
-            return
-        layers = list(self.layers.items())
-        with intervene(self.loaded, this_thread=True) as run:
-            for layer, head in off:
-                if not (0 <= layer < len(layers) and 0 <= head < layers[layer][1]):
-                    raise ArgumentError(
-                        f"there is no head {head} in layer {layer}: {self.title} has {len(layers)} layers of "
-                        f"{self.model.sizes.n_head} heads."
-                    )
-                run.gate(layer=layers[layer][0], head=head, by=0.0)
-            yield
-
-    def encode(self, text: str) -> tuple[list[int], list[str]]:
-        """The ids of a text, cut at the model's limit with a notice."""
-        ids = self.tokenizer.encode(text)
-        if not ids:
-            raise ArgumentError("The text has no token: type at least one word.")
-        limit = self.model.sizes.n_position
-        if limit is None or len(ids) <= limit:
-            return ids, []
-        notice = f"The text has {len(ids)} tokens, {self.title} reads {limit}: the rest is cut."
-        ends = ids[-1:] if ids[-1] in self.tokenizer.special.all() else []  # it ends a cut text too
-        return [*ids[: limit - len(ends)], *ends], [notice]
-
-    def about(self, text: str) -> Json:
-        """What a document of that text says about its model, and what an encoder beside a decoder read."""
-        kind = self.model.kind
-        source = self.encode(text)[0] if kind == "encoder-decoder" else None
-        special = self.tokenizer.special.all()
-        return {"kind": kind, "predicts": self.predicts, "source": source, "special_ids": special}
-
-    def run(self, ids: list[int], source: list[int] | None = None, off: Off = (), **options: Any) -> Output:
-        """One pass over these tokens, and over what an encoder reads, without the heads that are `off`."""
-        lines = [ids] if source is None else [source, ids]
-        with self.without(off):
-            output: Output = self.model(
-                *(torch.tensor([line], device=self.loaded.device) for line in lines), **options
-            )
-        return output
-
-    def chances(self, ids: list[int], source: list[int] | None, at: int | slice, off: Off = ()) -> Tensor:
-        """Probabilities of what follows some positions, one (vocab) or several (position, vocab)."""
-        logits = self.run(ids, source, off).logits
-        assert logits is not None  # only those with a head are asked
-        return logits[0, at].float().softmax(-1).cpu()
-
-    def sentence_vector(self, ids: list[int], off: Off = ()) -> Tensor:
-        """The mean of the last layer's vectors, of length 1: how sentence encoders are compared."""
-        return _mean_direction(self.run(ids, off=off)).cpu()
+def tokenizer_of(loaded: Loaded) -> TextTokenizer:
+    """What the page reads a text with."""
+    if loaded.tokenizer is None:
+        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: the page could not read a text.")
+    return loaded.tokenizer
 
 
-def _mean_direction(output: Output) -> Tensor:
+@contextmanager
+def without(loaded: Loaded, off: Off) -> Iterator[None]:
+    """A block in which these heads give nothing in what this thread asks of the model."""
+    if not off:
+        yield
+        return
+    model = loaded.model
+    layers = [(name, 1) for name in model.attention_names]
+    if not isinstance(model, Seq2Seq):  # a layer whose heads were all pruned has no trace
+        layers = [(name, len(heads)) for name, heads in layers_of(loaded).items() if heads]
+    with intervene(loaded, this_thread=True) as run:
+        for layer, head in off:
+            if not (0 <= layer < len(layers) and 0 <= head < layers[layer][1]):
+                raise ArgumentError(
+                    f"there is no head {head} in layer {layer}: {loaded.facts.name} has {len(layers)} layers "
+                    f"of {model.sizes.n_head} heads."
+                )
+            run.gate(layer=layers[layer][0], head=head, by=0.0)
+        yield
+
+
+def encode(loaded: Loaded, text: str) -> tuple[list[int], list[str]]:
+    """The ids of a text, cut at the model's limit with a notice."""
+    tokenizer, limit = tokenizer_of(loaded), loaded.model.sizes.n_position
+    ids = tokenizer.encode(text)
+    if not ids:
+        raise ArgumentError("The text has no token: type at least one word.")
+    if limit is None or len(ids) <= limit:
+        return ids, []
+    notice = f"The text has {len(ids)} tokens, {loaded.facts.name} reads {limit}: the rest is cut."
+    ends = ids[-1:] if ids[-1] in tokenizer.special.all() else []  # it ends a cut text too
+    return [*ids[: limit - len(ends)], *ends], [notice]
+
+
+def about(loaded: Loaded, text: str) -> Json:
+    """What a document of that text says about its model, and what an encoder beside a decoder read."""
+    kind = loaded.model.kind
+    source = encode(loaded, text)[0] if kind == "encoder-decoder" else None
+    special = tokenizer_of(loaded).special.all()
+    return {"kind": kind, "predicts": _PREDICTS[loaded.model.head], "source": source, "special_ids": special}
+
+
+def run(
+    loaded: Loaded, ids: list[int], source: list[int] | None = None, off: Off = (), **options: Any
+) -> Output:
+    """One pass over these tokens, and over what an encoder reads, without the heads that are `off`."""
+    lines = [ids] if source is None else [source, ids]
+    with without(loaded, off):
+        output: Output = loaded.model(
+            *(torch.tensor([line], device=loaded.device) for line in lines), **options
+        )
+    return output
+
+
+def chances(
+    loaded: Loaded, ids: list[int], source: list[int] | None, at: int | slice, off: Off = ()
+) -> Tensor:
+    """Probabilities of what follows some positions, one (vocab) or several (position, vocab)."""
+    logits = run(loaded, ids, source, off).logits
+    assert logits is not None  # only those with a head are asked
+    return logits[0, at].float().softmax(-1).cpu()
+
+
+def sentence_vector(output: Output) -> Tensor:
+    """The mean of the last layer's vectors, of length 1: how sentence encoders are compared."""
     return F.normalize(output.hidden.float().mean(1), dim=-1)[0]
 
 
 @torch.no_grad()
-def make_document(opened: Opened, asked: Asked, progress: Progress | None = None) -> Document:
+def make_document(loaded: Loaded, asked: Asked, progress: Progress | None = None) -> Document:
     """Run the model and keep its trace."""
-    ids, notices = opened.encode(asked.text)
+    ids, notices = encode(loaded, asked.text)
     if asked.max_new and asked.off:
         raise ArgumentError("text is written with all heads: switch them on first.")
-    kind, loaded, source, start = opened.model.kind, opened.loaded, None, len(ids)
-    with (progress or Progress()).of(opened.model, max(1, asked.max_new)):
+    kind, source, start = loaded.model.kind, None, len(ids)
+    with (progress or Progress()).of(loaded.model, max(1, asked.max_new)):
         if kind == "decoder" and asked.max_new:
             traced = trace_generation(loaded, ids, max_new=asked.max_new, keep_v=True)
         else:
@@ -210,28 +197,28 @@ def make_document(opened: Opened, asked: Asked, progress: Progress | None = None
                     done = generate(loaded, torch.tensor([ids]), max_new=asked.max_new or _ANSWERED)
                     written = list(done.tokens[0]) or [loaded.start_token or 0]  # so that there is a row
                 else:
-                    written, more = opened.encode(asked.target)
+                    written, more = encode(loaded, asked.target)
                     notices += more
                 answer["target"] = [written]
-            with opened.without(asked.off):
+            with without(loaded, asked.off):
                 traced = trace(loaded, [ids], keep_v=True, to_disk=True, **answer)
     document = Document(
         traced,
         id=asked.id,
-        title=opened.title,
-        model_key=opened.key,
+        title=loaded.facts.name,
+        model_key=asked.model,
         text=asked.text,
         target=asked.target,
         notices=tuple(notices),
         off=asked.off,
-        **opened.about(asked.text),
+        **about(loaded, asked.text),
     )
     if source is None and len(document.ids) == start:  # nothing was written
         return document
     # For each token that was written, and for the one that would come next, the likeliest of its step.
-    top = opened.chances(document.ids, source, slice(start - 1, None)).topk(_RIVALS)
+    top = chances(loaded, document.ids, source, slice(start - 1, None)).topk(_RIVALS)
     *steps, following = [
-        _listed(opened.tokenizer.tokens(tokens), values)
+        _listed(tokenizer_of(loaded).tokens(tokens), values)
         for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
     ]
     generated = {"start": start, "steps": steps} if asked.max_new and steps else None
@@ -247,17 +234,19 @@ class Prediction:
     cosines with EXAMPLES. Without a position it is that of the last token, or of the last word, masked.
     """
 
-    def __init__(self, opened: Opened, document: Document, position: int | None = None) -> None:
-        self.opened, self.document, self.fed = opened, document, document.ids
+    def __init__(self, loaded: Loaded, document: Document, position: int | None = None) -> None:
+        self.loaded, self.document, self.fed = loaded, document, document.ids
+        self.kind, tokenizer = _PREDICTS[loaded.model.head], tokenizer_of(loaded)
         self.at = len(self.fed) - 1 if position is None else position
         if not 0 <= self.at < len(self.fed):
             raise ArgumentError(f"there is no position {self.at}: there are {len(self.fed)} tokens.")
-        if opened.predicts == "vector":
-            self.at, self.whole = 0, opened.sentence_vector(self.fed)
-            vectors = [opened.sentence_vector(opened.tokenizer.encode(example)) for example in EXAMPLES]
-            self.examples = torch.stack(vectors)
-        if opened.predicts == "masked":
-            special = opened.tokenizer.special
+        if self.kind == "vector":
+            self.at, self.whole = 0, self._vector()
+            self.examples = torch.stack(
+                [sentence_vector(run(loaded, tokenizer.encode(e))).cpu() for e in EXAMPLES]
+            )
+        if self.kind == "masked":
+            special = tokenizer.special
             if special.mask is None:
                 raise UnsupportedError("this tokenizer has no mask token.")
             if position is None:
@@ -265,97 +254,99 @@ class Prediction:
                 self.at = max(words, default=0)
             self.fed[self.at] = special.mask
 
+    def _vector(self, off: Off = ()) -> Tensor:
+        return sentence_vector(run(self.loaded, self.fed, off=off)).cpu()
+
     def scores(self, off: Off = ()) -> Tensor:
         """The probability of each word, or the cosine with each example, without some heads."""
-        if self.opened.predicts == "vector":
-            return self.examples @ self.opened.sentence_vector(self.fed, off)
-        return self.opened.chances(self.fed, self.document.source, self.at, off)
+        if self.kind == "vector":
+            return self.examples @ self._vector(off)
+        return chances(self.loaded, self.fed, self.document.source, self.at, off)
 
     def moved(self, off: Off) -> float:
         """How far the sentence vector moves without some heads: 1 - cosine."""
-        return 1 - float(self.whole @ self.opened.sentence_vector(self.fed, off))
+        return 1 - float(self.whole @ self._vector(off))
 
     def names(self, choices: Tensor) -> list[str]:
         """What those words or examples are called."""
-        if self.opened.predicts == "vector":
+        if self.kind == "vector":
             return [EXAMPLES[choice] for choice in choices.tolist()]
-        return self.opened.tokenizer.tokens(choices)
+        return tokenizer_of(self.loaded).tokens(choices)
 
 
 @torch.no_grad()
-def predict(opened: Opened, document: Document, position: int | None = None) -> Json:
+def predict(loaded: Loaded, document: Document, position: int | None = None) -> Json:
     """The likeliest words at a position, or the nearest examples, before and after switching heads off."""
-    said, off = Prediction(opened, document, position), document.off
+    said, off = Prediction(loaded, document, position), document.off
     before = said.scores()
     top = before.topk(min(TOP, len(before)))
     names = said.names(top.indices)
     return {
-        "kind": opened.predicts,
+        "kind": said.kind,
         "position": said.at,
         "before": _listed(names, top.values.tolist()),
         "after": _listed(names, said.scores(off)[top.indices].tolist()) if off else None,
-        "moved": said.moved(off) if off and opened.predicts == "vector" else None,
+        "moved": said.moved(off) if off and said.kind == "vector" else None,
     }
 
 
 @torch.no_grad()
-def effects(opened: Opened, document: Document) -> Json:
+def effects(loaded: Loaded, document: Document) -> Json:
     """What each head does to the prediction, [layer][head], and in words what that number is.
 
     In a decoder with norms before its layers that is what a head adds to the score of the likeliest token
     (`logit_attribution`). Elsewhere each head is switched off in turn.
     """
-    if not isinstance(opened.model, Transformer):
+    if not isinstance(loaded.model, Transformer):
         raise UnsupportedError("this model has one alignment and no heads to compare.")
-    said, config = Prediction(opened, document), opened.model.config
-    likeliest = said.scores().argmax()
+    said, config = Prediction(loaded, document), loaded.model.config
+    scores = said.scores()
+    likeliest = scores.argmax()
     name = said.names(likeliest[None])[0]
     adds_up = config.block.writes_as_is and config.block.kernel is None and config.head_softcap is None
     if config.kind == "decoder" and config.head == "language" and adds_up:
-        found = logit_attribution(opened.loaded, torch.tensor([said.fed]), int(likeliest))
-        return {"what": f"what the head adds to the score of “{name}”", "values": found.heads.tolist()}
+        written = logit_attribution(loaded, torch.tensor([said.fed]), int(likeliest))
+        return {"what": f"what the head adds to the score of “{name}”", "values": written.heads.tolist()}
     if len(said.fed) > _MOST_TOKENS:
         raise ArgumentError(
             f"switching off every head reads the text as often: at most {_MOST_TOKENS} tokens."
         )
-    if opened.predicts == "vector":
-        what, effect = "how far the sentence vector moves without the head (1 − cosine)", said.moved
-    else:
-        what = f"by how much log p(“{name}”) falls without the head"
-        whole = said.scores()[likeliest].log()
+    what = f"by how much log p(“{name}”) falls without the head"
+    if said.kind == "vector":
+        what = "how far the sentence vector moves without the head (1 − cosine)"
 
-        def effect(off: Off) -> float:
-            return float(whole - said.scores(off)[likeliest].log())
+    def effect(off: Off) -> float:
+        if said.kind == "vector":
+            return said.moved(off)
+        return float(scores[likeliest].log() - said.scores(off)[likeliest].log())
 
-    values = [
-        [effect(((layer, head),)) for head in range(n_head)]
-        for layer, n_head in enumerate(opened.layers.values())
-    ]
+    heads = [range(layer.n_head) for layer in document.trace.layers]
+    values = [[effect(((layer, head),)) for head in numbers] for layer, numbers in enumerate(heads)]
     return {"what": what, "values": values}
 
 
-def gradients(opened: Opened, document: Document, position: int) -> tuple[ScoreGradients, str]:
+def gradients(loaded: Loaded, document: Document, position: int) -> tuple[ScoreGradients, str]:
     """The gradient of one prediction on every score, and what the prediction is."""
-    if isinstance(opened.model, Seq2Seq):
+    if isinstance(loaded.model, Seq2Seq):
         raise UnsupportedError("gradients are shown for Transformers.")
-    ids, source, device = document.ids, document.source, opened.loaded.device
+    ids, source, device = document.ids, document.source, loaded.device
     options: dict[str, Any] = {} if source is None else {"target": torch.tensor([ids], device=device)}
     at = min(position, len(ids) - 1)
     with torch.no_grad():
-        if opened.predicts == "vector":
-            said = Prediction(opened, document)
+        if loaded.model.head == "none":
+            said = Prediction(loaded, document)
             nearest = int(said.scores().argmax())
             example = said.examples[nearest].to(device)
-            options["objective"] = lambda output: _mean_direction(output) @ example
+            options["objective"] = lambda output: sentence_vector(output) @ example
             name = f"cosine with “{EXAMPLES[nearest]}”"
         else:
-            token = int(opened.chances(ids, source, at).argmax())
+            token = int(chances(loaded, ids, source, at).argmax())
             options |= {"position": at, "token": token}
-            name = f"log p({opened.tokenizer.tokens([token])[0]!r}) at {at}"
-    return score_gradients(opened.loaded, torch.tensor([source or ids], device=device), **options), name
+            name = f"log p({tokenizer_of(loaded).tokens([token])[0]!r}) at {at}"
+    return score_gradients(loaded, torch.tensor([source or ids], device=device), **options), name
 
 
-def search(opened: Opened, lines: list[str]) -> Json:
+def search(loaded: Loaded, lines: list[str]) -> Json:
     """Which heads send the word in *stars* to the word in [brackets], over sentences that mark both.
 
     The share of sentences where that is the word looked at most, for the best heads; beside it the share that
@@ -364,21 +355,17 @@ def search(opened: Opened, lines: list[str]) -> Json:
     >>> _marked("The [cat] slept: *it* was tired")
     ('The cat slept: it was tired', [(0, 3), (4, 7), (8, 14), (15, 17), (18, 21), (22, 27)], (3, 1))
     """
-    if isinstance(opened.model, Seq2Seq):
+    if isinstance(loaded.model, Seq2Seq):
         raise UnsupportedError("this model has one alignment and no heads to search.")
     examples = [_marked(line) for line in lines if line.strip()]
     if not 1 <= len(examples) <= _MOST_SENTENCES:
         raise ArgumentError(f"give 1 to {_MOST_SENTENCES} sentences. Got {len(examples)}.")
-    scored = score_pairs(opened.loaded, [(text, spans, [pair]) for text, spans, pair in examples])
+    scored = score_pairs(loaded, [(text, spans, [pair]) for text, spans, pair in examples])
     if not scored.n_pair:
         raise ArgumentError("this model looks back only, and every [word] stands after its *word*.")
-    top = scored.accuracy.nan_to_num(nan=-1.0).flatten().topk(min(8, scored.accuracy.numel()))
-    n_head = scored.accuracy.shape[1]
+    heads = strongest(scored.accuracy, 8)
     return {
-        "heads": [
-            {"layer": place // n_head, "head": place % n_head, "share": share}
-            for share, place in zip(top.values.tolist(), top.indices.tolist(), strict=True)
-        ],
+        "heads": [{"layer": at[0], "head": at[1], "share": float(scored.accuracy[at])} for at in heads],
         "pairs": scored.n_pair,
         "offset": scored.offset,
         "baseline": scored.baseline,
@@ -403,3 +390,128 @@ def _marked(line: str) -> tuple[str, list[tuple[int, int]], tuple[int, int]]:
     if len(marks) < 2:
         raise ArgumentError(f"mark who looks with *stars* and at what with [brackets]. Got {line.strip()!r}.")
     return text + line[last:], spans, (marks["from"], marks["to"])
+
+
+@torch.no_grad()
+def machine(
+    document: Document, layer: int, head: int, query: int, key: int, loaded: Loaded | None = None
+) -> Json:
+    """The row of a weight: raw scores of its keys and who may be seen, values, and the parts of one score.
+
+    Softmax over `scores` where `visible`, and over one more key of score `rest`, gives the model's weights.
+    The model adds the vectors before query and key, and what the head writes.
+    """
+    parts = document.parts(layer, head, query, key)
+    traced, batch = document.trace.layers[layer], document.batch
+    if traced.rule is None:
+        return {"parts": parts, "keys": []}
+    row = traced.row(batch, head, query).float()
+    keys = list(range(traced.n_key))
+    if len(keys) > MOST_KEYS:
+        keys = sorted({key, *row.topk(MOST_KEYS - 1).indices.tolist()})
+    visible = traced.visible(slice(query, query + 1), slice(None), batch, head)[0]
+    left_out = 1.0 - float(row[keys].sum())
+    kept = None if traced.v is None else traced.of_head(traced.v, batch, head)[0, 0, keys]
+    shown = {
+        "parts": parts,
+        "keys": keys,
+        "scores": [traced.score_parts(batch, head, query, index).unhidden for index in keys],
+        "visible": visible[keys].tolist(),
+        "rest": parts["lse"] + math.log(left_out) if len(keys) < traced.n_key and left_out > 1e-9 else None,
+        "values": None if kept is None else kept.float().tolist(),
+    }
+    if loaded is not None and traced.n_query > MOST_RUN_AGAIN:
+        shown["without"] = (
+            f"The text has more than {MOST_RUN_AGAIN} tokens, and what comes before the query needs a run of "
+            "the model: the machine begins at the query and the key."
+        )
+    elif loaded is not None and (vectors := inside(loaded, document, layer)) is not None:
+        wrote = written(loaded, document, vectors, layer, head, query)
+        if wrote.get("push") is not None:
+            wrote["push"]["byKey"] = [wrote["push"]["byKey"][index] for index in keys]
+        shown["model"] = {
+            "x": vectors.x[query].tolist(),
+            "xKey": vectors.x_key[key].tolist(),
+            "q": vectors.q[head, query].tolist(),
+            "k": vectors.k[head * len(vectors.k) // len(vectors.q), key].tolist(),
+            **wrote,
+        }
+    return shown
+
+
+@torch.no_grad()
+def inside(loaded: Loaded, document: Document, layer: int) -> Inside | None:
+    """What a layer's queries and keys were made from, which the model must be run for.
+
+    None for a model without the matrices, which a recurrent one is.
+    """
+    model, name = loaded.model, document.trace.names[layer]
+    if not isinstance(model, Transformer):
+        return None
+    attention = attention_of(model, name)
+    stack = model.decoder if name.startswith("decoder") else model.encoder
+    assert stack is not None  # the layer is in it
+    with seeing(filter(None, (attention, stack.norm, model.encoder))) as seen:
+        run(loaded, document.ids, document.source, document.off, logits="none")
+    x = x_key = seen[attention][0][0]
+    if name.endswith("cross") and model.encoder is not None:
+        x_key = seen[model.encoder][1][0]
+    q = attention.query(x).unflatten(-1, (attention.n_head, -1)).transpose(0, 1)
+    k = attention.key(x_key).unflatten(-1, (attention.n_kv_head, -1)).transpose(0, 1)
+    if attention.query_norm is not None and attention.key_norm is not None:
+        q, k = attention.query_norm(q), attention.key_norm(k)
+    return Inside(x, x_key, q, k, None if stack.norm is None else seen[stack.norm][0][0])
+
+
+@torch.no_grad()
+def written(loaded: Loaded, document: Document, vectors: Inside, layer: int, head: int, query: int) -> Json:
+    """What a head writes to a query's vector: its length, and the push on the next token.
+
+    Nothing where what a head adds is changed before it is added. The push is by how much each key's value
+    raises the scores of a few next tokens, at weight 1 and the scale of the last norm held (Elhage et al.
+    2021); None where what a head adds does not reach the scores as it is.
+    """
+    model, traced = loaded.model, document.trace.layers[layer]
+    assert isinstance(model, Transformer)  # or there were no vectors
+    config = model.config
+    if traced.v is None or not config.block.writes_as_is:
+        return {}
+    attention = attention_of(model, traced.name)
+    out = attention.out.weight.unflatten(1, (attention.n_head, -1))[:, head]  # (model_dim, v_dim)
+    v = traced.of_head(traced.v, document.batch, head)[0, 0].float()
+    row = traced.row(document.batch, head, query).float()
+    adds = v @ out.float().T  # what each key would add to the query's vector at weight 1
+    push = None
+    reaches_scores = config.kind == "decoder" and config.head == "language" and config.head_softcap is None
+    if reaches_scores and vectors.last is not None:
+        assert model.decoder is not None  # its last norm read that
+        last = vectors.last[query].float()
+        unembed = (model.token if model.unembed is None else model.unembed).weight.float() * config.head_scale
+        raised = Norm.of(model.decoder.norm, last).held(last.double(), adds.double()).float()
+        order = (unembed @ (row @ raised)).argsort(descending=True)
+        tokens = [*order[:_TOKENS].tolist(), *order[-_TOKENS:].tolist()]
+        push = {"tokens": tokenizer_of(loaded).tokens(tokens), "byKey": (raised @ unembed[tokens].T).tolist()}
+    length = float(vectors.x[query].float().norm())
+    return {"added": float((row @ adds).norm()), "length": length, "push": push}
+
+
+def with_insides(document: Document, loaded: Loaded, views: Iterable[Json]) -> Document:
+    """The document with what the machine needs beyond queries and keys, of the layers that `views` show.
+
+    What a head writes is kept of the queries shown. A long text is left as it is.
+    """
+    if document.trace.layers[0].n_query > MOST_RUN_AGAIN:
+        return document
+    shown: dict[int, dict[tuple[int, int], None]] = {}
+    for view in views:
+        layer, head, query = (view.get(name) for name in ("layer", "head", "query"))
+        if type(layer) is int and type(head) is int and type(query) is int:
+            document.parts(layer, head, query, 0)  # refuses a place that is not there
+            shown.setdefault(layer, {})[head, query] = None
+    kept = {}
+    for layer, rows in shown.items():
+        vectors = inside(loaded, document, layer)
+        if vectors is not None and document.trace.layers[layer].rule is not None:
+            wrote = {row: written(loaded, document, vectors, layer, *row) for row in rows}
+            kept[document.trace.names[layer]] = replace(vectors, last=None, wrote=wrote)
+    return replace(document, insides=kept)

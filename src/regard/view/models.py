@@ -18,10 +18,10 @@ from regard.files.loading import Loaded, described, load, random_seq2seq, untrai
 from regard.files.tokenizer import byte_tokenizer
 from regard.layers.block import BlockConfig
 from regard.models.families import FAMILIES, initialise
+from regard.models.model import Model
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.view.document import Json
-from regard.view.live import Opened
 
 RANDOM = " (random)"
 UNTRAINED = " (untrained)"  # the same shape and tokenizer as a model that is here
@@ -51,20 +51,11 @@ class Kept(Generic[Value]):
                     self.values.move_to_end(key)
                     return self.values[key]
             value = make()
-            self.put(key, value)
+            with self._lock:
+                self.values[key] = value
+                while len(self.values) > 1 and self._too_many(self.values.values()):
+                    self.values.popitem(last=False)
         return value
-
-    def all(self) -> list[Value]:
-        """The values that are here, oldest first."""
-        with self._lock:
-            return list(self.values.values())
-
-    def put(self, key: str, value: Value) -> None:
-        """Keep a value that is made already."""
-        with self._lock:
-            self.values[key] = value
-            while len(self.values) > 1 and self._too_many(self.values.values()):
-                self.values.popitem(last=False)
 
 
 class Models:
@@ -72,37 +63,32 @@ class Models:
 
     def __init__(self, device: str | torch.device = "cpu", seed: int = 0) -> None:
         self.device, self.seed = device, seed
-        self._kept: Kept[Opened] = Kept(lambda models: len(models) > _KEPT)
-        self._given: dict[str, Opened] = {}  # never let go: they may not be had again
+        self._kept: Kept[Loaded] = Kept(lambda models: len(models) > _KEPT)
+        self._given: dict[str, Loaded] = {}  # never let go: they may not be had again
 
-    def put(self, model: Opened) -> None:
+    def put(self, key: str, loaded: Loaded) -> None:
         """Take a model that is loaded already."""
-        self._given[model.key] = model
+        self._given[key] = loaded
 
-    def get(self, key: str) -> Opened:
+    def get(self, key: str) -> Loaded:
         """The model of that key; loads it unless it is here."""
-        return self._given.get(key) or self._kept.get(key, lambda: Opened(self._load(key), key))
+        return self._given.get(key) or self._kept.get(key, lambda: self._load(key))
 
     def _load(self, key: str) -> Loaded:
-        if key == f"seq2seq{RANDOM}":
-            return _seq2seq(self.seed, self.device)
-        if key == f"linear{RANDOM}":
-            return _linear(self.seed, self.device)
+        shape = key.removesuffix(RANDOM)
+        if key.endswith(RANDOM) and shape in _MADE:
+            return made(shape, self.seed, self.device)
         if key.endswith(RANDOM):
-            return load(key.removesuffix(RANDOM), random=True, seed=self.seed, device=self.device)
+            return load(shape, random=True, seed=self.seed, device=self.device)
         if key.endswith(UNTRAINED):
-            return self._untrained(key.removesuffix(UNTRAINED))
+            trained = self.get(key.removesuffix(UNTRAINED))
+            random = untrained(trained, self.seed)
+            return replace(random, facts=replace(random.facts, name=f"{trained.facts.name}{UNTRAINED}"))
         if key not in hub.MODELS:
             raise LoadError(no_such("model", key, [*hub.MODELS, *self._given]))
         if hub.present(key) is None:
             raise LoadError(f"{key} is not on this machine. Get it with: regard models get {key}")
         return load(key, device=self.device)
-
-    def _untrained(self, key: str) -> Loaded:
-        """A model of the same config and tokenizer with random weights."""
-        trained = self.get(key).loaded
-        random = untrained(trained, self.seed)
-        return replace(random, facts=replace(random.facts, name=f"{trained.facts.name}{UNTRAINED}"))
 
     def choices(self) -> list[Json]:
         """What the page offers."""
@@ -118,11 +104,9 @@ class Models:
             for family in FAMILIES.values()
             for size, published in family.sizes.items()
         }
-        shapes["seq2seq"] = ("seq2seq", "recurrent, additive", "encoder-decoder")
-        shapes["linear"] = ("linear attention", "elu + 1", "decoder")
         return rows + [
             choice(f"{key}{RANDOM}", f"{name}, random weights", what, kind)
-            for key, (name, what, kind) in shapes.items()
+            for key, (name, what, kind) in (shapes | _MADE).items()
         ]
 
 
@@ -140,20 +124,26 @@ def choice(key: str, name: str, what: str, kind: str, present: bool = True, give
     }
 
 
-def _linear(seed: int, device: str | torch.device) -> Loaded:
-    """A small decoder whose attention is linear: elu(x) + 1 (Katharopoulos et al. 2020)."""
-    block = BlockConfig(model_dim=64, n_head=4, ff_dim=256, kernel="elu1")
-    config = TransformerConfig(vocab=263, block=block, n_decoder_layer=2, n_position=2048)
-    model = initialise(Transformer(config).eval(), seed).to(device)
-    facts = described(model, f"linear attention{RANDOM}", f"random weights, seed {seed}")
-    return Loaded(model, byte_tokenizer(263), replace(facts, trained=False))
+# What no published size is of: its name, what it is, its kind.
+_MADE = {
+    "seq2seq": ("seq2seq", "recurrent, additive", "encoder-decoder"),
+    "linear": ("linear attention", "elu + 1", "decoder"),
+}
 
 
-def _seq2seq(seed: int, device: str | torch.device) -> Loaded:
-    """A recurrent encoder and decoder with additive attention (Bahdanau et al. 2015), untrained."""
+def made(shape: str, seed: int, device: str | torch.device = "cpu") -> Loaded:
+    """A small untrained model: a recurrent encoder and decoder with additive attention (Bahdanau et al.
+    2015), or a decoder whose attention is linear, elu(x) + 1 (Katharopoulos et al. 2020).
+    """
     tokenizer = byte_tokenizer(263)
-    bos, eos, pad = tokenizer.special.bos, tokenizer.special.eos, tokenizer.special.pad
-    config = Seq2SeqConfig(263, 263, 32, 64, bidirectional=True, bos=bos, eos=eos, pad=pad)
-    model = random_seq2seq(config, seed).eval().to(device)
-    facts = described(model, f"seq2seq{RANDOM}", f"random weights, seed {seed}")
-    return Loaded(model, tokenizer, replace(facts, trained=False), model.start_token, model.stop_tokens)
+    if shape == "linear":
+        block = BlockConfig(model_dim=64, n_head=4, ff_dim=256, kernel="elu1")
+        config = TransformerConfig(vocab=263, block=block, n_decoder_layer=2, n_position=2048)
+        model: Model = initialise(Transformer(config), seed)
+    else:
+        bos, eos, pad = tokenizer.special.bos, tokenizer.special.eos, tokenizer.special.pad
+        shapes = Seq2SeqConfig(263, 263, 32, 64, bidirectional=True, bos=bos, eos=eos, pad=pad)
+        model = random_seq2seq(shapes, seed)
+    facts = described(model, f"{_MADE[shape][0]}{RANDOM}", f"random weights, seed {seed}")
+    facts = replace(facts, trained=False)
+    return Loaded(model.eval().to(device), tokenizer, facts, model.start_token, model.stop_tokens)

@@ -2,7 +2,9 @@
 
     export(trace, "page.html")
 
-The file works from disk, without a server and without the network.
+The file works from disk, without a server and without the network. It holds queries, keys and row sums, from
+which the browser itself recovers any weight as exp(score - lse): its size grows with the length of the text,
+not with its square.
 """
 
 from __future__ import annotations
@@ -13,15 +15,35 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from regard import __version__
+from regard.attention.scores import DenseBias, DistanceBias, SlopeBias
+from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError
+from regard.tracing.layers import AnyLayer
 from regard.tracing.traces import Trace
-from regard.view.document import Document, Json, documents_of
-from regard.view.embed import embedded, embedded_bytes
+from regard.view.document import Document, Json, documents_of, plain
 
 MOST_BYTES = 200_000_000  # a file above this opens slowly everywhere: it must be asked for
+Precision = Literal["float32", "float24"]
+
+EXACT_BYTES = 8_000_000  # documents up to this size keep all 32 bits of queries and keys
+# How tensors are written, by their names; the first three in fewer bits where they are long. Of what only
+# pictures are drawn from, 24 bits are enough.
+_DTYPES = {
+    **dict.fromkeys(("q", "k", "values"), None),
+    **dict.fromkeys(("x", "xKey", "qBefore", "kBefore"), "float24"),
+    **dict.fromkeys(("seen", "pairs"), "uint8"),
+    **dict.fromkeys(("lengths", "query_segment", "key_segment"), "int32"),
+    "v": "float16",
+}
+_WIDTHS = {"float16": 2, "uint8": 1, "int32": 4, "float32": 4, "float24": 3}  # bytes
+_NUMPY = {"float16": "<f2", "uint8": "u1", "int32": "<i4", "float32": "<f4", "float24": "<f4"}
 _STYLE = "html,body{height:100%;margin:0}#regard{height:100%;display:block}"
 
 
@@ -111,3 +133,97 @@ def export(
     except OSError as error:
         raise ArgumentError(f"cannot write the page {str(path)!r}: {error.strerror}.") from error
     return len(written)
+
+
+def embedded(document: Document, precision: Precision | None = None) -> Json:
+    """The document with all its numbers, for JSON. Short texts keep every bit of queries and keys."""
+    layers, data = _layers(document), bytearray()
+    if precision is None:
+        precision = "float32" if _size(layers, "float32") <= EXACT_BYTES else "float24"
+    for about in layers:
+        for name, tensor in about["tensors"].items():
+            dtype = _DTYPES.get(name, "float32") or precision
+            written = _as_bytes(tensor, dtype)
+            place = {"dtype": dtype, "shape": list(tensor.shape), "at": len(data), "bytes": len(written)}
+            about["tensors"][name] = place
+            data += written + b"\0" * (-len(written) % 4)
+    said = "32-bit floats" if precision == "float32" else "24-bit floats (relative error at most 2e-5)"
+    meta = plain(document.meta(precision=f"queries and keys as {said}"))
+    numbers = base64.b64encode(data).decode("ascii")
+    return {"meta": meta, "facts": document.facts(), "layers": layers, "data": numbers}
+
+
+def embedded_bytes(document: Document, precision: Precision) -> int:
+    """About how many bytes `embedded` takes, without making it."""
+    return _size(_layers(document), precision) + len(document.image or "")
+
+
+def _size(layers: list[Json], precision: Precision) -> int:
+    tensors = [pair for about in layers for pair in about["tensors"].items()]
+    widths = ((_DTYPES.get(name, "float32") or precision, tensor.numel()) for name, tensor in tensors)
+    total: int = sum(_WIDTHS[dtype] * n for dtype, n in widths)
+    return total * 4 // 3  # as text
+
+
+def _as_bytes(tensor: Tensor, dtype: str) -> bytes:
+    array = tensor.detach().cpu().contiguous()
+    with np.errstate(over="ignore"):  # a value that float16 has no number for is drawn as infinite
+        numbers = (array.float() if array.is_floating_point() else array).numpy().astype(_NUMPY[dtype])
+    if dtype != "float24":
+        return numbers.tobytes()
+    # Rounded to the nearest number whose last byte is 0; that byte is then left out.
+    bits = numbers.view("<u4").astype(np.uint64)
+    rounded = np.where(np.isfinite(numbers), np.minimum(bits + 0x80, 0xFFFFFFFF), bits).astype("<u4")
+    return rounded.reshape(-1, 1).view(np.uint8)[:, 1:].tobytes()
+
+
+def _layers(document: Document) -> list[Json]:
+    """What the page needs to recover each layer's weights, and the tensors among it."""
+    layers = []
+    for layer in document.trace.layers:
+        about = _layer(layer, document.batch)
+        vectors, tensors = document.insides.get(layer.name), about["tensors"]
+        if vectors is not None:  # what the machine shows before the query
+            turned = not torch.allclose(vectors.q, tensors["q"], 1e-4, 1e-4)  # by positions
+            tensors |= {"x": vectors.x} | ({"xKey": vectors.x_key} if vectors.x_key is not vectors.x else {})
+            tensors |= {"qBefore": vectors.q, "kBefore": vectors.k} if turned else {}
+            wrote = json.dumps({f"{head}.{query}": said for (head, query), said in vectors.wrote.items()})
+            about["wrote"] = json.loads(wrote, parse_float=lambda number: float(f"{float(number):.5g}"))
+        layers.append(about)
+    return layers
+
+
+def _layer(layer: AnyLayer, batch: int) -> Json:
+    tensors = dict(layer.factors(batch))
+    visible = layer.visibility or Visibility()
+    about: Json = {
+        "tensors": tensors, "scale": None, "softcap": None, "causal": visible.causal, "start": visible.start,
+        "window": visible.window, "biasKind": None, "biasZero": 0,
+    }  # fmt: skip
+    rule = layer.rule
+    if rule is not None:
+        about["scale"] = None if rule.additive is not None else rule.scale_for(tensors["q"].shape[-1])
+        about["softcap"] = rule.softcap
+        bias = rule.bias
+        if bias is not None and not isinstance(bias, DistanceBias | SlopeBias | DenseBias):
+            table = rule.bias_tile(slice(0, layer.n_query), slice(0, layer.n_key))
+            assert table is not None  # there is a bias
+            bias = DenseBias(table)  # the page draws these three: of another, the table
+        if bias is not None:
+            about["biasKind"], about["biasZero"] = bias.word, getattr(bias, "zero", 0)
+            (values,) = bias.part(batch, None).tensors
+            tensors["bias"] = values[0] if bias.word == "dense" else values
+    if layer.v is not None:
+        tensors["v"] = layer.v[batch]
+    pairwise = visible.lengths is not None and visible.lengths.dim() == 2
+    hidden = {
+        "seen": visible.visible_keys(layer.n_key),
+        "lengths": visible.lengths if pairwise else None,
+        "query_segment": visible.query_segment,
+        "key_segment": visible.key_segment,
+        "pairs": visible.dense,
+    }
+    tensors |= {
+        name: tensor[min(batch, len(tensor) - 1)] for name, tensor in hidden.items() if tensor is not None
+    }
+    return about

@@ -127,18 +127,13 @@ async def _body(request: Request, most: int) -> bytes | None:
 
 def make_token() -> str:
     """The token of this user's pages: random, made once and kept, so that a link opens again later."""
-    path = hub.cache_folder() / "page-token"
-    with contextlib.suppress(OSError):
-        if path.exists():
-            kept = path.read_text(encoding="ascii").strip()
-            if len(kept) >= 32:
-                return kept
-    token = secrets.token_urlsafe(32)
+    path, token = hub.cache_folder() / "page-token", secrets.token_urlsafe(32)
     with contextlib.suppress(OSError):  # without a place to keep it the token serves this time
+        if path.exists() and len(kept := path.read_text(encoding="ascii").strip()) >= 32:
+            return kept
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(made, "w", encoding="ascii") as file:
-            file.write(token)
+        path.touch(mode=0o600)
+        path.write_text(token, encoding="ascii")
     return token
 
 

@@ -20,12 +20,23 @@ from typing import Any
 
 from regard.allocation import give_back_memory
 from regard.errors import ArgumentError
+from regard.files.loading import Loaded
 from regard.tracing.disk import let_go
 from regard.tracing.gradients import ScoreGradients
 from regard.tracing.traces import Trace
 from regard.view.document import Document, Json, documents_of, plain
-from regard.view.live import Asked, Opened, Progress, effects, gradients, make_document, predict, search
-from regard.view.machine import machine, with_insides
+from regard.view.live import (
+    Asked,
+    Progress,
+    about,
+    effects,
+    gradients,
+    machine,
+    make_document,
+    predict,
+    search,
+    with_insides,
+)
 from regard.view.models import Kept, Models, choice
 from regard.view.page import page
 
@@ -53,7 +64,7 @@ class Session:
 
     A question of the page is a function in `_OF_DOCUMENT` or a method `ask_...`. What it is asked with are
     its parameters, each checked as `_KINDS` says for its name; it is given the `document` it is about, and
-    the `opened` model of that.
+    the `loaded` model of that.
     """
 
     def __init__(self, models: Models | None = None, default: str = "minilm", text: str = "") -> None:
@@ -79,23 +90,25 @@ class Session:
         arguments: Json = {"body": body}
         for parameter in filter(_KINDS.get, wanted):
             word = re.sub("_(.)", lambda match: match[1].upper(), parameter)  # n_row is the page's nRow
-            if params.get(word) is not None or wanted[parameter].default is inspect.Parameter.empty:
-                arguments[parameter] = _KINDS[parameter](word, params.get(word))
-        if wanted.keys() & {"self", "document", "opened"}:  # last: it may have to be taken again
+            value, (rule, fits) = params.get(word), _KINDS[parameter]
+            if value is not None or wanted[parameter].default is inspect.Parameter.empty:
+                if not fits(value):
+                    raise ArgumentError(f"{word} must be {rule}. Got {str(value)[:80]!r}.")
+                arguments[parameter] = value
+        if wanted.keys() & {"self", "document", "loaded"}:  # last: it may have to be taken again
             document = self._document(str(params.get("doc")))
             arguments |= {"self": document, "document": document}
-            if "opened" in wanted and (question is not machine or document.id in self._asked):
-                arguments["opened"] = self._model(document)
+            if "loaded" in wanted and (question is not machine or document.id in self._asked):
+                arguments["loaded"] = self._model(document)
         answer = question(**{word: arguments[word] for word in wanted if word in arguments})
         let_go()
         return answer if isinstance(answer, bytes) else json.dumps(plain(answer), allow_nan=False).encode()
 
-    def add(self, document: Document, model: Opened | None = None) -> Document:
-        """Take a document that is made already; with its `model` it can be run again and changed."""
+    def add(self, document: Document, model: str | None = None) -> Document:
+        """Take a document that is made already; with the key of its model it can be run again and changed."""
         if model is not None:
-            self.models.put(model)
-            document = replace(document, **model.about(document.text))
-            self._asked[document.id] = Asked(model.key, document.text, document.target)
+            document = replace(document, **about(self.models.get(model), document.text))
+            self._asked[document.id] = Asked(model, document.text, document.target)
         self._given[document.id] = document
         return document
 
@@ -107,13 +120,14 @@ class Session:
             for key in list(self._asked)[:-_KEPT]:
                 if key not in self._given:
                     del self._asked[key]
-        return self._documents.get(asked.id, lambda: self._made(asked, progress))
 
-    def _made(self, asked: Asked, progress: Progress | None) -> Document:
-        document = make_document(self.models.get(asked.model), asked, progress)
-        if document.trace.bytes > _LONG_BYTES:
-            give_back_memory()
-        return document
+        def make() -> Document:
+            document = make_document(self.models.get(asked.model), asked, progress)
+            if document.trace.bytes > _LONG_BYTES:
+                give_back_memory()
+            return document
+
+        return self._documents.get(asked.id, make)
 
     def _document(self, key: str) -> Document:
         document = self._given.get(key) or self._documents.values.get(key)
@@ -127,10 +141,10 @@ class Session:
 
     def _traces(self) -> dict[str, Document]:
         """Traces that were handed over or dropped, by what the page calls them."""
-        dropped = [kept for kept in self._documents.all() if kept.id not in self._asked]
+        dropped = [kept for kept in list(self._documents.values.values()) if kept.id not in self._asked]
         return {trace.model_key: trace for trace in (*self._given.values(), *dropped)}
 
-    def _model(self, document: Document) -> Opened:
+    def _model(self, document: Document) -> Loaded:
         """The model that made a document."""
         asked = self._asked.get(document.id)
         if asked is None:
@@ -150,7 +164,7 @@ class Session:
         model: str = "",
         text: str = "",
         target: str = "",
-        off: Sequence[tuple[int, int]] = (),
+        off: Sequence[list[int]] = (),
         max_new: int = 0,
         run: str = "",
     ) -> Json:
@@ -175,7 +189,8 @@ class Session:
             raise ArgumentError(f"the text has {len(text)} characters: at most {_MOST_CHARACTERS} are read.")
         if not model:
             raise ArgumentError("there is no model here: choose one above.")
-        asked = Asked(model, text, target or None, tuple(sorted(set(off))), max_new)
+        heads = {(layer, head) for layer, head in off}
+        asked = Asked(model, text, target or None, tuple(sorted(heads)), max_new)
         progress = self._running[run] = Progress()
         try:
             return self.document(asked, progress).meta()
@@ -206,8 +221,7 @@ class Session:
             title=f"{name} · {opened.facts.get('name', 'trace')}",
             model_key=f"file {name}",
         )
-        self._documents.put(document.id, document)
-        return document.meta()
+        return self._documents.get(document.id, lambda: document).meta()
 
     def ask_tile(
         self,
@@ -227,23 +241,16 @@ class Session:
         tile = document.tile(layer, head, rows, cols, n_row, n_col, valued=valued is True)
         return tile.astype("<f2" if dtype == "float16" else "<f4").tobytes()
 
-    def ask_small(self, document: Document, cells: int, heads: Sequence[tuple[int, int]] = ()) -> bytes:
-        return b"".join(document.small(*head, cells).astype("<f2").tobytes() for head in heads)
+    def ask_small(self, document: Document, cells: int, heads: Sequence[list[int]] = ()) -> bytes:
+        return b"".join(document.small(layer, head, cells).astype("<f2").tobytes() for layer, head in heads)
 
     def ask_gradient(
-        self,
-        opened: Opened,
-        document: Document,
-        position: int,
-        layer: int,
-        head: int,
-        query: int,
-        key: int,
+        self, loaded: Loaded, document: Document, position: int, layer: int, head: int, query: int, key: int
     ) -> Json:
         if document.off:
             raise ArgumentError("gradients are those of the whole model: switch all heads on first.")
         of_text = f"{document.id} {position}"
-        result, name = self._gradients.get(of_text, lambda: gradients(opened, document, position))
+        result, name = self._gradients.get(of_text, lambda: gradients(loaded, document, position))
         tile = result.tile(layer, head, slice(query, query + 1), slice(key, key + 1))
         if tile.numel() != 1:
             raise ArgumentError(f"there is no query {query} with a key {key} here.")
@@ -251,14 +258,12 @@ class Session:
 
     def ask_save(self, path: list[Any]) -> bytes:
         """A page of the traces that a path of views shows."""
-        if not all(isinstance(view, dict) and isinstance(view.get("state"), dict) for view in path):
-            raise ArgumentError("path must be a list of views.")
         ids = list(dict.fromkeys(str(view.get("doc")) for view in path))
         documents = [self.for_file(key, [v["state"] for v in path if v.get("doc") == key]) for key in ids]
         views = [
             {
                 "title": str(view.get("title", "")),
-                "says": [str(line) for line in _list("says", view.get("says", []))],
+                "says": list(map(str, view.get("says", []))),
                 "state": {**view["state"], "doc": ids.index(str(view.get("doc")))},
             }
             for view in path
@@ -276,45 +281,32 @@ def _too_many(documents: Collection[Document]) -> bool:
     return held > _KEPT_BYTES or len(documents) > _KEPT
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ArgumentError(f"a {name} must be text. Got {str(value)[:80]!r}.")
-    return value
+def _whole(least: int, most: int) -> tuple[str, Callable[[Any], bool]]:
+    rule = f"a whole number from {least} to {most}"
+    return rule, lambda value: type(value) is int and least <= value <= most
 
 
-def _list(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ArgumentError(f"{name} must be a list. Got {str(value)[:80]!r}.")
-    return value
+def _listed(kind: type, fits: Callable[[Any], bool] = bool) -> Callable[[Any], bool]:
+    """Whether a value is a list of such things."""
+    return lambda value: isinstance(value, list) and all(isinstance(v, kind) and fits(v) for v in value)
 
 
-def _heads(name: str, value: Any) -> list[tuple[int, int]]:
-    for pair in _list(name, value):
-        if not isinstance(pair, list) or [type(part) for part in pair] != [int, int]:
-            raise ArgumentError(f"a head is [layer, head]. Got {pair!r}.")
-    return [(layer, head) for layer, head in value]
+def _is_view(view: Json) -> bool:
+    return isinstance(view.get("state"), dict) and isinstance(view.get("says", []), list)
 
 
-def _whole(least: int, most: int) -> Callable[[str, Any], int]:
-    def checked(name: str, value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise ArgumentError(
-                f"{name} must be a whole number from {least} to {most}. Got {str(value)[:80]!r}."
-            )
-        return value
-
-    return checked
-
-
-# How what the page sends is checked, by the name of the parameter it is for.
-_KINDS: dict[str, Callable[[str, Any], Any]] = {
+# What the page may send, in words and as a test, by the name of the parameter it is for.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys("layer head query key position r0 r1 c0 c1".split(), _whole(0, 2**31)),
     **dict.fromkeys("n_row n_col".split(), _whole(1, 2**16)),
-    **dict.fromkeys("model text target run name".split(), _text),
-    **dict.fromkeys("off heads".split(), _heads),
-    "lines": lambda name, value: [_text(f"line of {name}", line) for line in _list(name, value)],
-    "path": _list,
     "cells": _whole(1, 256),
     "max_new": _whole(0, 512),
-    **dict.fromkeys("valued dtype".split(), lambda name, value: value),
+    **dict.fromkeys("model text target run name".split(), ("text", lambda value: isinstance(value, str))),
+    **dict.fromkeys(
+        "off heads".split(),
+        ("a list of heads, [layer, head]", _listed(list, lambda pair: [*map(type, pair)] == [int, int])),
+    ),
+    "lines": ("a list of texts", _listed(str, lambda line: True)),
+    "path": ("a list of views", _listed(dict, _is_view)),
+    **dict.fromkeys("valued dtype".split(), ("anything", lambda value: True)),
 }

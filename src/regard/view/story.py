@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.heads.tokens import token_facts
-from regard.tracing.layers import AnyLayer
+from regard.heads.measures import token_facts
 from regard.tracing.traces import Trace
 
 MOST_TOKENS = 512  # longer texts open in the atlas: ranking all links would keep somebody waiting
@@ -68,33 +67,26 @@ def _links(trace: Trace, names: Sequence[Names], batch: int) -> list[Link]:
     for index, layer in enumerate(trace.layers):
         if crossing and layer.kind != "cross":
             continue
-        ranks, weights = _ranks(layer, names[index], batch)
-        top = ranks.flatten().topk(min(_MOST_LINKS, ranks.numel()))
-        for rank, place in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-            head, query, key = map(int, np.unravel_index(place, ranks.shape))
-            if rank > 0:
-                ranked.append(Link(index, head, query, key, float(weights[head, query, key]), rank))
+        weights = layer.block(slice(0, layer.n_query), slice(0, layer.n_key), batch)[0].float().cpu()
+        sees = (weights > 0).float()
+        others = (weights.sum(1, keepdim=True) - weights) / (sees.sum(1, keepdim=True) - sees).clamp(min=1.0)
+        rows, cols = (_words(line) * (1 - 0.75 * torch.tensor(_pieces(line))) for line in names[index])
+        ranks = weights * (weights - others) * rows[:, None] * cols
+        if layer.kind == "self":
+            far = torch.arange(layer.n_key) - torch.arange(layer.n_query)[:, None]
+            ranks = ranks * (far - layer.n_key + layer.n_query).abs().clamp(min=1).log2()
+            ranks[:, :, 0] = 0.0  # heads rest on the first token, whatever it is
+        for place in ranks.flatten().topk(min(_MOST_LINKS, ranks.numel())).indices.tolist():
+            head, query, key = at = tuple(map(int, np.unravel_index(place, ranks.shape)))
+            if ranks[at] > 0:
+                ranked.append(Link(index, head, query, key, float(weights[at]), float(ranks[at])))
     return sorted(ranked, key=lambda link: -link.rank)[:_MOST_LINKS]
 
 
-def _ranks(layer: AnyLayer, names: Names, batch: int) -> tuple[Tensor, Tensor]:
-    """The rank and the weight of every link of a layer."""
-    weights = layer.block(slice(0, layer.n_query), slice(0, layer.n_key), batch)[0].float().cpu()
-    sees = (weights > 0).float()
-    others = (weights.sum(1, keepdim=True) - weights) / (sees.sum(1, keepdim=True) - sees).clamp(min=1.0)
-    ranks = weights * (weights - others)
-    if layer.kind == "self":
-        rows, cols = torch.arange(layer.n_query)[:, None], torch.arange(layer.n_key)
-        ranks = ranks * (cols - rows - layer.n_key + layer.n_query).abs().clamp(min=1).log2()
-        ranks[:, :, 0] = 0.0  # heads rest on the first token, whatever it is
-    rows, cols = (torch.tensor(_words(line)) * (1 - 0.75 * torch.tensor(_pieces(line))) for line in names)
-    return ranks * rows[:, None] * cols, weights
-
-
-def _words(line: Sequence[str]) -> list[bool]:
+def _words(line: Sequence[str]) -> Tensor:
+    """True for each token that is a word: no special one, no punctuation, no space."""
     facts = token_facts(line)
-    rests = (facts.special | facts.punctuation).tolist()
-    return [bool(token.strip(" ␣▁")) and not rest for token, rest in zip(line, rests, strict=True)]
+    return torch.tensor([bool(token.strip(" ␣▁")) for token in line]) & ~(facts.special | facts.punctuation)
 
 
 def _pieces(line: Sequence[str]) -> list[float]:
@@ -146,9 +138,17 @@ def scenes(
     else:
         (layer, head), *_ = _extreme(facts, ("special", "first", "largest"))
         first = _strongest(trace, layer, head, trace.layers[layer].n_query - 1, batch)
+    # The word of the same head whose weights are spread most evenly.
+    rows = names[first.layer][0]
+    evenly = torch.special.entr(trace.weights(first.layer, first.head, batch).float().cpu()).sum(-1)
+    evenly[~_words(rows)] = -1.0
+    spread = _strongest(trace, first.layer, first.head, int(evenly.argmax()), batch)
     made = [
         _scene("story", first, "One head, one link", _first_words(trace, first, names)),
-        _spread(trace, first, names, batch),
+        _scene("story", spread, "The same head, another word", [
+            "Weights of one token always sum to 1: that is what ", {"term": "softmax"}, " does. ",
+            {"word": rows[spread.query]}, " spreads them; its largest is ", f"{spread.weight:.0%}.",
+        ]),
         _scene("atlas", first, "All rows at once", [
             "The ", {"term": "map"}, " has a row for each ", {"term": "query"}, " and a column for each ",
             {"term": "key"}, ". The marked square is the link you just saw. Dark is much.",
@@ -204,15 +204,3 @@ def _first_words(trace: Trace, link: Link, names: Sequence[Names]) -> Says:
     if not link.rank:
         return [*about, "No link of this text stands out. Most weight falls into a ", {"term": "sink"}, "."]
     return [*about, f"Of all links in {n_head} heads this one stands out: strong, far, and no other word's."]
-
-
-def _spread(trace: Trace, first: Link, names: Sequence[Names], batch: int) -> dict[str, Any]:
-    """The word of the same head whose weights are spread most evenly."""
-    rows = names[first.layer][0]
-    spread = torch.special.entr(trace.weights(first.layer, first.head, batch).float().cpu()).sum(-1)
-    spread[~torch.tensor(_words(rows))] = -1.0
-    link = _strongest(trace, first.layer, first.head, int(spread.argmax()), batch)
-    return _scene("story", link, "The same head, another word", [
-        "Weights of one token always sum to 1: that is what ", {"term": "softmax"}, " does. ",
-        {"word": rows[link.query]}, " spreads them; its largest is ", f"{link.weight:.0%}.",
-    ])  # fmt: skip

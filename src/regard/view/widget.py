@@ -24,10 +24,9 @@ from regard.errors import ArgumentError, RegardError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.tracing.traces import Trace
 from regard.view.document import documents_of, plain
-from regard.view.embed import embedded, embedded_bytes
-from regard.view.live import Asked, Opened, make_document
+from regard.view.live import Asked, make_document
 from regard.view.models import Models
-from regard.view.page import bundle
+from regard.view.page import bundle, embedded, embedded_bytes
 from regard.view.session import Session
 
 EMBEDDED_BYTES = 2_000_000  # kept in the notebook itself, so that it shows without a kernel
@@ -57,12 +56,11 @@ def show(
     notebook too, so that it shows without a kernel: by default where they have at most 2 MB.
     """
     session = Session(Models(), default="")
-    alive = None
-    if isinstance(model, str):
-        alive = session.models.get(model)
-    elif isinstance(model, Loaded):
-        alive = Opened(model, model.facts.name)
-    elif model is not None:
+    key = model if isinstance(model, str) else None
+    if isinstance(model, Loaded):
+        key = model.facts.name
+        session.models.put(key, model)
+    elif model is not None and key is None:
         raise ArgumentError(
             f"model must be what regard.load gave, or its name. Got {type(model).__name__}. "
             "Trace another model with regard.trace and show the trace."
@@ -73,9 +71,9 @@ def show(
     if isinstance(trace_or_weights, str):
         if image is not None:
             raise ArgumentError("an image goes with the trace of a vision model, not with a text.")
-        alive = alive or session.models.get("minilm")
-        document = make_document(alive, Asked(alive.key, trace_or_weights))
-        documents = [replace(document, model_key=f"this text, {alive.title}")]
+        key = key or "minilm"
+        document = make_document(session.models.get(key), Asked(key, trace_or_weights))
+        documents = [replace(document, model_key=f"this text, {document.title}")]
     else:
         trace = trace_or_weights
         if not isinstance(trace, Trace):
@@ -83,9 +81,9 @@ def show(
         if not trace.layers:
             raise ArgumentError("the trace has no layer: there is nothing to show.")
         documents = [replace(one, model_key=f"given: {one.title}") for one in documents_of(trace, image)]
-        if alive is not None:
-            _check_pair(trace, alive)
-    documents = [session.add(document, alive) for document in documents]
+        if key is not None:
+            _check_pair(trace, session.models.get(key))
+    documents = [session.add(document, key) for document in documents]
     start: dict[str, Any] = {}
     if layer is not None or head is not None or view is not None:
         documents[0].layer(layer or 0, head or 0)  # refuses a place that is not there
@@ -101,12 +99,12 @@ def show(
     )
 
 
-def _check_pair(trace: Trace, alive: Opened) -> None:
+def _check_pair(trace: Trace, alive: Loaded) -> None:
     """A model that did not make the trace would answer for another one."""
     names = alive.model.attention_names
     if not set(trace.names) <= set(names) or trace.layers[0].n_head != alive.model.sizes.n_head:
         raise ArgumentError(
-            f"the trace is not of {alive.title}: its layers are {', '.join(trace.names[:3])} ... with "
+            f"the trace is not of {alive.facts.name}: its layers are {', '.join(trace.names[:3])} ... with "
             f"{trace.layers[0].n_head} heads, those of the model {', '.join(names[:3])} ... with "
             f"{alive.model.sizes.n_head}."
         )

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.data import Data
-from regard.attention.shapes import chosen
+from regard.attention.shapes import chosen, row_blocks
 from regard.errors import ArgumentError, ShapeError
 
 _WORDS = {
@@ -192,30 +192,32 @@ class Visibility(Data):
         self, n_query: int, n_key: int, device: torch.device | str | None = None
     ) -> Bool[Tensor, "_batch _head query"] | None:
         """Which queries see any key at all; None where all surely do."""
-        if n_query == 0:
+        near = self.window is None or self.start + n_query - n_key < self.window
+        if n_query == 0 or (n_key and near and not self.by_key and not self.by_pair):
             return None
-        if n_key == 0:
-            return torch.zeros(1, 1, n_query, dtype=torch.bool, device=self.device or device)
-        if not (self.by_key or self.by_pair) and self._positions_leave_something(n_query, n_key):
-            return None
+        return self.rows_seeing(
+            torch.ones(1, 1, n_key, dtype=torch.bool, device=self.device or device), n_query
+        )
+
+    def rows_seeing(
+        self, flags: Bool[Tensor, "_batch _head key"], n_query: int
+    ) -> Bool[Tensor, "_batch _head query"]:
+        """Which queries see a key that has its flag set."""
+        n_key = flags.shape[2]
+        if not n_key:
+            return flags.new_zeros(*flags.shape[:2], n_query)
         if not self.by_pair and self.window is None:
             keys = self.visible_keys(n_key)
-            assert keys is not None  # by_key, or positions alone would have answered
-            first_key = torch.where(keys.any(-1), keys.int().argmax(-1), n_key)
-            last_seen = torch.full((n_query,), n_key - 1, device=keys.device)
+            so_far = (flags if keys is None else flags & keys[:, None]).cumsum(-1) > 0
+            last_seen = torch.full((n_query,), n_key - 1, device=flags.device)
             if self.causal:
-                last_seen = torch.arange(n_query, device=keys.device).add(self.start).clamp(max=n_key - 1)
-            return (first_key[:, None] <= last_seen)[:, None]
-        step = max(1, (1 << 22) // max(1, n_key))
+                last_seen = torch.arange(n_query, device=flags.device).add(self.start).clamp(max=n_key - 1)
+            return so_far[:, :, last_seen]
         blocks = []
-        for first in range(0, n_query, step):
-            rows = slice(first, min(n_query, first + step))
-            blocks.append(self.tile(rows, self.key_range(rows, n_key), device).any(-1))
+        for rows in row_blocks(slice(0, n_query), flags.numel()):
+            cols = self.key_range(rows, n_key)
+            blocks.append((self.tile(rows, cols, flags.device) & flags[:, :, None, cols]).any(-1))
         return torch.cat(blocks, dim=-1)
-
-    def _positions_leave_something(self, n_query: int, n_key: int) -> bool:
-        """Whether causality and window alone leave every query a key."""
-        return self.window is None or self.start + n_query - 1 - (n_key - 1) < self.window
 
     def simplified(self, n_query: int, n_key: int) -> Visibility:
         """The same table, without the parts that hide nothing at these sizes."""

@@ -9,7 +9,7 @@ then takes another path.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -130,13 +130,13 @@ class _Flash(torch.autograd.Function):
             return *grads, None, None, None
         grad_q = grad_k = grad_v = None
         if grad_out is not None:
-            grad_q, grad_k, grad_v = _backward(grad_out, q, k, v, mask, out, lse, causal, scale, ctx.rest)
+            grad_q, grad_k, grad_v = _backward(grad_out, ctx.saved_tensors, mask, causal, scale, ctx.rest)
         if grad_lse is not None:
             # d lse_i / d score_ij is the weight: with keys for values, the kernel averages and spreads them.
             average, *_ = _forward(q, k, k, mask, causal, scale)
             factor = scale * grad_lse[..., None]
             lse_q, spread = (factor * average).to(q.dtype), (factor * q).to(q.dtype)
-            *_, lse_k = _backward(spread, q, k, k, mask, average, lse, causal, scale, ctx.rest)
+            *_, lse_k = _backward(spread, (q, k, k, average, lse), mask, causal, scale, ctx.rest)
             grad_q = lse_q if grad_q is None else grad_q + lse_q
             grad_k = lse_k if grad_k is None else grad_k + lse_k
         return grad_q, grad_k, grad_v, None, None, None
@@ -161,24 +161,13 @@ def _defined(
 
 
 def _backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-    rest: list[Any],
+    grad_out: Tensor, saved: Sequence[Tensor], mask: Tensor | None, causal: bool, scale: float, rest: Any
 ) -> Any:
+    """The gradients of q, k and v, `saved` with output and lse; `rest` is what else a kernel returned."""
     if grad_out.stride(-1) != 1:
         grad_out = grad_out.contiguous()
-    if q.device.type == "cpu":
-        return torch_ops.FLASH_CPU_BACKWARD(
-            grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
-        )
-    cum_q, cum_k, max_q, max_k, seed, offset, *_ = rest  # what else the CUDA kernel returned
-    return torch_ops.FLASH_CUDA_BACKWARD(
-        grad_out, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset, scale=scale
-    )
+    if grad_out.device.type == "cpu":
+        return torch_ops.FLASH_CPU_BACKWARD(grad_out, *saved, 0.0, causal, attn_mask=mask, scale=scale)
+    cum_q, cum_k, max_q, max_k, seed, offset, *_ = rest
+    sizes = cum_q, cum_k, max_q, max_k
+    return torch_ops.FLASH_CUDA_BACKWARD(grad_out, *saved, *sizes, 0.0, causal, seed, offset, scale=scale)

@@ -6,7 +6,7 @@ from attention_cases import DTYPES, LSE_ERROR, cases, exact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.attention import columns
+from regard.attention import shapes
 from regard.attention.columns import column_sums
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias, alibi_slopes
 from regard.attention.softmax import attend
@@ -53,39 +53,22 @@ def rules():
         "segments": ScoreRule(visible=Visibility(causal=True, query_segment=segment, key_segment=segment)),
         "slopes": ScoreRule(visible=causal, bias=SlopeBias(alibi_slopes(N_HEAD))),
         "distance": ScoreRule(visible=causal, bias=DistanceBias(torch.randn(N_HEAD, 2 * N - 1), N - 1)),
+        "softcap": ScoreRule(softcap=2.0),
+        "additive": ScoreRule(additive=torch.ones(QK_DIM)),
         "table": ScoreRule(visible=causal, bias=DenseBias(torch.randn(1, N_HEAD, N, N))),
     }
 
 
 @pytest.mark.parametrize("kind", list(rules()))
-def test_one_fused_call_does_it(kind, monkeypatch):
-    """What models use goes through the kernel, with no matrix of weights: strips would raise here."""
-    monkeypatch.setattr(columns, "_by_strips", lambda *_: pytest.fail("strips"))
-    paths = []
-
-    def fused(q, k, v, rule):
-        paths.append(rule)
-        return attend(q, k, v, rule, path="fused")
-
+@pytest.mark.parametrize("block", [1, shapes.BLOCK])
+def test_strips_of_any_height_give_the_sums_of_the_whole_table(kind, block, monkeypatch):
+    """One row at a time, and all at once."""
+    monkeypatch.setattr(shapes, "BLOCK", block)
     rule = rules()[kind]
     q, k = torch.randn(BATCH, N_HEAD, N, QK_DIM), torch.randn(BATCH, N_KV_HEAD, N, QK_DIM)
-    lse = attend(q, k, k, rule).lse
-    monkeypatch.setattr(columns, "attend", fused)
-    got = column_sums(q, k, lse, rule)
-    assert len(paths) == 1
-    scores = rule.scores(q.double(), k.double())
-    wanted = torch.softmax(scores, -1).nan_to_num(0.0).sum(2)
-    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("rule", [ScoreRule(softcap=2.0), ScoreRule(additive=torch.ones(QK_DIM))])
-def test_scores_that_no_kernel_knows_are_summed_by_strips(rule, monkeypatch):
-    """Several strips, one row each, give what the whole table gives."""
-    monkeypatch.setattr(columns, "_BLOCK", 1)
-    monkeypatch.setattr(columns, "attend", lambda *_: pytest.fail("no kernel knows this"))
-    q, k = torch.randn(BATCH, N_HEAD, N, QK_DIM), torch.randn(BATCH, N_KV_HEAD, N, QK_DIM)
     got = column_sums(q, k, attend(q, k, k, rule).lse, rule)
-    torch.testing.assert_close(got, torch.softmax(rule.scores(q, k), -1).sum(2))
+    wanted = torch.softmax(rule.scores(q.double(), k.double()), -1).nan_to_num(0.0).sum(2)
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=1e-5)
 
 
 def test_hidden_garbage_does_not_reach_a_sum():

@@ -135,14 +135,13 @@ MEMORY = """
 import re, sys
 from pathlib import Path
 import torch
-from regard.attention import softmax as attention
-from regard.attention import kernels
+from regard.attention import shapes
 from regard.attention.softmax import attend
 from regard.attention.scores import ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
 
 torch.set_num_threads(1)
-attention._BLOCK = kernels._LSE_BLOCK = 1 << 18  # 1 MiB of float32: small beside a modest table
+shapes.BLOCK = 1 << 18  # 1 MiB of float32: small beside a modest table
 path, kind, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
 rules = {
     "causal": lambda n: ScoreRule(visible=Visibility(causal=True)),

@@ -461,7 +461,7 @@ def test_rows_computed_in_several_blocks_are_joined_in_order(visible):
 def test_dropout_uses_one_set_of_weights_forward_and_backward(path, monkeypatch):
     """With unit vectors as values the output is the weights: some doubled, the others 0; the gradient too."""
     monkeypatch.setattr(
-        "regard.attention.softmax._BLOCK", 64
+        "regard.attention.shapes.BLOCK", 64
     )  # several blocks, each with its own random numbers
     q, k = torch.randn(1, 2, 23, 5, requires_grad=True), torch.randn(1, 2, 13, 5)
     v = torch.eye(13).expand(1, 2, 13, 13).contiguous().requires_grad_()

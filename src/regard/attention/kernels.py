@@ -9,7 +9,8 @@ then takes another path.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from regard.attention import torch_ops
 
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _CUDA_DTYPES = (torch.bfloat16, torch.float16)
-_LSE_BLOCK = 1 << 21
 
 # Draws what is added to the scores. Drawn again in the backward pass: kept, the masks of all blocks of rows
 # would add up to a whole table.
@@ -122,42 +122,33 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        mask = _drawn(ctx.draw_mask)
-        grad_q = grad_k = grad_v = None
+        mask, causal, scale = _drawn(ctx.draw_mask), ctx.causal, ctx.scale
         if torch.is_grad_enabled():  # a second derivative is wanted, and the kernel's backward has none
-            return (
-                *_graph_of_gradients(q, k, v, mask, ctx.causal, ctx.scale, grad_out, grad_lse),
-                None,
-                None,
-                None,
-            )
+            pull = torch.func.vjp(partial(_defined, mask, causal, scale), q, k, v)[1]
+            pairs = ((out, grad_out), (lse, grad_lse))
+            grads = pull(tuple(torch.zeros_like(x) if grad is None else grad for x, grad in pairs))
+            return *grads, None, None, None
+        grad_q = grad_k = grad_v = None
         if grad_out is not None:
-            grad_q, grad_k, grad_v = _backward(
-                grad_out, q, k, v, mask, out, lse, ctx.causal, ctx.scale, ctx.rest
-            )
+            grad_q, grad_k, grad_v = _backward(grad_out, ctx.saved_tensors, mask, causal, scale, ctx.rest)
         if grad_lse is not None:
-            lse_q, lse_k = _through_lse(q, k, mask, lse, grad_lse, ctx.causal, ctx.scale)
+            # d lse_i / d score_ij is the weight: with keys for values, the kernel averages and spreads them.
+            average, *_ = _forward(q, k, k, mask, causal, scale)
+            factor = scale * grad_lse[..., None]
+            lse_q, spread = (factor * average).to(q.dtype), (factor * q).to(q.dtype)
+            *_, lse_k = _backward(spread, (q, k, k, average, lse), mask, causal, scale, ctx.rest)
             grad_q = lse_q if grad_q is None else grad_q + lse_q
             grad_k = lse_k if grad_k is None else grad_k + lse_k
         return grad_q, grad_k, grad_v, None, None, None
 
 
-def _graph_of_gradients(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    grad_out: Tensor | None,
-    grad_lse: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k and v as functions that can be differentiated again, by the definition."""
-    # Views of them: one may be made of another, and what goes through that is not asked for here.
-    q, k, v = (tensor.view_as(tensor) for tensor in (q, k, v))
+def _defined(
+    mask: Tensor | None, causal: bool, scale: float, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the kernel computes, by the definition."""
     compute, group = torch.promote_types(q.dtype, torch.float32), q.shape[1] // k.shape[1]
     wide_k, wide_v = (tensor.to(compute).repeat_interleave(group, 1) for tensor in (k, v))
-    scores = (q.to(compute) * scale) @ wide_k.transpose(-1, -2)
+    scores = (q.to(compute) * scale) @ wide_k.mT
     if mask is not None:
         scores = scores + mask.to(compute)
     if causal:
@@ -166,64 +157,17 @@ def _graph_of_gradients(
     # A row that sees nothing gives 0 whatever it holds; here it must only stay finite.
     scores = scores.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
     lse = torch.logsumexp(scores, -1)
-    out = (torch.exp(scores - lse[..., None]) @ wide_v).to(q.dtype)
-    given = [(value, grad) for value, grad in ((out, grad_out), (lse, grad_lse)) if grad is not None]
-    wanted = [tensor for tensor in (q, k, v) if tensor.requires_grad]
-    if not given or not wanted:
-        return None, None, None
-    values, grads = zip(*given, strict=True)
-    found = iter(torch.autograd.grad(values, wanted, grads, create_graph=True, allow_unused=True))
-    return tuple(next(found) if tensor.requires_grad else None for tensor in (q, k, v))
+    return (torch.exp(scores - lse[..., None]) @ wide_v).to(q.dtype), lse
 
 
 def _backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-    rest: list[Any],
+    grad_out: Tensor, saved: Sequence[Tensor], mask: Tensor | None, causal: bool, scale: float, rest: Any
 ) -> Any:
+    """The gradients of q, k and v, `saved` with output and lse; `rest` is what else a kernel returned."""
     if grad_out.stride(-1) != 1:
         grad_out = grad_out.contiguous()
-    if q.device.type == "cpu":
-        return torch_ops.FLASH_CPU_BACKWARD(
-            grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
-        )
-    cum_q, cum_k, max_q, max_k, seed, offset, *_ = rest  # what else the CUDA kernel returned
-    return torch_ops.FLASH_CUDA_BACKWARD(
-        grad_out, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset, scale=scale
-    )
-
-
-def _through_lse(
-    q: Tensor, k: Tensor, mask: Tensor | None, lse: Tensor, grad_lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Gradients of q and k from that of lse: d lse_i / d score_ij is the weight, recovered block by block."""
-    compute = lse.dtype
-    n_query, n_key = q.shape[2], k.shape[2]
-    group = q.shape[1] // k.shape[1]
-    keys = k.to(compute)
-    grad_q = torch.empty_like(q)
-    grad_k = torch.zeros_like(keys)
-    key_index = torch.arange(n_key, device=q.device)
-    step = max(1, _LSE_BLOCK // (q.shape[0] * q.shape[1] * n_key))
-    for first in range(0, n_query, step):
-        rows = slice(first, min(n_query, first + step))
-        query = q[:, :, rows].to(compute).unflatten(1, (-1, group))
-        scores = (query * scale) @ keys[:, :, None].transpose(-1, -2)
-        if mask is not None:
-            part = mask[:, :, rows] if mask.shape[2] > 1 else mask
-            scores = (scores.flatten(1, 2) + part).unflatten(1, (-1, group))
-        if causal:
-            query_index = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
-            scores = scores.masked_fill(key_index > query_index, -math.inf)
-        scores = scores - lse[:, :, rows, None].unflatten(1, (-1, group))
-        grad_score = scores.exp() * (scale * grad_lse[:, :, rows, None]).unflatten(1, (-1, group))
-        grad_q[:, :, rows] = (grad_score @ keys[:, :, None]).flatten(1, 2).to(q.dtype)
-        grad_k += (grad_score.transpose(-1, -2) @ query).sum(2)
-    return grad_q, grad_k.to(k.dtype)
+    if grad_out.device.type == "cpu":
+        return torch_ops.FLASH_CPU_BACKWARD(grad_out, *saved, 0.0, causal, attn_mask=mask, scale=scale)
+    cum_q, cum_k, max_q, max_k, seed, offset, *_ = rest
+    sizes = cum_q, cum_k, max_q, max_k
+    return torch_ops.FLASH_CUDA_BACKWARD(grad_out, *saved, *sizes, 0.0, causal, seed, offset, scale=scale)

@@ -7,8 +7,8 @@ features, sim(q, k) = phi(q) . phi(k), lets the sum be taken once for all querie
     S = sum_j phi(k_j) v_j^T,  z = sum_j phi(k_j)
 
 (Katharopoulos et al. 2020, equations 5 and 18 to 20.) The causal form takes queries and keys in chunks:
-similarities inside a chunk, and a running S and z for all that came before it. Time is O(N), and the
-backward pass walks the chunks again rather than keep a state for each.
+similarities inside a chunk, and a running S and z for all that came before it. Time is O(N). For a backward
+pass a chunk keeps its inputs and the sums before it alone, and is computed again.
 
 `attend_linear` is the whole of a sequence, `linear_step` one token of decoding, `linear_weights` a tile of
 the weights that were never formed.
@@ -17,17 +17,19 @@ the weights that were never formed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from regard.attention import linear_scan
 from regard.attention.data import Data
 from regard.attention.feature_maps import KERNELS, FeatureMap
-from regard.attention.linear_scan import least_normaliser, row_scores, summing_dtype
 from regard.attention.scores import no_autocast
 from regard.attention.shapes import KEY_WORDS, QUERY_WORDS, check_attention, named
 from regard.errors import ArgumentError, ShapeError
@@ -43,21 +45,6 @@ class LinearState(Data):
     S: Float[Tensor, "batch kv_head feature v_dim"]  # sum_j phi(k_j) v_j^T
     z: Float[Tensor, "batch kv_head feature"]  # sum_j phi(k_j)
 
-    @classmethod
-    def empty(
-        cls,
-        k: Float[Tensor, "batch kv_head key qk_dim"],
-        v: Float[Tensor, "batch kv_head key v_dim"],
-        kernel: FeatureMap,
-    ) -> LinearState:
-        """The state before the first key, of the sizes, dtype and device these keys and values need."""
-        feature = kernel.dim(k.shape[-1])
-        S = k.new_zeros((*k.shape[:2], feature, v.shape[-1]), dtype=summing_dtype(k.dtype))
-        return cls(S, S.new_zeros(S.shape[:3]))
-
-    def __repr__(self) -> str:
-        return f"LinearState{named(('batch', 'kv_head', 'feature', 'v_dim'), self.S.shape)}"
-
     def select(self, batch: Int[Tensor, " chosen"]) -> LinearState:
         """The states of these batch entries, in this order, as beam search asks for them."""
         return LinearState(self.S[batch], self.z[batch])
@@ -72,9 +59,6 @@ class LinearAttended(Data):
     normaliser: Float[Tensor, "batch head query"]
     state: LinearState | None = None
 
-    def __repr__(self) -> str:
-        return f"LinearAttended{named(('batch', 'head', 'query', 'v_dim'), self.out.shape)}"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearRule(Data):
@@ -83,10 +67,6 @@ class LinearRule(Data):
     kernel: FeatureMap
     causal: bool = False
     keys: Bool[Tensor, "batch key"] | None = None  # False: padding
-
-    def __repr__(self) -> str:
-        hidden = "" if self.keys is None else f", {int((~self.keys).sum())} keys hidden"
-        return f"LinearRule({self.kernel!r}, causal={self.causal}{hidden})"
 
 
 def attend_linear(
@@ -105,7 +85,7 @@ def attend_linear(
 
     With `causal`, the queries stand at the last positions of the keys, and each sees the keys up to its
     own. Every query also sees what `state` holds. `visible` hides padding, True = may look. `chunk` is the
-    length inside which similarities are formed, the map's own unless given; it does not change the result.
+    length inside which similarities are formed, chosen by map and heads unless given; any gives the same.
 
     >>> from regard.attention import EluPlusOne
     >>> q = k = torch.zeros(1, 1, 3, 2)
@@ -114,8 +94,9 @@ def attend_linear(
     tensor([0.0000, 1.5000, 3.0000])
     """
     _check(q, k, v, kernel, visible, state)
-    n_query, n_key = q.shape[2], k.shape[2]
-    chunk = kernel.chunk if chunk is None else chunk
+    n_query, n_key, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
+    if chunk is None:  # few heads leave room for longer chunks, of which there are fewer
+        chunk = kernel.chunk * (2 if k.shape[0] * k.shape[1] <= 16 else 1)
     if chunk < 1:
         raise ArgumentError(f"chunk is {chunk}: it must be at least 1, or None for the map's own.")
     if causal and n_query > n_key:
@@ -124,20 +105,37 @@ def attend_linear(
             f"of the keys, so there are at most as many. Got q {named(QUERY_WORDS, q.shape)}, "
             f"k {named(KEY_WORDS, k.shape)}."
         )
+    finite = spoilt = None
+    if not _all_finite(q):  # they are 0 and pass no gradient: padding must not
+        finite = q.isfinite().all(-1)
+        q = torch.where(finite[..., None], q, 0.0)
+    if causal and not _all_finite(v):  # 0 times NaN is NaN: it would reach back through its weight of 0
+        bad = ~v.isfinite() if visible is None else ~v.isfinite() & visible[:, None, :, None]
+        v, spoilt = v.masked_fill(bad, 0), bad.cumsum(2) > 0
+    before = n_key - n_query if causal else n_key  # positions that all queries see
+    earlier, now = (
+        (k[:, :, part], v[:, :, part], None if visible is None else visible[:, part])
+        for part in (slice(before), slice(before, None))
+    )
+    sums: Any = _joined(state)
     with no_autocast(q.device):
-        sums: Any = None if state is None else torch.cat([state.S, state.z[..., None]], -1)
-        before = n_key - n_query if causal else n_key
         if before or not causal:
-            earlier = None if visible is None else visible[:, :before]
-            sums = linear_scan.collect(k[:, :, :before], v[:, :, :before], earlier, sums, kernel)
-        if causal:
-            now = None if visible is None else visible[:, before:]
-            out, normaliser, sums = linear_scan.causal(
-                q, k[:, :, before:], v[:, :, before:], now, sums, kernel, chunk, return_state
-            )
-        else:
-            out, normaliser = linear_scan.read(q, sums, kernel)
-    after = LinearState(sums[..., :-1], sums[..., -1]) if return_state else None
+            for part in _chunks(chunk, *earlier):
+                sums = _run(_added, kernel, *part, sums)
+        outs, normalisers, stop = [], [], 0
+        for part in _chunks(chunk, q, *(now if causal else (None, None, None))):
+            stop += chunk
+            out, normaliser, sums = _run(_answered, kernel, *part, sums, return_state or stop < n_query)
+            outs.append(out)
+            normalisers.append(normaliser)
+    out, normaliser = torch.cat(outs, 2).to(q.dtype), torch.cat(normalisers, 2)
+    after = _state(sums) if return_state else None
+    if spoilt is not None:
+        out = out.masked_fill(spoilt[:, :, before:].repeat_interleave(group, 1), math.nan)
+        after = after and LinearState(after.S.masked_fill(spoilt[:, :, -1:], math.nan), after.z)
+    if finite is not None:
+        out = torch.where(finite[..., None], out, math.nan)
+        normaliser = torch.where(finite, normaliser, math.nan)
     return LinearAttended(out, normaliser, after)
 
 
@@ -160,25 +158,9 @@ def linear_step(
             f"a step takes one token: there are {q.shape[2]} queries and {k.shape[2]} keys. "
             f"attend_linear(..., causal=True, return_state=True) takes many."
         )
-    state = LinearState.empty(k, v, kernel) if state is None else state
-    summing = state.S.dtype
     with no_autocast(q.device):
-        keys, values = k.to(summing), v.to(summing)
-        if visible is not None:
-            seen = visible[:, None, :, None]
-            keys, values = torch.where(seen, keys, 0), torch.where(seen, values, 0)
-        features = kernel.phi(keys)
-        if visible is not None:
-            features = torch.where(seen, features, 0)
-        state = LinearState(state.S + features.mT * values, state.z + features[:, :, 0])
-        # The query heads of a group stand as rows before the one state they share.
-        grouped = q.to(summing).unflatten(1, (k.shape[1], -1)).squeeze(3)
-        asked = kernel.phi_query(grouped)
-        floor = least_normaliser(kernel, grouped, state.z)
-        normaliser = (asked @ state.z[..., None])[..., 0]
-        guarded = normaliser.masked_fill(normaliser <= floor, math.inf)
-        out = (asked @ state.S) / guarded[..., None]
-    return out.flatten(1, 2)[:, :, None].to(v.dtype), state
+        out, _, sums = _answered(kernel, q, k, v, visible, _joined(state), True)
+    return out.to(v.dtype), _state(sums)
 
 
 def linear_weights(
@@ -202,23 +184,129 @@ def linear_weights(
             f"the normaliser has shape {tuple(normaliser.shape)}: it must have one number for each query. "
             f"Got q {named(QUERY_WORDS, q.shape)}."
         )
-    summing = normaliser.dtype
-    queries, keys = q[:, :, rows].to(summing), k[:, :, cols].to(summing)
-    hidden = None
+    queries, keys = _grouped(q[:, :, rows], k), k[:, :, cols].to(normaliser.dtype)
+    seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
     if visible is not None:
-        hidden = ~visible[:, None, None, None, cols]
-        keys = keys.masked_fill(~visible[:, None, cols, None], 0)
-    queries = queries.unflatten(1, (k.shape[1], -1))
+        seen = visible[:, None, None, cols]
+        keys = keys.masked_fill(~seen.mT, 0)
     with no_autocast(q.device):
-        table: Tensor = row_scores(kernel, queries.flatten(2, 3), keys).unflatten(2, queries.shape[2:4])
+        if kernel.direct:
+            table = kernel.similarity(queries, keys)
+        else:
+            table = kernel.phi_query(queries) @ kernel.phi(keys).mT
+    table = _by_head(table, q)
     if causal:
         positions = torch.arange(k.shape[2], device=q.device)
-        later = positions[cols] > positions[k.shape[2] - q.shape[2] :][rows, None]
-        hidden = later if hidden is None else hidden | later
-    if hidden is not None:
-        table = table.masked_fill(hidden, 0)
+        seen = seen & (positions[cols] <= positions[k.shape[2] - q.shape[2] :][rows, None])
     below = normaliser[:, :, rows, None]
-    return table.flatten(1, 2) / below.masked_fill(below == 0, math.inf)
+    return table.masked_fill(~seen, 0) / below.masked_fill(below == 0, math.inf)
+
+
+def _added(kernel: FeatureMap, k: Tensor, v: Tensor, visible: Tensor | None, sums: Tensor | None) -> Tensor:
+    """The sums, S with z as a last column, after these keys and values."""
+    keys, values = _keys(k, v, visible)
+    added = kernel.phi(keys).mT @ values
+    return added if sums is None else sums + added
+
+
+def _answered(
+    kernel: FeatureMap,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    visible: Tensor | None,
+    sums: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Outputs and normalisers of queries that see the sums and, of as many keys, those up to their own.
+
+    Then the sums after these keys, where they are to be kept; without keys the sums stay as they are.
+    """
+    shared: Any = sums if k is None else k
+    rows = _grouped(q, shared)
+    # Rounding, or subnormal numbers, are taken as 0.
+    floor: Tensor | float = torch.finfo(rows.dtype).tiny / torch.finfo(rows.dtype).eps
+    totals: Any = None
+    asked: Any = None
+    features: Any = None
+    if sums is not None or not kernel.direct:
+        asked = kernel.phi_query(rows)
+    if sums is not None:
+        totals = asked @ sums
+        floor = floor + kernel.rounding(rows, sums[..., -1])
+    if k is not None and v is not None:
+        keys, values = _keys(k, v, visible)
+        if keep or not kernel.direct:
+            features = kernel.phi(keys)
+        table = kernel.similarity(rows, keys) if kernel.direct else asked @ features.mT
+        table.unflatten(2, (q.shape[1] // k.shape[1], q.shape[2])).tril_()
+        totals = table @ values if totals is None else totals + table @ values
+        if keep:
+            added = features.mT @ values
+            sums = added if sums is None else sums + added
+    below = totals[..., -1:]
+    nothing = below <= (floor[..., None] if isinstance(floor, Tensor) else floor)
+    # Divided by infinity, a row that sees nothing is 0, while NaN stays NaN.
+    out = totals[..., :-1] / below.masked_fill(nothing, math.inf)
+    normaliser = below.detach().masked_fill(nothing, 0)
+    return _by_head(out, q), _by_head(normaliser, q)[..., 0], sums
+
+
+def _keys(k: Tensor, v: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Keys, and values with a column of ones for z; where hidden, both are 0, whatever they held."""
+    keys, values = k.to(_summing(k)), F.pad(v.to(_summing(k)), (0, 1), value=1.0)
+    if visible is None:
+        return keys, values
+    hidden = ~visible[:, None, :, None]
+    return keys.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
+
+
+def _grouped(q: Tensor, shared: Tensor) -> Tensor:
+    """Queries of a group of heads, one after the other, before what they share; in the dtype of sums."""
+    grouped: Tensor = q.to(_summing(q)).unflatten(1, (shared.shape[1], -1))
+    return grouped.flatten(2, 3)
+
+
+def _by_head(rows: Tensor, q: Tensor) -> Tensor:
+    """What such rows gave, laid out as the queries are."""
+    cut: Tensor = rows.unflatten(2, (q.shape[1] // rows.shape[1], -1))
+    return cut.flatten(1, 2)
+
+
+def _run(function: Callable[..., Any], *given: Any) -> Any:
+    """function(*given), of which only what was given is kept for a backward pass."""
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
+    return function(*given)
+
+
+def _chunks(size: int, *tensors: Tensor | None) -> Iterable[tuple[Tensor | None, ...]]:
+    """The chunks of (batch, head, position, D), of (batch, position) and of None.
+
+    Split, because the gradients of slices would each fill a tensor of the whole length.
+    """
+    cut = [repeat(None) if x is None else x.split(size, 1 if x.dim() == 2 else 2) for x in tensors]
+    return zip(*cut, strict=False)
+
+
+def _joined(state: LinearState | None) -> Tensor | None:
+    """S with z as a last column."""
+    return None if state is None else torch.cat([state.S, state.z[..., None]], -1)
+
+
+def _state(sums: Any) -> LinearState:
+    return LinearState(sums[..., :-1], sums[..., -1])
+
+
+def _summing(x: Tensor) -> torch.dtype:
+    """The dtype sums over a sequence are kept in."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _all_finite(x: Tensor) -> bool:
+    """Whether a sum tells that all numbers are finite; compiled code does not look."""
+    return not torch.compiler.is_compiling() and bool(x.sum().isfinite())
 
 
 def _check(
@@ -253,8 +341,8 @@ def _check(
                 f"{named(('batch', 'kv_head', 'feature', 'v_dim'), wanted)} and z the same without v_dim. "
                 f"Got S {tuple(state.S.shape)}, z {tuple(state.z.shape)}."
             )
-        if state.S.dtype != summing_dtype(k.dtype) or state.S.device != k.device:
+        if state.S.dtype != _summing(k) or state.S.device != k.device:
             raise ShapeError(
                 f"the state is {state.S.dtype} on {state.S.device}: keys of {k.dtype} on {k.device} need "
-                f"{summing_dtype(k.dtype)} on {k.device}."
+                f"{_summing(k)} on {k.device}."
             )

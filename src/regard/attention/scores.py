@@ -50,10 +50,6 @@ class Bias(Data, ABC):
             f"{type(self).__name__} has no `part(batch, head)`, without which it is not traced."
         )
 
-    def exchanged(self, rows: slice, n_key: int) -> Bias | None:
-        """The bias of the first `n_key` keys looking at `rows`, both backwards; None where it has none."""
-        return None
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DistanceBias(Bias):
@@ -77,9 +73,6 @@ class DistanceBias(Bias):
 
     def part(self, batch: int | None, head: int | Sequence[int] | None) -> DistanceBias:
         return replace(self, values=chosen(self.values, 0, head))
-
-    def exchanged(self, rows: slice, n_key: int) -> DistanceBias:
-        return self  # backwards, distances stay what they were
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
         _check_heads("the distance bias", self.values.shape[0], n_head)
@@ -107,9 +100,6 @@ class SlopeBias(Bias):
     def part(self, batch: int | None, head: int | Sequence[int] | None) -> SlopeBias:
         return SlopeBias(chosen(self.slopes, 0, head))
 
-    def exchanged(self, rows: slice, n_key: int) -> SlopeBias:
-        return self
-
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
         _check_heads("the slopes", self.slopes.shape[0], n_head)
 
@@ -128,9 +118,6 @@ class DenseBias(Bias):
 
     def part(self, batch: int | None, head: int | Sequence[int] | None) -> DenseBias:
         return DenseBias(chosen(chosen(self.values, 0, batch), 1, head))
-
-    def exchanged(self, rows: slice, n_key: int) -> DenseBias:
-        return DenseBias(self.tile(rows, slice(0, n_key), 0).mT.flip(2, 3))
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
         wanted = (batch, n_head, n_query, n_key)
@@ -216,6 +203,10 @@ class ScoreRule(Data):
         bias = None if self.bias is None else self.bias.part(batch, head)
         sink = None if self.sink is None else chosen(self.sink, 0, head)
         return replace(self, visible=self.visible.part(batch, head), bias=bias, sink=sink)
+
+    def row_cost(self, q: Tensor, k: Tensor) -> int:
+        """How many numbers the scores of one query position take, in all sequences and heads."""
+        return q.shape[0] * q.shape[1] * k.shape[2] * (1 if self.additive is None else q.shape[3])
 
     def with_visible(self, visible: Visibility) -> ScoreRule:
         """The same rule with another visibility."""

@@ -7,7 +7,7 @@ Layout is always (batch, head, position, dim). The words:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from regard.errors import ArgumentError, ShapeError
 QUERY_WORDS = ("batch", "head", "query", "qk_dim")
 KEY_WORDS = ("batch", "kv_head", "key", "qk_dim")
 VALUE_WORDS = ("batch", "kv_head", "key", "v_dim")
+BLOCK = 1 << 21  # scores, or numbers of a kernel's mask, that stay near the caches
 
 
 def named(words: Sequence[str], shape: Sequence[int]) -> str:
@@ -112,6 +113,13 @@ def whole_slice(name: str, part: slice | None, size: int) -> slice:
     if step != 1:
         raise ArgumentError(f"{name} must be a slice without a step. Got {part}.")
     return slice(start, max(start, stop))
+
+
+def row_blocks(rows: slice, cost: int) -> Iterator[slice]:
+    """The rows a few at a time, so that what costs `cost` numbers a row stays small."""
+    step = max(1, BLOCK // max(1, cost))
+    for first in range(rows.start, rows.stop, step):
+        yield slice(first, min(rows.stop, first + step))
 
 
 def chosen(tensor: Tensor, axis: int, index: int | Sequence[int] | None) -> Tensor:

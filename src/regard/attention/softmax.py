@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.attention import kernels, torch_ops
 from regard.attention.data import short
 from regard.attention.scores import ScoreRule, no_autocast
-from regard.attention.shapes import check_attention, check_rank, check_same_kind
+from regard.attention.shapes import check_attention, check_rank, check_same_kind, row_blocks
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
 
@@ -34,8 +34,6 @@ Path = Literal["plain", "tiled", "fused"]
 _DEFAULT = ScoreRule()  # made once: torch.compile cannot trace its making
 # Up to this many scores the whole table is cheaper than recomputing its rows in the backward pass.
 _PLAIN_UP_TO = 1 << 20
-# A block of scores (or of a kernel's mask) that stays near the caches.
-_BLOCK = 1 << 21
 
 
 class Attended(NamedTuple):
@@ -198,7 +196,7 @@ def attend_hard(
     clean_q, clean_k, clean_v, poisoned = _quarantine(q, k, v, rule.visible)
     group = q.shape[1] // k.shape[1]
     with torch.no_grad():
-        blocks = [rule.scores(clean_q, clean_k, rows).max(-1) for rows in _row_blocks(q, k, rule)]
+        blocks = [rule.scores(clean_q, clean_k, rows).max(-1) for rows, _ in _tiles(q, k, rule)]
         best, index = (torch.cat(parts, dim=-1) for parts in zip(*blocks, strict=True))
         _check_range(clean_q, clean_k, best, rule)
         index = torch.where(best == -math.inf, -1, index)  # -1: sees nothing
@@ -267,10 +265,7 @@ def _tiled(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: float) -> 
     """`_plain`, a block of rows at a time; the backward pass computes each block's scores again."""
     keep_graph = _needs_graph(q, k, v) or (torch.is_grad_enabled() and rule.learned)
     outs, lses = [], []
-    for rows in _row_blocks(q, k, rule):
-        cols = rule.visible.key_range(rows, k.shape[2])
-        if cols.start == cols.stop:  # no key within the window: keep one, which visibility hides
-            cols = slice(0, 1)
+    for rows, cols in _tiles(q, k, rule):
         arguments = (q, k, v, rule, dropout, rows, cols)
         if keep_graph:
             out, lse = checkpoint(_rows, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)
@@ -285,14 +280,12 @@ def _needs_graph(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
-def _row_blocks(q: Tensor, k: Tensor, rule: ScoreRule, heads: int | None = None) -> Iterator[slice]:
-    """Slices of queries whose scores against all keys stay small."""
-    per_row = q.shape[0] * (q.shape[1] if heads is None else heads) * k.shape[2]
-    if rule.additive is not None:
-        per_row *= q.shape[3]
-    step = max(1, _BLOCK // per_row)
-    for first in range(0, q.shape[2], step):
-        yield slice(first, min(q.shape[2], first + step))
+def _tiles(q: Tensor, k: Tensor, rule: ScoreRule, heads: int | None = None) -> Iterator[tuple[slice, slice]]:
+    """A few queries, and the keys that some of them may see: at least one, which visibility may hide."""
+    cost = rule.row_cost(q, k) if heads is None else q.shape[0] * heads * k.shape[2]
+    for rows in row_blocks(slice(0, q.shape[2]), cost):
+        cols = rule.visible.key_range(rows, k.shape[2])
+        yield rows, cols if cols.start < cols.stop else slice(0, 1)
 
 
 def _why_not_fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: float) -> str | None:
@@ -307,10 +300,14 @@ def _why_not_fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: fl
         return "the kernel's dropout could not be reproduced from its log-sum-exp"
     if v.shape[3] != q.shape[3]:
         return f"the kernel needs v_dim = qk_dim, got {v.shape[3]} and {q.shape[3]}"
+    return kernels.why_not(q, k, masked=rule.visible.by_key or not _flag_says_it(rule))
+
+
+def _flag_says_it(rule: ScoreRule) -> bool:
+    """Whether a kernel's causal flag, which aligns query 0 with key 0, says all but which keys are hidden."""
     visible = rule.visible
-    simple = rule.bias is None and not visible.by_pair and visible.window is None
-    plain_causal = not visible.causal or visible.start == 0
-    return kernels.why_not(q, k, masked=visible.by_key or not (simple and plain_causal))
+    aligned = not visible.causal or visible.start == 0
+    return rule.bias is None and aligned and not visible.by_pair and visible.window is None
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor, bool]:
@@ -318,34 +315,25 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Te
 
     The last says whether the kernel's numbers are sound; taken to be so where they cannot be asked.
     """
-    visible = rule.visible
+    visible, scale = rule.visible, rule.scale_for(q.shape[3])
     n_query, n_key = q.shape[2], k.shape[2]
-    scale = rule.scale_for(q.shape[3])
     # What is added stays exact: in bfloat16 a bias of 100 would move in steps of 0.5.
     mask_dtype = torch.promote_types(q.dtype, torch.float32)
-    # The flag aligns query 0 with key 0, which is right only where the queries start at position 0.
-    flag_is_right = not visible.causal or visible.start == 0
-    if rule.bias is None and flag_is_right and not visible.by_pair and visible.window is None:
+    seeing = []
+    if _flag_says_it(rule):
         keys = visible.visible_keys(n_key)
         draw = None if keys is None else partial(_as_added, keys[:, None, None], mask_dtype)
         out, lse = kernels.flash(q, k, v, draw, visible.causal, scale)
-        sees = visible.rows_that_see(n_query, n_key, q.device)
     else:
-        outs, lses, seeing = [], [], []
-        biased_heads = q.shape[1] if rule.bias is not None or _depends_on_head(visible) else 1
-        for rows in _row_blocks(q, k, rule, heads=biased_heads):
-            cols = visible.key_range(rows, n_key)
-            if cols.start == cols.stop:
-                cols = slice(0, 1)
+        made = []
+        by_head = rule.bias is not None or (visible.dense is not None and visible.dense.shape[1] > 1)
+        for rows, cols in _tiles(q, k, rule, heads=q.shape[1] if by_head else 1):
             draw = partial(_mask, rule, rows, cols, q.device, mask_dtype)
-            out, lse = kernels.flash(q[:, :, rows], k[:, :, cols], v[:, :, cols], draw, False, scale)
-            outs.append(out)
-            lses.append(lse)
+            made.append(kernels.flash(q[:, :, rows], k[:, :, cols], v[:, :, cols], draw, False, scale))
             if rule.bias is not None:  # it may hide too
                 seeing.append((draw() > -math.inf).any(-1))
-        out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
-        lse = lses[0] if len(lses) == 1 else torch.cat(lses, dim=2)
-        sees = torch.cat(seeing, dim=2) if seeing else visible.rows_that_see(n_query, n_key, q.device)
+        out, lse = made[0] if len(made) == 1 else (torch.cat(parts, 2) for parts in zip(*made, strict=True))
+    sees = torch.cat(seeing, 2) if seeing else visible.rows_that_see(n_query, n_key, q.device)
     sound = _values_unknown(q) or _sound(q, k, out, lse, scale)
     if sees is not None:  # the kernel reports lse 0 for a row that sees nothing
         out = torch.where(sees[..., None], out, 0.0)
@@ -382,7 +370,7 @@ def _check_range(q: Tensor, k: Tensor, lse: Tensor, rule: ScoreRule) -> None:
     if not all(bool(torch.isfinite(t).all()) for t in (q, k)):
         return  # NaN begets NaN
     blind = []
-    for rows in _row_blocks(q, k, rule):
+    for rows, _ in _tiles(q, k, rule):
         added = _mask(rule, rows, slice(0, k.shape[2]), q.device, lse.dtype)
         blind.append((added == -math.inf).all(-1).expand(*q.shape[:2], -1))
     if not bool((torch.isfinite(lse) | torch.cat(blind, 2)).all()):
@@ -392,10 +380,6 @@ def _check_range(q: Tensor, k: Tensor, lse: Tensor, rule: ScoreRule) -> None:
             f"Got |q| up to {float(q.detach().abs().max()):.1e}, |k| up to "
             f"{float(k.detach().abs().max()):.1e} and scale {rule.scale_for(q.shape[3]):.1e}."
         )
-
-
-def _depends_on_head(visible: Visibility) -> bool:
-    return visible.dense is not None and visible.dense.shape[1] > 1
 
 
 def _mask(rule: ScoreRule, rows: slice, cols: slice, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -425,28 +409,9 @@ def _quarantine(
     bad_query = ~torch.isfinite(q).all(-1)
     bad_key = ~(torch.isfinite(k).all(-1) & torch.isfinite(value).all(-1))
     bad_key = bad_key.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    spoiled = bad_query | _sees_one(visible, bad_key, q.shape[2])
+    spoiled = bad_query | visible.rows_seeing(bad_key, q.shape[2])
     q, k, value = (torch.where(torch.isfinite(t), t, 0.0) for t in (q, k, value))
     return q, k, value, spoiled
-
-
-def _sees_one(visible: Visibility, flags: Tensor, n_query: int) -> Tensor:
-    """Which queries (batch, head, query) see a key that has its flag (batch, head, key) set."""
-    n_key = flags.shape[2]
-    if not visible.by_pair and visible.window is None:
-        keys = visible.visible_keys(n_key)
-        flags = flags if keys is None else flags & keys[:, None]
-        if not visible.causal:
-            return flags.any(-1, keepdim=True)
-        last_seen = torch.arange(n_query, device=flags.device).add(visible.start).clamp(max=n_key - 1)
-        return (flags.cumsum(-1) > 0)[:, :, last_seen]
-    step = max(1, _BLOCK // max(1, n_key))
-    blocks = []
-    for first in range(0, n_query, step):
-        rows = slice(first, min(n_query, first + step))
-        seen = visible.tile(rows, slice(0, n_key), flags.device).float()
-        blocks.append((seen @ flags.float()[..., None])[..., 0] > 0)
-    return torch.cat(blocks, -1)
 
 
 def _values_unknown(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ query x key table can be drawn on its own and nothing of size query x key need e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.data import Data
-from regard.attention.shapes import chosen
+from regard.attention.shapes import chosen, row_blocks
 from regard.errors import ArgumentError, ShapeError
 
 _WORDS = {
@@ -106,16 +106,23 @@ class Visibility(Data):
                 f"Got start={self.start} and start={other.start}."
             )
         windows = [v.window for v in (self, other) if v.window is not None]
-        query_segment, key_segment = _both_segments(self, other)
+        first, second = (self, other) if self.query_segment is not None else (other, self)
+        dense = _both(torch.logical_and, self.dense, other.dense)
+        if second.query_segment is not None and second.key_segment is not None:
+            same = second.query_segment[:, :, None] == second.key_segment[:, None]
+            dense = _both(torch.logical_and, dense, same[:, None])
+        lengths = [v.lengths for v in (self, other)]
+        if {t.dim() for t in lengths if t is not None} == {1, 2}:
+            lengths = [t if t is None or t.dim() == 2 else t[:, None] for t in lengths]
         return Visibility(
             causal=self.causal or other.causal,
             start=positional[0].start if positional else 0,
             window=min(windows, default=None),
-            lengths=_both_lengths(self.lengths, other.lengths),
-            keys=_both(self.keys, other.keys),
-            query_segment=query_segment,
-            key_segment=key_segment,
-            dense=_both(self.dense, other.dense),
+            lengths=_both(torch.minimum, *lengths),
+            keys=_both(torch.logical_and, self.keys, other.keys),
+            query_segment=first.query_segment,
+            key_segment=first.key_segment,
+            dense=dense,
         )
 
     def tile(
@@ -192,30 +199,32 @@ class Visibility(Data):
         self, n_query: int, n_key: int, device: torch.device | str | None = None
     ) -> Bool[Tensor, "_batch _head query"] | None:
         """Which queries see any key at all; None where all surely do."""
-        if n_query == 0:
+        near = self.window is None or self.start + n_query - n_key < self.window
+        if n_query == 0 or (n_key and near and not self.by_key and not self.by_pair):
             return None
-        if n_key == 0:
-            return torch.zeros(1, 1, n_query, dtype=torch.bool, device=self.device or device)
-        if not (self.by_key or self.by_pair) and self._positions_leave_something(n_query, n_key):
-            return None
+        return self.rows_seeing(
+            torch.ones(1, 1, n_key, dtype=torch.bool, device=self.device or device), n_query
+        )
+
+    def rows_seeing(
+        self, flags: Bool[Tensor, "_batch _head key"], n_query: int
+    ) -> Bool[Tensor, "_batch _head query"]:
+        """Which queries see a key that has its flag set."""
+        n_key = flags.shape[2]
+        if not n_key:
+            return flags.new_zeros(*flags.shape[:2], n_query)
         if not self.by_pair and self.window is None:
             keys = self.visible_keys(n_key)
-            assert keys is not None  # by_key, or positions alone would have answered
-            first_key = torch.where(keys.any(-1), keys.int().argmax(-1), n_key)
-            last_seen = torch.full((n_query,), n_key - 1, device=keys.device)
+            so_far = (flags if keys is None else flags & keys[:, None]).cumsum(-1) > 0
+            last_seen = torch.full((n_query,), n_key - 1, device=flags.device)
             if self.causal:
-                last_seen = torch.arange(n_query, device=keys.device).add(self.start).clamp(max=n_key - 1)
-            return (first_key[:, None] <= last_seen)[:, None]
-        step = max(1, (1 << 22) // max(1, n_key))
+                last_seen = torch.arange(n_query, device=flags.device).add(self.start).clamp(max=n_key - 1)
+            return so_far[:, :, last_seen]
         blocks = []
-        for first in range(0, n_query, step):
-            rows = slice(first, min(n_query, first + step))
-            blocks.append(self.tile(rows, self.key_range(rows, n_key), device).any(-1))
+        for rows in row_blocks(slice(0, n_query), flags.numel()):
+            cols = self.key_range(rows, n_key)
+            blocks.append((self.tile(rows, cols, flags.device) & flags[:, :, None, cols]).any(-1))
         return torch.cat(blocks, dim=-1)
-
-    def _positions_leave_something(self, n_query: int, n_key: int) -> bool:
-        """Whether causality and window alone leave every query a key."""
-        return self.window is None or self.start + n_query - 1 - (n_key - 1) < self.window
 
     def simplified(self, n_query: int, n_key: int) -> Visibility:
         """The same table, without the parts that hide nothing at these sizes."""
@@ -271,31 +280,28 @@ class Visibility(Data):
 
         The bias is for `DenseBias`; its query is 1 where only a float `key_padding_mask` adds something.
         """
-        visible, bias = cls(), None
         if n_head < 1:
             raise ArgumentError(f"n_head must be at least 1. Got {n_head}.")
+        visible, bias = cls(), None
         if attn_mask is not None:
-            mask = attn_mask
-            if mask.dim() == 3:
-                if mask.shape[0] % n_head:
+            if attn_mask.dim() == 3:
+                if attn_mask.shape[0] % n_head:
                     raise ShapeError(
-                        f"attn_mask has {mask.shape[0]} tables, no multiple of n_head {n_head}: "
-                        f"it must be (batch * head, query, key). Got shape {tuple(mask.shape)}."
+                        f"attn_mask has {attn_mask.shape[0]} tables, no multiple of n_head {n_head}: "
+                        f"it must be (batch * head, query, key). Got shape {tuple(attn_mask.shape)}."
                     )
-                mask = mask.unflatten(0, (-1, n_head))
-            if mask.dtype == torch.bool:
-                visible = cls.from_dense(~mask)
-            else:
-                visible, bias = cls.from_additive(mask)
+                attn_mask = attn_mask.unflatten(0, (-1, n_head))
+            visible, bias = cls._from_hiding(attn_mask)
         if key_padding_mask is not None:
-            hidden = key_padding_mask
-            if hidden.dtype != torch.bool:
-                hidden = hidden_by(key_padding_mask)
-                key_bias = key_padding_mask.masked_fill(hidden, 0.0)[:, None, None]
-                if key_bias.any():
-                    bias = key_bias if bias is None else bias + key_bias
-            visible = visible & cls(keys=~hidden)
+            hidden, key_bias = _taken_apart(key_padding_mask[:, None, None])
+            visible = visible & cls(keys=~hidden[:, 0, 0])
+            bias = _both(torch.add, bias, key_bias)
         return visible, bias
+
+    @classmethod
+    def _from_hiding(cls, mask: Tensor) -> tuple[Visibility, Tensor | None]:
+        hidden, bias = _taken_apart(mask)
+        return cls.from_dense(~hidden), None if bias is None else _four_dimensional(bias)
 
     @classmethod
     def from_additive(
@@ -306,12 +312,16 @@ class Visibility(Data):
         -inf, and numbers as low as the dtype's minimum, hide; what remains is a bias, or None where it is 0.
         A row that such a mask hides wholly sees nothing here; softmax over equal low numbers sees all alike.
         """
-        hidden = hidden_by(mask)
-        visible = cls.from_dense(~hidden)
-        bias = mask.masked_fill(hidden, 0.0)
-        if not bias.any():
-            return visible, None
-        return visible, _four_dimensional(bias)
+        return cls._from_hiding(mask)
+
+
+def _taken_apart(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Where a mask hides, True or so low a number, and what else it adds, if anything."""
+    if mask.dtype == torch.bool:
+        return mask, None
+    hidden = hidden_by(mask)
+    bias = mask.masked_fill(hidden, 0.0)
+    return hidden, bias if bias.any() else None
 
 
 def hidden_by(mask: Tensor) -> Tensor:
@@ -328,44 +338,14 @@ def _four_dimensional(table: Tensor) -> Tensor:
             "a table must be (query, key), (batch, query, key) or (batch, head, query, key). "
             f"Got shape {tuple(table.shape)}."
         )
-    if table.dim() == 2:
-        return table[None, None]
-    return table[:, None] if table.dim() == 3 else table
+    return {2: table[None, None], 3: table[:, None], 4: table}[table.dim()]
 
 
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _both(join: Callable[[Tensor, Tensor], Tensor], a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """What two parts say together; a part that is not given allows all."""
     if a is None or b is None:
         return b if a is None else a
-    return a & b
-
-
-def _both_lengths(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    if a.dim() != b.dim():
-        a, b = (t[:, None] if t.dim() == 1 else t for t in (a, b))
-    return torch.minimum(a, b)
-
-
-def _both_segments(a: Visibility, b: Visibility) -> tuple[Tensor | None, Tensor | None]:
-    if a.query_segment is None or a.key_segment is None:
-        return b.query_segment, b.key_segment
-    if b.query_segment is None or b.key_segment is None:
-        return a.query_segment, a.key_segment
-    # One number for a pair of segments, equal exactly where both are. The segments are numbered afresh
-    # first: theirs may be hashes, or of a dtype so small that the product would overflow.
-    (a_query, a_key), (b_query, b_key) = _numbered(a), _numbered(b)
-    span = b_query.numel() + b_key.numel()
-    return a_query * span + b_query, a_key * span + b_key
-
-
-def _numbered(visible: Visibility) -> tuple[Tensor, Tensor]:
-    """The segments of queries and keys, numbered from 0."""
-    query, key = visible.query_segment, visible.key_segment
-    assert query is not None  # the caller looked
-    assert key is not None
-    _, numbers = torch.cat([query.flatten(), key.flatten()]).unique(return_inverse=True)
-    return numbers[: query.numel()].view(query.shape), numbers[query.numel() :].view(key.shape)
+    return join(a, b)
 
 
 def _recognise(table: Tensor) -> Visibility | None:

@@ -32,7 +32,31 @@ def sinusoidal(
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).float()
 
 
-class LearnedPositions(nn.Module):
+class _Table(nn.Module):
+    """A vector for each position, up to a limit."""
+
+    weight: Tensor
+
+    def forward(
+        self, positions: Int[Tensor, "_batch position"]
+    ) -> Float[Tensor, "_batch position model_dim"]:
+        if positions.dtype not in (torch.int32, torch.int64):
+            raise ShapeError(
+                f"positions must be whole numbers (int32 or int64). Got dtype {positions.dtype}."
+            )
+        if positions.numel() and not torch.compiler.is_compiling():
+            low, high = (int(end) for end in positions.aminmax())
+            limit = self.weight.shape[0]
+            if low < 0:
+                raise ArgumentError(f"positions count from 0. Got position {low}.")
+            if high >= limit:
+                raise ArgumentError(
+                    f"position {high} is beyond the model's limit of {limit} positions: shorten the input."
+                )
+        return nn.functional.embedding(positions, self.weight)
+
+
+class LearnedPositions(_Table):
     """One learned vector for each position, up to a limit (GPT-2, BERT)."""
 
     def __init__(self, n_position: int, model_dim: int) -> None:
@@ -42,45 +66,15 @@ class LearnedPositions(nn.Module):
                 "n_position and model_dim must be at least 1. "
                 f"Got n_position {n_position}, model_dim {model_dim}."
             )
-        self.weight = nn.Parameter(torch.empty(n_position, model_dim))
-        nn.init.normal_(self.weight, std=0.02)
-
-    def forward(
-        self, positions: Int[Tensor, "_batch position"]
-    ) -> Float[Tensor, "_batch position model_dim"]:
-        check_positions(positions, self.weight.shape[0])
-        return nn.functional.embedding(positions, self.weight)
+        self.weight = nn.Parameter(nn.init.normal_(torch.empty(n_position, model_dim), std=0.02))
 
 
-class SinusoidalPositions(nn.Module):
+class SinusoidalPositions(_Table):
     """`sinusoidal` as a layer: a table that is not learned and not saved."""
-
-    weight: Tensor
 
     def __init__(self, n_position: int, model_dim: int) -> None:
         super().__init__()
         self.register_buffer("weight", sinusoidal(n_position, model_dim), persistent=False)
-
-    def forward(
-        self, positions: Int[Tensor, "_batch position"]
-    ) -> Float[Tensor, "_batch position model_dim"]:
-        check_positions(positions, self.weight.shape[0])
-        return nn.functional.embedding(positions, self.weight)
-
-
-def check_positions(positions: Tensor, n_position: int) -> None:
-    """Raise unless all positions are within the table."""
-    if positions.dtype not in (torch.int32, torch.int64):
-        raise ShapeError(f"positions must be whole numbers (int32 or int64). Got dtype {positions.dtype}.")
-    if not positions.numel() or torch.compiler.is_compiling():
-        return
-    low, high = (int(end) for end in positions.aminmax())
-    if low < 0:
-        raise ArgumentError(f"positions count from 0. Got position {low}.")
-    if high >= n_position:
-        raise ArgumentError(
-            f"position {high} is beyond the model's limit of {n_position} positions: shorten the input."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +148,9 @@ class Rotary(nn.Module):
         """
         base: float | Tensor = self.base
         if self.scaling is not None and self.scaling.kind == "dynamic":
-            base = base * _growth(self.scaling, self.turned, n_position)
+            longer = torch.as_tensor(n_position / self.scaling.original_positions).clamp(min=1.0)
+            grown = self.scaling.factor * longer - (self.scaling.factor - 1)
+            base = base * grown ** (self.turned / (self.turned - 2) if self.turned > 2 else 1.0)
         exponent = torch.arange(0, self.turned, 2, dtype=torch.float32, device=device) / self.turned
         rate = 1.0 / base**exponent
         return rate if self.scaling is None else _stretched(rate, self.scaling, self.base)
@@ -202,19 +198,11 @@ class Turn:
         return torch.cat([moved, x[..., turned:]], -1) if self.n_still else moved
 
 
-def _growth(scaling: RotaryScaling, dim: int, n_position: int | Tensor) -> float | Tensor:
-    """By what dynamic scaling multiplies the base for a text of this length."""
-    longer = n_position / scaling.original_positions
-    longer = longer.clamp(min=1.0) if isinstance(longer, Tensor) else max(1.0, longer)
-    grown: float | Tensor = scaling.factor * longer - (scaling.factor - 1)
-    return grown ** (dim / (dim - 2) if dim > 2 else 1.0)
-
-
 def _stretched(rate: Tensor, scaling: RotaryScaling, base: float) -> Tensor:
+    """Angles divided by the factor, those that turn fast not, those between partly."""
     if scaling.kind == "dynamic":  # the base has grown
         return rate
-    if scaling.kind == "linear":
-        return rate / scaling.factor
+    slow: Tensor | float = 1.0
     if scaling.kind == "yarn":
         # The dimension that turns so often in the original context: below `low` they stay as they are.
         turns = 2 * math.pi * torch.tensor([scaling.beta_fast, scaling.beta_slow], dtype=torch.float64)
@@ -224,17 +212,12 @@ def _stretched(rate: Tensor, scaling: RotaryScaling, base: float) -> Tensor:
         low, high = max(low, 0), min(high, 2 * len(rate) - 1)
         place = torch.arange(len(rate), dtype=torch.float32, device=rate.device)
         slow = ((place - low) / (high - low or 0.001)).clamp(0, 1)
-        mixed: Tensor = rate / scaling.factor * slow + rate * (1 - slow)
-        return mixed
-    wavelength = 2 * math.pi / rate
-    longest = scaling.original_positions / scaling.low_freq_factor
-    shortest = scaling.original_positions / scaling.high_freq_factor
-    smooth = (scaling.original_positions / wavelength - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
-    between = (1 - smooth) * rate / scaling.factor + smooth * rate
-    stretched = torch.where(wavelength > longest, rate / scaling.factor, rate)
-    return torch.where((wavelength <= longest) & (wavelength >= shortest), between, stretched)
+    elif scaling.kind == "llama3":
+        turns = scaling.original_positions * rate / (2 * math.pi)
+        span = scaling.high_freq_factor - scaling.low_freq_factor
+        slow = 1 - ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+    mixed: Tensor = rate / scaling.factor * slow + rate * (1 - slow)
+    return mixed
 
 
 class RelativeBias(nn.Module):

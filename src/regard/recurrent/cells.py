@@ -6,7 +6,6 @@ Vectors are rows, so weights are (input_dim, hidden), (hidden, hidden) and (hidd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -110,7 +109,7 @@ def rnn_step(
     x_t: Float[Tensor, "*batch input_dim"], h_prev: Float[Tensor, "*batch hidden"], weights: RNNWeights
 ) -> Float[Tensor, "*batch hidden"]:
     """tanh(x_t W_x + h_prev W_h + b): the next state of Elman's network (1990)."""
-    _check_step({"x_t": x_t, "h_prev": h_prev}, weights)
+    check_fit({"x_t": x_t, "h_prev": h_prev}, weights)
     return torch.tanh(x_t @ weights.W_x + h_prev @ weights.W_h + weights.b)
 
 
@@ -128,7 +127,7 @@ def lstm_step(
 
     Gers, Schmidhuber and Cummins (2000), without peepholes.
     """
-    _check_step({"x_t": x_t, "h_prev": h_prev, "c_prev": c_prev}, weights)
+    check_fit({"x_t": x_t, "h_prev": h_prev, "c_prev": c_prev}, weights)
     w = weights
     f = torch.sigmoid(x_t @ w.W_f + h_prev @ w.U_f + w.b_f)
     i = torch.sigmoid(x_t @ w.W_i + h_prev @ w.U_i + w.b_i)
@@ -154,7 +153,7 @@ def gru_step(
     is another function of the same weights: `reset_after=True` gives that one,
     candidate = tanh(x_t W_h + b_h + r * (h_prev U_h + b_u)), and takes its second bias, `b_u`.
     """
-    _check_step({"x_t": x_t, "h_prev": h_prev}, weights)
+    check_fit({"x_t": x_t, "h_prev": h_prev}, weights)
     check_reset(weights, reset_after)
     w = weights
     z = torch.sigmoid(x_t @ w.W_z + h_prev @ w.U_z + w.b_z)
@@ -167,38 +166,33 @@ def gru_step(
     return z * h_prev + (1 - z) * candidate
 
 
-def _check_step(given: dict[str, Tensor], weights: _Weights) -> None:
-    x = given["x_t"]
-    if x.dim() not in (1, 2):
-        raise ShapeError(
-            f"x_t has {x.dim()} dimensions: it must be (input_dim,) or (batch, input_dim). "
-            f"Got shape {tuple(x.shape)}."
-        )
-    check_fit(given, ("batch", "input_dim")[-x.dim() :], ("batch", "hidden")[-x.dim() :], weights)
-
-
-def check_fit(
-    given: dict[str, Tensor], x_words: Sequence[str], state_words: Sequence[str], weights: _Weights
-) -> None:
+def check_fit(given: dict[str, Tensor], weights: _Weights) -> None:
     """Raise unless the states follow from x, and every weight from x and the first state."""
-    check_same_kind(**given, **weights.named())
     (x_name, x), (h_name, h), *_ = given.items()
-    got = f"Got {x_name} {named(x_words, x.shape)}, {h_name} {named(state_words, h.shape)}."
+    time = ("time",) if x_name == "X" else ()
+    forms = {len(time) + len(more): (*time, *more) for more in (("input_dim",), ("batch", "input_dim"))}
+    if x.dim() not in forms:
+        either = " or ".join(str(form).replace("'", "") for form in forms.values())
+        raise ShapeError(
+            f"{x_name} has {x.dim()} dimensions: it must be {either}. Got shape {tuple(x.shape)}."
+        )
+    words = forms[x.dim()]
+    if time and len(x) == 0:
+        raise ShapeError(f"X has no steps: time must be at least 1. Got X {named(words, x.shape)}.")
+    check_same_kind(**given, **weights.named())
+    state_words = (*words[len(time) : -1], "hidden")
+    got = f"Got {x_name} {named(words, x.shape)}, {h_name} {named(state_words, h.shape)}."
     if h.dim() == 0 or x.shape[-1] == 0 or h.shape[-1] == 0:
         raise ShapeError(f"input_dim and hidden must be at least 1. {got}")
-    batch, input_dim, hidden = tuple(x.shape[len(x_words) - len(state_words) : -1]), x.shape[-1], h.shape[-1]
-    wanted = dict.fromkeys(list(given)[1:], (state_words, (*batch, hidden)))
-    kinds: list[tuple[Sequence[str], tuple[int, ...]]] = [
-        (("input_dim", "hidden"), (input_dim, hidden)),
-        (("hidden", "hidden"), (hidden, hidden)),
-        (("hidden",), (hidden,)),
-    ]
+    sizes = {"batch": x.shape[-2] if "batch" in words else 0, "input_dim": x.shape[-1], "hidden": h.shape[-1]}
+    kinds = (("input_dim", "hidden"), ("hidden", "hidden"), ("hidden",))
+    wanted = dict.fromkeys(list(given)[1:], state_words)
     wanted |= {name: kinds[2 if name == "b_u" else index % 3] for index, name in enumerate(weights.named())}
-    for name, tensor in {**given, **weights.named()}.items():
-        words, shape = wanted.get(name, ((), tuple(tensor.shape)))
+    for name, names in wanted.items():
+        tensor, shape = {**given, **weights.named()}[name], tuple(sizes[word] for word in names)
         if tuple(tensor.shape) != shape:
             raise ShapeError(
-                f"{name} is {named(words, tensor.shape)}: it must be {named(words, shape)}. {got}"
+                f"{name} is {named(names, tensor.shape)}: it must be {named(names, shape)}. {got}"
             )
 
 

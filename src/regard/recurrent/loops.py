@@ -11,7 +11,7 @@ the state it ended with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.attention import torch_ops
 from regard.attention.scores import no_autocast
-from regard.attention.shapes import check_same_kind, named
+from regard.attention.shapes import check_same_kind
 from regard.errors import ArgumentError, ShapeError
 from regard.recurrent.cells import GRUWeights, LSTMWeights, RNNWeights, check_fit, check_reset
 
@@ -32,14 +32,12 @@ def rnn_forward(
     lengths: Int[Tensor, "*batch"] | None = None,
 ) -> Float[Tensor, "time *batch hidden"]:
     """Every hidden state of `rnn_step` along X: H[t] is the state after X[t]."""
-    _check_sequence({"X": X, "h0": h0}, weights, lengths)
-    x, past_end, (h,) = _batched(X, lengths, h0)
-    states = []
-    with no_autocast(X.device):
-        for projected in _projected(x, [weights.W_x], [weights.b]):
-            h = torch.addmm(projected, h, weights.W_h).tanh()
-            states.append(h)
-    return _as_given(states, X, past_end)
+    check_fit({"X": X, "h0": h0}, weights)
+
+    def step(projected: Tensor, h: Tensor) -> tuple[Tensor]:
+        return (torch.addmm(projected, h, weights.W_h).tanh(),)
+
+    return _along(X, lengths, (h0,), (weights.W_x,), (weights.b,), step)[0]
 
 
 def lstm_forward(
@@ -57,22 +55,19 @@ def lstm_forward(
     fused operation gives. Sequences of different `lengths` end with cells that operation does not return,
     so that they cost the same with `cells=False` as without.
     """
-    _check_sequence({"X": X, "h0": h0, "c0": c0}, weights, lengths)
-    x, past_end, (h, c) = _batched(X, lengths, h0, c0)
+    check_fit({"X": X, "h0": h0, "c0": c0}, weights)
     w = weights
     W, U, b = (w.W_i, w.W_f, w.W_c, w.W_o), (w.U_i, w.U_f, w.U_c, w.U_o), (w.b_i, w.b_f, w.b_c, w.b_o)
-    with no_autocast(X.device):
-        if not cells and lengths is None and _fusible("LSTM", h):
-            H, _, c_last = fused("LSTM", x, (h[None], c[None]), W, U, b)
-            return _as_given(H, X, None), c_last.reshape(c0.shape)
-        states, cell_states, U_all = [], [], torch.cat(U, 1)
-        for projected in _projected(x, W, b):
-            i, f, candidate, o = torch.addmm(projected, h, U_all).chunk(4, -1)
-            c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), candidate.tanh())
-            h = o.sigmoid() * c.tanh()
-            states.append(h)
-            cell_states.append(c)
-    H, C = _as_given(states, X, past_end), _as_given(cell_states, X, past_end)
+    if not cells and lengths is None and _fusible("LSTM", h0):
+        return _fused("LSTM", X, None, (h0, c0), W, U, b, torch.zeros_like(torch.cat(b)))
+    U_all = torch.cat(U, 1)
+
+    def step(projected: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        i, f, candidate, o = torch.addmm(projected, h, U_all).chunk(4, -1)
+        c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), candidate.tanh())
+        return o.sigmoid() * c.tanh(), c
+
+    H, C = _along(X, lengths, (h0, c0), W, b, step)
     return H, C if cells else last_state(C, c0, lengths)
 
 
@@ -85,28 +80,26 @@ def gru_forward(
     reset_after: bool = False,
 ) -> Float[Tensor, "time *batch hidden"]:
     """Every hidden state of `gru_step` along X, with its two conventions of the reset."""
-    _check_sequence({"X": X, "h0": h0}, weights, lengths)
+    check_fit({"X": X, "h0": h0}, weights)
     check_reset(weights, reset_after)
-    x, past_end, (h,) = _batched(X, lengths, h0)
     w = weights
     W, b = (w.W_r, w.W_z, w.W_h), (w.b_r, w.b_z, w.b_h)
-    with no_autocast(X.device):
-        inner = torch.zeros_like(w.b_h) if w.b_u is None else w.b_u
-        if reset_after and _fusible("GRU", h):
-            zero = torch.zeros_like(inner)
-            H = fused("GRU", x, h[None], W, (w.U_r, w.U_z, w.U_h), b, (zero, zero, inner))[0]
-            return _as_given(H, X, past_end)
-        states, U_gates, size = [], torch.cat((w.U_r, w.U_z), 1), h.shape[-1]
-        for projected in _projected(x, W, b):
-            gates, candidate = projected.split((2 * size, size), -1)
-            r, z = torch.addmm(gates, h, U_gates).sigmoid().chunk(2, -1)
-            if reset_after:
-                candidate = candidate + r * torch.addmm(inner, h, w.U_h)
-            else:
-                candidate = torch.addmm(candidate, r * h, w.U_h)
-            h = torch.lerp(candidate.tanh(), h, z)
-            states.append(h)
-    return _as_given(states, X, past_end)
+    inner = torch.zeros_like(w.b_h) if w.b_u is None else w.b_u
+    if reset_after and _fusible("GRU", h0):
+        zeros = torch.zeros_like(torch.cat(b[:2]))
+        return _fused("GRU", X, lengths, (h0,), W, (w.U_r, w.U_z, w.U_h), b, torch.cat([zeros, inner]))[0]
+    U_gates = torch.cat((w.U_r, w.U_z), 1)
+
+    def step(projected: Tensor, h: Tensor) -> tuple[Tensor]:
+        gates, candidate = projected.split((U_gates.shape[1], h.shape[1]), -1)
+        r, z = torch.addmm(gates, h, U_gates).sigmoid().chunk(2, -1)
+        if reset_after:
+            candidate = candidate + r * torch.addmm(inner, h, w.U_h)
+        else:
+            candidate = torch.addmm(candidate, r * h, w.U_h)
+        return (torch.lerp(candidate.tanh(), h, z),)
+
+    return _along(X, lengths, (h0,), W, b, step)[0]
 
 
 def last_state(
@@ -134,26 +127,6 @@ def last_state(
     return torch.where(lengths[..., None] == 0, initial, states.gather(0, index)[0])
 
 
-def fused(
-    mode: str,
-    x: Tensor,
-    state: Tensor | tuple[Tensor, Tensor],
-    W: Sequence[Tensor],
-    U: Sequence[Tensor],
-    b: Sequence[Tensor],
-    b_inner: Sequence[Tensor] | None = None,
-) -> tuple[Tensor, ...]:
-    """Torch's whole-sequence operation, on its layout: gates stacked in its order, (gate, input_dim)."""
-    bias = torch.cat(list(b))
-    inner = torch.zeros_like(bias) if b_inner is None else torch.cat(list(b_inner))
-    params = [torch.cat([w.t() for w in W]), torch.cat([u.t() for u in U]), bias, inner]
-    # has_biases, num_layers, dropout, train, bidirectional, batch_first
-    outputs: tuple[Tensor, ...] = torch_ops.SEQUENCE[mode](
-        x, state, params, True, 1, 0.0, torch.is_grad_enabled(), False, False
-    )
-    return outputs
-
-
 def _fusible(mode: str, h: Tensor) -> bool:
     """Whether torch has the operation and it takes these: not an empty batch, nor halves on every CPU."""
     if torch_ops.SEQUENCE[mode] is None:
@@ -161,16 +134,60 @@ def _fusible(mode: str, h: Tensor) -> bool:
     return bool(h.numel()) and (h.device.type != "cpu" or h.dtype in (torch.float32, torch.float64))
 
 
-def _projected(x: Tensor, W: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """x W + b of all gates side by side, one entry for each step, in one product."""
-    rows = torch.addmm(torch.cat(list(b)), x.flatten(0, 1), torch.cat(list(W), 1))
-    return rows.view(*x.shape[:2], rows.shape[1]).unbind()
+def _fused(
+    mode: str,
+    X: Tensor,
+    lengths: Tensor | None,
+    states: tuple[Tensor, ...],
+    W: Sequence[Tensor],
+    U: Sequence[Tensor],
+    b: Sequence[Tensor],
+    b_state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Every hidden state, and the last one or the last cell, by torch's operation on its own layout."""
+    x, past_end, rows = _batched(X, lengths, states)
+    params = [torch.cat([w.t() for w in W]), torch.cat([u.t() for u in U]), torch.cat(list(b)), b_state]
+    initial = tuple(state[None] for state in rows)
+    with no_autocast(X.device):
+        # has_biases, num_layers, dropout, train, bidirectional, batch_first
+        H, *_, last = torch_ops.SEQUENCE[mode](
+            x,
+            initial if mode == "LSTM" else initial[0],
+            params,
+            True,
+            1,
+            0.0,
+            torch.is_grad_enabled(),
+            False,
+            False,
+        )
+    return _as_given(H, X, past_end), last.reshape(states[0].shape)
+
+
+def _along(
+    X: Tensor,
+    lengths: Tensor | None,
+    states: tuple[Tensor, ...],
+    W: Sequence[Tensor],
+    b: Sequence[Tensor],
+    step: Callable[..., tuple[Tensor, ...]],
+) -> list[Tensor]:
+    """Every state along X; `step` is given x W + b of all gates side by side, made by one product."""
+    x, past_end, states = _batched(X, lengths, states)
+    made = []
+    with no_autocast(X.device):
+        rows = torch.addmm(torch.cat(list(b)), x.flatten(0, 1), torch.cat(list(W), 1))
+        for projected in rows.view(*x.shape[:2], rows.shape[1]).unbind():
+            states = step(projected, *states)
+            made.append(states)
+    return [_as_given(torch.stack(parts), X, past_end) for parts in zip(*made, strict=True)]
 
 
 def _batched(
-    X: Tensor, lengths: Tensor | None, *states: Tensor
+    X: Tensor, lengths: Tensor | None, states: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
     """X and states with a batch axis; where X is padding, set to 0: NaN times a gradient of 0 is NaN."""
+    _check_lengths(lengths, X, "X")
     x = X if X.dim() == 3 else X[:, None]
     rows = tuple(state.reshape(x.shape[1], state.shape[-1]) for state in states)
     if lengths is None:
@@ -179,33 +196,16 @@ def _batched(
     return x.masked_fill(past_end, 0), past_end, rows
 
 
-def _as_given(states: Tensor | list[Tensor], X: Tensor, past_end: Tensor | None) -> Tensor:
+def _as_given(H: Tensor, X: Tensor, past_end: Tensor | None) -> Tensor:
     """States with 0 past the end, and with a batch axis only if X has one."""
-    H = torch.stack(states) if isinstance(states, list) else states
-    if past_end is not None:
-        H = H.masked_fill(past_end, 0)
+    H = H if past_end is None else H.masked_fill(past_end, 0)
     return H if X.dim() == 3 else H[:, 0]
 
 
-def _check_sequence(
-    given: dict[str, Tensor], weights: RNNWeights | LSTMWeights | GRUWeights, lengths: Tensor | None
-) -> None:
-    X = given["X"]
-    if X.dim() not in (2, 3):
-        raise ShapeError(
-            f"X has {X.dim()} dimensions: it must be (time, input_dim) or (time, batch, input_dim). "
-            f"Got shape {tuple(X.shape)}."
-        )
-    words = ("time", "batch", "input_dim") if X.dim() == 3 else ("time", "input_dim")
-    if len(X) == 0:
-        raise ShapeError(f"X has no steps: time must be at least 1. Got X {named(words, X.shape)}.")
-    check_fit(given, words, (*words[1:-1], "hidden"), weights)
-    if lengths is not None:
-        _check_lengths(lengths, X, "X")
-
-
-def _check_lengths(lengths: Tensor, sequence: Tensor, name: str) -> None:
-    """Raise unless there is one whole number from 0 to time for each sequence."""
+def _check_lengths(lengths: Tensor | None, sequence: Tensor, name: str) -> None:
+    """Raise unless there is one whole number from 0 to time for each sequence, or None for all."""
+    if lengths is None:
+        return
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         kind = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
         raise ShapeError(f"lengths must be a tensor of whole numbers, such as torch.int64. Got {kind}.")
@@ -215,9 +215,7 @@ def _check_lengths(lengths: Tensor, sequence: Tensor, name: str) -> None:
             f"each sequence. Got {name} of shape {tuple(sequence.shape)}."
         )
     if lengths.device != sequence.device:
-        raise ShapeError(
-            f"lengths is on {lengths.device} and {name} on {sequence.device}: they must be on one device."
-        )
+        raise ShapeError(f"lengths is on {lengths.device} and {name} on {sequence.device}: move one.")
     if lengths.is_meta or not lengths.numel():
         return
     low, high = (int(end) for end in torch.aminmax(lengths))

@@ -173,7 +173,7 @@ def test_the_fast_steps_are_left_aside(monkeypatch):
     assert not steps
     monkeypatch.undo()
     engine = fast.engine(model)
-    assert engine is None or engine.step(tokens[:, 0], decoding.cache, None) is None
+    assert engine is None or engine.step(model, tokens[:, 0], decoding.cache, None) is None
 
 
 def test_rotary_positions_in_the_cache_let_a_text_grow_beyond_the_limit():

@@ -51,37 +51,6 @@ class GGUFHeader:
     metadata: Mapping[str, Any] = field(repr=False)  # number, bool, str, list of str, or array of numbers
     tensors: Mapping[str, LazyTensor] = field(repr=False)
 
-    @property
-    def architecture(self) -> str:
-        """The kind of model, as GGUF names it."""
-        return str(self.metadata.get("general.architecture"))[:40]
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A positive whole number below the architecture's name."""
-        value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if type(value) is not int or value < 1:
-            raise LoadError(f"it has {key} {str(value)[:40]}: it must be a positive whole number.")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """A positive number below the architecture's name."""
-        value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if type(value) is not float or not 0 < value < math.inf:
-            raise LoadError(f"it has {key} {str(value)[:40]}: it must be a positive number.")
-        return value
-
-    def text(self, key: str, default: str) -> str:
-        """A string below the architecture's name."""
-        return str(self.metadata.get(f"{self.architecture}.{key}", default))[:40]
-
-    def flag(self, key: str, default: bool) -> bool:
-        """A truth below the architecture's name."""
-        return self.metadata.get(f"{self.architecture}.{key}", default) is True
-
-    def has(self, tensor: str) -> bool:
-        """Whether there is a tensor of that name."""
-        return tensor in self.tensors
-
 
 def read_header(path: Path) -> GGUFHeader:
     """The checked header of the GGUF file at `path`; `LoadError` if anything in it cannot be."""

@@ -270,7 +270,7 @@ def _transformer(
     with _reading_config(source):
         family.check(stated, len(tensors), sum(tensor.n_element for tensor in tensors.values()))
         config = replace(family.config(stated), kept_heads=kept_heads)
-        if config.pooler and not any(family.weights["pooler"].name in name for name in tensors):
+        if config.pooler and not any(family.weights["pooler"] in name for name in tensors):
             config = replace(config, pooler=False)
         with shapes_alone():
             model = Transformer(config)

@@ -15,18 +15,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from regard.errors import LoadError, UnsupportedError
 from regard.files.gguf import GGUFHeader, read_header
 from regard.files.safetensors import LazyTensor, open_safetensors
 from regard.files.tokenizer import GGUF_ROLES, TextTokenizer, gguf_tokenizer, read_json, read_text
-from regard.models.families import FAMILIES, Family, Published, Said, Weight
+from regard.models.families import FAMILIES, Family, Published, Said
 
 INDEX = "model.safetensors.index.json"
+_IDS = ("bos", "eos", "pad")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -113,10 +116,11 @@ def read_gguf(path: Path) -> RawModel:
     """The model in a GGUF file: weights dequantised when read, names and layout as in Hugging Face."""
     header = read_header(path)
     families = {family.gguf: family for family in FAMILIES.values() if family.gguf is not None}
-    family = families.get(header.architecture)
+    architecture = str(header.metadata.get("general.architecture"))[:40]
+    family = families.get(architecture)
     if family is None:
         raise LoadError(
-            f"{path} holds a model of architecture {header.architecture!r}: of GGUF files, "
+            f"{path} holds a model of architecture {architecture!r}: of GGUF files, "
             f"{' and '.join(sorted(families))} can be read."
         )
     try:
@@ -194,47 +198,40 @@ def _gguf_config(header: GGUFHeader, family: Family) -> Said:
     if embedding is None or len(embedding.shape) != 2:
         raise LoadError("there is no token_embd.weight of two dimensions: every model needs one.")
     kind, (with_head, _) = next(iter(family.architectures.items()))
-    ids = {
-        f"{role}_token_id": header.metadata.get(f"tokenizer.ggml.{GGUF_ROLES[role]}_token_id")
-        for role in ("bos", "eos", "pad")
+    below = f"{family.gguf}."
+    values = {
+        key.removeprefix(below): value for key, value in header.metadata.items() if key.startswith(below)
     }
+    ids = {role: header.metadata.get(f"tokenizer.ggml.{GGUF_ROLES[role]}_token_id") for role in _IDS}
     return {
         "model_type": kind,
         "architectures": [with_head],
-        **family.gguf_config(header),
+        **family.gguf_config(values, header.tensors),
         "vocab_size": embedding.shape[0],
-        "tie_word_embeddings": not header.has("output.weight"),
-        **{key: index if type(index) is int else None for key, index in ids.items()},
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        **{f"{role}_token_id": index if type(index) is int else None for role, index in ids.items()},
     }
 
 
 def _translated(header: GGUFHeader, family: Family, config: Published) -> dict[str, LazyTensor]:
     """The file's tensors under Hugging Face's names, in Hugging Face's layout."""
-    weights = {where.gguf: where for where in family.weights.values()}
-    tensors: dict[str, LazyTensor] = {}
-    strange = []
-    for name, stored in header.tensors.items():
-        module, _, kind = name.rpartition(".")
-        layer = re.match(r"blk\.(\d{1,6})\.", module)
-        where = weights.get(re.sub(r"^blk\.\d+\.", "blk.{}.", module))
-        if where is None or kind not in ("weight", "bias"):
-            strange.append(name)
-            continue
-        full = f"{family.prefixed(where.name).format(layer[1] if layer else '')}.{kind}"
-        tensors[full] = _as_published(full, stored, family, where, config)
-    if strange:
+    ours = {name: family.from_gguf_name(name) for name in header.tensors}
+    if strange := [name for name, parameter in ours.items() if parameter is None]:
         hint = " Scaled rotary frequencies are not supported." if "rope_freqs.weight" in strange else ""
         raise LoadError(f"there are tensors that {family.name} models do not have: {_few(strange)}.{hint}")
+    tensors = {}
+    for name, stored in header.tensors.items():
+        parameter = str(ours[name])
+        shape = family.from_gguf(parameter, torch.empty(stored.shape, device="meta"), config).shape
+        module, _, kind = parameter.rpartition(".")
+        theirs = f"{family.prefixed(family.theirs(module))}.{kind}"
+        read = partial(_as_published, stored, family, parameter, config)
+        tensors[theirs] = LazyTensor(theirs, tuple(shape), stored.stored_as, read)
     return tensors
 
 
-def _as_published(
-    name: str, stored: LazyTensor, family: Family, where: Weight, config: Published
-) -> LazyTensor:
-    shape = tuple(family.from_gguf(where, torch.empty(stored.shape, device="meta"), config).shape)
-    return replace(
-        stored, name=name, shape=shape, read=lambda: family.from_gguf(where, stored.read(), config)
-    )
+def _as_published(stored: LazyTensor, family: Family, parameter: str, config: Published) -> Tensor:
+    return family.from_gguf(parameter, stored.read(), config)
 
 
 def _quantisation(tensors: Mapping[str, LazyTensor]) -> str | None:

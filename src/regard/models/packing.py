@@ -66,7 +66,7 @@ def split_product(
         made = torch.bmm(parts, x.t().expand(_PARTS, n_in, n_row)).permute(2, 0, 1)
     else:
         made = torch.bmm(x.expand(_PARTS, n_row, n_in), parts.mT).transpose(0, 1)
-    made = made.reshape(n_row, n_whole)
+    made = made.reshape(n_row, n_whole).contiguous()  # as the attention kernel wants its queries
     return made if n_whole == n_out else torch.cat([made, F.linear(x, weight[n_whole:])], 1)
 
 

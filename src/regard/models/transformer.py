@@ -21,7 +21,14 @@ from regard.layers.attention import Record
 from regard.layers.block import ACTIVATIONS, Block, BlockConfig, make_norm
 from regard.layers.cache import KVCache
 from regard.layers.eviction import Evict, Evicting
-from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, RotaryScaling, SinusoidalPositions
+from regard.layers.positions import (
+    LearnedPositions,
+    RelativeBias,
+    Rotary,
+    RotaryScaling,
+    SinusoidalPositions,
+    Turn,
+)
 from regard.models import fast
 from regard.models.model import Model, Output, Sizes
 from regard.models.pruned import check_kept_heads, fit_pruned
@@ -103,11 +110,17 @@ class TransformerConfig:
 class Stack(nn.Module):
     """Blocks one after the other, their shared relative positions before and the last norm after them."""
 
-    def __init__(self, config: TransformerConfig, n_layer: int, *, causal: bool, cross: bool) -> None:
+    def __init__(self, config: TransformerConfig, name: Literal["encoder", "decoder"]) -> None:
         super().__init__()
+        self.name, causal = name, name == "decoder"
+        n_layer = config.n_decoder_layer if causal else config.n_encoder_layer
         self.local = config.local if causal and config.local else (True,) * n_layer
         self.blocks = nn.ModuleList(
-            Block(config.decoder_block(index) if causal else config.block, causal=causal, cross=cross)
+            Block(
+                config.decoder_block(index) if causal else config.block,
+                causal=causal,
+                cross=causal and config.kind == "encoder-decoder",
+            )
             for index in range(n_layer)
         )
         self.relative = None
@@ -122,18 +135,14 @@ class Stack(nn.Module):
         x: Float[Tensor, "batch position model_dim"],
         memory: Float[Tensor, "batch memory_position model_dim"] | None = None,
         *,
-        positions: Int[Tensor, "_batch position"],
-        rotary: Rotary | None,
-        local_rotary: Rotary | None = None,
+        turn: Turn | None,
+        local_turn: Turn | None,
         keys: Bool[Tensor, "batch key"] | None,
         memory_keys: Bool[Tensor, "batch memory_position"] | None = None,
         cache: KVCache | None = None,
         record: Record | None = None,
-        name: str = "decoder",
         layers: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch position model_dim"]:
-        turn = None if rotary is None else rotary(positions)
-        local_turn = turn if local_rotary is None else local_rotary(positions)
         start = 0 if cache is None else cache.read
         visible = None if keys is None else Visibility(keys=keys)
         memory_visible = None if memory_keys is None else Visibility(keys=memory_keys)
@@ -153,10 +162,9 @@ class Stack(nn.Module):
                 cache=None if cache is None else cache[index],
                 cross_cache=None if cache is None else cache.cross[index],
                 record=record,
-                name=f"{name}.{index}",
+                name=f"{self.name}.{index}",
             )
-        if self.norm is not None:
-            x = self.norm(x)
+        x = x if self.norm is None else self.norm(x)
         if layers is not None:
             layers.append(x)
         return x
@@ -205,21 +213,15 @@ class Transformer(Model):
             rotary = partial(
                 Rotary, block.qk_dim or block.model_dim // block.n_head, turned=config.rotary_dim
             )
-            if config.full_positions:
-                self.rotary = rotary(config.rotary_base, config.rotary_scaling)
+            usual = rotary(config.rotary_base, config.rotary_scaling)
+            self.rotary, self.local_rotary = (usual, None) if config.full_positions else (None, usual)
             if config.local_rotary_base is not None:
                 self.local_rotary = rotary(config.local_rotary_base)
-            elif not config.full_positions:
-                self.local_rotary = rotary(config.rotary_base, config.rotary_scaling)
         self.token_type = nn.Embedding(config.n_token_type, block.model_dim) if config.n_token_type else None
         self.embed_norm = make_norm(block) if config.embed_norm else None
         self.dropout = nn.Dropout(block.dropout)
-        both = config.kind == "encoder-decoder"
-        self.encoder = self.decoder = None
-        if config.n_encoder_layer:
-            self.encoder = Stack(config, config.n_encoder_layer, causal=False, cross=False)
-        if config.n_decoder_layer:
-            self.decoder = Stack(config, config.n_decoder_layer, causal=True, cross=both)
+        self.encoder = Stack(config, "encoder") if config.n_encoder_layer else None
+        self.decoder = Stack(config, "decoder") if config.n_decoder_layer else None
         self.masked_head = MaskedHead(config) if config.head == "masked" else None
         self.unembed = None
         if config.head != "none" and not config.tied:
@@ -241,12 +243,10 @@ class Transformer(Model):
 
     @property
     def attention_names(self) -> list[str]:
-        names = [f"encoder.{index}.self" for index in range(self.config.n_encoder_layer)]
-        for index in range(self.config.n_decoder_layer):
-            names.append(f"decoder.{index}.self")
-            if self.encoder is not None:
-                names.append(f"decoder.{index}.cross")
-        return names
+        config, kinds = self.config, ("self",) if self.encoder is None else ("self", "cross")
+        read = [f"encoder.{index}.self" for index in range(config.n_encoder_layer)]
+        written = [f"decoder.{index}.{kind}" for index in range(config.n_decoder_layer) for kind in kinds]
+        return read + written
 
     def new_cache(self) -> KVCache:
         """An empty cache for decoding."""
@@ -295,11 +295,9 @@ class Transformer(Model):
         run = partial(self._run, record=record)
         layers: list[Tensor] | None = [] if return_layers else None
         if self.decoder is None or self.encoder is None:  # one stack
-            if target is not None or memory is not None:
+            if tokens is None or target is not None or memory is not None:
                 raise ArgumentError(f"a model that is {self.config.kind} only takes one sequence, `tokens`.")
-            if tokens is None:
-                raise ArgumentError("give the tokens to read.")
-            stack = self.encoder if self.decoder is None else self.decoder
+            stack = self.encoder or self.decoder
             hidden = run(stack, tokens, visible, positions, token_types, cache=cache, layers=layers)
         else:
             if memory is None:
@@ -309,13 +307,7 @@ class Transformer(Model):
             if target is None:
                 return Output(hidden=memory, memory=memory)
             hidden = run(
-                self.decoder,
-                target,
-                target_visible,
-                memory=memory,
-                memory_keys=visible,
-                cache=cache,
-                layers=layers,
+                self.decoder, target, target_visible, None, None, memory, visible, cache=cache, layers=layers
             )
         return Output(
             hidden=hidden,
@@ -346,11 +338,11 @@ class Transformer(Model):
         stack: Stack | None,
         tokens: Tensor,
         keys: Tensor | None,
-        positions: Tensor | None = None,
-        token_types: Tensor | None = None,
-        *,
+        positions: Tensor | None,
+        token_types: Tensor | None,
         memory: Tensor | None = None,
         memory_keys: Tensor | None = None,
+        *,
         cache: KVCache | None = None,
         record: Record | None = None,
         layers: list[Tensor] | None = None,
@@ -365,19 +357,15 @@ class Transformer(Model):
             positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
             if keys is not None:
                 positions = (keys.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
-        return stack(  # type: ignore[no-any-return]
-            self.embed(tokens, positions, token_types),
-            memory,
-            positions=positions,
-            rotary=self.rotary,
-            local_rotary=self.local_rotary,
-            keys=keys,
-            memory_keys=memory_keys,
-            cache=cache,
-            record=record,
-            name="encoder" if stack is self.encoder else "decoder",
-            layers=layers,
-        )
+        x = self.embed(tokens, positions, token_types)
+        turn, local_turn = self.turns(positions)
+        given = {"keys": keys, "memory_keys": memory_keys, "cache": cache, "record": record, "layers": layers}
+        return stack(x, memory, turn=turn, local_turn=local_turn, **given)  # type: ignore[no-any-return]
+
+    def turns(self, positions: Int[Tensor, "_batch position"]) -> tuple[Turn | None, Turn | None]:
+        """The rotary turns of these positions: of the layers that see everything, and of the local ones."""
+        turn = None if self.rotary is None else self.rotary(positions)
+        return turn, turn if self.local_rotary is None else self.local_rotary(positions)
 
     def embed(
         self,
@@ -449,7 +437,8 @@ class TransformerDecoding:
         if cache is not None:
             check_evicts(model.config)
             self.record = self.evicting = Evicting(cache, self.cache, model.rotary, record)
-        self.fast = fast.FastSteps(model, plain=self.record is None)
+        self.engine: fast.Engine | None = None  # looked for at the first step
+        self._looked = self.record is not None  # what is recorded takes the readable path
         self.visible = None if visible is None or bool(visible.all()) else visible
         self.memory: Tensor | None = None
         if model.encoder is not None:
@@ -457,10 +446,17 @@ class TransformerDecoding:
 
     def next(self, tokens: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
         """The scores of the token after these, one new token for each sequence."""
-        if self.memory is None and self.visible is not None:
+        model, both = self.model, self.memory is not None
+        if not both and self.visible is not None:
             self.visible = torch.cat([self.visible, self.visible.new_ones(tokens.shape[0], 1)], dim=1)
-        scores = self.fast.step(tokens, self.cache, self.visible, memory=self.memory is not None)
-        return self.feed(tokens[:, None]) if scores is None else scores
+        if not self._looked and self.cache.length:
+            self._looked = True
+            self.engine = fast.engine(model) if self.visible is None or fast.finite(self.cache) else None
+        if self.engine is not None:
+            scores = self.engine.step(model, tokens, self.cache, self.visible, memory=both)
+            if scores is not None:
+                return scores
+        return self.feed(tokens[:, None])
 
     @torch.no_grad()
     def feed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch vocab"]:
@@ -470,7 +466,7 @@ class TransformerDecoding:
             self.evicting.real = self.visible
             positions = self.evicting.positions(tokens.shape[1])
         output = self.model(
-            **({"tokens": tokens} if self.memory is None else {"tokens": None, "target": tokens}),
+            *((tokens,) if self.memory is None else (None, tokens)),
             visible=self.visible,
             positions=positions,
             memory=self.memory,
@@ -494,18 +490,19 @@ class TransformerDecoding:
 
 def check_evicts(config: TransformerConfig) -> None:
     """Raise unless a cache of this model can let positions go."""
-    reason = None
-    if config.kind != "decoder":
-        reason = "an encoder-decoder reads its prompt with the encoder"
-    elif config.block.kernel is not None:
-        reason = "linear attention keeps a sum of the past, not its positions"
-    elif config.block.window is not None or config.block.alibi:
-        reason = f"a window of {config.block.window} or ALiBi counts positions that would be gone"
-    elif config.rotary_scaling is not None and config.rotary_scaling.kind in ("dynamic", "yarn"):
-        reason = f"{config.rotary_scaling.kind} scaling turns keys by more than their positions"
-    elif config.kept_heads is not None:
-        reason = "pruned layers may have keys that no even group of heads shares"
-    elif config.positions == "relative":
-        reason = "relative positions are counted over all keys"
-    if reason is not None:
-        raise UnsupportedError(f"Evict is for decoders that look at all of the past: {reason}.")
+    block, scaling = config.block, config.rotary_scaling
+    reasons = {
+        "an encoder-decoder reads its prompt with the encoder": config.kind != "decoder",
+        "linear attention keeps a sum of the past, not its positions": block.kernel is not None,
+        f"a window of {block.window} or ALiBi counts positions that would be gone": (
+            block.window is not None or block.alibi
+        ),
+        "dynamic and yarn scaling turn keys by more than their positions": (
+            scaling is not None and scaling.kind in ("dynamic", "yarn")
+        ),
+        "pruned layers may have keys that no even group of heads shares": config.kept_heads is not None,
+        "relative positions are counted over all keys": config.positions == "relative",
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise UnsupportedError(f"Evict is for decoders that look at all of the past: {reason}.")

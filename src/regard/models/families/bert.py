@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from regard.models.families.family import Family, Published, Weight, refuse
-from regard.models.transformer import TransformerConfig
+from regard.models.families.family import Family, Published, Said
 
-_BLOCK, _LAYER = "encoder.blocks.{}", "encoder.layer.{}"
 _SHAPE = {"vocab_size": 30522, "max_position_embeddings": 512, "num_attention_heads": 12}
+_BERT = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072}
+_MINILM = {"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536}
 
 
 class BERT(Family):
@@ -27,71 +27,53 @@ class BERT(Family):
         "hidden_act": "block.activation",
         "tie_word_embeddings": "tied",
     }
-    weights = {
-        "token": Weight("embeddings.word_embeddings"),
-        "position": Weight("embeddings.position_embeddings"),
-        "token_type": Weight("embeddings.token_type_embeddings"),
-        "embed_norm": Weight("embeddings.LayerNorm"),
-        f"{_BLOCK}.attention.query": Weight(f"{_LAYER}.attention.self.query"),
-        f"{_BLOCK}.attention.key": Weight(f"{_LAYER}.attention.self.key"),
-        f"{_BLOCK}.attention.value": Weight(f"{_LAYER}.attention.self.value"),
-        f"{_BLOCK}.attention.out": Weight(f"{_LAYER}.attention.output.dense"),
-        f"{_BLOCK}.attention_norm": Weight(f"{_LAYER}.attention.output.LayerNorm"),
-        f"{_BLOCK}.ff.up": Weight(f"{_LAYER}.intermediate.dense"),
-        f"{_BLOCK}.ff.down": Weight(f"{_LAYER}.output.dense"),
-        f"{_BLOCK}.ff_norm": Weight(f"{_LAYER}.output.LayerNorm"),
-        "pooler": Weight("pooler.dense"),
-        "masked_head": Weight("cls.predictions"),
-        "masked_head.dense": Weight("cls.predictions.transform.dense"),
-        "masked_head.norm": Weight("cls.predictions.transform.LayerNorm"),
-        "unembed": Weight("cls.predictions.decoder"),
+    usual = {
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "hidden_act": "gelu",
+        "tie_word_embeddings": True,
     }
+    fields = {"embed_norm": True, "final_norm": False, "block.norm_first": False}
+    refused = {"position_embedding_type": "absolute", "is_decoder": False}
+    weights = {
+        "token": "embeddings.word_embeddings",
+        "position": "embeddings.position_embeddings",
+        "token_type": "embeddings.token_type_embeddings",
+        "embed_norm": "embeddings.LayerNorm",
+        "pooler": "pooler.dense",
+        "masked_head": "cls.predictions",
+        "masked_head.dense": "cls.predictions.transform.dense",
+        "masked_head.norm": "cls.predictions.transform.LayerNorm",
+        "unembed": "cls.predictions.decoder",
+    }
+    block = {
+        "attention.query": "attention.self.query",
+        "attention.key": "attention.self.key",
+        "attention.value": "attention.self.value",
+        "attention.out": "attention.output.dense",
+        "attention_norm": "attention.output.LayerNorm",
+        "ff.up": "intermediate.dense",
+        "ff.down": "output.dense",
+        "ff_norm": "output.LayerNorm",
+    }
+    layer = "encoder.layer.{layer}"
     prefixes = ("bert.", "")
     ignored = (
         "position_ids",
-        "cls.predictions.decoder.weight",
-        "cls.predictions.decoder.bias",
-        "cls.seq_relationship.weight",
-        "cls.seq_relationship.bias",
-        "pooler.dense.weight",
-        "pooler.dense.bias",
+        *(
+            f"{copy}.{kind}"
+            for copy in ("cls.predictions.decoder", "cls.seq_relationship", "pooler.dense")
+            for kind in ("weight", "bias")
+        ),
     )
     renamed = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
     around = ("cls", "sep")
     sizes = {
-        "bert": {
-            **_SHAPE,
-            "num_hidden_layers": 12,
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "architectures": ["BertForMaskedLM"],
-        },
-        "minilm": {
-            **_SHAPE,
-            "num_hidden_layers": 6,
-            "hidden_size": 384,
-            "intermediate_size": 1536,
-            "architectures": ["BertModel"],
-        },
+        "bert": {**_SHAPE, **_BERT, "architectures": ["BertForMaskedLM"]},
+        "minilm": {**_SHAPE, **_MINILM, "architectures": ["BertModel"]},
     }
 
-    def config(self, said: Published) -> TransformerConfig:
-        refuse(said, position_embedding_type="absolute", is_decoder=False)
+    def derived(self, said: Published) -> Said:
         names = said.get("architectures") or ()
         masked = any("MaskedLM" in name or "PreTraining" in name for name in names)
-        return self.filled(
-            said,
-            {
-                "positions": "learned",
-                "n_token_type": 2,
-                "embed_norm": True,
-                "final_norm": False,
-                "head": "masked" if masked else "none",
-                "tied": True,
-                "pooler": not masked,
-                "block.norm": "layer",
-                "block.norm_first": False,
-                "block.norm_eps": 1e-12,
-                "block.activation": "gelu",
-            },
-        )
+        return {"head": "masked" if masked else "none", "pooler": not masked}

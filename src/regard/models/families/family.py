@@ -1,18 +1,18 @@
 """What a family of published models is. Each is a subclass of `Family` in a file of its own.
 
-A family says how its config.json is read and written, what its weights are called in Hugging Face's files and
-in GGUF's, how they start before training, and which special tokens its texts have. Nothing else in the
-package knows a family by name.
+A family is tables: how its config.json is read and written, what its weights are called in Hugging Face's
+files, which special tokens its texts have. It overrides a method where no table can say it. What GGUF files
+call things is the same for all, and stands here. Nothing else in the package knows a family by name.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -38,21 +38,51 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
+# Our field -> GGUF's key below the name of the architecture; it must be there unless it is marked with "?".
+_GGUF_KEYS = {
+    "n_decoder_layer": "block_count",
+    "n_position": "context_length",
+    "block.model_dim": "embedding_length",
+    "block.ff_dim": "feed_forward_length",
+    "block.n_head": "attention.head_count",
+    "block.n_kv_head": "attention.head_count_kv?",
+    "block.qk_dim": "attention.key_length?",
+}
+# GGUF's name of a module -> ours, or of a module of a block.
+_GGUF_NAMES = {
+    "token_embd": "token",
+    "position_embd": "position",
+    "output_norm": "decoder.norm",
+    "output": "unembed",
+    "attn_norm": "attention_norm",
+    "attn_q": "attention.query",
+    "attn_k": "attention.key",
+    "attn_v": "attention.value",
+    "attn_q_norm": "attention.query_norm",
+    "attn_k_norm": "attention.key_norm",
+    "attn_output": "attention.out",
+    "post_attention_norm": "attention_norm_after",
+    "ffn_norm": "ff_norm",
+    "ffn_gate": "ff.gate",
+    "ffn_up": "ff.up",
+    "ffn_down": "ff.down",
+    "post_ffw_norm": "ff_norm_after",
+}
+_PARTS = ("query", "key", "value")
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Where a weight of ours is in published files; in a family's table "{}" is the layer."""
+    """Where a weight of ours is in Hugging Face's files."""
 
-    name: str  # in Hugging Face's files
-    gguf: str | None = None  # in GGUF's
-    transposed: bool = False  # Hugging Face's matrix is (in, out), not (out, in)
+    name: str
+    transposed: bool = False  # their matrix is (in, out), not (out, in)
     part: int | None = None  # query, key and value are in one matrix: 0, 1 or 2
     by_head: bool = False  # they take turns in it, head by head
-    offset: float = 0.0  # ours is Hugging Face's plus this
+    offset: float = 0.0  # ours is theirs plus this
 
     def taken(self, tensor: Tensor, n_head: int) -> Tensor:
-        """Our weight, out of what a Hugging Face file has."""
+        """Our weight, out of what a file has."""
         tensor = tensor.T if self.transposed else tensor
         if self.part is not None:
             if self.by_head:
@@ -62,7 +92,7 @@ class Weight:
         return tensor + self.offset if self.offset else tensor.contiguous()
 
     def given(self, tensors: Sequence[Tensor], n_head: int) -> Tensor:
-        """What a Hugging Face file has, of our weight, or of the three that are in one."""
+        """What a file has, of our weight, or of the three that are in one."""
         tensor = tensors[0] - self.offset if self.offset else tensors[0]
         if self.by_head:
             tensor = torch.stack([part.unflatten(0, (n_head, -1)) for part in tensors], 1).flatten(0, 2)
@@ -71,34 +101,24 @@ class Weight:
         return (tensor.T if self.transposed else tensor).contiguous()
 
 
-@runtime_checkable
-class GGUFValues(Protocol):
-    """What a GGUF file says of its model; keys are those below the name of its architecture."""
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A positive whole number."""
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
-
-    def text(self, key: str, default: str) -> str:
-        """A string."""
-
-    def flag(self, key: str, default: bool) -> bool:
-        """True or False."""
-
-    def has(self, tensor: str) -> bool:
-        """Whether there is a tensor of that name."""
-
-
 class Family:
-    """One family. A subclass sets these and gives `config`; the other methods have usual answers."""
+    """One family: the tables of a subclass, and what is done with them."""
 
     name: str
-    what: str  # one line for a person
+    what: str = "decoder: predicts the next token"  # one line for a person
     architectures: Mapping[str, tuple[str, str]]  # model_type -> transformers' class with a head, and without
     keys: Mapping[str, str]  # config.json's key -> our field, as "vocab" or "block.n_head"
-    weights: Mapping[str, Weight]  # module of ours -> where its weight and bias are
+    usual: Published = {}  # what a key means that is left out; one in `keys` and not here must be said
+    fields: Mapping[str, Any] = {}  # our fields that no key says
+    refused: Published = {}  # what would give other numbers than its authors meant, but for this value
+    rotary_base: float | None = None  # where nothing is said; None: positions are not rotary
+    weights: Mapping[str, str]  # module of ours -> its name in Hugging Face's files
+    block: Mapping[str, str]  # the same inside of a block
+    layer: str = "layers.{layer}"  # what stands before these
+    transposed: bool = False  # the matrices of blocks are (in, out)
+    joined: bool = False  # query, key and value are one matrix
+    by_head: bool = False  # in which they take turns
+    offset: float = 0.0  # a norm's gain is what the file has plus this; GGUF's have the gain
     sizes: Mapping[str, Published]  # published sizes, for random weights
     prefixes: tuple[str, ...] = ("",)  # a file may put one of these before its names, usually the first
     ignored: tuple[str, ...] = ()  # endings of tensors that are buffers or copies
@@ -107,6 +127,7 @@ class Family:
     around: tuple[str | None, str | None] = (None, None)  # special tokens before and after a text
     gguf: str | None = None  # GGUF's general.architecture; None: its GGUF files are not read
     gguf_cut: str | None = None  # how text is cut where a GGUF file does not say
+    gguf_pairs: bool = False  # rotary pairs are rows 2i and 2i + 1 in a GGUF file, i and i + d/2 in theirs
 
     def check(self, said: Published, n_tensor: int, n_number: int) -> None:
         """Raise unless each of `keys` has the type and range of our field, and weights enough to fill it."""
@@ -118,49 +139,21 @@ class Family:
 
     def config(self, said: Published) -> TransformerConfig:
         """Our config of what a config.json says; `KeyError` where it says too little."""
-        raise UnsupportedError("a model of no family has no published config.")
-
-    def model_type(self, config: TransformerConfig) -> str:
-        """The `model_type` of config.json."""
-        return next(iter(self.architectures))
-
-    def more(self, config: TransformerConfig) -> Said:
-        """What config.json says beyond `keys`."""
-        return {}
-
-    def names(self, model: Transformer) -> dict[str, Weight]:
-        """Where each parameter of the model is, by its name."""
-        names = {}
-        for parameter, _ in model.named_parameters():
-            module, _, kind = parameter.rpartition(".")
-            layer = re.search(r"\.(\d+)\.", module)
-            where = self.weights[re.sub(r"\.\d+\.", ".{}.", module)]
-            name = f"{where.name.format(layer[1]) if layer else where.name}.{kind}"
-            names[parameter] = replace(where, name=name, transposed=where.transposed and kind == "weight")
-        return names
-
-    def initial_std(self, name: str, config: TransformerConfig) -> float:
-        """The standard deviation of a matrix before training; biases start at 0 and norms at 1."""
-        return 0.02
-
-    def gguf_config(self, file: GGUFValues) -> Said:
-        """The config.json that a GGUF file amounts to, but for vocabulary and special tokens."""
-        raise UnsupportedError(
-            f"GGUF files of {type(self).__name__} models are not read here: give the Hugging Face folder."
-        )
-
-    def from_gguf(self, where: Weight, tensor: Tensor, said: Published) -> Tensor:
-        """A GGUF file's tensor as Hugging Face lays it out; a tensor without numbers shows the shape."""
-        return tensor.T if where.transposed and tensor.dim() == 2 else tensor
-
-    def filled(self, said: Published, values: Said) -> TransformerConfig:
-        """The config of `values`, by the names in `keys`, and over them what config.json says."""
-        values = {"family": self.name, **values}
-        for key, path in self.keys.items():
-            if said.get(key) is not None:
-                values[path] = said[key]
-            elif path not in values:
-                raise KeyError(key)
+        refuse(said, self.refused)
+        names = said.get("architectures") or ()
+        bare = any(name.endswith("Model") and "LMHead" not in name for name in names)
+        values = {"family": self.name, "head": "none" if bare else "language", **self.fields}
+        stated = {**self.usual, **{key: value for key, value in said.items() if value is not None}}
+        values |= {path: stated[key] for key, path in self.keys.items()}
+        values["block.v_dim"] = values.get("block.qk_dim")
+        if self.rotary_base is not None:
+            rope = self.rope(said)
+            values |= {
+                "positions": "rotary",
+                "rotary_base": first(rope.get("rope_theta"), said.get("rope_theta"), self.rotary_base),
+                "rotary_scaling": rotary_scaling(rope, values["n_position"]),
+            }
+        values |= self.derived(said)
         activation = values["block.activation"]
         if activation not in _ACTIVATIONS:
             raise UnsupportedError(
@@ -170,6 +163,14 @@ class Family:
         block = {path[6:]: value for path, value in values.items() if path.startswith("block.")}
         outer = {path: value for path, value in values.items() if not path.startswith("block.")}
         return TransformerConfig(block=BlockConfig(**block), **outer)
+
+    def derived(self, said: Published) -> Said:
+        """Our fields that no single key says, by the names in `keys`."""
+        return {}
+
+    def rope(self, said: Published) -> Published:
+        """What a config.json says of rotary positions."""
+        return said.get("rope_parameters") or said.get("rope_scaling") or {}
 
     def published(self, config: TransformerConfig) -> Said:
         """The config.json from which `config` reads the same again; an error where it cannot say it."""
@@ -182,10 +183,21 @@ class Family:
             value = attrgetter(path)(config)
             if value is not None:  # left out, it means what None means to us
                 said[key] = published_activation(value) if path == "block.activation" else value
+        if self.rotary_base is not None:
+            said["rope_theta"] = config.rotary_base
+            said["rope_parameters"] = published_rope(config.rotary_base, config.rotary_scaling)
         said |= self.more(config)
         if self.config(said) != config:
             raise UnsupportedError(f"the {self.name} format cannot say all of this config: {config}.")
         return said
+
+    def model_type(self, config: TransformerConfig) -> str:
+        """The `model_type` of config.json."""
+        return next(iter(self.architectures))
+
+    def more(self, config: TransformerConfig) -> Said:
+        """What config.json says beyond `keys`, and beyond one rotary base."""
+        return {}
 
     def sized(self, sizes: Mapping[str, int]) -> TransformerConfig:
         """The family's model with its head in these sizes, given by the names in `keys`."""
@@ -193,10 +205,108 @@ class Family:
         said = {key: sizes[path] for key, path in self.keys.items() if path in sizes}
         return self.config({"model_type": kind, "architectures": [with_head], **said})
 
+    def theirs(self, module: str) -> str:
+        """Hugging Face's name of a module of ours, without prefix."""
+        inside = re.fullmatch(r"(\w+)\.blocks\.(\d+)\.(.+)", module)
+        if inside is None:
+            return self.weights[module]
+        stack, layer, inner = inside.groups()
+        return f"{self.layer.format(stack=stack, layer=layer)}.{self.block[inner]}"
+
+    def names(self, model: Transformer) -> dict[str, Weight]:
+        """Where each parameter of the model is, by its name."""
+        names = {}
+        for parameter, _ in model.named_parameters():
+            module, _, kind = parameter.rpartition(".")
+            norm, last = "norm" in module, module.rpartition(".")[2]
+            names[parameter] = Weight(
+                f"{self.theirs(module)}.{kind}",
+                self.transposed and ".blocks." in module and not norm and kind == "weight",
+                _PARTS.index(last) if self.joined and last in _PARTS else None,
+                self.by_head and last in _PARTS,
+                self.offset if norm else 0.0,
+            )
+        return names
+
     def prefixed(self, name: str, prefix: str | None = None) -> str:
         """A name of `weights` as a file has it: what a head has stands outside of the prefix."""
         outside = name.startswith(("lm_head", "cls.", "embed_out"))
         return name if outside else (self.prefixes[0] if prefix is None else prefix) + name
+
+    def initial_std(self, name: str, config: TransformerConfig) -> float:
+        """The standard deviation of a matrix before training; biases start at 0 and norms at 1."""
+        return 0.02
+
+    def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> Said:
+        """The config.json that a GGUF file amounts to, but for vocabulary and special tokens.
+
+        `values` are those below the name of its architecture, `tensors` the names of its tensors.
+        """
+        said: Said = {}
+        rms = "rms_" if self.fields.get("block.norm") == "rms" else ""
+        for key, path in self.keys.items():
+            theirs = _GGUF_KEYS.get(path, "")
+            if theirs and (theirs[-1] != "?" or theirs[:-1] in values):
+                said[key] = gguf_number(values, theirs.removesuffix("?"), int)
+            elif path == "block.norm_eps":
+                said[key] = gguf_number(values, f"attention.layer_norm_{rms}epsilon", float)
+            elif path == "block.attention_bias":
+                said[key] = "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors
+            elif path == "block.ff_bias":
+                said[key] = "blk.0.ffn_up.bias" in tensors
+        if self.rotary_base is not None:
+            said["rope_theta"] = gguf_number(values, "rope.freq_base", float, self.rotary_base)
+            kind = str(values.get("rope.scaling.type", "none"))[:40]
+            if kind == "linear":
+                factor = gguf_number(values, "rope.scaling.factor", float)
+                said["rope_scaling"] = {"rope_type": kind, "factor": factor}
+            elif kind != "none":
+                raise LoadError(
+                    f"it scales rotary positions in the way {kind!r}: 'none' and 'linear' are supported."
+                )
+        return said
+
+    def from_gguf_name(self, name: str) -> str | None:
+        """The parameter of ours that a GGUF file's tensor is, or the first of three; None: there is none."""
+        inside = re.fullmatch(r"(?:blk\.(\d{1,6})\.)?(\w+)\.(weight|bias)", name)
+        if inside is None:
+            return None
+        layer, theirs, kind = inside.groups()
+        if self.joined and theirs in ("attn_q", "attn_k", "attn_v", "attn_qkv"):
+            ours = "attention.query" if theirs == "attn_qkv" else None
+        else:
+            ours = _GGUF_NAMES.get(theirs)
+        if ours not in (self.weights if layer is None else self.block):
+            return None
+        return f"{ours}.{kind}" if layer is None else f"decoder.blocks.{layer}.{ours}.{kind}"
+
+    def from_gguf(self, parameter: str, tensor: Tensor, said: Published) -> Tensor:
+        """A GGUF file's tensor as Hugging Face lays it out; a tensor without numbers shows the shape."""
+        n_row, last = tensor.shape[0], parameter.split(".")[-2]
+        if self.transposed and ".blocks." in parameter and tensor.dim() == 2:
+            return tensor.T
+        if self.offset and "norm" in parameter:
+            return tensor - self.offset
+        if self.by_head and last == "query":  # all queries, then all keys, then all values
+            parts: Tensor = tensor.unflatten(0, (3, said["num_attention_heads"], -1))
+            return parts.transpose(0, 1).flatten(0, 2)
+        if not self.gguf_pairs or last not in ("query", "key"):
+            return tensor
+        n_head = said["num_attention_heads"]
+        n_head = said.get("num_key_value_heads", n_head) if last == "key" else n_head
+        if n_row % (2 * n_head):
+            raise LoadError(f"{parameter} has {n_row} rows, which do not split into pairs in {n_head} heads.")
+        pairs = tensor.view(n_head, n_row // n_head // 2, 2, *tensor.shape[1:])
+        return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+def gguf_number(values: Mapping[str, Any], key: str, kind: Any, default: Any = None) -> Any:
+    """A positive number of that kind, which a GGUF file says under that key."""
+    value = values.get(key, default)
+    if type(value) is not kind or not 0 < value < math.inf:
+        whole = "whole " if kind is int else ""
+        raise LoadError(f"it has {key} {str(value)[:40]}: it must be a positive {whole}number.")
+    return value
 
 
 def published_activation(name: str) -> str:
@@ -204,18 +314,11 @@ def published_activation(name: str) -> str:
     return next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == name)
 
 
-def refuse(said: Published, **unsupported: Any) -> None:
-    """Raise where a config asks for something that would give other numbers than its authors meant."""
-    for key, usual in unsupported.items():
+def refuse(said: Published, supported: Published) -> None:
+    """Raise where a config asks for something else than what is supported, or left out."""
+    for key, usual in supported.items():
         if said.get(key, usual) not in (usual, None):
             raise UnsupportedError(f"{key}={said[key]!r} in config.json is not supported, only {usual!r}.")
-
-
-def language_head(said: Published) -> str:
-    """The head of a decoder's file: a bare model, as `GPT2Model` and not `GPT2LMHeadModel`, has none."""
-    names = said.get("architectures") or ()
-    bare = any(name.endswith("Model") and "LMHead" not in name for name in names)
-    return "none" if bare else "language"
 
 
 def first(*values: Any) -> Any:
@@ -233,30 +336,25 @@ def rotary_scaling(rope: Published, n_position: int) -> RotaryScaling | None:
         raise UnsupportedError(f"rotary scaling {kind!r} is not supported, only {', '.join(kinds)}.")
     original = first(rope.get("original_max_position_embeddings"), n_position)
     original = n_position if kind == "dynamic" else original
-    scaling = RotaryScaling(
-        kind=kind,
-        factor=first(rope.get("factor"), n_position / original),
-        low_freq_factor=rope.get("low_freq_factor", 1.0),
-        high_freq_factor=rope.get("high_freq_factor", 4.0),
-        original_positions=original,
-        beta_fast=rope.get("beta_fast") or 32.0,
-        beta_slow=rope.get("beta_slow") or 1.0,
-        attention_factor=rope.get("attention_factor"),
-        truncate=rope.get("truncate", True),
-    )
+    factor, attention_factor = first(rope.get("factor"), n_position / original), rope.get("attention_factor")
     mscale, of_all = rope.get("mscale"), rope.get("mscale_all_dim")
-    if kind == "yarn" and scaling.attention_factor is None and mscale and of_all:
-        grown = 0.1 * math.log(max(1.0, scaling.factor))  # DeepSeek's two numbers
-        scaling = replace(scaling, attention_factor=(mscale * grown + 1) / (of_all * grown + 1))
-    return scaling
+    if kind == "yarn" and attention_factor is None and mscale and of_all:
+        grown = 0.1 * math.log(max(1.0, factor))  # DeepSeek's two numbers
+        attention_factor = (mscale * grown + 1) / (of_all * grown + 1)
+    stated = {key: rope[key] for key in _ROPE_KEYS if rope.get(key) is not None}
+    return RotaryScaling(
+        kind, factor, original_positions=original, attention_factor=attention_factor, **stated
+    )
 
 
-def gguf_scaling(file: GGUFValues) -> Said | None:
-    """The same of a GGUF file, as a config.json says it."""
-    kind = file.text("rope.scaling.type", "none")
-    if kind not in ("none", "linear"):
-        raise LoadError(f"it scales rotary positions in the way {kind!r}: 'none' and 'linear' are supported.")
-    return {"rope_type": kind, "factor": file.real("rope.scaling.factor")} if kind == "linear" else None
+# Keys of config.json that are fields of `RotaryScaling` too, and who has them.
+_ROPE_KEYS = {
+    "low_freq_factor": "llama3",
+    "high_freq_factor": "llama3",
+    "beta_fast": "yarn",
+    "beta_slow": "yarn",
+    "truncate": "yarn",
+}
 
 
 def published_rope(base: float, scaling: RotaryScaling | None = None) -> Said:
@@ -267,12 +365,9 @@ def published_rope(base: float, scaling: RotaryScaling | None = None) -> Said:
     rope |= {"factor": scaling.factor}
     if scaling.kind != "dynamic":
         rope |= {"original_max_position_embeddings": scaling.original_positions}
-    if scaling.kind == "llama3":
-        rope |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-    if scaling.kind == "yarn":
-        rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
-        if scaling.attention_factor is not None:
-            rope |= {"attention_factor": scaling.attention_factor}
+    rope |= {key: getattr(scaling, key) for key, kind in _ROPE_KEYS.items() if kind == scaling.kind}
+    if scaling.kind == "yarn" and scaling.attention_factor is not None:
+        rope |= {"attention_factor": scaling.attention_factor}
     return rope
 
 

@@ -5,25 +5,13 @@ Touvron et al. 2023; Mistral (a window) and Qwen2 (biases of query, key and valu
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Container, Mapping
+from typing import Any
 
 from regard.errors import LoadError, UnsupportedError
-from regard.models.families.family import (
-    Family,
-    GGUFValues,
-    Published,
-    Said,
-    Weight,
-    first,
-    gguf_scaling,
-    language_head,
-    published_rope,
-    refuse,
-    rotary_scaling,
-)
+from regard.models.families.family import Family, Published, Said, first, gguf_number
 from regard.models.transformer import TransformerConfig
 
-BLOCK, LAYER = "decoder.blocks.{}", "layers.{}"
 _SMOLLM2 = {
     "vocab_size": 49152,
     "num_hidden_layers": 30,
@@ -42,7 +30,6 @@ class Llama(Family):
     """Llama, Mistral and Qwen2."""
 
     name = "llama"
-    what = "decoder: predicts the next token"
     architectures = {
         "llama": ("LlamaForCausalLM", "LlamaModel"),
         "mistral": ("MistralForCausalLM", "MistralModel"),
@@ -64,65 +51,52 @@ class Llama(Family):
         "sliding_window": "block.window",
         "tie_word_embeddings": "tied",
     }
-    weights = {
-        "token": Weight("embed_tokens", "token_embd"),
-        "decoder.norm": Weight("norm", "output_norm"),
-        "unembed": Weight("lm_head", "output"),
-        f"{BLOCK}.attention_norm": Weight(f"{LAYER}.input_layernorm", "blk.{}.attn_norm"),
-        f"{BLOCK}.attention.query": Weight(f"{LAYER}.self_attn.q_proj", "blk.{}.attn_q"),
-        f"{BLOCK}.attention.key": Weight(f"{LAYER}.self_attn.k_proj", "blk.{}.attn_k"),
-        f"{BLOCK}.attention.value": Weight(f"{LAYER}.self_attn.v_proj", "blk.{}.attn_v"),
-        f"{BLOCK}.attention.out": Weight(f"{LAYER}.self_attn.o_proj", "blk.{}.attn_output"),
-        f"{BLOCK}.ff_norm": Weight(f"{LAYER}.post_attention_layernorm", "blk.{}.ffn_norm"),
-        f"{BLOCK}.ff.gate": Weight(f"{LAYER}.mlp.gate_proj", "blk.{}.ffn_gate"),
-        f"{BLOCK}.ff.up": Weight(f"{LAYER}.mlp.up_proj", "blk.{}.ffn_up"),
-        f"{BLOCK}.ff.down": Weight(f"{LAYER}.mlp.down_proj", "blk.{}.ffn_down"),
+    usual = {
+        "max_position_embeddings": 2048,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+    }
+    fields = {"block.norm": "rms", "block.gated": True}
+    refused = {"partial_rotary_factor": 1.0}
+    rotary_base = 10_000.0
+    weights = {"token": "embed_tokens", "decoder.norm": "norm", "unembed": "lm_head"}
+    block = {
+        "attention_norm": "input_layernorm",
+        "attention.query": "self_attn.q_proj",
+        "attention.key": "self_attn.k_proj",
+        "attention.value": "self_attn.v_proj",
+        "attention.out": "self_attn.o_proj",
+        "ff_norm": "post_attention_layernorm",
+        "ff.gate": "mlp.gate_proj",
+        "ff.up": "mlp.up_proj",
+        "ff.down": "mlp.down_proj",
     }
     prefixes = ("model.", "")
     ignored = ("rotary_emb.inv_freq", "lm_head.weight")
-    sizes = {"llama": _SMOLLM2, "smollm2": _SMOLLM2}
+    sizes: Mapping[str, Published] = {"llama": _SMOLLM2, "smollm2": _SMOLLM2}
     gguf = "llama"
+    gguf_pairs = True
 
-    def config(self, said: Published) -> TransformerConfig:
-        refuse(said, partial_rotary_factor=1.0)
-        qwen = said.get("model_type") == "qwen2"
-        if qwen:
-            window, n_layer = said.get("sliding_window"), said["num_hidden_layers"]
-            # Its lower layers, as many as this says, see everything.
-            full = said.get("max_window_layers", 28) if said.get("use_sliding_window") else n_layer
-            if full >= n_layer:
-                window = None
-            elif full > 0 and window is not None:
-                raise UnsupportedError(
-                    f"max_window_layers={full} of {n_layer} in config.json is not supported: a window here "
-                    "is of all layers or of none."
-                )
-            said = {**said, "attention_bias": True, "sliding_window": window}
-        rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
-        n_position = first(said.get("max_position_embeddings"), 2048)
-        return self.filled(
-            said,
-            {
-                "positions": "rotary",
-                "n_position": n_position,
-                "rotary_base": first(rope.get("rope_theta"), said.get("rope_theta"), 10_000.0),
-                "rotary_scaling": rotary_scaling(rope, n_position),
-                "head": language_head(said),
-                "tied": False,
-                "block.n_kv_head": said["num_attention_heads"],
-                "block.qk_dim": None,
-                "block.v_dim": said.get("head_dim"),
-                "block.norm": "rms",
-                "block.norm_first": True,
-                "block.norm_eps": 1e-6,
-                "block.activation": "silu",
-                "block.gated": True,
-                "block.attention_bias": False,
-                "block.out_bias": False if qwen else None,
-                "block.ff_bias": False,
-                "block.window": None,
-            },
-        )
+    def derived(self, said: Published) -> Said:
+        fields = {"block.n_kv_head": first(said.get("num_key_value_heads"), said["num_attention_heads"])}
+        if said.get("model_type") != "qwen2":
+            return fields
+        window, n_layer = said.get("sliding_window"), said["num_hidden_layers"]
+        # Its lower layers, as many as this says, see everything.
+        full = said.get("max_window_layers", 28) if said.get("use_sliding_window") else n_layer
+        if 0 < full < n_layer and window is not None:
+            raise UnsupportedError(
+                f"max_window_layers={full} of {n_layer} in config.json is not supported: a window here "
+                "is of all layers or of none."
+            )
+        window = None if full >= n_layer else window
+        return {**fields, "block.attention_bias": True, "block.out_bias": False, "block.window": window}
 
     def model_type(self, config: TransformerConfig) -> str:
         if config.block.attention_bias and config.block.out_bias is False:
@@ -130,45 +104,14 @@ class Llama(Family):
         return "llama" if config.block.window is None else "mistral"
 
     def more(self, config: TransformerConfig) -> Said:
-        return {
-            "rope_theta": config.rotary_base,
-            "rope_parameters": published_rope(config.rotary_base, config.rotary_scaling),
-            "use_sliding_window": config.block.window is not None,
-            "max_window_layers": 0,
-        }
+        return {"use_sliding_window": config.block.window is not None, "max_window_layers": 0}
 
-    def gguf_config(self, file: GGUFValues) -> Said:
-        n_head, model_dim = file.count("attention.head_count"), file.count("embedding_length")
-        head_dim = file.count("attention.key_length", model_dim // n_head)
-        rotary_dim = file.count("rope.dimension_count", head_dim)
-        if rotary_dim != head_dim:
+    def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> Said:
+        said = super().gguf_config(values, tensors)
+        head_dim = said.setdefault("head_dim", said["hidden_size"] // said["num_attention_heads"])
+        turned = gguf_number(values, "rope.dimension_count", int, head_dim)
+        if turned != head_dim:
             raise LoadError(
-                f"it rotates {rotary_dim} of {head_dim} numbers of a head: Llama-type models rotate all."
+                f"it rotates {turned} of {head_dim} numbers of a head: {self.name} models rotate all."
             )
-        return {
-            "hidden_size": model_dim,
-            "intermediate_size": file.count("feed_forward_length"),
-            "num_hidden_layers": file.count("block_count"),
-            "num_attention_heads": n_head,
-            "num_key_value_heads": file.count("attention.head_count_kv", n_head),
-            "head_dim": head_dim,
-            "hidden_act": "silu",
-            "max_position_embeddings": file.count("context_length"),
-            "rms_norm_eps": file.real("attention.layer_norm_rms_epsilon"),
-            "rope_theta": file.real("rope.freq_base", 10_000.0),
-            "rope_scaling": gguf_scaling(file),
-            "attention_bias": file.has("blk.0.attn_q.bias"),
-            "mlp_bias": file.has("blk.0.ffn_up.bias"),
-        }
-
-    def from_gguf(self, where: Weight, tensor: Tensor, said: Published) -> Tensor:
-        """A rotary pair is rows 2i and 2i + 1 of a head in a GGUF file, and rows i and i + d/2 in HF's."""
-        if where.gguf not in ("blk.{}.attn_q", "blk.{}.attn_k"):
-            return tensor
-        n_head = said["num_attention_heads" if where.gguf.endswith("q") else "num_key_value_heads"]
-        if tensor.shape[0] % (2 * n_head):
-            raise LoadError(
-                f"{where.gguf} has {tensor.shape[0]} rows, which do not split into pairs in {n_head} heads."
-            )
-        pairs = tensor.view(n_head, tensor.shape[0] // n_head // 2, 2, *tensor.shape[1:])
-        return pairs.transpose(1, 2).reshape(tensor.shape)
+        return said

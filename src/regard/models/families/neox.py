@@ -6,36 +6,18 @@ Pythia (Biderman et al. 2023), of which many training steps are published, is of
 from __future__ import annotations
 
 import math
-
-from torch import Tensor
+from collections.abc import Container, Mapping
+from typing import Any
 
 from regard.errors import UnsupportedError
-from regard.models.families.family import (
-    Family,
-    GGUFValues,
-    Published,
-    Said,
-    Weight,
-    first,
-    gguf_scaling,
-    language_head,
-    published_rope,
-    rotary_scaling,
-)
+from regard.models.families.family import Family, Published, Said, first, gguf_number, published_rope
 from regard.models.transformer import TransformerConfig
-
-_BLOCK, _LAYER = "decoder.blocks.{}", "layers.{}"
-
-
-def _joined(part: int) -> Weight:
-    return Weight(f"{_LAYER}.attention.query_key_value", "blk.{}.attn_qkv", part=part, by_head=True)
 
 
 class GPTNeoX(Family):
     """GPT-NeoX and Pythia. Checkpoints keep query, key and value as one matrix, head by head."""
 
     name = "gpt_neox"
-    what = "decoder: predicts the next token"
     architectures = {"gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXModel")}
     keys = {
         "vocab_size": "vocab",
@@ -50,19 +32,25 @@ class GPTNeoX(Family):
         "use_parallel_residual": "block.parallel",
         "tie_word_embeddings": "tied",
     }
-    weights = {
-        "token": Weight("embed_in", "token_embd"),
-        "decoder.norm": Weight("final_layer_norm", "output_norm"),
-        "unembed": Weight("embed_out", "output"),
-        f"{_BLOCK}.attention_norm": Weight(f"{_LAYER}.input_layernorm", "blk.{}.attn_norm"),
-        f"{_BLOCK}.attention.query": _joined(0),
-        f"{_BLOCK}.attention.key": _joined(1),
-        f"{_BLOCK}.attention.value": _joined(2),
-        f"{_BLOCK}.attention.out": Weight(f"{_LAYER}.attention.dense", "blk.{}.attn_output"),
-        f"{_BLOCK}.ff_norm": Weight(f"{_LAYER}.post_attention_layernorm", "blk.{}.ffn_norm"),
-        f"{_BLOCK}.ff.up": Weight(f"{_LAYER}.mlp.dense_h_to_4h", "blk.{}.ffn_up"),
-        f"{_BLOCK}.ff.down": Weight(f"{_LAYER}.mlp.dense_4h_to_h", "blk.{}.ffn_down"),
+    usual = {
+        "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "gelu",
+        "attention_bias": True,
+        "use_parallel_residual": True,
+        "tie_word_embeddings": False,
     }
+    rotary_base = 10_000.0
+    weights = {"token": "embed_in", "decoder.norm": "final_layer_norm", "unembed": "embed_out"}
+    block = {
+        "attention_norm": "input_layernorm",
+        **dict.fromkeys(("attention.query", "attention.key", "attention.value"), "attention.query_key_value"),
+        "attention.out": "attention.dense",
+        "ff_norm": "post_attention_layernorm",
+        "ff.up": "mlp.dense_h_to_4h",
+        "ff.down": "mlp.dense_4h_to_h",
+    }
+    joined = by_head = True
     prefixes = ("gpt_neox.", "")
     ignored = ("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias", "embed_out.weight")
     renamed = (("lm_head.weight", "embed_out.weight"),)
@@ -78,31 +66,20 @@ class GPTNeoX(Family):
     }
     gguf = "gptneox"
 
-    def config(self, said: Published) -> TransformerConfig:
-        rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
-        n_position, head_dim = first(said.get("max_position_embeddings"), 2048), _head_dim(said)
-        turned = int(head_dim * first(rope.get("partial_rotary_factor"), said.get("rotary_pct"), 0.25))
+    def rope(self, said: Published) -> Published:
+        """By the newer names."""
+        older = {"rope_theta": said.get("rotary_emb_base"), "partial_rotary_factor": said.get("rotary_pct")}
+        return {**older, **super().rope(said)}
+
+    def derived(self, said: Published) -> Said:
+        head_dim = said["hidden_size"] // said["num_attention_heads"]
+        turned = int(head_dim * first(self.rope(said)["partial_rotary_factor"], 0.25))
         if turned % 2:
             raise UnsupportedError(f"{turned} of {head_dim} dimensions turn: they turn in pairs here.")
-        return self.filled(
-            said,
-            {
-                "positions": "rotary" if turned else "none",
-                "n_position": n_position,
-                "rotary_base": first(rope.get("rope_theta"), said.get("rotary_emb_base"), 10_000.0),
-                "rotary_scaling": rotary_scaling(rope, n_position),
-                "rotary_dim": None if turned in (0, head_dim) else turned,
-                "head": language_head(said),
-                "tied": False,
-                "block.norm": "layer",
-                "block.norm_first": True,
-                "block.norm_eps": 1e-5,
-                "block.parallel": True,
-                "block.activation": "gelu",
-                "block.attention_bias": True,
-                "block.ff_bias": True,
-            },
-        )
+        return {
+            "positions": "rotary" if turned else "none",
+            "rotary_dim": None if turned in (0, head_dim) else turned,
+        }
 
     def more(self, config: TransformerConfig) -> Said:
         head_dim = config.block.model_dim // config.block.n_head
@@ -113,31 +90,13 @@ class GPTNeoX(Family):
         rope = {**published_rope(config.rotary_base, config.rotary_scaling), "partial_rotary_factor": share}
         return {"rope_parameters": rope, "rotary_pct": share, "rotary_emb_base": config.rotary_base}
 
-    def gguf_config(self, file: GGUFValues) -> Said:
-        n_head, model_dim = file.count("attention.head_count"), file.count("embedding_length")
-        turned = file.count("rope.dimension_count", model_dim // n_head)
+    def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> Said:
+        said = super().gguf_config(values, tensors)
+        head_dim = said["hidden_size"] // said["num_attention_heads"]
+        turned = gguf_number(values, "rope.dimension_count", int, head_dim)
+        parallel = values.get("use_parallel_residual", True) is True
         return {
-            "hidden_size": model_dim,
-            "intermediate_size": file.count("feed_forward_length"),
-            "num_hidden_layers": file.count("block_count"),
-            "num_attention_heads": n_head,
-            "max_position_embeddings": file.count("context_length"),
-            "layer_norm_eps": file.real("attention.layer_norm_epsilon"),
-            "rotary_pct": math.nextafter(turned / (model_dim // n_head), 2),
-            "rotary_emb_base": file.real("rope.freq_base", 10_000.0),
-            "rope_scaling": gguf_scaling(file),
-            "use_parallel_residual": file.flag("use_parallel_residual", True),
-            "hidden_act": "gelu",
-            "attention_bias": file.has("blk.0.attn_qkv.bias"),
+            **said,
+            "rotary_pct": math.nextafter(turned / head_dim, 2),
+            "use_parallel_residual": parallel,
         }
-
-    def from_gguf(self, where: Weight, tensor: Tensor, said: Published) -> Tensor:
-        """A GGUF file has all queries, then all keys, then all values; Hugging Face's go head by head."""
-        if not where.by_head:
-            return tensor
-        parts: Tensor = tensor.unflatten(0, (3, said["num_attention_heads"], -1))
-        return parts.transpose(0, 1).flatten(0, 2)
-
-
-def _head_dim(said: Published) -> int:
-    return int(said["hidden_size"] // said["num_attention_heads"])

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-from regard.models.families.family import Family, Published, Said, Weight, language_head, published_activation
+from regard.models.families.family import Family, Published, Said, Weight, first, published_activation
 from regard.models.transformer import Transformer, TransformerConfig
 
-
-def _stack(stack: str) -> dict[str, Weight]:
-    block, layer = f"{stack}.blocks.{{}}", f"{stack}.block.{{}}.layer"
-    looks = [("attention", f"{layer}.0", "SelfAttention"), ("cross", f"{layer}.1", "EncDecAttention")]
-    looks, ff = (looks[:1], f"{layer}.1") if stack == "encoder" else (looks, f"{layer}.2")
-    weights = {
-        f"{stack}.relative": Weight(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"),
-        f"{stack}.norm": Weight(f"{stack}.final_layer_norm"),
-        f"{block}.ff_norm": Weight(f"{ff}.layer_norm"),
-        f"{block}.ff.up": Weight(f"{ff}.DenseReluDense.wi_1"),
-        f"{block}.ff.gate": Weight(f"{ff}.DenseReluDense.wi_0"),
-        f"{block}.ff.down": Weight(f"{ff}.DenseReluDense.wo"),
-    }
-    for kind, place, attention in looks:
-        weights[f"{block}.{kind}_norm"] = Weight(f"{place}.layer_norm")
-        for part in ("query", "key", "value", "out"):
-            weights[f"{block}.{kind}.{part}"] = Weight(f"{place}.{attention}.{part[0]}")
-    return weights
+_RELATIVE = "block.0.layer.0.SelfAttention.relative_attention_bias"
 
 
 class T5(Family):
@@ -47,12 +29,38 @@ class T5(Family):
         "layer_norm_epsilon": "block.norm_eps",
         "tie_word_embeddings": "tied",
     }
-    weights = {
-        "token": Weight("shared"),
-        "unembed": Weight("lm_head"),
-        **_stack("encoder"),
-        **_stack("decoder"),
+    usual = {
+        "num_decoder_layers": None,
+        "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128,
+        "layer_norm_epsilon": 1e-6,
+        "tie_word_embeddings": True,
     }
+    fields = {
+        "positions": "relative",
+        "n_position": None,
+        "block.norm": "rms",
+        "block.scale": 1.0,
+        "block.attention_bias": False,
+        "block.ff_bias": False,
+    }
+    weights = {
+        "token": "shared",
+        "unembed": "lm_head",
+        **{f"{stack}.norm": f"{stack}.final_layer_norm" for stack in ("encoder", "decoder")},
+        **{f"{stack}.relative": f"{stack}.{_RELATIVE}" for stack in ("encoder", "decoder")},
+    }
+    block = {
+        "attention_norm": "0.layer_norm",
+        **{f"attention.{part}": f"0.SelfAttention.{part[0]}" for part in ("query", "key", "value", "out")},
+        "cross_norm": "1.layer_norm",
+        **{f"cross.{part}": f"1.EncDecAttention.{part[0]}" for part in ("query", "key", "value", "out")},
+        "ff_norm": "2.layer_norm",
+        "ff.up": "2.DenseReluDense.wi_1",
+        "ff.gate": "2.DenseReluDense.wi_0",
+        "ff.down": "2.DenseReluDense.wo",
+    }
+    layer = "{stack}.block.{layer}.layer"
     ignored = ("embed_tokens.weight", "lm_head.weight", "EncDecAttention.relative_attention_bias.weight")
     start_token = 0  # its padding
     around = (None, "eos")
@@ -67,37 +75,20 @@ class T5(Family):
         }
     }
 
-    def config(self, said: Published) -> TransformerConfig:
+    def derived(self, said: Published) -> Said:
         feed_forward = said.get("feed_forward_proj", "relu")
-        tied = said.get("tie_word_embeddings", True)
+        scaled = said.get("scale_decoder_outputs", said.get("tie_word_embeddings", True))
         gated_gelu = feed_forward == "gated-gelu"
-        return self.filled(
-            said,
-            {
-                "n_decoder_layer": said["num_layers"],
-                "positions": "relative",
-                "n_position": None,
-                "n_bucket": 32,
-                "max_distance": 128,
-                "head": language_head(said),
-                "tied": True,
-                "head_scale": said["d_model"] ** -0.5 if said.get("scale_decoder_outputs", tied) else 1.0,
-                "block.v_dim": said["d_kv"],
-                "block.norm": "rms",
-                "block.norm_first": True,
-                "block.norm_eps": 1e-6,
-                "block.activation": "gelu_new" if gated_gelu else feed_forward.removeprefix("gated-"),
-                "block.gated": feed_forward.startswith("gated-"),
-                "block.attention_bias": False,
-                "block.ff_bias": False,
-                "block.scale": 1.0,
-            },
-        )
+        return {
+            "n_decoder_layer": first(said.get("num_decoder_layers"), said["num_layers"]),
+            "head_scale": said["d_model"] ** -0.5 if scaled else 1.0,
+            "block.activation": "gelu_new" if gated_gelu else feed_forward.removeprefix("gated-"),
+            "block.gated": feed_forward.startswith("gated-"),
+        }
 
     def more(self, config: TransformerConfig) -> Said:
-        block = config.block
-        activation = published_activation(block.activation)
-        if block.gated:
+        activation = published_activation(config.block.activation)
+        if config.block.gated:
             activation = f"gated-{'gelu' if activation == 'gelu_new' else activation}"
         return {
             "is_encoder_decoder": True,
@@ -106,6 +97,11 @@ class T5(Family):
             "decoder_start_token_id": 0,
             "pad_token_id": 0,
         }
+
+    def theirs(self, module: str) -> str:
+        """An encoder's blocks have no cross-attention to count."""
+        name = super().theirs(module)
+        return name.replace(".layer.2.", ".layer.1.") if module.startswith("encoder") else name
 
     def names(self, model: Transformer) -> dict[str, Weight]:
         """Without a gate, the one matrix upwards has a name of its own."""
@@ -117,14 +113,6 @@ class T5(Family):
     def initial_std(self, name: str, config: TransformerConfig) -> float:
         """Attention without a scale needs smaller queries (Raffel et al. 2020, code)."""
         block = config.block
-        qk_dim = block.qk_dim or block.model_dim // block.n_head
-        if name == "token.weight":
-            return 1.0
-        n_in = block.model_dim
-        if name.endswith("query.weight"):
-            n_in *= qk_dim
-        elif name.endswith("out.weight"):
-            n_in = block.n_head * qk_dim
-        elif name.endswith("down.weight"):
-            n_in = block.ff_dim
-        return math.pow(n_in, -0.5)
+        heads_dim = block.n_head * (block.qk_dim or block.model_dim // block.n_head)
+        n_in = {"query": block.model_dim * heads_dim // block.n_head, "out": heads_dim, "down": block.ff_dim}
+        return 1.0 if name == "token.weight" else n_in.get(name.split(".")[-2], block.model_dim) ** -0.5

@@ -7,6 +7,7 @@ attention written by hand (`by_hand`), and the layers of this library (`ours`)
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,19 +15,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention.linear import LinearRule
 from regard.attention.scores import ScoreRule
 from regard.attention.visibility import Visibility
-from regard.errors import UnsupportedError
+from regard.errors import ArgumentError, UnsupportedError
 from regard.tracing.layers import Kind, all_scores
 from regard.tracing.masks import MaskReader, ReadMask, compact_bias
 
 Rule = ScoreRule | LinearRule
 
 _KERNELS = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)")
+# What transformers calls the arguments that `read_call` has.
+_REGISTERED = {"dropout": "dropout_p", "scaling": "scale", "position_bias": "bias", "softcap": "softcap",
+               "s_aux": "sink"}  # fmt: skip
 _BLOCK = 1 << 21  # scores computed at once where no kernel gives their sums
 _FEW = 1 << 18  # scores: summed in less time than the layer around them takes
 _LARGE = 20.0  # scores of this size are off by 1e-6 in float32
@@ -47,9 +50,7 @@ class Called:
     kind: Kind
     v: Tensor | None  # (batch, kv_head, key, v_dim)
     out: Tensor | None  # in the layout of whoever computed it
-    to_heads: Callable[[Tensor], Tensor] = (
-        as_it_is  # makes that, or its gradient, (batch, head, query, v_dim)
-    )
+    to_heads: Callable[[Tensor], Tensor] = as_it_is  # that, or its gradient, as (batch, head, query, v_dim)
     q: Tensor | None = None
     k: Tensor | None = None
     rule: Rule | None = None
@@ -124,92 +125,89 @@ class LogSumExp(TorchDispatchMode):
         return out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """The arguments of an attention function: those of scaled_dot_product_attention, and what others add."""
+def read_call(
+    masks: MaskReader,
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    turned: bool = False,
+    **_: Any,
+) -> Called:
+    """A call of scaled_dot_product_attention that gave `out`; by name, what other functions add to it.
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    attn_mask: Tensor | None = None
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    scale: float | None = None
-    enable_gqa: bool = False
-    bias: Tensor | None = None  # beside the mask
-    softcap: float | None = None
-    sink: Tensor | None = None
-    turned: bool = False  # the output is (batch, query, head, v_dim)
+    A `bias` comes beside the mask. `turned`: the output is (batch, query, head, v_dim).
+    """
+    refuse_dropout(dropout_p)
+    lead = query.shape[:-2] if enable_gqa else torch.broadcast_shapes(query.shape[:-2], value.shape[:-2])
+    # Autocast gives the kernel fewer digits than the function was given.
+    q, k, v = (_four(tensor, lead, enable_gqa).to(out.dtype) for tensor in (query, key, value))
+    if attn_mask is not None and attn_mask.dim() > 2 and len(lead) != 2:
+        attn_mask = _four(attn_mask, lead, False)
+    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    k, v = without_repeats(q, k, v)
+    read = masks(attn_mask, shape)
+    visible = Visibility(causal=True) & read.visible if is_causal else read.visible
+    added = read.bias if bias is None else _added(bias, read, shape, visible.start)
+    rule = ScoreRule(scale=scale, visible=visible, bias=added, softcap=softcap, sink=sink)
 
-    @classmethod
-    def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """A call of scaled_dot_product_attention, or of a flash kernel."""
-        if func is F.scaled_dot_product_attention:
-            return cls(*args, **kwargs)
-        query, key, value, *options = args  # a kernel has dropout_p and is_causal next, and no enable_gqa
-        named = dict(zip(("dropout_p", "is_causal"), options, strict=False)) | kwargs
-        known = {
-            name: named[name] for name in ("dropout_p", "is_causal", "attn_mask", "scale") if name in named
-        }
-        return cls(query, key, value, **known, enable_gqa=query.shape[1] != key.shape[1])
+    def to_heads(out: Tensor) -> Tensor:
+        return out.transpose(1, 2) if turned else out.reshape(*shape[:3], out.shape[-1])
 
-    @classmethod
-    def registered(
-        cls,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        is_causal: bool | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        **_: Any,
-    ) -> Call:
-        """A call of a function in the registry of transformers."""
-        if is_causal is None:
-            is_causal = getattr(module, "is_causal", True)
-        mask = attention_mask if isinstance(attention_mask, Tensor) else None
-        causal = bool(is_causal) and mask is None and query.shape[2] > 1
-        grouped = query.shape[1] != key.shape[1]
-        return cls(
-            query, key, value, mask, dropout, causal, scaling, grouped, position_bias, softcap, s_aux, True
+    return Called("", "self", v, out, to_heads, q, k, rule, alike=read.alike)
+
+
+def read_registered(
+    masks: MaskReader,
+    out: Tensor,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    **given: Any,
+) -> Called:
+    """A call of a function in the registry of transformers that gave `out`."""
+    mask = attention_mask if isinstance(attention_mask, Tensor) else None
+    stated = given.get("is_causal")
+    causal = getattr(module, "is_causal", True) if stated is None else stated
+    named = {ours: given[theirs] for theirs, ours in _REGISTERED.items() if theirs in given}
+    named["is_causal"] = bool(causal) and mask is None and query.shape[2] > 1
+    return read_call(masks, out, query, key, value, mask, enable_gqa=True, turned=True, **named)
+
+
+def refuse_dropout(dropout: float) -> None:
+    """Raise where attention drops weights: they would differ from run to run."""
+    if dropout:
+        raise ArgumentError(
+            f"attention has dropout {dropout}, and its weights differ from run to run: "
+            "call model.eval() before tracing."
         )
 
-    def read(self, masks: MaskReader, out: Tensor) -> Called:
-        """What it computes, as far as its arguments say; `out` is what it gave."""
-        lead = self.query.shape[:-2]
-        if not self.enable_gqa:
-            lead = torch.broadcast_shapes(lead, self.value.shape[:-2])
-        given = (self.query, self.key, self.value)
-        # Autocast gives the kernel fewer digits than the function was given.
-        q, k, v = (_four(tensor, lead, self.enable_gqa).to(out.dtype) for tensor in given)
-        mask = self.attn_mask
-        if mask is not None and mask.dim() > 2 and len(lead) != 2:
-            mask = _four(mask, lead, False)
-        shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        k, v = without_repeats(q, k, v)
-        read = masks(mask, shape)
-        visible = Visibility(causal=True) & read.visible if self.is_causal else read.visible
-        bias = read.bias if self.bias is None else _added(self.bias, read, shape, visible.start)
-        rule = ScoreRule(scale=self.scale, visible=visible, bias=bias, softcap=self.softcap, sink=self.sink)
 
-        def to_heads(out: Tensor) -> Tensor:
-            return out.transpose(1, 2) if self.turned else out.reshape(*shape[:3], out.shape[-1])
+def row_sums(called: Called, kernel: Tensor | None, few: int = _FEW) -> Tensor:
+    """The log-sum-exp of every row of a call; `kernel` are those of a kernel, where there was one.
 
-        return Called("", "self", v, out, to_heads, q, k, rule, alike=read.alike)
-
-
-def row_sums(called: Called, kernel: Tensor | None) -> Tensor:
-    """The log-sum-exp of every row of a call; `kernel` are those of a kernel, where there was one."""
+    Scores may be so large that rounding of their sum shows in weights. If they are `few` enough, they are
+    summed anew and in float64: where our own scores are summed, rows sum to 1 whatever the rounding.
+    """
     assert called.q is not None  # it was read from its arguments
     assert called.k is not None
     assert isinstance(called.rule, ScoreRule)
     q, k, rule = called.q.detach(), called.k.detach(), called.rule
-    rough = _rough(q, k, rule)
+    rough = False
+    if math.prod(called.shape) <= few and q.dtype == torch.float32:
+        longest_q, longest_k = (float(torch.linalg.vector_norm(tensor, dim=-1).max()) for tensor in (q, k))
+        rough = not abs(rule.scale_for(q.shape[3])) * longest_q * longest_k < _LARGE  # NaN: summed too
     if kernel is None or kernel.numel() != q.shape[:3].numel() or rough:
         sums = _row_sums(q.contiguous(), k.contiguous(), rule)  # as they will be kept
         sums = sums if rough else sums.to(torch.promote_types(q.dtype, torch.float32))
@@ -220,24 +218,13 @@ def row_sums(called: Called, kernel: Tensor | None) -> Tensor:
     return sums if rule.sink is None else torch.logaddexp(sums, rule.sink.detach().to(sums.dtype)[:, None])
 
 
-def _rough(q: Tensor, k: Tensor, rule: ScoreRule) -> bool:
-    """Whether scores are so large that rounding of their sum shows in weights, and few enough to sum anew.
-
-    Where our own scores are summed, in float64, rows sum to 1 whatever the rounding.
-    """
-    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > _FEW or q.dtype != torch.float32:
-        return False
-    longest_q, longest_k = (float(torch.linalg.vector_norm(tensor, dim=-1).max()) for tensor in (q, k))
-    return not abs(rule.scale_for(q.shape[3])) * longest_q * longest_k < _LARGE  # NaN: summed too
-
-
 def _row_sums(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
     """The log-sum-exp of every row, in float64, a block of rows at a time."""
     cols = slice(0, k.shape[2])
     step = max(1, _BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
-    blocks = [slice(first, min(q.shape[2], first + step)) for first in range(0, q.shape[2], step)]
     sums = []
-    for rows in blocks:
+    for first in range(0, q.shape[2], step):
+        rows = slice(first, min(q.shape[2], first + step))
         scores = all_scores(q, k, rule, rows, cols, widen=False)
         visible = rule.visible.tile(rows, cols, q.device)
         sums.append(torch.logsumexp(torch.where(visible, scores, -torch.inf).double(), -1))

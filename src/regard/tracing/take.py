@@ -34,10 +34,9 @@ from regard.tracing.calls import Called
 from regard.tracing.images import grid_of, read_images, takes_images
 from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace
 from regard.tracing.masks import dense_bytes
-from regard.tracing.ours import attention_layers
 from regard.tracing.recorder import Expect, Recorder, wanted_layers
 from regard.tracing.traces import Checks, Grid, Plain, Trace
-from regard.tracing.watch import uncompiled, watching
+from regard.tracing.watch import attention_layers, uncompiled, watching
 
 _NO_ANSWER = (
     "an encoder-decoder answers: give `target`, the answer, or use trace_generation to have it written by "

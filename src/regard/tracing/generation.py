@@ -19,10 +19,9 @@ from regard.decoding.loop import generate
 from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
-from regard.tracing.calls import Rule
+from regard.tracing.calls import Called, Rule
 from regard.tracing.layers import Kind
-from regard.tracing.recorder import Recorder, note_check
-from regard.tracing.rows import Recorded
+from regard.tracing.recorder import Recorded, Recorder
 from regard.tracing.take import Fed, assemble, facts_of
 from regard.tracing.traces import Trace
 
@@ -58,25 +57,25 @@ class GrowingTrace(Recorder):
                 else:
                     rule = replace(rule, keys=torch.cat([old.keys, rule.keys], 1))
             self._summed[name] = (k.detach(), v.detach(), rule)
-        step = Recorder(keep_v=self.keep_v, dtype=self.dtype, expect=self.expect)
-        step(name, q, k, v, out, lse, rule)
-        if not self.goes_on_with(step):
-            so_far = self.rows[name]
+        kind: Kind = "cross" if name.endswith("cross") else "self"
+        called = Called(name, kind, v, out, q=q, k=k, rule=rule, lse=lse)
+        step, so_far = self.layer_of(name, called), self.rows.get(name)
+        if so_far is not None and not so_far.goes_on_with(step):
             raise TraceError(
                 f"{name} has {q.shape[0]} sequences of {k.shape[2]} keys in this step, and had "
                 f"{so_far.last.n_batch} of {so_far.n_key}: steps must follow one another, with sequences and "
                 "keys in their places, which a cropped cache or beam search changes."
             )
-        self.take(step)
+        self.keep(step, called)
 
     def goes_on_with(self, step: Recorder) -> bool:
         """Whether a call continues this text: further rows of its layers, or layers it does not have yet."""
         known = [layer for layer in step.layers if layer.name in self.rows]
         return bool(step.rows) and all(self.rows[layer.name].goes_on_with(layer) for layer in known)
 
-    def take(self, step: Recorder, fed: Fed | None = None) -> None:
+    def take(self, step: Recorder, fed: Fed) -> None:
         """Append what was recorded of a call that does, and what the model was fed in it."""
-        before, fed = self.fed, fed or Fed()
+        before = self.fed
         if before.ids is None or fed.ids is None:
             self.fed = fed
         elif any(name in self.rows for name in step.rows):
@@ -85,9 +84,9 @@ class GrowingTrace(Recorder):
         else:  # an encoder, then its decoder
             self.fed = Fed(ids=fed.ids, source_ids=before.ids, real=fed.real)
         for layer in step.layers:
-            self.append(layer)
+            self.keep(layer)
         for check in step.checks.values():
-            note_check(self.checks, check)
+            self.note(check)
         self.remarks = {**step.remarks, **self.remarks}
 
     def __repr__(self) -> str:
@@ -152,10 +151,10 @@ def trace_generation(
     if choice.get("n_beam", 1) != 1:
         raise ArgumentError("beam search changes what it has written: trace its result with `trace`.")
     growing = GrowingTrace(keep_v=keep_v, dtype=dtype)
-    watched = _Watched(model, growing, on_token)
+    watched = _Watched(model.model, growing, on_token)
     both = model.model.kind == "encoder-decoder"
-    limit = model.model.sizes.n_position
-    if limit is not None and not both:
+    limit = None if both else model.model.sizes.n_position
+    if limit is not None:
         if ids.shape[1] >= limit:
             raise ArgumentError(
                 f"the prompt has {ids.shape[1]} tokens, the model's limit is {limit}: nothing can follow."
@@ -171,30 +170,23 @@ def trace_generation(
 
 
 class _Watched:
-    """A model, and its running decode, that reports to a growing trace."""
+    """A model, then its running decode, that reports to a growing trace."""
 
     def __init__(
-        self, model: Loaded, growing: GrowingTrace, on_token: Callable[[GrowingTrace], None] | None
+        self, model: Any, growing: GrowingTrace, on_token: Callable[[GrowingTrace], None] | None
     ) -> None:
-        self.model, self.growing, self.on_token = model.model, growing, on_token
-        self.parameters, self.encoder = model.model.parameters, model.model.encoder
-        self.n_fed = 0
-        self.decoding: Any = None
+        self.inner, self.growing, self.on_token, self.n_fed = model, growing, on_token, 0
 
-    def begin(
-        self, prompt: Tensor, visible: Tensor | None = None, *, start_token: int | None = None
-    ) -> tuple[Tensor, _Watched]:
-        scores, self.decoding = self.model.begin(
-            prompt, visible, start_token=start_token, record=self.growing
-        )
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def begin(self, *given: Any, **options: Any) -> tuple[Tensor, Any]:
+        scores, self.inner = self.inner.begin(*given, **options, record=self.growing)
         return scores, self
 
     def next(self, tokens: Tensor) -> Tensor:
-        scores: Tensor = self.decoding.next(tokens)
+        scores: Tensor = self.inner.next(tokens)
         self.n_fed += 1
         if self.on_token is not None:
             self.on_token(self.growing)
         return scores
-
-    def reorder(self, sequences: Tensor) -> None:
-        raise TraceError("beam search changes what it has written: trace its result with `trace`.")

@@ -52,7 +52,7 @@ _HOME = {
     "save": "files.loading",
     "show": "view.widget",
     "trace": "tracing.take",
-    "watch": "tracing.around",
+    "watch": "tracing.generation",
     "weights": "attention.softmax",
     "why": "experiments.answers",
 }
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from regard.layers.cache import KVCache
     from regard.layers.eviction import Evict
     from regard.models.transformer import Transformer, TransformerConfig
-    from regard.tracing.around import watch
+    from regard.tracing.generation import watch
     from regard.tracing.interventions import intervene
     from regard.tracing.take import trace
     from regard.tracing.traces import Trace

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.attention.scores import DenseBias, ScoreRule
-from regard.tracing.calls import Called, row_sums, without_repeats
+from regard.tracing.calls import Called, compact_bias, read_visible, row_sums, without_repeats
 from regard.tracing.layers import LayerTrace, all_scores
-from regard.tracing.masks import compact_bias, read_visible
 
 SOFTMAX = ("softmax", "_softmax", "_safe_softmax", "special_softmax")
 _PRODUCT = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")

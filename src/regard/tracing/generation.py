@@ -1,17 +1,26 @@
-"""Tracing while a model writes: each new token's rows appended to those before.
+"""Traces that grow: each new token's rows appended to those before, while a model writes.
 
 The keys of a step are all keys so far, so what must be kept of a step is its own query and log-sum-exp, and
 the trace of the finished text comes out of the steps without running it again.
+
+    trace_generation(model, "Once upon a time")     a model of ours writes
+    with regard.watch(model) as seen:               around anything that a program does with a model
+
+Inside `watch` every forward pass is recorded, in whatever thread it runs. A pass that goes on where the one
+before it ended, as each step of `model.generate()` with its cache does, makes that trace grow; any other
+begins a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.linear import LinearRule
 from regard.attention.visibility import Visibility
@@ -22,8 +31,9 @@ from regard.files.loading import Loaded
 from regard.tracing.calls import Called, Rule
 from regard.tracing.layers import Kind
 from regard.tracing.recorder import Recorded, Recorder
-from regard.tracing.take import Fed, assemble, facts_of
+from regard.tracing.take import Fed, Layers, assemble, facts_of, fed_of, module_of
 from regard.tracing.traces import Trace
+from regard.tracing.watch import around_calls, watching
 
 
 class GrowingTrace(Recorder):
@@ -190,3 +200,73 @@ class _Watched:
         if self.on_token is not None:
             self.on_token(self.growing)
         return scores
+
+
+class Seen:
+    """What was seen of a model: a trace for each call, or one that grew over the steps of a generation."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._texts: list[tuple[threading.Thread, GrowingTrace]] = []
+        self._lock = threading.Lock()
+
+    def _add(self, recorder: Recorder, fed: Fed) -> None:
+        thread = threading.current_thread()  # not its number: the next thread may get that again
+        with self._lock:
+            last = next((text for other, text in reversed(self._texts) if other is thread), None)
+            if last is None or not last.goes_on_with(recorder):
+                self._texts.append((thread, last := GrowingTrace()))
+            last.take(recorder, fed)
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces so far, in the order they began."""
+        facts = facts_of(self._model)
+        return tuple(text.trace(tokenizer=self._tokenizer, facts=facts) for _, text in self._texts)
+
+    @property
+    def trace(self) -> Trace:
+        """The one trace there is."""
+        if len(self._texts) != 1:
+            raise TraceError(
+                f"{len(self._texts)} calls were seen that do not continue one another: look at `traces`."
+                if self._texts
+                else "no attention of the model was seen: call it, or its generate(), inside the block."
+            )
+        return self.traces[0]
+
+    def __repr__(self) -> str:
+        return f"<{len(self._texts)} traces of {type(self._model).__name__}>"
+
+
+@contextmanager
+def watch(
+    model: Any,
+    *,
+    layers: Layers = None,
+    keep_v: bool = False,
+    dtype: torch.dtype | None = None,
+    tokenizer: Any = None,
+) -> Iterator[Seen]:
+    """A block in which everything that `model` attends to is seen, whoever calls it.
+
+    >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with watch(model) as seen:
+    ...     _ = model(torch.zeros(1, 3, 8))
+    >>> seen.trace.names
+    ('self_attn',)
+    """
+    module = module_of(model)
+    seen = Seen(module, tokenizer)
+
+    @contextmanager
+    def calling(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        recorder = Recorder(layers=layers, keep_v=keep_v, dtype=dtype)
+        with watching(module, recorder):
+            yield
+        if recorder.seen:
+            recorder.choose()
+            seen._add(recorder, fed_of(args, kwargs))
+
+    with around_calls(module, calling):
+        yield seen

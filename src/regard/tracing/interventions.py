@@ -28,12 +28,11 @@ from torch.utils.hooks import RemovableHandle
 from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.models.model import Model
-from regard.tracing.around import around_calls
 from regard.tracing.calls import Called, numbered, of_heads
 from regard.tracing.layers import LayerTrace
 from regard.tracing.take import module_of
 from regard.tracing.traces import Trace
-from regard.tracing.watch import Put, watching
+from regard.tracing.watch import Put, around_calls, watching
 
 At = int | slice | Sequence[int] | None  # one place, several, or all
 What = Literal["outputs", "weights", "scores"]

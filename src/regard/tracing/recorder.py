@@ -17,10 +17,9 @@ from regard.attention.linear import LinearRule
 from regard.attention.scores import ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
-from regard.tracing.calls import Called, Rule, numbered
+from regard.tracing.calls import Called, Rule, compact_bias, numbered, read_visible
 from regard.tracing.disk import on_disk
 from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace, largest
-from regard.tracing.masks import compact_bias, read_visible
 from regard.tracing.traces import LayerCheck
 
 Recorded = LayerTrace | LinearLayerTrace | DenseLayerTrace

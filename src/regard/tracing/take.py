@@ -31,10 +31,9 @@ from regard.files.tokenizer import readable
 from regard.models.foreign import Foreign
 from regard.models.model import Model
 from regard.models.transformer import Transformer
-from regard.tracing.calls import Called
+from regard.tracing.calls import Called, dense_bytes
 from regard.tracing.images import grid_of, read_images, takes_images
 from regard.tracing.layers import DenseLayerTrace, Kind
-from regard.tracing.masks import dense_bytes
 from regard.tracing.recorder import Expect, Recorder, wanted_layers
 from regard.tracing.traces import Checks, Grid, Plain, Trace
 from regard.tracing.watch import attention_layers, uncompiled, watching

@@ -11,6 +11,10 @@ take note of attention:
 What went in and what came out is kept. Weights are recovered from queries, keys and the model's own mask, and
 the recorder checks them against the output that the model computed. Where somebody intervenes, and only
 there, another output takes its place after that.
+
+`nn.TransformerEncoder`, its layers and `nn.MultiheadAttention` have a fast path in eval mode, with other
+roundings, and with zeros for padding. It is not taken where somebody looks, nor where there are hooks: so their
+`forward` runs twice, to be seen and for its result.
 """
 
 from __future__ import annotations
@@ -18,11 +22,12 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, update_wrapper
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -31,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from regard.attention import torch_ops
 from regard.attention.scores import ScoreRule
 from regard.errors import UnsupportedError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record
@@ -51,6 +57,7 @@ from regard.tracing.by_hand import (
 from regard.tracing.calls import (
     Called,
     LogSumExp,
+    MaskReader,
     Rule,
     as_it_is,
     read_call,
@@ -59,9 +66,7 @@ from regard.tracing.calls import (
     row_sums,
 )
 from regard.tracing.layers import Kind
-from regard.tracing.masks import MaskReader
 from regard.tracing.recorder import Recorder
-from regard.tracing.wrapping import fast_paths, registered_functions
 
 # Given a call of attention and the outputs of its heads; answers with those that take their place.
 Put = Callable[[Called, Tensor], Tensor]
@@ -70,6 +75,7 @@ _OURS = (MultiHeadAttention, LatentAttention, AdditiveAttention, DotAttention)
 _CROSS_WORDS = ("cross", "encoder_attn", "encdec", "multihead_attn", "multi_head_attn")
 _SOURCE_WORDS = ("key_value_states", "encoder_hidden_states")
 _HEAD_WORDS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
+_FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 _CALLED_ATTENTION = re.compile(r"att(entio)?n", re.IGNORECASE)
 
 _doors: ContextVar[tuple[_Door, ...]] = ContextVar("doors", default=())  # of this thread; the innermost last
@@ -83,11 +89,14 @@ def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = N
     """
     door = _Door(model, recorder, change)
     with ExitStack() as stack:
-        stack.enter_context(uncompiled())
-        stack.enter_context(_reporting(model, recorder, change))
-        stack.enter_context(fast_paths(model, watched_only))
-        stack.enter_context(registered_functions(lambda: [door.look for door in _doors.get()]))
-        stack.enter_context(door)
+        for part in (
+            uncompiled(),
+            _reporting(model, recorder, change),
+            _fast_paths(model),
+            _registered(),
+            door,
+        ):
+            stack.enter_context(part)
         _doors.set((*_doors.get(), door))
         # Two blocks around one model end in the order they began: the doors of others stay.
         stack.callback(lambda: _doors.set(tuple(other for other in _doors.get() if other is not door)))
@@ -97,18 +106,119 @@ def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = N
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
+def around_calls(
+    model: nn.Module,
+    calling: Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]],
+    thread: int | None = None,
+) -> Iterator[None]:
+    """A block in which every call of the model, in any thread or only in that one, has a `calling(...)`."""
+    running = threading.local()
+
+    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if thread in (None, threading.get_ident()):
+            running.depth = getattr(running, "depth", 0) + 1
+            if running.depth == 1:
+                running.stack = ExitStack()
+                running.stack.enter_context(calling(args, kwargs))
+
+    def end(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        if thread in (None, threading.get_ident()):
+            running.depth -= 1
+            if running.depth == 0:
+                running.stack.close()
+
+    with ExitStack() as stack:
+        stack.enter_context(uncompiled())
+        stack.enter_context(_fast_paths(model))  # `begin` is too late: a call has its `forward`
+        # `generate` calls an encoder by itself, which is the model's child or grandchild.
+        fast = tuple(f"{name}." if name else "" for name in _with_fast_path(model))
+        for name, module in model.named_modules():
+            closes = name.startswith(fast) or isinstance(module, nn.TransformerEncoderLayer)
+            if name.count(".") < 2 and not (name and closes):  # a hook would close a fast path
+                stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(end, always_call=True).remove)
+        yield
+
+
+def uncompiled() -> AbstractContextManager[Any]:
     """A block in which code that torch.compile has compiled runs as it was written: only that can be seen."""
-    if "torch._dynamo" not in sys.modules:  # then nothing is compiled
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    compiled = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-def watched_only() -> bool:
-    """Whether attention of this thread is watched, and left as it is."""
-    return bool(_doors.get()) and all(door.change is None for door in _doors.get())
+_lock = threading.Lock()
+_users: Counter[tuple[int, str]] = Counter()  # of what is wrapped: how many have asked for it
+_unwrapped: dict[tuple[int, str], Any] = {}
+
+
+@contextmanager
+def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """A block in which an attribute is wrapped: by the first who asks for it, until the last has left."""
+    key = (id(owner), name)
+    with _lock:
+        if not _users[key]:
+            _unwrapped[key] = vars(owner).get(name)  # None: it is the class's, or inherited
+            setattr(owner, name, wrap(getattr(owner, name)))
+        _users[key] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users[key] -= 1
+            if not _users[key]:
+                del _users[key]
+                delattr(owner, name)
+                if (original := _unwrapped.pop(key)) is not None:
+                    setattr(owner, name, original)
+
+
+def _registered() -> AbstractContextManager[None]:
+    """A block in which the doors of a thread look at calls of attention functions that transformers hands out.
+
+    The function runs as it would have, on the model's own masks, whoever registered it.
+    """
+    if "transformers.modeling_utils" not in sys.modules:  # then no model is one of theirs
+        return nullcontext()
+    from transformers.modeling_utils import AttentionInterface
+
+    def wrap(get_interface: Callable[..., Any]) -> Callable[..., Any]:
+        def get(*args: Any, **kwargs: Any) -> Any:
+            function = get_interface(*args, **kwargs)
+            for door in _doors.get() if callable(function) else ():  # the innermost is the outermost call
+                function = update_wrapper(partial(door.look, function), function)
+            return function
+
+        return update_wrapper(get, get_interface)
+
+    return _wrapped(AttentionInterface, "get_interface", wrap)
+
+
+def _with_fast_path(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that have a fast path, the outermost, by name."""
+    modules: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(not outer or name.startswith(f"{outer}.") for outer in modules)
+        if isinstance(module, _FAST) and not inside:
+            modules[name] = module
+    return modules
+
+
+@contextmanager
+def _fast_paths(model: nn.Module) -> Iterator[None]:
+    """A block in which such modules give what they would unwatched, where they are not changed."""
+
+    def twice(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        out, doors = forward(*args, **kwargs), _doors.get()
+        watched_only = doors and all(door.change is None for door in doors)
+        if module.training or torch.is_grad_enabled() or torch_ops.UNSEEN is None or not watched_only:
+            return out
+        with torch_ops.UNSEEN():
+            return forward(*args, **kwargs)
+
+    with ExitStack() as stack:
+        for module in _with_fast_path(model).values():
+            stack.enter_context(_wrapped(module, "forward", partial(partial, twice, module)))
+        yield
 
 
 @contextmanager

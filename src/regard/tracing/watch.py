@@ -13,8 +13,8 @@ the recorder checks them against the output that the model computed. Where someb
 there, another output takes its place after that.
 
 `nn.TransformerEncoder`, its layers and `nn.MultiheadAttention` have a fast path in eval mode, with other
-roundings, and with zeros for padding. It is not taken where somebody looks, nor where there are hooks: so their
-`forward` runs twice, to be seen and for its result.
+roundings, and with zeros for padding. It is not taken where somebody looks, nor where there are hooks: so
+their `forward` runs twice, to be seen and for its result.
 """
 
 from __future__ import annotations
@@ -89,13 +89,8 @@ def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = N
     """
     door = _Door(model, recorder, change)
     with ExitStack() as stack:
-        for part in (
-            uncompiled(),
-            _reporting(model, recorder, change),
-            _fast_paths(model),
-            _registered(),
-            door,
-        ):
+        reporting = _reporting(model, recorder, change)
+        for part in (uncompiled(), reporting, _fast_paths(model), _registered(), door):
             stack.enter_context(part)
         _doors.set((*_doors.get(), door))
         # Two blocks around one model end in the order they began: the doors of others stay.
@@ -173,7 +168,7 @@ def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None
 
 
 def _registered() -> AbstractContextManager[None]:
-    """A block in which the doors of a thread look at calls of attention functions that transformers hands out.
+    """A block in which doors look at calls of the attention functions that transformers hands out.
 
     The function runs as it would have, on the model's own masks, whoever registered it.
     """

@@ -23,14 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.linear import LinearRule
-from regard.attention.visibility import Visibility
 from regard.decoding.loop import generate
 from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
 from regard.tracing.calls import Called, Rule
 from regard.tracing.layers import Kind
-from regard.tracing.recorder import Recorded, Recorder
+from regard.tracing.recorder import Recorded, Recorder, expected
 from regard.tracing.take import Fed, Layers, assemble, facts_of, fed_of, module_of
 from regard.tracing.traces import Trace
 from regard.tracing.watch import around_calls, watching
@@ -49,7 +48,7 @@ class GrowingTrace(Recorder):
     """
 
     def __init__(self, *, keep_v: bool = False, dtype: torch.dtype | None = None) -> None:
-        super().__init__(keep_v=keep_v, dtype=dtype, expect=_expected)
+        super().__init__(keep_v=keep_v, dtype=dtype, expect=expected)
         self.fed = Fed()
         self._summed: dict[str, tuple[Tensor, Tensor, LinearRule]] = {}
 
@@ -132,12 +131,6 @@ class GrowingTrace(Recorder):
         if fed.real is not None and (fed.ids is None or fed.real.shape != fed.ids.shape):
             fed = replace(fed, real=None)
         return assemble(self, fed, tokenizer, facts or {})
-
-
-def _expected(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility:
-    """What may be seen in a step of ours, whose queries stand at the last positions of the keys."""
-    causal = kind == "self" and name.startswith("decoder")
-    return Visibility(causal=causal, start=n_key - n_query if causal else 0)
 
 
 def trace_generation(

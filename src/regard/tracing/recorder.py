@@ -163,6 +163,22 @@ class Recorder:
         return copy
 
 
+def expected(
+    name: str,
+    kind: Kind,
+    n_query: int,
+    n_key: int,
+    real: Tensor | None = None,
+    source_real: Tensor | None = None,
+    reads_source: bool = False,
+) -> Visibility:
+    """What may be seen in a layer of ours, by what is known of model and input; queries are the last keys."""
+    causal = kind == "self" and name.startswith("decoder")
+    of_source = kind == "cross" or (reads_source and name.startswith("encoder"))
+    keys = source_real if of_source else real
+    return Visibility(causal=causal, start=n_key - n_query if causal else 0, keys=keys)
+
+
 def wanted_layers(names: Sequence[str], layers: Sequence[int | str]) -> list[str]:
     """The names of the layers asked for; raises where there is none of that index or name."""
     places = range(-len(names), len(names))

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,16 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.attention.visibility import Visibility
 from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
 from regard.files.tokenizer import readable
 from regard.models.foreign import Foreign
 from regard.models.model import Model
-from regard.models.transformer import Transformer
 from regard.tracing.calls import Called, dense_bytes
 from regard.tracing.images import grid_of, read_images, takes_images
 from regard.tracing.layers import DenseLayerTrace, Kind
-from regard.tracing.recorder import Expect, Recorder, wanted_layers
+from regard.tracing.recorder import Recorder, expected, wanted_layers
 from regard.tracing.traces import Checks, Grid, Plain, Trace
 from regard.tracing.watch import attention_layers, uncompiled, watching
 
@@ -113,7 +112,9 @@ def observe(
         if not module.attention_names:
             raise TraceError("this model has no attention layer: there is nothing to trace.")
         wanted = None if layers is None else wanted_layers(module.attention_names, layers)
-        recorder = Recorder(layers=wanted, expect=_expected(module, fed), **options)
+        both = fed.source_ids is not None
+        expect = partial(expected, real=fed.real, source_real=fed.source_real, reads_source=both)
+        recorder = Recorder(layers=wanted, expect=expect, **options)
         output = module(*fed.args, **fed.kwargs, logits=logits, record=recorder)
         return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
     processor, images = getattr(whole, "processor", tokenizer), None
@@ -290,18 +291,6 @@ def _noting_answer(model: nn.Module, fed: Fed) -> Iterator[list[Tensor]]:
         if isinstance(decoder, nn.Module) and decoder is not model:
             stack.callback(decoder.register_forward_pre_hook(note, with_kwargs=True).remove)
         yield notes
-
-
-def _expected(model: Model, fed: Fed) -> Expect:
-    """What may be seen in a layer of ours by what is known of the model and its input."""
-    causal = isinstance(model, Transformer)
-
-    def expect(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility:
-        reads_source = kind == "cross" or (fed.source_ids is not None and name.startswith("encoder"))
-        keys = fed.source_real if reads_source else fed.real
-        return Visibility(causal=causal and kind == "self" and name.startswith("decoder"), keys=keys)
-
-    return expect
 
 
 def _take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:

@@ -430,7 +430,9 @@ class _Door(TorchFunctionMode):
             for door in doors:
                 if door.change is not None:
                     heads = door.change(replace(named, name=door.names[caller.module]), heads)
-            return called.out if heads is before else _placed(heads, called.out, called.to_heads)
+            # A gradient reaches what a change was given, also where it left that as it was.
+            same = heads is before and not heads.requires_grad
+            return called.out if same else _placed(heads, called.out, called.to_heads)
 
     def _caller(self) -> _Caller | None:
         """The innermost module of the model on the stack of calls; None where it is none, or one of ours."""

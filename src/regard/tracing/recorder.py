@@ -253,10 +253,8 @@ class Rows:
         if isinstance(last, DenseLayerTrace):
             return replace(last, values=self._table(rows, 0.0))
         assert self.k is not None  # only weights come without
-        q, sums = (
-            torch.cat(rows, 2),
-            torch.cat([step.sums for step in self._steps if step.sums is not None], 2),
-        )
+        q = torch.cat(rows, 2)
+        sums = torch.cat([step.sums for step in self._steps if step.sums is not None], 2)
         if isinstance(last, LinearLayerTrace):
             return replace(last, q=q, k=self.k, normaliser=sums, v=self.v)
         alike = self.alike

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +27,12 @@ from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.tracing.layers import Kind, Shape, all_scores
 
 Rule = ScoreRule | LinearRule
+# A mask in our terms: who sees whom, what is added, and (batch, head, query) rows that a finite number hides.
+Read = tuple[Visibility, Bias | None, Tensor | None]
 
 _KERNELS = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)")
 # What transformers calls the arguments that `read_call` has.
-_REGISTERED = {"dropout": "dropout_p", "scaling": "scale", "position_bias": "bias", "softcap": "softcap",
-               "s_aux": "sink"}  # fmt: skip
+_REGISTERED = {"dropout": "dropout_p", "scaling": "scale", "softcap": "softcap", "s_aux": "sink"}
 _BLOCK = 1 << 21  # scores, or numbers of a bias, computed at once
 _FEW = 1 << 18  # scores: summed in less time than the layer around them takes
 _LARGE = 20.0  # scores of this size are off by 1e-6 in float32
@@ -129,7 +129,7 @@ class LogSumExp(TorchDispatchMode):
 
 
 def read_call(
-    masks: MaskReader,
+    masks: Any,
     out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -140,7 +140,6 @@ def read_call(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    bias: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
     turned: bool = False,
@@ -148,7 +147,7 @@ def read_call(
 ) -> Called:
     """A call of scaled_dot_product_attention that gave `out`; by name, what other functions add to it.
 
-    A `bias` comes beside the mask. `turned`: the output is (batch, query, head, v_dim).
+    `masks` are those that were read so far. `turned`: the output is (batch, query, head, v_dim).
     """
     refuse_dropout(dropout_p)
     lead = query.shape[:-2] if enable_gqa else torch.broadcast_shapes(query.shape[:-2], value.shape[:-2])
@@ -158,19 +157,18 @@ def read_call(
         attn_mask = _four(attn_mask, lead, False)
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     k, v = without_repeats(q, k, v)
-    read = masks(attn_mask, shape)
-    visible = Visibility(causal=True) & read.visible if is_causal else read.visible
-    added = read.bias if bias is None else _added(bias, read, shape, visible.start)
-    rule = ScoreRule(scale=scale, visible=visible, bias=added, softcap=softcap, sink=sink)
+    visible, bias, alike = read_mask(masks, attn_mask, shape)
+    visible = Visibility(causal=True) & visible if is_causal else visible
+    rule = ScoreRule(scale=scale, visible=visible, bias=bias, softcap=softcap, sink=sink)
 
     def to_heads(out: Tensor) -> Tensor:
         return out.transpose(1, 2) if turned else out.reshape(*shape[:3], out.shape[-1])
 
-    return Called("", "self", v, out, to_heads, q, k, rule, alike=read.alike)
+    return Called("", "self", v, out, to_heads, q, k, rule, alike=alike)
 
 
 def read_registered(
-    masks: MaskReader,
+    masks: Any,
     out: Tensor,
     module: nn.Module,
     query: Tensor,
@@ -248,16 +246,6 @@ def _four(tensor: Tensor, lead: tuple[int, ...], grouped: bool) -> Tensor:
     return tensor[:, None] if len(lead) == 1 else tensor.flatten(0, -4)
 
 
-def _added(bias: Tensor, read: ReadMask, shape: Shape, start: int) -> Any:
-    """A bias that comes beside the mask, and what the mask itself adds."""
-    table = bias.detach().expand(-1, -1, shape[2], -1)
-    rows, cols = slice(0, shape[2]), slice(0, shape[3])
-    if read.bias is not None:
-        table = table + read.bias.tile(rows, cols, read.visible.start)
-    hides = ~read.visible.tile(rows, cols, table.device)
-    return compact_bias(table, hides.expand(-1, table.shape[1], -1, -1), start)
-
-
 def without_repeats(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values once for each group of query heads, where a model has copied them for every head."""
     n_head = q.shape[1]
@@ -276,48 +264,32 @@ def without_repeats(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k[:, ::group], v[:, ::group]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadMask:
-    """A mask in our terms."""
+def read_mask(known: Any, mask: Tensor | None, shape: Shape) -> Read:
+    """What a mask of a call with (batch, head, query, key) says; None hides nothing.
 
-    visible: Visibility
-    bias: Bias | None
-    alike: Tensor | None = None  # (batch, head, query): rows that a finite number hides whole
-
-
-class MaskReader:
-    """Reads masks, each once: the layers of a model mostly share theirs."""
-
-    def __init__(self) -> None:
-        self._read: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], ReadMask]] = {}
-
-    def __call__(self, mask: Tensor | None, shape: Shape) -> ReadMask:
-        """What a mask of a call with (batch, head, query, key) says; None hides nothing."""
-        if mask is None:
-            return ReadMask(Visibility(), None)
-        # A slice of the same table is another object for every layer, of the same base.
-        base: Tensor = mask if mask._base is None else mask._base
-        key = (id(base), mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, mask._version, shape)
-        known = self._read.get(key)
-        if known is not None and known[0]() is base:
-            return known[1]
-        read = read_mask(mask, shape)
-        self._read = {key: entry for key, entry in self._read.items() if entry[0]() is not None}
-        self._read[key] = (weakref.ref(base), read)
-        return read
-
-
-def read_mask(mask: Tensor, shape: Shape) -> ReadMask:
-    """A mask as `scaled_dot_product_attention` takes it: boolean (True = may look) or added to scores."""
-    table = _unrepeated(mask.detach(), shape)
-    if table.dtype == torch.bool:
-        return ReadMask(read_visible(table, shape[2]), None)
-    hides = hidden_by(table)
-    visible = read_visible(~hides, shape[2])
-    softly_blind = hides.all(-1) & table.isfinite().any(-1)
-    alike = softly_blind.expand(-1, -1, shape[2]) if bool(softly_blind.any()) else None
-    bias = table.masked_fill(hides, 0.0)
-    return ReadMask(visible, compact_bias(bias, hides, visible.start) if bool(bias.any()) else None, alike)
+    As `scaled_dot_product_attention` takes it: boolean (True = may look) or added to scores. It is read once:
+    the layers of a model mostly share theirs, or slices of it, and `known` has what was read, by tensor.
+    """
+    if mask is None:
+        return Visibility(), None, None
+    # A slice of the same table is another object for every layer, of the same base.
+    read = known.setdefault(mask if mask._base is None else mask._base, {})
+    key = (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, mask._version, shape)
+    if key not in read:
+        table = _unrepeated(mask.detach(), shape)
+        if table.dtype == torch.bool:
+            read[key] = read_visible(table, shape[2]), None, None
+        else:
+            hides = hidden_by(table)
+            visible, bias = read_visible(~hides, shape[2]), table.masked_fill(hides, 0.0)
+            softly_blind = (hides.all(-1) & table.isfinite().any(-1)).expand(-1, -1, shape[2])
+            read[key] = (
+                visible,
+                compact_bias(bias, hides, visible.start) if bool(bias.any()) else None,
+                softly_blind if bool(softly_blind.any()) else None,
+            )
+    entry: Read = read[key]
+    return entry
 
 
 def read_visible(visible: Tensor, n_query: int | None = None) -> Visibility:

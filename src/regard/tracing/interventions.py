@@ -193,6 +193,8 @@ class Run:
             raise ArgumentError(f"{name} gives no tensor but {type(out).__name__}: name one inside it.")
         if name in self._kept:
             self._kept[name] = out.detach().clone()
+        if not self._patches[name]:
+            return None
         for source, query, batch in self._patches[name]:
             if source.shape[1:] != out.shape[1:] or source.shape[0] not in (1, out.shape[0]):
                 raise ShapeError(

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.attention import torch_ops
 from regard.attention.scores import ScoreRule
@@ -57,7 +58,6 @@ from regard.tracing.by_hand import (
 from regard.tracing.calls import (
     Called,
     LogSumExp,
-    MaskReader,
     Rule,
     as_it_is,
     read_call,
@@ -279,7 +279,7 @@ class _Door(TorchFunctionMode):
         super().__init__()
         self.names = {module: name or "attention" for name, module in model.named_modules()}
         self.model, self.recorder, self.change = model, recorder, change
-        self.read = MaskReader()
+        self.masks: Any = WeakTensorKeyDictionary()
         self.follow = Follower()
         self.n_seen = 0
         self.last: tuple[Any, ...] = (0, None, None)  # call, q and k of the last layer
@@ -378,7 +378,7 @@ class _Door(TorchFunctionMode):
         if caller is None:
             return given
         out = given if isinstance(given, Tensor) else given[0]
-        called = read(self.read, out, *args, **kwargs)
+        called = read(self.masks, out, *args, **kwargs)
         known = called if self.recorder is None else replace(called, lse=row_sums(called, lse))
         changed = self._passed(caller, called, known)
         return changed if isinstance(given, Tensor) else (changed, *given[1:])

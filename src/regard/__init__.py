@@ -40,7 +40,7 @@ _NAMES = {
     "layers.cache": "KVCache",
     "layers.eviction": "Evict",
     "models.transformer": "Transformer TransformerConfig",
-    "tracing.around": "watch",
+    "tracing.generation": "watch",
     "tracing.interventions": "intervene",
     "tracing.take": "trace",
     "tracing.traces": "Trace",
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from regard.layers.cache import KVCache
     from regard.layers.eviction import Evict
     from regard.models.transformer import Transformer, TransformerConfig
-    from regard.tracing.around import watch
+    from regard.tracing.generation import watch
     from regard.tracing.interventions import intervene
     from regard.tracing.take import trace
     from regard.tracing.traces import Trace

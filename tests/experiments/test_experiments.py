@@ -83,6 +83,19 @@ def test_an_estimate_is_the_slope_toward_the_clean_run(what):
     assert -1 <= effects.agreement <= 1
 
 
+@pytest.mark.parametrize("family", ["gpt_neox", "qwen3"])
+def test_an_estimate_of_a_foreign_model_is_the_slope_too(family):
+    """The gradient reaches the outputs of heads in whatever layout the model has them."""
+    model = foreign(family).double()
+    effects = patch_effects(model, CLEAN, CORRUPTED, answer=7, against=9, estimate=True, verify=0)
+    asked = Asked.about(model, CORRUPTED, 7, 9, None)
+    mine, new = (outputs(asked.loaded, ids)[effects.layers[0]] for ids in (CORRUPTED, CLEAN))
+    step = asked.run(lambda run: run.patch(layer=0, head=1, source=mine + 1e-3 * (new - mine)))
+    slope = (step - effects.corrupted) / 1e-3
+    assert abs(slope) > 1e-6
+    assert float(effects.heads[0, 1]) == pytest.approx(slope, rel=2e-2, abs=1e-6)
+
+
 @pytest.fixture(scope="module")
 def neox():
     return foreign("gpt_neox")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError, TraceError
-from regard.tracing.around import watch
+from regard.tracing.generation import watch
 from regard.tracing.layers import DenseLayerTrace, LayerTrace
 from regard.tracing.take import trace
 

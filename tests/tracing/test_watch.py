@@ -13,7 +13,7 @@ from regard.errors import ArgumentError, TraceError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tracing.around import watch
+from regard.tracing.generation import watch
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import trace
 from regard.tracing.watch import watching

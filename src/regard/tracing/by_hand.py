@@ -11,19 +11,18 @@ single weight are they kept; else the weights are, as they are.
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.attention.scores import DenseBias, ScoreRule
-from regard.tracing.calls import Called, without_repeats
-from regard.tracing.layers import all_scores
-from regard.tracing.masks import compact_bias, read_visible
+from regard.tracing.calls import Called, compact_bias, read_visible, row_sums, without_repeats
+from regard.tracing.layers import LayerTrace, all_scores
 
 SOFTMAX = ("softmax", "_softmax", "_safe_softmax", "special_softmax")
 _PRODUCT = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
@@ -33,7 +32,6 @@ _SHORTER = ("sum", "mean", "amax", "max", "argmax", "norm", "size", "logsumexp",
 # What these make of scores is no longer scores: hidden states, mostly.
 _PROJECTED = ("linear", "addmm", "conv1d", "conv2d", "layer_norm", "embedding")
 _DROPOUT = ("dropout", "dropout_", "native_dropout")
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 HIDDEN_AT = -5000.0  # a score as low as this was made so by a mask; its weight is 0 in every dtype
 # A weight recovered from queries and keys is this close to the model's own, or the weights are kept.
 _CLOSE = 5e-6
@@ -47,24 +45,18 @@ class Product:
     q: Tensor  # (*lead, query, qk_dim)
     k: Tensor  # (*lead, key, qk_dim)
     scale: float = 1.0
-    capped: bool = False  # tanh was taken
-    cap: float = 1.0  # and multiplied by this
+    cap: float | None = None  # tanh was taken, and multiplied by this
 
     def times(self, factor: float) -> Product:
-        if self.capped:
+        if self.cap is not None:
             return replace(self, cap=self.cap * factor)
         return replace(self, scale=self.scale * factor)
 
     def made(self, scores: Tensor) -> bool:
         """Whether `scores` may be of these queries and keys, both of them computed, not learned."""
-        sizes = {self.q.shape[-2], self.k.shape[-2]}
-        return sizes <= set(scores.shape) and not any(_is_learned(tensor) for tensor in (self.q, self.k))
-
-    def rule(self) -> ScoreRule:
-        """The scores as far as the product alone makes them."""
-        if self.capped:
-            return ScoreRule(scale=self.scale * self.cap, softcap=self.cap)
-        return ScoreRule(scale=self.scale)
+        bases = (tensor if tensor._base is None else tensor._base for tensor in (self.q, self.k))
+        learned = any(isinstance(base, nn.Parameter) for base in bases)
+        return {self.q.shape[-2], self.k.shape[-2]} <= set(scores.shape) and not learned
 
 
 @dataclass(slots=True, eq=False)
@@ -81,12 +73,9 @@ class Weights:
     """What a softmax gave."""
 
     values: Tensor  # (..., query, key)
-    scores: Tensor
+    scores: Tensor | None  # None: the softmax too was written by hand
     product: Product | None
     fate: Fate
-
-
-Mark = Product | Weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,92 +86,83 @@ class Written:
     v: Tensor
     out: Tensor
     arrange_out: Callable[[Tensor], Tensor]  # the output, or its gradient, as (*lead, query, v_dim)
-    softmax: Weights | None  # None: the softmax too was written by hand
-    product: Product | None
+    softmax: Weights
 
 
 class Follower:
     """Marks products and weights as functions of PyTorch pass them on."""
 
     def __init__(self) -> None:
-        self._marks: dict[int, tuple[weakref.ref[Tensor], Mark]] = {}
-
-    def mark_of(self, value: Any) -> Mark | None:
-        entry = self._marks.get(id(value))
-        return entry[1] if entry is not None and entry[0]() is value else None
-
-    def _mark(self, value: Any, mark: Mark) -> None:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            if len(self._marks) > 256:
-                self._marks = {at: entry for at, entry in self._marks.items() if entry[0]() is not None}
-            self._marks[id(value)] = (weakref.ref(value), mark)
+        self.marks: Any = WeakTensorKeyDictionary()  # of tensors: a Product, or Weights
 
     def __call__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Written | None:
         """Take note of one call; what it completes, if anything."""
         if name in _PRODUCT:
             return self._multiplied(name, args, kwargs, out)
         if name in SOFTMAX:
-            self._softmax(args, kwargs, out)
-        elif self._marks and name not in _SHORTER:
+            self._softmax(out, *args, **kwargs)
+        elif len(self.marks) and name not in _SHORTER:
             self._passed_on(name, args, kwargs, out)
         return None
 
     def dropped(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         """The probability with which this call would drop weights; 0 where it drops nothing of ours."""
-        if name not in _DROPOUT or not args or not isinstance(self.mark_of(args[0]), Weights):
+        if name not in _DROPOUT or not args or not isinstance(self.marks.get(args[0]), Weights):
             return 0.0
         p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
         return float(p or 0.0) if (args[2] if len(args) > 2 else kwargs.get("training", True)) else 0.0
 
-    def _softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        scores = args[0] if args else kwargs.get("input")
-        dim = args[1] if len(args) > 1 else kwargs.get("dim")
-        if not isinstance(scores, Tensor) or not isinstance(out, Tensor) or out.dim() < 2 or dim is None:
-            return
-        mark = self.mark_of(scores)
-        product = mark if isinstance(mark, Product) else None
-        fate = Fate(of_scores=product is not None and product.made(scores))
-        self._mark(out, Weights(out.movedim(dim, -1), scores.movedim(dim, -1), product, fate))
+    def _softmax(self, out: Any, input: Any = None, dim: int | None = None, *_: Any, **__: Any) -> None:
+        if isinstance(input, Tensor) and isinstance(out, Tensor) and out.dim() > 1 and dim is not None:
+            mark = self.marks.get(input)
+            product = mark if isinstance(mark, Product) else None
+            fate = Fate(of_scores=product is not None and product.made(input))
+            self.marks[out] = Weights(out.movedim(dim, -1), input.movedim(dim, -1), product, fate)
 
     def _passed_on(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         marked = [
-            (value, mark) for value in _tensors(args, kwargs) if (mark := self.mark_of(value)) is not None
+            (isinstance(mark, Weights), value.numel(), mark)
+            for value in _tensors(chain(args, kwargs.values()))
+            if (mark := self.marks.get(value)) is not None
         ]
         if not marked:
             return
-        _, mark = max(marked, key=lambda pair: (isinstance(pair[1], Weights), pair[0].numel()))
-        if isinstance(mark, Product):
+        of_weights, _, mark = max(marked, key=lambda entry: entry[:2])
+        if not of_weights:
             if name in _PROJECTED:
                 return
             factor = _factor(name, args)
             if factor is not None:
                 mark = mark.times(factor)
             elif name in ("tanh", "tanh_"):
-                mark = replace(mark, capped=True)
-        for made in out if isinstance(out, list | tuple) else (out,):
-            self._mark(made, mark)
+                mark = replace(mark, cap=1.0)
+        for made in _tensors((out,)):
+            if made.is_floating_point():
+                self.marks[made] = mark
 
     def _multiplied(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> Written | None:
         terms = _terms(name, args, kwargs)
-        if terms is None or not isinstance(out, Tensor):
+        if terms is None or not isinstance(out, Tensor) or not out.is_floating_point():
             return None
-        left, right = self.mark_of(terms.left), self.mark_of(terms.right)
+        left, right = self.marks.get(terms.left), self.marks.get(terms.right)
         for mark, other, side in ((left, right, terms), (right, left, terms.turned())):
             if isinstance(mark, Weights) and not isinstance(other, Weights):
-                return None if mark.fate.met else _completed(side, out, mark, mark.product)
+                return None if mark.fate.met else _completed(side, out, mark)
         if isinstance(left, Product) and right is None:
-            return _completed(terms, out, None, left)
-        product = _product(terms)
-        if product is not None:
-            alpha = kwargs.get("alpha", 1)
-            self._mark(out, product.times(float(alpha)) if alpha != 1 else product)
+            return _completed(terms, out, left)
+        roles = terms.roles(terms.out_at)
+        if roles is not None:
+            query, key, summed, lead = roles
+            q = _arranged(terms.left, terms.left_at, [*lead, query, summed])
+            k = _arranged(terms.right, terms.right_at, [*lead, key, summed])
+            self.marks[out] = Product(q, k, float(kwargs.get("alpha", 1)))
         return None
 
 
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Tensor]:
-    for value in chain(args, kwargs.values()):
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, list | tuple):
@@ -193,18 +173,15 @@ def _factor(name: str, args: tuple[Any, ...]) -> float | None:
     """The number a tensor is multiplied by in this call; None where it is no such call."""
     if name not in _TIMES + _OVER or len(args) < 2:
         return None
-    numbers = [_number(value) for value in args[:2]]
+    first, second = (_number(value) for value in args[:2])
     if name in _OVER:
-        return None if numbers[1] is None or not numbers[1] else 1 / numbers[1]
-    return numbers[1] if numbers[1] is not None else numbers[0]
+        return 1 / second if second else None
+    return first if second is None else second
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, int | float):
-        return float(value)
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
-        return float(value.detach())
-    return None
+    one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta
+    return float(value) if one or isinstance(value, int | float) else None
 
 
 class _Terms(NamedTuple):
@@ -219,18 +196,17 @@ class _Terms(NamedTuple):
     def turned(self) -> _Terms:
         return _Terms(self.right, self.left, self.right_at, self.left_at, self.out_at)
 
-    def roles(self, of_left: str, of_right: str) -> tuple[str, str, str, list[str]] | None:
-        """The letters of the left's position and the right's, the last of their orders, of what is summed,
-        and of what comes before them in the output; None where it is no product of two matrices."""
-        summed = [at for at in self.left_at if at in self.right_at and at not in self.out_at]
-        lefts = [at for at in of_left if at in self.left_at and at in self.out_at and at not in self.right_at]
-        rights = [
-            at for at in of_right if at in self.right_at and at in self.out_at and at not in self.left_at
-        ]
+    def roles(self, order: str) -> tuple[str, str, str, list[str]] | None:
+        """The letters of the left's position, the last in this order, of the right's, and of what is summed,
+        and what comes before them in the output; None where it is no product of two matrices."""
+        left, right, out = map(set, self[2:])
+        summed = (left & right) - out
+        lefts = [at for at in order if at in (left & out) - right]
+        rights = [at for at in self.out_at if at in (right & out) - left]
         if len(summed) != 1 or not lefts or not rights:
             return None
         lead = [at for at in self.out_at if at not in (lefts[-1], rights[-1])]
-        return lefts[-1], rights[-1], summed[0], lead
+        return lefts[-1], rights[-1], summed.pop(), lead
 
 
 def _terms(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Terms | None:
@@ -253,59 +229,39 @@ def _terms(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Terms |
     if not arrow:
         letters = inputs.replace(".", "").replace(",", "")
         out = "..." * ("." in inputs) + "".join(sorted(at for at in letters if letters.count(at) == 1))
-    more = [at for at in _LETTERS if at not in equation][: max(n_more)]
-    left, right = (
-        at.replace("...", "".join(more[len(more) - n :])) for at, n in zip(ats, n_more, strict=True)
-    )
-    terms = _Terms(pair[0], pair[1], left, right, out.replace("...", "".join(more)))
+    # Digits, of which no equation has any, stand for the dimensions that it does not name.
+    more = "0123456789"[: max(n_more)]
+    left, right = (at.replace("...", more[len(more) - n :]) for at, n in zip(ats, n_more, strict=True))
+    terms = _Terms(pair[0], pair[1], left, right, out.replace("...", more))
     return None if any(len(set(at)) != len(at) for at in terms[2:]) else terms
 
 
-def _product(terms: _Terms) -> Product | None:
-    """Queries and keys of a product that may be one of scores."""
-    roles = terms.roles(terms.out_at, terms.out_at)
-    if roles is None:
-        return None
-    query, key, summed, lead = roles
-    q = _arranged(terms.left, terms.left_at, [*lead, query, summed])
-    return Product(q, _arranged(terms.right, terms.right_at, [*lead, key, summed]))
-
-
-def _completed(
-    terms: _Terms, out: Tensor, softmax: Weights | None, product: Product | None
-) -> Written | None:
+def _completed(terms: _Terms, out: Tensor, mark: Product | Weights) -> Written | None:
     """The attention that a product of weights (left) and values completes; None where it is none."""
-    roles = terms.roles(terms.left_at, terms.right_at)
+    roles = terms.roles(terms.left_at)
     if roles is None:
         return None
     query, value, key, lead = roles
     weights = _arranged(terms.left, terms.left_at, [*lead, query, key])
-    if softmax is not None:
-        softmax.fate.met = True
-    elif not _sums_to_one(weights):
-        return None
+    if isinstance(mark, Product):
+        sums = weights.detach().float().sum(-1)
+        right = ((sums - 1).abs() < 1e-3) | (sums == 0)
+        if not bool(right.all() & (weights >= 0).all() & (sums > 0).any()):
+            return None
+        mark = Weights(weights, None, mark, Fate())
+    mark.fate.met = True
 
     def arrange(tensor: Tensor) -> Tensor:
         return _arranged(tensor, terms.out_at, [*lead, query, value])
 
     v = _arranged(terms.right, terms.right_at, [*lead, key, value])
-    return Written(weights, v, out, arrange, softmax, product)
-
-
-def _sums_to_one(weights: Tensor) -> bool:
-    sums = weights.detach().float().sum(-1)
-    right = ((sums - 1).abs() < 1e-3) | (sums == 0)
-    return bool(right.all() & (weights >= 0).all() & (sums > 0).any())
+    return Written(weights, v, out, arrange, mark)
 
 
 def _arranged(tensor: Tensor, at: str, wanted: list[str]) -> Tensor:
     """The tensor with its dimensions in the order `wanted`; those it lacks have size 1."""
-    here = [letter for letter in wanted if letter in at]
-    ordered = tensor.permute(*(at.index(letter) for letter in here))
-    for axis, letter in enumerate(wanted):
-        if letter not in at:
-            ordered = ordered.unsqueeze(axis)
-    return ordered
+    ordered = tensor.permute(*(at.index(letter) for letter in wanted if letter in at))
+    return ordered[tuple(slice(None) if letter in at else None for letter in wanted)]
 
 
 def to_heads(
@@ -343,7 +299,7 @@ def explained(called: Called, product: Product | None, four: Callable[..., Tenso
     n_key = weights.shape[3]
     if (*q.shape[:3], k.shape[2]) != weights.shape or k.shape[:2] != q.shape[:2]:
         return None
-    rule = product.rule()
+    rule = ScoreRule(scale=product.scale * (product.cap or 1.0), softcap=product.cap)
     everywhere = slice(0, q.shape[2]), slice(0, n_key)
     dots = all_scores(q, k, rule, *everywhere, widen=False)
     if called.scores is None:
@@ -355,13 +311,9 @@ def explained(called: Called, product: Product | None, four: Callable[..., Tenso
         return None
     hides = (scores[..., :n_key] <= HIDDEN_AT) | ~scores[..., :n_key].isfinite()
     blind = hides.all(-1, keepdim=True)
-    shown = scores[..., :n_key].masked_fill(hides, 0.0)
-    added = shown - dots.masked_fill(hides, 0.0)
-    noise = (
-        torch.finfo(dots.dtype).eps
-        * max(1.0, _size(dots.masked_fill(hides, 0.0)), _size(shown))
-        * (2 + math.sqrt(q.shape[3]))
-    )
+    dots, shown = dots.masked_fill(hides, 0.0), scores[..., :n_key].masked_fill(hides, 0.0)
+    added = shown - dots
+    noise = torch.finfo(dots.dtype).eps * max(1.0, _size(dots), _size(shown)) * (2 + math.sqrt(q.shape[3]))
     visible = read_visible(~hides)
     bias = None
     if _size(added) > noise:
@@ -379,21 +331,15 @@ def explained(called: Called, product: Product | None, four: Callable[..., Tenso
         if _size(scores[..., -1] - sink[:, None]) > noise:
             return None
     rule = replace(rule, visible=visible, bias=bias, sink=sink)
-    recovered = all_scores(q, k, rule, *everywhere, widen=False)
-    recovered = torch.where(visible.tile(*everywhere, q.device), recovered, -math.inf)
-    # Of these scores, not of the model's: rounding in both cancels.
-    rough = 4 * noise > _CLOSE and weights.numel() <= _FEW
-    lse = torch.logsumexp(recovered.double() if rough else recovered, -1)
-    if sink is not None:
-        lse = torch.logaddexp(lse, sink[:, None]).masked_fill(blind[..., 0], -math.inf)
-    recovered = torch.exp(recovered - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None]).to(dots.dtype)
     alike = blind[..., 0] & (weights.amax(-1) > 0)
-    recovered = torch.where(alike[..., None], 1 / n_key, recovered)
+    some_alike = alike if bool(alike.any()) else None
+    k, v = without_repeats(q, k, called.v.detach())
+    known = replace(called, q=q, k=k, v=v, rule=rule, alike=some_alike)
+    lse = row_sums(known, None, _FEW)  # of these scores, not of the model's: rounding in both cancels
+    recovered = LayerTrace("", q, k, lse, rule, alike=some_alike).block(*everywhere)
     if _size(recovered - weights.to(recovered.dtype)) > min(4 * noise, _CLOSE):
         return None
-    k, v = without_repeats(q, k, called.v.detach())
-    some_alike = alike if bool(alike.any()) else None
-    return replace(called, q=q, k=k, v=v, rule=rule, lse=lse, alike=some_alike)
+    return replace(known, lse=lse)
 
 
 def same_weights(softmax: Weights, weights: Tensor, four: Callable[..., Tensor]) -> bool:
@@ -406,10 +352,6 @@ def same_weights(softmax: Weights, weights: Tensor, four: Callable[..., Tensor])
     else:
         return False
     return torch.equal(given, weights) or torch.equal(given.nan_to_num(2.0), weights.nan_to_num(2.0))
-
-
-def _is_learned(tensor: Tensor) -> bool:
-    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
 
 
 def _size(tensor: Tensor) -> float:

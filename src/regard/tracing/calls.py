@@ -2,11 +2,15 @@
 
 F.scaled_dot_product_attention    and the flash kernels below it, called directly
 a function of transformers' attention registry
-attention written by hand (`by_hand`), and the layers of this library (`ours`)
+attention written by hand (`by_hand`), and the layers of this library (`watch`)
+
+A mask comes as a table of query x key. Causality, windows, padding and a bias that depends only on distance
+are recognised and kept as a flag, a number or a line of numbers; what is none of these is kept whole.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,20 +18,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention.linear import LinearRule
-from regard.attention.scores import ScoreRule
-from regard.attention.visibility import Visibility
-from regard.errors import UnsupportedError
-from regard.tracing.layers import Kind, all_scores
-from regard.tracing.masks import MaskReader, ReadMask, compact_bias
+from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule
+from regard.attention.visibility import Visibility, hidden_by
+from regard.errors import ArgumentError, ShapeError, UnsupportedError
+from regard.tracing.layers import Kind, Shape, all_scores
 
 Rule = ScoreRule | LinearRule
+# A mask in our terms: who sees whom, what is added, and (batch, head, query) rows that a finite number hides.
+Read = tuple[Visibility, Bias | None, Tensor | None]
 
 _KERNELS = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)")
-_BLOCK = 1 << 21  # scores computed at once where no kernel gives their sums
+# What transformers calls the arguments that `read_call` has.
+_REGISTERED = {"dropout": "dropout_p", "scaling": "scale", "softcap": "softcap", "s_aux": "sink"}
+_BLOCK = 1 << 21  # scores, or numbers of a bias, computed at once
 _FEW = 1 << 18  # scores: summed in less time than the layer around them takes
 _LARGE = 20.0  # scores of this size are off by 1e-6 in float32
 
@@ -47,9 +53,7 @@ class Called:
     kind: Kind
     v: Tensor | None  # (batch, kv_head, key, v_dim)
     out: Tensor | None  # in the layout of whoever computed it
-    to_heads: Callable[[Tensor], Tensor] = (
-        as_it_is  # makes that, or its gradient, (batch, head, query, v_dim)
-    )
+    to_heads: Callable[[Tensor], Tensor] = as_it_is  # that, or its gradient, as (batch, head, query, v_dim)
     q: Tensor | None = None
     k: Tensor | None = None
     rule: Rule | None = None
@@ -60,7 +64,7 @@ class Called:
     before: int = 0  # queries that the layer has had in this call of the model
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         """(batch, head, query, key)."""
         if self.weights is not None:
             batch, n_head, n_query, n_key = self.weights.shape
@@ -124,92 +128,87 @@ class LogSumExp(TorchDispatchMode):
         return out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """The arguments of an attention function: those of scaled_dot_product_attention, and what others add."""
+def read_call(
+    masks: Any,
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    turned: bool = False,
+    **_: Any,
+) -> Called:
+    """A call of scaled_dot_product_attention that gave `out`; by name, what other functions add to it.
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    attn_mask: Tensor | None = None
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    scale: float | None = None
-    enable_gqa: bool = False
-    bias: Tensor | None = None  # beside the mask
-    softcap: float | None = None
-    sink: Tensor | None = None
-    turned: bool = False  # the output is (batch, query, head, v_dim)
+    `masks` are those that were read so far. `turned`: the output is (batch, query, head, v_dim).
+    """
+    refuse_dropout(dropout_p)
+    lead = query.shape[:-2] if enable_gqa else torch.broadcast_shapes(query.shape[:-2], value.shape[:-2])
+    # Autocast gives the kernel fewer digits than the function was given.
+    q, k, v = (_four(tensor, lead, enable_gqa).to(out.dtype) for tensor in (query, key, value))
+    if attn_mask is not None and attn_mask.dim() > 2 and len(lead) != 2:
+        attn_mask = _four(attn_mask, lead, False)
+    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    k, v = without_repeats(q, k, v)
+    visible, bias, alike = read_mask(masks, attn_mask, shape)
+    visible = Visibility(causal=True) & visible if is_causal else visible
+    rule = ScoreRule(scale=scale, visible=visible, bias=bias, softcap=softcap, sink=sink)
 
-    @classmethod
-    def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """A call of scaled_dot_product_attention, or of a flash kernel."""
-        if func is F.scaled_dot_product_attention:
-            return cls(*args, **kwargs)
-        query, key, value, *options = args  # a kernel has dropout_p and is_causal next, and no enable_gqa
-        named = dict(zip(("dropout_p", "is_causal"), options, strict=False)) | kwargs
-        known = {
-            name: named[name] for name in ("dropout_p", "is_causal", "attn_mask", "scale") if name in named
-        }
-        return cls(query, key, value, **known, enable_gqa=query.shape[1] != key.shape[1])
+    def to_heads(out: Tensor) -> Tensor:
+        return out.transpose(1, 2) if turned else out.reshape(*shape[:3], out.shape[-1])
 
-    @classmethod
-    def registered(
-        cls,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        is_causal: bool | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        **_: Any,
-    ) -> Call:
-        """A call of a function in the registry of transformers."""
-        if is_causal is None:
-            is_causal = getattr(module, "is_causal", True)
-        mask = attention_mask if isinstance(attention_mask, Tensor) else None
-        causal = bool(is_causal) and mask is None and query.shape[2] > 1
-        grouped = query.shape[1] != key.shape[1]
-        return cls(
-            query, key, value, mask, dropout, causal, scaling, grouped, position_bias, softcap, s_aux, True
+    return Called("", "self", v, out, to_heads, q, k, rule, alike=alike)
+
+
+def read_registered(
+    masks: Any,
+    out: Tensor,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    **given: Any,
+) -> Called:
+    """A call of a function in the registry of transformers that gave `out`."""
+    mask = attention_mask if isinstance(attention_mask, Tensor) else None
+    stated = given.get("is_causal")
+    causal = getattr(module, "is_causal", True) if stated is None else stated
+    named = {ours: given[theirs] for theirs, ours in _REGISTERED.items() if theirs in given}
+    named["is_causal"] = bool(causal) and mask is None and query.shape[2] > 1
+    return read_call(masks, out, query, key, value, mask, enable_gqa=True, turned=True, **named)
+
+
+def refuse_dropout(dropout: float) -> None:
+    """Raise where attention drops weights: they would differ from run to run."""
+    if dropout:
+        raise ArgumentError(
+            f"attention has dropout {dropout}, and its weights differ from run to run: "
+            "call model.eval() before tracing."
         )
 
-    def read(self, masks: MaskReader, out: Tensor) -> Called:
-        """What it computes, as far as its arguments say; `out` is what it gave."""
-        lead = self.query.shape[:-2]
-        if not self.enable_gqa:
-            lead = torch.broadcast_shapes(lead, self.value.shape[:-2])
-        given = (self.query, self.key, self.value)
-        # Autocast gives the kernel fewer digits than the function was given.
-        q, k, v = (_four(tensor, lead, self.enable_gqa).to(out.dtype) for tensor in given)
-        mask = self.attn_mask
-        if mask is not None and mask.dim() > 2 and len(lead) != 2:
-            mask = _four(mask, lead, False)
-        shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        k, v = without_repeats(q, k, v)
-        read = masks(mask, shape)
-        visible = Visibility(causal=True) & read.visible if self.is_causal else read.visible
-        bias = read.bias if self.bias is None else _added(self.bias, read, shape, visible.start)
-        rule = ScoreRule(scale=self.scale, visible=visible, bias=bias, softcap=self.softcap, sink=self.sink)
 
-        def to_heads(out: Tensor) -> Tensor:
-            return out.transpose(1, 2) if self.turned else out.reshape(*shape[:3], out.shape[-1])
+def row_sums(called: Called, kernel: Tensor | None, few: int = _FEW) -> Tensor:
+    """The log-sum-exp of every row of a call; `kernel` are those of a kernel, where there was one.
 
-        return Called("", "self", v, out, to_heads, q, k, rule, alike=read.alike)
-
-
-def row_sums(called: Called, kernel: Tensor | None) -> Tensor:
-    """The log-sum-exp of every row of a call; `kernel` are those of a kernel, where there was one."""
+    Scores may be so large that rounding of their sum shows in weights. If they are `few` enough, they are
+    summed anew and in float64: where our own scores are summed, rows sum to 1 whatever the rounding.
+    """
     assert called.q is not None  # it was read from its arguments
     assert called.k is not None
     assert isinstance(called.rule, ScoreRule)
     q, k, rule = called.q.detach(), called.k.detach(), called.rule
-    rough = _rough(q, k, rule)
+    rough = False
+    if math.prod(called.shape) <= few and q.dtype == torch.float32:
+        longest_q, longest_k = (float(torch.linalg.vector_norm(tensor, dim=-1).max()) for tensor in (q, k))
+        rough = not abs(rule.scale_for(q.shape[3])) * longest_q * longest_k < _LARGE  # NaN: summed too
     if kernel is None or kernel.numel() != q.shape[:3].numel() or rough:
         sums = _row_sums(q.contiguous(), k.contiguous(), rule)  # as they will be kept
         sums = sums if rough else sums.to(torch.promote_types(q.dtype, torch.float32))
@@ -220,24 +219,13 @@ def row_sums(called: Called, kernel: Tensor | None) -> Tensor:
     return sums if rule.sink is None else torch.logaddexp(sums, rule.sink.detach().to(sums.dtype)[:, None])
 
 
-def _rough(q: Tensor, k: Tensor, rule: ScoreRule) -> bool:
-    """Whether scores are so large that rounding of their sum shows in weights, and few enough to sum anew.
-
-    Where our own scores are summed, in float64, rows sum to 1 whatever the rounding.
-    """
-    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > _FEW or q.dtype != torch.float32:
-        return False
-    longest_q, longest_k = (float(torch.linalg.vector_norm(tensor, dim=-1).max()) for tensor in (q, k))
-    return not abs(rule.scale_for(q.shape[3])) * longest_q * longest_k < _LARGE  # NaN: summed too
-
-
 def _row_sums(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
     """The log-sum-exp of every row, in float64, a block of rows at a time."""
     cols = slice(0, k.shape[2])
     step = max(1, _BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
-    blocks = [slice(first, min(q.shape[2], first + step)) for first in range(0, q.shape[2], step)]
     sums = []
-    for rows in blocks:
+    for first in range(0, q.shape[2], step):
+        rows = slice(first, min(q.shape[2], first + step))
         scores = all_scores(q, k, rule, rows, cols, widen=False)
         visible = rule.visible.tile(rows, cols, q.device)
         sums.append(torch.logsumexp(torch.where(visible, scores, -torch.inf).double(), -1))
@@ -258,16 +246,6 @@ def _four(tensor: Tensor, lead: tuple[int, ...], grouped: bool) -> Tensor:
     return tensor[:, None] if len(lead) == 1 else tensor.flatten(0, -4)
 
 
-def _added(bias: Tensor, read: ReadMask, shape: tuple[int, int, int, int], start: int) -> Any:
-    """A bias that comes beside the mask, and what the mask itself adds."""
-    table = bias.detach().expand(-1, -1, shape[2], -1)
-    rows, cols = slice(0, shape[2]), slice(0, shape[3])
-    if read.bias is not None:
-        table = table + read.bias.tile(rows, cols, read.visible.start)
-    hides = ~read.visible.tile(rows, cols, table.device)
-    return compact_bias(table, hides.expand(-1, table.shape[1], -1, -1), start)
-
-
 def without_repeats(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values once for each group of query heads, where a model has copied them for every head."""
     n_head = q.shape[1]
@@ -284,3 +262,104 @@ def without_repeats(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if not bool((split == split[:, :, :1]).all()):
             return k, v
     return k[:, ::group], v[:, ::group]
+
+
+def read_mask(known: Any, mask: Tensor | None, shape: Shape) -> Read:
+    """What a mask of a call with (batch, head, query, key) says; None hides nothing.
+
+    As `scaled_dot_product_attention` takes it: boolean (True = may look) or added to scores. It is read once:
+    the layers of a model mostly share theirs, or slices of it, and `known` has what was read, by tensor.
+    """
+    if mask is None:
+        return Visibility(), None, None
+    # A slice of the same table is another object for every layer, of the same base.
+    read = known.setdefault(mask if mask._base is None else mask._base, {})
+    key = (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, mask._version, shape)
+    if key not in read:
+        table = _unrepeated(mask.detach(), shape)
+        if table.dtype == torch.bool:
+            read[key] = read_visible(table, shape[2]), None, None
+        else:
+            hides = hidden_by(table)
+            visible, bias = read_visible(~hides, shape[2]), table.masked_fill(hides, 0.0)
+            softly_blind = (hides.all(-1) & table.isfinite().any(-1)).expand(-1, -1, shape[2])
+            read[key] = (
+                visible,
+                compact_bias(bias, hides, visible.start) if bool(bias.any()) else None,
+                softly_blind if bool(softly_blind.any()) else None,
+            )
+    entry: Read = read[key]
+    return entry
+
+
+def read_visible(visible: Tensor, n_query: int | None = None) -> Visibility:
+    """What a table (batch, head, query, key) says, True = may look, as compactly as it can be said.
+
+    One row may stand for all of `n_query`.
+    """
+    if bool(visible.all()):
+        return Visibility()
+    for axis in (0, 1):
+        if visible.shape[axis] > 1 and bool((visible == visible.narrow(axis, 0, 1)).all()):
+            visible = visible.narrow(axis, 0, 1)
+    if visible.shape[1:3] == (1, 1):
+        return Visibility(keys=visible[:, 0, 0])
+    return Visibility.from_dense(visible.expand(-1, -1, n_query or visible.shape[2], -1))
+
+
+def compact_bias(bias: Tensor, hides: Tensor, start: int = 0, within: float = 0.0) -> Bias:
+    """One number for each head and distance where that says it all, else the table itself.
+
+    `within`: numbers that differ by no more are equal, as those that a subtraction gave back.
+    """
+    by_distance = _by_distance(bias, hides, start, within)
+    if by_distance is not None:
+        return by_distance
+    for axis in (0, 1, 2):
+        # A cell hidden in one sequence, head or row may be visible in another.
+        shared = bias.masked_fill(hides, -math.inf).amax(axis, keepdim=True)
+        if bias.shape[axis] > 1 and bool((((bias - shared).abs() <= within) | hides).all()):
+            bias, hides = shared.masked_fill(shared == -math.inf, 0.0), hides.all(axis, keepdim=True)
+    return DenseBias(bias)
+
+
+def dense_bytes(rule: ScoreRule, n_query: int) -> int:
+    """Bytes of the tables of query x key that a rule holds; 0 where it is compact."""
+    tables = [t for t in rule.tensors if t.dim() == 4 and t.shape[2] == n_query > 1]
+    return sum(t.numel() * t.element_size() for t in tables)
+
+
+def _unrepeated(mask: Tensor, shape: Shape) -> Tensor:
+    """The mask as (batch or 1, head or 1, query or 1, key), without what is only repeated."""
+    if mask.dim() > 4:
+        raise ShapeError(f"a mask has at most 4 dimensions here. Got shape {tuple(mask.shape)}.")
+    table = mask[(None,) * (4 - mask.dim())]
+    for axis in (0, 1, 2):
+        if table.stride(axis) == 0 and table.shape[axis] > 1:
+            table = table.narrow(axis, 0, 1)
+    if any(got not in (1, want) for got, want in zip(table.shape, shape, strict=True)):
+        raise ShapeError(
+            f"a mask must stretch to (batch, head, query, key) = {shape}. Got shape {tuple(mask.shape)}."
+        )
+    return table.expand(-1, -1, -1, shape[3])
+
+
+def _by_distance(bias: Tensor, hides: Tensor, start: int, within: float) -> DistanceBias | None:
+    """The bias as a line of numbers for each head, if all its visible cells depend on distance alone."""
+    n_query, n_key = bias.shape[2:]
+    if n_query == 1 and n_key > 1:
+        return None
+    lowest = torch.finfo(bias.dtype).min
+    # A cell hidden in one sequence may be visible in another.
+    shown = bias.masked_fill(hides, lowest).amax(0)
+    before = torch.cat([shown[:, 1:, 0].flip(-1), shown[:, 0, :]], dim=-1)  # where each diagonal begins
+    after = torch.cat([shown[:, -1, :], shown[:, :-1, -1].flip(-1)], dim=-1)  # and where it ends
+    values = torch.where(before > lowest, before, after)
+    line = DistanceBias(values.masked_fill(values == lowest, 0.0), n_query - 1 + start)
+    step = max(1, _BLOCK // max(1, bias.shape[0] * bias.shape[1] * n_key))
+    for first in range(0, n_query, step):
+        rows = slice(first, min(n_query, first + step))
+        drawn = line.tile(rows, slice(0, n_key), start)
+        if not bool((((drawn - bias[:, :, rows]).abs() <= within) | hides[:, :, rows]).all()):
+            return None
+    return line

@@ -1,30 +1,38 @@
-"""Tracing while a model writes: each new token's rows appended to those before.
+"""Traces that grow: each new token's rows appended to those before, while a model writes.
 
 The keys of a step are all keys so far, so what must be kept of a step is its own query and log-sum-exp, and
 the trace of the finished text comes out of the steps without running it again.
+
+    trace_generation(model, "Once upon a time")     a model of ours writes
+    with regard.watch(model) as seen:               around anything that a program does with a model
+
+Inside `watch` every forward pass is recorded, in whatever thread it runs. A pass that goes on where the one
+before it ended, as each step of `model.generate()` with its cache does, makes that trace grow; any other
+begins a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.linear import LinearRule
-from regard.attention.visibility import Visibility
 from regard.decoding.loop import generate
 from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
-from regard.tracing.calls import Rule
+from regard.tracing.calls import Called, Rule
 from regard.tracing.layers import Kind
-from regard.tracing.recorder import Recorder, note_check
-from regard.tracing.rows import Recorded
-from regard.tracing.take import Fed, assemble, facts_of
+from regard.tracing.recorder import Recorded, Recorder, expected
+from regard.tracing.take import Fed, Layers, assemble, facts_of, fed_of, module_of
 from regard.tracing.traces import Trace
+from regard.tracing.watch import around_calls, watching
 
 
 class GrowingTrace(Recorder):
@@ -40,7 +48,7 @@ class GrowingTrace(Recorder):
     """
 
     def __init__(self, *, keep_v: bool = False, dtype: torch.dtype | None = None) -> None:
-        super().__init__(keep_v=keep_v, dtype=dtype, expect=_expected)
+        super().__init__(keep_v=keep_v, dtype=dtype, expect=expected)
         self.fed = Fed()
         self._summed: dict[str, tuple[Tensor, Tensor, LinearRule]] = {}
 
@@ -58,25 +66,25 @@ class GrowingTrace(Recorder):
                 else:
                     rule = replace(rule, keys=torch.cat([old.keys, rule.keys], 1))
             self._summed[name] = (k.detach(), v.detach(), rule)
-        step = Recorder(keep_v=self.keep_v, dtype=self.dtype, expect=self.expect)
-        step(name, q, k, v, out, lse, rule)
-        if not self.goes_on_with(step):
-            so_far = self.rows[name]
+        kind: Kind = "cross" if name.endswith("cross") else "self"
+        called = Called(name, kind, v, out, q=q, k=k, rule=rule, lse=lse)
+        step, so_far = self.layer_of(name, called), self.rows.get(name)
+        if so_far is not None and not so_far.goes_on_with(step):
             raise TraceError(
                 f"{name} has {q.shape[0]} sequences of {k.shape[2]} keys in this step, and had "
                 f"{so_far.last.n_batch} of {so_far.n_key}: steps must follow one another, with sequences and "
                 "keys in their places, which a cropped cache or beam search changes."
             )
-        self.take(step)
+        self.keep(step, called)
 
     def goes_on_with(self, step: Recorder) -> bool:
         """Whether a call continues this text: further rows of its layers, or layers it does not have yet."""
         known = [layer for layer in step.layers if layer.name in self.rows]
         return bool(step.rows) and all(self.rows[layer.name].goes_on_with(layer) for layer in known)
 
-    def take(self, step: Recorder, fed: Fed | None = None) -> None:
+    def take(self, step: Recorder, fed: Fed) -> None:
         """Append what was recorded of a call that does, and what the model was fed in it."""
-        before, fed = self.fed, fed or Fed()
+        before = self.fed
         if before.ids is None or fed.ids is None:
             self.fed = fed
         elif any(name in self.rows for name in step.rows):
@@ -85,9 +93,9 @@ class GrowingTrace(Recorder):
         else:  # an encoder, then its decoder
             self.fed = Fed(ids=fed.ids, source_ids=before.ids, real=fed.real)
         for layer in step.layers:
-            self.append(layer)
+            self.keep(layer)
         for check in step.checks.values():
-            note_check(self.checks, check)
+            self.note(check)
         self.remarks = {**step.remarks, **self.remarks}
 
     def __repr__(self) -> str:
@@ -125,12 +133,6 @@ class GrowingTrace(Recorder):
         return assemble(self, fed, tokenizer, facts or {})
 
 
-def _expected(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility:
-    """What may be seen in a step of ours, whose queries stand at the last positions of the keys."""
-    causal = kind == "self" and name.startswith("decoder")
-    return Visibility(causal=causal, start=n_key - n_query if causal else 0)
-
-
 def trace_generation(
     model: Loaded,
     prompt: str | Sequence[int] | Tensor,
@@ -152,10 +154,10 @@ def trace_generation(
     if choice.get("n_beam", 1) != 1:
         raise ArgumentError("beam search changes what it has written: trace its result with `trace`.")
     growing = GrowingTrace(keep_v=keep_v, dtype=dtype)
-    watched = _Watched(model, growing, on_token)
+    watched = _Watched(model.model, growing, on_token)
     both = model.model.kind == "encoder-decoder"
-    limit = model.model.sizes.n_position
-    if limit is not None and not both:
+    limit = None if both else model.model.sizes.n_position
+    if limit is not None:
         if ids.shape[1] >= limit:
             raise ArgumentError(
                 f"the prompt has {ids.shape[1]} tokens, the model's limit is {limit}: nothing can follow."
@@ -171,30 +173,93 @@ def trace_generation(
 
 
 class _Watched:
-    """A model, and its running decode, that reports to a growing trace."""
+    """A model, then its running decode, that reports to a growing trace."""
 
     def __init__(
-        self, model: Loaded, growing: GrowingTrace, on_token: Callable[[GrowingTrace], None] | None
+        self, model: Any, growing: GrowingTrace, on_token: Callable[[GrowingTrace], None] | None
     ) -> None:
-        self.model, self.growing, self.on_token = model.model, growing, on_token
-        self.parameters, self.encoder = model.model.parameters, model.model.encoder
-        self.n_fed = 0
-        self.decoding: Any = None
+        self.inner, self.growing, self.on_token, self.n_fed = model, growing, on_token, 0
 
-    def begin(
-        self, prompt: Tensor, visible: Tensor | None = None, *, start_token: int | None = None
-    ) -> tuple[Tensor, _Watched]:
-        scores, self.decoding = self.model.begin(
-            prompt, visible, start_token=start_token, record=self.growing
-        )
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def begin(self, *given: Any, **options: Any) -> tuple[Tensor, Any]:
+        scores, self.inner = self.inner.begin(*given, **options, record=self.growing)
         return scores, self
 
     def next(self, tokens: Tensor) -> Tensor:
-        scores: Tensor = self.decoding.next(tokens)
+        scores: Tensor = self.inner.next(tokens)
         self.n_fed += 1
         if self.on_token is not None:
             self.on_token(self.growing)
         return scores
 
-    def reorder(self, sequences: Tensor) -> None:
-        raise TraceError("beam search changes what it has written: trace its result with `trace`.")
+
+class Seen:
+    """What was seen of a model: a trace for each call, or one that grew over the steps of a generation."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._texts: list[tuple[threading.Thread, GrowingTrace]] = []
+        self._lock = threading.Lock()
+
+    def _add(self, recorder: Recorder, fed: Fed) -> None:
+        thread = threading.current_thread()  # not its number: the next thread may get that again
+        with self._lock:
+            last = next((text for other, text in reversed(self._texts) if other is thread), None)
+            if last is None or not last.goes_on_with(recorder):
+                self._texts.append((thread, last := GrowingTrace()))
+            last.take(recorder, fed)
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces so far, in the order they began."""
+        facts = facts_of(self._model)
+        return tuple(text.trace(tokenizer=self._tokenizer, facts=facts) for _, text in self._texts)
+
+    @property
+    def trace(self) -> Trace:
+        """The one trace there is."""
+        if len(self._texts) != 1:
+            raise TraceError(
+                f"{len(self._texts)} calls were seen that do not continue one another: look at `traces`."
+                if self._texts
+                else "no attention of the model was seen: call it, or its generate(), inside the block."
+            )
+        return self.traces[0]
+
+    def __repr__(self) -> str:
+        return f"<{len(self._texts)} traces of {type(self._model).__name__}>"
+
+
+@contextmanager
+def watch(
+    model: Any,
+    *,
+    layers: Layers = None,
+    keep_v: bool = False,
+    dtype: torch.dtype | None = None,
+    tokenizer: Any = None,
+) -> Iterator[Seen]:
+    """A block in which everything that `model` attends to is seen, whoever calls it.
+
+    >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with watch(model) as seen:
+    ...     _ = model(torch.zeros(1, 3, 8))
+    >>> seen.trace.names
+    ('self_attn',)
+    """
+    module = module_of(model)
+    seen = Seen(module, tokenizer)
+
+    @contextmanager
+    def calling(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        recorder = Recorder(layers=layers, keep_v=keep_v, dtype=dtype)
+        with watching(module, recorder):
+            yield
+        if recorder.seen:
+            recorder.choose()
+            seen._add(recorder, fed_of(args, kwargs))
+
+    with around_calls(module, calling):
+        yield seen

@@ -21,7 +21,7 @@ from regard.attention.data import Data
 from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
-from regard.tracing.layers import LayerTrace
+from regard.tracing.layers import LayerTrace, Tile
 from regard.tracing.take import observe
 from regard.tracing.traces import Trace
 
@@ -36,7 +36,7 @@ class LayerGradient(Data):
     grad_out: Float[Tensor, "batch head query v_dim"]
     row_sum: Float[Tensor, "batch head query"]  # dO_i . O_i
 
-    def tile(self, batch: int, head: int, rows: slice, cols: slice) -> Float[Tensor, "rows cols"]:
+    def tile(self, batch: int, head: int, rows: slice, cols: slice) -> Tile:
         """The gradient with respect to the scores of `rows` x `cols`: costs its own area only."""
         layer = self.layer
         assert layer.v is not None  # kept for this
@@ -57,9 +57,7 @@ class ScoreGradients(Data):
     def __repr__(self) -> str:
         return f"ScoreGradients(value={self.value:.4g}, trace={self.trace})"
 
-    def tile(
-        self, layer: int | str, head: int, rows: slice, cols: slice, batch: int = 0
-    ) -> Float[Tensor, "rows cols"]:
+    def tile(self, layer: int | str, head: int, rows: slice, cols: slice, batch: int = 0) -> Tile:
         """The gradient with respect to the scores of `rows` x `cols`; 0 where hidden."""
         return self.layer(layer).tile(batch, head, rows, cols)
 

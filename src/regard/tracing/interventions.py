@@ -11,24 +11,35 @@ model is as it was. A trace taken inside the block shows each layer as it was co
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, get_args
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from regard.errors import ArgumentError, ShapeError
+from regard.attention.shapes import whole_index
+from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.models.model import Model
-from regard.tracing.around import around_calls
-from regard.tracing.calls import Called, numbered
-from regard.tracing.changes import At, Change, Gate, KnockOut, Patch, What
-from regard.tracing.ours import Put
+from regard.tracing.calls import Called, numbered, of_heads
+from regard.tracing.layers import LayerTrace
 from regard.tracing.take import module_of
 from regard.tracing.traces import Trace
-from regard.tracing.watch import watching
+from regard.tracing.watch import Put, around_calls, watching
+
+At = int | slice | Sequence[int] | None  # one place, several, or all
+What = Literal["outputs", "weights", "scores"]
+# Given a call and the outputs (batch, head, rows, v_dim) of these heads and rows: what takes their place.
+New = Callable[[Called, Tensor, list[int], slice], Tensor]
+
+_BLOCK = 1 << 22  # weights computed at once
 
 
 class Run:
@@ -38,7 +49,9 @@ class Run:
         self._model, self._thread = model, thread
         self.changes: list[Change] = []
         self.layers: list[str] = model.attention_names if isinstance(model, Model) else []  # by their numbers
-        self._modules: dict[str, _Module] = {}
+        self._patches: dict[str, list[tuple[Tensor, At, At]]] = {}  # of modules: by what, queries, sequences
+        self._kept: dict[str, Tensor | None] = {}  # outputs of modules, of the last call
+        self._handles: list[RemovableHandle] = []
         self._n_call = 0
 
     def knock_out(
@@ -57,7 +70,7 @@ class Run:
         heads. `renormalise=False` leaves the other weights as they are. Queries are positions in the whole
         text, also where a cache feeds it step by step; -1 is the last of every call.
         """
-        self._add(KnockOut(layer, head, query, batch, key, renormalise))
+        self._add(Change(partial(_cut, key, renormalise), layer, head, query, key, batch))
 
     def gate(
         self,
@@ -74,7 +87,7 @@ class Run:
         `toward` (head, v_dim) fills what the gate takes away: with `by=0` and `head_means` of some texts this
         is mean ablation.
         """
-        self._add(Gate(layer, head, query, batch, by, toward))
+        self._add(Change(partial(_gated, by, toward), layer, head, query, None, batch))
 
     def patch(
         self,
@@ -98,7 +111,16 @@ class Run:
             raise ArgumentError(f"what must be one of {', '.join(get_args(What))}. Got {what!r}.")
         if (module is None) == (layer is None):
             raise ArgumentError("patch a module by its name, or heads of a `layer`: give one of the two.")
-        if module is not None:
+        if layer is not None:
+            if isinstance(source, Run):
+                raise ArgumentError("heads are patched from a trace: regard.trace(model, ..., keep_v=True).")
+            if not isinstance(source, Trace | Tensor):
+                raise ArgumentError(
+                    f"source must be a Trace, a Run or a tensor. Got {type(source).__name__}."
+                )
+            new: Any = _given if isinstance(source, Tensor) else _traced
+            self._add(Change(partial(new, source, what, key), layer, head, query, key, batch))
+        elif module is not None:
             if isinstance(source, Trace):
                 raise ArgumentError(
                     "a trace holds attention only: call the model once in `with regard.intervene(model) as "
@@ -107,38 +129,32 @@ class Run:
             tensor = source.kept(module) if isinstance(source, Run) else source
             if head is not None or key is not None or what != "outputs":
                 raise ArgumentError("a module has one output: head, key and what are for layers.")
-            self._module(module).patches.append((tensor, query, batch))
-            return
-        assert layer is not None  # one of the two is given
-        if isinstance(source, Run):
-            raise ArgumentError("heads are patched from a trace: regard.trace(model, ..., keep_v=True).")
-        if not isinstance(source, Trace | Tensor):
-            raise ArgumentError(f"source must be a Trace, a Run or a tensor. Got {type(source).__name__}.")
-        self._add(Patch(layer, head, query, batch, source, what, key))
+            self._hook(module).append((tensor, query, batch))
 
     def keep(self, *modules: str) -> None:
         """Keep the output of these modules in the calls that follow."""
         for module in modules:
-            self._module(module).keeps = True
+            self._hook(module)
+            self._kept[module] = None
 
     def kept(self, module: str) -> Tensor:
         """The output of a module in the last call."""
-        known = self._modules.get(module)
-        if known is None or known.output is None:
+        output = self._kept.get(module)
+        if output is None:
             raise ArgumentError(
                 f"nothing is kept of {module!r}: say keep({module!r}) in that run, and call the model."
             )
-        return known.output
+        return output
 
     def clear(self) -> None:
         """Take all changes back."""
         self.changes.clear()
-        for module in self._modules.values():
-            module.patches.clear()
+        for patches in self._patches.values():
+            patches.clear()
 
     def __repr__(self) -> str:
-        n_patch = sum(len(module.patches) for module in self._modules.values())
-        return f"<{len(self.changes) + n_patch} changes of {type(self._model).__name__}>"
+        n_change = len(self.changes) + sum(map(len, self._patches.values()))
+        return f"<{n_change} changes of {type(self._model).__name__}>"
 
     def _add(self, change: Change) -> None:
         layer = change.layer
@@ -146,11 +162,11 @@ class Run:
             known = range(-len(self.layers), len(self.layers)) if isinstance(layer, int) else self.layers
             if layer not in known:
                 raise ArgumentError(self._no_layer(layer))
-        elif isinstance(layer, int) and layer < 0 and not self.layers:
-            raise ArgumentError(
-                f"layer {layer} counts from the end, which is known after the first call: count from 0."
-            )
         if isinstance(layer, int) and layer < 0:
+            if not self.layers:
+                raise ArgumentError(
+                    f"layer {layer} counts from the end, which is known after the first call: count from 0."
+                )
             change.layer = layer + len(self.layers)
         self.changes.append(change)
 
@@ -158,14 +174,39 @@ class Run:
         seen = ", ".join(self.layers) or "none"
         return f"there is no attention layer {layer!r}: layers are numbers from 0, or {seen}."
 
-    def _module(self, name: str) -> _Module:
-        if name not in self._modules:
+    def _hook(self, name: str) -> list[tuple[Tensor, At, At]]:
+        """The patches of a module, whose output is seen from now on."""
+        if name not in self._patches:
             try:
                 module = self._model.get_submodule(name)
             except AttributeError:
                 raise ArgumentError(f"the model has no module {name!r}: see model.named_modules().") from None
-            self._modules[name] = _Module(name, module, self._thread)
-        return self._modules[name]
+            self._patches[name] = []
+            self._handles.append(module.register_forward_hook(partial(self._pass, name)))
+        return self._patches[name]
+
+    def _pass(self, name: str, module: nn.Module, args: Any, given: Any) -> Any:
+        if self._thread not in (None, threading.get_ident()):
+            return None
+        out = given if isinstance(given, Tensor) else given[0]
+        if not isinstance(out, Tensor):
+            raise ArgumentError(f"{name} gives no tensor but {type(out).__name__}: name one inside it.")
+        if name in self._kept:
+            self._kept[name] = out.detach().clone()
+        if not self._patches[name]:
+            return None
+        for source, query, batch in self._patches[name]:
+            if source.shape[1:] != out.shape[1:] or source.shape[0] not in (1, out.shape[0]):
+                raise ShapeError(
+                    f"{name} gives (batch, position, ...) = {tuple(out.shape)} here, and the source has "
+                    f"{tuple(source.shape)}: batches must be equal or 1, all other sizes equal."
+                )
+            source, changed = source.to(out).expand_as(out), out.clone()
+            rows, places = (slice(None) if at is None else at for at in (batch, query))
+            for place in [places] if isinstance(places, int | slice) else places:
+                changed[rows, place] = source[rows, place]
+            out = changed
+        return out if isinstance(given, Tensor) else (out, *given[1:])
 
     def _one_call(self) -> Put:
         """What is asked, in one call of the model, for the outputs of each layer."""
@@ -189,14 +230,15 @@ class Run:
 
         return put
 
-    def _check_all_took_place(self) -> None:
+    def _end(self) -> None:
+        """Raise where a change did not take place."""
         for change in self.changes:
             if self._n_call and not change.times:
                 raise ArgumentError(
                     self._no_layer(change.layer)
                     if change.layer not in (*self.layers, *range(len(self.layers)))
                     else f"nothing was changed in layer {change.layer!r}: no call had query {change.query}"
-                    f"{f' and key {change.key}' if isinstance(change, KnockOut) else ''}, counted from 0."
+                    f"{'' if change.key is None else f' and key {change.key}'}, counted from 0."
                 )
 
 
@@ -221,45 +263,168 @@ def intervene(model: Any, *, this_thread: bool = False) -> Iterator[Run]:
         with around_calls(module, lambda *_: watching(module, None, run._one_call()), run._thread):
             yield run
     finally:
-        for known in run._modules.values():
-            known.handle.remove()
-    run._check_all_took_place()
+        for handle in run._handles:
+            handle.remove()
+    run._end()
 
 
-class _Module:
-    """A module whose output is kept or exchanged."""
+@dataclass(slots=True, eq=False)
+class Change:
+    """A change of one layer: of some sequences, heads and queries of it, or of all.
 
-    def __init__(self, name: str, module: nn.Module, thread: int | None) -> None:
-        self.name, self.thread, self.keeps = name, thread, False
-        self.output: Tensor | None = None
-        self.patches: list[tuple[Tensor, At, At]] = []
-        self.handle = module.register_forward_hook(self._pass)
+    Only the heads and rows that it names are computed again, some rows at a time; others stay, to the bit.
+    """
 
-    def _pass(self, module: nn.Module, args: Any, given: Any) -> Any:
-        if self.thread not in (None, threading.get_ident()):
-            return None
-        out = given if isinstance(given, Tensor) else given[0]
-        if not isinstance(out, Tensor):
-            raise ArgumentError(f"{self.name} gives no tensor but {type(out).__name__}: name one inside it.")
-        if self.keeps:
-            self.output = out.detach().clone()
-        if not self.patches:
-            return None
-        for source, query, batch in self.patches:
-            out = self._patched(out, source, query, batch)
-        return out if isinstance(given, Tensor) else (out, *given[1:])
+    new: New
+    layer: int | str
+    head: At
+    query: At
+    key: At
+    batch: At
+    times: int = field(default=0, init=False)  # how often it took place
+    _n_key: int = field(default=0, init=False)  # of the call before
 
-    def _patched(self, out: Tensor, source: Tensor, query: At, batch: At) -> Tensor:
-        if source.shape[1:] != out.shape[1:] or source.shape[0] not in (1, out.shape[0]):
-            raise ShapeError(
-                f"{self.name} gives (batch, position, ...) = {tuple(out.shape)} here, and the source has "
-                f"{tuple(source.shape)}: batches must be equal or 1, all other sizes equal."
-            )
-        source = source.to(out).expand_as(out)
-        if query is None and batch is None:
-            return source
+    def __call__(self, called: Called, out: Tensor) -> Tensor:
+        """The outputs of all heads after the change."""
+        n_batch, n_head, n_query, n_key = called.shape
+        called = replace(called, before=self._first(called))
+        rows = _positions(self.query, n_query, called.before)
+        heads = _places("head", self.head, n_head, called.name)
+        batch = _places("batch", self.batch, n_batch, called.name)
+        if not rows or not _positions(self.key, n_key):
+            return out
+        self.times += 1
         changed = out.clone()
-        rows, places = (slice(None) if at is None else at for at in (batch, query))
-        for place in [places] if isinstance(places, int | slice) else places:
-            changed[rows, place] = source[rows, place]
+        for block in _blocks(rows, n_batch * len(heads) * n_key):
+            before = out[:, heads, block]
+            new = self.new(called, before, heads, block)
+            if called.alike is not None:  # such a row is padding: it stays as it is
+                alike = called.alike.expand(n_batch, n_head, n_query)[:, heads, block, None]
+                new = torch.where(alike, before, new)
+            at = torch.tensor(batch)[:, None, None], torch.tensor(heads)[None, :, None]
+            changed[(*at, torch.arange(block.start, block.stop))] = new[batch].to(changed.dtype)
         return changed
+
+    def _first(self, called: Called) -> int:
+        """The position of the first query, after what a cache held; refused where that is not known."""
+        n_query, n_key = called.shape[2:]
+        before, self._n_key = self._n_key, n_key
+        if called.kind == "cross" or n_query == n_key:
+            return called.before
+        if before + n_query != n_key and not (self.query is None or self.query == -1):
+            raise UnsupportedError(
+                f"{called.name} has {n_query} queries and {n_key} keys, and had {before} before: where its "
+                "queries stand is not known (a cache of fixed size, or one that forgets). Leave out query, "
+                "or say -1, the last."
+            )
+        return n_key - n_query
+
+
+def _cut(key: At, renormalise: bool, called: Called, out: Tensor, heads: list[int], rows: slice) -> Tensor:
+    """Outputs without these keys: the rest of a row shares what they had."""
+    hidden = torch.zeros(called.shape[3], dtype=torch.bool, device=out.device)
+    hidden[_positions(key, called.shape[3])] = True
+    if called.weights is not None:
+        before = called.weights[:, heads, rows]
+        weights = before.masked_fill(hidden, 0.0)
+        if renormalise:  # a row keeps its sum: 1, or less where a sink takes part
+            left = weights.sum(-1, keepdim=True)
+            weights = weights * torch.where(left == 0, 0.0, before.sum(-1, keepdim=True) / left)
+        return called.attended(weights, heads)
+    scores = called.scores_of(heads, rows)
+    sums = None if renormalise else called.sums(scores, heads)
+    return called.attended(called.softmax(scores.masked_fill(hidden, -math.inf), heads, sums), heads)
+
+
+def _gated(
+    by: float | Tensor, toward: Tensor | None, called: Called, out: Tensor, heads: list[int], rows: slice
+) -> Tensor:
+    """Outputs times a factor; what the factor leaves is filled with `toward`, where that is given."""
+    if isinstance(by, Tensor) and by.dim():
+        if by.shape != (len(heads),):
+            raise ShapeError(
+                f"by must be one number or (head,) = ({len(heads)},) in {called.name}. Got {tuple(by.shape)}."
+            )
+        by = by[:, None, None]
+    if toward is None:
+        return out * by
+    wanted = (len(heads), out.shape[3])
+    if tuple(toward.shape) not in (wanted, wanted[1:]):
+        raise ShapeError(
+            f"toward must be (head, v_dim) = {wanted} in {called.name}. Got {tuple(toward.shape)}."
+        )
+    return out * by + toward.to(out).expand(wanted)[:, None] * (1 - by)
+
+
+def _traced(
+    trace: Trace, what: What, key: At, called: Called, out: Tensor, heads: list[int], rows: slice
+) -> Tensor:
+    """Outputs by the outputs, weights or scores of a trace."""
+    layer = trace.layer(called.name)
+    at = slice(rows.start + called.before, rows.stop + called.before)
+    if layer.n_head <= max(heads) or layer.n_query < at.stop or layer.n_batch not in (1, called.shape[0]):
+        raise ShapeError(
+            f"{called.name} has (batch, head, query) = {called.shape[:3]} here and {layer.shape[:3]} in "
+            "the source: batches must be equal or 1, and every place that is patched must be there."
+        )
+    if what != "outputs" and layer.n_key != called.shape[3]:
+        raise ShapeError(
+            f"{called.name} has {called.shape[3]} keys here and {layer.n_key} in the source: weights and "
+            "scores can be exchanged between texts of one length only."
+        )
+    if what == "scores":
+        if not isinstance(layer, LayerTrace):
+            raise UnsupportedError(f"{called.name} has no scores that are known in the source.")
+        keys = _positions(key, called.shape[3])
+        scores = called.scores_of(heads, rows).clone()
+        source = Called(layer.name, layer.kind, None, None, q=layer.q, k=layer.k, rule=layer.rule)
+        scores[..., keys] = source.scores_of(heads, at).to(scores.dtype).expand_as(scores)[..., keys]
+        return called.attended(called.softmax(scores, heads), heads)
+    weights = torch.cat([layer.block(at, slice(0, layer.n_key), None, head) for head in heads], 1)
+    if what == "weights":
+        return called.attended(weights, heads).expand_as(out)
+    if layer.v is None:
+        raise ArgumentError("the source has no values: trace it with keep_v=True, or patch weights.")
+    return (weights @ of_heads(layer.v, heads, layer.n_head).to(weights.dtype)).expand_as(out)
+
+
+def _given(
+    source: Tensor, what: What, key: At, called: Called, out: Tensor, heads: list[int], rows: slice
+) -> Tensor:
+    """Outputs that were given as they are, those of all heads and queries."""
+    wanted = (*called.shape[:3], out.shape[3])
+    if what != "outputs" or source.shape[1:] != wanted[1:] or source.shape[0] not in (1, wanted[0]):
+        raise ShapeError(
+            f"a tensor to patch {called.name} with must be outputs, (batch, head, query, v_dim) = {wanted}, "
+            f"or one of them for all of the batch. Got {tuple(source.shape)}."
+        )
+    return source[:, heads, rows].to(out).expand_as(out)
+
+
+def _places(name: str, at: At, size: int, where: str) -> list[int]:
+    """The indices that `at` means; raises where one is not there."""
+    if at is None or isinstance(at, slice):
+        return list(range(size)[at or slice(None)])
+    try:
+        return [whole_index(name, index, size) for index in ([at] if isinstance(at, int) else at)]
+    except (ArgumentError, IndexError, ShapeError) as error:
+        raise ArgumentError(f"{where}: {error}") from None
+
+
+def _positions(at: At, n: int, first: int = 0) -> list[int]:
+    """Which of the `n` positions from `first` on are meant: in a text that grows, others come later."""
+    end = first + n
+    if at is None or isinstance(at, slice):
+        places = list(range(end)[at or slice(None)])
+    else:
+        places = [place + end if place < 0 else place for place in ([at] if isinstance(at, int) else at)]
+    return sorted({place - first for place in places if first <= place < end})
+
+
+def _blocks(rows: list[int], cost: int) -> Iterator[slice]:
+    """Rows as slices of neighbours, each of about `_BLOCK` weights at `cost` weights a row."""
+    most = max(1, _BLOCK // max(1, cost))
+    for _, numbered_rows in groupby(enumerate(rows), lambda pair: pair[1] - pair[0]):
+        neighbours = [row for _, row in numbered_rows]
+        end = neighbours[-1] + 1
+        yield from (slice(first, min(first + most, end)) for first in range(neighbours[0], end, most))

@@ -34,6 +34,11 @@ from regard.tracing.pooling import Pooling, block_ends, pooled
 
 Kind = Literal["self", "cross"]
 Block = Float[Tensor, "_batch _head rows cols"]
+Tile = Float[Tensor, "rows cols"]
+Matrices = Float[Tensor, "*batch_and_head query key"]
+PerKey = Float[Tensor, "*head key"]
+RowSums = Float[Tensor, "batch head rows"]
+Shape = tuple[int, int, int, int]  # (batch, head, query, key)
 LogProduct = tuple[Float[Tensor, "_head query wider"], Float[Tensor, "_kv_head key wider"]]
 
 LARGE = 1 << 26  # weights: a whole matrix above this is worth a warning (256 MiB in float32)
@@ -47,14 +52,16 @@ class AnyLayer(Data, ABC):
     __slots__ = ()
     name: str
     kind: Kind
+    q: Float[Tensor, "batch head query qk_dim"]  # where there are such
     k: Float[Tensor, "batch kv_head key qk_dim"] | None = None
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None  # where values were kept
     rule: ScoreRule | None = None  # where scores are made by one
 
     @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         """(batch, head, query, key)."""
+        assert self.k is not None  # or a subclass knows better
+        return (*self.q.shape[:3], self.k.shape[2])
 
     @property
     @abstractmethod
@@ -71,9 +78,9 @@ class AnyLayer(Data, ABC):
 
     def score_parts(self, batch: int, head: int, query: int, key: int) -> ScoreParts:
         """How one weight came about, as far as the layer holds it: here the weight alone."""
-        rows, cols = self._cell(query, key)
-        visible = bool(self.visible(rows, cols, batch, head))
-        return ScoreParts(visible=visible, weight=float(self.tile(batch, head, rows, cols)))
+        cell = self._cell(query, key)
+        visible = bool(self.visible(*cell, batch, head))
+        return ScoreParts(visible=visible, weight=float(self.tile(batch, head, *cell)))
 
     def key_range(self, rows: slice) -> slice:
         """The keys that some query of `rows` may see: weights outside are 0."""
@@ -82,6 +89,14 @@ class AnyLayer(Data, ABC):
     def log_product(self, batch: int, head: int | None = None) -> LogProduct | None:
         """Queries and keys whose product is score - lse, a weight's logarithm, where there are such."""
         return None
+
+    def row_sums(self, rows: slice) -> RowSums:
+        """What each row must sum to: here what it does."""
+        return self.block(rows, slice(0, self.n_key)).sum(-1)
+
+    def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
+        """How many roundings, of what size, a weighted sum of values may be off by."""
+        return math.sqrt(self.n_key), 1.0
 
     @property
     def n_kv_head(self) -> int:
@@ -103,7 +118,7 @@ class AnyLayer(Data, ABC):
     def n_key(self) -> int:
         return self.shape[3]
 
-    def tile(self, batch: int, head: int, rows: slice, cols: slice) -> Float[Tensor, "rows cols"]:
+    def tile(self, batch: int, head: int, rows: slice, cols: slice) -> Tile:
         """Weights of `rows` x `cols` of one head: costs its own area only."""
         return self.block(*self._span(rows, cols), *self._at(batch, head))[0, 0]
 
@@ -117,7 +132,7 @@ class AnyLayer(Data, ABC):
         key = whole_index("key", key, self.n_key)
         return self.tile(batch, head, slice(None), slice(key, key + 1))[:, 0]
 
-    def weights(self, batch: int | None, head: int | None) -> Float[Tensor, "*batch_and_head query key"]:
+    def weights(self, batch: int | None, head: int | None) -> Matrices:
         """One head's whole matrix, or those of all heads or sequences (None); warns where it is large."""
         batch, head = self._at(batch, head)
         n_matrix = (self.n_batch if batch is None else 1) * (self.n_head if head is None else 1)
@@ -138,9 +153,7 @@ class AnyLayer(Data, ABC):
         visible = (self.visibility or Visibility()).part(*self._at(batch, head))
         return visible.tile(*self._span(rows, cols), self.tensors[0].device)[0, 0]
 
-    def column_sums(
-        self, batch: int, head: int | None = None, rows: slice = slice(None)
-    ) -> Float[Tensor, "*head key"]:
+    def column_sums(self, batch: int, head: int | None = None, rows: slice = slice(None)) -> PerKey:
         """How much all queries, or those of `rows`, look at each key, of one head or all (None).
 
         In O(N) memory; of softmax attention one call of a fused kernel.
@@ -168,7 +181,7 @@ class AnyLayer(Data, ABC):
             step = min(MOST_ROWS if n_head > 1 else 4 * MOST_ROWS, rows.stop - first)
             cols = self.key_range(slice(first, first + step))
             while step > 1 and n_head * step * (cols.stop - cols.start) > BLOCK:
-                step = max(1, min(step - 1, BLOCK // max(1, n_head * (cols.stop - cols.start))))
+                step = max(1, min(step - 1, BLOCK // (n_head * (cols.stop - cols.start))))
                 cols = self.key_range(slice(first, first + step))
             if cols.stop == cols.start and self.n_key:  # sees nothing: one key, of weight 0
                 cols = slice(0, 1)
@@ -269,10 +282,6 @@ class LayerTrace(AnyLayer):
         self.rule.check(self.q, self.k)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return (*self.q.shape[:3], self.k.shape[2])
-
-    @property
     def visibility(self) -> Visibility:
         return self.rule.visible
 
@@ -305,15 +314,13 @@ class LayerTrace(AnyLayer):
         wider_q = torch.cat([q * self.rule.scale_for(q.shape[3]), -lse], -1)
         return wider_q[0], F.pad(k, (0, 1), value=1.0)[0]
 
-    def column_sums(
-        self, batch: int, head: int | None = None, rows: slice = slice(None)
-    ) -> Float[Tensor, "*head key"]:
+    def column_sums(self, batch: int, head: int | None = None, rows: slice = slice(None)) -> PerKey:
         if self.alike is not None:  # rows that no rule explains
             return AnyLayer.column_sums(self, batch, head, rows)
         sums = column_sums(*self._part(*self._at(batch, head)), self._span(rows, slice(None))[0])[0]
         return sums if head is None else sums[0]
 
-    def row_sums(self, rows: slice) -> Float[Tensor, "batch head rows"]:
+    def row_sums(self, rows: slice) -> RowSums:
         """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""
         lse = self.lse[:, :, rows]
         wanted = (lse > -math.inf).to(lse.dtype)
@@ -363,10 +370,8 @@ class LayerTrace(AnyLayer):
         )
 
     def factors(self, batch: int) -> dict[str, Tensor]:
-        w = self.rule.additive
-        return {"q": self.q[batch], "k": self.k[batch], "lse": self.lse[batch]} | (
-            {} if w is None else {"additive": w}
-        )
+        factors = {"q": self.q[batch], "k": self.k[batch], "lse": self.lse[batch]}
+        return factors if self.rule.additive is None else factors | {"additive": self.rule.additive}
 
     def _part(self, batch: int | None, head: int | None) -> tuple[Tensor, Tensor, Tensor, ScoreRule]:
         """q, k, lse and rule of one sequence and head, or of all."""
@@ -426,10 +431,6 @@ class LinearLayerTrace(AnyLayer):
         return cls(name, q.detach(), k.detach(), normaliser.detach(), kernel, causal, visible, kept)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return (*self.q.shape[:3], self.k.shape[2])
-
-    @property
     def visibility(self) -> Visibility:
         start = self.n_key - self.n_query if self.causal else 0
         return Visibility(causal=self.causal, start=start, keys=self.keys)
@@ -459,7 +460,7 @@ class LinearLayerTrace(AnyLayer):
         q, k = self.kernel.phi_query(self.q[batch].float()), self.kernel.phi(self.k[batch].float())
         return {"q": q, "k": k, "normaliser": self.normaliser[batch]}
 
-    def row_sums(self, rows: slice) -> Float[Tensor, "batch head rows"]:
+    def row_sums(self, rows: slice) -> RowSums:
         """What each row must sum to: 1, or 0 where it sees nothing."""
         return (self.normaliser[:, :, rows] > 0).float()
 
@@ -487,7 +488,7 @@ class DenseLayerTrace(AnyLayer):
             self.visibility.check(*self.shape)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         batch, head, query, key = self.values.shape
         return batch, head, query, key
 
@@ -496,14 +497,6 @@ class DenseLayerTrace(AnyLayer):
 
     def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
         return self.of_head(self.values, batch, head)[:, :, rows, cols]
-
-    def row_sums(self, rows: slice) -> Float[Tensor, "batch head rows"]:
-        """What each row sums to, as the model had it."""
-        return self.values[:, :, rows].sum(-1)
-
-    def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
-        """How many roundings, of what size, a sum of weighted values may be off by."""
-        return math.sqrt(self.n_key), 1.0
 
 
 def all_scores(q: Tensor, k: Tensor, rule: ScoreRule, rows: slice, cols: slice, widen: bool = True) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -29,24 +29,6 @@ def block_ends(part: slice, n_block: int) -> list[int]:
     return [part.start + size * index // n_block for index in range(n_block + 1)] if n_block else [part.start]
 
 
-def pooled(
-    layer: AnyLayer,
-    batch: int | None,
-    head: int | None,
-    row_ends: Sequence[int],
-    col_ends: Sequence[int],
-    how: Pooling = "max",
-) -> Float[Tensor, "_head n_row n_col"]:
-    """The largest or mean weight of each block of one head, or of all (None)."""
-    n_head = layer.n_head if head is None else 1
-    out = layer.tensors[0].new_zeros(n_head, len(row_ends) - 1, len(col_ends) - 1, dtype=torch.float32)
-    for block_rows, block_cols in _strips(layer, row_ends, col_ends, n_head):
-        of_rows, of_cols = _ends(row_ends, block_rows), _ends(col_ends, block_cols)
-        table = layer.block(_span(of_rows), _span(of_cols), batch, head)[0].float()
-        out[:, block_rows, block_cols] = _reduced(_reduced(table, of_rows, -2, how), of_cols, -1, how)
-    return out
-
-
 def pooled_max(
     layer: AnyLayer,
     batch: int,
@@ -60,64 +42,78 @@ def pooled_max(
     exp is monotone: of a large table the largest logarithm of a block is looked for, and that alone
     becomes a weight. A head of 8192 x 8192 is one matrix product in strips and one pass over it.
     """
-    out = torch.full((len(row_ends) - 1, len(col_ends) - 1), math.nan)
     n_cell = (row_ends[-1] - row_ends[0]) * (col_ends[-1] - col_ends[0])
     product = layer.log_product(batch, head) if n_cell >= _PLAIN_FROM else None
     if product is not None and lengths is not None:  # exp of -1e4 is 0, as a length of 0 should be
         longer = lengths.log().clamp(min=-1e4)[None, :, None]
         product = (F.pad(product[0], (0, 1), value=1.0), torch.cat([product[1], longer], -1))
-    for block_rows, block_cols in _strips(layer, row_ends, col_ends, 1):
-        of_rows, of_cols = _ends(row_ends, block_rows), _ends(col_ends, block_cols)
-        rows, cols = _span(of_rows), _span(of_cols)
+
+    def table(rows: slice, cols: slice) -> Tensor:
         if product is not None:
-            table = product[0][0, rows] @ product[1][0, cols].T
+            cells = product[0][:, rows] @ product[1][:, cols].mT
         else:
-            table = layer.block(rows, cols, batch, head)[0, 0].float()
-            table = table if lengths is None else table * lengths[cols]
-        _hide(table, layer, rows, cols, batch, head)
-        largest = _reduced(_reduced(table, of_rows, -2), of_cols, -1)
-        weights = largest if product is None else largest.exp()
-        out[block_rows, block_cols] = weights.masked_fill(largest == -math.inf, math.nan).cpu()
-    return out.numpy()
-
-
-def _hide(table: Tensor, layer: AnyLayer, rows: slice, cols: slice, batch: int, head: int) -> None:
-    """-inf into the cells that may not be looked at."""
-    visible, first = layer.visibility, cols.start
-    if visible is None or visible.everything:
-        return
-    if visible.future_only:  # keys up to the first of these queries are seen by all of them
-        first = min(cols.stop, max(cols.start, rows.start + visible.start + 1))
-    if first < cols.stop:
+            cells = layer.block(rows, cols, batch, head)[0].float()
+            cells = cells if lengths is None else cells * lengths[cols]
+        visible, first = layer.visibility, cols.start
+        if visible is None or visible.everything:
+            return cells
+        if visible.future_only:  # keys up to the first of these queries are seen by all of them
+            first = min(cols.stop, max(cols.start, rows.start + visible.start + 1))
         seen = layer.visible(rows, slice(first, cols.stop), batch, head)
-        table[:, first - cols.start :].masked_fill_(~seen, -math.inf)
+        cells[..., first - cols.start :].masked_fill_(~seen, -math.inf)
+        return cells
+
+    largest = _over_blocks(layer, 1, row_ends, col_ends, "max", table, -math.inf)[0]
+    weights = largest if product is None else largest.exp()
+    return weights.masked_fill(largest == -math.inf, math.nan).cpu().numpy()
 
 
-def _strips(
-    layer: AnyLayer, row_ends: Sequence[int], col_ends: Sequence[int], n_head: int
-) -> Iterator[tuple[slice, slice]]:
-    """Blocks of rows, and those of columns that some of the rows can see: as many as are made at once."""
+def pooled(
+    layer: AnyLayer,
+    batch: int | None,
+    head: int | None,
+    row_ends: Sequence[int],
+    col_ends: Sequence[int],
+    how: Pooling = "max",
+) -> Float[Tensor, "_head n_row n_col"]:
+    """The largest or mean weight of each block of one head, or of all (None)."""
+
+    def table(rows: slice, cols: slice) -> Tensor:
+        return layer.block(rows, cols, batch, head)[0].float()
+
+    return _over_blocks(layer, layer.n_head if head is None else 1, row_ends, col_ends, how, table, 0.0)
+
+
+def _over_blocks(
+    layer: AnyLayer,
+    n_head: int,
+    row_ends: Sequence[int],
+    col_ends: Sequence[int],
+    how: Pooling,
+    table: Callable[[slice, slice], Tensor],
+    empty: float,
+) -> Tensor:
+    """A `table` of rows and columns, pooled; `empty` where no row of a block can see one of its keys.
+
+    As many blocks of rows are made at once as fit, with the blocks of columns that some of the rows can see.
+    """
     n_row, n_col = len(row_ends) - 1, len(col_ends) - 1
+    out = layer.tensors[0].new_full((n_head, n_row, n_col), empty, dtype=torch.float32)
     tallest = max((b - a for a, b in pairwise(row_ends)), default=1)
     at_once = max(1, _BLOCK // max(1, n_head * (col_ends[-1] - col_ends[0]) * tallest))
     for first in range(0, n_row, at_once):
-        last = min(n_row, first + at_once)
-        reach = layer.key_range(slice(row_ends[first], row_ends[last]))
-        begin = next((i for i in range(n_col) if col_ends[i + 1] > reach.start), n_col)
-        end = next((i for i in range(n_col, 0, -1) if col_ends[i - 1] < reach.stop), 0)
-        if begin < end:
-            yield slice(first, last), slice(begin, end)
+        of_rows = row_ends[first : first + at_once + 1]
+        reach = layer.key_range(slice(of_rows[0], of_rows[-1]))
+        seen = [i for i, (a, b) in enumerate(pairwise(col_ends)) if b > reach.start and a < reach.stop]
+        if seen:
+            of_cols = col_ends[seen[0] : seen[-1] + 2]
+            cells = table(slice(of_rows[0], of_rows[-1]), slice(of_cols[0], of_cols[-1]))
+            cells = _reduced(_reduced(cells, of_rows, -2, how), of_cols, -1, how)
+            out[:, first : first + at_once, seen[0] : seen[-1] + 1] = cells
+    return out
 
 
-def _ends(ends: Sequence[int], blocks: slice) -> Sequence[int]:
-    return ends[blocks.start : blocks.stop + 1]
-
-
-def _span(ends: Sequence[int]) -> slice:
-    return slice(ends[0], ends[-1])
-
-
-def _reduced(table: Tensor, ends: Sequence[int], axis: int, how: Pooling = "max") -> Tensor:
+def _reduced(table: Tensor, ends: Sequence[int], axis: int, how: Pooling) -> Tensor:
     """One axis pooled over the blocks between `ends`."""
     sizes = [b - a for a, b in pairwise(ends)]
     if min(sizes) == max(sizes):

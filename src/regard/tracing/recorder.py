@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.attention.linear import LinearRule
+from regard.attention.scores import ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
-from regard.tracing.calls import Called, Rule, numbered
+from regard.tracing.calls import Called, Rule, compact_bias, numbered, read_visible
 from regard.tracing.disk import on_disk
 from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace, largest
-from regard.tracing.rows import Recorded, Rows
 from regard.tracing.traces import LayerCheck
 
+Recorded = LayerTrace | LinearLayerTrace | DenseLayerTrace
 # What must be visible of a layer by what is known of model and input; None where nothing is known.
 Expect = Callable[[str, Kind, int, int], Visibility | None]
 
@@ -61,7 +66,7 @@ class Recorder:
         self.graph: dict[str, list[tuple[Tensor, Callable[[Tensor], Tensor]]]] = {}
         self.remarks: dict[str, str] = {}  # what is to be said of a foreign model, for the facts of a trace
         self._keys: Tensor | None = None  # of the layer seen last
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._copies: Any = WeakTensorKeyDictionary()  # of tensors that rules share
 
     @property
     def layers(self) -> list[Recorded]:
@@ -85,19 +90,34 @@ class Recorder:
         if not goes_on:
             self.seen.append(numbered(called.name, self.seen))
         if self.asked is None or {self.seen[-1], len(self.seen) - 1} & self.asked:
-            layer = self._layer(self.seen[-1], called)
-            self.append(layer)
-            if called.v is not None and called.out is not None:
-                self._check(layer, called.v.detach(), called.out, called.to_heads)
+            self.keep(self.layer_of(self.seen[-1], called), called)
 
-    def append(self, layer: Recorded) -> None:
-        """Keep a layer, or the next rows of one that is kept."""
+    def keep(self, layer: Recorded, called: Called | None = None) -> None:
+        """Keep a layer, or the next rows of one that is kept; checked against its call."""
         if layer.name in self.rows:
             self.rows[layer.name].append(layer)
         else:
             self.rows[layer.name] = Rows(layer)
+        if called is None or called.v is None or called.out is None:
+            return
+        out = called.out
+        if self.keep_graph:  # where nothing before it needs a gradient, the output is where the graph begins
+            out = out if out.requires_grad else out.requires_grad_()
+            self.graph.setdefault(layer.name, []).append((out, called.to_heads))
+        expected = None
+        if self.expect is not None:
+            expected = self.expect(layer.name, layer.kind, layer.n_query, layer.n_key)
+        # Other rows in every layer: together they are spread over the whole text.
+        at = (0.75 + 0.382 * (len(self.rows) - 1)) % 1
+        self.note(_checked(layer, called.v.detach(), called.to_heads(out.detach()), at, expected))
 
-    def _layer(self, name: str, called: Called) -> Recorded:
+    def note(self, check: LayerCheck) -> None:
+        """Put one step's check among those of other layers and steps: the first that failed stays."""
+        if check.name not in self.checks or self.checks[check.name].passed:
+            self.checks[check.name] = check
+
+    def layer_of(self, name: str, called: Called) -> Recorded:
+        """What is kept of a call."""
         if called.rule is None:
             assert called.weights is not None  # without a rule the weights are there
             return DenseLayerTrace(name, _copied(called.weights), called.kind)
@@ -110,18 +130,6 @@ class Recorder:
         if isinstance(rule, LinearRule):
             return LinearLayerTrace(name, q, k, sums, rule.kernel, rule.causal, rule.keys, v, called.kind)
         return LayerTrace(name, q, k, sums, rule, v, called.kind, called.alike)
-
-    def _check(self, layer: Recorded, v: Tensor, out: Tensor, to_heads: Callable[[Tensor], Tensor]) -> None:
-        if self.keep_graph:  # where nothing before it needs a gradient, the output is where the graph begins
-            self.graph.setdefault(layer.name, []).append(
-                (out if out.requires_grad else out.requires_grad_(), to_heads)
-            )
-        expected = None
-        if self.expect is not None:
-            expected = self.expect(layer.name, layer.kind, layer.n_query, layer.n_key)
-        # Other rows in every layer: together they are spread over the whole text.
-        at = (0.75 + 0.382 * (len(self.rows) - 1)) % 1
-        note_check(self.checks, _checked(layer, v, to_heads(out.detach()), at, expected))
 
     def widen(self, v: Tensor) -> None:
         """More values of the layer taken last, beside those it has."""
@@ -149,10 +157,26 @@ class Recorder:
 
     def _shared(self, tensor: Tensor) -> Tensor:
         """A copy of a rule's tensor, one for all layers that share it."""
-        known = self._copies.get(id(tensor))
-        if known is None:  # the original is held, so that its id stays its own
-            known = self._copies[id(tensor)] = (tensor, tensor.detach().clone())
-        return known[1]
+        if tensor not in self._copies:
+            self._copies[tensor] = tensor.detach().clone()
+        copy: Tensor = self._copies[tensor]
+        return copy
+
+
+def expected(
+    name: str,
+    kind: Kind,
+    n_query: int,
+    n_key: int,
+    real: Tensor | None = None,
+    source_real: Tensor | None = None,
+    reads_source: bool = False,
+) -> Visibility:
+    """What may be seen in a layer of ours, by what is known of model and input; queries are the last keys."""
+    causal = kind == "self" and name.startswith("decoder")
+    of_source = kind == "cross" or (reads_source and name.startswith("encoder"))
+    keys = source_real if of_source else real
+    return Visibility(causal=causal, start=n_key - n_query if causal else 0, keys=keys)
 
 
 def wanted_layers(names: Sequence[str], layers: Sequence[int | str]) -> list[str]:
@@ -165,10 +189,116 @@ def wanted_layers(names: Sequence[str], layers: Sequence[int | str]) -> list[str
     return [at if isinstance(at, str) else names[at] for at in layers]
 
 
-def note_check(checks: dict[str, LayerCheck], check: LayerCheck) -> None:
-    """Put one step's check among those of other layers and steps: the first that failed stays."""
-    if check.name not in checks or checks[check.name].passed:
-        checks[check.name] = check
+class _Step(NamedTuple):
+    """What is kept of a step when the next has come: nothing as long as its keys."""
+
+    rows: Tensor  # its queries, or its weights where only they are known
+    sums: Tensor | None
+    rule: ScoreRule | None
+    first: int  # where its keys begin among all
+    n_key: int
+
+
+class Rows:
+    """One layer as it grows: the rows of all steps, and all keys and values so far."""
+
+    def __init__(self, layer: Recorded) -> None:
+        self.last = layer  # the newest step, whole
+        self.k, self.v, self.n_key = layer.k, layer.v, 0
+        # Later steps have keys of their own: none of their rows is kept so.
+        self.alike = layer.alike if isinstance(layer, LayerTrace) else None
+        self._steps: list[_Step] = []
+        self._note(layer, 0)
+
+    @property
+    def n_query(self) -> int:
+        return sum(step.rows.shape[2] for step in self._steps)
+
+    def goes_on_with(self, layer: Recorded) -> bool:
+        """Whether `layer` has the same keys, or some of those and as many new ones as it has queries."""
+        first = self._begins(layer)
+        if type(self.last) is not type(layer) or self.last.shape[:2] != layer.shape[:2]:
+            return False
+        if self.k is None or layer.k is None:
+            return first == 0
+        if layer.k.shape[1] != self.k.shape[1] or not 0 <= first < self.n_key:  # then no key is known
+            return False
+        return torch.equal(self.k[:, :, first:], layer.k[:, :, : self.n_key - first])
+
+    def append(self, layer: Recorded) -> None:
+        """Take the next step."""
+        first = self._begins(layer)
+        self.k, self.v = (
+            known if known is None or new is None else torch.cat([known, new[:, :, self.n_key - first :]], 2)
+            for known, new in ((self.k, layer.k), (self.v, layer.v))
+        )
+        self.last = layer
+        self._note(layer, first)
+
+    def _begins(self, layer: Recorded) -> int:
+        """Where its keys begin: above 0 where a window's cache has forgotten the oldest."""
+        return self.n_key + (0 if layer.kind == "cross" else layer.n_query) - layer.n_key
+
+    def _note(self, layer: Recorded, first: int) -> None:
+        rows = layer.values if isinstance(layer, DenseLayerTrace) else layer.q
+        sums = layer.lse if isinstance(layer, LayerTrace) else getattr(layer, "normaliser", None)
+        self._steps.append(_Step(rows, sums, layer.rule, first, layer.n_key))
+        self.n_key = first + layer.n_key
+
+    def whole(self) -> Recorded:
+        """All steps as one layer."""
+        last, rows = self.last, [step.rows for step in self._steps]
+        if len(rows) == 1:
+            return last
+        if isinstance(last, DenseLayerTrace):
+            return replace(last, values=self._table(rows, 0.0))
+        assert self.k is not None  # only weights come without
+        q = torch.cat(rows, 2)
+        sums = torch.cat([step.sums for step in self._steps if step.sums is not None], 2)
+        if isinstance(last, LinearLayerTrace):
+            return replace(last, q=q, k=self.k, normaliser=sums, v=self.v)
+        alike = self.alike
+        if alike is not None:
+            alike = F.pad(alike.expand(*q.shape[:2], -1), (0, q.shape[2] - alike.shape[2]))
+        rule = self._rule(last.rule, q.device)
+        return replace(last, q=q, k=self.k, lse=sums, rule=rule, v=self.v, alike=alike)
+
+    def _rule(self, last: ScoreRule, device: torch.device) -> ScoreRule:
+        """The rule of all steps, of which `last` is the newest."""
+        rules = [step.rule for step in self._steps if step.rule is not None]
+        sizes = [(slice(0, step.rows.shape[2]), slice(0, step.n_key)) for step in self._steps]
+        starts = accumulate((rows.stop for rows, _ in sizes[:-1]), initial=rules[0].visible.start)
+        if all(
+            rule.visible.causal
+            and rule.visible.start == start
+            and not (rule.visible.by_key or rule.visible.by_pair)
+            and rule.visible.window == last.visible.window
+            and isinstance(rule.bias, SlopeBias | None)
+            for rule, start in zip(rules, starts, strict=True)
+        ):
+            return replace(last, visible=replace(last.visible, start=rules[0].visible.start))
+        tiles = [rule.visible.tile(*size, device) for rule, size in zip(rules, sizes, strict=True)]
+        visible = self._table(tiles, False)
+        read = read_visible(visible)
+        if all(rule.bias is None for rule in rules):
+            return replace(last, visible=read)
+        zero = torch.zeros(1, 1, 1, 1, device=device)
+        biases = [rule.bias_tile(*size) for rule, size in zip(rules, sizes, strict=True)]
+        filled = [
+            zero.expand(-1, -1, *tile.shape[2:]) if bias is None else bias
+            for tile, bias in zip(tiles, biases, strict=True)
+        ]
+        return replace(last, visible=read, bias=compact_bias(self._table(filled, 0.0), ~visible, read.start))
+
+    def _table(self, tiles: list[Tensor], empty: float | bool) -> Tensor:
+        """The tiles of the steps as rows of one table (batch, head, query, key)."""
+        n_batch, n_head = (max(tile.shape[axis] for tile in tiles) for axis in (0, 1))
+        table = tiles[0].new_full((n_batch, n_head, self.n_query, self.n_key), empty)
+        row = 0
+        for tile, step in zip(tiles, self._steps, strict=True):
+            table[:, :, row : row + tile.shape[2], step.first : step.first + tile.shape[3]] = tile
+            row += tile.shape[2]
+        return table
 
 
 def _copied(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.utils._pytree import tree_map, tree_map_with_path
 
 from regard.errors import RegardError, TraceError
 from regard.files.safetensors import write_safetensors
@@ -29,8 +30,22 @@ Made = TypeVar("Made")
 def write(path: Path, described: Mapping[str, Any]) -> None:
     """Write a description, and the tensors in it: all or nothing."""
     tensors: dict[str, Tensor] = {}
+    names: dict[Any, str] = {}  # of the tensors: each is written once, however often it is used
+
+    def shelved(place: tuple[Any, ...], part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        key = (part.data_ptr(), part.shape, part.stride(), part.dtype)
+        if key not in names:
+            names[key] = ".".join(str(getattr(step, "key", getattr(step, "idx", ""))) for step in place)
+            # The format refuses what is not in order, as a kernel's lse, and two views of one memory.
+            ours = part.detach().cpu().contiguous()
+            alone = ours.untyped_storage().nbytes() == ours.numel() * ours.element_size()
+            tensors[names[key]] = ours if alone else ours.clone()
+        return {_TENSOR: names[key]}
+
     # One entry: the order of several is left to chance, and the same trace should be the same bytes.
-    metadata = {KEY: json.dumps({"version": VERSION, **_shelved("", described, tensors, {})})}
+    metadata = {KEY: json.dumps({"version": VERSION, **tree_map_with_path(shelved, dict(described))})}
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         write_safetensors(tensors, draft, metadata)
@@ -66,37 +81,17 @@ def read(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made:
                 f"{path} was made by {'an older' if older else 'another'} Regard: it is a trace of version "
                 f"{version!r}, and this program reads version {VERSION}. Trace the text again."
             )
-        return make(_with_tensors(described, tensors))
+        return make(tree_map(lambda part: _tensor(part, tensors), described, is_leaf=_is_tensor))
     except TraceError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, RegardError) as error:
         raise TraceError(f"{path} is damaged: its description does not fit its tensors ({error}).") from error
 
 
-def _shelved(name: str, described: Any, tensors: dict[str, Tensor], names: dict[Any, str]) -> Any:
-    """The description with names in the places of tensors, each tensor once however often it is used."""
-    if isinstance(described, Mapping):
-        parts = described.items()
-        return {key: _shelved(f"{name}.{key}", part, tensors, names) for key, part in parts}
-    if isinstance(described, list):
-        return [_shelved(f"{name}.{i}", part, tensors, names) for i, part in enumerate(described)]
-    if not isinstance(described, Tensor):
-        return described
-    key = (described.data_ptr(), described.shape, described.stride(), described.dtype)
-    if key not in names:
-        names[key] = name.removeprefix(".")
-        # The format refuses what is not in order, as a kernel's lse, and two views of one memory.
-        ours = described.detach().cpu().contiguous()
-        alone = ours.untyped_storage().nbytes() == ours.numel() * ours.element_size()
-        tensors[names[key]] = ours if alone else ours.clone()
-    return {_TENSOR: names[key]}
+def _is_tensor(part: Any) -> bool:
+    """Whether a part of a description stands for a tensor."""
+    return isinstance(part, dict) and part.keys() == {_TENSOR}
 
 
-def _with_tensors(described: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(described, list):
-        return [_with_tensors(part, tensors) for part in described]
-    if not isinstance(described, dict):
-        return described
-    if described.keys() == {_TENSOR}:
-        return tensors[described[_TENSOR]]
-    return {key: _with_tensors(part, tensors) for key, part in described.items()}
+def _tensor(part: Any, tensors: Mapping[str, Tensor]) -> Any:
+    return tensors[part[_TENSOR]] if _is_tensor(part) else part

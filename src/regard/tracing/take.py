@@ -12,8 +12,9 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,20 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from regard.attention.visibility import Visibility
 from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
 from regard.files.tokenizer import readable
 from regard.models.foreign import Foreign
 from regard.models.model import Model
-from regard.models.transformer import Transformer
-from regard.tracing.calls import Called
+from regard.tracing.calls import Called, dense_bytes
 from regard.tracing.images import grid_of, read_images, takes_images
-from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace
-from regard.tracing.masks import dense_bytes
-from regard.tracing.ours import attention_layers
-from regard.tracing.recorder import Expect, Recorder, wanted_layers
+from regard.tracing.layers import DenseLayerTrace, Kind
+from regard.tracing.recorder import Recorder, expected, wanted_layers
 from regard.tracing.traces import Checks, Grid, Plain, Trace
-from regard.tracing.watch import uncompiled, watching
+from regard.tracing.watch import attention_layers, uncompiled, watching
 
 _NO_ANSWER = (
     "an encoder-decoder answers: give `target`, the answer, or use trace_generation to have it written by "
@@ -104,42 +102,50 @@ def observe(
 
     `options` are the recorder's. Warns where the trace's self-check fails.
     """
-    module = module_of(model)
-    if isinstance(model, Loaded) and tokenizer is None:
-        tokenizer = model.tokenizer
+    module, whole, start = module_of(model), model, None
+    if isinstance(model, Loaded):
+        whole, start = model.model, model.start_token
+        tokenizer = model.tokenizer if tokenizer is None else tokenizer
     if isinstance(module, Model):
         attention_layers(module)  # raises where one drops weights
-        start = model.start_token if isinstance(model, Loaded) else None
         fed = feed_ours(module, given, target, tokenizer, start)
-        names = module.attention_names
-        if not names:
+        if not module.attention_names:
             raise TraceError("this model has no attention layer: there is nothing to trace.")
-        wanted = None if layers is None else wanted_layers(names, layers)
-        recorder = Recorder(layers=wanted, expect=_expected(module, fed), **options)
+        wanted = None if layers is None else wanted_layers(module.attention_names, layers)
+        both = fed.source_ids is not None
+        expect = partial(expected, real=fed.real, source_real=fed.source_real, reads_source=both)
+        recorder = Recorder(layers=wanted, expect=expect, **options)
         output = module(*fed.args, **fed.kwargs, logits=logits, record=recorder)
-    else:
-        processor = getattr(model.model if isinstance(model, Loaded) else model, "processor", tokenizer)
-        images = None
-        if takes_images(module) and not isinstance(given, Tensor | Mapping | tuple):
-            given, images = read_images(module, given, processor)
-        fed = feed_foreign(module, given, target, tokenizer)
-        recorder = Recorder(layers=layers, **options)
-        both = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
-        try:
-            with noting_answer(module, fed) as answer, watching(module, recorder):
-                output = module(*fed.args, **fed.kwargs)
-        except ValueError as error:
-            if not both or target is not None or "decoder" not in str(error):
-                raise
-            raise ArgumentError(f"{_NO_ANSWER} {type(module).__name__} says: {error}") from error
-        if answer:
-            fed = replace(fed, ids=answer[0], source_ids=fed.ids, real=None, source_real=fed.real)
-        if not recorder.seen and not recorder.keep_graph:
-            take_returned(module, fed, recorder)
-        check_seen(module, recorder)
-        recorder.choose()
-        if fed.ids is None:
-            fed = replace(fed, text=images, grid=grid_of(module, fed.args, fed.kwargs, processor))
+        return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
+    processor, images = getattr(whole, "processor", tokenizer), None
+    if takes_images(module) and not isinstance(given, Tensor | Mapping | tuple):
+        given, images = read_images(module, given, processor)
+    fed = feed_foreign(module, given, target, tokenizer)
+    recorder = Recorder(layers=layers, **options)
+    try:
+        with _noting_answer(module, fed) as answer, watching(module, recorder):
+            output = module(*fed.args, **fed.kwargs)
+    except ValueError as error:
+        if not _both(module) or target is not None or "decoder" not in str(error):
+            raise
+        raise ArgumentError(f"{_NO_ANSWER} {type(module).__name__} says: {error}") from error
+    if answer:
+        fed = replace(fed, ids=answer[0], source_ids=fed.ids, real=None, source_real=fed.real)
+    if not recorder.seen and not recorder.keep_graph:
+        _take_returned(module, fed, recorder)
+    if not recorder.seen:
+        not_seen = recorder.remarks.get("not_seen")
+        unfollowed = f" Not followed: {not_seen}." if not_seen else ""
+        raise TraceError(
+            f"{type(module).__name__} made no attention call that can be seen: traced are "
+            "F.scaled_dot_product_attention, nn.MultiheadAttention, flex_attention, the attention registry "
+            "of transformers, softmax over products of queries and keys that is multiplied with values, and "
+            f"layers of this library.{unfollowed} A model without softmax attention has nothing to trace; "
+            "weights it returns itself go into Trace.from_weights."
+        )
+    recorder.choose()
+    if fed.ids is None:
+        fed = replace(fed, text=images, grid=grid_of(module, fed.args, fed.kwargs, processor))
     return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
 
 
@@ -157,16 +163,12 @@ def assemble(recorder: Recorder, fed: Fed, tokenizer: Any, facts: Mapping[str, P
             f"{len(weights_kept)} layers hold the weights themselves, from {weights_kept[0]} on: "
             "their scores are not a product of queries and keys that could be followed"
         )
-    sizes = {
-        layer.name: dense_bytes(layer.rule, layer.n_query)
-        for layer in layers
-        if isinstance(layer, LayerTrace)
-    }
-    if n_whole := sum(map(bool, sizes.values())):
-        largest = max(sizes, key=lambda name: sizes[name])
+    sizes = [(dense_bytes(layer.rule, layer.n_query), layer.name) for layer in layers if layer.rule]
+    if n_whole := sum(size > 0 for size, _ in sizes):
+        largest, name = max(sizes)
         more["kept_whole"] = (
             f"{n_whole} masks or biases of query x key that nothing shorter says, "
-            f"{sizes[largest] / 2**20:.1f} MiB in {largest}"
+            f"{largest / 2**20:.1f} MiB in {name}"
         )
     return Trace(
         layers=tuple(layers),
@@ -203,45 +205,50 @@ def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token
         )
     device = next(model.parameters()).device
     read = encoded(given, tokenizer, device)
-    ids, real, text = read.ids, read.visible, read.texts
+    visible = {"visible": read.visible}
     if model.kind != "encoder-decoder":
         if target is not None:
             raise ArgumentError("only an encoder-decoder has a target: give the whole text as one.")
-        return Fed((ids,), {"visible": real}, ids, real=real, text=text)
+        return Fed((read.ids,), visible, read.ids, real=read.visible, text=read.texts)
     if target is None:
         raise ArgumentError(_NO_ANSWER)
-    answer = encoded(target, tokenizer, device)
-    target_ids, target_real = answer.ids, answer.visible
-    if start_token is not None and not isinstance(target, Tensor):
-        first = target_ids.new_full((target_ids.shape[0], 1), start_token)
-        target_ids = torch.cat([first, target_ids], dim=1)
-        if target_real is not None:
-            target_real = torch.cat([torch.ones_like(first, dtype=torch.bool), target_real], dim=1)
-    kwargs = {"visible": real, "target_visible": target_real}
-    return Fed((ids, target_ids), kwargs, target_ids, ids, target_real, real, text)
+    ids, real = _answer(target, tokenizer, device, start_token)
+    kwargs = {**visible, "target_visible": real}
+    return Fed((read.ids, ids), kwargs, ids, read.ids, real, read.visible, read.texts)
+
+
+def _answer(
+    target: Any, tokenizer: Any, device: torch.device, start: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """What a decoder reads, and where it is no padding: ids as they are, a text after the start token."""
+    read = encoded(target, tokenizer, device)
+    if start is None or isinstance(target, Tensor | np.ndarray):
+        return read.ids, read.visible
+    real = None if read.visible is None else F.pad(read.visible, (1, 0), value=True)
+    return F.pad(read.ids, (1, 0), value=start), real
 
 
 def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> Fed:
     """What anybody's model is given, and its ids and padding where they can be told."""
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
-    text = None
+
+    def array(value: Any) -> Any:
+        return torch.as_tensor(value, device=device) if isinstance(value, np.ndarray) else value
+
+    text, given = None, array(given)
     if isinstance(given, str | list):
         read = encoded(given, tokenizer, device)
         text, given = read.texts, read.ids if read.texts is None else {"input_ids": read.ids}
         if text is not None and read.visible is not None:
             given["attention_mask"] = read.visible.long()
-    elif isinstance(given, np.ndarray):
-        given = torch.as_tensor(given, device=device)
     if isinstance(given, Tensor) and target is not None:
         given = {"input_ids": given}
     if isinstance(given, Mapping):
-        kwargs = {
-            name: torch.as_tensor(value, device=device) if isinstance(value, np.ndarray) else value
-            for name, value in given.items()
-        }
+        kwargs = {name: array(value) for name, value in given.items()}
         if target is not None:
-            kwargs["decoder_input_ids"] = _answer(model, target, tokenizer, device)
+            start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
+            kwargs["decoder_input_ids"] = _answer(target, tokenizer, device, start)[0]
         return fed_of((), kwargs, text)
     if not isinstance(given, Tensor | tuple):
         raise ArgumentError(
@@ -264,50 +271,29 @@ def fed_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], text: tuple[str, ..
     return Fed(args, kwargs, answer, ids, answer_real, real, text)
 
 
-def _answer(model: nn.Module, target: Any, tokenizer: Any, device: torch.device) -> Tensor:
-    """What a decoder of transformers reads of `target`: ids as they are, a text after the start token."""
-    ids = encoded(target, tokenizer, device).ids
-    start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
-    if isinstance(target, Tensor | np.ndarray) or start is None:
-        return ids
-    return torch.cat([ids.new_full((ids.shape[0], 1), start), ids], dim=1)
+def _both(model: nn.Module) -> bool:
+    """Whether anybody's model says that it has an encoder and a decoder."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 @contextmanager
-def noting_answer(model: nn.Module, fed: Fed) -> Iterator[list[Tensor]]:
+def _noting_answer(model: nn.Module, fed: Fed) -> Iterator[list[Tensor]]:
     """A block that notes what the decoder of an encoder-decoder reads, where it makes that up itself."""
     notes: list[Tensor] = []
-    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     find = getattr(model, "get_decoder", None)
-    decoder = find() if both and fed.source_ids is None and callable(find) else None
-    if not isinstance(decoder, nn.Module) or decoder is model:
-        yield notes
-        return
+    decoder = find() if _both(model) and fed.source_ids is None and callable(find) else None
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = token_ids(kwargs.get("input_ids", args[0] if args else None))
         notes.extend([] if ids is None else [ids])
 
-    handle = decoder.register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    with ExitStack() as stack:
+        if isinstance(decoder, nn.Module) and decoder is not model:
+            stack.callback(decoder.register_forward_pre_hook(note, with_kwargs=True).remove)
         yield notes
-    finally:
-        handle.remove()
 
 
-def _expected(model: Model, fed: Fed) -> Expect:
-    """What may be seen in a layer of ours by what is known of the model and its input."""
-    causal = isinstance(model, Transformer)
-
-    def expect(name: str, kind: Kind, n_query: int, n_key: int) -> Visibility:
-        reads_source = kind == "cross" or (fed.source_ids is not None and name.startswith("encoder"))
-        keys = fed.source_real if reads_source else fed.real
-        return Visibility(causal=causal and kind == "self" and name.startswith("decoder"), keys=keys)
-
-    return expect
-
-
-def take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:
+def _take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:
     """Weights as the model itself returns them when it is asked to: the last resort, where none was seen."""
     if isinstance(model, torch.jit.ScriptModule):
         return  # it has no signature to ask
@@ -329,20 +315,6 @@ def take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:
     if recorder.seen:
         recorder.remarks["as_returned"] = (
             "weights are as returned by the model: no call was seen, nothing checked"
-        )
-
-
-def check_seen(model: nn.Module, recorder: Recorder) -> None:
-    """Raise where nothing was seen, with what to do about it."""
-    if not recorder.seen:
-        not_seen = recorder.remarks.get("not_seen")
-        unfollowed = f" Not followed: {not_seen}." if not_seen else ""
-        raise TraceError(
-            f"{type(model).__name__} made no attention call that can be seen: traced are "
-            "F.scaled_dot_product_attention, nn.MultiheadAttention, flex_attention, the attention registry "
-            "of transformers, softmax over products of queries and keys that is multiplied with values, and "
-            f"layers of this library.{unfollowed} A model without softmax attention has nothing to trace; "
-            "weights it returns itself go into Trace.from_weights."
         )
 
 

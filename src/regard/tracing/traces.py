@@ -28,10 +28,11 @@ from regard.drawing.html import picture, tag
 from regard.drawing.tables import dataframe
 from regard.errors import ArgumentError, ShapeError
 from regard.tracing import store
-from regard.tracing.layers import AnyLayer, DenseLayerTrace
+from regard.tracing.layers import AnyLayer, DenseLayerTrace, Matrices, PerKey, Tile
 from regard.tracing.pooling import Pooling, block_ends, pooled_max
 
 Plain = str | int | float | bool | None
+Which = int | str  # a layer, by index or name
 
 _MARKS = ("unverified", "not_seen", "changed", "as_returned")  # facts that say what the trace is not
 _SMALL = 40  # blocks of a small picture
@@ -65,20 +66,25 @@ class Checks(Data):
 
     layers: tuple[LayerCheck, ...] = ()
 
+    def _largest(self, what: str) -> float | None:
+        """The largest value of all layers, NaN where one is; None where none is known."""
+        values = [value for layer in self.layers if (value := getattr(layer, what)) is not None]
+        return float(torch.tensor(values, dtype=torch.float64).max()) if values else None
+
     @property
     def output(self) -> float | None:
         """The largest difference of a recovered output from the model's own."""
-        return _largest([layer.output for layer in self.layers if layer.output is not None])
+        return self._largest("output")
 
     @property
     def row_sum(self) -> float | None:
         """The largest distance of a row's sum from 1."""
-        return _largest([layer.row_sum for layer in self.layers])
+        return self._largest("row_sum")
 
     @property
     def hidden(self) -> float | None:
         """The largest weight of a row on the future and on padding."""
-        return _largest([layer.hidden for layer in self.layers if layer.hidden is not None])
+        return self._largest("hidden")
 
     @property
     def passed(self) -> bool:
@@ -97,11 +103,6 @@ class Checks(Data):
         verdict = "passed" if not failed else f"FAILED in {', '.join(failed)}"
         hidden = "" if self.hidden is None else f", weight on hidden tokens {self.hidden:.1e}"
         return f"{verdict}: outputs {output}, row sums by {self.row_sum:.1e}{hidden}"
-
-
-def _largest(values: Sequence[float]) -> float | None:
-    """The largest value, NaN where one is; None of none."""
-    return float(torch.tensor(values, dtype=torch.float64).max()) if values else None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -193,49 +194,42 @@ class Trace(Data):
         """Bytes of all tensors held, each counted once."""
         return sum({(t.data_ptr(), t.dtype): t.numel() * t.element_size() for t in self.tensors}.values())
 
-    def layer(self, index_or_name: int | str) -> AnyLayer:
+    def layer(self, index_or_name: Which) -> AnyLayer:
         """The layer of that index or name."""
-        if isinstance(index_or_name, str):
-            for layer in self.layers:
-                if layer.name == index_or_name:
-                    return layer
+        if isinstance(index_or_name, int):
+            return self.layers[whole_index("layer", index_or_name, len(self.layers))]
+        if index_or_name not in self.names:
             raise ArgumentError(f"there is no layer {index_or_name!r}: there are {', '.join(self.names)}.")
-        return self.layers[whole_index("layer", index_or_name, len(self.layers))]
+        return self.layers[self.names.index(index_or_name)]
 
-    def tile(
-        self, layer: int | str, head: int, rows: slice, cols: slice, batch: int = 0
-    ) -> Float[Tensor, "rows cols"]:
+    def tile(self, layer: Which, head: int, rows: slice, cols: slice, batch: int = 0) -> Tile:
         """Weights of `rows` x `cols` of one head: costs its own area only."""
         return self.layer(layer).tile(batch, head, rows, cols)
 
-    def row(self, layer: int | str, head: int, query: int, batch: int = 0) -> Float[Tensor, "key"]:
+    def row(self, layer: Which, head: int, query: int, batch: int = 0) -> Float[Tensor, "key"]:
         """Where one query looks."""
         return self.layer(layer).row(batch, head, query)
 
-    def column(self, layer: int | str, head: int, key: int, batch: int = 0) -> Float[Tensor, "query"]:
+    def column(self, layer: Which, head: int, key: int, batch: int = 0) -> Float[Tensor, "query"]:
         """How much every query looks at one key."""
         return self.layer(layer).column(batch, head, key)
 
     def column_sums(
-        self, layer: int | str, head: int | None = None, batch: int = 0, rows: slice = slice(None)
-    ) -> Float[Tensor, "*head key"]:
+        self, layer: Which, head: int | None = None, batch: int = 0, rows: slice = slice(None)
+    ) -> PerKey:
         """How much all queries, or those of `rows`, look at each key, of one head or all (None): O(N)."""
         return self.layer(layer).column_sums(batch, head, rows)
 
-    def weights(
-        self, layer: int | str, head: int | None, batch: int | None = 0
-    ) -> Float[Tensor, "*batch_and_head query key"]:
+    def weights(self, layer: Which, head: int | None, batch: int | None = 0) -> Matrices:
         """One head's whole matrix; None for all heads, or all sequences, which then have an axis."""
         return self.layer(layer).weights(batch, head)
 
-    def to_numpy(
-        self, layer: int | str, head: int | None = None, batch: int | None = 0
-    ) -> Float[np.ndarray, "*batch_and_head query key"]:
+    def to_numpy(self, layer: Which, head: int | None = None, batch: int | None = 0) -> np.ndarray:
         """`weights` as a NumPy array, of float32 at least."""
-        found = self.weights(layer, head, batch)
-        return found.to(torch.promote_types(found.dtype, torch.float32)).cpu().numpy()
+        weights = self.weights(layer, head, batch)
+        return weights.to(torch.promote_types(weights.dtype, torch.float32)).cpu().numpy()
 
-    def to_dataframe(self, layer: int | str, head: int | None = None, batch: int = 0) -> Any:
+    def to_dataframe(self, layer: Which, head: int | None = None, batch: int = 0) -> Any:
         """Every weight that may be other than 0 as a row of a pandas table: head, query, key, their tokens.
 
         Hidden cells are left out.
@@ -243,9 +237,9 @@ class Trace(Data):
         traced = self.layer(layer)
         heads = range(traced.n_head) if head is None else [whole_index("head", head, traced.n_head)]
         columns: dict[str, list[Any]] = {name: [] for name in ("head", "query", "key", "weight")}
-        everything = slice(0, traced.n_query), slice(0, traced.n_key)
         for one in heads:
-            query, key = traced.visible(*everything, batch, one).nonzero(as_tuple=True)
+            seen = traced.visible(slice(None), slice(None), batch, one)
+            query, key = seen.nonzero(as_tuple=True)
             columns["head"] += [one] * len(query)
             columns["query"] += query.tolist()
             columns["key"] += key.tolist()
@@ -271,7 +265,7 @@ class Trace(Data):
 
     def pooled(
         self,
-        layer: int | str,
+        layer: Which,
         head: int | None,
         n_row: int,
         n_col: int,
@@ -283,24 +277,23 @@ class Trace(Data):
         """An overview of one head or all (None): the largest or mean weight of `n_row` x `n_col` blocks."""
         return self.layer(layer).pooled(batch, head, n_row, n_col, how, rows, cols)
 
-    def query_tokens(self, layer: int | str, batch: int = 0) -> tuple[str, ...]:
+    def query_tokens(self, layer: Which, batch: int = 0) -> tuple[str, ...]:
         """What labels the rows of a layer's weights: tokens, or positions where their number does not fit."""
-        traced = self.layer(layer)
-        return self._labels(self._in_encoder(traced), batch, traced.n_query)
+        return self._labels(self.layer(layer), batch, 2)
 
-    def key_tokens(self, layer: int | str, batch: int = 0) -> tuple[str, ...]:
+    def key_tokens(self, layer: Which, batch: int = 0) -> tuple[str, ...]:
         """What labels the columns: in cross-attention the source, else the tokens themselves."""
-        traced = self.layer(layer)
-        return self._labels(traced.kind == "cross" or self._in_encoder(traced), batch, traced.n_key)
+        return self._labels(self.layer(layer), batch, 3)
 
     def _in_encoder(self, layer: AnyLayer) -> bool:
         """Whether a layer belongs to the encoder of an encoder-decoder."""
         return bool(self.source_tokens) and "decoder" not in layer.name and layer.kind == "self"
 
-    def _labels(self, of_source: bool, batch: int, size: int) -> tuple[str, ...]:
+    def _labels(self, layer: AnyLayer, batch: int, axis: int) -> tuple[str, ...]:
+        of_source = (axis == 3 and layer.kind == "cross") or self._in_encoder(layer)
         lines = (of_source and self.source_tokens) or self.tokens
         line = lines[batch] if batch < len(lines) else ()  # a layer may have cut its sequences into windows
-        return line if len(line) == size else tuple(map(str, range(size)))
+        return line if len(line) == layer.shape[axis] else tuple(map(str, range(layer.shape[axis])))
 
     def _about(self) -> dict[str, str]:
         """What it is of, in a few words each."""

@@ -6,31 +6,44 @@ take note of attention:
     PyTorch's     F.scaled_dot_product_attention, the kernels below it, nn.MultiheadAttention, flex_attention
     registered    a function of transformers' attention registry that none of the others could look into
     by hand       softmax over products: `by_hand`
-    ours          layers of this library inside a user's module report themselves
+    ours          layers of this library, in our models and inside anybody's, report themselves
 
 What went in and what came out is kept. Weights are recovered from queries, keys and the model's own mask, and
 the recorder checks them against the output that the model computed. Where somebody intervenes, and only
 there, another output takes its place after that.
+
+`nn.TransformerEncoder`, its layers and `nn.MultiheadAttention` have a fast path in eval mode, with other
+roundings, and with zeros for padding. It is not taken where somebody looks, nor where there are hooks: so
+their `forward` runs twice, to be seen and for its result.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, update_wrapper
 from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from regard.attention import torch_ops
 from regard.attention.scores import ScoreRule
 from regard.errors import UnsupportedError
+from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record
+from regard.layers.latent import LatentAttention
+from regard.models.model import Model
+from regard.models.seq2seq import DotAttention
 from regard.tracing.by_hand import (
     SOFTMAX,
     Fate,
@@ -42,20 +55,28 @@ from regard.tracing.by_hand import (
     same_weights,
     to_heads,
 )
-from regard.tracing.calls import Call, Called, LogSumExp, as_it_is, row_sums
-from regard.tracing.changes import Change
-from regard.tracing.masks import MaskReader
-from regard.tracing.ours import OURS, Put, refuse_dropout, reporting
+from regard.tracing.calls import (
+    Called,
+    LogSumExp,
+    Rule,
+    as_it_is,
+    read_call,
+    read_registered,
+    refuse_dropout,
+    row_sums,
+)
+from regard.tracing.layers import Kind
 from regard.tracing.recorder import Recorder
-from regard.tracing.wrapping import fast_paths, registered_functions
 
+# Given a call of attention and the outputs of its heads; answers with those that take their place.
+Put = Callable[[Called, Tensor], Tensor]
+
+_OURS = (MultiHeadAttention, LatentAttention, AdditiveAttention, DotAttention)
 _CROSS_WORDS = ("cross", "encoder_attn", "encdec", "multihead_attn", "multi_head_attn")
 _SOURCE_WORDS = ("key_value_states", "encoder_hidden_states")
 _HEAD_WORDS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
-
-_Modules = dict[int, tuple[str, nn.Module]]  # of a model, by id
+_FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 _CALLED_ATTENTION = re.compile(r"att(entio)?n", re.IGNORECASE)
-
 
 _doors: ContextVar[tuple[_Door, ...]] = ContextVar("doors", default=())  # of this thread; the innermost last
 
@@ -68,11 +89,9 @@ def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = N
     """
     door = _Door(model, recorder, change)
     with ExitStack() as stack:
-        stack.enter_context(uncompiled())
-        stack.enter_context(reporting(model, recorder, change))
-        stack.enter_context(fast_paths(model, watched_only))
-        stack.enter_context(registered_functions(lambda: [door.look for door in _doors.get()]))
-        stack.enter_context(door)
+        reporting = _reporting(model, recorder, change)
+        for part in (uncompiled(), reporting, _fast_paths(model), _registered(), door):
+            stack.enter_context(part)
         _doors.set((*_doors.get(), door))
         # Two blocks around one model end in the order they began: the doors of others stay.
         stack.callback(lambda: _doors.set(tuple(other for other in _doors.get() if other is not door)))
@@ -82,18 +101,175 @@ def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = N
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
+def around_calls(
+    model: nn.Module,
+    calling: Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]],
+    thread: int | None = None,
+) -> Iterator[None]:
+    """A block in which every call of the model, in any thread or only in that one, has a `calling(...)`."""
+    running = threading.local()
+
+    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if thread in (None, threading.get_ident()):
+            running.depth = getattr(running, "depth", 0) + 1
+            if running.depth == 1:
+                running.stack = ExitStack()
+                running.stack.enter_context(calling(args, kwargs))
+
+    def end(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        if thread in (None, threading.get_ident()):
+            running.depth -= 1
+            if running.depth == 0:
+                running.stack.close()
+
+    with ExitStack() as stack:
+        stack.enter_context(uncompiled())
+        stack.enter_context(_fast_paths(model))  # `begin` is too late: a call has its `forward`
+        # `generate` calls an encoder by itself, which is the model's child or grandchild.
+        fast = tuple(f"{name}." if name else "" for name in _with_fast_path(model))
+        for name, module in model.named_modules():
+            closes = name.startswith(fast) or isinstance(module, nn.TransformerEncoderLayer)
+            if name.count(".") < 2 and not (name and closes):  # a hook would close a fast path
+                stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(end, always_call=True).remove)
+        yield
+
+
+def uncompiled() -> AbstractContextManager[Any]:
     """A block in which code that torch.compile has compiled runs as it was written: only that can be seen."""
-    if "torch._dynamo" not in sys.modules:  # then nothing is compiled
+    compiled = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+_lock = threading.Lock()
+_users: Counter[tuple[int, str]] = Counter()  # of what is wrapped: how many have asked for it
+_unwrapped: dict[tuple[int, str], Any] = {}
+
+
+@contextmanager
+def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """A block in which an attribute is wrapped: by the first who asks for it, until the last has left."""
+    key = (id(owner), name)
+    with _lock:
+        if not _users[key]:
+            _unwrapped[key] = vars(owner).get(name)  # None: it is the class's, or inherited
+            setattr(owner, name, wrap(getattr(owner, name)))
+        _users[key] += 1
+    try:
         yield
-        return
-    with torch.compiler.set_stance("force_eager"):
+    finally:
+        with _lock:
+            _users[key] -= 1
+            if not _users[key]:
+                del _users[key]
+                delattr(owner, name)
+                if (original := _unwrapped.pop(key)) is not None:
+                    setattr(owner, name, original)
+
+
+def _registered() -> AbstractContextManager[None]:
+    """A block in which doors look at calls of the attention functions that transformers hands out.
+
+    The function runs as it would have, on the model's own masks, whoever registered it.
+    """
+    if "transformers.modeling_utils" not in sys.modules:  # then no model is one of theirs
+        return nullcontext()
+    from transformers.modeling_utils import AttentionInterface
+
+    def wrap(get_interface: Callable[..., Any]) -> Callable[..., Any]:
+        def get(*args: Any, **kwargs: Any) -> Any:
+            function = get_interface(*args, **kwargs)
+            for door in _doors.get() if callable(function) else ():  # the innermost is the outermost call
+                function = update_wrapper(partial(door.look, function), function)
+            return function
+
+        return update_wrapper(get, get_interface)
+
+    return _wrapped(AttentionInterface, "get_interface", wrap)
+
+
+def _with_fast_path(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that have a fast path, the outermost, by name."""
+    modules: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(not outer or name.startswith(f"{outer}.") for outer in modules)
+        if isinstance(module, _FAST) and not inside:
+            modules[name] = module
+    return modules
+
+
+@contextmanager
+def _fast_paths(model: nn.Module) -> Iterator[None]:
+    """A block in which such modules give what they would unwatched, where they are not changed."""
+
+    def twice(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        out, doors = forward(*args, **kwargs), _doors.get()
+        watched_only = doors and all(door.change is None for door in doors)
+        if module.training or torch.is_grad_enabled() or torch_ops.UNSEEN is None or not watched_only:
+            return out
+        with torch_ops.UNSEEN():
+            return forward(*args, **kwargs)
+
+    with ExitStack() as stack:
+        for module in _with_fast_path(model).values():
+            stack.enter_context(_wrapped(module, "forward", partial(partial, twice, module)))
         yield
 
 
-def watched_only() -> bool:
-    """Whether attention of this thread is watched, and left as it is."""
-    return bool(_doors.get()) and all(door.change is None for door in _doors.get())
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """A block in which no door of this thread sees anything: what is computed is our own affair."""
+    before = _doors.set(())
+    try:
+        yield
+    finally:
+        _doors.reset(before)
+
+
+def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The attention layers of this library in a model, by name; raises where one drops weights."""
+    layers: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, _OURS):
+            refuse_dropout(module.dropout if module.training else 0.0)
+            layers[name or "attention"] = module
+    return layers
+
+
+@contextmanager
+def _reporting(model: nn.Module, recorder: Recorder | None, change: Put | None) -> Iterator[None]:
+    """A block in which attention layers of ours inside `model` report to `recorder` and pass `change`.
+
+    A layer that is given a `record` already reports to that too. Whoever records sees what was computed,
+    before any change of it.
+    """
+    thread = threading.get_ident()
+
+    def ask(
+        place: str, module: nn.Module, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        if threading.get_ident() != thread:
+            return None
+        elsewhere = not isinstance(module, MultiHeadAttention | LatentAttention) or len(args) > 1
+        kind: Kind = "cross" if elsewhere or kwargs.get("memory") is not None else "self"
+        given: Record | None = kwargs.get("record")
+
+        def record(
+            name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
+        ) -> Tensor | None:
+            known = name if isinstance(model, Model) else place
+            called = Called(known, kind, v, out, q=q, k=k, rule=rule, lse=lse)
+            if recorder is not None:
+                recorder.add(called)
+            changed = None if given is None else given(name, q, k, v, out, lse, rule)
+            return changed if change is None else change(called, out if changed is None else changed)
+
+        return args, {**kwargs, "record": record}
+
+    with ExitStack() as stack:
+        for place, module in attention_layers(model).items():
+            stack.callback(module.register_forward_pre_hook(partial(ask, place), with_kwargs=True).remove)
+        yield
 
 
 class _Door(TorchFunctionMode):
@@ -101,16 +277,12 @@ class _Door(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, recorder: Recorder | None, change: Put | None) -> None:
         super().__init__()
-        self.modules = {id(module): (name, module) for name, module in model.named_modules()}
-        self.recorder, self.change = recorder, change
-        self.read = MaskReader()
+        self.names = {module: name or "attention" for name, module in model.named_modules()}
+        self.model, self.recorder, self.change = model, recorder, change
+        self.masks: Any = WeakTensorKeyDictionary()
         self.follow = Follower()
         self.n_seen = 0
-        self.last: tuple[int, Tensor | None, Tensor | None] = (
-            0,
-            None,
-            None,
-        )  # call, q and k of the last layer
+        self.last: tuple[Any, ...] = (0, None, None)  # call, q and k of the last layer
         self.fates: list[Fate] = []  # of every softmax that the model took
         self.rewritten: list[str] = []  # where a softmax was taken that is not what met the values
 
@@ -131,6 +303,8 @@ class _Door(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self not in _doors.get():
+            return func(*args, **kwargs)
         name = _names.get(func)
         if name is None:
             name = _names[func] = str(getattr(func, "__name__", func)).partition(".")[0]
@@ -141,25 +315,23 @@ class _Door(TorchFunctionMode):
         written = self.follow(name, args, kwargs, out)
         if written is not None:
             return self._by_hand(written)
-        if name in SOFTMAX and isinstance(softmax := self.follow.mark_of(out), Weights):
-            self._softmax(softmax)
+        if name in SOFTMAX and isinstance(softmax := self.follow.marks.get(out), Weights):
+            # One that meets no values must be named in the end.
+            caller = self._caller()
+            if caller is not None and softmax.values.shape[-1] > 1:
+                softmax.fate.module = caller.name
+                softmax.fate.of_scores |= bool(_CALLED_ATTENTION.search(type(caller.module).__name__))
+                self.fates.append(softmax.fate)
         return out
-
-    def _softmax(self, softmax: Weights) -> None:
-        """Note where a softmax was taken: one that meets no values must be named in the end."""
-        caller = _Caller.find(self.modules)
-        if caller is not None and softmax.values.shape[-1] > 1:
-            softmax.fate.module = caller.name
-            softmax.fate.of_scores |= bool(_CALLED_ATTENTION.search(type(caller.module).__name__))
-            self.fates.append(softmax.fate)
 
     def _scaled_dot_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """PyTorch's function of that name, or a kernel of it, called directly."""
-        call = Call.of(func, args, kwargs)
-        refuse_dropout(call.dropout_p)
         with LogSumExp() as kernel:  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs)
-        return self._take(call, out, kernel.lse)
+        if func is not F.scaled_dot_product_attention:  # a kernel has dropout_p and is_causal next
+            more = dict(zip(("dropout_p", "is_causal"), args[3:], strict=False))
+            args, kwargs = args[:3], {**more, **kwargs, "enable_gqa": True}
+        return self._take(out, kernel.lse, read_call, args, kwargs)
 
     def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of PyTorch's written in Python: its own code, in which its calls are seen."""
@@ -182,45 +354,8 @@ class _Door(TorchFunctionMode):
             k, v = (tensor.repeat_interleave(group, 1) if group > 1 else tensor for tensor in (k, v))
             *_, scores = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
-        product = Product(q, k, scale)
-        softmax = Weights(weights, scores, product, Fate(met=True))
-        return (self._by_hand(Written(weights, v, out[0], as_it_is, softmax, product)), *out[1:])
-
-    def _by_hand(self, written: Written) -> Tensor:
-        """Attention that the model wrote out itself: its output, or what takes its place."""
-        caller = _Caller.find(self.modules)
-        if caller is None:
-            return written.out
-        four = partial(to_heads, batch=_batch_of(self.modules), n_head=caller.n_head)
-        lead = torch.broadcast_shapes(written.weights.shape[:-2], written.v.shape[:-2])
-
-        def arranged(out: Tensor) -> Tensor:
-            return four(written.arrange_out(out), lead)
-
-        softmax, weights, v = written.softmax, four(written.weights, lead), four(written.v, lead)
-        scores = None if softmax is None else four(softmax.scores)
-        called = caller.named(Called("", "self", v, written.out, arranged, weights=weights, scores=scores))
-        self.n_seen += 1
-        if self.recorder is not None:
-            known = None
-            if softmax is None or same_weights(softmax, weights.detach(), four):
-                known = explained(called, written.product, four)
-            else:
-                self.rewritten.append(softmax.fate.module or caller.name)
-            self._record(self.recorder, caller, called if known is None else caller.named(known))
-        return self._changed(caller, called)
-
-    def _record(self, recorder: Recorder, caller: _Caller, called: Called) -> None:
-        """Give a call to the recorder, or its values alone where it is the layer seen last once more.
-
-        Differential attention has one layer's weights twice, with other values: those stand side by side.
-        """
-        last, self.last = self.last, (caller.call, called.q, called.k)
-        same = last[0] == caller.call and _same(last[1], called.q) and _same(last[2], called.k)
-        if same and called.v is not None:
-            recorder.widen(called.v)
-        else:
-            recorder.add(called)
+        softmax = Weights(weights, scores, Product(q, k, scale), Fate(met=True))
+        return (self._by_hand(Written(weights, v, out[0], as_it_is, softmax)), *out[1:])
 
     def look(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A registered attention function of transformers: where nothing in it was seen, it is itself."""
@@ -230,36 +365,96 @@ class _Door(TorchFunctionMode):
             return out
         for fate in self.fates[n_fate:]:  # a softmax of its own is what is taken here
             fate.met = True
-        call = Call.registered(*args, **kwargs)
-        refuse_dropout(call.dropout_p)
-        return self._take(call, out, None)
+        return self._take(out, None, read_registered, args, kwargs)
 
-    def _take(self, call: Call, given: Any, lse: Tensor | None) -> Any:
-        """Note one call of an attention function: its arguments, what it gave, the sums its kernel gave.
+    def _take(
+        self, given: Any, lse: Tensor | None, read: Callable[..., Called], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Note one call of an attention function: what it gave, the sums its kernel gave, its arguments.
 
         Answers with what it gave, or with another output in its place.
         """
-        caller = _Caller.find(self.modules)
+        caller = self._caller()
         if caller is None:
             return given
-        called = caller.named(call.read(self.read, given if isinstance(given, Tensor) else given[0]))
-        self.n_seen += 1
-        if self.recorder is not None:
-            self._record(self.recorder, caller, replace(called, lse=row_sums(called, lse)))
-        changed = self._changed(caller, called)
+        out = given if isinstance(given, Tensor) else given[0]
+        called = read(self.masks, out, *args, **kwargs)
+        known = called if self.recorder is None else replace(called, lse=row_sums(called, lse))
+        changed = self._passed(caller, called, known)
         return changed if isinstance(given, Tensor) else (changed, *given[1:])
 
-    def _changed(self, caller: _Caller, called: Called) -> Tensor:
-        """The output after every change, by the innermost door: the others have seen it then."""
+    def _by_hand(self, written: Written) -> Tensor:
+        """Attention that the model wrote out itself: its output, or what takes its place."""
+        caller = self._caller()
+        if caller is None:
+            return written.out
+        four = partial(to_heads, batch=caller.batch, n_head=caller.n_head)
+        lead = torch.broadcast_shapes(written.weights.shape[:-2], written.v.shape[:-2])
+
+        def arranged(out: Tensor) -> Tensor:
+            return four(written.arrange_out(out), lead)
+
+        softmax, weights, v = written.softmax, four(written.weights, lead), four(written.v, lead)
+        scores = None if softmax.scores is None else four(softmax.scores)
+        called = Called("", "self", v, written.out, arranged, weights=weights, scores=scores)
+        known = None
+        if self.recorder is not None:
+            if scores is None or same_weights(softmax, weights.detach(), four):
+                known = explained(called, softmax.product, four)
+            else:
+                self.rewritten.append(softmax.fate.module or caller.name)
+        return self._passed(caller, called, known or called)
+
+    def _passed(self, caller: _Caller, called: Called, known: Called) -> Tensor:
+        """Record a call, as far as it is known; its output, or what takes its place.
+
+        Differential attention has one layer's weights twice, with other values: those stand side by side.
+        Changes are made by the innermost door: the others have seen the call then.
+        """
         assert called.out is not None  # whoever computed it gave one
-        doors = [door for door in _doors.get() if id(caller.module) in door.modules]
-        changes = [(door, door.change) for door in doors if door.change is not None]
-        if not changes or doors[-1] is not self:
+        self.n_seen += 1
+        with _unseen():
+            if self.recorder is not None:
+                last, self.last = self.last, (caller.call, known.q, known.k)
+                again = last[0] == caller.call and all(map(_same, last[1:], self.last[1:]))
+                if again and known.v is not None:
+                    self.recorder.widen(known.v)
+                else:
+                    self.recorder.add(caller.named(known))
+        doors = [door for door in _doors.get() if caller.module in door.names]
+        if doors[-1] is not self or all(door.change is None for door in doors):
             return called.out
-        heads = before = called.to_heads(called.out)
-        for door, change in changes:
-            heads = change(replace(called, name=door.modules[id(caller.module)][0] or "attention"), heads)
-        return called.out if heads is before else _placed(heads, called.out, called.to_heads)
+        with _unseen():
+            heads = before = called.to_heads(called.out)
+            named = caller.named(called)
+            for door in doors:
+                if door.change is not None:
+                    heads = door.change(replace(named, name=door.names[caller.module]), heads)
+            # A gradient reaches what a change was given, also where it left that as it was.
+            same = heads is before and not heads.requires_grad
+            return called.out if same else _placed(heads, called.out, called.to_heads)
+
+    def _caller(self) -> _Caller | None:
+        """The innermost module of the model on the stack of calls; None where it is none, or one of ours."""
+        frame: FrameType | None = sys._getframe(1)
+        caller: _Caller | None = None
+        while frame is not None:
+            seen = frame.f_locals
+            module = seen.get("self")
+            if caller is None and isinstance(module, _OURS):
+                return None  # what we compute ourselves
+            if isinstance(module, nn.Module) and module in self.names:
+                if caller is None:
+                    cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)
+                    if isinstance(module, nn.MultiheadAttention):
+                        cross = seen.get("key") is not seen.get("query")
+                    caller = _Caller(self.names[module], module, cross, id(frame))
+                if module is self.model:
+                    for value in (*seen.values(), *(seen.get("kwargs") or {}).values()):
+                        if isinstance(value, Tensor) and value.dim() > 1:
+                            return replace(caller, batch=value.shape[0])
+            frame = frame.f_back
+        return caller
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
@@ -274,32 +469,13 @@ class _Caller:
     module: nn.Module
     cross: bool
     call: int  # a number for this run of it
-
-    @classmethod
-    def find(cls, modules: _Modules) -> _Caller | None:
-        """The innermost module of the model on the stack of calls; None where it is none, or one of ours."""
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            seen = frame.f_locals
-            module = seen.get("self")
-            if isinstance(module, (Recorder, Change, *OURS)):
-                return None  # what we compute ourselves
-            if isinstance(module, nn.Module) and id(module) in modules:
-                cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)
-                if isinstance(module, nn.MultiheadAttention):
-                    cross = seen.get("key") is not seen.get("query")
-                return cls(modules[id(module)][0] or "attention", module, cross, id(frame))
-            frame = frame.f_back
-        return None
+    batch: int | None = None  # sequences that the model was given: the first size of its first tensor
 
     @property
     def n_head(self) -> int | None:
         """How many heads the module says it has."""
-        for word in _HEAD_WORDS:
-            said = getattr(self.module, word, None)
-            if isinstance(said, int) and said > 0:
-                return said
-        return None
+        sizes = (getattr(self.module, word, None) for word in _HEAD_WORDS)
+        return next((size for size in sizes if isinstance(size, int) and size > 0), None)
 
     def named(self, called: Called) -> Called:
         """The call with its layer's name and kind.
@@ -312,27 +488,12 @@ class _Caller:
         return replace(called, name=self.name, kind="cross" if cross else "self")
 
 
-def _batch_of(modules: _Modules) -> int | None:
-    """How many sequences the model was given: the first dimension of its first tensor, where it has one."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        seen = frame.f_locals
-        if modules.get(id(seen.get("self")), ("inner", None))[0] == "":
-            for value in (*seen.values(), *(seen.get("kwargs") or {}).values()):
-                if isinstance(value, Tensor) and value.dim() > 1:
-                    return value.shape[0]
-        frame = frame.f_back
-    return None
-
-
 def _placed(heads: Tensor, out: Tensor, to_heads: Callable[[Tensor], Tensor]) -> Tensor:
     """Outputs of heads in the layout that `out` has: the inverse of `to_heads`."""
     places = to_heads(torch.arange(out.numel(), device=out.device).view(out.shape)).reshape(-1)
     if places.numel() != out.numel():
         raise UnsupportedError("heads of this attention share their output: nothing can take its place.")
-    order = torch.empty_like(places)
-    order[places] = torch.arange(places.numel(), device=places.device)
-    return heads.reshape(-1)[order].view(out.shape)
+    return heads.reshape(-1)[places.argsort()].view(out.shape)
 
 
 def _not_seen(model: nn.Module, seen: list[str], fates: list[Fate]) -> list[str]:
@@ -353,9 +514,10 @@ def _not_seen(model: nn.Module, seen: list[str], fates: list[Fate]) -> list[str]
         if isinstance(modules, nn.ModuleList) and not any(stack.startswith(f"{outer}.") for outer in stacks):
             stacks.append(stack)
             places = [f"{stack}.{index}" if stack else str(index) for index in range(len(modules))]
-            with_attention = [any(f"{name}.".startswith(f"{place}.") for name in names) for place in places]
-            if any(with_attention):
-                missing += [place for place, has in zip(places, with_attention, strict=True) if not has]
+            without = [
+                place for place in places if not any(f"{name}.".startswith(f"{place}.") for name in names)
+            ]
+            missing += without if len(without) < len(places) else []
     return missing
 
 

@@ -36,7 +36,7 @@ class Progress:
     n_token: int = 0
     best: list[float] | None = None  # the best evaluation's score, larger is better, compared part by part
     stale: int = 0  # evaluations since then
-    kept: list[dict[str, Any]] = field(default_factory=list)  # score, step and crc of models, best first
+    kept: list[dict[str, Any]] = field(default_factory=list)  # score, step and file of models, best first
     metrics_bytes: int = 0  # how long metrics.jsonl is
     seconds: float = 0.0
     over: str = ""  # why training ended before its last step

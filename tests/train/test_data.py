@@ -19,17 +19,18 @@ from regard.train.batches import (
     padded,
 )
 from regard.train.corpus import open_corpus, prepare
-from regard.train.data import BadLines, TokenFile, TokenWriter, read_lines, read_pairs
+from regard.train.data import BadLines, TokenFile, read_lines, read_pairs, write_tokens
 from regard.train.settings import Settings
 from regard.train.vocabulary import SPECIAL, train_tokenizer
 
 
 def write_rows(folder, rows, vocab=101):
-    with TokenWriter(folder, vocab=vocab) as writer:
+    def sized():
         for row in rows:
-            writer.add(row, 2 * len(row))
-        assert not TokenFile.exists(folder)
-        writer.finish(BadLines())
+            assert not TokenFile.exists(folder)
+            yield row, 2 * len(row)
+
+    write_tokens(folder, sized(), BadLines(), vocab=vocab)
     return TokenFile(folder)
 
 

@@ -66,6 +66,6 @@ def _section(done: Lab) -> Markup:
             **({} if n_holding == len(checks) else {"open": ""}),
         ),
         tag("details", tag("summary", "All measurements"), tag("table", *measured)),
-        *(tag("p", note, class_="note") for note in done.notes),
+        tag("p", experiment.note, class_="note"),
         tag("p", how, class_="dim"),
     )

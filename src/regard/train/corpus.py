@@ -14,7 +14,7 @@ from regard.errors import ArgumentError, LoadError
 from regard.files.tokenizer import TextTokenizer
 from regard.train.batches import BlockExamples, Examples, PairExamples, Row
 from regard.train.build import start_token, transformer_config
-from regard.train.data import BadLines, TokenFile, TokenWriter, read_lines, read_pairs
+from regard.train.data import BadLines, TokenFile, read_lines, read_pairs, write_tokens
 from regard.train.settings import GENERATED, Settings
 from regard.train.tasks import Pair, generated_task
 from regard.train.vocabulary import SPECIAL, train_tokenizer
@@ -119,28 +119,30 @@ def _write(settings: Settings, tokenizer: TextTokenizer, paths: Sequence[str], d
     bad, is_pairs = BadLines(), settings.task == "translate"
     part = 1.0 if name != "train" else 0.0 if settings.valid else settings.valid_fraction
     held_out = []
-    with TokenWriter(data / name, vocab=tokenizer.vocab_size, unknown=SPECIAL.index("<unk>")) as writer:
+
+    def rows() -> Iterator[tuple[list[int], int]]:
         lines = _read(settings, paths, bad)
         while chunk := list(islice(lines, _CHUNK)):
             encoded = iter(tokenizer.backend.encode_batch([t for _, *texts in chunk for t in texts]))
             for line, *texts in chunk:
-                rows = [next(encoded).ids for _ in texts]
+                encodings = [next(encoded).ids for _ in texts]
                 # A test set is scored whole.
-                if is_pairs and name != "test" and max(map(len, rows)) > settings.max_length:
+                if is_pairs and name != "test" and max(map(len, encodings)) > settings.max_length:
                     bad.add(f"longer than {settings.max_length} tokens", paths[0], line)
                 # By its source, so that a repeated line is on one side of the split only.
                 elif is_pairs and zlib.crc32(texts[0].encode()) < part * 2**32:
                     held_out.append(texts)
                 else:
-                    for text, row in zip(texts, rows, strict=True):
-                        writer.add(row, len(text.encode()))
+                    yield from ((row, len(text.encode())) for text, row in zip(texts, encodings, strict=True))
         if settings.bad_lines == "refuse" and bad.counts:
             raise LoadError(f"{', '.join(paths)}: {bad}. bad_lines = skip would leave them out.")
         if is_pairs and not (name == "train" and settings.valid):
             table = data / f"{'valid' if name == 'train' else name}.tsv"
             with table.open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file, delimiter="\t").writerows(held_out)
-        writer.finish(bad)
+
+    vocab, unknown = tokenizer.vocab_size, SPECIAL.index("<unk>")
+    write_tokens(data / name, rows(), bad, vocab=vocab, unknown=unknown)
 
 
 def _open_text(settings: Settings, tokenizer: TextTokenizer, data: Path) -> Corpus:

@@ -10,7 +10,8 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -130,42 +131,28 @@ class TokenFile:
         return (folder / "facts.json").is_file()
 
 
-class TokenWriter:
-    """Writes a `TokenFile` row by row, as a context; it is there only after `finish`."""
-
-    def __init__(self, folder: Path, *, vocab: int, unknown: int = -1) -> None:
-        self.folder, self.unknown = folder, unknown
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "facts.json").unlink(missing_ok=True)
-        self.dtype = np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
-        self.n_token = self.n_byte = self.n_row = self.crc = self.n_unknown = 0
-        self.files = [(folder / f"{name}.bin").open("wb") for name in ("tokens", "ends", "bytes")]
-
-    def add(self, row: Sequence[int], n_byte: int) -> None:
-        """One more row, and how many bytes of text it was."""
-        packed = np.asarray(row, dtype=self.dtype).tobytes()
-        self.n_row += 1
-        self.n_token += len(row)
-        self.n_byte += n_byte
-        self.n_unknown += row.count(self.unknown)
-        self.crc = zlib.crc32(packed, self.crc)
-        sizes = (np.int64(self.n_token).tobytes(), np.int64(self.n_byte).tobytes())
-        for file, content in zip(self.files, (packed, *sizes), strict=True):
-            file.write(content)
-
-    def __enter__(self) -> TokenWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self.files:
-            file.close()
-
-    def finish(self, bad: BadLines) -> None:
-        """Make it whole: the facts come last."""
-        self.__exit__()
-        facts = {"dtype": self.dtype.name, "n_token": self.n_token, "n_row": self.n_row, "crc": self.crc}
-        facts |= {"unknown": self.n_unknown, "bad": str(bad) if bad.counts else ""}
-        write_whole(self.folder / "facts.json", json.dumps(facts))
+def write_tokens(
+    folder: Path, rows: Iterable[tuple[Sequence[int], int]], bad: BadLines, *, vocab: int, unknown: int = -1
+) -> None:
+    """Write a `TokenFile` of rows and how many bytes of text each was: its facts come last, make it whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "facts.json").unlink(missing_ok=True)
+    dtype = np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
+    n_token = n_byte = n_row = crc = n_unknown = 0
+    with ExitStack() as stack:
+        tokens, ends, sizes = (
+            stack.enter_context((folder / f"{name}.bin").open("wb")) for name in ("tokens", "ends", "bytes")
+        )
+        for row, size in rows:
+            packed = np.asarray(row, dtype=dtype).tobytes()
+            n_row, n_token, n_byte = n_row + 1, n_token + len(row), n_byte + size
+            n_unknown += row.count(unknown)
+            crc = zlib.crc32(packed, crc)
+            tokens.write(packed)
+            ends.write(np.int64(n_token).tobytes())
+            sizes.write(np.int64(n_byte).tobytes())
+    facts = {"dtype": dtype.name, "n_token": n_token, "n_row": n_row, "crc": crc, "unknown": n_unknown}
+    write_whole(folder / "facts.json", json.dumps({**facts, "bad": str(bad) if bad.counts else ""}))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -39,10 +39,6 @@ class World:
         """Whether this process writes and speaks for all."""
         return self.rank == 0
 
-    def any(self, said: bool) -> bool:
-        """Whether any process says so; all learn it."""
-        return self.total(float(said)) > 0
-
     def total(self, value: float) -> float:
         """The sum of all processes' values."""
         if self.size == 1:
@@ -63,13 +59,12 @@ class World:
     def by_first(self, action: Callable[[], object]) -> None:
         """Have the first process do it; where it fails, every process raises its error."""
         problem: Exception | None = None
-        if self.first:
-            try:
+        try:
+            if self.first:
                 action()
-            except (RegardError, OSError) as error:
-                problem = error
-        problem = self.from_first(problem)
-        if problem is not None:
+        except (RegardError, OSError) as error:
+            problem = error
+        if (problem := self.from_first(problem)) is not None:
             raise problem
 
 
@@ -116,10 +111,8 @@ def wrapped(objective: nn.Module, settings: Settings, world: World) -> nn.Module
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cuda" if settings.device.startswith("cuda") else "cpu", (world.size,))
-    for module in objective.modules():
-        if isinstance(module, Block):
-            fully_shard(module, mesh=mesh)
-    fully_shard(objective, mesh=mesh)
+    for module in [*(part for part in objective.modules() if isinstance(part, Block)), objective]:
+        fully_shard(module, mesh=mesh)
     return objective
 
 

@@ -238,7 +238,7 @@ class _Running:
                 at_end = progress.step == settings.steps
                 if progress.step % settings.eval_every == 0 or at_end:
                     self._evaluate()
-                stop = self.world.any(bool(signals))
+                stop = self.world.total(bool(signals)) > 0
                 if progress.step % settings.save_every == 0 or at_end or stop or progress.over:
                     self._save()
                 if stop:

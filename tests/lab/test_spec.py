@@ -96,7 +96,7 @@ def made(lab, *holds):
 
 def test_the_verdict_is_confirmed_only_if_every_check_holds(lab):
     """And the sentence names the first that fails."""
-    assert made(lab, True, True).sentence == "Confirmed: claim 0: 1; claim 1: 1."
+    assert made(lab, True, True).sentence == "Confirmed: claim 0: 1, rule; claim 1: 1, rule."
     assert made(lab, True, False, False).verdict == "refuted"
     assert "2 of 3 predictions fail, first that claim 1" in lab.sentence
 

@@ -301,7 +301,7 @@ def test_a_changed_number_in_the_state_is_noticed(tmp_path):
     folder = train(settings_of("copy", tmp_path / "run"), quiet=True).folder
     weights, (path,) = final_weights(folder), (folder / "checkpoints").glob("step-00000006-*")
     content = path.read_bytes()
-    path.write_bytes(content.replace(b'\\"stale\\": 0', b'\\"stale\\": 1'))
+    path.write_bytes(content.replace(b'\\"window\\": 0', b'\\"window\\": 1'))
     assert path.read_bytes() != content
     (folder / "result.json").unlink()
     assert checkpoint.latest(folder / "checkpoints").state["step"] == 4

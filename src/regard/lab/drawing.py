@@ -1,7 +1,5 @@
 """Figures of experiments: panels side by side, one look for all."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the experiments teach: one loop of training, and one look-up task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

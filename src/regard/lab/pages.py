@@ -1,7 +1,5 @@
 """The report of one experiment or of all, as a page that needs nothing but itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from regard.drawing.html import Markup, fragment, joined, page, picture, tag

@@ -30,7 +30,7 @@ Verdict = Literal["confirmed", "refuted"]
 # Half an interval in standard errors. Chance alone leaves it once in sixteen thousand where values are many,
 # and three times in a hundred where they are only four (Student's t).
 Z = 4.0
-TOLD = 4  # checks that the sentence of a verdict tells
+TOLD = 3  # checks that the sentence of a verdict tells
 
 
 class Measurement(float):
@@ -167,7 +167,7 @@ class Lab:
         """The verdict in one sentence."""
         failed = [check for check in self.checks if not check.holds]
         if not failed:
-            seen = [f"{check.what}: {check.measured}" for check in self.checks[-TOLD:]]
+            seen = [f"{check.what}: {check.measured}, {check.rule}" for check in self.checks[-TOLD:]]
             return f"Confirmed: {'; '.join(seen)}."
         first = failed[0]
         return (

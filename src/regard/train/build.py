@@ -1,7 +1,5 @@
 """The model that settings describe, and what it is trained to do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -66,9 +64,7 @@ def start_token(settings: Settings, tokenizer: TextTokenizer) -> int:
     return token
 
 
-def finished(
-    settings: Settings, tokenizer: TextTokenizer, weights: Mapping[str, Tensor], source: str
-) -> Loaded:
+def finished(settings: Settings, tokenizer: TextTokenizer, weights: Mapping[str, Tensor]) -> Loaded:
     """A model with these weights for use: evaluation mode, no dropout in its config."""
     model = build_model(settings, tokenizer, dropout=0.0).eval()
     model.load_state_dict(dict(weights), strict=False)  # buffers follow from the config
@@ -76,7 +72,7 @@ def finished(
     return Loaded(
         model,
         tokenizer,
-        described(model, f"{settings.task} ({settings.model})", source),
+        described(model, f"{settings.task} ({settings.model})", settings.out),
         start_token=start_token(settings, tokenizer) if answers else None,
         stop_tokens=(eos,) if answers and eos is not None else (),
     )

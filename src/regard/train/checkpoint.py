@@ -8,8 +8,6 @@ A name ends with the checksum of its file, so a file damaged later is noticed an
 taken. No pickle. Random numbers need no state: each update seeds its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import zlib

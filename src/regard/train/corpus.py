@@ -1,7 +1,5 @@
 """What a run learns from and is judged by: its tokenizer, its examples, its held-out data."""
 
-from __future__ import annotations
-
 import csv
 import zlib
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ dropout and the place in the data follow from `Progress`, which a checkpoint hol
 killed and resumed ends with the bits of a run that was not.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 from collections.abc import Iterator
@@ -35,9 +33,8 @@ class Progress:
     window: int = 0
     batch: int = 0
     n_token: int = 0
-    best: list[float] | None = None  # the best evaluation's score, larger is better, compared part by part
-    stale: int = 0  # evaluations since then
-    kept: list[dict[str, Any]] = field(default_factory=list)  # score, step and file of models, best first
+    # Score, step and file of models, the best first: larger scores are better, compared part by part.
+    kept: list[dict[str, Any]] = field(default_factory=list)
     metrics_bytes: int = 0  # how long metrics.jsonl is
     seconds: float = 0.0
     over: str = ""  # why training ended before its last step

@@ -11,8 +11,6 @@ RUN/
   result.json           its scores; loss.png, alignment-1.png, ...
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -28,19 +26,18 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from regard.allocation import keep_freed_memory
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, LoadError, TrainError
-from regard.files.loading import Loaded, save
+from regard.files.loading import Loaded, checked_device, save
 from regard.train import checkpoint
 from regard.train.batches import Batches
 from regard.train.build import Objective, build_model, finished
 from regard.train.corpus import HeldOut, open_corpus, prepare
 from regard.train.data import write_whole
 from regard.train.display import Display, alignment_maps, figures, loss_curve, read_metrics
-from regard.train.distributed import World, device_of, joined
+from regard.train.distributed import World, joined
 from regard.train.loop import Training, stoppable
 from regard.train.score import answered, mean_loss, translation_scores
 from regard.train.settings import GENERATED, Settings
@@ -124,11 +121,25 @@ def _run(folder: Path, world: World, quiet: bool, new: Settings | None = None) -
     """Train in this folder while no other process does; a `new` run's settings are written into it."""
 
     def begin() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(FileLock(folder / ".lock", timeout=0))
+        if new is not None:
+            write_whole(folder / "config.toml", new.to_toml())
+
+    with ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(folder / ".lock", timeout=0))
-            if new is not None:
-                write_whole(folder / "config.toml", new.to_toml())
+            world.by_first(begin)  # the others wait until it is there
+            settings = replace(Settings.read(folder / "config.toml"), out=str(folder))
+            keep_freed_memory()
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(settings.threads)
+            try:
+                running = _Running(settings, folder, world, quiet)
+            except BaseException:
+                # A start that failed: all in the folder is ours, and in the way of the next.
+                if new is not None and world.first:
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
         except Timeout as error:
             raise TrainError(
                 f"{folder} is being trained by another process: wait for it, or end it."
@@ -137,20 +148,6 @@ def _run(folder: Path, world: World, quiet: bool, new: Settings | None = None) -
             raise TrainError(
                 f"the run's folder {folder} cannot be written: {error.strerror or error}."
             ) from error
-
-    with ExitStack() as stack:
-        world.by_first(begin)  # the others wait until it is there
-        settings = replace(Settings.read(folder / "config.toml"), out=str(folder))
-        keep_freed_memory()
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(settings.threads)
-        try:
-            running = _Running(settings, folder, world, quiet)
-        except BaseException:
-            # A start that failed: all in the folder is ours, and in the way of the next.
-            if new is not None and world.first:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
         return running.go()
 
 
@@ -159,13 +156,8 @@ class _Running:
 
     def __init__(self, settings: Settings, folder: Path, world: World, quiet: bool) -> None:
         self.settings, self.folder, self.world = settings, folder, world
-        self.device = device_of(settings, world)
-        try:
-            world.by_first(lambda: prepare(settings, folder))
-        except OSError as error:
-            raise TrainError(
-                f"the data of {folder} could not be written: {error.strerror or error}."
-            ) from error
+        self.device = checked_device(settings.device)
+        world.by_first(lambda: prepare(settings, folder))
         self.corpus = open_corpus(settings, folder)
         tokenizer = self.corpus.tokenizer
         special = tokenizer.special
@@ -238,34 +230,31 @@ class _Running:
                 at_end = progress.step == settings.steps
                 if progress.step % settings.eval_every == 0 or at_end:
                     self._evaluate()
-                stop = self.world.total(bool(signals)) > 0
+                stop = self.world.total(float(len(signals))) > 0
                 if progress.step % settings.save_every == 0 or at_end or stop or progress.over:
                     self._save()
                 if stop:
                     return signals[0] if signals else "a signal to another process"
         return progress.over
 
-    def _loaded(self, weights: Mapping[str, Tensor]) -> Loaded:
-        """A model for use with these weights."""
-        loaded = finished(self.settings, self.corpus.tokenizer, weights, str(self.folder))
-        loaded.model.to(self.device)
-        return loaded
-
     def _evaluate(self) -> None:
-        progress, weights = self.training.progress, self.training.weights()
-        score: list[float] = []
+        """Score the model, and keep it if it is among the best; every process must ask."""
+        settings, progress, weights = self.settings, self.training.progress, self.training.weights()
         if self.world.first:
-            values, samples = self._scores(self._loaded(weights), self.corpus.valid, self.settings.eval_size)
-            score = [values[name] for name in ("bleu", "exact") if name in values] + [-values["loss"]]
+            loaded = finished(settings, self.corpus.tokenizer, weights)
+            values, samples = self._scores(loaded, self.corpus.valid, settings.eval_size)
             self.display.evaluated(progress.step, values, samples[0] if samples else None)
-            self._keep(score, weights)
-        score, progress.kept = self.world.from_first((score, progress.kept))
-        if progress.best is None or score > progress.best:
-            progress.best, progress.stale = score, 0
-        else:
-            progress.stale += 1
-        if self.settings.patience and progress.stale >= self.settings.patience:
-            progress.over = f"no better score in {progress.stale} evaluations"
+            score = [values[name] for name in ("bleu", "exact") if name in values] + [-values["loss"]]
+            this: dict[str, Any] = {"score": score, "step": progress.step}
+            ranked = sorted([*progress.kept, this], key=lambda model: model["score"], reverse=True)
+            progress.kept = ranked[: settings.keep_best]  # the earlier of two that are equal comes first
+            if this in progress.kept:  # what falls out is deleted after the next checkpoint
+                whole = {name: weight.contiguous() for name, weight in weights.items()}
+                this["file"] = checkpoint.write_checked(self.folder / "kept", progress.step, whole, {}).name
+        progress.kept = self.world.from_first(progress.kept)
+        n_worse = math.ceil((progress.step - progress.kept[0]["step"]) / settings.eval_every)
+        if settings.patience and n_worse >= settings.patience:
+            progress.over = f"no better score in {n_worse} evaluations"
 
     def _scores(
         self, loaded: Loaded, held_out: HeldOut, most: int | None = None
@@ -273,7 +262,7 @@ class _Running:
         """Every figure of a model, and some of what it says: source, right answer, its answer."""
         settings = self.settings
         limit = None if most is None else _MOST_BLOCKS
-        objective = Objective(loaded.model).eval()
+        objective = Objective(loaded.model.to(self.device)).eval()
         loss = mean_loss(objective, held_out.examples, max(settings.batch_tokens, 2048), self.pad, limit)
         values: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
         if loaded.model.head == "masked":  # a masked word's loss says nothing of a whole text's size
@@ -290,18 +279,6 @@ class _Running:
         else:
             values |= translation_scores(answers.answers, answers.targets)
         return values, list(zip(answers.sources, answers.targets, answers.answers, strict=True))
-
-    def _keep(self, score: list[float], weights: Mapping[str, Tensor]) -> None:
-        """Keep a model that is among the best; what falls out is deleted after the next checkpoint."""
-        progress = self.training.progress
-        this: dict[str, Any] = {"score": score, "step": progress.step}
-        ranked = sorted(
-            [*progress.kept, this], key=lambda model: (model["score"], -model["step"]), reverse=True
-        )
-        progress.kept = ranked[: self.settings.keep_best]
-        if this in progress.kept:
-            whole = {name: weight.contiguous() for name, weight in weights.items()}
-            this["file"] = checkpoint.write_checked(self.folder / "kept", progress.step, whole, {}).name
 
     def _save(self) -> None:
         tensors, progress = self.training.tensors(), self.training.progress
@@ -333,7 +310,7 @@ class _Running:
                     )
             models = [load_file(path) for path in paths]
             weights = {name: torch.stack([model[name] for model in models]).mean(0) for name in models[0]}
-            loaded = self._loaded(weights)
+            loaded = finished(self.settings, self.corpus.tokenizer, weights)
             scores, samples = self._scores(loaded, self.corpus.test)
             part = self.folder / ".part-best"
             shutil.rmtree(part, ignore_errors=True)

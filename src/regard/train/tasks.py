@@ -7,8 +7,6 @@ Held-out examples are chosen by what they hold, not by their index: training nev
 that is the calendar date, so none of the ways of writing a held-out date occurs in training.
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 import zlib

@@ -3,8 +3,6 @@
 All three give back the text they were given, but for runs of spaces between words and what is unknown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers

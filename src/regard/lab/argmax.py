@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from regard.attention.softmax import attend, attend_hard
+from regard.attention import attend, attend_hard
 from regard.lab.learning import answered, train
 from regard.lab.spec import Lab, Measurement
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from regard.lab.learning import teach
 from regard.lab.spec import Lab, Measurement
-from regard.models.seq2seq import Score, Seq2Seq, Seq2SeqConfig
+from regard.models import Seq2Seq, Seq2SeqConfig
+from regard.models.seq2seq import Score
 
 CLAIM = """A decoder that gets one vector for the whole source fails as the source grows; one that looks at
 every position of it does not."""

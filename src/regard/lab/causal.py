@@ -7,13 +7,11 @@ softmax to them.
 import torch
 from torch import Tensor, nn
 
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import masked_softmax, weights
-from regard.attention.visibility import Visibility
+from regard.attention import ScoreRule, Visibility, masked_softmax, weights
 from regard.lab.learning import train
 from regard.lab.spec import Lab
-from regard.layers.block import BlockConfig
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.layers import BlockConfig
+from regard.models import Transformer, TransformerConfig
 
 CLAIM = """Without the causal rule a next-token model reads the answer; and softmax applied to weights a
 second time draws attention to the future that is not there."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.files.loading import Loaded, load
 from regard.lab.spec import Lab, Measurement
-from regard.tracing.take import trace
+from regard.tracing import trace
 
 CLAIM = """“bank” by the river and “bank” with money start as the same vector, and attention makes them
 differ, more after the last layer than after the first."""

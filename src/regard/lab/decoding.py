@@ -9,13 +9,11 @@ import time
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.attention.softmax import attend, weights
-from regard.costs.model import cost
+from regard.attention import attend, weights
+from regard.costs import cost
 from regard.lab.spec import Lab, Measurement
-from regard.layers.attention import MultiHeadAttention, merge_heads, split_heads
-from regard.layers.block import BlockConfig
-from regard.layers.cache import LayerCache
-from regard.models.transformer import TransformerConfig
+from regard.layers import BlockConfig, LayerCache, MultiHeadAttention, merge_heads, split_heads
+from regard.models import TransformerConfig
 
 CLAIM = """A decoding step reads the whole cache: multi-query divides the cache and its share of the bytes by
 the number of heads, at the same operations for each cached token."""

@@ -9,11 +9,10 @@ so that the last value replaces it. States have 16 x 16 numbers.
 import torch
 from torch import Tensor, nn
 
-from regard.attention.delta import attend_delta, delta_step, delta_weights
+from regard.attention import attend_delta, delta_step, delta_weights
 from regard.lab.learning import answered, teach
 from regard.lab.spec import Lab, Measurement
-from regard.layers.attention import MultiHeadAttention
-from regard.layers.delta import DeltaAttention
+from regard.layers import DeltaAttention, MultiHeadAttention
 
 CLAIM = """Linear attention adds up what it is given and cannot say which of two values of a name came last;
 the delta rule replaces the old one, in a state of the same size."""

@@ -14,10 +14,9 @@ from regard.files.loading import Loaded, load
 from regard.heads import lost_attention
 from regard.lab.spec import Lab, Measurement
 from regard.lab.texts import TEXTS
-from regard.layers.block import Block, BlockConfig
-from regard.layers.eviction import Evict
-from regard.models.transformer import Transformer, TransformerConfig
-from regard.tracing.take import trace
+from regard.layers import Block, BlockConfig, Evict
+from regard.models import Transformer, TransformerConfig
+from regard.tracing import trace
 from regard.train.settings import Settings
 from regard.train.tasks import generated_task
 

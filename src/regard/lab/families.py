@@ -7,16 +7,15 @@ trained model here.
 import torch
 from torch import Tensor
 
-from regard.attention.scores import ScoreRule
+from regard.attention import ScoreRule
 from regard.files.loading import load
 from regard.heads import measure
 from regard.lab.drawing import COLOURS
 from regard.lab.spec import Lab
 from regard.lab.texts import TEXTS
+from regard.models import Transformer
 from regard.models.families import FAMILIES, initialise
-from regard.models.transformer import Transformer
-from regard.tracing.layers import LayerTrace
-from regard.tracing.take import trace
+from regard.tracing import LayerTrace, trace
 
 CLAIM = """GPT and Llama look back only, BERT everywhere, T5 everywhere in its encoder and back in its
 decoder; GPT-2 and BERT know absolute positions, Llama and T5 distances."""

@@ -6,10 +6,10 @@ One head averages the two values it is asked for, and cannot say which is which.
 import torch
 from torch import Tensor
 
-from regard.attention.softmax import attend
+from regard.attention import attend
 from regard.lab.learning import Lookup, answered, teach
 from regard.lab.spec import Lab
-from regard.layers.attention import MultiHeadAttention
+from regard.layers import MultiHeadAttention
 
 CLAIM = """Two look-ups at once need two heads: one head gives one average. And splitting heads needs the
 transpose: a reshape alone gives each head numbers of other positions."""

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.lab.spec import Lab
-from regard.layers.attention import MultiHeadAttention
-from regard.layers.cache import LayerCache
-from regard.layers.latent import LatentAttention
+from regard.layers import LatentAttention, LayerCache, MultiHeadAttention
 
 CLAIM = """Latent attention keeps as much of a token whatever its heads, where multi-head attention keeps more
 with every head; and keys and values need never be made from what is kept."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.lab.spec import Lab, Measurement
-from regard.layers.attention import MultiHeadAttention
+from regard.layers import MultiHeadAttention
 
 
 def train(

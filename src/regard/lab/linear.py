@@ -12,11 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.attention.feature_maps import KERNELS, Quadratic, feature_map
-from regard.attention.linear import attend_linear
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend
-from regard.attention.visibility import Visibility
+from regard.attention import Quadratic, ScoreRule, Visibility, attend, attend_linear, feature_map
+from regard.attention.feature_maps import KERNELS
 from regard.lab.learning import Lookup, answered, teach
 from regard.lab.spec import Lab
 

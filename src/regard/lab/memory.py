@@ -14,11 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.attention.softmax import attend
+from regard.attention import attend
 from regard.lab.learning import answered, teach
 from regard.lab.spec import Lab, Measurement
-from regard.recurrent.cells import GRUWeights, LSTMWeights, RNNWeights
-from regard.recurrent.loops import gru_forward, lstm_forward, rnn_forward
+from regard.recurrent import GRUWeights, LSTMWeights, RNNWeights, gru_forward, lstm_forward, rnn_forward
 
 CLAIM = """A recurrence's gradient to the first token falls exponentially with distance unless a gate keeps
 the state, attention's only as one over the length; so attention learns to recall over distances where an RNN

@@ -9,10 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import masked_softmax, weights
+from regard.attention import ScoreRule, masked_softmax, weights
 from regard.lab.spec import Lab
-from regard.layers.attention import MultiHeadAttention, merge_heads, split_heads
+from regard.layers import MultiHeadAttention, merge_heads, split_heads
 
 CLAIM = """Softmax is not the only nonlinear operation of self-attention: without it the layer is cubic in its
 input, because scores and the weighted sum multiply what depends on it."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.lab.learning import Lookup, answered, teach
 from regard.lab.spec import Lab, Measurement
-from regard.layers.attention import MultiHeadAttention
+from regard.layers import MultiHeadAttention
 
 CLAIM = """Norms on queries and keys bound every score, whatever the inputs and the weights; without them
 scores grow with both, and a high learning rate makes them explode."""

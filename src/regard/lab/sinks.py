@@ -12,12 +12,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend, weights
-from regard.attention.visibility import Visibility
+from regard.attention import ScoreRule, Visibility, attend, weights
 from regard.lab.learning import train
 from regard.lab.spec import Lab, Measurement
-from regard.layers.positions import Rotary
+from regard.layers import Rotary
 
 CLAIM = """A head with nothing to say rests on the first token, because softmax must put its weight somewhere;
 a sink that is no token takes that weight, and a gate that closes makes it unimportant."""

@@ -7,8 +7,7 @@ import math
 
 import torch
 
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend, weights
+from regard.attention import ScoreRule, attend, weights
 from regard.lab.spec import Lab, Measurement
 
 CLAIM = """Scaled by the root of the head's size, softmax is as sharp at any d; unscaled it saturates as d

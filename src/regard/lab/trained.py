@@ -11,7 +11,7 @@ from regard.heads import survey
 from regard.lab.drawing import COLOURS, GREY
 from regard.lab.spec import Lab, Measurement
 from regard.lab.texts import TEXTS
-from regard.tracing.take import trace
+from regard.tracing import trace
 
 CLAIM = """Training makes heads look at something: random weights of the same shape look nearly everywhere
 alike. A GPT-type map is lower-triangular, a BERT-type map is full and not symmetric."""

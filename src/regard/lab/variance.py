@@ -5,7 +5,7 @@ Dashed lines are predictions. Doubling d does not double the mean where mu is 0:
 
 import torch
 
-from regard.attention.scores import ScoreRule
+from regard.attention import ScoreRule
 from regard.lab.spec import Lab, Measurement
 
 CLAIM = """For independent q and k of mean mu and deviation sigma, E[q.k] = d mu^2 and Var[q.k] = d (sigma^4 +

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.attention.softmax import attend
-from regard.costs.model import cost
+from regard.attention import attend
+from regard.costs import cost
 from regard.lab.spec import Lab
-from regard.layers.attention import MultiHeadAttention, merge_heads, split_heads
-from regard.layers.block import BlockConfig
-from regard.layers.cache import LayerCache
-from regard.models.transformer import TransformerConfig
+from regard.layers import BlockConfig, LayerCache, MultiHeadAttention, merge_heads, split_heads
+from regard.models import TransformerConfig
 
 CLAIM = """Values may be wider than keys: only the value projection, the split and merge of heads and the
 output projection change, and parameters and cache grow by half when values double."""

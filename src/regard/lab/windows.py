@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.lab.learning import answered, teach
 from regard.lab.spec import Lab, Measurement
-from regard.layers.block import BlockConfig
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.layers import BlockConfig
+from regard.models import Transformer, TransformerConfig
 
 CLAIM = """Layers that look back over a window of w tokens see further when stacked: n of them see n (w - 1)
 back, not one token more, and little of what is at the edge arrives."""

@@ -23,22 +23,11 @@ def build_model(settings: Settings, tokenizer: TextTokenizer, *, dropout: float 
         config = transformer_config(settings, tokenizer)
         config = replace(config, block=replace(config.block, dropout=dropout))
         return initialise(Transformer(config), settings.seed)
-    vocab, special = tokenizer.vocab_size, tokenizer.special
-    recurrent = Seq2SeqConfig(
-        source_vocab=vocab,
-        target_vocab=vocab,
-        embed_dim=settings.embed_dim,
-        hidden_dim=settings.hidden_dim,
-        n_layer=settings.n_layer,
-        cell=settings.cell,
-        bidirectional=settings.bidirectional,
-        score=settings.score,
-        dropout=dropout,
-        bos=special.bos,
-        eos=special.eos,
-        pad=special.pad,
-    )
-    return random_seq2seq(recurrent, settings.seed)
+    same = ("embed_dim", "hidden_dim", "n_layer", "cell", "bidirectional", "score")
+    sizes = {name: getattr(settings, name) for name in same}
+    sizes |= {name: getattr(tokenizer.special, name) for name in ("bos", "eos", "pad")}
+    vocab = tokenizer.vocab_size
+    return random_seq2seq(Seq2SeqConfig(vocab, vocab, dropout=dropout, **sizes), settings.seed)
 
 
 def transformer_config(settings: Settings, tokenizer: TextTokenizer) -> TransformerConfig:

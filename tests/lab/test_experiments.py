@@ -234,7 +234,7 @@ def test_a_quick_run_confirms_the_claim(name):
     assert result.verdict == "confirmed", result.sentence
     assert result.sentence.startswith("Confirmed: ")
     assert any(ax.has_data() for ax in result.draw.figure.axes)
-    assert all(number.low <= number.value <= number.high for number in result.measurements)
+    assert all(number.low <= number <= number.high for number in result.measurements)
     said = result.as_json()
     assert json.loads(json.dumps(said, allow_nan=False)) == said
 

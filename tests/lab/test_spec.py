@@ -10,22 +10,21 @@ import torch
 
 from regard.errors import ArgumentError
 from regard.lab.catalogue import find
-from regard.lab.measurement import Check, Measurement
 from regard.lab.pages import report
-from regard.lab.spec import Experiment, Lab, perform
+from regard.lab.spec import Check, Experiment, Lab, Measurement, perform
 
 
 @pytest.fixture
 def lab():
     """A run that has measured nothing yet."""
-    return Lab(Experiment("a <b>", "Claim & more.", "Prediction.", lambda lab: "all is as said"))
+    return Lab(Experiment("a <b>", "Claim & more.", "Prediction.", lambda lab: None))
 
 
 def test_a_mean_has_four_standard_errors_on_either_side(lab):
     """Worked by hand: the values 1, 2, 3, 6 have mean 3 and standard error sqrt(14/3) / 2."""
     measured = lab.mean("m", [1, 2, 3, 6])
-    assert measured.value == 3
-    assert measured.high - measured.value == pytest.approx(4 * math.sqrt(14 / 3) / 2)
+    assert measured == 3
+    assert measured.high - measured == pytest.approx(4 * math.sqrt(14 / 3) / 2)
     assert measured.low == pytest.approx(6 - measured.high)
 
 
@@ -33,7 +32,7 @@ def test_a_mean_has_four_standard_errors_on_either_side(lab):
 def test_a_share_has_an_interval_inside_0_and_1(lab, right, n):
     """Also where all or none of the trials were right."""
     measured = lab.share("s", right, n)
-    assert 0 <= measured.low <= measured.value <= measured.high <= 1
+    assert 0 <= measured.low <= measured <= measured.high <= 1
     assert measured.low < measured.high
 
 
@@ -62,6 +61,14 @@ def test_each_rule_holds_and_fails(lab):
     assert not any(check.holds for check in lab.checks)
 
 
+def test_a_measurement_is_a_number_that_says_its_interval():
+    """It is used as any float is, and alone it says its name's unit and its interval."""
+    measured = Measurement("a", 2.0, 1.0, 3.0, "nats")
+    assert (measured + 1, f"{measured:.1f}", str(measured)) == (3.0, "2.0", "2 nats (1 to 3)")
+    assert f"{measured}" == str(measured)
+    assert str(Measurement("b", 0.5)) == "0.5"
+
+
 def test_nan_confirms_nothing(lab):
     """A measurement that failed holds by no rule."""
     lost = lab.mean("lost", [1.0, -math.inf, 2.0])
@@ -84,13 +91,12 @@ def test_what_is_measured_is_reported(lab):
 
 def made(lab, *holds):
     lab.checks = [Check(f"claim {index}", "rule", "1", held) for index, held in enumerate(holds)]
-    lab.summary = "all is as said"
     return lab
 
 
 def test_the_verdict_is_confirmed_only_if_every_check_holds(lab):
     """And the sentence names the first that fails."""
-    assert made(lab, True, True).sentence == "Confirmed: all is as said."
+    assert made(lab, True, True).sentence == "Confirmed: claim 0: 1, rule; claim 1: 1, rule."
     assert made(lab, True, False, False).verdict == "refuted"
     assert "2 of 3 predictions fail, first that claim 1" in lab.sentence
 

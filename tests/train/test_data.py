@@ -19,17 +19,18 @@ from regard.train.batches import (
     padded,
 )
 from regard.train.corpus import open_corpus, prepare
-from regard.train.data import BadLines, TokenFile, TokenWriter, read_lines, read_pairs
+from regard.train.data import BadLines, TokenFile, read_lines, read_pairs, write_tokens
 from regard.train.settings import Settings
 from regard.train.vocabulary import SPECIAL, train_tokenizer
 
 
 def write_rows(folder, rows, vocab=101):
-    with TokenWriter(folder, vocab=vocab) as writer:
+    def sized():
         for row in rows:
-            writer.add(row, 2 * len(row))
-        assert not TokenFile.exists(folder)
-        writer.finish()
+            assert not TokenFile.exists(folder)
+            yield row, 2 * len(row)
+
+    write_tokens(folder, sized(), BadLines(), vocab=vocab)
     return TokenFile(folder)
 
 
@@ -104,9 +105,13 @@ def lengths(count, seed=0):
     return np.random.default_rng(seed).integers(1, 37, count).tolist()
 
 
+def pairs_of(rows, start=1):
+    return PairExamples(lambda index: (rows[2 * index], rows[2 * index + 1]), len(rows) // 2, start)
+
+
 def batches_of(folder, count=503, batch_tokens=149, seed=3, window=61):
     rows = [[7 + index % 89] * length for index, length in enumerate(lengths(2 * count))]
-    return Batches(PairExamples(write_rows(folder, rows), start=1), batch_tokens, seed, pad=0, window=window)
+    return Batches(pairs_of(write_rows(folder, rows)), batch_tokens, seed, pad=0, window=window)
 
 
 def series(batches, place, count):
@@ -183,7 +188,7 @@ def test_blocks_cover_the_text_and_ask_for_the_next_token():
 def test_masked_blocks_ask_for_some_tokens_and_show_the_others():
     """Where nothing is asked, the input is the text; of what is asked, most is masked."""
     tokens = np.random.default_rng(0).integers(7, 97, 40 * 101 + 1)
-    blocks = BlockExamples(tokens, 101, seed=5, mask=6, vocab=97, n_special=7, moving=False)
+    blocks = BlockExamples(tokens, 101, seed=5, mask=6, vocab=97, moving=False)
     asked = masked = same = 0
     for index in range(len(blocks)):
         example = blocks.get(0, index)
@@ -206,6 +211,30 @@ def test_a_text_too_short_for_one_block_is_an_error():
     """The tokens there are and those needed are named."""
     with pytest.raises(ArgumentError, match="the text has 11 tokens: at least 14"):
         BlockExamples(np.arange(11), 13, seed=0)
+
+
+@pytest.mark.parametrize("task", ["dates", "reverse", "recall"])
+def test_the_final_scores_are_of_examples_that_chose_no_model(tmp_path, task):
+    """The finished model's loss and answers are of the same pairs, and validation has none of them."""
+    settings = Settings.of(task)
+    prepare(settings, tmp_path)
+    corpus = open_corpus(settings, tmp_path)
+    assert not set(corpus.valid.pairs) & set(corpus.test.pairs)
+    for held_out in (corpus.valid, corpus.test):
+        assert len(held_out.examples) == len(held_out.pairs)
+        for index in (0, 7, len(held_out.pairs) - 1):
+            example = held_out.examples.get(0, index)
+            texts = tuple(map(corpus.tokenizer.decode, (list(example.source), example.labels.tolist())))
+            assert texts == held_out.pairs[index]
+    assert corpus.train.get(0, 5).labels.tolist() != corpus.train.get(1, 5).labels.tolist()
+
+
+def test_a_task_too_small_is_scored_on_what_there_is(tmp_path):
+    """Two words, one at a time: there is nothing that validation has not."""
+    settings = Settings.of("copy", {"symbols": 2, "max_words": 1})
+    prepare(settings, tmp_path)
+    corpus = open_corpus(settings, tmp_path)
+    assert set(corpus.valid.pairs) == set(corpus.test.pairs) == {("0", "0"), ("1", "1")}
 
 
 def corpus_of(tmp_path, content, **more):
@@ -274,5 +303,5 @@ def test_the_end_of_a_text_is_held_out(tmp_path):
 def test_an_evaluation_passes_over_each_example_once(tmp_path):
     """`one_pass` gives as many labels as the data hold."""
     rows = [[5] * length for length in lengths(2 * 101)]
-    examples = PairExamples(write_rows(tmp_path / "t", rows), start=SPECIAL.index("<bos>"))
+    examples = pairs_of(write_rows(tmp_path / "t", rows), SPECIAL.index("<bos>"))
     assert sum(batch.n_label for batch in one_pass(examples, 97, 0)) == sum(len(row) for row in rows[1::2])

@@ -1,14 +1,11 @@
 """Hard attention: no gradient to queries and keys, and what that does to training."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
-from regard.attention.softmax import attend, attend_hard
-from regard.lab.learning import train
-from regard.lab.measurement import Measurement
-from regard.lab.spec import Lab
+from regard.attention import attend, attend_hard
+from regard.lab.learning import answered, train
+from regard.lab.spec import Lab, Measurement
 
 CLAIM = """Hard attention gives no gradient to queries and keys, only to the winning value, so it cannot learn
 where to look; softmax can, and so can the straight-through estimate."""
@@ -29,13 +26,10 @@ def _gradients(way: str) -> dict[str, float]:
     """Norms of the gradients that arrive."""
     q, k, v = (torch.randn(5, 2, n, 7, dtype=torch.float64, requires_grad=True) for n in (3, 11, 11))
     out = _look(way, q, k, v)
-    out.backward(torch.randn_like(out))
-    to_q, to_k = (0.0 if x.grad is None else float(x.grad.norm()) for x in (q, k))
-    wins = torch.zeros(5, 2, 11, dtype=torch.bool)
-    wins.scatter_(2, (q @ k.mT).argmax(-1), True)
-    assert v.grad is not None
-    to_winners, to_others = float(v.grad[wins].norm()), float(v.grad[~wins].norm())
-    return {"queries": to_q, "keys": to_k, "winning values": to_winners, "other values": to_others}
+    to_q, to_k, to_v = torch.autograd.grad(out, (q, k, v), torch.randn_like(out), materialize_grads=True)
+    wins = torch.zeros(5, 2, 11, dtype=torch.bool).scatter_(2, (q @ k.mT).argmax(-1), True)
+    parts = {"queries": to_q, "keys": to_k, "winning values": to_v[wins], "other values": to_v[~wins]}
+    return {name: float(gradient.norm()) for name, gradient in parts.items()}
 
 
 def _examples(n: int, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,33 +54,29 @@ def _trained(lab: Lab, way: str, turn: Tensor) -> tuple[list[float], float, Meas
         *read, right = _examples(64, turn)
         return nn.functional.mse_loss(answer(*read), values[right])
 
-    losses = train(weights, loss, 100 if lab.quick else 600, rate=0.02)
-    *read, right = _examples(1000, turn)
+    losses = train(weights, loss, 100 if lab.quick else 600, rate=0.02, clip=False)
     moved = sum(float((now.detach() - then).norm()) for now, then in zip(weights, before, strict=True))
-    return losses, moved, lab.share_right(f"answered, {way}", answer(*read), right)
+    return losses, moved, answered(lab, f"answered, {way}", answer, _examples(1000, turn))
 
 
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     turn = torch.linalg.qr(torch.randn(DIM, DIM)).Q
     norms = {way: _gradients(way) for way in WAYS}
     hard = {name: lab.exact(f"argmax: gradient to {name}", norm) for name, norm in norms["argmax"].items()}
-    trained = {way: _trained(lab, way, turn) for way in WAYS}
-    soft, argmax, through = (trained[way][2] for way in WAYS)
+    losses, moved, shares = ({}, {}, {})
+    for way in WAYS:
+        losses[way], moved[way], shares[way] = _trained(lab, way, turn)
     bars = {way: list(of_way.values()) for way, of_way in norms.items()}
     lab.draw.grouped_bars("Gradient norms", list(hard), bars, "norm")
-    lab.draw.losses("Loss while training", {way: losses for way, (losses, _, _) in trained.items()})
-    lab.draw.bars("Questions answered", {way: share for way, (_, _, share) in trained.items()}, "share")
+    lab.draw.losses("Loss while training", losses)
+    lab.draw.bars("Questions answered", shares, "share")
     lab.draw.chance(1 / N_KEY)
     lab.equal("argmax gives queries no gradient", hard["queries"], 0.0)
     lab.equal("argmax gives keys no gradient", hard["keys"], 0.0)
     lab.equal("argmax gives the losing values no gradient", hard["other values"], 0.0)
     lab.above("argmax gives the winning values one", hard["winning values"], 0.0)
-    lab.equal("training with argmax moves no weight", trained["argmax"][1], 0.0)
+    lab.equal("training with argmax moves no weight", moved["argmax"], 0.0)
+    soft, argmax, through = shares.values()
     lab.above("trained with softmax it answers", soft, 0.8)
     lab.above("straight-through training beats argmax", through, argmax)
     lab.above("softmax training beats argmax", soft, argmax)
-    return (
-        "argmax sends no gradient to queries or keys, its weights stay where they were drawn, and it "
-        f"answers {argmax:.0%} of the questions, against {soft:.0%} with softmax and {through:.0%} "
-        f"straight-through (chance {1 / N_KEY:.0%})"
-    )

@@ -1,18 +1,17 @@
 """A fixed context against attention, by the length of what has to pass through it.
 
 Without attention the encoder's last state is all (Cho et al. 2014); with it the decoder looks at every one of
-its states, by dot products (Luong et al. 2015) or additive scores (Bahdanau et al. 2015).
+its states, by dot products (Luong et al. 2015) or additive scores (Bahdanau et al. 2015). All are trained for
+as many steps on lengths up to the longest.
 """
-
-from __future__ import annotations
 
 import torch
 from torch import Tensor
 
 from regard.lab.learning import teach
-from regard.lab.measurement import Measurement
-from regard.lab.spec import Lab
-from regard.models.seq2seq import Score, Seq2Seq, Seq2SeqConfig
+from regard.lab.spec import Lab, Measurement
+from regard.models import Seq2Seq, Seq2SeqConfig
+from regard.models.seq2seq import Score
 
 CLAIM = """A decoder that gets one vector for the whole source fails as the source grows; one that looks at
 every position of it does not."""
@@ -29,23 +28,23 @@ def _examples(n: int, length: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
     return source, torch.cat([torch.full((n, 1), BOS), wanted[:, :-1]], 1), wanted
 
 
-def _trained(score: Score, vocab: int, longest: int, n_step: int) -> Seq2Seq:
-    model = Seq2Seq(Seq2SeqConfig(vocab, vocab, embed_dim=16, hidden_dim=HIDDEN, score=score, bos=BOS))
-
-    def examples() -> tuple[Tensor, Tensor, Tensor]:
-        return _examples(48, int(torch.randint(2, longest + 1, ())), vocab)
-
-    teach(model, examples, n_step, scores=lambda source, given: model(source, given).logits)
-    return model.eval()
-
-
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     vocab, longest, n_step = (10, 12, 160) if lab.quick else (12, 24, 700)
     lengths = (2, longest) if lab.quick else tuple(range(2, longest + 1, 2))
     scores: dict[str, Score] = {"attention": "dot", "fixed context": "none"}
     if not lab.quick:
         scores["additive attention"] = "additive"
-    models = {name: _trained(score, vocab, longest, n_step) for name, score in scores.items()}
+
+    def trained(score: Score) -> Seq2Seq:
+        model = Seq2Seq(Seq2SeqConfig(vocab, vocab, embed_dim=16, hidden_dim=HIDDEN, score=score, bos=BOS))
+
+        def examples() -> tuple[Tensor, Tensor, Tensor]:
+            return _examples(48, int(torch.randint(2, longest + 1, ())), vocab)
+
+        teach(model, examples, n_step, scores=lambda source, given: model(source, given).logits)
+        return model.eval()
+
+    models = {name: trained(score) for name, score in scores.items()}
 
     def said_right(name: str, length: int) -> Measurement:
         source, given, wanted = _examples(400, length, vocab)
@@ -59,8 +58,3 @@ def run(lab: Lab) -> str:
     lab.below("a fixed context is worse on the longest than on the shortest", fixed[-1], fixed[0])
     lab.above("on the longest, attention is better", free[-1], fixed[-1])
     lab.above("on the longest, attention is mostly right", free[-1], 0.6)
-    lab.notes += [f"Both trained for {n_step} steps on lengths 2 to {longest}, {vocab - 1} different tokens."]
-    return (
-        f"at length {longest} attention says {free[-1]:.0%} of the tokens right, a fixed context of {HIDDEN} "
-        f"numbers {fixed[-1]:.0%} (at length {lengths[0]}: {free[0]:.0%} and {fixed[0]:.0%})"
-    )

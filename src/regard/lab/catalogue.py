@@ -48,4 +48,7 @@ def find(name: str) -> Experiment:
     from regard.lab.spec import Experiment
 
     file = import_module(f"regard.lab.{wanted.replace(' ', '_')}")
-    return Experiment(wanted, " ".join(file.CLAIM.split()), " ".join(file.PREDICTION.split()), file.run)
+    claim, prediction, note = (
+        " ".join(text.split()) for text in (file.CLAIM, file.PREDICTION, file.__doc__ or "")
+    )
+    return Experiment(wanted, claim, prediction, file.run, note)

@@ -1,6 +1,8 @@
-"""The same word in two senses: how its attention and its vector differ, layer by layer."""
+"""The same word in two senses: how its attention and its vector differ, layer by layer.
 
-from __future__ import annotations
+Sentences of a template differ in one word, of one token, before “bank”: positions and lengths are equal.
+Intervals are over templates.
+"""
 
 from itertools import combinations, product
 
@@ -8,10 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.files.loading import Loaded, load
-from regard.lab.drawing import line
-from regard.lab.measurement import Measurement
-from regard.lab.spec import Lab
-from regard.tracing.take import trace
+from regard.lab.spec import Lab, Measurement
+from regard.tracing import trace
 
 CLAIM = """“bank” by the river and “bank” with money start as the same vector, and attention makes them
 differ, more after the last layer than after the first."""
@@ -52,8 +52,6 @@ def _read(loaded: Loaded, sentence: str) -> tuple[Tensor, Tensor]:
 def _compared(loaded: Loaded, template: str) -> tuple[Tensor, Tensor, Tensor]:
     """By layer: cosines within a sense, and across senses, and how far attention differs."""
     read = {word: _read(loaded, template.format(word)) for words in SENSES.values() for word in words}
-    lengths = {attention.shape[-1] for _, attention in read.values()}
-    assert len(lengths) == 1, f"{template!r} has {lengths} tokens: the words must be one token each"
     within, across = (
         torch.stack([(read[a][0] * read[b][0]).sum(-1) for a, b in pairs]).mean(0) for pairs in (SAME, OTHER)
     )
@@ -62,8 +60,8 @@ def _compared(loaded: Loaded, template: str) -> tuple[Tensor, Tensor, Tensor]:
     return within, across, torch.stack(gone).mean(0)
 
 
-def run(lab: Lab) -> str:
-    gaps, moved_by_depth = [], []
+def run(lab: Lab) -> None:
+    moved_by_depth = {}
     for name, title in (("minilm", "MiniLM"), ("smollm2", "SmolLM2")):
         loaded = load(name)
         compared = [_compared(loaded, template) for template in TEMPLATES[: 4 if lab.quick else 8]]
@@ -79,27 +77,14 @@ def run(lab: Lab) -> str:
         depth = [layer / (len(apart) - 1) for layer in range(len(apart))]
         cosines = {"same sense": together, "other sense": apart}
         lab.draw.lines(f"{title}: vectors of “bank”", depth, cosines, "depth (0: embeddings)", "cosine")
-        gaps.append(gap[-1].value)
-        moved_by_depth.append((depth[1:], attention, name))
-        last, first = (
-            Measurement(f"{name}: distance, {which}", 1 - cosine.value, 1 - cosine.high, 1 - cosine.low)
-            for which, cosine in (("last", apart[-1]), ("first", apart[1]))
-        )
+        moved_by_depth[name] = depth[1:], attention
         same = float(across[:, 0].min())
         lab.equal(f"{name}: before any attention the vectors are the same", same, 1.0, rounding=1e-6)
-        lab.above(f"{name}: after the last layer, same senses are nearer", gap[-1], 0.0)
         lab.above(f"{name}: attention differs in the last layer", attention[-1], 0.01)
-        lab.above(f"{name}: senses lie further apart after the last layer than after the first", last, first)
+        what = f"{name}: cosines across senses are lower after the last layer than after the first"
+        lab.below(what, apart[-1], apart[1])
+        lab.above(f"{name}: after the last layer, same senses are nearer", gap[-1], 0.0)
     ax = lab.draw.panel("Attention of “bank”", "depth", "share that went elsewhere")
-    for index, (depth, attention, name) in enumerate(moved_by_depth):
-        line(ax, depth, attention, name, index)
+    for index, (name, (depth, attention)) in enumerate(moved_by_depth.items()):
+        lab.draw.line(depth, attention, name, index)
     ax.set_ylim(bottom=0)
-    lab.notes += [
-        "Sentences of a template differ in one word, of one token, before “bank”: positions and lengths are "
-        "equal. Intervals are over templates."
-    ]
-    return (
-        "the vector of the word is the same before any attention, and after the last layer two of one sense "
-        f"have a cosine higher by {gaps[0]:.2f} in MiniLM and {gaps[1]:.2f} in SmolLM2 than two of different "
-        "senses"
-    )

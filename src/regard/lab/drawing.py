@@ -1,7 +1,5 @@
 """Figures of experiments: panels side by side, one look for all."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +8,16 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from regard.drawing.figures import CHART_COLOURS, heat_map, line_style, new_figure, style_axes
-from regard.lab.measurement import Number, measured
 
 COLOURS = CHART_COLOURS
 GREY, INK = COLOURS[4], "#222222"
+Number = float | int  # or a `Measurement`, which is a float
 WIDTHS = {1: 6.0, 2: 5.0, 3: 4.4}  # of a panel among so many, in inches; 3.9 among more
+
+
+def interval(number: Number) -> tuple[Number, Number]:
+    """The ends of a measurement's interval; a plain number has no width."""
+    return getattr(number, "low", number), getattr(number, "high", number)
 
 
 class Panels:
@@ -36,26 +39,37 @@ class Panels:
     def lines(
         self,
         title: str,
-        x: Sequence[float | int],
+        x: Sequence[Number],
         lines: Mapping[str, Sequence[Number]],
         x_label: str,
         y_label: str,
         *,
-        log_x: bool = False,
-        log_y: bool = False,
+        log: str = "",
     ) -> Axes:
-        """A line with its intervals for each name; with `log_x` the axis is ticked at `x`."""
+        """A line with its intervals for each name; `log` names axes: "x" is ticked at `x`."""
         ax = self.panel(title, x_label, y_label)
         for index, (name, numbers) in enumerate(lines.items()):
-            line(ax, x, numbers, name, index)
-        if log_x:
+            self.line(x, numbers, name, index)
+        if "x" in log:
             ax.set_xscale("log", base=2)
             ax.set_xticks(x, [f"{tick:g}" for tick in x])
-        if log_y:
+        if "y" in log:
             ax.set_yscale("log")
         return ax
 
-    def losses(self, title: str, losses: Mapping[str, Sequence[float]], y_label: str = "loss") -> Axes:
+    def line(self, x: Sequence[Number], numbers: Sequence[Number], label: str, index: int) -> None:
+        """A line with its intervals in the last panel, in the colour of that number."""
+        ax = self.panels[-1]
+        ax.plot(x, numbers, **line_style(index), label=label)
+        lows, highs = zip(*map(interval, numbers), strict=True)
+        if lows != highs:
+            ax.fill_between(x, lows, highs, color=_colour(index), alpha=0.15, linewidth=0)
+
+    def predicted(self, x: Sequence[Number], y: Sequence[Number], label: str = "_", index: int = 0) -> None:
+        """A dashed line in the last panel, coloured as its line of that number; the legend omits _label."""
+        self.panels[-1].plot(x, y, color=_colour(index), linestyle="--", linewidth=1.2, label=label)
+
+    def losses(self, title: str, losses: Mapping[str, Sequence[Number]], y_label: str = "loss") -> None:
         """Losses of trainings, averaged over a twenty-fifth of their steps."""
         n_step = len(next(iter(losses.values())))
         window = max(1, n_step // 25)
@@ -64,29 +78,25 @@ class Panels:
             name: [sum(values[step : step + window]) / window for step in steps]
             for name, values in losses.items()
         }
-        ax = self.lines(title, steps, means, "step", y_label)
-        ax.set_ylim(bottom=0)
-        return ax
+        self.lines(title, steps, means, "step", y_label).set_ylim(bottom=0)
 
-    def bars(self, title: str, bars: Mapping[str, Number], y_label: str, x_label: str = "") -> Axes:
+    def bars(self, title: str, bars: Mapping[str, Number], y_label: str) -> None:
         """One bar for each name, with its interval and its number above it."""
-        ax = self.panel(title, x_label, y_label)
         colours = [_colour(index) for index in range(len(bars))]
+        ax = self.panel(title, "", y_label)
         _bars(ax, range(len(bars)), list(bars.values()), color=colours, width=0.65)
         ax.set_xticks(range(len(bars)), list(bars), fontsize=8)
         ax.margins(y=0.15)
-        return ax
 
     def grouped_bars(
         self, title: str, names: Sequence[str], groups: Mapping[str, Sequence[Number]], y_label: str
-    ) -> Axes:
+    ) -> None:
         """For each name a bar of every group, beside each other."""
         ax, wide = self.panel(title, "", y_label), 0.8 / len(groups)
         for index, (label, numbers) in enumerate(groups.items()):
             places = [place + wide * (index - (len(groups) - 1) / 2) for place in range(len(names))]
             _bars(ax, places, numbers, color=_colour(index), width=0.92 * wide, label=label)
         ax.set_xticks(range(len(names)), names, fontsize=8)
-        return ax
 
     def heat_map(self, title: str, weights: Tensor, tokens: Sequence[str], **options: Any) -> Axes:
         """The weights of one head, with the options of `regard.drawing.figures.heat_map`."""
@@ -94,10 +104,6 @@ class Panels:
         ax.grid(False)
         heat_map(weights, tokens, tokens, ax=ax, **options)
         return ax
-
-    def predicted(self, x: Sequence[float | int], y: Sequence[float | int], label: str, index: int) -> None:
-        """A dashed line in the last panel, coloured as its line of that number; the legend omits _label."""
-        self.panels[-1].plot(x, y, color=_colour(index), linestyle="--", linewidth=1.2, label=label)
 
     def level(self, height: float, words: str) -> None:
         """A dotted line across the last panel, with its words above it."""
@@ -131,24 +137,15 @@ class Panels:
         return buffer.getvalue()
 
 
-def line(ax: Axes, x: Sequence[float | int], numbers: Sequence[Number], label: str, index: int) -> None:
-    """A line with its intervals, in the colour of that number."""
-    points = [measured(number) for number in numbers]
-    ax.plot(x, [point.value for point in points], **line_style(index), label=label)
-    lows, highs = [point.low for point in points], [point.high for point in points]
-    if lows != highs:
-        ax.fill_between(x, lows, highs, color=_colour(index), alpha=0.15, linewidth=0)
-
-
 def _colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def _bars(ax: Axes, places: Sequence[float | int], numbers: Sequence[Number], **style: Any) -> None:
-    points = [measured(number) for number in numbers]
-    ax.bar(places, [point.value for point in points], **style)
+def _bars(ax: Axes, places: Sequence[Number], numbers: Sequence[Number], **style: Any) -> None:
+    ax.bar(places, numbers, **style)
     above: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "fontsize": 7}
-    for place, point in zip(places, points, strict=True):
-        if point.low != point.high:
-            ax.plot([place, place], [point.low, point.high], color=INK, linewidth=1.2)
-        ax.annotate(f"{point.value:.3g}", (place, max(point.value, point.high)), **above)
+    for place, number in zip(places, numbers, strict=True):
+        low, high = interval(number)
+        if low != high:
+            ax.plot([place, place], [low, high], color=INK, linewidth=1.2)
+        ax.annotate(f"{number:.3g}", (place, max(number, high)), **above)

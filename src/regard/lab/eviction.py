@@ -3,23 +3,20 @@
 On text, SmolLM2 reads with caches of several budgets. Facts are those of the task `recall`, pairs of a key
 and a value and then a key, answered by a model that is built by hand: a head that looks at the token before,
 and one that looks for the key it is asked for. With all of the past it is always right, so that whatever it
-misses, the cache forgot.
+misses, the cache forgot. Where kept keys stand is counted in the cache for windows, and in the text for H2O.
+Intervals of the loss are over texts, of lost attention over heads, of recall over questions.
 """
-
-from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
 from regard.files.loading import Loaded, load
 from regard.heads import lost_attention
-from regard.lab.measurement import Measurement
-from regard.lab.spec import Lab
+from regard.lab.spec import Lab, Measurement
 from regard.lab.texts import TEXTS
-from regard.layers.block import Block, BlockConfig
-from regard.layers.eviction import Evict
-from regard.models.transformer import Transformer, TransformerConfig
-from regard.tracing.take import trace
+from regard.layers import Block, BlockConfig, Evict
+from regard.models import Transformer, TransformerConfig
+from regard.tracing import trace
 from regard.train.settings import Settings
 from regard.train.tasks import generated_task
 
@@ -34,6 +31,10 @@ N_WORD = 2 * N_SYMBOL + 1  # values, keys, and the question mark
 N_PLACE = 2 * N_PAIR + 4
 SHARP = 400.0  # how much a score counts: a match takes all of the attention
 SINKS = 4
+# Where the parts of a vector stand: the token, the token before it, the answer, the position.
+TOKEN, BEFORE, ANSWER = (slice(index * N_WORD, (index + 1) * N_WORD) for index in range(3))
+PLACE = slice(3 * N_WORD, 3 * N_WORD + N_PLACE)
+POLICIES = ("window", "sinks and window", "H2O", "SnapKV")
 
 
 def _policy(name: str, budget: int) -> Evict:
@@ -45,44 +46,34 @@ def _policy(name: str, budget: int) -> Evict:
     return Evict("streaming", budget, sinks=0 if name == "window" else SINKS)
 
 
-class _Slots:
-    """Where the parts of a vector stand: the token, the token before it, the answer, the position."""
-
-    token, before, answer = (slice(index * N_WORD, (index + 1) * N_WORD) for index in range(3))
-    place = slice(3 * N_WORD, 3 * N_WORD + N_PLACE)
-    n = 3 * N_WORD + N_PLACE
-
-
 @torch.no_grad()
 def built_by_hand() -> Transformer:
     """A Transformer of two layers that answers every question of `recall`."""
-    dim = max(N_WORD, N_PLACE)
+    size, dim = PLACE.stop, max(N_WORD, N_PLACE)
     block = BlockConfig(
-        _Slots.n, 1, 1, qk_dim=dim, v_dim=dim, norm="rms", attention_bias=False, ff_bias=False, scale=1.0
+        size, 1, 1, qk_dim=dim, v_dim=dim, norm="rms", attention_bias=False, ff_bias=False, scale=1.0
     )
-    config = TransformerConfig(
-        N_WORD, block, n_decoder_layer=2, n_position=N_PLACE, tied=False, final_norm=False
-    )
+    config = TransformerConfig(N_WORD, block, 0, 2, n_position=N_PLACE, tied=False, final_norm=False)
     model = Transformer(config).eval()
     for weight in model.parameters():
         weight.fill_(1.0 if weight.dim() == 1 else 0.0)
     assert model.decoder is not None
     assert model.unembed is not None
     words, places = torch.eye(N_WORD), torch.eye(N_PLACE)
-    model.token.weight[:, _Slots.token] = words
-    model.position.weight[:, _Slots.place] = places  # type: ignore[union-attr, operator]
+    model.token.weight[:, TOKEN] = words
+    model.position.weight[:, PLACE] = places  # type: ignore[union-attr, operator]
     look_back, look_up = (layer.attention for layer in model.decoder.blocks if isinstance(layer, Block))
     # Position p looks for the key that is found at p - 1, and carries that token on.
-    look_back.query.weight[:N_PLACE, _Slots.place] = places * SHARP / _Slots.n
-    look_back.key.weight[:N_PLACE, _Slots.place] = places.roll(1, 0)
-    look_back.value.weight[:N_WORD, _Slots.token] = words
-    look_back.out.weight[_Slots.before, :N_WORD] = words
+    look_back.query.weight[:N_PLACE, PLACE] = places * SHARP / size
+    look_back.key.weight[:N_PLACE, PLACE] = places.roll(1, 0)
+    look_back.value.weight[:N_WORD, TOKEN] = words
+    look_back.out.weight[BEFORE, :N_WORD] = words
     # A token looks for itself among the tokens before, and answers with what stands there.
-    look_up.query.weight[:N_WORD, _Slots.token] = words * SHARP / _Slots.n
-    look_up.key.weight[:N_WORD, _Slots.before] = words
-    look_up.value.weight[:N_WORD, _Slots.token] = words
-    look_up.out.weight[_Slots.answer, :N_WORD] = words
-    model.unembed.weight[:, _Slots.answer] = words
+    look_up.query.weight[:N_WORD, TOKEN] = words * SHARP / size
+    look_up.key.weight[:N_WORD, BEFORE] = words
+    look_up.value.weight[:N_WORD, TOKEN] = words
+    look_up.out.weight[ANSWER, :N_WORD] = words
+    model.unembed.weight[:, ANSWER] = words
     return model
 
 
@@ -90,8 +81,8 @@ def _questions(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Prompts of pairs, the questions after them, and the right answers."""
     sizes = {"symbols": N_SYMBOL, "min_words": N_PAIR, "max_words": N_PAIR}
     task = generated_task(Settings.of("recall", sizes))
-    words = [*range(N_SYMBOL), *(f"k{number}" for number in range(N_SYMBOL)), "?"]
-    ids = {str(word): index for index, word in enumerate(words)}
+    (words,) = task.alphabet()
+    ids = {word: index for index, word in enumerate(words.split())}
     examples = [task.example(seed, index) for index in range(n)]
     asked = torch.tensor([[ids[word] for word in question.split()] for question, _ in examples])
     return asked[:, :-2], asked[:, -2:], torch.tensor([ids[answer] for _, answer in examples])
@@ -118,45 +109,39 @@ def _share_in_reach(budget: int) -> float:
 
 
 @torch.no_grad()
-def _losses(loaded: Loaded, rows: Tensor, evict: Evict | None = None) -> Tensor:
+def _losses(loaded: Loaded, rows: Tensor, evict: Evict | None = None) -> list[float]:
     """The mean loss of each row's tokens but the first, with all of the past or a cache that forgets."""
-    if evict is None:
-        scores: Tensor = loaded.model(rows[:, :-1]).logits
-    else:  # as long as the cache has room nothing goes: so much is read at once
+    scores: Tensor = loaded.model(rows[:, :-1]).logits
+    if evict is not None:  # as long as the cache has room nothing goes: so much is read at once
         room = evict.budget
         first, decoding = loaded.transformer.begin(rows[:, :room], cache=evict)
         later = [first, *(decoding.next(token) for token in rows[:, room:-1].T)]
-        scores = torch.cat([loaded.model(rows[:, : room - 1]).logits, torch.stack(later, 1)], 1)
-    losses = nn.functional.cross_entropy(scores.mT, rows[:, 1:], reduction="none")
-    return losses.mean(1)
+        scores = torch.cat([scores[:, : room - 1], torch.stack(later, 1)], 1)
+    losses: list[float] = (
+        nn.functional.cross_entropy(scores.mT, rows[:, 1:], reduction="none").mean(1).tolist()
+    )
+    return losses
 
 
-def _rows(loaded: Loaded, n_row: int, n_token: int) -> Tensor:
-    """Rows of `n_token` tokens, each of which begins with another text."""
-    assert loaded.tokenizer is not None
-    turned = [" ".join([*TEXTS[index:], *TEXTS[:index]]) for index in range(n_row)]
-    return torch.tensor([loaded.tokenizer.encode(text)[:n_token] for text in turned])
-
-
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     loaded = load("smollm2")
+    assert loaded.tokenizer is not None
     n_row, n_token, n_read, budgets = (10, 40, 20, (8,)) if lab.quick else (12, 128, 128, (16, 32, 64))
-    rows = _rows(loaded, n_row, n_token)
+    texts = [" ".join([*TEXTS[index:], *TEXTS[:index]]) for index in range(n_row)]  # each begins with another
+    rows = torch.tensor([loaded.tokenizer.encode(text)[:n_token] for text in texts])
     read = rows[:, :n_read]
-    whole = _losses(loaded, read).tolist()
+    whole = _losses(loaded, read)
     after: dict[tuple[str, int], list[float]] = {}
 
     def rise(name: str, budget: int) -> Measurement:
-        after[name, budget] = _losses(loaded, read, _policy(name, budget)).tolist()
-        return lab.difference(
-            f"rise of the loss, {name}, budget {budget}", after[name, budget], whole, "nats"
-        )
+        after[name, budget] = _losses(loaded, read, _policy(name, budget))
+        what = f"rise of the loss, {name}, budget {budget}"
+        return lab.difference(what, after[name, budget], whole, "nats")
 
-    policies = ("window", "sinks and window", "H2O", "SnapKV")
-    some = policies[: 2 if lab.quick else 3]
+    some = POLICIES[: 2 if lab.quick else 3]
     rises = {name: [rise(name, budget) for budget in budgets] for name in some}
     title, kept_label = "SmolLM2: log perplexity rises", "positions kept"
-    lab.draw.lines(title, budgets, rises, kept_label, "rise, nats a token", log_x=True)
+    lab.draw.lines(title, budgets, rises, kept_label, "rise, nats a token", log="x")
     traces = [trace(loaded, row[None]) for row in rows[:2]]
 
     def lost_share(name: str, budget: int) -> Measurement:
@@ -165,38 +150,29 @@ def run(lab: Lab) -> str:
         return lab.mean(what, shares[~shares.isnan()].tolist())
 
     parts = [n_token * share // 8 for share in (1, 2, 3)]  # a quarter of the prompt, half, three quarters
-    lost = {name: [lost_share(name, part) for part in parts] for name in policies}
+    lost = {name: [lost_share(name, part) for part in parts] for name in POLICIES}
     title = "SmolLM2: attention lost"
     lab.draw.lines(title, parts, lost, f"{kept_label} of {n_token // 2}", "share, mean over heads")
     examples = _questions(200 if lab.quick else 1000, lab.seed)
     always = _recall(lab, "all kept", None, examples)
     kept = (8, 16, 24) if lab.quick else (8, 12, 16, 20, 24, 28, 32)
-    labels = ("sinks and window", "H2O", "SnapKV", "SnapKV, knows the question")
+    labels = (*POLICIES[1:], "SnapKV, knows the question")
     recalls = {label: [_recall(lab, label, budget, examples) for budget in kept] for label in labels}
     in_reach = [_share_in_reach(budget) for budget in kept]
     title = "Recall of one of 16 facts"
     ax = lab.draw.lines(title, kept, recalls, f"{kept_label} of {2 * N_PAIR}", "share right")
-    lab.draw.predicted(kept, in_reach, "values in reach", 0)
+    lab.draw.predicted(kept, in_reach, "values in reach")
     ax.set_ylim(0, 1.05)
-    first = budgets[0]
-    bare, with_sinks = after["window", first], after["sinks and window", first]
-    gap = lab.difference("window minus sinks and window", bare, with_sinks, "nats")
-    lab.above(f"{first} kept: a window alone costs more than one with {SINKS} sinks", gap, 0.0)
-    lost_bare, lost_with_sinks = lost["window"][0], lost["sinks and window"][0]
-    lab.above("a window alone loses more attention than one with sinks", lost_bare, lost_with_sinks)
     lab.equal("with all of the past every fact is recalled", always, 1.0)
     for budget, recall, share in zip(kept, recalls["sinks and window"], in_reach, strict=True):
         lab.near(f"{budget} kept: a window recalls what is in reach", recall, share, slack=0.1)
+    first = budgets[0]
+    gap = lab.difference(
+        "window minus sinks and window", after["window", first], after["sinks and window", first], "nats"
+    )
+    lab.above(f"{first} kept: a window alone costs more than one with {SINKS} sinks", gap, 0.0)
+    what = "a window alone loses more attention than one with sinks"
+    lab.above(what, lost["window"][0], lost["sinks and window"][0])
     known, unknown = recalls["SnapKV, knows the question"][0], recalls["SnapKV"][0]
     lab.above(f"{kept[0]} kept: SnapKV recalls what it knows will be asked", known, 0.9)
     lab.below(f"{kept[0]} kept: SnapKV does not recall what it cannot know", unknown, 0.5)
-    lab.notes += [
-        f"{n_row} texts of {n_read} tokens; intervals of the loss are over texts, of lost attention over "
-        "heads, of recall over questions.",
-        "Where kept keys stand is counted in the cache for windows, and in the text for H2O.",
-    ]
-    return (
-        f"with {first} positions kept SmolLM2 loses {rises['window'][0]:.2f} nats without sinks and "
-        f"{rises['sinks and window'][0]:.2f} with {SINKS}; with {kept[0]} of {2 * N_PAIR} positions, SnapKV "
-        f"recalls {known:.0%} of the facts it knows will be asked for, and {unknown:.0%} of those it does not"
-    )

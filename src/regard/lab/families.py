@@ -1,22 +1,21 @@
-"""GPT, BERT, Llama and T5 side by side: where each may look, how it knows positions, what its heads do."""
+"""GPT, BERT, Llama and T5 side by side: where each may look, how it knows positions, what its heads do.
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+Where they may look and how they know positions is seen with random weights, which change neither. T5 has no
+trained model here.
+"""
 
 import torch
 from torch import Tensor
 
-from regard.attention.scores import ScoreRule
+from regard.attention import ScoreRule
 from regard.files.loading import load
 from regard.heads import measure
 from regard.lab.drawing import COLOURS
 from regard.lab.spec import Lab
 from regard.lab.texts import TEXTS
+from regard.models import Transformer
 from regard.models.families import FAMILIES, initialise
-from regard.models.transformer import Transformer
-from regard.tracing.layers import LayerTrace
-from regard.tracing.take import trace
+from regard.tracing import LayerTrace, trace
 
 CLAIM = """GPT and Llama look back only, BERT everywhere, T5 everywhere in its encoder and back in its
 decoder; GPT-2 and BERT know absolute positions, Llama and T5 distances."""
@@ -25,22 +24,28 @@ depend on distance alone for rotary and relative positions and not for learned o
 on its first token."""
 
 LENGTH, VOCAB = 9, 23
-_SIZES = {"vocab_size": VOCAB, "num_hidden_layers": 2, "max_position_embeddings": 31, "hidden_size": 24,
-          "num_attention_heads": 3, "intermediate_size": 48}  # fmt: skip
-SIZES: dict[str, dict[str, int | float]] = {
-    "gpt2": {"vocab_size": VOCAB, "n_positions": 31, "n_embd": 24, "n_layer": 2, "n_head": 3},
-    "bert": {**_SIZES},
-    "llama": {**_SIZES, "num_key_value_heads": 1, "rms_norm_eps": 1e-5},
-    "t5": {"vocab_size": VOCAB, "d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 3},
+POSITIONS = {
+    "gpt2": "GPT-2\nlearned",
+    "bert": "BERT\nlearned",
+    "llama": "Llama\nrotary",
+    "t5": "T5\nrelative",
+}
+KINDS = {
+    "first": "first\ntoken",
+    "previous": "token\nbefore",
+    "same": "itself",
+    "uniformity": "entropy,\nof largest",
 }
 
 
 def _model(family: str, seed: int) -> Transformer:
-    return initialise(Transformer(FAMILIES[family].config(SIZES[family])), seed).eval().double()
+    sizes = {"vocab": VOCAB, "n_position": 31, "n_encoder_layer": 2, "n_decoder_layer": 2}
+    sizes |= {"block.model_dim": 24, "block.n_head": 3, "block.qk_dim": 8, "block.ff_dim": 48}
+    return initialise(Transformer(FAMILIES[family].sized(sizes)), seed).eval().double()
 
 
 @torch.no_grad()
-def _reached(model: Transformer, before: Sequence[Tensor] = (), after: Sequence[Tensor] = ()) -> Tensor:
+def _reached(model: Transformer, before: tuple[Tensor, ...] = (), after: tuple[Tensor, ...] = ()) -> Tensor:
     """(output, input): whether changing a token changes an output's vector at all.
 
     `before` and `after` are what the model reads beside: a source, or a target.
@@ -57,27 +62,24 @@ def _reached(model: Transformer, before: Sequence[Tensor] = (), after: Sequence[
 @torch.no_grad()
 def _absolute(family: str, seed: int) -> float:
     """For one token again and again: the share of the scores' variance that distance does not explain."""
-    model = _model(family, seed)
     target = [[5] * 3] if family == "t5" else None
-    traced = trace(model, torch.full((1, LENGTH), 5), target=target)
-    layer = traced.layers[0]
+    layer = trace(_model(family, seed), torch.full((1, LENGTH), 5), target=target).layers[0]
     assert isinstance(layer, LayerTrace)
     rule = ScoreRule(scale=layer.rule.scale, bias=layer.rule.bias)  # all pairs, whether visible or not
     table = rule.scores(layer.q, layer.k)[0]
     left = torch.zeros_like(table)
-    distance = torch.arange(LENGTH)[None] - torch.arange(LENGTH)[:, None]
     for offset in range(1 - LENGTH, LENGTH):
-        on = distance == offset
-        left[:, on] = table[:, on] - table[:, on].mean(-1, keepdim=True)
+        on = table.diagonal(offset, 1, 2)
+        left.diagonal(offset, 1, 2).copy_(on - on.mean(-1, keepdim=True))
     return float(left.square().sum() / (table - table.mean((1, 2), keepdim=True)).square().sum())
 
 
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     t5, (source, target) = _model("t5", lab.seed), torch.randint(VOCAB, (2, 1, LENGTH))
     reached = {name: _reached(_model(name, lab.seed)) for name in ("gpt2", "llama", "bert")} | {
         "t5 encoder": _reached(t5),
-        "t5 decoder": _reached(t5, before=[source]),
-        "t5 decoder to encoder": _reached(t5, after=[target]),
+        "t5 decoder": _reached(t5, before=(source,)),
+        "t5 decoder to encoder": _reached(t5, after=(target,)),
     }
     full = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
     for name, seen in reached.items():
@@ -92,37 +94,21 @@ def run(lab: Lab) -> str:
     ax.invert_yaxis()
     left = {
         name: lab.exact(f"{name}: share not explained by distance", _absolute(name, lab.seed))
-        for name in SIZES
+        for name in POSITIONS
     }
     for name in ("gpt2", "bert"):
         lab.above(f"{name}: learned positions are absolute", left[name], 0.1)
     for name in ("llama", "t5"):
         lab.below(f"{name}: only the distance matters", left[name], 1e-9)
-    names = ("GPT-2\nlearned", "BERT\nlearned", "Llama\nrotary", "T5\nrelative")
-    bars = dict(zip(names, left.values(), strict=True))
+    bars = {POSITIONS[name]: share for name, share in left.items()}
     lab.draw.bars("What distance does not explain", bars, "share of the scores' variance")
-    kinds = {
-        "first": "first\ntoken",
-        "previous": "token\nbefore",
-        "same": "itself",
-        "uniformity": "entropy,\nof largest",
-    }
     means = {}
     for name in ("minilm", "smollm2"):
         loaded = load(name)
         measures = measure(trace(loaded, TEXTS[0]))
         means[f"{name} ({loaded.facts.family})"] = [
-            lab.mean(f"{name}: {kind}", measures[kind][~measures[kind].isnan()].tolist()) for kind in kinds
+            lab.mean(f"{name}: {kind}", measures[kind][~measures[kind].isnan()].tolist()) for kind in KINDS
         ]
-    lab.draw.grouped_bars("Heads of trained models", list(kinds.values()), means, "mean over heads")
+    lab.draw.grouped_bars("Heads of trained models", list(KINDS.values()), means, "mean over heads")
     (encoder, *_), (sink, *_) = means.values()
     lab.above("a trained decoder rests on its first token more than an encoder", sink, encoder)
-    lab.notes += [
-        "Where and positions: random weights, which do not change either. T5 has no trained model here."
-    ]
-    return (
-        f"GPT-2, Llama and T5's decoder see {shares[0]:.0%} of the pairs, BERT and T5's encoder all; "
-        f"distance leaves {left['gpt2']:.0%} of the variance of GPT-2's scores unexplained and "
-        f"{left['t5']:.0%} of T5's; SmolLM2's heads put {sink:.0%} of their weight on the first token, "
-        f"MiniLM's {encoder:.0%}"
-    )

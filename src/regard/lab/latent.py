@@ -1,19 +1,16 @@
 """What latent keys and values save (DeepSeek-AI 2024, 2.1): a cache that does not grow with the heads.
 
 Of each token multi-head attention keeps 2 h d numbers, grouped 2 g d, and latent attention c + r for all
-heads. Keys need not be made from what is kept: q . (U c) = (U^T q) . c, so that the query is moved instead.
+heads: 40 that are latent and 8 that turn, where a head's keys have 16. Keys need not be made from what is
+kept: q . (U c) = (U^T q) . c, so that the query is moved instead.
 """
-
-from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.lab.spec import Lab
-from regard.layers.attention import MultiHeadAttention
-from regard.layers.cache import LayerCache
-from regard.layers.latent import LatentAttention
+from regard.layers import LatentAttention, LayerCache, MultiHeadAttention
 
 CLAIM = """Latent attention keeps as much of a token whatever its heads, where multi-head attention keeps more
 with every head; and keys and values need never be made from what is kept."""
@@ -51,47 +48,33 @@ def _step(layer: LatentAttention, x: Tensor, *, absorbed: bool) -> tuple[Tensor,
     return out, counter.get_total_flops()
 
 
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     heads = (1, 2, 4, 8) if lab.quick else (1, 2, 4, 8, 16, 32, 64)
     lengths = (16, 64, 256) if lab.quick else (16, 64, 256, 1024, 4096)
     n_token = lengths[-1]
-    kept: dict[str, list[int]] = {"multi-head": [], f"{GROUPS} groups": [], "latent": []}
+    kept: dict[str, list[float]] = {"multi-head": [], f"{GROUPS} groups": [], "latent": []}
     for n_head in heads:
         n_group = min(GROUPS, n_head)
         numbers = (2 * n_head * DIM, 2 * n_group * DIM, LATENT + ROTARY)  # of a token
         layers = (_shared(n_head, n_head), _shared(n_head, n_group), _latent(n_head))
         for name, number, layer in zip(kept, numbers, layers, strict=True):
-            kept[name].append(_kept(layer, n_token))
-            measured = lab.exact(f"bytes, {n_head} heads, {name}", kept[name][-1])
+            measured = lab.exact(f"bytes, {n_head} heads, {name}", _kept(layer, n_token))
+            kept[name].append(measured)
             lab.equal(f"{measured.name}, as the formula says", measured, number * FLOAT * n_token)
-    lab.draw.lines(f"Cache of {n_token} tokens", heads, kept, "heads", "bytes", log_x=True, log_y=True)
-    layer = _latent(heads[-1]).double()
+    lab.draw.lines(f"Cache of {n_token} tokens", heads, kept, "heads", "bytes", log="xy")
+    latent = _latent(heads[-1]).double()
     work: dict[str, list[int]] = {"naive": [], "absorbed": []}
     gaps = []
     for length in lengths:
         x = torch.randn(1, length + 1, MODEL, dtype=torch.float64)
-        naive, n_naive = _step(layer, x, absorbed=False)
-        absorbed, n_absorbed = _step(layer, x, absorbed=True)
+        (naive, n_naive), (absorbed, n_absorbed) = (_step(latent, x, absorbed=how) for how in (False, True))
         work["naive"].append(n_naive)
         work["absorbed"].append(n_absorbed)
         gaps.append(float((naive - absorbed).abs().max() / naive.abs().max()))
-    cached = "tokens in the cache"
-    lab.draw.lines(
-        "Operations of the next token", lengths, work, cached, "operations", log_x=True, log_y=True
-    )
-    differ = "largest difference of an output"
-    lab.draw.lines("Naive against absorbed", lengths, {"float64": gaps}, cached, differ, log_x=True)
+    cached, differ = "tokens in the cache", "largest difference of an output"
+    lab.draw.lines("Operations of the next token", lengths, work, cached, "operations", log="xy")
+    lab.draw.lines("Naive against absorbed", lengths, {"float64": gaps}, cached, differ, log="x")
     gap = lab.exact("largest difference of naive and absorbed, relative", max(gaps))
     ratio = lab.exact("operations, absorbed over naive", work["absorbed"][-1] / work["naive"][-1])
     lab.below("both forms give the same numbers", gap, 1e-12)
     lab.below("absorbed, the next token costs less than half", ratio, 0.5)
-    lab.notes += [
-        f"Heads of {DIM} numbers, latent vectors of {LATENT} and {ROTARY} that turn, in float32. Below "
-        f"{(LATENT + ROTARY) / (2 * DIM):.1f} heads the latent cache is the larger one."
-    ]
-    most, least = kept["multi-head"][-1], kept["latent"][-1]
-    return (
-        f"with {heads[-1]} heads {n_token} tokens keep {most:,} bytes multi-head and {least:,} latent, "
-        f"{most / least:.1f} times less; naive and absorbed differ by {gap:.0e}, and absorbed the next token "
-        f"takes {ratio:.0%} of the operations"
-    )

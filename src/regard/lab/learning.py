@@ -1,16 +1,13 @@
 """What the experiments teach: one loop of training, and one look-up task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.lab.measurement import Measurement
-from regard.lab.spec import Lab
-from regard.layers.attention import MultiHeadAttention
+from regard.lab.spec import Lab, Measurement
+from regard.layers import MultiHeadAttention
 
 
 def train(
@@ -19,7 +16,7 @@ def train(
     n_step: int,
     *,
     rate: float = 0.01,
-    clip: bool = False,
+    clip: bool = True,
 ) -> list[float]:
     """The losses of `n_step` steps of Adam; `loss` draws examples and says how wrong the model is on them."""
     parameters = list(parameters)
@@ -43,12 +40,11 @@ def teach(
     n_step: int,
     *,
     scores: Callable[..., Tensor] | None = None,
-    rate: float = 0.01,
-    clip: bool = True,
+    **options: Any,
 ) -> list[float]:
     """The losses of a model that learns to say the last tensor of `examples`, read the others.
 
-    `scores` are those of its answers, where they are not what it returns.
+    `scores` are those of its answers, where they are not what it returns; `options` are those of `train`.
     """
 
     def loss() -> Tensor:
@@ -56,7 +52,13 @@ def teach(
         said: Tensor = (scores or model)(*read)
         return nn.functional.cross_entropy(said.flatten(0, -2), right.flatten())
 
-    return train(model.parameters(), loss, n_step, rate=rate, clip=clip)
+    return train(model.parameters(), loss, n_step, **options)
+
+
+def answered(lab: Lab, name: str, model: Callable[..., Tensor], examples: Sequence[Tensor]) -> Measurement:
+    """The share of `examples` of which a model says the last tensor, read the others."""
+    *read, right = examples
+    return lab.share_right(name, model(*read), right)
 
 
 class Lookup(nn.Module):
@@ -65,10 +67,10 @@ class Lookup(nn.Module):
     def __init__(
         self,
         dim: int,
-        *,
         n_name: int,
         n_pair: int,
         n_value: int,
+        *,
         n_asked: int = 1,
         n_head: int = 1,
         **options: Any,
@@ -94,8 +96,3 @@ class Lookup(nn.Module):
         values = torch.randint(self.n_value, (n, self.n_pair))
         places = torch.rand(n, self.n_pair).argsort(-1)[:, : self.n_asked]
         return names, values, names.gather(1, places), values.gather(1, places)
-
-    def share_right(self, lab: Lab, name: str) -> Measurement:
-        """The share of a thousand new examples that it answers."""
-        *read, right = self.examples(1000)
-        return lab.share_right(name, self(*read), right)

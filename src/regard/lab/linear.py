@@ -1,6 +1,7 @@
-"""Kernels in the place of the softmax: cost against length, exactness, and what they cost in quality."""
+"""Kernels in the place of the softmax: cost against length, exactness, and what they cost in quality.
 
-from __future__ import annotations
+Counts decide; times, the best of three, are shown. The look-up is of one of 16 names, with 16 numbers a key.
+"""
 
 import math
 import timeit
@@ -11,12 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.attention.feature_maps import KERNELS, Quadratic, feature_map
-from regard.attention.linear import attend_linear
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend
-from regard.attention.visibility import Visibility
-from regard.lab.learning import Lookup, teach
+from regard.attention import Quadratic, ScoreRule, Visibility, attend, attend_linear, feature_map
+from regard.attention.feature_maps import KERNELS
+from regard.lab.learning import Lookup, answered, teach
 from regard.lab.spec import Lab
 
 CLAIM = """A kernel phi(q) . phi(k) makes attention linear in length; the quadratic map is exactly (q.k +
@@ -26,8 +24,8 @@ tensor likewise; the quadratic map is exact to rounding; after equal training so
 elu1."""
 
 DIM = 16
-N_NAME, N_PAIR = 24, 16
 CAUSAL = ScoreRule(visible=Visibility(causal=True))
+UNITS = {"operations": "operations", "largest tensor": "bytes", "time": "seconds"}
 
 
 class Largest(TorchDispatchMode):
@@ -76,40 +74,30 @@ def _exactness() -> float:
     return max(float((out - expected).abs().max()), float(features))
 
 
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     kernels = ("elu1", "quadratic") if lab.quick else KERNELS
     lengths = (256, 512, 1024) if lab.quick else (256, 512, 1024, 2048, 4096)
     maps = {"softmax": None, **{name: feature_map(name, qk_dim=DIM, n_feature=32) for name in kernels}}
-    counts, grown = {}, {}
+    counts = {}
     for name, kernel in maps.items():
         counts[name] = work, held, _ = list(zip(*(_counted(kernel, n) for n in lengths), strict=True))
-        grown[name] = lab.exact(f"power of length, operations, {name}", math.log2(work[-1] / work[-2]))
+        grown = lab.exact(f"power of length, operations, {name}", math.log2(work[-1] / work[-2]))
         kept = lab.exact(f"power of length, largest tensor, {name}", math.log2(held[-1] / held[-2]))
         power = 1 if kernel else 2
-        lab.near(f"{name}: operations grow with length to the power {power}", grown[name], power, slack=0.05)
+        lab.near(f"{name}: operations grow with length to the power {power}", grown, power, slack=0.05)
         if kernel:
             lab.below(f"{name}: the largest tensor grows no faster than length", kept, 1.01)
         else:
             lab.near("softmax: the largest tensor grows with its square", kept, 2.0, slack=0.01)
-    panels = {"Operations": "operations", "Largest tensor": "bytes", "Time": "seconds"}
-    for index, (title, unit) in enumerate(panels.items()):
+    for index, (what, unit) in enumerate(UNITS.items()):
         lines = {name: of_kernel[index] for name, of_kernel in counts.items()}
-        lab.draw.lines(title, lengths, lines, "length N", unit, log_x=True, log_y=True)
+        lab.draw.lines(what.capitalize(), lengths, lines, "length N", unit, log="xy")
     exact = lab.exact("quadratic: largest difference from (q . k + c)^2", _exactness())
     lab.below("the quadratic map is exact", exact, 1e-10)
     shares = {}
     for name in maps:
-        model = Lookup(DIM, n_name=N_NAME, n_pair=N_PAIR, n_value=6, kernel=name if maps[name] else None)
+        model = Lookup(DIM, n_name=24, n_pair=16, n_value=6, kernel=name if maps[name] else None)
         teach(model, model.examples, 160 if lab.quick else 1200)
-        shares[name] = model.share_right(lab, f"answered, {name}")
+        shares[name] = answered(lab, f"answered, {name}", model, model.examples(1000))
     lab.draw.bars("A look-up task", shares, "share answered")
     lab.above("softmax looks up more than elu1", shares["softmax"], shares["elu1"])
-    lab.notes += [
-        f"Times, the best of three, are shown; counts decide. The look-up: {N_PAIR} of {N_NAME} names, {DIM} "
-        "numbers a key."
-    ]
-    gaps = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    return (
-        f"operations of softmax grow as N^{grown['softmax']:.2f}, of elu1 as N^{grown['elu1']:.2f}; the "
-        f"quadratic map differs from its definition by {exact:.0e}; a look-up task is answered {gaps}"
-    )

@@ -1,6 +1,7 @@
-"""Which operations of self-attention are nonlinear, found by feeding a x for x."""
+"""Which operations of self-attention are nonlinear, found by feeding a x for x.
 
-from __future__ import annotations
+Scores and the weighted sum multiply two things that both depend on x: linear in each, not in both.
+"""
 
 import math
 from collections.abc import Callable
@@ -8,10 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import masked_softmax, weights
+from regard.attention import ScoreRule, masked_softmax, weights
 from regard.lab.spec import Lab
-from regard.layers.attention import MultiHeadAttention, merge_heads, split_heads
+from regard.layers import MultiHeadAttention, merge_heads, split_heads
 
 CLAIM = """Softmax is not the only nonlinear operation of self-attention: without it the layer is cubic in its
 input, because scores and the weighted sum multiply what depends on it."""
@@ -24,24 +24,21 @@ DEGREES = {"query": 1, "key": 1, "value": 1, "scores": 2, "output": 3}
 RULE = ScoreRule()
 
 
-def _stages(layer: MultiHeadAttention, x: Tensor, *, softmax: bool = False) -> dict[str, Tensor]:
-    """The layer's intermediate results for an input x."""
+def _stages(layer: MultiHeadAttention, x: Tensor) -> dict[str, Tensor]:
+    """The layer's intermediate results for an input x, its output with softmax and without."""
     q, k, v = (split_heads(project(x), layer.n_head) for project in (layer.query, layer.key, layer.value))
     scores = RULE.scores(q, k)
-    table = weights(q, k, RULE) if softmax else scores
-    return {"query": q, "key": k, "value": v, "scores": scores, "output": layer.out(merge_heads(table @ v))}
+    output, usual = (layer.out(merge_heads(table @ v)) for table in (scores, weights(q, k, RULE)))
+    return {"query": q, "key": k, "value": v, "scores": scores, "output": output, "with softmax": usual}
 
 
 def _degree(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[float, float]:
     """The power p of f(a x) = a^p f(x) that fits best, and how far from it f is, relative to f."""
-    norms = [float(function(a * x).norm()) for a in FACTORS]
-    logs = [math.log(a) for a in FACTORS]
-    power = sum(a * math.log(n) for a, n in zip(logs, norms, strict=True)) / sum(a * a for a in logs)
-    at_one = function(x)
-    misfit = max(
-        float((function(a * x) - a**power * at_one).norm() / at_one.norm() / a**power) for a in FACTORS
-    )
-    return power, misfit
+    scaled = {a: function(a * x) for a in FACTORS}
+    logs = {a: math.log(a) for a in FACTORS}
+    power = sum(logs[a] * math.log(scaled[a].norm()) for a in FACTORS) / sum(log**2 for log in logs.values())
+    at_one = scaled[1.0]
+    return power, max(float((scaled[a] / a**power - at_one).norm() / at_one.norm()) for a in FACTORS)
 
 
 def _additive(function: Callable[..., Tensor], *arguments: Tensor) -> float:
@@ -71,27 +68,23 @@ def _operations(n_head: int, x: Tensor) -> list[float]:
 
 
 @torch.no_grad()
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     x = torch.randn(3, LENGTH, DIM, dtype=torch.float64)
     layer = MultiHeadAttention(DIM, 3).double()
     for name, power in DEGREES.items():
         fitted, misfit = _degree(lambda x, name=name: _stages(layer, x)[name], x)  # type: ignore[misc]
         lab.exact(f"degree of {name}, no softmax", fitted)
+        lab.below(f"without softmax, {name} has a degree", misfit, 1e-9)
         lab.equal(f"without softmax, {name} has degree {power}", fitted, power, rounding=1e-9)
-        lab.below("and is exactly that", misfit, 1e-9)
-    cubic = fitted
-
-    def output(x: Tensor, *, softmax: bool) -> Tensor:
-        return _stages(layer, x, softmax=softmax)["output"]
-
-    fitted, misfit = _degree(lambda x: output(x, softmax=True), x)
+    fitted, misfit = _degree(lambda x: _stages(layer, x)["with softmax"], x)
     lab.exact("degree that fits best, with softmax", fitted)
     lab.exact("misfit of the output with softmax, to its best power", misfit)
     lab.above("with softmax, no power fits", misfit, 0.01)
     fine = [2 ** (step / 4) for step in range(-8, 9)]
+    scaled, plain = [_stages(layer, a * x) for a in fine], _stages(layer, x)
     sizes = {
-        name: [float(output(a * x, softmax=softmax).norm() / output(x, softmax=softmax).norm()) for a in fine]
-        for name, softmax in (("with softmax", True), ("softmax removed", False))
+        label: [float(stages[name].norm() / plain[name].norm()) for stages in scaled]
+        for label, name in (("with softmax", "with softmax"), ("softmax removed", "output"))
     }
     ax = lab.draw.lines("f(a x) against a", fine, sizes, "a", "|f(a x)| / |f(x)|")
     lab.draw.predicted(fine, [a**3 for a in fine], "a³", 2)
@@ -102,17 +95,9 @@ def run(lab: Lab) -> str:
     for n_head in (1, 3):
         distances = _operations(n_head, x)
         n_crooked = sum(distance > 1e-9 for distance in distances)
-        n_straight = len(distances) - n_crooked
         lab.exact(f"nonlinear operations, {n_head} heads", n_crooked)
-        lab.equal(f"{n_head} heads: 3 nonlinear operations a head", n_crooked, 3 * n_head)
-        lab.equal(f"{n_head} heads: 4 linear ones, the projections", n_straight, 4)
-        counts["linear"].append(n_straight)
+        counts["linear"].append(len(distances) - n_crooked)
         counts["nonlinear"].append(n_crooked)
+        lab.equal(f"{n_head} heads: 4 linear operations, the projections", counts["linear"][-1], 4)
+        lab.equal(f"{n_head} heads: 3 nonlinear operations a head", n_crooked, 3 * n_head)
     lab.draw.grouped_bars("Nonlinear operations", ("1 head", "3 heads"), counts, "operations")
-    lab.notes += [
-        "Scores and the weighted sum multiply two things that both depend on x: linear in each, not in both."
-    ]
-    return (
-        f"with softmax removed f(a x) = a^{cubic:.0f} f(x), with it no power fits (off by {misfit:.0%}), and "
-        "each head has 3 nonlinear operations: scores, softmax, weighted sum"
-    )

@@ -1,7 +1,5 @@
 """The report of one experiment or of all, as a page that needs nothing but itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from regard.drawing.html import Markup, fragment, joined, page, picture, tag
@@ -66,6 +64,6 @@ def _section(done: Lab) -> Markup:
             **({} if n_holding == len(checks) else {"open": ""}),
         ),
         tag("details", tag("summary", "All measurements"), tag("table", *measured)),
-        *(tag("p", note, class_="note") for note in done.notes),
+        tag("p", experiment.note, class_="note"),
         tag("p", how, class_="dim"),
     )

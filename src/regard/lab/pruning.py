@@ -1,11 +1,11 @@
-"""The loss of a real model against heads removed: least important first, at random, most important first."""
+"""The loss of a real model against heads removed: least important first, at random, most important first.
 
-from __future__ import annotations
+Importance is taken from some texts, the loss from others; intervals are over texts.
+"""
 
 from regard.files.loading import Loaded, load
 from regard.heads import importance, mean_loss, prune, ranked_heads
-from regard.lab.measurement import Measurement
-from regard.lab.spec import Lab
+from regard.lab.spec import Lab, Measurement
 from regard.lab.texts import TEXTS
 
 CLAIM = """Many heads of a trained model can be removed at little cost if importance says which; the same
@@ -16,7 +16,7 @@ than random heads on average, and surely less than the most important first."""
 ORDERS = ("least first", "random", "most first")
 
 
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     loaded = load("smollm2")
     asked, tested = (TEXTS[:2], TEXTS[2:6]) if lab.quick else (TEXTS[:6], TEXTS[6:])
     shares = (0.1,) if lab.quick else (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -41,20 +41,12 @@ def run(lab: Lab) -> str:
     title = "SmolLM2 without some heads, by importance"
     lab.draw.lines(title, shares, rises, "share of heads removed", "rise of the loss, nats a token")
     for share in shares[:2]:
+        least = after["least first", share]
         late, chance = (
-            lab.difference(f"{order} minus least first, {share:.0%}",
-                           after[order, share], after["least first", share], "nats")
+            lab.difference(f"{order} minus least first, {share:.0%}", after[order, share], least, "nats")
             for order in ("most first", "random")
-        )  # fmt: skip
+        )
         lab.above(f"{share:.0%} removed: taking important heads first costs more", late, 0.0)
         what = f"{share:.0%} removed: on average, random heads cost more than unimportant ones"
-        lab.above(what, chance.value, 0.0)
+        lab.above(what, float(chance), 0.0)
     lab.below(f"{shares[0]:.0%} can go for less than half a nat", rises["least first"][0], 0.5)
-    lab.notes += [
-        f"Importance from {len(asked)} texts, the loss of {len(tested)} others; intervals are over texts."
-    ]
-    least, chance, most = (rises[order][0] for order in ORDERS)
-    return (
-        f"without {shares[0]:.0%} of its heads the loss rises by {least:.2f} nats if the least important go, "
-        f"{chance:.2f} at random and {most:.2f} if the most important go"
-    )

@@ -2,23 +2,20 @@
 
 A softmax must share out a whole unit. In the texts here one token asks for the word before it, and all words
 need nothing from the context: for them any look is noise, except at themselves and at the first token, which
-says nothing. A sink that is no token is a better place, and a gate makes the place unimportant.
+says nothing. A sink that is no token is a better place, and a gate makes the place unimportant: behind it the
+weights themselves may stay on the first token. A sink begins with half of the weight: begun at 0, in some
+models the first token is faster.
 """
-
-from __future__ import annotations
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend, weights
-from regard.attention.visibility import Visibility
+from regard.attention import ScoreRule, Visibility, attend, weights
 from regard.lab.learning import train
-from regard.lab.measurement import Measurement
-from regard.lab.spec import Lab
-from regard.layers.positions import Rotary
+from regard.lab.spec import Lab, Measurement
+from regard.layers import Rotary
 
 CLAIM = """A head with nothing to say rests on the first token, because softmax must put its weight somewhere;
 a sink that is no token takes that weight, and a gate that closes makes it unimportant."""
@@ -80,7 +77,7 @@ def _trained(kind: str, n_model: int, n_step: int) -> dict[str, list[float]]:
         said = model(texts)[0].log_softmax(-1)
         return nn.functional.kl_div(said, wanted.expand_as(said), reduction="none").sum((1, 3)).mean()
 
-    train(model.parameters(), loss, n_step, rate=0.02)
+    train(model.parameters(), loss, n_step, rate=0.02, clip=False)
     texts = _texts(256)
     with torch.no_grad():
         said, opened, scored = model(texts)
@@ -89,49 +86,38 @@ def _trained(kind: str, n_model: int, n_step: int) -> dict[str, list[float]]:
     late = torch.arange(LENGTH) >= SETTLED
     idle, busy = (texts < N_WORD) & late, (texts == ASK) & late
     seen = {
-        "first": (looks[..., 0], idle),
-        "passed": (looks[..., 0] * opened, idle),
-        "nowhere": (1 - looks.sum(-1), idle),
-        "idle": (opened, idle),
-        "busy": (opened, busy),
-        "right": (right.float(), busy),
+        "first token's share": (looks[..., 0], idle),
+        "first token's share times gate": (looks[..., 0] * opened, idle),
+        "share of no token": (1 - looks.sum(-1), idle),
+        "open when idle": (opened, idle),
+        "open when asked": (opened, busy),
+        "answered": (right.float(), busy),
     }
     return {name: values.transpose(1, 2)[where].mean(0).tolist() for name, (values, where) in seen.items()}
 
 
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     n_model, n_step = (12, 300) if lab.quick else (32, 1000)
     chance = float((1 / torch.arange(SETTLED + 1.0, LENGTH + 1)).mean())
     seen = {kind: _trained(kind, n_model, n_step) for kind in KINDS}
 
-    def mean(kind: str, what: str, words: str) -> Measurement:
-        return lab.mean(f"{words}, {kind}", seen[kind][what])
+    def mean(kind: str, what: str) -> Measurement:
+        return lab.mean(f"{what}, {kind}", seen[kind][what])
 
-    first = {kind: mean(kind, "first", "first token's share") for kind in KINDS}
-    passed = mean("gate", "passed", "first token's share times gate")
-    nowhere = mean("sink", "nowhere", "share of no token")
-    idle, busy = mean("gate", "idle", "open when idle"), mean("gate", "busy", "open when asked")
-    lab.draw.bars("Weight on the first token", {**first, "gate, passed": passed},
-                       "share, of words that need no look")  # fmt: skip
+    first = {kind: mean(kind, "first token's share") for kind in KINDS}
+    passed, nowhere = mean("gate", "first token's share times gate"), mean("sink", "share of no token")
+    idle, busy = mean("gate", "open when idle"), mean("gate", "open when asked")
+    bars = {**first, "gate, passed": passed}
+    lab.draw.bars("Weight on the first token", bars, "share, of words that need no look")
     lab.draw.level(chance, "looking everywhere alike")
     instead = {"on the sink": nowhere, "gate, idle": idle, "gate, asked": busy}
     lab.draw.bars("Where it is instead", instead, "share, or how far open")
-    ordered = {kind: sorted(seen[kind]["first"]) for kind in KINDS}
+    ordered = {kind: sorted(seen[kind]["first token's share"]) for kind in KINDS}
     lab.draw.lines("Every model", range(n_model), ordered, "models, in order", "first token's share")
+    for kind in KINDS:
+        lab.above(f"{kind}: it learned to answer", mean(kind, "answered"), 0.5)
+    lab.below("the gate is shut where there is nothing to say", idle, busy)
     lab.above("plain softmax rests on the first token", first["plain"], 2 * chance)
     lab.below("with a sink it rests there less", first["sink"], first["plain"])
     lab.above("the sink has most of the weight", nowhere, 0.5)
     lab.below("through a gate less of the first token passes", passed, first["plain"])
-    lab.below("the gate is shut where there is nothing to say", idle, busy)
-    for kind in KINDS:
-        lab.above(f"{kind}: it learned to answer", mean(kind, "right", "answered"), 0.5)
-    lab.notes += [
-        f"One layer, one head, {n_model} models of each kind, {n_step} steps of training. A sink begins with "
-        "half of the weight: begun at 0, in some models the first token is faster. Behind a gate the "
-        f"weights themselves may stay on the first token: here {first['gate']:.0%}."
-    ]
-    return (
-        f"where words need no look, the first token has {first['plain']:.0%} of the weight (chance "
-        f"{chance:.0%}), beside a sink {first['sink']:.0%}, and the sink {nowhere:.0%}; through a gate "
-        f"{passed:.0%} passes: it is {idle:.0%} open there, {busy:.0%} where asked"
-    )

@@ -1,8 +1,9 @@
 """What an experiment is, and the rules that turn measurements into a verdict.
 
 An experiment is a file with its CLAIM, its PREDICTION and `run(lab)`, which measures, draws and checks with
-the `Lab` and returns what was seen, as half a sentence. A verdict is computed: "confirmed" where every
-prediction holds by its rule, else "refuted". The rules:
+the `Lab`. Its docstring says how it is done, in the report too. What is checked last is said in the sentence
+of the verdict, which is computed: "confirmed" where every prediction holds by its rule, else "refuted". The
+rules:
 
     near     the predicted number lies within the measurement's interval, widened by a stated slack
     equal    the same up to rounding
@@ -23,23 +24,61 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.lab.drawing import Panels
-from regard.lab.measurement import Check, Measurement, Number, measured
+from regard.lab.drawing import Number, Panels, interval
 
 Verdict = Literal["confirmed", "refuted"]
 # Half an interval in standard errors. Chance alone leaves it once in sixteen thousand where values are many,
 # and three times in a hundred where they are only four (Student's t).
 Z = 4.0
+TOLD = 3  # checks that the sentence of a verdict tells
+
+
+class Measurement(float):
+    """A number with a name and an interval; one counted, not sampled, has no width."""
+
+    name: str
+    low: float
+    high: float
+    unit: str
+
+    def __new__(
+        cls, name: str, value: Number, low: Number | None = None, high: Number | None = None, unit: str = ""
+    ) -> Measurement:
+        self = super().__new__(cls, value)
+        self.name, self.unit = name, unit
+        self.low, self.high = (float(value if end is None else end) for end in (low, high))
+        return self
+
+    def __str__(self) -> str:
+        number = f"{self:.4g}{self.unit and ' ' + self.unit}"
+        return number if self.low == self.high else f"{number} ({self.low:.3g} to {self.high:.3g})"
+
+    def as_json(self) -> dict[str, float | str | None]:
+        """For a script; a number that is not finite is None."""
+        ends = {"value": float(self), "low": self.low, "high": self.high}
+        finite = {key: number if math.isfinite(number) else None for key, number in ends.items()}
+        return {"name": self.name, **finite, "unit": self.unit}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One prediction and whether it holds, with the rule that decided."""
+
+    what: str
+    rule: str
+    measured: str
+    holds: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A claim that can be tested; `run` says what was seen, in numbers: the second half of a sentence."""
+    """A claim that can be tested."""
 
     id: str
     claim: str
     prediction: str
-    run: Callable[[Lab], str]
+    run: Callable[[Lab], None]
+    note: str = ""  # how it is done
 
 
 @dataclass(slots=True, eq=False)
@@ -52,17 +91,14 @@ class Lab:
     measurements: list[Measurement] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     draw: Panels = field(default_factory=Panels)
-    notes: list[str] = field(default_factory=list)
-    summary: str = ""
     seconds: float = 0.0
 
-    def exact(self, name: str, value: float | int, unit: str = "") -> Measurement:
+    def exact(self, name: str, value: Number, unit: str = "") -> Measurement:
         """A number that is counted or computed."""
-        return self.keep(Measurement.exact(name, value, unit))
+        return self.keep(Measurement(name, value, unit=unit))
 
-    def mean(self, name: str, values: Sequence[float | int], unit: str = "") -> Measurement:
+    def mean(self, name: str, values: Sequence[Number], unit: str = "") -> Measurement:
         """The mean of independent values, with `Z` standard errors on either side."""
-        values = [float(value) for value in values]
         if len(values) < 2:
             raise ArgumentError(f"an uncertainty needs two values at least. Got {len(values)} for {name!r}.")
         if not all(map(math.isfinite, values)):  # nothing holds of what could not be measured
@@ -72,7 +108,7 @@ class Lab:
         return self.keep(Measurement(name, value, value - half, value + half, unit))
 
     def difference(
-        self, name: str, values: Sequence[float], others: Sequence[float], unit: str = ""
+        self, name: str, values: Sequence[Number], others: Sequence[Number], unit: str = ""
     ) -> Measurement:
         """The mean of how much larger each value is than the other that belongs to it."""
         return self.mean(name, [a - b for a, b in zip(values, others, strict=True)], unit)
@@ -96,32 +132,30 @@ class Lab:
         self.measurements.append(measurement)
         return measurement
 
-    def near(self, what: str, number: Number, predicted: float | int, *, slack: float = 0.0) -> None:
+    def near(self, what: str, number: Number, predicted: Number, *, slack: float = 0.0) -> None:
         """`predicted` lies in the interval, widened by a share `slack` of it where theory is approximate."""
-        room, number = slack * abs(predicted), measured(number)
-        holds = number.low - room <= predicted <= number.high + room  # NaN never holds
+        room, (low, high) = slack * abs(predicted), interval(number)
+        holds = low - room <= predicted <= high + room  # NaN never holds
         rule = f"{predicted:.4g} lies in the interval" + (f", widened by {slack:.0%}" if slack else "")
-        self.checks.append(Check(what, rule, str(number), holds))
+        self.checks.append(Check(what, rule, _said(number), holds))
 
-    def equal(self, what: str, number: Number, predicted: float | int, *, rounding: float = 0.0) -> None:
+    def equal(self, what: str, number: Number, predicted: Number, *, rounding: float = 0.0) -> None:
         """The same, up to `rounding` of it (of 1 where it is smaller)."""
-        value = measured(number).value
-        holds = abs(value - predicted) <= rounding * max(1.0, abs(predicted))
+        holds = abs(number - predicted) <= rounding * max(1.0, abs(predicted))
         rule = f"equals {predicted:.6g}" + (f" to {rounding:.0e}" if rounding else " exactly")
-        self.checks.append(Check(what, rule, f"{value:.6g}", holds))
+        self.checks.append(Check(what, rule, f"{number:.6g}", holds))
 
     def above(self, what: str, number: Number, other: Number) -> None:
         """Surely larger: even its lower end is above the other's upper end."""
-        self._compare(what, "above", number, other, measured(number).low > measured(other).high)
+        self._compare(what, "above", number, other, interval(number)[0] > interval(other)[1])
 
     def below(self, what: str, number: Number, other: Number) -> None:
         """Surely smaller."""
-        self._compare(what, "below", number, other, measured(number).high < measured(other).low)
+        self._compare(what, "below", number, other, interval(number)[1] < interval(other)[0])
 
     def _compare(self, what: str, how: str, number: Number, other: Number, holds: bool) -> None:
-        bar = measured(other)
-        name = bar.name and f"{bar.name}, "  # a plain number needs no name
-        self.checks.append(Check(what, f"surely {how} {name}{bar}", str(measured(number)), holds))
+        name = f"{other.name}, " if isinstance(other, Measurement) else ""
+        self.checks.append(Check(what, f"surely {how} {name}{_said(other)}", _said(number), holds))
 
     @property
     def verdict(self) -> Verdict:
@@ -133,7 +167,8 @@ class Lab:
         """The verdict in one sentence."""
         failed = [check for check in self.checks if not check.holds]
         if not failed:
-            return f"Confirmed: {self.summary}."
+            seen = [f"{check.what}: {check.measured}, {check.rule}" for check in self.checks[-TOLD:]]
+            return f"Confirmed: {'; '.join(seen)}."
         first = failed[0]
         return (
             f"Refuted: {len(failed)} of {len(self.checks)} predictions fail, first that {first.what} "
@@ -141,24 +176,24 @@ class Lab:
         )
 
     def as_json(self) -> dict[str, object]:
-        """All numbers, for a script; a number that is not finite is None."""
+        """All numbers, for a script."""
         return {
             "id": self.experiment.id,
             "claim": self.experiment.claim,
             "prediction": self.experiment.prediction,
             "verdict": self.verdict,
             "sentence": self.sentence,
-            "measurements": [
-                {key: None if value in (math.inf, -math.inf) or value != value else value
-                 for key, value in asdict(measurement).items()}
-                for measurement in self.measurements
-            ],
+            "measurements": [measurement.as_json() for measurement in self.measurements],
             "checks": [asdict(check) for check in self.checks],
-            "notes": self.notes,
+            "notes": [self.experiment.note],
             "quick": self.quick,
             "seed": self.seed,
             "seconds": round(self.seconds, 2),
-        }  # fmt: skip
+        }
+
+
+def _said(number: Number) -> str:
+    return str(number) if isinstance(number, Measurement) else f"{number:.4g}"
 
 
 def perform(experiment: Experiment, *, quick: bool = False, seed: int = 0) -> Lab:
@@ -167,7 +202,7 @@ def perform(experiment: Experiment, *, quick: bool = False, seed: int = 0) -> La
     began = time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        lab.summary = experiment.run(lab)
+        experiment.run(lab)
     lab.seconds = time.perf_counter() - began
     if not lab.checks:
         raise ArgumentError("an experiment without a prediction that can fail has no verdict.")

@@ -1,15 +1,14 @@
-"""What scaling does to the softmax: its entropy, its largest weight and the gradient through it."""
+"""What scaling does to the softmax: its entropy, its largest weight and the gradient through it.
 
-from __future__ import annotations
+Queries and 64 keys are standard normal. The model's size is that of 8 heads.
+"""
 
 import math
 
 import torch
 
-from regard.attention.scores import ScoreRule
-from regard.attention.softmax import attend, weights
-from regard.lab.measurement import Measurement
-from regard.lab.spec import Lab
+from regard.attention import ScoreRule, attend, weights
+from regard.lab.spec import Lab, Measurement
 
 CLAIM = """Scaled by the root of the head's size, softmax is as sharp at any d; unscaled it saturates as d
 grows and its gradient dies; scaled by the model's size it is too flat."""
@@ -19,9 +18,14 @@ falls below a tenth of log n, the largest weight nears 1 and the gradient shrink
 N_KEY = 64
 N_HEAD = 8  # scaling by model size divides by sqrt(N_HEAD d) for heads of size d
 SCALINGS = ("scaled by the head's size", "not scaled", "scaled by the model's size")
+PANELS = {
+    "entropy": "Entropy of a row, nats",
+    "largest weight": "Largest weight",
+    "gradient": "Gradient to the scores",
+}
 
 
-def _sharpness(lab: Lab, scaling: str, d: int) -> tuple[Measurement, Measurement, Measurement]:
+def _sharpness(lab: Lab, scaling: str, d: int) -> dict[str, Measurement]:
     """Entropy, largest weight, and gradient to the scores, means over rows."""
     n_row = 400 if lab.quick else 3000
     scales = (None, 1.0, 1 / math.sqrt(N_HEAD * d))
@@ -29,43 +33,35 @@ def _sharpness(lab: Lab, scaling: str, d: int) -> tuple[Measurement, Measurement
     q = torch.randn(n_row, 1, 1, d, dtype=torch.float64)
     k = torch.randn(n_row, 1, N_KEY, d, dtype=torch.float64)
     table = weights(q, k, rule)[:, 0, 0]
-    entropy = -(table * table.clamp(min=1e-300).log()).sum(-1)
     # d out / d score_j = w_j (v_j - out): its norm for a value of one random number a key.
     value = torch.randn(n_row, 1, N_KEY, 1, dtype=torch.float64)
     out = attend(q, k, value, rule).out[:, 0, 0]
-    slope = (table * (value[:, 0, :, 0] - out)).norm(dim=-1)
-    return (
-        lab.mean(f"entropy, {scaling}, d {d}", entropy.tolist()),
-        lab.mean(f"largest weight, {scaling}, d {d}", table.amax(-1).tolist()),
-        lab.mean(f"gradient, {scaling}, d {d}", slope.tolist()),
-    )
+    rows = {
+        "entropy": -(table * table.clamp(min=1e-300).log()).sum(-1),
+        "largest weight": table.amax(-1),
+        "gradient": (table * (value[:, 0, :, 0] - out)).norm(dim=-1),
+    }
+    return {what: lab.mean(f"{what}, {scaling}, d {d}", of_row.tolist()) for what, of_row in rows.items()}
 
 
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     dims = (16, 256) if lab.quick else (4, 16, 64, 256, 1024)
     rows = {scaling: [_sharpness(lab, scaling, d) for d in dims] for scaling in SCALINGS}
     log_n = math.log(N_KEY)
-    panels = (("Entropy of a row", "nats"), ("Largest weight", "weight"), ("Gradient to the scores", "norm"))
-    for index, (title, unit) in enumerate(panels):
-        lines = {scaling: [row[index] for row in rows[scaling]] for scaling in SCALINGS}
-        ax = lab.draw.lines(title, dims, lines, "size of a head, d", unit, log_x=True)
-        ax.set_ylim(bottom=0)
-        if index == 0:
+    for what, title in PANELS.items():
+        lines = {scaling: [row[what] for row in of_scaling] for scaling, of_scaling in rows.items()}
+        lab.draw.lines(title, dims, lines, "size of a head, d", "", log="x").set_ylim(bottom=0)
+        if what == "entropy":
             lab.draw.level(log_n, "uniform")
-    ours, bare, flat = rows.values()
     # For scores of variance s^2 and many keys the entropy is log n - s^2 / 2; 64 keys are not quite many.
-    for d, (sharp, _, _), (even, _, _) in zip(dims, ours, flat, strict=True):
-        lab.near(f"scaled, the entropy at d = {d} is log n - 1/2", sharp, log_n - 0.5, slack=0.02)
-        less = log_n - 0.5 / N_HEAD
-        lab.near(f"by the model's size, it is log n - 1/(2 h) at d = {d}", even, less, slack=0.02)
-    lab.below("unscaled, the entropy at the largest d is a tenth of uniform", bare[-1][0], 0.1 * log_n)
-    lab.above("unscaled, the largest weight at the largest d is near 1", bare[-1][1], 0.8)
-    lab.below("unscaled, the gradient at the largest d is below the scaled one", bare[-1][2], ours[-1][2])
-    lab.above("by the model's size, a row is flatter than by the head's", flat[-1][0], ours[-1][0])
-    lab.notes += [
-        f"{N_KEY} keys; q and k standard normal; {N_HEAD} heads where the model's size is divided by."
-    ]
-    return (
-        f"at d = {dims[-1]} the entropy is {ours[-1][0]:.2f} nats scaled and {bare[-1][0]:.2f} not (uniform: "
-        f"{log_n:.2f}), and the gradient {ours[-1][2]:.3f} against {bare[-1][2]:.3f}"
-    )
+    for d, sharp, _, even in zip(dims, *rows.values(), strict=True):
+        law, flat_law = log_n - 0.5, log_n - 0.5 / N_HEAD
+        lab.near(f"scaled, the entropy at d = {d} is log n - 1/2", sharp["entropy"], law, slack=0.02)
+        what = f"by the model's size, it is log n - 1/(2 h) at d = {d}"
+        lab.near(what, even["entropy"], flat_law, slack=0.02)
+    ours, bare, flat = (of_scaling[-1] for of_scaling in rows.values())
+    lab.below("unscaled, the entropy at the largest d is a tenth of uniform", bare["entropy"], 0.1 * log_n)
+    lab.above("unscaled, the largest weight at the largest d is near 1", bare["largest weight"], 0.8)
+    what = "unscaled, the gradient at the largest d is below the scaled one"
+    lab.below(what, bare["gradient"], ours["gradient"])
+    lab.above("by the model's size, a row is flatter than by the head's", flat["entropy"], ours["entropy"])

@@ -1,6 +1,7 @@
-"""A trained model's heads against the same shape with random weights, and the two shapes of a map."""
+"""A trained model's heads against the same shape with random weights, and the two shapes of a map.
 
-from __future__ import annotations
+Rows are queries, columns are keys: in a row are the weights of what that token looks at.
+"""
 
 import torch
 from torch import Tensor
@@ -8,10 +9,9 @@ from torch import Tensor
 from regard.files.loading import Loaded, load, untrained
 from regard.heads import survey
 from regard.lab.drawing import COLOURS, GREY
-from regard.lab.measurement import Measurement
-from regard.lab.spec import Lab
+from regard.lab.spec import Lab, Measurement
 from regard.lab.texts import TEXTS
-from regard.tracing.take import trace
+from regard.tracing import trace
 
 CLAIM = """Training makes heads look at something: random weights of the same shape look nearly everywhere
 alike. A GPT-type map is lower-triangular, a BERT-type map is full and not symmetric."""
@@ -32,52 +32,45 @@ def _heads(lab: Lab, loaded: Loaded, name: str) -> tuple[Measurement, Measuremen
     return uniform, lab.share(f"heads with a label, {name}", n_named, len(labels)), uniformities
 
 
-def _maps(loaded: Loaded, layer: int) -> tuple[Tensor, int, list[str]]:
-    """The maps of a layer's heads, the head to be shown, and the tokens."""
+def _maps(lab: Lab, title: str, loaded: Loaded, layer: int, *, causal: bool) -> Tensor:
+    """The maps of a layer's heads, of which one is drawn."""
     traced = trace(loaded, TEXTS[0], layers=[layer])
     weights = torch.stack([traced.weights(0, head) for head in range(traced.layers[0].n_head)])
     # The head that looks most at single tokens other than the ends, where heads rest.
-    busiest = int(weights[:, :, 1:-1].amax(-1).mean(-1).argmax())
-    return weights, busiest, list(traced.tokens[0])
+    busiest = weights[int(weights[:, :, 1:-1].amax(-1).mean(-1).argmax())]
+    back = torch.ones_like(busiest, dtype=torch.bool).tril() if causal else None
+    lab.draw.heat_map(title, busiest, traced.tokens[0], visible=back).tick_params(labelsize=5)
+    return weights
 
 
 def _on_the_future(weights: Tensor) -> float:
     return float(weights.triu(1).sum((1, 2)).max() / weights.shape[-1])
 
 
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     minilm, smollm2 = load("minilm"), load("smollm2")
     ax = lab.draw.panel("Uniformity of every head", "entropy over its largest", "share of heads below")
     named: dict[str, Measurement] = {}
-    for name, loaded in (("minilm", minilm),) if lab.quick else (("minilm", minilm), ("smollm2", smollm2)):
+    for name, loaded, dashes in (("minilm", minilm, "-"), ("smollm2", smollm2, "--"))[
+        : 1 if lab.quick else 2
+    ]:
         uniform, labelled, spread = _heads(lab, loaded, name)
         flat, lost, others = _heads(lab, untrained(loaded, lab.seed), f"{name} random")
         named |= {f"{name}\ntrained": labelled, f"{name}\nrandom": lost}
         lab.below(f"{name}: trained heads are less uniform than random ones", uniform, flat)
         lab.above(f"{name}: more of them have a label", labelled, lost)
-        dashes = "-" if name == "minilm" else "--"
         for ordered, colour, kind in ((spread, COLOURS[0], "trained"), (others, GREY, "random")):
             share = [(place + 1) / len(ordered) for place in range(len(ordered))]
             ax.plot(ordered, share, dashes, color=colour, label=f"{name}, {kind}")
     lab.draw.bars("Heads with a label", named, "share")
-    gpt, gpt_head, gpt_tokens = _maps(smollm2, 3)
-    bert, bert_head, bert_tokens = _maps(minilm, 2)
-    back = torch.ones_like(gpt[0], dtype=torch.bool).tril()
-    lab.draw.heat_map("SmolLM2, one head", gpt[gpt_head], gpt_tokens, visible=back).tick_params(labelsize=5)
-    lab.draw.heat_map("MiniLM, one head", bert[bert_head], bert_tokens).tick_params(labelsize=5)
+    gpt = _maps(lab, "SmolLM2, one head", smollm2, 3, causal=True)
+    bert = _maps(lab, "MiniLM, one head", minilm, 2, causal=False)
     crooked = ((bert - bert.mT).abs().sum((1, 2)) / (bert + bert.mT).sum((1, 2))).tolist()
     asymmetry = lab.mean("asymmetry of MiniLM's heads", crooked)
     future = lab.exact("MiniLM: largest weight of a head on later tokens", _on_the_future(bert))
     errors = [float((weights.sum(-1) - 1).abs().max()) for weights in (gpt, bert)]
     row_sums = lab.exact("largest error of a row's sum", max(errors))
-    lab.equal("GPT-type: every map is lower-triangular", _on_the_future(gpt), 0.0)
     lab.below("each recovered row sums to 1, so nothing else was looked at", row_sums, 1e-4)
+    lab.equal("GPT-type: every map is lower-triangular", _on_the_future(gpt), 0.0)
     lab.above("BERT-type: later tokens are looked at", future, 0.1)
     lab.above("BERT-type: maps are not symmetric", asymmetry, 0.1)
-    lab.notes += ["Rows are queries, columns are keys: in a row are the weights of what that token looks at."]
-    uniform, labelled, flat, lost = lab.measurements[:4]
-    return (
-        f"MiniLM's heads have {uniform:.2f} of the largest entropy, random ones {flat:.2f}; {labelled:.0%} "
-        f"have a label against {lost:.0%}; SmolLM2's maps have nothing above the diagonal, MiniLM's have up "
-        f"to {future:.0%} there and are not symmetric (asymmetry {asymmetry:.2f})"
-    )

@@ -1,12 +1,12 @@
-"""The mean and variance of q . k, and why scores are divided by sqrt(d) (Vaswani et al. 2017, 3.2.1)."""
+"""The mean and variance of q . k, and why scores are divided by sqrt(d) (Vaswani et al. 2017, 3.2.1).
 
-from __future__ import annotations
+Dashed lines are predictions. Doubling d does not double the mean where mu is 0: it stays 0.
+"""
 
 import torch
 
-from regard.attention.scores import ScoreRule
-from regard.lab.measurement import Measurement
-from regard.lab.spec import Lab
+from regard.attention import ScoreRule
+from regard.lab.spec import Lab, Measurement
 
 CLAIM = """For independent q and k of mean mu and deviation sigma, E[q.k] = d mu^2 and Var[q.k] = d (sigma^4 +
 2 mu^2 sigma^2); dividing by sqrt(d) makes the variance 1 for mu = 0, sigma = 1."""
@@ -28,44 +28,35 @@ def _moments(
     return mean, lab.mean(f"variance, {name}", ((scores - scores.mean()) ** 2).tolist())
 
 
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     dims = (16, 64) if lab.quick else (8, 16, 32, 64, 128, 256)
     cases = ((0.0, 1.0), (0.5, 1.0)) if lab.quick else ((0.0, 1.0), (0.5, 1.0), (0.5, 0.5))
-    means, variances, of_mean, of_variance = {}, {}, [], []
+    means: dict[str, tuple[Measurement, ...]] = {}
+    variances, of_mean, of_variance = dict(means), [], []
     for mu, sigma in cases:
         name = f"mu {mu}, sigma {sigma}"
-        moments = [_moments(lab, f"{name}, d {d}", d, mu, sigma) for d in dims]
-        means[name], variances[name] = zip(*moments, strict=True)
+        means[name], variances[name] = zip(
+            *(_moments(lab, f"{name}, d {d}", d, mu, sigma) for d in dims), strict=True
+        )
         of_mean.append([d * mu**2 for d in dims])
         of_variance.append([d * (sigma**4 + 2 * mu**2 * sigma**2) for d in dims])
-        for (mean, variance), first, second in zip(moments, of_mean[-1], of_variance[-1], strict=True):
-            lab.near(f"{mean.name} is d mu^2", mean, first)
-            lab.near(f"{variance.name} is d (sigma^4 + 2 mu^2 sigma^2)", variance, second)
-    scaled = [_moments(lab, f"scaled, d {d}", d, scale=None)[1] for d in dims]
-    for variance in scaled:
-        lab.near(f"{variance.name} is 1", variance, 1.0)
+    scaled = {"measured": tuple(_moments(lab, f"scaled, d {d}", d, scale=None)[1] for d in dims)}
     panels = (
-        ("Mean of q . k", means, of_mean),
-        ("Variance of q . k", variances, of_variance),
-        ("After scaling", {"measured": scaled}, [[1.0] * len(dims)]),
+        ("Mean of q . k", "d mu^2", means, of_mean),
+        ("Variance of q . k", "d (sigma^4 + 2 mu^2 sigma^2)", variances, of_variance),
+        ("After scaling", "1", scaled, [[1.0] * len(dims)]),
     )
-    for title, lines, formulas in panels:
-        ax = lab.draw.lines(title, dims, lines, "dimension d", "", log_x=True)
-        for index, formula in enumerate(formulas):
-            lab.draw.predicted(dims, formula, "_", index)
+    for title, law, lines, formulas in panels:
+        ax = lab.draw.lines(title, dims, lines, "dimension d", "", log="x")
+        for index, (numbers, formula) in enumerate(zip(lines.values(), formulas, strict=True)):
+            lab.draw.predicted(dims, formula, index=index)
+            for number, expected in zip(numbers, formula, strict=True):
+                lab.near(f"{number.name} is {law}", number, expected)
     ax.set_ylim(0, 2)
     d = dims[-1]
     (_, once), (mean, twice) = (_moments(lab, f"d {size}, mu 0", size) for size in (d, 2 * d))
-    ratio = Measurement(
-        "variance at 2d over d", twice.value / once.value, twice.low / once.high, twice.high / once.low
+    ratio = lab.keep(
+        Measurement("variance at 2d over d", twice / once, twice.low / once.high, twice.high / once.low)
     )
-    lab.keep(ratio)
     lab.near("doubling d leaves the mean at 0", mean, 0.0)
     lab.near("doubling d doubles the variance", ratio, 2.0)
-    lab.notes += [
-        "Dashed lines are predictions. Doubling d does not double the mean where mu is 0: it stays 0."
-    ]
-    return (
-        f"after dividing by sqrt(d) the variance is {scaled[-1]} at d = {dims[-1]}, and doubling d "
-        f"multiplies the unscaled variance by {ratio:.2f} and leaves the mean at {mean:.2f}"
-    )

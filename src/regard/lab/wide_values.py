@@ -1,18 +1,18 @@
-"""Values twice as wide as keys: what must change, and what it costs."""
+"""Values twice as wide as keys: what must change, and what it costs.
 
-from __future__ import annotations
+Values are split by n_head * v_dim, not model_dim; merged heads have n_head * v_dim numbers; the output
+projection takes those and returns model_dim. Scores and their scale do not change.
+"""
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.attention.softmax import attend
-from regard.costs.model import cost
+from regard.attention import attend
+from regard.costs import cost
 from regard.lab.spec import Lab
-from regard.layers.attention import MultiHeadAttention, merge_heads, split_heads
-from regard.layers.block import BlockConfig
-from regard.layers.cache import LayerCache
-from regard.models.transformer import TransformerConfig
+from regard.layers import BlockConfig, LayerCache, MultiHeadAttention, merge_heads, split_heads
+from regard.models import TransformerConfig
 
 CLAIM = """Values may be wider than keys: only the value projection, the split and merge of heads and the
 output projection change, and parameters and cache grow by half when values double."""
@@ -41,58 +41,36 @@ def _cost(v_dim: int) -> dict[str, int]:
     config = TransformerConfig(vocab=1, block=block, n_decoder_layer=1, head="none")
     whole = cost(config, "prefill", batch=BATCH, length=LENGTH)
     rows = [row for row in whole.rows if not row.name.startswith(("ff ", "embedding"))]
-    return {
-        "parameters": sum(row.weights.value(whole.sizes) for row in rows),
-        "operations": sum(row.n_operation for row in rows),
-        "cache": whole.cache_bytes,
-    }
+    n_parameter = sum(row.weights.value(whole.sizes) for row in rows)
+    n_operation = sum(row.n_operation for row in rows)
+    return {"parameters": n_parameter, "operations": n_operation, "cache": whole.cache_bytes}
 
 
 @torch.no_grad()
-def _counted(v_dim: int) -> tuple[dict[str, int], float, bool]:
-    """What a real layer has and takes, its error against the definition, and whether it keeps x's shape."""
-    layer = MultiHeadAttention(DIM, N_HEAD, v_dim=v_dim).double()
-    x = torch.randn(BATCH, LENGTH, DIM, dtype=torch.float64)
-    error = float((layer(x) - _by_hand(layer, x)).abs().max())
-    cache = LayerCache()
-    layer, x = layer.float(), x.float()
-    with FlopCounterMode(display=False) as counter:
-        q, k, v = (split_heads(project(x), N_HEAD) for project in (layer.query, layer.key, layer.value))
-        out = layer.out(merge_heads(attend(q, k, v, path="plain").out))
-    layer(x, cache=cache)
-    n_parameter = sum(weight.numel() for weight in layer.parameters())
-    counted = {"parameters": n_parameter, "operations": counter.get_total_flops(), "cache": cache.bytes}
-    return counted, error, out.shape == x.shape
-
-
-def run(lab: Lab) -> str:
-    ratios: dict[int, dict[str, float]] = {}
+def run(lab: Lab) -> None:
+    ratios: dict[str, list[float]] = {}
     plain = _cost(QK_DIM)
     for times in (1, 2) if lab.quick else (1, 2, 4):
-        v_dim = times * QK_DIM
-        counted, error, same_shape = _counted(v_dim)
-        for what, formula in _cost(v_dim).items():
-            lab.equal(f"v_dim {v_dim}: {what} as the cost model has it", counted[what], formula)
-        ratios[v_dim] = {what: number / plain[what] for what, number in counted.items()}
-        for what, ratio in ratios[v_dim].items():
-            lab.exact(f"{what}, v_dim {v_dim}, against {QK_DIM}", ratio)
-        lab.below(f"v_dim {v_dim}: the output is the definition's, head by head", error, 1e-12)
-        lab.equal(f"v_dim {v_dim}: the output keeps the model's shape", int(same_shape), 1)
-        parameters, _, cache = ratios[v_dim].values()
+        where = f"v_dim {times * QK_DIM}"
+        layer = MultiHeadAttention(DIM, N_HEAD, v_dim=times * QK_DIM).double()
+        x = torch.randn(BATCH, LENGTH, DIM, dtype=torch.float64)
+        error = float((layer(x) - _by_hand(layer, x)).abs().max())
+        lab.below(f"{where}: the output is the definition's, head by head", error, 1e-12)
+        layer, x, cache = layer.float(), x.float(), LayerCache()
+        with FlopCounterMode(display=False) as counter:
+            q, k, v = (split_heads(project(x), N_HEAD) for project in (layer.query, layer.key, layer.value))
+            out = layer.out(merge_heads(attend(q, k, v, path="plain").out))
+        layer(x, cache=cache)
+        lab.equal(f"{where}: the output keeps the model's shape", int(out.shape == x.shape), 1)
+        n_parameter = sum(weight.numel() for weight in layer.parameters())
+        counted = (n_parameter, counter.get_total_flops(), cache.bytes)
+        ratios[where] = []
+        for number, (what, formula) in zip(counted, _cost(times * QK_DIM).items(), strict=True):
+            lab.equal(f"{where}: {what} as the cost model has it", number, formula)
+            ratios[where].append(lab.exact(f"{what}, {where}, against {QK_DIM}", number / plain[what]))
+        parameters, _, kept = ratios[where]
         grown = (1 + times) / 2
-        lab.equal(f"v_dim {v_dim}: parameters times (1 + {times}) / 2", parameters, grown, rounding=1e-12)
-        lab.equal(f"v_dim {v_dim}: the cache likewise", cache, grown, rounding=1e-12)
-    groups = {f"v_dim {v_dim}": list(of_width.values()) for v_dim, of_width in ratios.items()}
+        lab.equal(f"{where}: parameters times (1 + {times}) / 2", parameters, grown, rounding=1e-12)
+        lab.equal(f"{where}: the cache likewise", kept, grown, rounding=1e-12)
     title = "Cost against values as wide as keys"
-    lab.draw.grouped_bars(title, list(plain), groups, f"times that of v_dim {QK_DIM}")
-    lab.notes += [
-        "What must change: values are split by n_head * v_dim, not model_dim; merged heads have n_head * "
-        "v_dim numbers; the output projection takes those and returns model_dim. Scores and their scale do "
-        "not change."
-    ]
-    wide = ratios[2 * QK_DIM]
-    return (
-        f"with values twice as wide the layer has {wide['parameters']:.2f} times the parameters, "
-        f"{wide['operations']:.2f} times the operations and {wide['cache']:.2f} times the cache, and the "
-        "same output shape"
-    )
+    lab.draw.grouped_bars(title, list(plain), ratios, f"times that of v_dim {QK_DIM}")

@@ -2,18 +2,16 @@
 
 A layer with a window of w sees a token and the w - 1 before it. The layer above sees what those saw, so n
 layers reach back over n (w - 1) tokens, and not one further. What arrives from there was averaged n times.
+Gradients are those of random models; recall is after training on distances up to that one, a model for each.
 """
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.lab.learning import teach
-from regard.lab.measurement import Measurement
-from regard.lab.spec import Lab
-from regard.layers.block import BlockConfig
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.lab.learning import answered, teach
+from regard.lab.spec import Lab, Measurement
+from regard.layers import BlockConfig
+from regard.models import Transformer, TransformerConfig
 
 CLAIM = """Layers that look back over a window of w tokens see further when stacked: n of them see n (w - 1)
 back, not one token more, and little of what is at the edge arrives."""
@@ -50,20 +48,15 @@ def _influence(n_layer: int, window: int) -> Tensor:
     """log10 of the gradient that the last output of a random model sends back, by distance."""
     model = _model(n_layer, window).double()
     embedded: list[Tensor] = []
-
-    def keep(_: nn.Module, __: object, out: Tensor) -> None:
-        out.retain_grad()
-        embedded.append(out)
-
-    model.token.register_forward_hook(keep)
+    model.token.register_forward_hook(lambda _, __, out: embedded.append(out))
     hidden = model(torch.randint(VOCAB, (16, n_layer * (window - 1) + 1))).hidden[:, -1]
-    (hidden @ torch.randn(hidden.shape[-1], dtype=torch.float64)).sum().backward()
-    assert embedded[0].grad is not None
-    norms: Tensor = embedded[0].grad.flip(1).norm(dim=-1).mean(0)
-    return norms.log10()
+    said = (hidden @ torch.randn(hidden.shape[-1], dtype=torch.float64)).sum()
+    gradient: Tensor = torch.autograd.grad(said, embedded)[0]
+    norms: Tensor = gradient.flip(1).norm(dim=-1)
+    return norms.mean(0).log10()
 
 
-def _examples(n: int, distance: int) -> tuple[Tensor, Tensor]:
+def _examples(distance: int, n: int = 64) -> tuple[Tensor, Tensor]:
     """Tokens of which the first is marked, and what it was."""
     tokens = torch.randint(VOCAB, (n, distance + 1))
     right = tokens[:, 0].clone()
@@ -71,7 +64,7 @@ def _examples(n: int, distance: int) -> tuple[Tensor, Tensor]:
     return tokens, right
 
 
-def _recall(lab: Lab, distance: int, n_step: int) -> Measurement:
+def _recall(lab: Lab, distance: int) -> Measurement:
     """The share of marked tokens that the last position says, after training on distances up to this one."""
     model = _model(*TAUGHT)
 
@@ -80,28 +73,24 @@ def _recall(lab: Lab, distance: int, n_step: int) -> Measurement:
         return logits
 
     def examples() -> tuple[Tensor, Tensor]:
-        return _examples(64, int(torch.randint(1, distance + 1, ())))
+        return _examples(int(torch.randint(1, distance + 1, ())))
 
-    teach(model, examples, n_step, scores=scores, rate=0.006)
-    tokens, right = _examples(1000, distance)
-    return lab.share_right(f"recall, distance {distance}", scores(tokens), right)
+    teach(model, examples, 200 if lab.quick else 800, scores=scores, rate=0.006)
+    return answered(lab, f"recall, distance {distance}", scores, _examples(distance, 1000))
 
 
-def run(lab: Lab) -> str:
+def run(lab: Lab) -> None:
     n_layers = (1, 2, 3) if lab.quick else (1, 2, 3, 4, 6, 8)
     windows = (2, 5) if lab.quick else (2, 3, 5, 9)
-    reaches = {
-        f"window {window}": [
-            lab.exact(f"reach, {n} layers, window {window}", _reach(n, window)) for n in n_layers
-        ]
-        for window in windows
-    }
+    reaches: dict[str, list[Measurement]] = {f"window {window}": [] for window in windows}
+    for window in windows:
+        for n in n_layers:
+            reach = lab.exact(f"reach, {n} layers, window {window}", _reach(n, window))
+            reaches[f"window {window}"].append(reach)
+            lab.equal(f"{reach.name} is layers times window less 1", reach, n * (window - 1))
     lab.draw.lines("The furthest token that is seen", n_layers, reaches, "layers", "tokens back")
-    for index, (window, points) in enumerate(zip(windows, reaches.values(), strict=True)):
-        furthest = [n_layer * (window - 1) for n_layer in n_layers]
-        lab.draw.predicted(n_layers, furthest, "_predicted", index)
-        for point, wanted in zip(points, furthest, strict=True):
-            lab.equal(f"{point.name} is layers times window less 1", point, wanted)
+    for index, window in enumerate(windows):
+        lab.draw.predicted(n_layers, [n * (window - 1) for n in n_layers], index=index)
     n_layer, window = (3, 5) if lab.quick else (8, 5)
     gradients = torch.stack([_influence(n_layer, window) for _ in range(8 if lab.quick else 24)]).T.tolist()
     influence = [
@@ -114,22 +103,12 @@ def run(lab: Lab) -> str:
     edge = lab.difference(what, gradients[-1], gradients[window - 1])
     lab.below("from the edge far less arrives than from one window back", edge, -1.0)
     distances = (FAR, FAR + 1) if lab.quick else (1, TAUGHT[1] - 1, TAUGHT[1], FAR - 1, FAR, FAR + 1, FAR + 4)
-    n_step = 200 if lab.quick else 800
-    recalls = {distance: _recall(lab, distance, n_step) for distance in distances}
-    lines = {f"{TAUGHT[0]} layers, window {TAUGHT[1]}": list(recalls.values())}
+    recalls = [_recall(lab, distance) for distance in distances]
+    lines = {f"{TAUGHT[0]} layers, window {TAUGHT[1]}": recalls}
     lab.draw.lines("Recall of one marked token", distances, lines, "distance", "share right")
     lab.draw.chance(1 / VOCAB)
-    for distance, recall in recalls.items():
+    for distance, recall in zip(distances, recalls, strict=True):
         if distance <= FAR:
             lab.above(f"trained, {distance} tokens back are recalled", recall, 0.9)
         else:
             lab.near(f"{distance} back, beyond the reach, chance is all", recall, 1 / VOCAB)
-    lab.notes += [
-        f"Gradients are those of random models of {n_layer} layers; recall is after {n_step} steps of "
-        "training on distances up to that one, a model for each."
-    ]
-    return (
-        f"{n_layers[-1]} layers of window {windows[-1]} see {points[-1]:.0f} tokens back; {TAUGHT[0]} of "
-        f"window {TAUGHT[1]} recall {recalls[FAR]:.0%} from {FAR} tokens back and {recalls[FAR + 1]:.0%} "
-        f"from {FAR + 1} (chance {1 / VOCAB:.0%})"
-    )

@@ -18,17 +18,14 @@ from torch import Tensor
 
 from regard.decoding.prompts import rectangle
 from regard.errors import ArgumentError
-from regard.files.tokenizer import TextTokenizer
-from regard.train.data import TokenFile
-from regard.train.tasks import GeneratedTask
+from regard.train.vocabulary import SPECIAL
 
 IGNORED = -100  # a label that the loss leaves out, as cross_entropy has it
 WINDOW = 4096  # examples sorted together
 Row = Sequence[int] | np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(NamedTuple):
     """What a model reads, what it is given of the answer, and what it must say."""
 
     source: Row | None  # None: a language model has no source
@@ -51,9 +48,8 @@ class Batch(NamedTuple):
 
     def part(self, rank: int, world: int) -> Batch:
         """This process's rows; where there are fewer rows than processes, a row that does not count."""
-        rows = torch.arange(len(self.inputs))[rank::world]
-        if len(rows):
-            return self._changed(lambda part: part[rows])
+        if rank < len(self.inputs):
+            return self._changed(lambda part: part[rank::world])
         idle = self._changed(lambda part: part[:1])
         return idle._replace(labels=torch.full_like(idle.labels, IGNORED))
 
@@ -62,8 +58,7 @@ class Batch(NamedTuple):
         return self._changed(lambda part: part.to(device, non_blocking=True))
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        source, visible = (None if part is None else change(part) for part in (self.source, self.visible))
-        return Batch(source, visible, change(self.inputs), change(self.labels))
+        return Batch._make(None if part is None else change(part) for part in self)
 
 
 @runtime_checkable
@@ -78,35 +73,20 @@ class Examples(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairExamples:
-    """Pairs of a token file, the rows 2i and 2i + 1 of it."""
+    """Pairs of a source and its answer, as tokens, by their number."""
 
-    rows: TokenFile
-    start: int  # the token a target begins with
-
-    def __len__(self) -> int:
-        return len(self.rows) // 2
-
-    def get(self, epoch: int, index: int) -> Example:
-        return _pair(self.rows[2 * index], self.rows[2 * index + 1], self.start)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GeneratedExamples:
-    """Fresh examples of a generated task: another epoch, other examples."""
-
-    task: GeneratedTask
-    tokenizer: TextTokenizer
-    seed: int
-    start: int
-    size: int = 2**20
-    held_out: bool = False
+    pair: Callable[[int], tuple[Row, Row]]
+    size: int
+    start: int  # the token an answer begins with
+    endless: bool = False  # another epoch, other pairs
 
     def __len__(self) -> int:
         return self.size
 
     def get(self, epoch: int, index: int) -> Example:
-        source, target = self.task.example(self.seed, epoch * self.size + index, held_out=self.held_out)
-        return _pair(self.tokenizer.encode(source), self.tokenizer.encode(target), self.start)
+        source, target = self.pair(epoch * self.size + index if self.endless else index)
+        labels = np.asarray(target, dtype=np.int64)
+        return Example(source, np.concatenate([[self.start], labels[:-1]]), labels)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +98,6 @@ class BlockExamples:
     seed: int
     mask: int | None = None  # BERT: hide some tokens behind this one, and ask for them
     vocab: int = 0
-    n_special: int = 0
     moving: bool = True  # False: held-out text is cut at the same places each time
 
     def __post_init__(self) -> None:
@@ -132,8 +111,7 @@ class BlockExamples:
         return (len(self.tokens) - 1) // self.context
 
     def get(self, epoch: int, index: int) -> Example:
-        spare = len(self.tokens) - 1 - len(self) * self.context
-        slack = min(self.context - 1, spare)
+        slack = min(self.context - 1, len(self.tokens) - 1 - len(self) * self.context)
         random = np.random.default_rng((self.seed, epoch, 1))
         first = (int(random.integers(slack + 1)) if self.moving else 0) + index * self.context
         block = np.asarray(self.tokens[first : first + self.context + 1], dtype=np.int64)
@@ -146,15 +124,9 @@ class BlockExamples:
         chosen = random.random(len(block)) < 0.15
         chosen[random.integers(len(block))] = True  # never none
         fate = random.random(len(block))
-        other = random.integers(self.n_special, max(self.vocab, self.n_special + 1), len(block))
-        inputs = np.where(chosen & (fate < 0.8), np.int64(self.mask or 0), block)
-        inputs = np.where(chosen & (fate >= 0.9), other, inputs)
-        return Example(None, inputs, np.where(chosen, block, IGNORED))
-
-
-def _pair(source: Row, target: Row, start: int) -> Example:
-    target = target.tolist() if isinstance(target, np.ndarray) else list(target)
-    return Example(source, [start, *target[:-1]], target)
+        other = random.integers(len(SPECIAL), max(self.vocab, len(SPECIAL) + 1), len(block))
+        changed = np.select([fate < 0.8, fate >= 0.9], [np.int64(self.mask or 0), other], block)
+        return Example(None, np.where(chosen, changed, block), np.where(chosen, block, IGNORED))
 
 
 class Place(NamedTuple):
@@ -165,16 +137,23 @@ class Place(NamedTuple):
 
 
 class Batches:
-    """An endless series of batches from any place."""
+    """An endless series of batches from any place; `shuffled` unless the examples are random already."""
 
     def __init__(
-        self, examples: Examples, batch_tokens: int, seed: int, pad: int, window: int = WINDOW
+        self,
+        examples: Examples,
+        batch_tokens: int,
+        seed: int,
+        pad: int,
+        *,
+        window: int = WINDOW,
+        shuffled: bool = True,
     ) -> None:
         if len(examples) < 1:
             raise ArgumentError("there is nothing to learn from: the data hold no usable line.")
         self.examples, self.batch_tokens, self.seed, self.pad = examples, batch_tokens, seed, pad
+        self.window, self.shuffled = window, shuffled
         self.n_window = -(-len(examples) // window)  # of an epoch
-        self.window = window
         self._order: tuple[int, range | np.ndarray] = (-1, range(len(examples)))  # of an epoch
         self._groups: tuple[int, list[list[Example]]] = (-1, [])  # of a window
 
@@ -190,8 +169,7 @@ class Batches:
     def _window(self, window: int) -> list[list[Example]]:
         """The batches of a window, in their order."""
         epoch, part = divmod(window, self.n_window)
-        # Generated examples are random already, and endless.
-        if self._order[0] != epoch and not isinstance(self.examples, GeneratedExamples):
+        if self._order[0] != epoch and self.shuffled:
             random = np.random.default_rng((self.seed, epoch, 0))
             self._order = (epoch, random.permutation(len(self.examples)))
         indices = self._order[1][part * self.window : (part + 1) * self.window]
@@ -205,12 +183,9 @@ def bucketed(examples: Sequence[Example], batch_tokens: int) -> list[list[Exampl
     """Examples of about the same length together, as many as fit `batch_tokens` with their padding."""
     ordered = sorted(examples, key=lambda example: (_length(example), len(example.inputs)))
     groups: list[list[Example]] = []
-    longest = 0
-    for example in ordered:
-        longest = max(longest, _length(example))
-        if not groups or longest * (len(groups[-1]) + 1) > batch_tokens:
+    for example in ordered:  # the last of a group is its longest
+        if not groups or _length(example) * (len(groups[-1]) + 1) > batch_tokens:
             groups.append([])
-            longest = _length(example)
         groups[-1].append(example)
     return groups
 
@@ -231,11 +206,11 @@ def padded(examples: Sequence[Example], pad: int) -> Batch:
     sources = [example.source for example in examples if example.source is not None]
     if not sources:
         return Batch(None, None, inputs, labels)
-    lengths = torch.tensor([len(source) for source in sources])
     source = rectangle(sources, pad)
+    lengths = torch.tensor([len(row) for row in sources])
     visible = torch.arange(source.shape[1])[None] < lengths[:, None]
     return Batch(source, None if bool(visible.all()) else visible, inputs, labels)
 
 
 def _length(example: Example) -> int:
-    return max(0 if example.source is None else len(example.source), len(example.inputs))
+    return max(len(example.source) if example.source is not None else 0, len(example.inputs))

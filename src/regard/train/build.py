@@ -1,7 +1,5 @@
 """The model that settings describe, and what it is trained to do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -25,22 +23,11 @@ def build_model(settings: Settings, tokenizer: TextTokenizer, *, dropout: float 
         config = transformer_config(settings, tokenizer)
         config = replace(config, block=replace(config.block, dropout=dropout))
         return initialise(Transformer(config), settings.seed)
-    vocab, special = tokenizer.vocab_size, tokenizer.special
-    recurrent = Seq2SeqConfig(
-        source_vocab=vocab,
-        target_vocab=vocab,
-        embed_dim=settings.embed_dim,
-        hidden_dim=settings.hidden_dim,
-        n_layer=settings.n_layer,
-        cell=settings.cell,
-        bidirectional=settings.bidirectional,
-        score=settings.score,
-        dropout=dropout,
-        bos=special.bos,
-        eos=special.eos,
-        pad=special.pad,
-    )
-    return random_seq2seq(recurrent, settings.seed)
+    same = ("embed_dim", "hidden_dim", "n_layer", "cell", "bidirectional", "score")
+    sizes = {name: getattr(settings, name) for name in same}
+    sizes |= {name: getattr(tokenizer.special, name) for name in ("bos", "eos", "pad")}
+    vocab = tokenizer.vocab_size
+    return random_seq2seq(Seq2SeqConfig(vocab, vocab, dropout=dropout, **sizes), settings.seed)
 
 
 def transformer_config(settings: Settings, tokenizer: TextTokenizer) -> TransformerConfig:
@@ -66,9 +53,7 @@ def start_token(settings: Settings, tokenizer: TextTokenizer) -> int:
     return token
 
 
-def finished(
-    settings: Settings, tokenizer: TextTokenizer, weights: Mapping[str, Tensor], source: str
-) -> Loaded:
+def finished(settings: Settings, tokenizer: TextTokenizer, weights: Mapping[str, Tensor]) -> Loaded:
     """A model with these weights for use: evaluation mode, no dropout in its config."""
     model = build_model(settings, tokenizer, dropout=0.0).eval()
     model.load_state_dict(dict(weights), strict=False)  # buffers follow from the config
@@ -76,7 +61,7 @@ def finished(
     return Loaded(
         model,
         tokenizer,
-        described(model, f"{settings.task} ({settings.model})", source),
+        described(model, f"{settings.task} ({settings.model})", settings.out),
         start_token=start_token(settings, tokenizer) if answers else None,
         stop_tokens=(eos,) if answers and eos is not None else (),
     )

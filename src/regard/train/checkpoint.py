@@ -1,33 +1,28 @@
 """Checkpoints that are whole or not there: written beside, flushed to disk, then renamed.
 
     checkpoints/
-      step-00000200/      tensors.safetensors: weights and the optimizer's moments; state.json: the rest
-      step-00000400/
+      step-00000200-5f3a9c01.safetensors    weights and the optimizer's moments; the rest in its header
+      step-00000400-c07e11d2.safetensors
 
-`state.json` holds the size and the checksum of the tensors and a checksum of itself, so a file damaged later
-is noticed and the checkpoint before it is taken. No pickle. Random numbers need no state: each update seeds
-its own.
+A name ends with the checksum of its file, so a file damaged later is noticed and the checkpoint before it is
+taken. No pickle. Random numbers need no state: each update seeds its own.
 """
-
-from __future__ import annotations
 
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.errors import TrainError
 from regard.files.safetensors import write_safetensors
 
-TENSORS, STATE = "tensors.safetensors", "state.json"
 KEPT = 2  # the newest, and the one before it
 
 
@@ -37,11 +32,37 @@ class Checkpoint:
 
     path: Path
     state: Mapping[str, Any]
-    damaged: tuple[str, ...] = ()  # newer ones that were passed over, and why
+    damaged: tuple[str, ...] = ()  # newer ones that were passed over
 
     def tensors(self) -> dict[str, Tensor]:
         """Read the weights and moments."""
-        return load_file(self.path / TENSORS)
+        return load_file(self.path)
+
+
+def write_checked(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+    """Write the file of a step with its checksum in its name, in the place of others of that step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".part-{step:08d}"
+    try:
+        write_safetensors(tensors, part, {"state": json.dumps(state)})
+        _flush(part)
+        path = folder / f"step-{step:08d}-{_crc_of(part):08x}.safetensors"
+        part.replace(path)
+        _flush(folder)
+    finally:
+        part.unlink(missing_ok=True)
+    for other in folder.glob(f"step-{step:08d}-*"):
+        if other != path:
+            other.unlink()
+    return path
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is what `write_checked` wrote: its checksum is that of its name."""
+    try:
+        return path.name.endswith(f"-{_crc_of(path):08x}.safetensors")
+    except OSError:
+        return False
 
 
 def save_checkpoint(
@@ -49,79 +70,42 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint; the ones before it are touched only when it is safely there."""
     folder = Path(folder)
-    path = folder / f"step-{step:08d}"
-    part = folder / f".part-{step:08d}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        write_safetensors(tensors, part / TENSORS)
-        facts = {"bytes": (part / TENSORS).stat().st_size, "crc": crc_of(part / TENSORS)}
-        state = {**state, "tensors": facts}
-        text = json.dumps({**state, "checksum": _checksum(state)})
-        (part / STATE).write_text(text, encoding="utf-8")
-        for name in (TENSORS, STATE):
-            _flush(part / name)
-        _flush(part)
-        if path.exists():  # a run taken up again from an older one comes by here a second time
-            shutil.rmtree(path)
-        part.rename(path)
-        _flush(folder)
+        path = write_checked(folder, step, tensors, state)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(part, ignore_errors=True)
-        before = names(folder)
-        kept = f"The checkpoint before it, {before[-1]}, is whole" if before else "There is none before it"
+        before = checkpoints(folder)
+        kept = f"The checkpoint before it, {before[-1].name}, is whole" if before else "None is before it"
         raise TrainError(
             f"the checkpoint of step {step} could not be written to {folder}: {error}. {kept}. "
             "Free some space and resume the run."
         ) from error
-    for old in names(folder)[:-KEPT]:
-        shutil.rmtree(folder / old, ignore_errors=True)
+    for old in checkpoints(folder)[:-KEPT]:
+        old.unlink(missing_ok=True)
     return path
 
 
-def names(folder: Path) -> list[str]:
+def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints there, oldest first."""
-    return sorted(path.name for path in folder.glob("step-*") if path.is_dir())
+    return sorted(folder.glob("step-*"))
 
 
 def latest(folder: str | Path) -> Checkpoint | None:
     """The newest checkpoint that is whole; None where there is none at all."""
-    folder = Path(folder)
     damaged: list[str] = []
-    for name in reversed(names(folder)):
-        path = folder / name
-        try:
-            state = read_state(path)
-            facts = {"bytes": (path / TENSORS).stat().st_size, "crc": crc_of(path / TENSORS)}
-            if facts != state["tensors"]:
-                raise ValueError(f"{TENSORS} is not what was written: its size or checksum differs")
-        except (OSError, ValueError) as error:
-            damaged.append(f"{name}: {error}")
-        else:
-            return Checkpoint(path, state, tuple(damaged))
+    for path in reversed(checkpoints(Path(folder))):
+        if is_whole(path):
+            with safe_open(path, framework="pt") as file:
+                return Checkpoint(path, json.loads(file.metadata()["state"]), tuple(damaged))
+        damaged.append(path.name)
     if damaged:
-        raise TrainError(f"no checkpoint in {folder} is whole: {'; '.join(damaged)}. Start the run anew.")
+        raise TrainError(
+            f"no checkpoint in {folder} is whole: {', '.join(damaged)} are not what was written, for their "
+            "checksum differs. Start the run anew."
+        )
     return None
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors; `OSError` or `ValueError` where it is damaged."""
-    try:
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{STATE} cannot be read ({error})") from error
-    if not isinstance(state, dict) or state.pop("checksum", None) != _checksum(state):
-        raise ValueError(f"{STATE} is not what was written: its checksum differs")
-    return state
-
-
-def _checksum(state: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(state, sort_keys=True).encode())
-
-
-def crc_of(path: Path) -> int:
-    """The checksum of a file."""
+def _crc_of(path: Path) -> int:
     crc = 0
     with path.open("rb") as file:
         while piece := file.read(2**22):

@@ -10,7 +10,8 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -41,7 +42,7 @@ class BadLines:
         for reason, count in self.counts.items():
             more = ", ..." if count > len(self.where[reason]) else ""
             reasons.append(f"{count} {reason} ({', '.join(self.where[reason])}{more})")
-        return f"{self.counts.total()} bad lines: {'; '.join(reasons)}" if reasons else "no bad lines"
+        return f"{self.counts.total()} bad lines: {'; '.join(reasons)}"
 
 
 def _raw_lines(path: str | Path) -> Iterator[bytes]:
@@ -53,14 +54,6 @@ def _raw_lines(path: str | Path) -> Iterator[bytes]:
         raise LoadError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def _decoded(raw: bytes, bad: BadLines, path: str | Path, line: int) -> str | None:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        bad.add("not UTF-8", path, line)
-        return None
-
-
 def read_pairs(paths: Sequence[str | Path], bad: BadLines) -> Iterator[tuple[int, str, str]]:
     """Line number, source and target of each pair, from one TSV file or two files of as many lines."""
     for line, raws in enumerate(zip_longest(*map(_raw_lines, paths)), 1):
@@ -69,101 +62,97 @@ def read_pairs(paths: Sequence[str | Path], bad: BadLines) -> Iterator[tuple[int
                 f"{paths[raws.index(None)]} ends after line {line - 1} and the other file goes on: "
                 "aligned files have as many lines as each other."
             )
-        texts: list[str] = []
-        for path, raw in zip(paths, raws, strict=True):
-            text = _decoded(raw.rstrip(b"\r\n"), bad, path, line)
-            if text is None:
-                break
-            texts += text.split("\t") if len(paths) == 1 else [text]
+        try:
+            texts = [raw.decode() for raw in raws]
+        except UnicodeDecodeError as error:
+            bad.add("not UTF-8", paths[raws.index(error.object)], line)
+            continue
+        texts = [text.strip() for text in (texts[0].split("\t") if len(paths) == 1 else texts)]
+        if len(texts) != 2:
+            bad.add("not two columns", paths[0], line)
+        elif not all(texts):
+            bad.add("empty side", paths[0 if not texts[0] else -1], line)
         else:
-            texts = [text.strip() for text in texts]
-            if len(texts) != 2:
-                bad.add("not two columns", paths[0], line)
-            elif not all(texts):
-                bad.add("empty side", paths[0 if not texts[0] else -1], line)
-            else:
-                yield line, texts[0], texts[1]
+            yield line, texts[0], texts[1]
 
 
 def read_lines(paths: Sequence[str | Path], bad: BadLines) -> Iterator[tuple[int, str]]:
     """Line number and text of each line of text files, with its end."""
     for path in paths:
         for line, raw in enumerate(_raw_lines(path), 1):
-            text = _decoded(raw, bad, path, line)
-            if text is not None:
-                yield line, text
+            try:
+                yield line, raw.decode()
+            except UnicodeDecodeError:
+                bad.add("not UTF-8", path, line)
 
 
 class TokenFile:
     """Rows of tokens on disk: `rows[i]` is an array, `n_byte(a, b)` the text's size of rows a to b."""
 
-    def __init__(self, folder: str | Path) -> None:
-        folder = Path(folder)
+    def __init__(self, folder: Path) -> None:
         try:
             facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise LoadError(f"{folder} is not a token file: its facts.json cannot be read.") from error
+
+        def mapped(name: str, dtype: str, size: int) -> np.ndarray:
+            if size == 0:  # nothing cannot be mapped
+                return np.zeros(0, dtype)
+            try:
+                return np.memmap(folder / f"{name}.bin", dtype=dtype, mode="r", shape=(size,))
+            except (OSError, ValueError) as error:
+                raise LoadError(f"{folder / name}.bin cannot be read: {error}.") from error
+
         self.crc = int(facts["crc"])
         self.bad = str(facts["bad"])  # "": every line could be used
         self.unknown = int(facts["unknown"])
-        self.tokens = _mapped(folder / "tokens.bin", np.dtype(facts["dtype"]), facts["n_token"])
-        self.ends = _mapped(folder / "ends.bin", np.dtype(np.int64), facts["n_row"])
-        self.bytes_until = _mapped(folder / "bytes.bin", np.dtype(np.int64), facts["n_row"])
+        self.tokens = mapped("tokens", facts["dtype"], facts["n_token"])
+        self.ends, self.bytes_until = (mapped(name, "int64", facts["n_row"]) for name in ("ends", "bytes"))
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def __getitem__(self, row: int) -> np.ndarray:
-        start = 0 if row == 0 else int(self.ends[row - 1])
-        return np.asarray(self.tokens[start : int(self.ends[row])])
+        return np.asarray(self.between(row, row + 1))
+
+    def between(self, first: int, last: int) -> np.ndarray:
+        """The tokens of the rows from `first` up to `last`."""
+        begin, end = (int(self.ends[row - 1]) if row else 0 for row in (first, last))
+        return self.tokens[begin:end]
 
     def n_byte(self, first: int, last: int) -> int:
         """The bytes of text in the rows from `first` up to `last`."""
-        before = 0 if first == 0 else int(self.bytes_until[first - 1])
-        return int(self.bytes_until[last - 1]) - before
+        begin, end = (int(self.bytes_until[row - 1]) if row else 0 for row in (first, last))
+        return end - begin
 
     @classmethod
-    def exists(cls, folder: str | Path) -> bool:
+    def exists(cls, folder: Path) -> bool:
         """Whether a whole one is there: its facts are written last."""
-        return (Path(folder) / "facts.json").is_file()
+        return (folder / "facts.json").is_file()
 
 
-class TokenWriter:
-    """Writes a `TokenFile` row by row, as a context; it is there only after `finish`."""
-
-    def __init__(self, folder: str | Path, *, vocab: int, unknown: int = -1) -> None:
-        self.folder, self.unknown = Path(folder), unknown
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "facts.json").unlink(missing_ok=True)
-        self.dtype = np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
-        self.n_token = self.n_byte = self.n_row = self.crc = self.n_unknown = 0
-        self.files = [(self.folder / f"{name}.bin").open("wb") for name in ("tokens", "ends", "bytes")]
-
-    def add(self, row: Sequence[int], n_byte: int) -> None:
-        """One more row, and how many bytes of text it was."""
-        packed = np.asarray(row, dtype=self.dtype).tobytes()
-        self.n_row += 1
-        self.n_token += len(row)
-        self.n_byte += n_byte
-        self.n_unknown += sum(token == self.unknown for token in row)
-        self.crc = zlib.crc32(packed, self.crc)
-        sizes = (np.int64(self.n_token).tobytes(), np.int64(self.n_byte).tobytes())
-        for file, content in zip(self.files, (packed, *sizes), strict=True):
-            file.write(content)
-
-    def __enter__(self) -> TokenWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self.files:
-            file.close()
-
-    def finish(self, bad: BadLines | None = None) -> None:
-        """Make it whole: the facts come last."""
-        self.__exit__()
-        facts = {"dtype": self.dtype.name, "n_token": self.n_token, "n_row": self.n_row, "crc": self.crc}
-        facts |= {"unknown": self.n_unknown, "bad": str(bad) if bad is not None and bad.counts else ""}
-        write_whole(self.folder / "facts.json", json.dumps(facts))
+def write_tokens(
+    folder: Path, rows: Iterable[tuple[Sequence[int], int]], bad: BadLines, *, vocab: int, unknown: int = -1
+) -> None:
+    """Write a `TokenFile` of rows and how many bytes of text each was: its facts come last, make it whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "facts.json").unlink(missing_ok=True)
+    dtype = np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
+    n_token = n_byte = n_row = crc = n_unknown = 0
+    with ExitStack() as stack:
+        tokens, ends, sizes = (
+            stack.enter_context((folder / f"{name}.bin").open("wb")) for name in ("tokens", "ends", "bytes")
+        )
+        for row, size in rows:
+            packed = np.asarray(row, dtype=dtype).tobytes()
+            n_row, n_token, n_byte = n_row + 1, n_token + len(row), n_byte + size
+            n_unknown += row.count(unknown)
+            crc = zlib.crc32(packed, crc)
+            tokens.write(packed)
+            ends.write(np.int64(n_token).tobytes())
+            sizes.write(np.int64(n_byte).tobytes())
+    facts = {"dtype": dtype.name, "n_token": n_token, "n_row": n_row, "crc": crc, "unknown": n_unknown}
+    write_whole(folder / "facts.json", json.dumps({**facts, "bad": str(bad) if bad.counts else ""}))
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -171,12 +160,3 @@ def write_whole(path: Path, text: str) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
-
-
-def _mapped(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
-    if size == 0:  # nothing cannot be mapped
-        return np.zeros(0, dtype)
-    try:
-        return np.memmap(path, dtype=dtype, mode="r", shape=(size,))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{path} cannot be read: {error}.") from error

@@ -20,45 +20,95 @@ from regard.train.settings import Settings
 _LEGIBLE = 60  # characters of a sample shown on one line
 
 
-class Metrics:
-    """metrics.jsonl, and TensorBoard's files where it is installed."""
+class Display:
+    """Progress, loss, speed and time left, live on a terminal and as lines elsewhere; lines of scores.
 
-    def __init__(self, folder: Path, settings: Settings, *, length: int, step: int) -> None:
-        self.path = folder / "metrics.jsonl"
-        self.path.touch()
-        # Lines written after the checkpoint a run resumes from are written again.
-        os.truncate(self.path, min(length, self.path.stat().st_size))
+    All figures go into metrics.jsonl as well, and into TensorBoard's files where it is installed. Of several
+    processes the `first` alone shows and writes; of metrics, `length` bytes and `start` steps are there.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Settings, *, first: bool, quiet: bool, start: int, length: int
+    ) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self.settings, self.start, self.board = settings, start, None
+        self.console = Console(stderr=True, highlight=False, quiet=quiet or not first)
+        self.live = self.console.is_terminal and not self.console.quiet
+        said = TextColumn("{task.description}", markup=False)
+        self.bar = Progress(BarColumn(), said, console=self.console, transient=True)
+        self.task = self.bar.add_task(f"regard train {settings.task}", total=settings.steps, completed=start)
+        self.began, self.tokens = time.monotonic(), 0.0
+        self.path = folder / "metrics.jsonl" if first else Path(os.devnull)
         self.file = self.path.open("a", encoding="utf-8")
-        self.board: Any = None
-        self.note = ""
+        if not first:
+            return
+        # Lines written after the checkpoint a run resumes from are written again.
+        os.truncate(self.path, min(length, self.length))
         if settings.tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
 
-                self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
+                self.board = SummaryWriter(folder / "tensorboard", purge_step=start + 1)
             except ImportError:
-                self.note = (
+                self.note(
                     "TensorBoard is not installed (pip install 'regard[train]'): metrics.jsonl has all."
                 )
 
-    def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        """One line."""
-        self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
-        self.file.flush()  # for whoever watches the file
-        if self.board is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self.board.add_scalar(f"{kind}/{name}", value, step)
+    def __enter__(self) -> Display:
+        if self.live:
+            self.bar.start()
+        return self
 
-    @property
-    def length(self) -> int:
-        """The file's length in bytes."""
-        return self.path.stat().st_size
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.bar.stop()
         self.file.close()
         if self.board is not None:
             self.board.close()
+
+    @property
+    def length(self) -> int:
+        """How long metrics.jsonl is, in bytes."""
+        return self.path.stat().st_size
+
+    def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        """One line of metrics."""
+        self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+        self.file.flush()  # for whoever watches the file
+        for name, value in values.items():
+            if self.board is not None and isinstance(value, int | float):
+                self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    def step(self, step: int, measured: Mapping[str, float]) -> None:
+        """After an update."""
+        self.tokens += measured["tokens"]
+        spent = max(time.monotonic() - self.began, 1e-9)
+        left = spent / max(1, step - self.start) * (self.settings.steps - step)
+        said = (
+            f"step {step}/{self.settings.steps}  loss {measured['loss']:.4f}  lr {measured['lr']:.2e}  "
+            f"{self.tokens / spent:,.0f} tokens/s  {timedelta(seconds=round(left))} left"
+        )
+        if self.live:
+            self.bar.update(self.task, completed=step, description=said)
+        elif step % (10 * self.settings.log_every) == 0:
+            self.note(said)
+        if step % self.settings.log_every == 0 or step == 1:
+            self.write(step, "train", measured)
+
+    def evaluated(self, step: int, values: Mapping[str, Any], sample: tuple[str, str, str] | None) -> None:
+        """After an evaluation."""
+        self.write(step, "valid", values)
+        self.note(f"step {step}  {figures(values)}")
+        if sample is not None:
+            source, target, answer = (_short(text) for text in sample)
+            mark = " (right)" if answer == target else f" (should be {target})"
+            self.note(f"    {source} -> {answer}{mark if target else ''}".replace("\n", " "))
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, markup=False, soft_wrap=True)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
@@ -74,58 +124,6 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-class Display:
-    """Progress, loss, speed and time left, live on a terminal and as lines elsewhere; lines of scores."""
-
-    def __init__(self, settings: Settings, *, quiet: bool = False, start: int = 0) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        self.settings, self.start = settings, start
-        self.console = Console(stderr=True, highlight=False, quiet=quiet)
-        self.live = self.console.is_terminal and not quiet
-        said = TextColumn("{task.description}", markup=False)
-        self.bar = Progress(BarColumn(), said, console=self.console, transient=True)
-        self.task = self.bar.add_task(f"regard train {settings.task}", total=settings.steps, completed=start)
-        self.began = time.monotonic()
-        self.tokens = 0.0
-
-    def __enter__(self) -> Display:
-        if self.live:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.bar.stop()
-
-    def step(self, step: int, measured: Mapping[str, float]) -> None:
-        """After an update."""
-        self.tokens += measured["tokens"]
-        spent = max(time.monotonic() - self.began, 1e-9)
-        left = spent / max(1, step - self.start) * (self.settings.steps - step)
-        said = (
-            f"step {step}/{self.settings.steps}  loss {measured['loss']:.4f}  lr {measured['lr']:.2e}  "
-            f"{self.tokens / spent:,.0f} tokens/s  {timedelta(seconds=round(left))} left"
-        )
-        if self.live:
-            self.bar.update(self.task, completed=step, description=said)
-        elif step % (10 * self.settings.log_every) == 0:
-            self.note(said)
-
-    def evaluated(self, step: int, values: Mapping[str, Any], sample: tuple[str, str, str] | None) -> None:
-        """After an evaluation."""
-        self.note(f"step {step}  {figures(values)}")
-        if sample is not None:
-            source, target, answer = (_short(text) for text in sample)
-            mark = " (right)" if answer == target else f" (should be {target})"
-            self.note(f"    {source} -> {answer}{mark if target else ''}".replace("\n", " "))
-
-    def note(self, text: str) -> None:
-        """A line that stays."""
-        self.console.print(text, markup=False, soft_wrap=True)
-
-
 def loss_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
     """The loss by step as a PNG: training, and held out where it was evaluated."""
     lines = {}
@@ -136,27 +134,25 @@ def loss_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
             if row["kind"] == kind and isinstance(row.get("loss"), int | float)
         ]
         if points:
-            lines[name] = ([x for x, _ in points], [y for _, y in points])
+            steps, losses = zip(*points, strict=True)
+            lines[name] = (steps, losses)
     if lines:
         curves(lines, x_label="step", y_label="loss (nats a token)").savefig(path)
 
 
-def alignment_maps(loaded: Loaded, pairs: Sequence[tuple[str, str]], folder: Path) -> list[Path]:
+def alignment_maps(loaded: Loaded, pairs: Sequence[tuple[str, str]], folder: Path) -> None:
     """A heat map for each (source, answer): the source along the bottom, what was written beside it."""
-    if not loaded.model.attention_names:
-        return []
-    paths = []
+    cross = [layer for layer, name in enumerate(loaded.model.attention_names) if name.endswith("cross")]
+    if not cross:
+        return
     for index, (source, answer) in enumerate(pairs, 1):
         alignment = trace(loaded, source, target=answer)
-        cross = [layer for layer, name in enumerate(loaded.model.attention_names) if name.endswith("cross")]
         n_head = loaded.model.sizes.n_head
         weights = torch.stack([alignment.weights(cross[-1], head) for head in range(n_head)]).mean(0)
         # A row's query has read the word before; it is named by the word that is written from it.
         title = source if n_head == 1 else f"{source} (last layer, mean of {n_head} heads)"
         figure = heat_map(weights[:-1], alignment.tokens[0][1:], alignment.source_tokens[0], title=title)
-        paths.append(folder / f"alignment-{index}.png")
-        save_figure(figure, paths[-1])
-    return paths
+        save_figure(figure, folder / f"alignment-{index}.png")
 
 
 def figures(values: Mapping[str, Any]) -> str:

@@ -4,8 +4,6 @@ Every process builds every batch, which is cheap, and takes its rows of it. The 
 of the whole batch, so the summed gradient is that of one process, whatever the number of processes.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.errors import RegardError
-from regard.files.loading import checked_device
 from regard.layers.block import Block
 from regard.train.settings import Settings
 
@@ -32,16 +29,11 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local: int = 0  # the rank on this machine: which GPU
 
     @property
     def first(self) -> bool:
         """Whether this process writes and speaks for all."""
         return self.rank == 0
-
-    def any(self, said: bool) -> bool:
-        """Whether any process says so; all learn it."""
-        return self.total(float(said)) > 0
 
     def total(self, value: float) -> float:
         """The sum of all processes' values."""
@@ -63,22 +55,19 @@ class World:
     def by_first(self, action: Callable[[], object]) -> None:
         """Have the first process do it; where it fails, every process raises its error."""
         problem: Exception | None = None
-        if self.first:
-            try:
+        try:
+            if self.first:
                 action()
-            except (RegardError, OSError) as error:
-                problem = error
-        problem = self.from_first(problem)
-        if problem is not None:
+        except (RegardError, OSError) as error:
+            problem = error
+        if (problem := self.from_first(problem)) is not None:
             raise problem
 
 
 def here() -> World:
     """This process's place among those that torchrun started, or a world of one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        return World()
-    return World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")))
+    return World(int(os.environ["RANK"]), size) if size > 1 else World()
 
 
 @contextmanager
@@ -90,20 +79,12 @@ def joined(settings: Settings) -> Iterator[World]:
         return
     cuda = settings.device.startswith("cuda")
     if cuda:
-        torch.cuda.set_device(world.local)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # what "cuda" means from here on
     dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30))
     try:
         yield world
     finally:
         dist.destroy_process_group()
-
-
-def device_of(settings: Settings, world: World) -> torch.device:
-    """Where this process computes, shown to work by putting a number on it."""
-    name = settings.device
-    if world.size > 1 and name == "cuda":
-        name = f"cuda:{world.local}"
-    return checked_device(name)
 
 
 def wrapped(objective: nn.Module, settings: Settings, world: World) -> nn.Module:
@@ -116,10 +97,8 @@ def wrapped(objective: nn.Module, settings: Settings, world: World) -> nn.Module
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cuda" if settings.device.startswith("cuda") else "cpu", (world.size,))
-    for module in objective.modules():
-        if isinstance(module, Block):
-            fully_shard(module, mesh=mesh)
-    fully_shard(objective, mesh=mesh)
+    for module in [*(part for part in objective.modules() if isinstance(part, Block)), objective]:
+        fully_shard(module, mesh=mesh)
     return objective
 
 

@@ -5,13 +5,12 @@ dropout and the place in the data follow from `Progress`, which a checkpoint hol
 killed and resumed ends with the bits of a run that was not.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import current_thread, main_thread
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from regard.train.build import Objective
 from regard.train.distributed import World, as_held, whole, without_sync, wrapped
 from regard.train.settings import Settings
 
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW remembers of each weight
+MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW remembers of each weight, beside its steps
 
 
 @dataclass(slots=True)
@@ -34,9 +33,8 @@ class Progress:
     window: int = 0
     batch: int = 0
     n_token: int = 0
-    best: list[float] | None = None  # the best evaluation's score, larger is better, compared part by part
-    stale: int = 0  # evaluations since then
-    kept: list[dict[str, Any]] = field(default_factory=list)  # score, step and crc of models, best first
+    # Score, step and file of models, the best first: larger scores are better, compared part by part.
+    kept: list[dict[str, Any]] = field(default_factory=list)
     metrics_bytes: int = 0  # how long metrics.jsonl is
     seconds: float = 0.0
     over: str = ""  # why training ended before its last step
@@ -130,8 +128,8 @@ class Training:
             group["lr"] = lr
         self.optimizer.step()
         progress.step, progress.window, progress.batch = step, place.window, place.batch
-        read = [part for batch in batches for part in (batch.source, batch.inputs) if part is not None]
-        n_token = sum(part.numel() for part in read)
+        read = [part for batch in batches for part in (batch.source, batch.inputs)]
+        n_token = sum(part.numel() for part in read if part is not None)
         progress.n_token += n_token
         return {"loss": loss, "gradient": length, "lr": lr, "tokens": float(n_token)}
 
@@ -141,13 +139,12 @@ class Training:
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and moments, whole, by name; every process must ask."""
-        tensors = {f"model.{name}": tensor for name, tensor in self.weights().items()}
-        for name, parameter in self.objective.model.named_parameters():
+        named = dict(self.objective.model.named_parameters())
+        held = {f"model.{name}": parameter.detach() for name, parameter in named.items()}
+        for name, parameter in named.items():
             state = self.optimizer.state.get(parameter, {})
-            tensors |= {
-                f"{moment}.{name}": whole(state[moment]).cpu() for moment in MOMENTS if moment in state
-            }
-        return {name: tensor.contiguous() for name, tensor in tensors.items()}
+            held |= {f"{moment}.{name}": state[moment] for moment in state}
+        return {name: whole(tensor).cpu().contiguous() for name, tensor in held.items()}
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
@@ -161,10 +158,9 @@ class Training:
                 )
             parameter.copy_(as_held(stored, parameter))
             if f"step.{name}" in tensors:
-                self.optimizer.state[parameter] = {
-                    "step": tensors[f"step.{name}"].to(self.device if self.fused else "cpu"),
-                    **{moment: as_held(tensors[f"{moment}.{name}"], parameter) for moment in MOMENTS[1:]},
-                }
+                moments = {moment: as_held(tensors[f"{moment}.{name}"], parameter) for moment in MOMENTS}
+                moments["step"] = tensors[f"step.{name}"].to(self.device if self.fused else "cpu")
+                self.optimizer.state[parameter] = moments
         self.progress = Progress(**progress)
 
 
@@ -181,12 +177,9 @@ def stoppable() -> Iterator[list[str]]:
             raise KeyboardInterrupt
         asked.append(signal.Signals(number).name)
 
-    before: dict[signal.Signals, Any] = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, ask)
-    except ValueError:  # signals belong to the main thread
-        pass
+    # Signals belong to the main thread.
+    numbers = [signal.SIGINT, signal.SIGTERM] if current_thread() is main_thread() else []
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield asked
     finally:

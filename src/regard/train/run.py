@@ -11,15 +11,13 @@ RUN/
   result.json           its scores; loss.png, alignment-1.png, ...
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,20 +26,18 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from regard.allocation import keep_freed_memory
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, LoadError, TrainError
-from regard.files.loading import Loaded, save
-from regard.files.safetensors import write_safetensors
+from regard.files.loading import Loaded, checked_device, save
 from regard.train import checkpoint
 from regard.train.batches import Batches
 from regard.train.build import Objective, build_model, finished
-from regard.train.corpus import Corpus, HeldOut, open_corpus, prepare
+from regard.train.corpus import HeldOut, open_corpus, prepare
 from regard.train.data import write_whole
-from regard.train.display import Display, Metrics, alignment_maps, figures, loss_curve, read_metrics
-from regard.train.distributed import World, device_of, joined
+from regard.train.display import Display, alignment_maps, figures, loss_curve, read_metrics
+from regard.train.distributed import World, joined
 from regard.train.loop import Training, stoppable
 from regard.train.score import answered, mean_loss, translation_scores
 from regard.train.settings import GENERATED, Settings
@@ -75,8 +71,7 @@ def train(settings: Settings, *, quiet: bool = False) -> Run:
         folder = Path(world.from_first(str(_new_folder(settings)) if world.first else ""))
         # The threads it starts with are written down: bits depend on them.
         settings = replace(settings, out=str(folder), threads=settings.threads or torch.get_num_threads())
-        with _alone(folder, world, settings):
-            return _run(folder, world, quiet, new=True)
+        return _run(folder, world, quiet, new=settings)
 
 
 def resume(folder: str | Path, *, quiet: bool = False) -> Run:
@@ -89,8 +84,8 @@ def resume(folder: str | Path, *, quiet: bool = False) -> Run:
         )
     if (done := _done(folder)) is not None:
         return done
-    with joined(Settings.read(folder / "config.toml")) as world, _alone(folder, world):
-        return _run(folder, world, quiet, new=False)
+    with joined(Settings.read(folder / "config.toml")) as world:
+        return _run(folder, world, quiet)
 
 
 def _done(folder: Path) -> Run | None:
@@ -102,30 +97,6 @@ def _done(folder: Path) -> Run | None:
         return None
     sound = type(run.step) is int and isinstance(run.stopped, str) and isinstance(run.scores, dict)
     return run if sound and run.finished and run.best.is_dir() else None
-
-
-@contextmanager
-def _alone(folder: Path, world: World, new: Settings | None = None) -> Iterator[None]:
-    """No other process trains in this folder meanwhile; a new run's settings are written into it."""
-
-    def begin() -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(folder / ".lock", timeout=0))
-            if new is not None:
-                write_whole(folder / "config.toml", new.to_toml())
-        except Timeout as error:
-            raise TrainError(
-                f"{folder} is being trained by another process: wait for it, or end it."
-            ) from error
-        except OSError as error:
-            raise TrainError(
-                f"the run's folder {folder} cannot be written: {error.strerror or error}."
-            ) from error
-
-    with ExitStack() as stack:
-        world.by_first(begin)  # the others wait until it is there
-        yield
 
 
 def _new_folder(settings: Settings) -> Path:
@@ -146,22 +117,38 @@ def _new_folder(settings: Settings) -> Path:
     return folder
 
 
-def _run(folder: Path, world: World, quiet: bool, *, new: bool) -> Run:
-    settings = replace(Settings.read(folder / "config.toml"), out=str(folder))
-    keep_freed_memory()
-    before = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
-    try:
+def _run(folder: Path, world: World, quiet: bool, new: Settings | None = None) -> Run:
+    """Train in this folder while no other process does; a `new` run's settings are written into it."""
+
+    def begin() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(FileLock(folder / ".lock", timeout=0))
+        if new is not None:
+            write_whole(folder / "config.toml", new.to_toml())
+
+    with ExitStack() as stack:
         try:
-            running = _Running(settings, folder, world, quiet)
-        except BaseException:
-            # A start that failed: all in the folder is ours, and in the way of the next.
-            if new and world.first:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
+            world.by_first(begin)  # the others wait until it is there
+            settings = replace(Settings.read(folder / "config.toml"), out=str(folder))
+            keep_freed_memory()
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(settings.threads)
+            try:
+                running = _Running(settings, folder, world, quiet)
+            except BaseException:
+                # A start that failed: all in the folder is ours, and in the way of the next.
+                if new is not None and world.first:
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
+        except Timeout as error:
+            raise TrainError(
+                f"{folder} is being trained by another process: wait for it, or end it."
+            ) from error
+        except OSError as error:
+            raise TrainError(
+                f"the run's folder {folder} cannot be written: {error.strerror or error}."
+            ) from error
         return running.go()
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Running:
@@ -169,36 +156,34 @@ class _Running:
 
     def __init__(self, settings: Settings, folder: Path, world: World, quiet: bool) -> None:
         self.settings, self.folder, self.world = settings, folder, world
-        self.device = device_of(settings, world)
-        try:
-            world.by_first(lambda: prepare(settings, folder))
-        except OSError as error:
-            raise TrainError(
-                f"the data of {folder} could not be written: {error.strerror or error}."
-            ) from error
-        self.corpus: Corpus = open_corpus(settings, folder)
+        self.device = checked_device(settings.device)
+        world.by_first(lambda: prepare(settings, folder))
+        self.corpus = open_corpus(settings, folder)
         tokenizer = self.corpus.tokenizer
         special = tokenizer.special
         self.crc = zlib.crc32(f"{tokenizer.to_json()} {special}".encode(), self.corpus.crc)
         assert special.pad is not None  # every vocabulary of ours has one
         self.pad = special.pad
-        objective = Objective(build_model(settings, self.corpus.tokenizer), settings.label_smoothing)
-        batches = Batches(self.corpus.train, settings.batch_tokens, settings.seed, self.pad)
+        objective = Objective(build_model(settings, tokenizer), settings.label_smoothing)
+        shuffled = settings.task not in GENERATED
+        batches = Batches(
+            self.corpus.train, settings.batch_tokens, settings.seed, self.pad, shuffled=shuffled
+        )
         self.training = Training(objective, batches, settings, world, self.device)
-        self.notes = list(self.corpus.notes)
-        self._restore()
-        start = self.training.progress.step
-        self.display = Display(settings, quiet=quiet or not world.first, start=start)
-        self.metrics: Metrics | None = None
-        if world.first:
-            length = self.training.progress.metrics_bytes
-            self.metrics = Metrics(folder, settings, length=length, step=start)
-            self.notes += [self.metrics.note] if self.metrics.note else []
+        # What bits depend on beside the settings.
+        self.here = {"processes": world.size, "torch": torch.__version__, "device": self.device.type}
+        notes = [*self.corpus.notes, *self._restore()]
+        self.kept_before = {model["file"] for model in self.training.progress.kept}
+        start, length = self.training.progress.step, self.training.progress.metrics_bytes
+        self.display = Display(folder, settings, first=world.first, quiet=quiet, start=start, length=length)
+        for note in notes:
+            self.display.note(note)
 
-    def _restore(self) -> None:
+    def _restore(self) -> list[str]:
+        """Take up the latest checkpoint; says what is to be known of it."""
         newest = checkpoint.latest(self.folder / "checkpoints")
         if newest is None:
-            return
+            return []
         state = newest.state
         if state["crc"] != self.crc:
             raise TrainError(
@@ -206,22 +191,20 @@ class _Running:
                 "a run goes on with the data it began with. Start a new run."
             )
         self.training.restore(newest.tensors(), state["progress"])
-        self.notes.append(f"going on from {newest.path.name}")
-        self.notes += [f"passed over a damaged checkpoint, {reason}" for reason in newest.damaged]
-        here = {"processes": self.world.size, "torch": torch.__version__, "device": self.device.type}
+        notes = [f"going on from {newest.path.name}"]
+        notes += [f"passed over a damaged checkpoint, {name}" for name in newest.damaged]
         differs = [
-            f"{name} {state[name]} then, {now} now" for name, now in here.items() if state[name] != now
+            f"{name} {state[name]} then, {now} now" for name, now in self.here.items() if state[name] != now
         ]
         if differs:
-            self.notes.append(f"bits will differ from an uninterrupted run: {', '.join(differs)}")
+            notes.append(f"bits will differ from an uninterrupted run: {', '.join(differs)}")
+        return notes
 
     def go(self) -> Run:
         """Train to the end, or to where somebody stops it."""
         progress = self.training.progress
         try:
             with self.display:
-                for note in self.notes:
-                    self.display.note(note)
                 stopped = self._train()
                 if stopped and not progress.over:  # a person or a scheduler, not the settings
                     self.display.note(
@@ -232,12 +215,8 @@ class _Running:
                 return self._finish(stopped)
         except (TrainError, SafetensorError, OSError) as error:
             said = error if isinstance(error, TrainError) else f"the run {self.folder} cannot go on: {error}."
-            last = checkpoint.names(self.folder / "checkpoints")
-            where = f"The last checkpoint is {self.folder / 'checkpoints' / last[-1]}." if last else ""
-            raise TrainError(f"{said} {where}".strip()) from error
-        finally:
-            if self.metrics is not None:
-                self.metrics.close()
+            saved = checkpoint.checkpoints(self.folder / "checkpoints")
+            raise TrainError(f"{said} The last checkpoint is {saved[-1]}." if saved else str(said)) from error
 
     def _train(self) -> str:
         """Train to the last step; says "" at the end, or why it ended before."""
@@ -248,57 +227,47 @@ class _Running:
                 measured = self.training.update()
                 progress.seconds += time.perf_counter() - began
                 self.display.step(progress.step, measured)
-                if self.metrics is not None and (
-                    progress.step % settings.log_every == 0 or progress.step == 1
-                ):
-                    self.metrics.write(progress.step, "train", measured)
                 at_end = progress.step == settings.steps
                 if progress.step % settings.eval_every == 0 or at_end:
                     self._evaluate()
-                stop = self.world.any(bool(signals))
+                stop = self.world.total(float(len(signals))) > 0
                 if progress.step % settings.save_every == 0 or at_end or stop or progress.over:
                     self._save()
                 if stop:
                     return signals[0] if signals else "a signal to another process"
         return progress.over
 
-    def _loaded(self, weights: Mapping[str, Tensor]) -> Loaded:
-        """A model for use with these weights."""
-        loaded = finished(self.settings, self.corpus.tokenizer, weights, str(self.folder))
-        loaded.model.to(self.device)
-        return loaded
-
     def _evaluate(self) -> None:
-        progress, weights = self.training.progress, self.training.weights()
-        score: list[float] = []
+        """Score the model, and keep it if it is among the best; every process must ask."""
+        settings, progress, weights = self.settings, self.training.progress, self.training.weights()
         if self.world.first:
-            loaded = self._loaded(weights)
-            values, samples = self._scores(loaded, self.corpus.valid, most=self.settings.eval_size)
-            score = [values[name] for name in ("bleu", "exact") if name in values] + [-values["loss"]]
-            assert self.metrics is not None
-            self.metrics.write(progress.step, "valid", values)
+            loaded = finished(settings, self.corpus.tokenizer, weights)
+            values, samples = self._scores(loaded, self.corpus.valid, settings.eval_size)
             self.display.evaluated(progress.step, values, samples[0] if samples else None)
-            self._keep(score, weights)
-        score, progress.kept = self.world.from_first((score, progress.kept))
-        if progress.best is None or score > progress.best:
-            progress.best, progress.stale = score, 0
-        else:
-            progress.stale += 1
-        if self.settings.patience and progress.stale >= self.settings.patience:
-            progress.over = f"no better score in {progress.stale} evaluations"
+            score = [values[name] for name in ("bleu", "exact") if name in values] + [-values["loss"]]
+            this: dict[str, Any] = {"score": score, "step": progress.step}
+            ranked = sorted([*progress.kept, this], key=lambda model: model["score"], reverse=True)
+            progress.kept = ranked[: settings.keep_best]  # the earlier of two that are equal comes first
+            if this in progress.kept:  # what falls out is deleted after the next checkpoint
+                whole = {name: weight.contiguous() for name, weight in weights.items()}
+                this["file"] = checkpoint.write_checked(self.folder / "kept", progress.step, whole, {}).name
+        progress.kept = self.world.from_first(progress.kept)
+        n_worse = math.ceil((progress.step - progress.kept[0]["step"]) / settings.eval_every)
+        if settings.patience and n_worse >= settings.patience:
+            progress.over = f"no better score in {n_worse} evaluations"
 
     def _scores(
-        self, loaded: Loaded, held_out: HeldOut, most: int | None
+        self, loaded: Loaded, held_out: HeldOut, most: int | None = None
     ) -> tuple[dict[str, Any], list[tuple[str, str, str]]]:
-        """Every figure of a model, and some of what it says."""
+        """Every figure of a model, and some of what it says: source, right answer, its answer."""
         settings = self.settings
         limit = None if most is None else _MOST_BLOCKS
-        objective = Objective(loaded.model).eval()
+        objective = Objective(loaded.model.to(self.device)).eval()
         loss = mean_loss(objective, held_out.examples, max(settings.batch_tokens, 2048), self.pad, limit)
         values: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        if loaded.model.head == "masked":  # a masked word's loss says nothing of a whole text's size
+            return values, []
         if settings.task == "lm":
-            if loaded.model.head == "masked":  # a masked word's loss says nothing of a whole text's size
-                return values, []
             values["bits_per_byte"] = loss / math.log(2) / held_out.bytes_per_token
             prompt = torch.as_tensor(held_out.examples.get(0, 0).inputs[: settings.context // 2 or 1])
             done = generate(loaded, prompt[None], max_new=max(1, settings.context // 2 - 1))
@@ -311,96 +280,53 @@ class _Running:
             values |= translation_scores(answers.answers, answers.targets)
         return values, list(zip(answers.sources, answers.targets, answers.answers, strict=True))
 
-    def _keep(self, score: list[float], weights: Mapping[str, Tensor]) -> None:
-        """Keep a model that is among the best; what falls out is deleted after the next checkpoint."""
-        progress = self.training.progress
-        this: dict[str, Any] = {"score": score, "step": progress.step}
-        ranked = sorted(
-            [*progress.kept, this], key=lambda model: (model["score"], -model["step"]), reverse=True
-        )
-        progress.kept = ranked[: self.settings.keep_best]
-        if this in progress.kept:
-            path = self._kept_path(progress.step)
-            part = path.with_name(f"{path.name}.part")
-            path.parent.mkdir(exist_ok=True)
-            write_safetensors({name: weight.contiguous() for name, weight in weights.items()}, part)
-            this["crc"] = checkpoint.crc_of(part)
-            part.replace(path)
-
-    def _kept(self) -> list[dict[str, Tensor]]:
-        """The weights of the models kept, best first."""
-        weights = []
-        for model in self.training.progress.kept:
-            path = self._kept_path(model["step"])
-            if checkpoint.crc_of(path) != model["crc"]:
-                raise TrainError(
-                    f"{path} is not what was written (its checksum differs): start the run anew."
-                )
-            weights.append(load_file(path))
-        return weights
-
-    def _kept_path(self, step: int) -> Path:
-        return self.folder / "kept" / f"step-{step:08d}.safetensors"
-
     def _save(self) -> None:
         tensors, progress = self.training.tensors(), self.training.progress
 
         def write() -> None:
-            assert self.metrics is not None
-            progress.metrics_bytes = self.metrics.length
-            state = {
-                "step": progress.step,
-                "progress": asdict(progress),
-                "crc": self.crc,
-                "processes": self.world.size,
-                "threads": torch.get_num_threads(),
-                "torch": torch.__version__,
-                "device": self.device.type,
-            }
+            progress.metrics_bytes = self.display.length
+            state = {"progress": asdict(progress), "crc": self.crc, **self.here, "step": progress.step}
             checkpoint.save_checkpoint(self.folder / "checkpoints", progress.step, tensors, state)
-            self._forget()
+            # Models that neither this checkpoint speaks of nor the one before it are deleted.
+            kept = {model["file"] for model in progress.kept}
+            for path in (self.folder / "kept").glob("*"):
+                if path.name not in kept | self.kept_before:
+                    path.unlink(missing_ok=True)
+            self.kept_before = kept
 
         self.world.by_first(write)
-
-    def _forget(self) -> None:
-        """Delete kept models that no checkpoint speaks of."""
-        spoken = set()
-        for name in checkpoint.names(self.folder / "checkpoints"):
-            with suppress(OSError, ValueError):  # a damaged one speaks of none
-                state = checkpoint.read_state(self.folder / "checkpoints" / name)
-                spoken |= {self._kept_path(model["step"]) for model in state["progress"]["kept"]}
-        for path in (self.folder / "kept").glob("*"):
-            if path not in spoken:
-                path.unlink(missing_ok=True)
 
     def _finish(self, stopped: str) -> Run:
         """The result: the best model, or the mean of the best ones, with its scores and pictures."""
         progress = self.training.progress
         result: dict[str, Any] = {}
         if self.world.first:
-            kept = self._kept()
-            weights = kept[0]
-            if self.settings.average:
-                weights = {name: torch.stack([model[name] for model in kept]).mean(0) for name in weights}
-            loaded = self._loaded(weights)
-            scores, samples = self._scores(loaded, self.corpus.test, most=None)
+            best = progress.kept if self.settings.average else progress.kept[:1]
+            paths = [self.folder / "kept" / model["file"] for model in best]
+            for path in paths:
+                if not checkpoint.is_whole(path):
+                    raise TrainError(
+                        f"{path} is not what was written (its checksum differs): start the run anew."
+                    )
+            models = [load_file(path) for path in paths]
+            weights = {name: torch.stack([model[name] for model in models]).mean(0) for name in models[0]}
+            loaded = finished(self.settings, self.corpus.tokenizer, weights)
+            scores, samples = self._scores(loaded, self.corpus.test)
             part = self.folder / ".part-best"
             shutil.rmtree(part, ignore_errors=True)
             save(loaded, part)
             shutil.rmtree(self.folder / "best", ignore_errors=True)
             part.rename(self.folder / "best")
-            assert self.metrics is not None
-            self.metrics.write(progress.step, "test", scores)
-            loss_curve(read_metrics(self.metrics.path), self.folder / "loss.png")
+            self.display.write(progress.step, "test", scores)
+            loss_curve(read_metrics(self.display.path), self.folder / "loss.png")
             if self.settings.task != "lm":
                 # A model that has learned nothing may answer nothing: then the true answer is aligned.
                 pairs = [(source, answer or target) for source, target, answer in samples[:4]]
                 alignment_maps(loaded, pairs, self.folder)
-            steps = [model["step"] for model in progress.kept]
             result = {
                 "step": progress.step,
                 "stopped": stopped,
-                "of_steps": steps if self.settings.average else steps[:1],
+                "of_steps": [model["step"] for model in best],
                 "n_parameter": loaded.facts.n_parameter,
                 "seconds": round(progress.seconds, 2),
                 "scores": scores,

@@ -1,7 +1,5 @@
 """How good a model is: exact match, BLEU and chrF, perplexity and bits per byte."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

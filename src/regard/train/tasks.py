@@ -7,14 +7,12 @@ Held-out examples are chosen by what they hold, not by their index: training nev
 that is the calendar date, so none of the ways of writing a held-out date occurs in training.
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from random import Random
 from typing import Any
 
@@ -54,17 +52,15 @@ def generated_task(settings: Settings) -> GeneratedTask:
     True
     """
     name = settings.task
-    if name == "dates":
-        return GeneratedTask("dates", _date, _date_alphabet)
     if name not in GENERATED:
         raise ArgumentError(f"{name} is not a generated task: {', '.join(GENERATED)} are.")
-    make = _recall if name == "recall" else _row
+    if name == "dates":
+        return GeneratedTask(name, _date, _date_alphabet)
     words = [str(number) for number in range(settings.symbols)]
-
-    def alphabet() -> Sequence[str]:
-        return [" ".join([*words, *(f"k{word}" for word in words), "?"] if name == "recall" else words)]
-
-    return GeneratedTask(name, lambda random, held_out: make(random, held_out, settings), alphabet)
+    if name == "recall":
+        words += [*(f"k{word}" for word in words), "?"]
+    make = partial(_recall if name == "recall" else _row, settings)
+    return GeneratedTask(name, make, lambda: [" ".join(words)])
 
 
 def is_held_out(text: str) -> bool:
@@ -102,24 +98,18 @@ def date_formats() -> tuple[tuple[Any, str], ...]:
             "the task dates needs Babel's locale data: pip install 'regard[train]', or pip install babel."
         ) from error
     formats: dict[tuple[str, str], tuple[Any, str]] = {}
-    for name in LOCALES:
-        locale = Locale.parse(name)
-        patterns = [
-            str(locale.date_formats[length].pattern) for length in ("short", "medium", "long", "full")
-        ]
-        patterns += [
-            str(locale.datetime_skeletons[skeleton].pattern)
-            for skeleton in ("yMd", "yMMMd", "yMMMEd")
-            if skeleton in locale.datetime_skeletons
-        ]
-        for pattern in patterns:
+    for locale in map(Locale.parse, LOCALES):
+        dated = [locale.date_formats[length] for length in ("short", "medium", "long", "full")]
+        skeletons = locale.datetime_skeletons
+        dated += [skeletons[name] for name in ("yMd", "yMMMd", "yMMMEd") if name in skeletons]
+        for pattern in (str(written.pattern) for written in dated):
             plain = re.sub(r"'[^']*'", "", pattern)
             year, named = re.findall(r"y+", plain), re.search(r"[ML]{3}", plain)
             if year not in (["y"], ["yyyy"]) or "G" in plain:
                 continue
             order = "".join(dict.fromkeys(re.findall(r"[yMLd]", plain)))
             if named or order in ("dMy", "yMd"):
-                formats[name, pattern] = (locale, pattern)
+                formats[str(locale), pattern] = (locale, pattern)
     return tuple(formats.values())
 
 
@@ -131,29 +121,21 @@ def _date_alphabet() -> list[str]:
     return [*texts, *(text.lower() for text in texts), "0123456789-"]
 
 
-def _longest(settings: Settings, held_out: bool) -> int:
-    return (settings.test_words or settings.max_words) if held_out else settings.max_words
-
-
-def _row(random: Random, held_out: bool, settings: Settings) -> Pair:
+def _row(settings: Settings, random: Random, held_out: bool) -> Pair:
+    longest = (held_out and settings.test_words) or settings.max_words
     while True:
-        n_word = random.randint(settings.min_words, _longest(settings, held_out))
-        numbers = [random.randrange(settings.symbols) for _ in range(n_word)]
-        words = [str(number) for number in numbers]
+        n_word = random.randint(settings.min_words, longest)
+        words = [str(random.randrange(settings.symbols)) for _ in range(n_word)]
         source = " ".join(words)
         # Rows this short are too few to spare: training needs to see them.
         if len(words) == 1 or is_held_out(source) == held_out:
-            break
-    if settings.task == "reverse":
-        words = words[::-1]
-    elif settings.task == "sort":
-        words = [str(number) for number in sorted(numbers)]
-    return source, " ".join(words)
+            answers = {"copy": words, "reverse": words[::-1], "sort": sorted(words, key=int)}
+            return source, " ".join(answers[settings.task])
 
 
-def _recall(random: Random, held_out: bool, settings: Settings) -> Pair:
+def _recall(settings: Settings, random: Random, held_out: bool) -> Pair:
     """Pairs of key and value, then a key: "k3 17 k9 4 k1 8 ? k9" -> "4"."""
-    longest = _longest(settings, held_out)
+    longest = (held_out and settings.test_words) or settings.max_words
     if longest > settings.symbols:
         raise ArgumentError(
             f"recall has a different key for each pair: symbols must be at least {longest}, "

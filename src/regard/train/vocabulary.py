@@ -3,9 +3,8 @@
 All three give back the text they were given, but for runs of spaces between words and what is unknown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
+from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -17,7 +16,7 @@ SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "<cls>", "<sep>", "<mask>"]
 
 
 def train_tokenizer(
-    kind: str, texts: Iterable[str], *, vocab: int = 8000, end: bool = False
+    kind: Literal["char", "word", "bpe"], texts: Iterable[str], *, vocab: int = 8000, end: bool = False
 ) -> TextTokenizer:
     """A tokenizer of that kind whose vocabulary is the commonest of `texts`; with `end`, `<eos>` after each.
 
@@ -43,7 +42,7 @@ def train_tokenizer(
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-    elif kind in ("char", "word"):
+    else:
         backend = Tokenizer(models.WordLevel(unk_token="<unk>"))
         if kind == "char":
             backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -56,8 +55,6 @@ def train_tokenizer(
         trainer = trainers.WordLevelTrainer(
             vocab_size=vocab, special_tokens=SPECIAL, show_progress=False, min_frequency=0
         )
-    else:
-        raise ArgumentError(f"tokenizer must be char, word or bpe. Got {kind!r}.")
     backend.train_from_iterator(texts, trainer)
     if backend.get_vocab_size() == len(SPECIAL):
         raise ArgumentError("there is no text to make a vocabulary from: the data are empty.")

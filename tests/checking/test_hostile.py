@@ -15,7 +15,8 @@ from regard.checking.runner import Limits, Runner
 from regard.checking.starters import new_exercise
 
 FORMULAS = str(TEMPLATE / "exercise.toml")
-HEAD = "import builtins, ctypes, gc, os, signal, socket, subprocess, sys, threading, time, tomllib\nimport torch\n"
+MODULES = "builtins, ctypes, gc, os, signal, socket, subprocess, sys, threading, time, tomllib, torch"
+HEAD = f"import {MODULES}\n"
 
 # What the body of an answer does before it returns a wrong result, if it gets there.
 BODIES = {

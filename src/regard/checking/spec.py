@@ -2,18 +2,20 @@
 
     task.md         what is asked
     starter.py      the signatures to fill in
-    exercise.toml   title, names, conventions, hints, mistakes
-    trials.py       the reference, calls and probes: run when an answer is checked, and not before
+    exercise.toml   everything else: title, names, reference, calls, conventions, hints, mistakes
     right/*.py      correct ways to write it, which need nothing but torch
-    drive.py        `drive(answer, *args, **kwargs)`, where one call is not enough; runs beside the answer
+    trials.py       only where something is code: functions that formulas, edits and judges call by name
+    drive.py        `drive(answer, *args, **kwargs)`, where one call is not enough; formulas may call it too
 
-Only `trials.py` runs here, and may call our library. All else that is Python runs in a process where regard
-cannot be imported. Nothing here needs torch until `checks` is asked for. An exercise.toml has these keys:
+`trials.py` and `drive.py` run here, when an answer is checked and not before. `drive.py` also runs beside
+the answer, as all else that is Python does, in a process where regard cannot be imported. Nothing here needs
+torch until `checks` is asked for. An exercise.toml has these keys:
 
 title = "Masked softmax"
 names = ["masked_softmax"]       # what an answer defines
 example = "print(masked_softmax(torch.randn(2, 3, 4)).shape)"   # a call that shows shapes, below the starter
-shared = ["always", "lengths"]   # of ../shared, or of ours: words, conventions, hints, choices, mistakes
+shared = ["always", "lengths"]   # files of ../shared, or of ours, with any of the tables below; NAME.py
+                                 # beside NAME.toml has functions. What comes later replaces what is there
 needs = ["rnn-step"]             # exercises whose answers are lent to a file that leaves them out
 drive = "drive.py"               # where one call is not enough
 tolerance = 2.0                  # times the usual one
@@ -24,7 +26,32 @@ flat = "rows made flat"
 [words]                          # dimensions of the result; of one of several results by its number
 "" = ["batch", "query", "key"]
 
-[conventions.empty_row]          # a keyword of the reference: its choices, ours first
+[formulas]                       # the reference, in order: the last is the result. Each is one expression
+scale = "2"                      # of arguments, conventions, `parameters` (the weights), `options`, `train`,
+scaled = "scores / scale"        # torch, F, math, itertools, and formulas before it
+result = "twice(scaled)"
+"twice(x)" = "x + x"             # a function, which any formula may call; [formulas."steps(x, y)"] is one of
+                                 # several formulas. A method that is called is a function of that name
+
+[sizes]                          # of every call that does not say otherwise
+batch = 2
+
+[draws]                          # formulas of sizes and of draws before them; `...` is left out of a call
+scores = "normal(batch, 3, 4)"   # there are normal, weight, uniform, integers, distinct, lengths, and `draw`
+"W_q.weight" = "weight(4, 4)"    # with a dot: a weight of the layer
+
+[call]                           # which draws and sizes are args, options (by keyword), and init, init_options
+args = ["scores"]                # and weights of a layer; train = true; call = "a method". "*name" is a list
+
+[trials]                         # calls whose result must be the reference's: what they change of sizes, draws
+"batch of one" = { batch = 1 }   # and call; variants, grad, most_numbers, optional, raises, secret, kind, says
+
+[probes."a neighbour has no say"]
+edits = ["first_sequence", { scores = "-scores" }]   # further calls: by a function, or by other draws
+says = "..."                                         # where the reference does not move, no answer may
+# judge = { holds = "results[0] < 1", says = "..." } # or a function by its name, in the place of that
+
+[conventions.empty_row]          # a name in formulas: its choices, ours first
 zeros = "a row of length 0 is all zeros."
 
 [hints]                          # for an answer whose mistake has no name
@@ -35,12 +62,12 @@ symptom = "The weight lies on the padding."
 place = "Look at the comparison of positions with lengths."
 cause = "True means hidden here, and the comparison is true for the valid keys."
 fix = "Hide the positions at or past the length."
-choice = { polarity = "hides the valid" }   # keywords of the reference that give its numbers; [{...}, {...}]
-                                            # where it is made in several ways
+choice = { mask = "~hidden" }    # formulas in the place of the reference's that give its numbers; several
+                                 # ways to make it are [{...}, {...}]
 # or, where numbers are right:
 # fails = { device = "on the CPU" }         # checks that fail, and words of what they say
 
-[choice.polarity]                # place and fix of mistakes that choose it, those of this file first
+[choice.mask]                    # place and fix of mistakes that choose it, those of this file first
 place = "..."
 fix = "..."
 """
@@ -265,7 +292,12 @@ def load_folder(folder: Path) -> Exercise:
             tables[name] = _joined(table, more, name) if name in CALLS else {**table, **more}
         choices = part.get("choice", {})  # of its file come before others
         mistakes |= {name: (file, mistake, choices) for name, mistake in part.get("mistake", {}).items()}
-    modules = [*(file.with_suffix(".py") for file in files), folder / "drive.py", folder / "trials.py"]
+    drive = _checked(path, "drive", about.get("drive", ""), "a text")
+    code = [
+        *(file.with_suffix(".py") for file in files),
+        folder / (drive or "drive.py"),
+        folder / "trials.py",
+    ]
     _check_calls(path, tables)
     made = tuple(
         mistake
@@ -289,8 +321,8 @@ def load_folder(folder: Path) -> Exercise:
         call=tables["call"],
         trials=_items(path, "trials", tables, about),
         probes=_items(path, "probes", tables, about),
-        modules=tuple(module for module in modules if module.exists()),
-        drive_file=_checked(path, "drive", about.get("drive", ""), "a text"),
+        modules=tuple(file for file in code if file.exists()),
+        drive_file=drive,
         tolerance=float(_checked(path, "tolerance", about.get("tolerance", 1.0), "a number")),
         needs=_texts(path, about, "needs"),
     )

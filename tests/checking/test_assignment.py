@@ -164,7 +164,7 @@ def test_an_exercise_from_a_folder_is_set_graded_and_handed_on(tmp_path, runner)
     (tmp_path / "answer.py").write_text(ours()["rnn-step"].right[0].source)
     (tmp_path / "double_it.py").write_text("def double_it(x):\n    return 2 * x\n")
     assert grade_one(assignment, runner, tmp_path / "double_it.py").points == 10
-    assert "course/double_it/trials.py" in FORMS["gradescope"](assignment)
+    assert "course/double_it/exercise.toml" in FORMS["gradescope"](assignment)
 
 
 # Points.

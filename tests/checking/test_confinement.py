@@ -17,7 +17,7 @@ from regard.checking.runner import Limits, Runner
 from regard.checking.starters import new_exercise
 
 SOURCE = Path(regard.__file__).parent
-ERRORS, TRIALS = str(SOURCE / "errors.py"), str(SOURCE / "exercises" / "masked_softmax" / "trials.py")
+ERRORS, REFERENCE = str(SOURCE / "errors.py"), str(SOURCE / "exercises" / "masked_softmax" / "exercise.toml")
 # Where the kernel has no Landlock (or is no Linux) the report says so, and these must not pass by skipping.
 WITHHELD = [] if landlock_version() else ["files"]
 
@@ -40,8 +40,8 @@ REFUSED = {
     "imports regard without our finder": "del sys.meta_path[0]; import regard.attention.softmax",
     "imports regard from its path": "sys.meta_path.clear(); sys.path_hooks.clear(); "
     f"exec(compile(open({str(SOURCE / 'attention' / 'softmax.py')!r}).read(), 'x', 'exec'), {{}})",
-    "reads a right variant": f"return open({TRIALS.replace('trials', 'right/flat')!r}).read()",
-    "reads a reference": f"return pathlib.Path({TRIALS!r}).read_text()",
+    "reads a right variant": f"return open({REFERENCE.replace('exercise.toml', 'right/flat.py')!r}).read()",
+    "reads a reference": f"return pathlib.Path({REFERENCE!r}).read_text()",
     "reads what runs it": f"return open({str(SOURCE / 'checking/child/harness.py')!r}).read()",
     "reads it through another way": f"os.chdir('/'); return open('.' + {ERRORS!r}).read()",
     "reads it in a process of its own": f"raise PermissionError if os.system('cat {ERRORS}') else ValueError",

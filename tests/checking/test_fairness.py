@@ -165,27 +165,15 @@ def test_a_file_may_answer_both_exercises_of_one_signature(fair, tmp_path):
     }
 
 
-PAIR = """from regard.checking.trials import Case, Trial
-
-def reference(case, *, returned="one"):
-    (x,) = case.args
-    return 2 * x if returned == "one" else (2 * x, x * x)
-
-def drawn(draw):
-    return Case((draw.normal("batch", "position"),))
-
-TRIALS = (Trial("plain", drawn, {"batch": 2, "position": 3}),)
-"""
-
-
 @pytest.mark.parametrize("cut", [False, True], ids=["right", "cut"])
 def test_gradients_are_compared_in_the_form_that_the_convention_gives(runner, tmp_path, cut):
     """A pair where we return one tensor has gradients of both parts, and one that is cut is found."""
     source = "def double(x):\n    return 2 * x, x * x\n"
     new_exercise("double", tmp_path / "double")
-    (tmp_path / "double" / "trials.py").write_text(PAIR)
-    with open(tmp_path / "double" / "exercise.toml", "a") as file:
-        file.write('[conventions.returned]\none = "one tensor."\npair = "a pair."\n')
+    path = tmp_path / "double" / "exercise.toml"
+    formula = "2 * x if returned == 'one' else (2 * x, x * x)"
+    text = path.read_text().replace('by = "of * factor"', f'by = "{formula}"')
+    path.write_text(text + '[conventions.returned]\none = "one tensor."\npair = "a pair."\n')
     checker = Checker(from_folder(tmp_path), runner, seed=31)
     submission = from_source(source.replace("x * x", "x.detach() * x.detach()") if cut else source)
     (answer,) = answered(submission, checker.exercises)

@@ -12,8 +12,9 @@ from regard.checking.reports import ci, html, terminal
 from regard.checking.runner import Limits, Runner
 from regard.checking.starters import new_exercise
 
-TRIALS = str(TEMPLATE / "trials.py")
-HEAD = "import builtins, ctypes, gc, os, signal, socket, subprocess, sys, threading, time\nimport torch\n"
+FORMULAS = str(TEMPLATE / "exercise.toml")
+MODULES = "builtins, ctypes, gc, os, signal, socket, subprocess, sys, threading, time, tomllib, torch"
+HEAD = f"import {MODULES}\n"
 
 # What the body of an answer does before it returns a wrong result, if it gets there.
 BODIES = {
@@ -67,11 +68,12 @@ BODIES = {
     "        frame = frame.f_back",
     "searches: objects": "found = [o for o in gc.get_objects() if type(o).__name__ == 'Expected']\n"
     "    return found[0].value",
-    "reads: our source": f"scope = {{}}; exec(open({TRIALS!r}).read(), scope)\n"
-    "    return scope['reference'](type('C', (), {'args': (x,)}))",
+    "reads: our formulas": f"formulas = tomllib.loads(open({FORMULAS!r}).read())['formulas']\n"
+    "    return eval(formulas['by'], {'of': x, 'factor': eval(formulas['factor'])})",
     "imports: regard without our finder": "del sys.meta_path[0]\n"
-    "    from regard.exercises.template.trials import reference\n"
-    "    return reference(type('C', (), {'args': (x,)}))",
+    "    from regard.checking.catalogue import TEMPLATE, load_folder\n"
+    "    from regard.checking.trials import Case\n"
+    "    return load_folder(TEMPLATE).checks.reference(Case((x,)))",
     "writes: the home": "open(os.path.expanduser('~root/x'), 'w').write('x')",
     "sockets: a server": "socket.create_connection(('1.1.1.1', 53), timeout=5)",
     "crashes: a null pointer": "ctypes.string_at(0)",

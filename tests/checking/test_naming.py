@@ -1,18 +1,19 @@
 """Mistakes are named by the choices of the reference that give an answer's numbers, and by nothing less."""
 
 import re
+import tomllib
 
 import pytest
 import torch
 
-from regard.checking.catalogue import ours
+from regard.checking.catalogue import OURS, ours
 from regard.checking.child.messages import Failure, Outcome
 from regard.checking.compare import equal_rows
 from regard.checking.forms import FORMS, Whatever
 from regard.checking.naming import Space, best_verdict, diagnosis
 from regard.checking.plan import Plan
 from regard.checking.spec import Mistake
-from regard.checking.trials import formula
+from regard.checking.trials import formula, worked
 from regard.errors import LoadError
 
 
@@ -141,12 +142,13 @@ def test_the_default_choices_are_our_own_attention():
     from regard.attention.scores import ScoreRule
     from regard.attention.softmax import attend
     from regard.attention.visibility import Visibility
-    from regard.exercises.shared.attention import Choices, attended, past_lengths
 
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 11, 7), torch.randn(2, 3, 11, 13)
-    lengths, c = torch.tensor([4, 11]), Choices()
-    mine = attended(c, q, k, v, lambda scores: past_lengths(lengths, scores, c))[0]
+    lengths = torch.tensor([4, 11])
+    formulas = tomllib.loads((OURS / "shared" / "attention.toml").read_text(encoding="utf-8"))["formulas"]
+    formulas["out"] = "attended(q, k, v, lambda scores: past_lengths(lengths, scores), 0)[0]"
+    mine = worked(formulas, {}, q=q, k=k, v=v, lengths=lengths, empty_row="zeros")
     torch.testing.assert_close(mine, attend(q, k, v, ScoreRule(visible=Visibility(lengths=lengths))).out)
 
 

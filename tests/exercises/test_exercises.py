@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard.checking.author import prove
 from regard.checking.catalogue import OURS, TEMPLATE, from_folder, ours
+from regard.checking.plan import Plan
 from regard.checking.starters import new_exercise, notebook, script
+from regard.checking.trials import Case
 from regard.errors import ArgumentError, LoadError
 
 IDS = sorted(ours())
@@ -73,7 +76,7 @@ def test_a_new_exercise_is_ready_as_it_is_written(runner, tmp_path):
     ("file", "old", "new", "says"),
     [
         ("right/product.py", "factor * x", "factor * x + 1", "right variant 'a product' passes"),
-        ("trials.py", "of * factor", "of * factor + 1", "right variant 'a sum' passes"),
+        ("exercise.toml", "of * factor", "of * factor + 1", "right variant 'a sum' passes"),
         ("exercise.toml", "of + factor", "of * factor", "'added' is caught"),
         ("exercise.toml", '"-2"', '"3"', "'negated' is named"),
         ("exercise.toml", "gradients =", "gradient =", "'the gradient is cut' fails are there"),
@@ -81,9 +84,9 @@ def test_a_new_exercise_is_ready_as_it_is_written(runner, tmp_path):
         ("exercise.toml", "sum = ", "# sum = ", "names every file of right/"),
         ("starter.py", "raise NotImplementedError", "return 2 * x", "the starter fails"),
         (
-            "trials.py",
-            'l("batch", "position")',
-            'l("batch", "position") * 0',
+            "exercise.toml",
+            "normal(batch, position)",
+            "0 * normal(batch, position)",
             "'several sequences' is varied",
         ),
     ],
@@ -121,9 +124,36 @@ def test_an_exercise_that_does_not_hold_is_told_where(runner, tmp_path, file, ol
         ('choice = { factor = "3" }', "", "either choice"),
         ('choice = { factor = "3" }', "edits = []", "either choice"),
         ("title =", "titel = 'x'\ntitle =", "titel: no such keys"),
-        ('shared = ["always"]', 'shared = ["none"]', "none.toml"),
+        ('shared = ["neighbour", "always"]', 'shared = ["none"]', "none.toml"),
         ("[right]", "[right", "cannot read"),
         ("[hints]", "[conventions.one]\nalone = 'x'\n\n[hints]", "at least two choices"),
+        ('of = "x"', "of = 1", "formulas.of must be a text or a table of texts"),
+        ("batch = 2", "batch = 2.5", "sizes.batch must be a whole number"),
+        ('x = "normal(batch, position)"', "x = []", "draws.x must be a text or a number"),
+        ('args = ["x"]', 'arg = ["x"]', "call: arg: no such key. There are: args, options"),
+        ('args = ["x"]', 'args = "x"', "call: args must be a list of texts"),
+        (
+            "{ variants = true }",
+            "{ varients = true }",
+            r"trials.'several sequences': varients: no size and no draw",
+        ),
+        ("{ variants = true }", "{ variants = 1 }", "variants must be true or false"),
+        (
+            "{ batch = 1,",
+            '{ batch = "many",',
+            "many: no size and no draw. There are the sizes batch, position",
+        ),
+        (
+            'edits = [{ x = "-x" }]',
+            'edits = [{ y = "-x" }]',
+            "'the sign has its say': y: no size and no draw",
+        ),
+        ('{ factor = "3" }', '{ faktor = "3" }', "'three times' chooses 'faktor', and there is no formula"),
+        (
+            'by = "of * factor"',
+            'by = "of * factor"\n[formulas."f(x)"]\nfactor = "2"',
+            "two formulas of that name",
+        ),
     ],
 )
 def test_an_exercise_toml_that_is_wrong_says_where(tmp_path, old, new, says):
@@ -148,7 +178,7 @@ def test_a_mistake_may_be_made_in_several_ways(tmp_path):
 
 
 def test_a_folder_that_cannot_be_loaded_says_why(tmp_path):
-    """A missing folder, one without exercises, trials that raise and a bad id are errors in words."""
+    """A missing folder, one without exercises, code that raises, a draw and a bad id are errors in words."""
     with pytest.raises(LoadError, match="no folder"):
         from_folder(tmp_path / "none")
     with pytest.raises(LoadError, match="holds no exercise"):
@@ -157,22 +187,32 @@ def test_a_folder_that_cannot_be_loaded_says_why(tmp_path):
     (tmp_path / "bad" / "trials.py").write_text("1 / 0")
     with pytest.raises(LoadError, match="ZeroDivisionError"):
         _ = from_folder(tmp_path)["bad"].checks
+    new_exercise("slip", tmp_path / "slip")
+    path = tmp_path / "slip" / "exercise.toml"
+    path.write_text(path.read_text().replace("normal(batch, position)", "normal(batch, positions)"))
+    with pytest.raises(
+        LoadError, match=r"slip, 'several sequences': .*'positions' is not defined.* It may use"
+    ):
+        Plan(from_folder(tmp_path / "slip")["slip"], 0)
     with pytest.raises(ArgumentError, match="lower-case words"):
         new_exercise("Double It", tmp_path / "double")
 
 
 def test_trials_of_a_folder_may_share_a_file_beside_it(tmp_path):
-    """Several exercises of a teacher's may use one module of theirs, and one shared toml."""
+    """Several exercises of a teacher's may use one module of theirs, and a shared toml with its functions."""
     shutil.copytree(TEMPLATE, tmp_path / "twice")
     (tmp_path / "course_parts.py").write_text("FACTOR = 2\n")
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "way.toml").write_text('[conventions.way]\nup = "up."\ndown = "down."\n')
+    (tmp_path / "shared" / "way.py").write_text("def half(x):\n    return x / 2\n")
     trials, toml = tmp_path / "twice" / "trials.py", tmp_path / "twice" / "exercise.toml"
-    trials.write_text(trials.read_text() + "\nfrom course_parts import FACTOR\n")
-    toml.write_text(toml.read_text().replace('["always"]', '["way", "always"]'))
+    trials.write_text("from course_parts import FACTOR\n")
+    text = toml.read_text().replace('["neighbour", "always"]', '["way", "always"]')
+    toml.write_text(text.replace('factor = "2"', 'factor = "4 * half(FACTOR)"', 1))
     exercise = from_folder(tmp_path)["twice"]
     assert [convention.name for convention in exercise.conventions] == ["way"]
-    assert exercise.checks.trials
+    assert [trial.name for trial in exercise.checks.trials] == ["several sequences", "one sequence"]
+    assert exercise.checks.reference(Case((torch.ones(1),))) == 4.0
     assert str(tmp_path) not in sys.path
 
 

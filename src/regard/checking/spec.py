@@ -2,18 +2,20 @@
 
     task.md         what is asked
     starter.py      the signatures to fill in
-    exercise.toml   title, names, conventions, hints, mistakes
-    trials.py       the reference, calls and probes: run when an answer is checked, and not before
+    exercise.toml   everything else: title, names, reference, calls, conventions, hints, mistakes
     right/*.py      correct ways to write it, which need nothing but torch
-    drive.py        `drive(answer, *args, **kwargs)`, where one call is not enough; runs beside the answer
+    trials.py       only where something is code: functions that formulas, edits and judges call by name
+    drive.py        `drive(answer, *args, **kwargs)`, where one call is not enough; formulas may call it too
 
-Only `trials.py` runs here, and may call our library. All else that is Python runs in a process where regard
-cannot be imported. Nothing here needs torch until `checks` is asked for. An exercise.toml has these keys:
+`trials.py` and `drive.py` run here, when an answer is checked and not before. `drive.py` also runs beside
+the answer, as all else that is Python does, in a process where regard cannot be imported. Nothing here needs
+torch until `checks` is asked for. An exercise.toml has these keys:
 
 title = "Masked softmax"
 names = ["masked_softmax"]       # what an answer defines
 example = "print(masked_softmax(torch.randn(2, 3, 4)).shape)"   # a call that shows shapes, below the starter
-shared = ["always", "lengths"]   # of ../shared, or of ours: words, conventions, hints, choices, mistakes
+shared = ["always", "lengths"]   # files of ../shared, or of ours, with any of the tables below; NAME.py
+                                 # beside NAME.toml has functions. What comes later replaces what is there
 needs = ["rnn-step"]             # exercises whose answers are lent to a file that leaves them out
 drive = "drive.py"               # where one call is not enough
 tolerance = 2.0                  # times the usual one
@@ -24,7 +26,32 @@ flat = "rows made flat"
 [words]                          # dimensions of the result; of one of several results by its number
 "" = ["batch", "query", "key"]
 
-[conventions.empty_row]          # a keyword of the reference: its choices, ours first
+[formulas]                       # the reference, in order: the last is the result. Each is one expression
+scale = "2"                      # of arguments, conventions, `parameters` (the weights), `options`, `train`,
+scaled = "scores / scale"        # torch, F, math, itertools, and formulas before it
+result = "twice(scaled)"
+"twice(x)" = "x + x"             # a function, which any formula may call; [formulas."steps(x, y)"] is one of
+                                 # several formulas. A method that is called is a function of that name
+
+[sizes]                          # of every call that does not say otherwise
+batch = 2
+
+[draws]                          # formulas of sizes and of draws before them; `...` is left out of a call
+scores = "normal(batch, 3, 4)"   # there are normal, weight, uniform, integers, distinct, lengths, and `draw`
+"W_q.weight" = "weight(4, 4)"    # with a dot: a weight of the layer
+
+[call]                           # which draws and sizes are args, options (by keyword), and init, init_options
+args = ["scores"]                # and weights of a layer; train = true; call = "a method". "*name" is a list
+
+[trials]                         # calls whose result must be the reference's: what they change of sizes, draws
+"batch of one" = { batch = 1 }   # and call; variants, grad, most_numbers, optional, raises, secret, kind, says
+
+[probes."a neighbour has no say"]
+edits = ["first_sequence", { scores = "-scores" }]   # further calls: by a function, or by other draws
+says = "..."                                         # where the reference does not move, no answer may
+# judge = { holds = "results[0] < 1", says = "..." } # or a function by its name, in the place of that
+
+[conventions.empty_row]          # a name in formulas: its choices, ours first
 zeros = "a row of length 0 is all zeros."
 
 [hints]                          # for an answer whose mistake has no name
@@ -35,12 +62,12 @@ symptom = "The weight lies on the padding."
 place = "Look at the comparison of positions with lengths."
 cause = "True means hidden here, and the comparison is true for the valid keys."
 fix = "Hide the positions at or past the length."
-choice = { polarity = "hides the valid" }   # keywords of the reference that give its numbers; [{...}, {...}]
-                                            # where it is made in several ways
+choice = { mask = "~hidden" }    # formulas in the place of the reference's that give its numbers; several
+                                 # ways to make it are [{...}, {...}]
 # or, where numbers are right:
 # fails = { device = "on the CPU" }         # checks that fail, and words of what they say
 
-[choice.polarity]                # place and fix of mistakes that choose it, those of this file first
+[choice.mask]                    # place and fix of mistakes that choose it, those of this file first
 place = "..."
 fix = "..."
 """
@@ -49,7 +76,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -62,10 +89,33 @@ if TYPE_CHECKING:
     from regard.checking.trials import Checks
 
 OURS = Path(__file__).parent.parent / "exercises"
-TABLES = ("words", "conventions", "hints", "choice", "mistake")  # what exercises may share
+CALLS = ("formulas", "sizes", "draws", "call", "trials", "probes")  # how an answer is called and judged
+TABLES = ("words", "conventions", "hints", "choice", "mistake", *CALLS)  # what exercises may share
 KEYS = ("title", "names", "example", "shared", "needs", "drive", "tolerance", "right", *TABLES)
 GRADES = ("symptom", "place", "cause", "fix")
+# What a trial or a probe may say beside the sizes and draws that it changes, and of which kind that is.
+CALL = {
+    "args": "a list of texts",
+    "options": "a list of texts",
+    "init": "a list of texts",
+    "init_options": "a list of texts",
+    "weights": "a list of texts",
+    "call": "a text",
+    "train": "true or false",
+}
+FLAGS = {
+    "optional": "true or false",
+    "raises": "a list of texts",
+    "secret": "true or false",
+    "kind": "wrong, fragile, train mode or wasteful",
+    "says": "a text",
+}
+ONLY = {
+    "trials": {"grad": "true or false", "variants": "true or false", "most_numbers": "a text"},
+    "probes": {"edits": "a list of names and tables", "judge": "a name, or { holds, says }"},
+}
 Hints = tuple[str, str, str, str]
+Parts = tuple[dict[str, Any], dict[str, int], dict[str, Any]]  # flags, sizes, and changes of the call
 
 
 @dataclass(frozen=True)
@@ -121,6 +171,12 @@ class Exercise(Entry):
     mistakes: tuple[Mistake, ...]
     conventions: tuple[Convention, ...] = ()
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # output -> its dimensions
+    formulas: Mapping[str, Any] = field(default_factory=dict)  # of the reference
+    draws: Mapping[str, Any] = field(default_factory=dict)  # how each argument and weight is drawn
+    call: Mapping[str, Any] = field(default_factory=dict)  # which draws are arguments, and of what
+    trials: Mapping[str, Parts] = field(default_factory=dict)
+    probes: Mapping[str, Parts] = field(default_factory=dict)
+    modules: tuple[Path, ...] = ()  # Python whose functions formulas may call
     example: str = ""  # lines that call an answer and print shapes
     drive_file: str = ""
     tolerance: float = 1.0  # times the usual one, with a reason beside it
@@ -158,7 +214,24 @@ class Exercise(Entry):
         """The reference, trials and probes; this imports torch, and runs trials.py."""
         from regard.checking.trials import load
 
-        return load(self.folder)
+        return load(self)
+
+    @cached_property
+    def choosable(self) -> set[str]:
+        """What a convention or a mistake may choose: formulas and conventions."""
+        return {*formula_names(self.formulas), *(convention.name for convention in self.conventions)}
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """What the starter's parameters are, where they are left out."""
+        defaults: dict[str, Any] = {}
+        for definition in self.definitions.values():
+            for node in ast.walk(definition):
+                if isinstance(node, ast.FunctionDef) and node.args.defaults:
+                    names = [argument.arg for argument in node.args.args]
+                    values = map(ast.literal_eval, node.args.defaults)
+                    defaults |= dict(zip(names[-len(node.args.defaults) :], values, strict=True))
+        return defaults
 
     @cached_property
     def definitions(self) -> dict[str, ast.FunctionDef | ast.ClassDef]:
@@ -215,9 +288,24 @@ def load_folder(folder: Path) -> Exercise:
     for file in [*files, path]:  # what comes later replaces what has the same name
         part = _read(file)
         for name, table in tables.items():
-            table.update(_checked(file, name, part.get(name, {}), "a table"))
+            more = _checked(file, name, part.get(name, {}), "a table")
+            tables[name] = _joined(table, more, name) if name in CALLS else {**table, **more}
         choices = part.get("choice", {})  # of its file come before others
         mistakes |= {name: (file, mistake, choices) for name, mistake in part.get("mistake", {}).items()}
+    drive = _checked(path, "drive", about.get("drive", ""), "a text")
+    code = [
+        *(file.with_suffix(".py") for file in files),
+        folder / (drive or "drive.py"),
+        folder / "trials.py",
+    ]
+    _check_calls(path, tables)
+    made = tuple(
+        mistake
+        for name, (file, table, near) in mistakes.items()
+        for mistake in _mistakes(file, name, table, {**tables["choice"], **near})
+    )
+    ours = (mistake for mistake in made if mistake.name in about.get("mistake", {}))
+    _check_choices(path, ours, tables["formulas"], {*tables["conventions"], "form"})
     return Exercise(
         folder=folder,
         title=_checked(path, "title", about.get("title"), "a text"),
@@ -225,14 +313,16 @@ def load_folder(folder: Path) -> Exercise:
         names=_texts(path, about, "names"),
         variants=_checked(path, "right", about["right"], "a table of texts"),
         hints=_hints(path, "hints", tables["hints"]),
-        mistakes=tuple(
-            mistake
-            for name, (file, table, near) in mistakes.items()
-            for mistake in _mistakes(file, name, table, {**tables["choice"], **near})
-        ),
+        mistakes=made,
         conventions=tuple(_convention(path, name, table) for name, table in tables["conventions"].items()),
         words={word: _texts(path, tables["words"], word) for word in tables["words"]},
-        drive_file=_checked(path, "drive", about.get("drive", ""), "a text"),
+        formulas=tables["formulas"],
+        draws=tables["draws"],
+        call=tables["call"],
+        trials=_items(path, "trials", tables, about),
+        probes=_items(path, "probes", tables, about),
+        modules=tuple(file for file in code if file.exists()),
+        drive_file=drive,
         tolerance=float(_checked(path, "tolerance", about.get("tolerance", 1.0), "a number")),
         needs=_texts(path, about, "needs"),
     )
@@ -254,7 +344,103 @@ def _shared(folder: Path, name: str) -> Path:
     return beside if beside.exists() else OURS / "shared" / f"{name}.toml"
 
 
+def _joined(table: Mapping[str, Any], more: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """What comes later replaces what has the same name, with or without its parameters; tables are joined.
+
+    New draws come first, because those that are shared may use them.
+    """
+    keys = {key.partition("(")[0]: key for key in table}
+    replaced, new = dict(table), {}
+    for name, value in more.items():
+        key = keys.get(name.partition("(")[0])
+        if key is None:
+            new[name] = value
+        elif isinstance(table[key], dict) and isinstance(value, dict):
+            replaced[key] = {**table[key], **value}
+        elif "(" in name:
+            replaced = {name if old == key else old: part for old, part in replaced.items()}
+            replaced[name] = value
+        else:
+            replaced[key] = value
+    return {**new, **replaced} if kind == "draws" else {**replaced, **new}
+
+
+def formula_names(formulas: Mapping[str, Any]) -> list[str]:
+    """The names of all formulas, those in tables too."""
+    inside = [name for part in formulas.values() if isinstance(part, dict) for name in formula_names(part)]
+    return [*(key.partition("(")[0] for key in formulas), *inside]
+
+
+def _check_calls(path: Path, tables: Mapping[str, Any]) -> None:
+    """Formulas, sizes, draws and the call are what they should be."""
+    for name, part in tables["formulas"].items():
+        _checked(path, f"formulas.{name}", part, "a text or a table of texts")
+    for name, part in tables["sizes"].items():
+        _checked(path, f"sizes.{name}", part, "a whole number")
+    for name, part in tables["draws"].items():
+        _checked(path, f"draws.{name}", part, "a text or a number")
+    for word, part in tables["call"].items():
+        if word not in CALL:
+            raise LoadError(f"{path}: call: {word}: no such key. There are: {', '.join(CALL)}.")
+        _checked(path, f"call: {word}", part, CALL[word])
+
+
+def _check_choices(
+    path: Path, mistakes: Iterable[Mistake], formulas: Mapping[str, Any], others: set[str]
+) -> None:
+    """Each mistake chooses what there is once."""
+    names = formula_names(formulas)
+    for mistake in mistakes:
+        for name in mistake.choices:
+            count = names.count(name)
+            if count != 1 and (count or name not in others):
+                raise LoadError(
+                    f"{path}: mistake {mistake.name!r} chooses {name!r}, and there is "
+                    f"{'no formula' if not count else 'two formulas'} of that name. "
+                    f"There are: {', '.join(sorted(set(names)))}."
+                )
+
+
+def _items(path: Path, kind: str, tables: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Parts]:
+    """Trials or probes; those that are shared and have a size or draw that is missing here are left out."""
+    items, sizes, draws = {}, tables["sizes"], tables["draws"]
+    flags = {**FLAGS, **ONLY[kind]}
+    known = {**CALL, **flags, **dict.fromkeys(draws, "a text or a number"), **dict.fromkeys(sizes, "a size")}
+    for name, table in tables[kind].items():
+        of = f"{kind}.{name!r}"
+        _checked(path, of, table, "a table")
+        other = {word: sizes.get(size, size) for word, size in table.items() if word in sizes}
+        edited = {word for edit in table.get("edits", ()) if isinstance(edit, dict) for word in edit}
+        missing = [size for size in other.values() if isinstance(size, str)]
+        unknown = sorted({*table, *missing} - set(known) | edited - {*CALL, *draws})
+        if unknown and name in about.get(kind, {}):
+            raise LoadError(
+                f"{path}: {of}: {', '.join(unknown)}: no size and no draw. There are the sizes "
+                f"{', '.join(sizes)}; the draws {', '.join(draws)}; and {', '.join((*CALL, *flags))}."
+            )
+        if unknown:
+            continue
+        for word, value in {**table, **other}.items():
+            _checked(path, f"{of}: {word}", value, known[word])
+        said = {"hidden" if word == "secret" else word: table[word] for word in table if word in flags}
+        changes = {word: table[word] for word in table if word not in flags and word not in sizes}
+        items[name] = said, {**sizes, **other}, changes
+    return items
+
+
 KINDS: dict[str, Callable[[Any], bool]] = {
+    "true or false": lambda value: isinstance(value, bool),
+    "a size": lambda value: KINDS["a whole number"](value),
+    "a whole number": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "wrong, fragile, train mode or wasteful": lambda value: (
+        value in "wrong, fragile, train mode, wasteful".split(", ")
+    ),
+    "a list of names and tables": lambda value: (
+        isinstance(value, list) and all(isinstance(edit, str | dict) for edit in value)
+    ),
+    "a name, or { holds, says }": lambda value: isinstance(value, str) or set(value) == {"holds", "says"},
+    "a text or a number": lambda value: isinstance(value, str | int | float),
+    "a text or a table of texts": lambda value: isinstance(value, str) or KINDS["a table of texts"](value),
     "a text": lambda value: isinstance(value, str),
     "a number": lambda value: isinstance(value, int | float),
     "a table": lambda value: isinstance(value, dict),

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from regard.checking.trials import Case, Code, Draw, Impossible, Trial
+from regard.checking.trials import Code, Draw, Impossible
 
 N_STATE = 13
 MOST_TRIES = 3000
 # For smaller sizes than meant, where what is wanted may not exist: a failing case is shrunk by trying.
 FEW_TRIES = 20
-
-# What is returned of the tokens, start and end among them.
-RETURNED = {"end": "tokens", "start": "end"}
 
 
 @dataclass(frozen=True)
@@ -25,13 +22,6 @@ class Table:
     """Logits of the next token, which depend on all tokens so far: their number, their sum and the last."""
 
     rows: tuple[tuple[float, ...], ...]
-
-    @classmethod
-    def draw(cls, draw: Draw, end: int, urge: float) -> Table:
-        """A random table; `urge` is added to the logit of the end token."""
-        rows = draw.normal(N_STATE, "vocab", scale=1.5)
-        rows[:, end] += urge
-        return cls(tuple(tuple(round(value, 3) for value in row) for row in rows.tolist()))
 
     def code(self) -> Code:
         """The step function, as an argument."""
@@ -46,30 +36,17 @@ class Table:
         return [value - total for value in row]
 
 
-def search_trial(
-    name: str,
-    fits: Callable[..., bool],
-    meant: Mapping[str, int],
-    *,
-    start: int = 1,
-    end: int = 2,
-    urge: float = 0.0,
-) -> Trial:
-    """A search by the first drawn table for which `fits(table, start, end, *sizes)` holds.
-
-    `meant` are the sizes for which there is one: of the vocabulary, and those that the call is given.
-    """
-
-    def make(draw: Draw) -> Case:
-        vocab, *sizes = (draw[word] for word in meant)
-        first, last = start % vocab, end % vocab
-        for _ in range(MOST_TRIES if draw.sizes == meant else FEW_TRIES):
-            table = Table.draw(draw, last, urge)
-            if fits(table, first, last, *sizes):
-                return Case((table.code(), first, last, *sizes))
-        raise Impossible(f"no table of sizes {draw.sizes} is as wanted")
-
-    return Trial(name, make, meant, grad=False)
+def searchable(
+    draw: Draw, vocab: int, end: int, urge: float, as_meant: bool, fits: Callable[[Table], bool]
+) -> Code:
+    """The step function of the first table for which `fits` holds; `urge` is added to the end's logit."""
+    for _ in range(MOST_TRIES if as_meant else FEW_TRIES):
+        rows = draw.normal(N_STATE, vocab, scale=1.5)
+        rows[:, end] += urge
+        table = Table(tuple(tuple(round(value, 3) for value in row) for row in rows.tolist()))
+        if fits(table):
+            return table.code()
+    raise Impossible(f"no table of sizes {draw.sizes} is as wanted")
 
 
 def as_tokens(result: Any) -> list[int]:

@@ -1,7 +1,0 @@
-"""Reference, calls and probes of `wide-values`."""
-
-from regard.exercises.shared.masked_heads import checks, reference
-
-__all__ = ["PROBES", "TRIALS", "reference"]
-
-TRIALS, PROBES = checks(wide=2)

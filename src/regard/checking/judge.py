@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention.shapes import named
 from regard.checking.child.messages import Failure, Outcome, Tree, leaves
 from regard.checking.compare import GRADIENT_TOLERANCE, TOLERANCE, Difference, difference, moved, same
-from regard.checking.plan import VARIANTS, Plan, Run, tensors_of
+from regard.checking.plan import VARIANTS, Plan, Run
 from regard.checking.trials import Item, Kind, Probe, Trial
 
 Outcomes = Mapping[int, Outcome]  # by the run's id
@@ -126,8 +126,7 @@ def compared(plan: Plan, run: Run, expected: Tree, got: Tree) -> Difference | No
         got = plan.view(run, got)
     except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
         return Difference(NO_FORM.format(error))
-    inputs = [*tensors_of(run.case), *run.case.weights.values()]
-    floating = any(tensor.is_floating_point() for tensor in inputs)
+    floating = any(tensor.is_floating_point() for tensor in run.tensors)
     dtype = run.dtype if floating and plan.checks.view is None else None
     tolerance = TOLERANCE[run.dtype] * plan.exercise.tolerance
     return difference(expected, got, tolerance, plan.exercise.words, dtype)

@@ -22,9 +22,9 @@ from regard.checking.child.messages import Answer, Cell, Tree, leaves, mapped
 from regard.checking.compare import TOLERANCE, apart, equal_rows, n_row
 from regard.checking.forms import FORM, FORMS, TIMES, VALUES, changed_numbers
 from regard.checking.judge import NOT_TRIED, Outcomes, Verdict, judged
-from regard.checking.plan import Plan, Run, tensors_of
+from regard.checking.plan import Plan, Run
 from regard.checking.spec import Exercise, Mistake
-from regard.checking.trials import ANYTHING, Case, Probe
+from regard.checking.trials import ANYTHING, Probe
 from regard.errors import LoadError, RegardError
 
 MOST = 0.75  # of what is wrong, for a name with "mostly"
@@ -118,7 +118,7 @@ class Space:
             and not run.item.raises
             and not (isinstance(run.item, Probe) and run.item.judge and run.case.train)
         ]
-        self.runs = sorted(runs, key=lambda run: _size(run.case))
+        self.runs = sorted(runs, key=lambda run: sum(tensor.numel() for tensor in run.tensors))
         self.tolerance = 2 * TOLERANCE["float32"] * plan.exercise.tolerance
         self._known: dict[tuple[Any, ...], Any] = {}
 
@@ -411,7 +411,3 @@ def _by_pattern(exercise: Exercise, verdict: Verdict) -> tuple[Mistake, ...]:
         if mistake.fails
         and all(check in messages and says in messages[check] for check, says in mistake.fails.items())
     )
-
-
-def _size(case: Case) -> int:
-    return sum(tensor.numel() for tensor in [*tensors_of(case), *case.weights.values()])

@@ -37,6 +37,11 @@ class Run:
         """The floating dtype of its inputs."""
         return self.kind if self.kind in TOLERANCE else "float32"
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those of its arguments and weights."""
+        return [*tensors_of(self.case), *self.case.weights.values()]
+
 
 class Plan:
     """All runs of one exercise for one seed, and their expected results under each choice of conventions.
@@ -79,11 +84,9 @@ class Plan:
 
     def choices(self) -> list[dict[str, str]]:
         """Every combination of conventions, ours first."""
-        conventions = self.exercise.conventions
-        return [
-            dict(zip([convention.name for convention in conventions], combination, strict=True))
-            for combination in itertools.product(*(convention.choices for convention in conventions))
-        ]
+        names = [convention.name for convention in self.exercise.conventions]
+        ways = itertools.product(*(convention.choices for convention in self.exercise.conventions))
+        return [dict(zip(names, way, strict=True)) for way in ways]
 
     @cached_property
     def told_apart(self) -> list[dict[str, str]]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.checking.child.messages import Answer, Case, Cell, Order
 from regard.checking.child.confine import descendants
+from regard.checking.child.messages import Answer, Case, Cell, Order
 from regard.checking.runner import Limits, Runner
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention.shapes import named
 from regard.checking.child.messages import Failure, Outcome, Tree, leaves
 from regard.checking.compare import GRADIENT_TOLERANCE, TOLERANCE, Difference, difference, moved, same
-from regard.checking.plan import VARIANTS, Plan, Run, tensors_of
+from regard.checking.plan import VARIANTS, Plan, Run
 from regard.checking.trials import Item, Kind, Probe, Trial
 
 Outcomes = Mapping[int, Outcome]  # by the run's id
@@ -126,8 +126,7 @@ def compared(plan: Plan, run: Run, expected: Tree, got: Tree) -> Difference | No
         got = plan.view(run, got)
     except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
         return Difference(NO_FORM.format(error))
-    inputs = [*tensors_of(run.case), *run.case.weights.values()]
-    floating = any(tensor.is_floating_point() for tensor in inputs)
+    floating = any(tensor.is_floating_point() for tensor in run.tensors)
     dtype = run.dtype if floating and plan.checks.view is None else None
     tolerance = TOLERANCE[run.dtype] * plan.exercise.tolerance
     return difference(expected, got, tolerance, plan.exercise.words, dtype)
@@ -158,8 +157,8 @@ class _Judge:
             runs = [run for run in self.plan.runs if run.kind == kind]
             checks += [self._all(kind, runs, right)] if runs else []
         checks.append(self._unchanged(values))
-        unfits = [unfit for run in values if (unfit := self.outcomes[run.id].unfit) is not None]
-        guessed = ", ".join(dict.fromkeys(guess for unfit in unfits for guess in unfit.guessed))
+        guesses = [guess for run in values for guess in self.outcomes[run.id].unfit.guessed]
+        guessed = ", ".join(dict.fromkeys(guesses))
         wrong = any(not check.passed and check.kind == "wrong" for check in checks)
         if guessed and wrong:  # which may be our fault: a question, and no more
             others = [check.failing(UNFIT, difference=None) for check in checks[1:]]
@@ -182,7 +181,7 @@ class _Judge:
         """
         for run in values:
             unfit = self.outcomes[run.id].unfit
-            if unfit is None or run.item.raises:
+            if run.item.raises:
                 continue
             with_bias = self.exercise.has_bias_option
             ours, yours = unfit.ours, [*unfit.yours, *(unfit.zeroed if with_bias else [])]
@@ -270,10 +269,8 @@ class _Judge:
         tried = [run for run in runs if run.item.name in right]
         outcomes = {run: self.outcomes[run.id] for run in runs}
         if kind == "called twice":
-            fixed = [
-                run for run in runs if run not in tried and not run.case.train and not outcomes[run].error
-            ]
-            if not all(same(outcomes[run].value, outcomes[run].again, self.tolerance) for run in fixed):
+            fixed = [outcomes[run] for run in runs if run not in tried and not run.case.train]
+            if not all(one.error or same(one.value, one.again, self.tolerance) for one in fixed):
                 return Check(kind, False, CHANGES, "wrong")
         if not tried and not all(run.item.optional for run in runs):
             errors = [outcome.error.kind for outcome in outcomes.values() if outcome.error is not None]
@@ -317,7 +314,7 @@ class _Judge:
         return "the result is on the CPU, whatever the device of the inputs." if stray else ""
 
     def _variant(self, run: Run, outcome: Outcome) -> str:
-        twice = run.order.twice
+        twice = run.kind == "called twice"
         first = "wrong after a call with other inputs, of which something is kept: " if twice else ""
         second = [(outcome.again, "right the first time, wrong the second: ")] if twice else []
         for value, start in [(outcome.value, first), *second]:

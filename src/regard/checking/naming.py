@@ -22,9 +22,9 @@ from regard.checking.child.messages import Answer, Cell, Tree, leaves, mapped
 from regard.checking.compare import TOLERANCE, apart, equal_rows, n_row
 from regard.checking.forms import FORM, FORMS, TIMES, VALUES, changed_numbers
 from regard.checking.judge import NOT_TRIED, Outcomes, Verdict, judged
-from regard.checking.plan import Plan, Run, tensors_of
+from regard.checking.plan import Plan, Run
 from regard.checking.spec import Exercise, Mistake
-from regard.checking.trials import ANYTHING, Case, Probe
+from regard.checking.trials import ANYTHING, Probe
 from regard.errors import LoadError, RegardError
 
 MOST = 0.75  # of what is wrong, for a name with "mostly"
@@ -118,7 +118,7 @@ class Space:
             and not run.item.raises
             and not (isinstance(run.item, Probe) and run.item.judge and run.case.train)
         ]
-        self.runs = sorted(runs, key=lambda run: _size(run.case))
+        self.runs = sorted(runs, key=lambda run: sum(tensor.numel() for tensor in run.tensors))
         self.tolerance = 2 * TOLERANCE["float32"] * plan.exercise.tolerance
         self._known: dict[tuple[Any, ...], Any] = {}
 
@@ -188,7 +188,6 @@ class Search:
         self.space, self.conventions = space, conventions
         self.left = MOST_CALLS
         self.failed: list[Run] = []  # runs without a result
-        self.right: list[str] = []  # names of calls that are right
         seen: list[Seen] = []
         settled: list[Tensor] = []
         expected = space.plan.expected(conventions)
@@ -203,7 +202,6 @@ class Search:
                 counts = torch.ones_like(wrong)
             seen.append(Seen(run, value, wrong & counts, counts))
             settled.append(space.settled[run.id] if space.settled[run.id].shape == wrong.shape else counts)
-            self.right += [] if bool(seen[-1].wrong.any()) else [run.item.name]
         # Where what is wrong lies only where conventions differ, all rows count.
         if any(bool((one.wrong & rows).any()) for one, rows in zip(seen, settled, strict=True)):
             for one, rows in zip(seen, settled, strict=True):
@@ -313,7 +311,7 @@ def diagnosis(space: Space, outcomes: Outcomes, choices: Choices, verdict: Verdi
     """The mistakes that explain a failing answer, or what comes nearest."""
     by_pattern = _by_pattern(space.plan.exercise, verdict)
     misfits = tuple(mistake for mistake in by_pattern if "parameters" in mistake.fails)
-    at_random = any((unfit := outcome.unfit) is not None and unfit.yours for outcome in outcomes.values())
+    at_random = any(outcome.unfit.yours for outcome in outcomes.values())
     if misfits or at_random:  # weights of the answer that are not ours: its numbers tell nothing
         return Diagnosis((Named(misfits[:1], False),) if misfits else ())
     search = Search(space, outcomes, choices)
@@ -392,7 +390,8 @@ def _near(search: Search) -> Diagnosis:
         return Diagnosis((Named((best.mistake,), True, "in the part that is wrong"),))
     if best.share < NEAR:
         return Diagnosis()
-    right = f" Right are: {', '.join(dict.fromkeys(search.right))}." if search.right else ""
+    names = dict.fromkeys(seen.run.item.name for seen in search.seen if seen not in search.wrong)
+    right = f" Right are: {', '.join(names)}." if names else ""
     return Diagnosis(
         nearest=f"No known mistake gives your output. The nearest: {best.mistake.name}, which explains "
         f"{best.explained} of {n_wrong} wrong rows.{right}"
@@ -412,7 +411,3 @@ def _by_pattern(exercise: Exercise, verdict: Verdict) -> tuple[Mistake, ...]:
         if mistake.fails
         and all(check in messages and says in messages[check] for check, says in mistake.fails.items())
     )
-
-
-def _size(case: Case) -> int:
-    return sum(tensor.numel() for tensor in [*tensors_of(case), *case.weights.values()])

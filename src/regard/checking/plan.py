@@ -13,20 +13,13 @@ import torch
 from torch import Tensor
 
 from regard.checking.child.messages import Order, Outcome, Tree, gradients, leaves, mapped
-from regard.checking.compare import same
+from regard.checking.compare import TOLERANCE, same
 from regard.checking.spec import Exercise
 from regard.checking.trials import Case, Draw, Impossible, Item, Trial
 from regard.errors import ArgumentError, RegardError
 
-# name of the check -> options of the run
-VARIANTS: dict[str, dict[str, Any]] = {
-    "float64": {"dtype": "float64"},
-    "float16": {"dtype": "float16"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "non-contiguous inputs": {"strided": True},
-    "called twice": {"twice": True},
-    "device": {"device": "meta"},
-}
+# The ways to repeat a call, as their checks are called; child/harness.py makes them.
+VARIANTS = ("float64", "float16", "bfloat16", "non-contiguous inputs", "called twice", "device")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +27,7 @@ class Run:
     """One call that a child makes."""
 
     id: int
-    kind: str  # "value", "gradients", "probe", or a key of VARIANTS
+    kind: str  # "value", "probe", "gradients", or one of VARIANTS
     item: Item
     case: Case
     order: Order  # what the child is told
@@ -42,7 +35,12 @@ class Run:
     @property
     def dtype(self) -> str:
         """The floating dtype of its inputs."""
-        return self.order.dtype or "float32"
+        return self.kind if self.kind in TOLERANCE else "float32"
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those of its arguments and weights."""
+        return [*tensors_of(self.case), *self.case.weights.values()]
 
 
 class Plan:
@@ -77,23 +75,18 @@ class Plan:
         self._add("value", trial, case, largest=trial.most_numbers is not None)
         if brief or trial.raises:
             return
-        if trial.grad:
-            self._add("gradients", trial, case, gradients=True)
-        if trial.variants:
-            for name, options in VARIANTS.items():
-                self._add(name, trial, case, **options)
+        for kind in (*(["gradients"] if trial.grad else []), *(VARIANTS if trial.variants else ())):
+            self._add(kind, trial, case)
 
-    def _add(self, kind: str, item: Item, case: Case, **options: Any) -> None:
+    def _add(self, kind: str, item: Item, case: Case, *, largest: bool = False) -> None:
         id = len(self.runs)
-        self.runs.append(Run(id, kind, item, case, Order(id, case, seed=1 + id, **options)))
+        self.runs.append(Run(id, kind, item, case, Order(id, case, kind, largest)))
 
     def choices(self) -> list[dict[str, str]]:
         """Every combination of conventions, ours first."""
-        conventions = self.exercise.conventions
-        return [
-            dict(zip([convention.name for convention in conventions], combination, strict=True))
-            for combination in itertools.product(*(convention.choices for convention in conventions))
-        ]
+        names = [convention.name for convention in self.exercise.conventions]
+        ways = itertools.product(*(convention.choices for convention in self.exercise.conventions))
+        return [dict(zip(names, way, strict=True)) for way in ways]
 
     @cached_property
     def told_apart(self) -> list[dict[str, str]]:

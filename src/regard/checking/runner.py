@@ -272,9 +272,9 @@ class Runner:
         end = last + max(most_seconds, 0.2)
         folder = tempfile.mkdtemp(prefix="answer-")
         Path(folder, "job").write_bytes(encode(job))
-        with contextlib.suppress(OSError):  # it ended between two jobs
-            worker.begin(json.dumps([folder, *warm]).encode())
         with open(f"{folder}/results", "a+b", buffering=0) as results:
+            with contextlib.suppress(OSError):  # it ended between two jobs
+                worker.begin(json.dumps([folder, *warm]).encode())
             ended = False
             while not ended and not reason:
                 ended, data, now = worker.ended(LOOK_SECONDS), results.read(), time.monotonic()

@@ -96,13 +96,10 @@ class Submission:
     @cached_property
     def imported(self) -> tuple[str, ...]:
         """What the file imports, by its first name and by its whole name."""
-        names: dict[str, None] = {}
-        for cell in self.cells:
-            for node in ast.walk(tree_of(cell)):
-                if isinstance(node, ast.Import):
-                    names |= dict.fromkeys(alias.name for alias in node.names)
-                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                    names[node.module] = None
+        nodes = [node for cell in self.cells for node in ast.walk(tree_of(cell))]
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        names += [node.module for node in froms if node.module]
         return tuple(dict.fromkeys([*(name.partition(".")[0] for name in names), *names]))
 
     @cached_property
@@ -259,15 +256,15 @@ def answered(
         by_names.setdefault(exercise.names, []).append(exercise)
     for names, rivals in by_names.items():
         if len(rivals) == 1:
-            places = [_place(submission, rivals[0], name) for name in names]
-            subjects = {name: place for name, place in zip(names, places, strict=True) if place is not None}
+            places = {name: _place(submission, rivals[0], name) for name in names}
+            subjects = {name: place for name, place in places.items() if place is not None}
             if len(subjects) == len(names):
                 chosen[rivals[0].id, 0] = Answered(rivals[0], subjects)
             continue
         for definition in submission.definitions:
             if definition.name != names[0]:
                 continue
-            scores = {exercise.id: likeness(definition.node, exercise) for exercise in rivals}
+            scores = {rival.id: likeness(definition.node, rival) for rival in rivals}
             near = [rival for rival in rivals if scores[rival.id] > max(scores.values()) - TIE]
             stem = Path(submission.path).stem.lower().replace("-", "_")
             titled = [rival for rival in near if rival.id.replace("-", "_") in stem]

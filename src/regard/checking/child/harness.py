@@ -18,22 +18,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .loader import failure, load, time_limit
-from .messages import (
-    Answer,
-    Code,
-    Failure,
-    Foreign,
-    Job,
-    Order,
-    Outcome,
-    Tree,
-    Unfit,
-    gradients,
-    leaves,
-    mapped,
-)
+from .messages import Answer, Code, Failure, Foreign, Job, Order, Outcome, Tree, gradients, leaves, mapped
 from .watcher import watched
 from .weights import Place, fitted, transfer
+from .wire import DTYPES
 
 MOST_NUMBERS_OUT = 4_000_000
 MOST_TIMEOUTS = 3
@@ -146,9 +134,9 @@ def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | N
     """What one call gives, or why it gives nothing."""
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
-    torch.default_generator.manual_seed(order.seed)  # `torch.manual_seed` also asks every other device
+    torch.default_generator.manual_seed(1 + order.id)  # `torch.manual_seed` also asks every other device
     case = order.case
-    dtype = getattr(torch, order.dtype) if order.dtype else None
+    dtype, twice, device = DTYPES.get(order.kind), order.kind == "called twice", order.kind == "device"
     inputs: list[Tensor] = []
 
     def prepared(item: Any) -> Any:
@@ -157,16 +145,15 @@ def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | N
         item = item.clone()
         if dtype and item.is_floating_point():
             item = item.to(dtype)
-        if order.strided:
+        if order.kind == "non-contiguous inputs":
             item = _strided(item)
-        if order.device:
-            item = item.to(order.device)
-        if order.gradients and item.is_floating_point():
+        if device:
+            item = item.to("meta")
+        if order.kind == "gradients" and item.is_floating_point():
             item.requires_grad_(True)
         inputs.append(item)
         return item
 
-    unfit: Unfit | None = None
     known: dict[str, Any] = {}  # fields of the outcome, as far as it came
     before: list[Tensor] = []
     doing = "construct"
@@ -177,9 +164,9 @@ def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | N
         elif len(subjects) > 1:
             subject = type("Functions", (), {name: staticmethod(value) for name, value in subjects.items()})
         if answer.is_class and isinstance(subject, nn.Module):
-            known["unfit"] = unfit = transfer(subject, case.weights)
-            if order.dtype or order.device:
-                subject.to(device=order.device or None, dtype=dtype)
+            known["unfit"] = transfer(subject, case.weights)
+            if dtype or device:
+                subject.to(device="meta" if device else None, dtype=dtype)
             subject.train(case.train)
             subject.forward = _renamed(subject.forward)
         doing = "error"
@@ -190,20 +177,18 @@ def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | N
         before = [item.detach().clone() for item in inputs]
         with contextlib.ExitStack() as watched:
             largest = watched.enter_context(Largest()) if order.largest else None
-            if order.device:
+            if device:
                 watched.enter_context(Elsewhere())  # type: ignore[no-untyped-call]
-            if order.twice:
+            if twice:
                 with contextlib.suppress(Exception):  # what an answer keeps of other inputs must not show
                     target(*mapped(args, _other), **mapped(kwargs, _other))
             value = target(*args, **kwargs)
-            again = target(*args, **kwargs) if order.twice else None
+            again = target(*args, **kwargs) if twice else None
         known |= {"value": packed(value), "again": packed(again)}
         known["largest"] = largest.numbers if largest else 0
-        if order.gradients:
+        if order.kind == "gradients":
             doing = "gradient"
             known["grads"] = _gradients(value, inputs, subject, case.weights)
-        if unfit is not None and (unfit.yours or (case.weights and len(unfit.ours) == len(case.weights))):
-            known["error"] = Failure("unfit")  # what came of weights at random tells nothing
     except BaseException as error:
         known["error"] = failure(error, doing)
     return Outcome(changed=_changed(before, inputs), **known)
@@ -260,5 +245,9 @@ def work(job: Job, send: Callable[[Any], None], unconfined: list[str]) -> None:
                     outcome = made(answer, subjects, scope["drive"], order)
             except BaseException as error:
                 outcome = Outcome(error=failure(error))
+        unfit, weights = outcome.unfit, order.case.weights
+        at_random = unfit.yours or (weights and len(unfit.ours) == len(weights))
+        if at_random and outcome.error is None:
+            outcome = replace(outcome, error=Failure("unfit"))  # its numbers tell nothing
         timeouts += outcome.error is not None and outcome.error.kind == "time"
         send(replace(outcome, run=order.id, seen=seen))

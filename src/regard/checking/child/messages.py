@@ -95,13 +95,8 @@ class Order:
 
     id: int
     case: Case
-    seed: int = 0
-    dtype: str = ""
-    strided: bool = False  # inputs that are not contiguous
-    twice: bool = False
-    device: str = ""
+    kind: str = "value"  # "gradients", or a variant: see plan.py
     largest: bool = False  # note the largest tensor made on the way
-    gradients: bool = False  # of `weighted_sum` of the result
     watched: bool = False  # compare shape comments
 
 
@@ -131,9 +126,9 @@ class Failure:
 class Unfit:
     """Parameters without a counterpart, with their shapes; biases that were set to zero instead."""
 
-    ours: list[str]
-    yours: list[str]
-    zeroed: list[str]
+    ours: list[str] = field(default_factory=list)
+    yours: list[str] = field(default_factory=list)
+    zeroed: list[str] = field(default_factory=list)
     guessed: list[str] = field(default_factory=list)  # places that the order of the layers alone tells
 
 
@@ -188,7 +183,7 @@ class Outcome:
     grads: dict[str, Tensor | None] = field(default_factory=dict)
     changed: list[int] = field(default_factory=list)  # inputs that are no longer what they were
     largest: int = 0
-    unfit: Unfit | None = None
+    unfit: Unfit = field(default_factory=Unfit)
     error: Failure | None = None
     seen: list[Seen] = field(default_factory=list)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from types import FrameType
 from typing import Any
 
@@ -19,16 +20,14 @@ def watched(notes: list[ShapeNote]) -> Iterator[list[Seen]]:
     at = {(f"<answer {note.label}>", note.start): index for index, note in enumerate(notes)}
     files = {file for file, _ in at}
     records: list[Seen] = []
-    n_call = 0
+    calls = count(1)
 
     def called(frame: FrameType, event: str, argument: Any) -> Any:
         """What follows a call of a function of the answer, line by line."""
-        nonlocal n_call
         file = frame.f_code.co_filename
         if file not in files:
             return None
-        n_call += 1
-        call = n_call
+        call = next(calls)
         running: list[tuple[int, dict[str, list[int] | None]]] = []  # the commented line that is being run
 
         def follow(frame: FrameType, event: str, argument: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -75,15 +76,14 @@ def fitted(mine: dict[str, nn.Parameter], weights: dict[str, Tensor]) -> dict[st
         three = [name for letter in "qkv" for name in missing() if meaning(name) == (kind, letter)]
         if len(three) == 3 and len({weights[name].shape[1:] for name in three}) == 1:
             stacked = torch.cat([weights[name] for name in three]).shape
-            for theirs, parameter in list(left.items()):
+            for theirs, parameter in left.items():
                 flat = parameter.dim() == 1 or theirs.endswith("weight")
                 if (parameter.shape if flat else parameter.T.shape) == stacked:
+                    ends = accumulate(len(weights[name]) for name in three)
+                    for name, end in zip(three, ends, strict=True):
+                        rows = slice(end - len(weights[name]), end)
+                        places[name] = Place(theirs, parameter, not flat, rows)
                     del left[theirs]
-                    first = 0
-                    for name in three:
-                        last = first + len(weights[name])
-                        places[name] = Place(theirs, parameter, not flat, slice(first, last))
-                        first = last
                     break
     for shape in dict.fromkeys(weights[name].shape for name in missing()):
         same = [other for other in left if left[other].shape == shape]
@@ -94,30 +94,25 @@ def fitted(mine: dict[str, nn.Parameter], weights: dict[str, Tensor]) -> dict[st
     return places
 
 
-def transfer(module: nn.Module, weights: dict[str, Tensor]) -> Unfit | None:
-    """Copy the weights into the module; None when all fit, else what is left over on both sides.
+def transfer(module: nn.Module, weights: dict[str, Tensor]) -> Unfit:
+    """Copy the weights into the module; what is left over on both sides.
 
     Biases without a counterpart are set to zero, as if they were not there.
     """
     for prefix, part in module.named_modules():
         lazy = getattr(part, "has_uninitialized_params", None)
         if lazy is not None and lazy():
-            name = f"{prefix}.weight" if prefix else "weight"
-            same = [ours for ours in weights if ours == name]
-            same += [ours for ours in weights if meaning(ours) == meaning(name)]
-            if same:
-                part.initialize_parameters(torch.empty(1, weights[same[0]].shape[-1]))
-    mine = {
-        name: parameter
-        for name, parameter in module.named_parameters()
-        if not isinstance(parameter, nn.parameter.UninitializedParameter)
-    }
+            name = f"{prefix}.weight".lstrip(".")
+            same = [ours for ours in weights if meaning(ours) == meaning(name)]
+            for near in sorted(same, key=lambda ours: ours != name)[:1]:
+                part.initialize_parameters(torch.empty(1, weights[near].shape[-1]))
+    uninitialized = nn.parameter.UninitializedParameter
+    mine = {name: it for name, it in module.named_parameters() if not isinstance(it, uninitialized)}
     places = fitted(mine, weights)
     taken = {place.theirs for place in places.values()}
-    extra = [name for name in mine if name not in taken]
-    zeroed = [name for name in extra if name.endswith("bias")]
+    zeroed = [name for name in mine if name not in taken and name.endswith("bias")]
+    theirs = [name for name in mine if name not in taken and name not in zeroed]
     ours = [name for name in weights if name not in places]
-    theirs = [name for name in extra if name not in zeroed]
     with torch.no_grad():
         for name, place in places.items():
             view = place.view(place.parameter)
@@ -128,12 +123,9 @@ def transfer(module: nn.Module, weights: dict[str, Tensor]) -> Unfit | None:
                 theirs.append(place.theirs)
         for name in zeroed:
             mine[name].zero_()
-    guessed = [f"{place.theirs} as {name}" for name, place in places.items() if place.guessed]
-    if not ours and not theirs and not zeroed and not guessed:
-        return None
     return Unfit(
         ours=[f"{name} {tuple(weights[name].shape)}" for name in weights if name in ours],
         yours=[f"{name} {tuple(mine[name].shape)}" for name in theirs],
         zeroed=zeroed,
-        guessed=guessed,
+        guessed=[f"{place.theirs} as {name}" for name, place in places.items() if place.guessed],
     )

@@ -50,12 +50,15 @@ def _prepare() -> None:
 
 
 def _run(folder: str) -> None:
-    """Make the job that a folder holds in this fresh process, which ends with it."""
+    """Make the job that a folder holds, in this fresh process, which ends with it."""
     status = 1
     try:
-        with open("job", "rb") as file:
+        with open(f"{folder}/job", "rb") as file:
             (job,) = Reader().feed(file.read())
-        results = os.open("results", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        results = os.open(f"{folder}/results", os.O_WRONLY | os.O_APPEND)
+        folder = f"{folder}/work"
+        os.mkdir(folder)
+        os.chdir(folder)
         if hasattr(os, "setsid"):
             os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -103,9 +106,7 @@ def once() -> None:
     """The plain way, where there is no fork: one job, whose folder standard input tells."""
     _prepare()
     os.write(1, b"R")
-    folder = json.loads(sys.stdin.readline())[0]
-    os.chdir(folder)
-    _run(folder)
+    _run(json.loads(sys.stdin.readline())[0])
 
 
 def serve() -> None:
@@ -126,7 +127,6 @@ def serve() -> None:
                     importlib.import_module(name)
             child = os.fork()
             if child == 0:
-                os.chdir(folder)
                 _run(folder)
             ended, status = 0, 0
             # Nothing arrives meanwhile but the end of the other side. Orphans are waited for too.

@@ -33,6 +33,11 @@ NO_ANSWER = (UNTOUCHED, UNANSWERED)
 MOST_NAMES = 3  # of checks that fail in the same way
 
 
+def sentences(result: Result) -> list[str]:
+    """The mistakes in words, or what comes nearest."""
+    return [named.sentence for named in result.mistakes] + [result.nearest] * bool(result.nearest)
+
+
 def few(names: Sequence[str]) -> str:
     """The names of checks that fail in the same way: the first of them."""
     more = f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else ""
@@ -193,7 +198,7 @@ def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Resu
     seen, unseen = ([line for line in lines if line.hidden == hidden] for hidden in (False, True))
     if all(line.passed for line in seen):  # a name for it would tell what is hidden
         result = replace(result, mistakes=(), nearest="")
-    said = [named.sentence for named in result.mistakes] + [result.nearest] * bool(result.nearest)
+    said = sentences(result)
     of_hidden = hidden_out_of(part)
     hidden_points = round(of_hidden * share(part, unseen, lines), 2)
     points = hidden_points + round((part.points - of_hidden) * share(part, seen, seen), 2)

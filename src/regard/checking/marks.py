@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ AS_THE_TASK_SAYS, SHAPE_COMMENTS = "as the task says", "shape comments"  # check
 STATUSES = ("passed", "partly right", "wrong", "not allowed", "untouched starter", "not answered")
 PASSED, PARTLY, WRONG, REFUSED, UNTOUCHED, UNANSWERED = STATUSES
 NO_ANSWER = (UNTOUCHED, UNANSWERED)
+DAY = timedelta(days=1)
 MOST_NAMES = 3  # of checks that fail in the same way
 
 
@@ -257,8 +258,7 @@ def grade(
         results.append(result)
     late, deductions = 0, []
     if assignment.deadline is not None and submitted is not None:  # days begun since then, by our clock
-        seconds = (submitted.astimezone() - assignment.deadline.astimezone()).total_seconds()
-        late = max(0, math.ceil(seconds / 86400))
+        late = max(0, math.ceil((submitted.astimezone() - assignment.deadline.astimezone()) / DAY))
     if late and assignment.late_per_day:
         lost = min(1.0, late * assignment.late_per_day) * sum(one.points for one in marks)
         deductions.append((f"{late} days late", round(lost, 2)))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,13 @@ AS_THE_TASK_SAYS, SHAPE_COMMENTS = "as the task says", "shape comments"  # check
 STATUSES = ("passed", "partly right", "wrong", "not allowed", "untouched starter", "not answered")
 PASSED, PARTLY, WRONG, REFUSED, UNTOUCHED, UNANSWERED = STATUSES
 NO_ANSWER = (UNTOUCHED, UNANSWERED)
+DAY = timedelta(days=1)
 MOST_NAMES = 3  # of checks that fail in the same way
+
+
+def sentences(result: Result) -> list[str]:
+    """The mistakes in words, or what comes nearest."""
+    return [named.sentence for named in result.mistakes] + [result.nearest] * bool(result.nearest)
 
 
 def few(names: Sequence[str]) -> str:
@@ -193,7 +199,7 @@ def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Resu
     seen, unseen = ([line for line in lines if line.hidden == hidden] for hidden in (False, True))
     if all(line.passed for line in seen):  # a name for it would tell what is hidden
         result = replace(result, mistakes=(), nearest="")
-    said = [named.sentence for named in result.mistakes] + [result.nearest] * bool(result.nearest)
+    said = sentences(result)
     of_hidden = hidden_out_of(part)
     hidden_points = round(of_hidden * share(part, unseen, lines), 2)
     points = hidden_points + round((part.points - of_hidden) * share(part, seen, seen), 2)
@@ -252,8 +258,7 @@ def grade(
         results.append(result)
     late, deductions = 0, []
     if assignment.deadline is not None and submitted is not None:  # days begun since then, by our clock
-        seconds = (submitted.astimezone() - assignment.deadline.astimezone()).total_seconds()
-        late = max(0, math.ceil(seconds / 86400))
+        late = max(0, math.ceil((submitted.astimezone() - assignment.deadline.astimezone()) / DAY))
     if late and assignment.late_per_day:
         lost = min(1.0, late * assignment.late_per_day) * sum(one.points for one in marks)
         deductions.append((f"{late} days late", round(lost, 2)))

@@ -71,14 +71,12 @@ def refused(
     if not allow and not forbid:
         return []
     imports: dict[str, str] = {}
-    for cell in submission.cells:
-        for node in ast.walk(tree_of(cell)):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    first = alias.name.partition(".")[0]
-                    imports[alias.asname or first] = alias.name if alias.asname else first
-            elif isinstance(node, ast.ImportFrom):
-                imports |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in (node for cell in submission.cells for node in ast.walk(tree_of(cell))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            above = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                bound = alias.name if above or alias.asname else alias.name.partition(".")[0]
+                imports[alias.asname or bound] = above + bound
     last = {name.rpartition(".")[2] for name in forbid} | set(ROUNDABOUT)
     wrong: dict[str, None] = {}
     for part in parts:

@@ -29,6 +29,7 @@ CheckSeed = Annotated[
 From = Annotated[
     Folder | None, "--from", "A folder with exercises of your own. Their trials.py are run as programs."
 ]
+Strict = Annotated[bool, "Conventions other than the task's fail the check."]
 HideSolutions = Annotated[bool, "Run no answer that could read our solutions."]
 
 
@@ -109,7 +110,7 @@ def check(
     html: Annotated[NewFile | None, "Write a report with pictures."],
     junit: Annotated[NewFile | None, "Write JUnit XML."],
     comments: Annotated[bool, "Wrong shape comments fail the check."],
-    strict: Annotated[bool, "Conventions other than the task's fail the check."],
+    strict: Strict,
     hide_solutions: HideSolutions,
     seed: CheckSeed,
     folder: From,

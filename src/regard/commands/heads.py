@@ -97,7 +97,7 @@ def heads(
     _print_heads(rows, sort, top, n_text)
     labels_shown = [one for one in shares[name] if any(share[one] for share in shares.values())]
     cells = ([one, *(f"{100 * share[one]:.0f} %" for share in shares.values())] for one in labels_shown)
-    print_table(["label", *shares], cells, right=shares, title="Share of heads")
+    print_table(["label", *shares], cells, title="Share of heads")
     n_row = int(measures[name].n_query["entropy"].max())
     if n_row < FEW_ROWS:
         click.echo(f"Only {n_row} tokens had a choice where to look: a longer text says more.")
@@ -151,7 +151,7 @@ def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -
         cell = [names[row["layer"]], str(row["head"]), row["label"], *map(number.__getitem__, columns)]
         cells.append([click.style(text, dim=True) for text in cell] if row["label"] == "none" else cell)
     title = f"What {len(rows)} heads do, on {n_text} text{'s' if n_text > 1 else ''}"
-    print_table(["layer", "head", "label", *columns], cells, right=["head", *columns], title=title)
+    print_table(["layer", "head", "label", *columns], cells, title=title)
     if len(shown) < len(rows):
         click.echo(f"{len(rows) - len(shown)} more heads: --top 0 prints all, --sort chooses the first.")
 
@@ -207,7 +207,7 @@ def prune(
         [f"{100 * share:.0f} %", *(f"{loss:.3f}" for loss in row)]
         for share, *row in zip(removed, *losses.values(), strict=True)
     ]
-    print_table(columns, rows, right=columns, title=title)
+    print_table(columns, rows, title=title)
     click.secho("loss in nats a token; lower is better", dim=True)
     if out is not None:
         click.echo(f"The picture is in {out}")
@@ -261,8 +261,7 @@ def why(
         ]
         for finding in answer.findings
     ]
-    numbers = ("weight", "written", "estimated", "ran")
-    print_table(("", "switched off", *numbers), rows, right=numbers)
+    print_table(("", "switched off", "weight", "written", "estimated", "ran"), rows)
     levels = ", ".join(f"{kind} {value:.3f}" for kind, value in answer.chance.items())
     click.echo(f"?: no more than parts drawn at random change it (19 of 20 change less than: {levels}).")
     click.echo(f"Estimates and runs agree by rank: {answer.agreement:.2f}. Estimates are of first order.")

@@ -171,8 +171,7 @@ def _print_phase(title: str, figures: dict[str, Any], formulas: bool) -> None:
         [row["name"], *(_shown(key, row[key]) for key in COLUMNS), row["waits_for"]]
         for row in [*rows, {**figures, "name": "all", "waits_for": f"most: {slowest['name']}"}]
     ]
-    numbers = list(COLUMNS.values())
-    print_table(("operation", *numbers, "waits for"), cells, right=numbers, title=title, total=True)
+    print_table(("operation", *COLUMNS.values(), "waits for"), cells, title=title, total=True)
     for row in rows if formulas else ():
         moved = f"numbers moved {row['numbers_formula']}"
         click.echo(f"  {row['name']}: operations {row['operations_formula']}; {moved}")
@@ -185,7 +184,7 @@ def _print_others(others: dict[str, dict[str, Any]]) -> None:
     lines = {"cache_bytes": "cache", "parameters": "parameters", **COLUMNS, "bytes": "bytes of a step"}
     cells = [[what, *(_shown(key, step[key]) for step in others.values())] for key, what in lines.items()]
     title = "What if: one decoding step with other attention"
-    print_table(["", *others], cells, right=others, title=title)
+    print_table(["", *others], cells, title=title)
     for kind in ("multi-head", "grouped", "multi-query"):
         work, moved = leading(kind, "operations"), leading(kind, "bytes")
         click.echo(f"{kind}: O({work}) operations, O({moved}) numbers moved by an attention layer")

@@ -114,10 +114,8 @@ def look(
     if not 0 <= kept[0] <= kept[-1] < n_layer:
         raise ArgumentError(f"--layers must lie in 0 to {n_layer - 1}. Got {kept[0]} to {kept[-1]}.")
     view: dict[str, Any] = {"model": document.model_key, "text": document.text}
-    if document.text == SENTENCE:
-        view["suggest"] = SUGGEST
-    if target:
-        view["target"] = target
+    view |= {"suggest": SUGGEST} if document.text == SENTENCE else {}
+    view |= {"target": target} if target else {}
     choices = (asked.layer, asked.head, asked.view, asked.query, asked.against)
     if any(choice is not None for choice in choices) or not scenes:  # else the story opens, with its first
         view |= {"at": "atlas", "layer": layer, "head": head}
@@ -125,9 +123,7 @@ def look(
     if asked.query is not None:
         view |= {"query": asked.query, "chosen": [asked.query]}
     if asked.against is not None:
-        other = dict(zip(("layer2", "head2"), asked.against, strict=True))
-        view |= {"compare": "head", "difference": True, **other}
-    asked = replace(asked, layer=layer, head=head)
+        view |= {"compare": "head", "difference": True, "layer2": asked.against[0], "head2": asked.against[1]}
     if not as_json:
         click.echo("".join(f"{notice}\n" for notice in document.notices), err=True, nl=False)
     if not (as_json or asked.terminal or asked.save or asked.csv or asked.png or asked.svg):
@@ -146,8 +142,7 @@ def look(
     if as_json:
         traced = document.trace.layers[layer]
         if traced.n_query * traced.n_key > MOST_PRINTED**2:
-            most = f"{MOST_PRINTED} x {MOST_PRINTED}"
-            raise ArgumentError(f"--json prints at most {most} weights: shorten TEXT.")
+            raise ArgumentError(f"--json prints at most {MOST_PRINTED**2} weights: shorten TEXT.")
         rows, cols = document.names(layer)
         weights = traced.tile(document.batch, head, slice(None), slice(None)).tolist()
         shown = {"model": document.title, "layer": layer, "head": head, "rows": rows, "cols": cols}

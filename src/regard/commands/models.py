@@ -94,7 +94,7 @@ def models(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table(("name", "what", "MB", "licence", "here"), cells, right=("MB",))
+    print_table(("name", "what", "MB", "licence", "here"), cells)
     click.echo(
         "Any folder with config.json and model.safetensors, and any GGUF file of these families, loads too."
     )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Any, TextIO
 
 import click
 
+NUMBER = re.compile(r"[-+]?\d|-?$")  # how the cells of a column of numbers begin
 WIDE_ENOUGH = 24  # of a column of sentences: narrower, and they stand one word on a line
 
 # What tables, maps and sentences of ours are drawn with, and what stands for it where there is ASCII alone.
@@ -80,14 +82,9 @@ def _ascii_locale() -> bool:
 
 
 def print_table(
-    columns: Iterable[str],
-    rows: Iterable[Iterable[str]],
-    *,
-    right: Container[str] = (),
-    title: str = "",
-    total: bool = False,
+    columns: Iterable[str], rows: Iterable[Iterable[str]], *, title: str = "", total: bool = False
 ) -> None:
-    """These rows below the columns' names; the columns that `right` names hold numbers, a `total` is last.
+    """These rows below the columns' names, numbers to the right; a `total` is the last of them.
 
     Sentences wrap in their column. Where there is no room for that, a row is lines of `column: value`.
     """
@@ -106,28 +103,23 @@ def print_table(
                 if cell:
                     said = f"{name}: {cell}".removeprefix(": ")
                     click.echo(textwrap.fill(said, screen, initial_indent="  ", subsequent_indent="  "))
-    else:
-        rule = "─" * (sum(widths) + 2 * (len(names) - 1))
-        if any(names):
-            _print_row(names, names, widths, right)
-            click.echo(rule)
-        for line in lines:
-            if total and line is lines[-1]:
-                click.echo(rule)
-            _print_row(line, names, widths, right)
-
-
-def _print_row(cells: list[str], names: list[str], widths: list[int], right: Container[str]) -> None:
-    wrapped = [
-        [cell] if _width(cell) <= width else textwrap.wrap(cell, width)
-        for cell, width in zip(cells, widths, strict=True)
+        return
+    right = [
+        all(map(NUMBER.match, map(click.unstyle, column))) for _, *column in zip(names, *lines, strict=True)
     ]
-    for parts in zip_longest(*wrapped, fillvalue=""):
-        padded = []
-        for part, name, width in zip(parts, names, widths, strict=True):
-            gap = " " * (width - _width(part))
-            padded.append(gap + part if name in right else part + gap)
-        click.echo("  ".join(padded).rstrip())
+    rule = ["─" * (sum(widths) + 2 * (len(names) - 1))]
+    lines[-1:] = [rule, *lines[-1:]] if total else lines[-1:]
+    for line in [names, rule, *lines] if any(names) else lines:
+        wrapped = [
+            [cell] if line is rule or _width(cell) <= width else textwrap.wrap(cell, width)
+            for cell, width in zip(line, widths, strict=False)
+        ]
+        for parts in zip_longest(*wrapped, fillvalue=""):
+            padded = []
+            for part, width, is_number in zip(parts, widths, right, strict=False):
+                gap = " " * (width - _width(part))
+                padded.append(gap + part if is_number else part + gap)
+            click.echo("  ".join(padded).rstrip())
 
 
 def _width(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from regard.checking.check import Result
-from regard.checking.reports.terminal import sentences
+from regard.checking.marks import sentences
 from regard.drawing.html import tag
 
 # What XML 1.0 cannot hold, even escaped.

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.checking.check import Result
-from regard.checking.reports.terminal import WrongCase, by_kind, sentences, wrong_cases
+from regard.checking.marks import sentences
+from regard.checking.reports.terminal import WrongCase, by_kind, wrong_cases
 from regard.drawing import html
 from regard.drawing.html import Markup, joined, table, tag
 

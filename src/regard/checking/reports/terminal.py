@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.checking.author import Proof
 from regard.checking.check import Result
 from regard.checking.judge import Check
-from regard.checking.marks import few
+from regard.checking.marks import few, sentences
 
 MOST_CELLS = 64
 GROUPS = ("caught", "named, by value", "named, by pattern")  # of the lines of a proof
@@ -51,11 +51,6 @@ def report(result: Result, width: int, known: Collection[str] = ()) -> str:
 
 def _mark(passed: bool) -> str:
     return style("✓", fg="green") if passed else style("✗", fg="red")
-
-
-def sentences(result: Result) -> list[str]:
-    """The mistakes in words, or what comes nearest."""
-    return [named.sentence for named in result.mistakes] + [result.nearest] * bool(result.nearest)
 
 
 def by_kind(result: Result) -> dict[str, list[Check]]:

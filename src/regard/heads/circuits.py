@@ -173,7 +173,7 @@ def blocks_of(loaded: Loaded) -> dict[str, nn.Module]:
     return blocks
 
 
-def _refuse_others(what: str, loaded: Loaded) -> None:
+def _check_decoder(what: str, loaded: Loaded) -> None:
     kind, head = loaded.model.kind, loaded.model.head
     if kind != "decoder" or head != "language":
         raise UnsupportedError(f"{what} of decoders with a language head. This is {kind}, head {head!r}.")
@@ -227,7 +227,7 @@ class Ending(Stream):
 
     @torch.no_grad()
     def __init__(self, loaded: Loaded, ids: Int[Tensor, "1 position"]) -> None:
-        _refuse_others("what heads write toward a score is known", loaded)
+        _check_decoder("what heads write toward a score is known", loaded)
         super().__init__(loaded, ids)
         model, hidden, self.logits = loaded.model, self.out.hidden, self.out.logits[0]
         if isinstance(model, Transformer):
@@ -277,11 +277,6 @@ class Reading:
     layer: LayerTrace  # of a probe
     sides: dict[str, Side | None]  # of q, k and v
 
-    @property
-    def scale(self) -> float:
-        """By which products are multiplied to become scores."""
-        return self.layer.rule.scale_for(self.layer.q.shape[3])
-
     def side(self, side: str) -> Side:
         """The matrix of q, k or v."""
         known = self.sides[side]
@@ -300,7 +295,7 @@ def readings(loaded: Loaded) -> dict[str, Reading]:
 
     At the first position no rotary turn moves anything: queries and keys there are outputs of a matrix.
     """
-    _refuse_others("circuits are", loaded)
+    _check_decoder("circuits are", loaded)
     if isinstance(loaded.model, Transformer) and loaded.model.config.kept_heads is not None:
         raise UnsupportedError("circuits are of models with all their heads. This one is pruned.")
     inner, layers = module_of(loaded), dict[str, Reading]()
@@ -343,7 +338,8 @@ class _DoneError(Exception):
 def turned(loaded: Loaded, reading: Reading, side: str, head: int, position: int) -> Float[Tensor, "dim dim"]:
     """The matrix by which a projection's output becomes a query or a key at a position: rotary turn, factor.
 
-    Unit vectors are put in the place of the output, and what attention is then given is taken.
+    Of a query with the scale of scores: its product with a key is one. Unit vectors are put in the place of
+    the output, and what attention is then given is taken.
     """
     known, name = reading.side(side), reading.layer.name
     dim = known.outputs.shape[1]
@@ -369,7 +365,7 @@ def turned(loaded: Loaded, reading: Reading, side: str, head: int, position: int
     turn = given[:-1].T
     if not close(turn @ vectors[-1].double(), given[-1]):
         raise UnsupportedError(f"what {name} makes of its projections is no linear map of them.")
-    return turn
+    return turn * layer.rule.scale_for(dim) if side == "q" else turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -434,7 +430,7 @@ def qk_circuit(model: Loaded | nn.Module, layer: int, head: int, *, distance: in
         vectors @ (turned(loaded, reading, side, head, at).to(vectors) @ reading.side(side).folded[head]).T
         for side, at in (("q", distance), ("k", 0))
     )
-    return Circuit(queries * reading.scale, keys)
+    return Circuit(queries, keys)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -461,11 +457,7 @@ def composition(model: Loaded | nn.Module) -> Composition:
     if len(counts) != 1:
         raise UnsupportedError(f"layers of {loaded.facts.name} have {sorted(counts)} heads: not one number.")
     n_layer, n_head = len(layers), counts.pop()
-
-    def all_heads(side: str) -> Float[Tensor, "layer head dim model_dim"]:
-        return torch.stack([reading.side(side).folded.double() for reading in layers.values()])
-
-    q, k, v = map(all_heads, "qkv")
+    q, k, v = (torch.stack([one.side(side).folded.double() for one in layers.values()]) for side in "qkv")
     wrote = torch.stack([outs[name].movedim(1, 0).double() for name in layers])
     # The norm of a product needs no more of its first and last matrix than their triangles.
     carried = _triangle(v).mT
@@ -608,5 +600,5 @@ def score_split(
         made = made @ matrix_of(known.module)[known.outputs[head]].double().T
         made[-1] += _bias_of(known.module)[known.outputs[head]].double()
         sides.append(made @ turned(loaded, reading, side, head, at).T)
-    table = reading.scale * (sides[0] @ sides[1].T)
+    table = sides[0] @ sides[1].T
     return ScoreSplit((*names, "bias"), table, float(table.sum()))

@@ -88,12 +88,8 @@ def pieces_of_words(spans: Spans, offsets: Sequence[tuple[int, int]]) -> list[li
     >>> pieces_of_words([(0, 3), (4, 11)], [(0, 3), (3, 8), (8, 11)])
     [[0], [1, 2]]
     """
-    pieces: list[list[int]] = [[] for _ in spans]
-    for token, (start, end) in enumerate(offsets):
-        for word, (first, last) in enumerate(spans):
-            if start < end and start < last and first < end:
-                pieces[word].append(token)
-    return pieces
+    places = [(token, start, end) for token, (start, end) in enumerate(offsets) if start < end]
+    return [[token for token, start, end in places if start < last and first < end] for first, last in spans]
 
 
 def score_relations(

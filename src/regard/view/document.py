@@ -196,8 +196,9 @@ class Document:
             unknown, n_heads = torch.full((len(measured.layers),), torch.nan), measured.n_heads
             facts: Json = {"measures": {}}
             for name, what in WHAT.items():
-                rows = zip(_rounded(measured[name]), n_heads, strict=True)
-                chance = _rounded(measured.chance.get(name, unknown))
+                tables = (measured[name], measured.chance.get(name, unknown))
+                table, chance = (plain(numbers.double().round(decimals=6)) for numbers in tables)
+                rows = zip(table, n_heads, strict=True)
                 values = [row[:n_head] for row, n_head in rows]
                 facts["measures"][name] = {"what": what, "values": values, "chance": chance}
             labels = iter(label(measured))
@@ -218,11 +219,6 @@ class Document:
         if not 0 <= head < traced.n_head:
             raise ArgumentError(f"there is no head {head}: {traced.name} has {traced.n_head}.")
         return traced
-
-
-def _rounded(values: Tensor) -> list[Any]:
-    numbers: list[Any] = plain(values.double().round(decimals=6))
-    return numbers
 
 
 def documents_of(trace: Trace, image: Any = None) -> list[Document]:

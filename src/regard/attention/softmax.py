@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from regard.attention import kernels, torch_ops
+from regard.attention import kernels
 from regard.attention.data import short
 from regard.attention.scores import ScoreRule, no_autocast
 from regard.attention.shapes import check_attention, check_rank, check_same_kind, row_blocks
+from regard.attention.torch_ops import all_finite, values_unknown
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
 
@@ -86,10 +87,10 @@ def attend(
         path = "fused" if refusal is None else "plain" if n_score <= _PLAIN_UP_TO else "tiled"
     elif path == "fused" and refusal is not None:
         raise UnsupportedError(f"the fused path cannot do this: {refusal}. Use path='tiled' or None.")
-    if path == "fused" and not _values_unknown(q) and (visible.everything or not _needs_graph(q, k, v)):
+    if path == "fused" and not values_unknown(q) and (visible.everything or not _needs_graph(q, k, v)):
         out, lse, sound = _fused(q, k, v, rule)
         # Hidden garbage would show: 0 x NaN is NaN. A score of -inf would not.
-        if sound and (visible.everything or _all_finite(k)):
+        if sound and (visible.everything or all_finite(k)):
             return Attended(*_with_sink(out, lse, rule))
         path = "tiled" if visible.everything else path
     q, k, v, poisoned = _quarantine(q, k, v, rule.visible)
@@ -332,7 +333,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Te
                 seeing.append((draw() > -math.inf).any(-1))
         out, lse = _joined(made)
     sees = torch.cat(seeing, 2) if seeing else visible.rows_that_see(n_query, n_key, q.device)
-    sound = _values_unknown(q) or _sound(q, k, out, lse, scale)
+    sound = values_unknown(q) or _sound(q, k, out, lse, scale)
     if sees is not None:  # the kernel reports lse 0 for a row that sees nothing
         out = torch.where(sees[..., None], out, 0.0)
         lse = torch.where(sees, lse, -math.inf)
@@ -346,7 +347,7 @@ def _sound(q: Tensor, k: Tensor, out: Tensor, lse: Tensor, scale: float) -> bool
     Its backward pass computes the scores anew: of this size their rounding would not cancel against lse.
     """
     low, high = (bound.item() for bound in lse.detach().abs().aminmax())
-    if not (high < 1 / (64 * torch.finfo(lse.dtype).eps) and _all_finite(out)):
+    if not (high < 1 / (64 * torch.finfo(lse.dtype).eps) and all_finite(out)):
         return False
     return low > 0 or _cannot_overflow(q, k, scale)
 
@@ -360,7 +361,7 @@ def _cannot_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
 
 def _check_range(q: Tensor, k: Tensor, lse: Tensor, rule: ScoreRule) -> None:
     """Raise where a row has no number for its log-sum-exp although its queries and keys have."""
-    if _values_unknown(q) or not lse.numel():
+    if values_unknown(q) or not lse.numel():
         return
     low, high = lse.detach().aminmax()
     if (low > -math.inf and high < math.inf) or _cannot_overflow(q, k, rule.scale_for(q.shape[3])):
@@ -402,7 +403,7 @@ def _quarantine(
     is nothing to keep apart, and where all is finite the sum tells so for the price of reading once.
     """
     value = k if v is None else v
-    if visible.everything or (not _values_unknown(q) and _all_finite(q, k, value)):
+    if visible.everything or (not values_unknown(q) and all_finite(q, k, value)):
         return q, k, value, None
     bad_query = ~torch.isfinite(q).all(-1)
     bad_key = ~(torch.isfinite(k).all(-1) & torch.isfinite(value).all(-1))
@@ -417,22 +418,9 @@ def _spoilt(rows: Tensor, poisoned: Tensor | None) -> Tensor:
     return rows if poisoned is None else torch.where(poisoned[..., None], math.nan, rows)
 
 
-def _values_unknown(tensor: Tensor) -> bool:
-    """Whether what tensors hold cannot be asked: while compiling or exporting, and of fake and meta ones."""
-    return torch.compiler.is_compiling() or tensor.is_meta or torch_ops.is_fake(tensor)
-
-
-def _all_finite(*tensors: Tensor) -> bool:
-    """Whether sums of the tensors are finite: a sum can overflow, but never hides a NaN or an inf."""
-    return all(
-        math.isfinite(t.detach().sum(dtype=torch.float32 if t.element_size() < 4 else None).item())
-        for t in tensors
-    )
-
-
 def _any(flags: Tensor) -> bool:
     """Whether one is true; compiled code does not look, and takes it that one may be."""
-    return _values_unknown(flags) or bool(flags.any())
+    return values_unknown(flags) or bool(flags.any())
 
 
 def _nothing_to_see(q: Tensor, k: Tensor, v: Tensor) -> Attended:

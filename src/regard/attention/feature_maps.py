@@ -34,9 +34,9 @@ class FeatureMap(Data, ABC):
     def phi(self, x: Float[Tensor, "*lead position qk_dim"]) -> Float[Tensor, "*lead position feature"]:
         """Features of queries or keys."""
 
-    @abstractmethod
     def dim(self, qk_dim: int) -> int:
         """How many features `phi` makes of `qk_dim` numbers."""
+        return qk_dim
 
     def phi_query(self, q: Float[Tensor, "*lead query qk_dim"]) -> Float[Tensor, "*lead query feature"]:
         """Features of queries up to a factor for each row, which the normaliser takes out again."""
@@ -69,9 +69,6 @@ class EluPlusOne(FeatureMap):
         # exp, and not expm1 + 1, which is 0 below -17 in float32.
         return x.clamp(max=0).exp() + x.relu()
 
-    def dim(self, qk_dim: int) -> int:
-        return qk_dim
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Relu(FeatureMap):
@@ -81,9 +78,6 @@ class Relu(FeatureMap):
 
     def phi(self, x: Float[Tensor, "*lead position qk_dim"]) -> Float[Tensor, "*lead position feature"]:
         return x.relu()
-
-    def dim(self, qk_dim: int) -> int:
-        return qk_dim
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -211,16 +205,12 @@ def feature_map(
     >>> feature_map("quadratic", c=2.0)
     Quadratic(c=2.0)
     """
-    if name == "elu1":
-        return EluPlusOne()
-    if name == "relu":
-        return Relu()
+    if name not in KERNELS:
+        raise ArgumentError(f"no feature map is called {name!r}: there are {', '.join(KERNELS)}.")
     if name == "quadratic":
         return Quadratic(c)
-    if name == "favor":
-        if qk_dim is None:
-            raise ArgumentError(
-                "favor needs qk_dim: its random directions have as many numbers as a query has."
-            )
-        return RandomFeatures.draw(qk_dim, n_feature, seed=seed, scale=scale)
-    raise ArgumentError(f"no feature map is called {name!r}: there are {', '.join(KERNELS)}.")
+    if name != "favor":
+        return EluPlusOne() if name == "elu1" else Relu()
+    if qk_dim is None:
+        raise ArgumentError("favor needs qk_dim: its random directions have as many numbers as a query has.")
+    return RandomFeatures.draw(qk_dim, n_feature, seed=seed, scale=scale)

@@ -32,6 +32,7 @@ from regard.attention.data import Data
 from regard.attention.feature_maps import KERNELS, FeatureMap
 from regard.attention.scores import no_autocast
 from regard.attention.shapes import KEY_WORDS, QUERY_WORDS, check_attention, named
+from regard.attention.torch_ops import all_finite, values_unknown
 from regard.errors import ArgumentError, ShapeError
 
 
@@ -106,10 +107,12 @@ def attend_linear(
             f"k {named(KEY_WORDS, k.shape)}."
         )
     finite = spoilt = None
-    if not _all_finite(q):  # they are 0 and pass no gradient: padding must not
+    if values_unknown(q) or not all_finite(q):  # they are 0 and pass no gradient: padding must not
         finite = q.isfinite().all(-1)
         q = torch.where(finite[..., None], q, 0.0)
-    if causal and not _all_finite(v):  # 0 times NaN is NaN: it would reach back through its weight of 0
+    if causal and (
+        values_unknown(v) or not all_finite(v)
+    ):  # 0 times NaN is NaN: it would reach back through its weight of 0
         bad = ~v.isfinite() if visible is None else ~v.isfinite() & visible[:, None, :, None]
         v, spoilt = v.masked_fill(bad, 0), bad.cumsum(2) > 0
     before = n_key - n_query if causal else n_key  # positions that all queries see
@@ -185,10 +188,8 @@ def linear_weights(
             f"Got q {named(QUERY_WORDS, q.shape)}."
         )
     queries, keys = _grouped(q[:, :, rows], k), k[:, :, cols].to(normaliser.dtype)
-    seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
-    if visible is not None:
-        seen = visible[:, None, None, cols]
-        keys = keys.masked_fill(~seen.mT, 0)
+    seen = torch.ones_like(keys[:, :1, :, 0], dtype=torch.bool) if visible is None else visible[:, None, cols]
+    keys = keys.masked_fill(~seen[..., None], 0)
     with no_autocast(q.device):
         if kernel.direct:
             table = kernel.similarity(queries, keys)
@@ -197,9 +198,9 @@ def linear_weights(
     table = _by_head(table, q)
     if causal:
         positions = torch.arange(k.shape[2], device=q.device)
-        seen = seen & (positions[cols] <= positions[k.shape[2] - q.shape[2] :][rows, None])
+        table = table.masked_fill(positions[cols] > positions[k.shape[2] - q.shape[2] :][rows, None], 0)
     below = normaliser[:, :, rows, None]
-    return table.masked_fill(~seen, 0) / below.masked_fill(below == 0, math.inf)
+    return table.masked_fill(~seen[:, :, None], 0) / below.masked_fill(below == 0, math.inf)
 
 
 def _added(kernel: FeatureMap, k: Tensor, v: Tensor, visible: Tensor | None, sums: Tensor | None) -> Tensor:
@@ -304,11 +305,6 @@ def _summing(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _all_finite(x: Tensor) -> bool:
-    """Whether a sum tells that all numbers are finite; compiled code does not look."""
-    return not torch.compiler.is_compiling() and bool(x.sum().isfinite())
-
-
 def _check(
     q: Tensor,
     k: Tensor,
@@ -325,21 +321,19 @@ def _check(
             f"the names are {', '.join(KERNELS)}."
         )
     feature = kernel.dim(q.shape[3])
-    if visible is not None and (
-        visible.dtype != torch.bool or visible.shape != (k.shape[0], k.shape[2]) or visible.device != k.device
-    ):
+    wanted_flags = torch.bool, (k.shape[0], k.shape[2]), k.device
+    if visible is not None and (visible.dtype, tuple(visible.shape), visible.device) != wanted_flags:
         raise ShapeError(
             f"visible must be a bool tensor on {k.device}, one entry for each key, True = may look. "
             f"Got {visible.dtype} on {visible.device} of shape {tuple(visible.shape)}, "
             f"k {named(KEY_WORDS, k.shape)}."
         )
     if state is not None and v is not None:
-        wanted = (*k.shape[:2], feature, v.shape[3])
+        wanted, words = (*k.shape[:2], feature, v.shape[3]), ("batch", "kv_head", "feature", "v_dim")
         if tuple(state.S.shape) != wanted or state.z.shape != state.S.shape[:3]:
             raise ShapeError(
-                f"the state is of another layer or kernel: S must be "
-                f"{named(('batch', 'kv_head', 'feature', 'v_dim'), wanted)} and z the same without v_dim. "
-                f"Got S {tuple(state.S.shape)}, z {tuple(state.z.shape)}."
+                f"the state is of another layer or kernel: S must be {named(words, wanted)} and z the same "
+                f"without v_dim. Got S {tuple(state.S.shape)}, z {tuple(state.z.shape)}."
             )
         if state.S.dtype != _summing(k) or state.S.device != k.device:
             raise ShapeError(

@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from regard.attention import kernels, torch_ops
+from regard.attention import kernels
 from regard.attention.data import short
 from regard.attention.scores import ScoreRule, no_autocast
 from regard.attention.shapes import check_attention, check_rank, check_same_kind, row_blocks
+from regard.attention.torch_ops import all_finite, values_unknown
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
 
@@ -70,14 +71,7 @@ def attend(
     >>> bool(torch.isclose(weight, out[0, 0, 0, 1]))
     True
     """
-    rule = _DEFAULT if rule is None else rule
-    if not isinstance(rule, ScoreRule):
-        raise ArgumentError(
-            "rule must be a ScoreRule: a mask, True = may look, goes in as "
-            f"ScoreRule(visible=Visibility.from_dense(mask)). Got {type(rule).__name__}."
-        )
-    check_attention(q, k, v)
-    rule.check(q, k)
+    rule = _checked(q, k, v, rule)
     if not 0 <= dropout < 1:
         raise ArgumentError(f"dropout must be at least 0 and below 1. Got {dropout}.")
     if path not in ("plain", "tiled", "fused", None):
@@ -93,10 +87,10 @@ def attend(
         path = "fused" if refusal is None else "plain" if n_score <= _PLAIN_UP_TO else "tiled"
     elif path == "fused" and refusal is not None:
         raise UnsupportedError(f"the fused path cannot do this: {refusal}. Use path='tiled' or None.")
-    if path == "fused" and not _values_unknown(q) and (visible.everything or not _needs_graph(q, k, v)):
+    if path == "fused" and not values_unknown(q) and (visible.everything or not _needs_graph(q, k, v)):
         out, lse, sound = _fused(q, k, v, rule)
         # Hidden garbage would show: 0 x NaN is NaN. A score of -inf would not.
-        if sound and (visible.everything or _all_finite(k)):
+        if sound and (visible.everything or all_finite(k)):
             return Attended(*_with_sink(out, lse, rule))
         path = "tiled" if visible.everything else path
     q, k, v, poisoned = _quarantine(q, k, v, rule.visible)
@@ -107,10 +101,7 @@ def attend(
         out, lse = (_plain if path == "plain" else _tiled)(q, k, v, rule, dropout)
         _check_range(q, k, lse, rule)
     out, lse = _with_sink(out, lse, rule)
-    if poisoned is not None:
-        out = torch.where(poisoned[..., None], math.nan, out)
-        lse = torch.where(poisoned, math.nan, lse)
-    return Attended(out, lse)
+    return Attended(_spoilt(out, poisoned), lse if poisoned is None else torch.where(poisoned, math.nan, lse))
 
 
 def attend_one(
@@ -137,18 +128,14 @@ def weights(
     >>> weights(torch.zeros(1, 1, 1, 3), torch.ones(1, 1, 2, 3))[0, 0]
     tensor([[0.5000, 0.5000]])
     """
-    rule = _DEFAULT if rule is None else rule
-    check_attention(q, k)
-    rule.check(q, k)
+    rule = _checked(q, k, None, rule)
     if k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], 0)
     q, k, _, poisoned = _quarantine(q, k, None, rule.visible)
     rows, lse = _softmax(rule.scores(q, k))
     _check_range(q, k, lse, rule)
     rows, _ = _with_sink(rows, lse, rule)
-    if poisoned is not None:
-        rows = torch.where(poisoned[..., None], math.nan, rows)
-    return rows.to(q.dtype)
+    return _spoilt(rows, poisoned).to(q.dtype)
 
 
 def masked_softmax(
@@ -188,9 +175,7 @@ def attend_hard(
     argmax has no gradient, so only the winning values get one. With `straight_through`, queries and keys
     are given the gradient soft attention would have given them (Bengio et al. 2013).
     """
-    rule = _DEFAULT if rule is None else rule
-    check_attention(q, k, v)
-    rule.check(q, k)
+    rule = _checked(q, k, v, rule)
     if q.shape[0] == 0 or q.shape[2] == 0 or k.shape[2] == 0:
         return _nothing_to_see(q, k, v).out
     clean_q, clean_k, clean_v, poisoned = _quarantine(q, k, v, rule.visible)
@@ -210,9 +195,20 @@ def attend_hard(
     if straight_through:
         soft = attend(q, k, v.detach(), rule).out
         out = out + torch.where(torch.isfinite(soft), soft - soft.detach(), 0.0)
-    if poisoned is not None:
-        out = torch.where(poisoned[..., None], math.nan, out)
-    return out
+    return _spoilt(out, poisoned)
+
+
+def _checked(q: Tensor, k: Tensor, v: Tensor | None, rule: ScoreRule | None) -> ScoreRule:
+    """The rule, which fits these inputs as they fit one another."""
+    rule = _DEFAULT if rule is None else rule
+    if not isinstance(rule, ScoreRule):
+        raise ArgumentError(
+            "rule must be a ScoreRule: a mask, True = may look, goes in as "
+            f"ScoreRule(visible=Visibility.from_dense(mask)). Got {type(rule).__name__}."
+        )
+    check_attention(q, k, v)
+    rule.check(q, k)
+    return rule
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,7 +238,7 @@ def _with_sink(out: Tensor, lse: Tensor, rule: ScoreRule) -> tuple[Tensor, Tenso
     return (out * left).to(out.dtype), torch.where(lse == -math.inf, lse, together)
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
+def _plain(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: float) -> tuple[Tensor, Tensor]:
     """All scores, softmax, average: the definition."""
     return _rows(q, k, v, rule, dropout, slice(0, q.shape[2]), slice(0, k.shape[2]))
 
@@ -264,16 +260,19 @@ def _rows(
 def _tiled(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: float) -> tuple[Tensor, Tensor]:
     """`_plain`, a block of rows at a time; the backward pass computes each block's scores again."""
     keep_graph = _needs_graph(q, k, v) or (torch.is_grad_enabled() and rule.learned)
-    outs, lses = [], []
-    for rows, cols in _tiles(q, k, rule):
-        arguments = (q, k, v, rule, dropout, rows, cols)
-        if keep_graph:
-            out, lse = checkpoint(_rows, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)
-        else:
-            out, lse = _rows(*arguments)
-        outs.append(out)
-        lses.append(lse)
-    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
+    run = _rows
+    if keep_graph:
+        run = partial(checkpoint, _rows, use_reentrant=False, preserve_rng_state=dropout > 0)
+    made = [run(q, k, v, rule, dropout, rows, cols) for rows, cols in _tiles(q, k, rule)]
+    return _joined(made)
+
+
+def _joined(made: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Outputs and log-sum-exps of blocks of rows as one."""
+    if len(made) == 1:
+        return made[0]
+    outs, lses = zip(*made, strict=True)
+    return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
 def _needs_graph(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -332,9 +331,9 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Te
             made.append(kernels.flash(q[:, :, rows], k[:, :, cols], v[:, :, cols], draw, False, scale))
             if rule.bias is not None:  # it may hide too
                 seeing.append((draw() > -math.inf).any(-1))
-        out, lse = made[0] if len(made) == 1 else (torch.cat(parts, 2) for parts in zip(*made, strict=True))
+        out, lse = _joined(made)
     sees = torch.cat(seeing, 2) if seeing else visible.rows_that_see(n_query, n_key, q.device)
-    sound = _values_unknown(q) or _sound(q, k, out, lse, scale)
+    sound = values_unknown(q) or _sound(q, k, out, lse, scale)
     if sees is not None:  # the kernel reports lse 0 for a row that sees nothing
         out = torch.where(sees[..., None], out, 0.0)
         lse = torch.where(sees, lse, -math.inf)
@@ -348,7 +347,7 @@ def _sound(q: Tensor, k: Tensor, out: Tensor, lse: Tensor, scale: float) -> bool
     Its backward pass computes the scores anew: of this size their rounding would not cancel against lse.
     """
     low, high = (bound.item() for bound in lse.detach().abs().aminmax())
-    if not (high < 1 / (64 * torch.finfo(lse.dtype).eps) and _all_finite(out)):
+    if not (high < 1 / (64 * torch.finfo(lse.dtype).eps) and all_finite(out)):
         return False
     return low > 0 or _cannot_overflow(q, k, scale)
 
@@ -362,7 +361,7 @@ def _cannot_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
 
 def _check_range(q: Tensor, k: Tensor, lse: Tensor, rule: ScoreRule) -> None:
     """Raise where a row has no number for its log-sum-exp although its queries and keys have."""
-    if _values_unknown(q) or not lse.numel():
+    if values_unknown(q) or not lse.numel():
         return
     low, high = lse.detach().aminmax()
     if (low > -math.inf and high < math.inf) or _cannot_overflow(q, k, rule.scale_for(q.shape[3])):
@@ -404,7 +403,7 @@ def _quarantine(
     is nothing to keep apart, and where all is finite the sum tells so for the price of reading once.
     """
     value = k if v is None else v
-    if visible.everything or (not _values_unknown(q) and _all_finite(q, k, value)):
+    if visible.everything or (not values_unknown(q) and all_finite(q, k, value)):
         return q, k, value, None
     bad_query = ~torch.isfinite(q).all(-1)
     bad_key = ~(torch.isfinite(k).all(-1) & torch.isfinite(value).all(-1))
@@ -414,22 +413,14 @@ def _quarantine(
     return q, k, value, spoiled
 
 
-def _values_unknown(tensor: Tensor) -> bool:
-    """Whether what tensors hold cannot be asked: while compiling or exporting, and of fake and meta ones."""
-    return torch.compiler.is_compiling() or tensor.is_meta or torch_ops.is_fake(tensor)
-
-
-def _all_finite(*tensors: Tensor) -> bool:
-    """Whether sums of the tensors are finite: a sum can overflow, but never hides a NaN or an inf."""
-    return all(
-        math.isfinite(t.detach().sum(dtype=torch.float32 if t.element_size() < 4 else None).item())
-        for t in tensors
-    )
+def _spoilt(rows: Tensor, poisoned: Tensor | None) -> Tensor:
+    """Rows that are NaN where something that is not finite reached them."""
+    return rows if poisoned is None else torch.where(poisoned[..., None], math.nan, rows)
 
 
 def _any(flags: Tensor) -> bool:
     """Whether one is true; compiled code does not look, and takes it that one may be."""
-    return _values_unknown(flags) or bool(flags.any())
+    return values_unknown(flags) or bool(flags.any())
 
 
 def _nothing_to_see(q: Tensor, k: Tensor, v: Tensor) -> Attended:

@@ -6,6 +6,7 @@ to the same numbers; a test takes each of them away.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -40,6 +41,19 @@ UNSEEN: Any = getattr(torch._C, "DisableTorchFunction", None)
 def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor has a shape and no numbers, as those of `FakeTensorMode`."""
     return type(tensor).__name__ == "FakeTensor"
+
+
+def values_unknown(tensor: Tensor) -> bool:
+    """Whether what tensors hold cannot be asked: while compiling or exporting, and of fake and meta ones."""
+    return torch.compiler.is_compiling() or tensor.is_meta or is_fake(tensor)
+
+
+def all_finite(*tensors: Tensor) -> bool:
+    """Whether sums of the tensors are finite: a sum can overflow, but never hides a NaN or an inf."""
+    return all(
+        math.isfinite(t.detach().sum(dtype=torch.float32 if t.element_size() < 4 else None).item())
+        for t in tensors
+    )
 
 
 def settle(tensor: Tensor) -> None:

@@ -53,10 +53,10 @@ class Counted:
         self.model.to(dtype)
         try:
             noted, held = self._run(phase, batch, length)
-        except UnsupportedError:
-            raise
         # Anybody's code, on tensors without numbers: which of these it raises is its own affair.
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, UnsupportedError):
+                raise
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise UnsupportedError(
                 f"{self.folder}: its cost is counted by running it on tensors without numbers, and it cannot "
@@ -65,13 +65,8 @@ class Counted:
         size = dtype.itemsize
         parameters = NOTHING + sum(weight.numel() for weight in self.model.parameters())
         rows = [
-            Row(
-                name,
-                NOTHING + operations,
-                activations=NOTHING + noted.n_byte[name] // size,
-                number_bytes=size,
-            )
-            for name, operations in noted.operations.items()
+            Row(name, NOTHING + work, activations=NOTHING + noted.n_byte[name] // size, number_bytes=size)
+            for name, work in noted.operations.items()
         ]
         if phase == "train":
             rows.append(Row("optimiser", weights=OPTIMISER * parameters, number_bytes=size))
@@ -118,8 +113,8 @@ class _Noted(TorchDispatchMode):
 
     def __enter__(self) -> _Noted:
         self._modules.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
+        entered: _Noted = super().__enter__()  # type: ignore[no-untyped-call]
+        return entered
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]

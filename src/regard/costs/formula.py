@@ -34,48 +34,49 @@ class Formula:
     def __add__(self, other: Formula | int) -> Formula:
         return _gathered([*self.terms, *_formula(other).terms])
 
-    __radd__ = __add__
-
     def __mul__(self, other: Formula | int) -> Formula:
         others = _formula(other).terms
         return _gathered((left + right, by * times) for left, by in self.terms for right, times in others)
 
-    __rmul__ = __mul__
+    __radd__, __rmul__ = __add__, __mul__
 
     def __truediv__(self, other: Formula | int) -> Formula:
         """Division by one term."""
         below = _formula(other)
         if len(below.terms) != 1:
             raise ArgumentError(f"a formula is divided by one term that is not 0. Got {below}.")
-        ((powers, by),) = below.terms
-        return self * Formula(((tuple((symbol, -power) for symbol, power in powers), 1 / by),))
+        return self * below**-1
 
     def __pow__(self, power: int) -> Formula:
+        """A product with itself; of one term any whole power."""
+        if len(self.terms) == 1:
+            ((powers, by),) = self.terms
+            return Formula(((tuple((symbol, old * power) for symbol, old in powers), by**power),))
         return math.prod([self] * power, start=_formula(1))
 
     def value(self, sizes: Mapping[str, int]) -> int:
         """The whole number it is for these sizes."""
-        total = Fraction(0)
-        for powers, factor in self.terms:
-            for symbol, power in powers:
-                if symbol not in sizes:
-                    raise ArgumentError(f"the formula needs {symbol!r}. Got sizes of {', '.join(sizes)}.")
-                factor *= Fraction(sizes[symbol]) ** power
-            total += factor
-        if total.denominator != 1:
+        missing = {symbol for powers, _ in self.terms for symbol, _ in powers} - set(sizes)
+        if missing:
+            raise ArgumentError(f"the formula needs {min(missing)!r}. Got sizes of {', '.join(sizes)}.")
+        total = sum(
+            by * math.prod(Fraction(sizes[symbol]) ** power for symbol, power in powers)
+            for powers, by in self.terms
+        )
+        if total != int(total):
             raise ArgumentError(f"{self} is no whole number for {dict(sizes)}: {total}.")
         return int(total)
 
     def substituted(self, replaced: Mapping[str, Formula | int]) -> Formula:
-        """The formula with these symbols replaced."""
-        out = Formula()
-        for powers, factor in self.terms:
-            term = Formula((((), factor),))
-            for symbol, power in powers:
-                by = _formula(replaced.get(symbol, symbols(symbol)[0]))
-                term = term * by**power if power > 0 else term / by**-power
-            out = out + term
-        return out
+        """The formula with these symbols replaced, each by one term."""
+        by_name = {name: _formula(value) for name, value in replaced.items()}
+        terms = (
+            math.prod(
+                (by_name.get(s, symbols(s)[0]) ** power for s, power in powers), start=Formula((((), by),))
+            )
+            for powers, by in self.terms
+        )
+        return sum(terms, Formula())
 
     def leading(self) -> Formula:
         """The terms that no other can be shown to cover, without their numbers: what stands inside O( ).

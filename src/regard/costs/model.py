@@ -88,10 +88,10 @@ class Row:
         """All numbers moved."""
         return self.weights + self.activations + self.cache
 
-    def times(self, operations: Formula | int, moved: Formula | int) -> Row:
+    def times(self, operations: Formula | int, moved: Formula | int, prefix: str = "") -> Row:
         """The same so many times."""
         weights, activations, cache = (moved * part for part in (self.weights, self.activations, self.cache))
-        return Row(self.name, operations * self.operations, weights, activations, cache)
+        return Row(prefix + self.name, operations * self.operations, weights, activations, cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,39 +163,35 @@ def cost(
     check_alike(config)
     check_lengths(phase, batch, length, memory)
     block, both = config.block, config.kind == "encoder-decoder"
-    if phase == "decode" and not config.n_decoder_layer:
-        raise UnsupportedError("an encoder sees its whole input at once: it has no decoding step.")
     if memory is not None and not both:
         raise ArgumentError(
             f"only an encoder-decoder has a memory; this is a model that is {config.kind} only."
         )
+    if phase == "decode" and not config.n_decoder_layer:
+        raise UnsupportedError("an encoder sees its whole input at once: it has no decoding step.")
     if config.kept_heads is not None:
         raise UnsupportedError("the cost of a pruned model differs from layer to layer: it is not computed.")
     if latent is not None and (config.kind != "decoder" or block.kernel or block.attention_bias):
         raise UnsupportedError("latent attention is costed for a decoder with softmax and without biases.")
     memory = (length if memory is None else memory) if both else 0
-    new, cached = (1, length) if phase == "decode" else (length, 0)
-    if both and phase == "prefill":
-        new = 1
-    seen = cached + new
-    if phase == "decode" and block.window is not None:
-        seen = min(seen, block.window)
+    new, cached = (1, length) if phase == "decode" else (1 if both and phase == "prefill" else length, 0)
+    seen = min(cached + new, block.window or cached + new) if phase == "decode" else cached + new
     sizes = sizes_of(config, latent) | {"b": batch, "t": new, "n": cached, "m": memory, "w": seen}
     embedded, rows = NOTHING, list[Row]()
     if config.n_encoder_layer and phase != "decode":
         embedded = span = m if both else t
-        rows += _stack("encoder ", E, _block(config, span, span, None, NOTHING, None, fused))
+        rows += [row.times(E, E, "encoder ") for row in _block(config, span, span, fused=fused)]
     if config.n_decoder_layer:
         embedded = embedded + t
-        crossed, prefix = (m, "decoder ") if both else (None, "")
         keys, read_anew = n + t if block.window is None else w, NOTHING if phase == "decode" else m
-        rows += _stack(prefix, L, _block(config, t, keys, crossed, read_anew, latent, fused))
+        looked_at = _block(config, t, keys, m if both else None, read_anew, latent, fused)
+        rows += [row.times(L, L, "decoder " if both else "") for row in looked_at]
     rows.insert(0, Row("embedding", activations=2 * b * embedded * d))
-    asked = b * (t if phase == "train" or config.head == "masked" else ONE)
-    if config.head == "masked":
+    asked, masked = b * (t if phase == "train" or config.head == "masked" else ONE), config.head == "masked"
+    if masked:
         rows.append(_product("head projection", asked, d, d, bias=True))
     if config.head != "none":
-        rows.append(_product("vocabulary", asked, d, V, bias=config.head == "masked"))
+        rows.append(_product("vocabulary", asked, d, V, bias=masked))
     if config.pooler:
         rows.append(_product("pooler", b, d, d, bias=True))
     n_parameter = parameters(config, latent)
@@ -203,11 +199,9 @@ def cost(
         # The backward pass of a product has two more of the same size, that of softmax reads a table more.
         rows = [row.times(3, 3 if row.operations.terms else 2) for row in rows]
         rows.append(Row("optimiser", weights=OPTIMISER * n_parameter))
-    size = dtype.itemsize
+    size, held = dtype.itemsize, NOTHING if phase == "train" else _held(config, latent)
     counted = tuple(replace(row, sizes=sizes, number_bytes=size) for row in rows if row.moved.terms)
-    return Cost(
-        phase, counted, sizes, size, n_parameter, NOTHING if phase == "train" else _held(config, latent)
-    )
+    return Cost(phase, counted, sizes, size, n_parameter, held)
 
 
 def sizes_of(config: TransformerConfig, latent: Latent | None = None) -> dict[str, int]:
@@ -242,28 +236,22 @@ def _product(
     return Row(name, operations, weights, read, made) if kept else Row(name, operations, weights, read + made)
 
 
-def _stack(prefix: str, count: Formula, block: list[Row]) -> list[Row]:
-    """So many blocks."""
-    return [replace(row.times(count, count), name=prefix + row.name) for row in block]
-
-
 def _block(
     config: TransformerConfig,
     new: Formula,
     keys: Formula,
-    memory: Formula | None,
-    read_anew: Formula,
-    latent: Latent | None,
-    fused: bool,
+    memory: Formula | None = None,
+    read_anew: Formula = NOTHING,
+    latent: Latent | None = None,
+    fused: bool = False,
 ) -> list[Row]:
     """All the products of one block."""
-    if latent is not None:
-        rows = _latent_attention(new, keys, fused)
-    else:
+    if latent is None:
         rows = _attention(config, new, keys, new, fused)
+    else:
+        rows = _latent_attention(new, keys, fused)
     if memory is not None:
-        crossing = _attention(config, new, memory, read_anew, fused)
-        rows += [replace(row, name=f"cross {row.name}") for row in crossing]
+        rows += [row.times(1, 1, "cross ") for row in _attention(config, new, memory, read_anew, fused)]
     tokens, bias = b * new, config.block.ff_bias
     rows += [_product(name, tokens, d, f, bias) for name in ("ff up", "ff gate")[: 1 + config.block.gated]]
     return [*rows, _product("ff down", tokens, f, d, bias)]
@@ -273,20 +261,20 @@ def _attention(
     config: TransformerConfig, queries: Formula, keys: Formula, projected: Formula, fused: bool
 ) -> list[Row]:
     """Grouped attention of one layer; g = h is multi-head, g = 1 multi-query."""
-    bias = config.block.attention_bias
-    out_bias = bias if config.block.out_bias is None else config.block.out_bias
-    parts = [_product("query", b * queries, d, h * k, bias)]
+    block, tokens, made = config.block, b * queries, b * projected
+    bias = block.attention_bias
+    parts = [_product("query", tokens, d, h * k, bias)]
     if projected.terms:
-        parts.append(_product("key", b * projected, d, g * k, bias, kept=True))
-        parts.append(_product("value", b * projected, d, g * v, bias, kept=True))
-    if config.block.kernel is not None:
-        parts += _linear(config.block.kernel, queries, projected)
-    else:
+        parts += [
+            _product(name, made, d, g * dim, bias, kept=True) for name, dim in (("key", k), ("value", v))
+        ]
+    if block.kernel is None:
         parts += _look(queries, keys, g, k, v, fused)
-    if config.block.output_gate:
-        parts.append(_product("gate", b * queries, d, h * v, bias))
-    parts.append(_product("output", b * queries, h * v, d, out_bias))
-    return parts
+    else:
+        parts += _linear(block.kernel, queries, projected)
+    if block.output_gate:
+        parts.append(_product("gate", tokens, d, h * v, bias))
+    return [*parts, _product("output", tokens, h * v, d, bias if block.out_bias is None else block.out_bias)]
 
 
 def _look(
@@ -347,7 +335,7 @@ def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formu
     both = config.kind == "encoder-decoder"
     for count, n_layer, cross in ((E, config.n_encoder_layer, False), (L, config.n_decoder_layer, both)):
         if n_layer:
-            rows = _block(config, t, n + t, m if cross else None, m, latent, False)
+            rows = _block(config, t, n + t, m if cross else None, m, latent)
             matrices = sum((row.weights for row in rows if row.name != "features"), NOTHING)
             small = (1 + cross) * (block.qk_norm * 2 * k + block.sinks * h)
             total += count * (matrices + (2 + cross + 2 * block.norm_after) * norm + small)
@@ -359,13 +347,12 @@ def _held(config: TransformerConfig, latent: Latent | None) -> Formula:
     """Numbers in the cache after the step."""
     if not config.n_decoder_layer:
         return NOTHING
-    kept = n + t if config.block.window is None else w
+    kept, both = n + t if config.block.window is None else w, config.kind == "encoder-decoder"
     if latent is not None:
         return L * b * kept * (c + r)
-    both = config.kind == "encoder-decoder"
     if config.block.kernel is not None:
-        return (2 if both else 1) * L * b * g * p * (v + 1)
-    return L * b * (kept + (m if both else NOTHING)) * g * (k + v)
+        return (1 + both) * L * b * g * p * (v + 1)
+    return L * b * (kept + both * m) * g * (k + v)
 
 
 def leading(
@@ -392,19 +379,16 @@ def leading(
 
 def what_if(config: TransformerConfig) -> dict[str, tuple[TransformerConfig, Latent | None]]:
     """The same model with other numbers of key heads, and with multi-head latent attention."""
-    n_head = config.block.n_head
+    block, n_head = config.block, config.block.n_head
     counts = [count for count in range(1, n_head + 1) if n_head % count == 0]
-    if len(counts) > 4:
-        counts = [counts[0], counts[1], counts[-2], counts[-1]]
     models: dict[str, tuple[TransformerConfig, Latent | None]] = {}
-    for count in counts:
+    for count in counts if len(counts) <= 4 else (*counts[:2], *counts[-2:]):
         kind = "multi-query" if count == 1 else "multi-head" if count == n_head else "grouped"
-        block = replace(config.block, n_kv_head=count, kernel=None)
-        models[f"{count} kv ({kind})"] = (replace(config, block=block), None)
-    block = replace(config.block, n_kv_head=None, kernel=None, attention_bias=False, out_bias=None)
-    qk_dim = config.block.qk_dim or config.block.model_dim // n_head
-    models["latent"] = (replace(config, block=block), Latent.usual(qk_dim))
-    return models
+        grouped = replace(block, n_kv_head=count, kernel=None)
+        models[f"{count} kv ({kind})"] = (replace(config, block=grouped), None)
+    bare = replace(block, n_kv_head=None, kernel=None, attention_bias=False, out_bias=None)
+    qk_dim = block.qk_dim or block.model_dim // n_head
+    return models | {"latent": (replace(config, block=bare), Latent.usual(qk_dim))}
 
 
 def check_lengths(phase: str, batch: int, length: int, memory: int | None = None) -> None:

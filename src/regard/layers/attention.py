@@ -112,11 +112,8 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         n_kv_head = n_head if n_kv_head is None else n_kv_head
-        if qk_dim is None or v_dim is None:
-            check_divides("model_dim", model_dim, "n_head", n_head)
+        qk_dim, v_dim = head_dims(model_dim, n_head, qk_dim, v_dim)
         self._check_heads(n_head, n_kv_head)
-        qk_dim = model_dim // n_head if qk_dim is None else qk_dim
-        v_dim = model_dim // n_head if v_dim is None else v_dim
         memory_dim = model_dim if memory_dim is None else memory_dim
         check_sizes(model_dim=model_dim, memory_dim=memory_dim, qk_dim=qk_dim, v_dim=v_dim)
         check_dropout(dropout)
@@ -125,9 +122,7 @@ class MultiHeadAttention(nn.Module):
         self.dropout = dropout
         self.rule = ScoreRule(scale, Visibility(causal=causal, window=window), softcap=softcap)
         self.kernel = feature_map(kernel, qk_dim=qk_dim) if isinstance(kernel, str) else kernel
-        if kernel is not None and (
-            dropout or (scale, window, softcap) != (None, None, None) or sinks or alibi
-        ):
+        if kernel is not None and (dropout or sinks or alibi or {scale, window, softcap} != {None}):
             raise UnsupportedError(
                 "linear attention forms no scores: with a kernel no dropout, scale, window, softcap, "
                 f"sinks or alibi. Got {dropout=}, {scale=}, {window=}, {softcap=}, {sinks=}, {alibi=}."
@@ -171,42 +166,42 @@ class MultiHeadAttention(nn.Module):
         q = q if self.query_norm is None else self.query_norm(q)
         remembered = memory is not None and cache is not None and cache.length > 0  # it does not change
         if cache is not None and remembered:
-            k, v = self._remembered(cache, q)
+            none = [q.new_empty(q.shape[0], self.n_kv_head, 0, dim) for dim in (self.qk_dim, self.v_dim)]
+            k, v = (
+                none if cache.k is None or cache.v is None else (cache.k, cache.v)
+            )  # none: it holds their sum
         else:
             source = x if memory is None else memory
-            k = split_heads(self.key(source), self.n_kv_head)
+            k, v = (split_heads(project(source), self.n_kv_head) for project in (self.key, self.value))
             k = k if self.key_norm is None else self.key_norm(k)
-            v = split_heads(self.value(source), self.n_kv_head)
             k = k if turn is None else turn(k)
         q = q if turn is None else turn(q)
-        rule: ScoreRule | LinearRule
+        start, rule = 0, None
         if self.kernel is None:
-            start = 0
             if cache is not None and not remembered:
                 k, v, start = cache.append(k, v)
             k, v = self._spread(k, v)
             rule = self._rule(visible, bias, start)
             out, lse = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
+            heads = reported(record, name, q, k, v, out, lse, rule)
         else:
             start = 0 if cache is None or memory is not None else cache.length
             k, v = self._spread(k, v)
-            rule = self._linear_rule(self.kernel, k, visible, bias, start)
-            out, lse = _attend_linear(q, k, v, rule, cache)
-        merged = merge_heads(reported(record, name, q, k, v, out, lse, rule))
+            looks = self._linear_rule(self.kernel, k, visible, bias, start)
+            state, keep = (None, False) if cache is None else (cache.state, True)
+            made = attend_linear(
+                q, k, v, self.kernel, causal=looks.causal, visible=looks.keys, state=state, return_state=keep
+            )
+            if cache is not None and made.state is not None:
+                cache.keep(made.state, k.shape[2])
+            heads, lse = reported(record, name, q, k, v, made.out, made.normaliser, looks), made.normaliser
+        merged = merge_heads(heads)
         projected: Tensor = self.out(merged if self.gate is None else merged * torch.sigmoid(self.gate(x)))
         if not return_weights:
             return projected
-        if isinstance(rule, ScoreRule):
+        if rule is not None:
             return projected, attention.weights(q, k, rule)
-        return projected, linear_weights(q, k, lse, rule.kernel, causal=rule.causal, visible=rule.keys)
-
-    def _remembered(self, cache: LayerCache, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a memory seen before; none where the cache holds their sum."""
-        if cache.k is not None and cache.v is not None:
-            return cache.k, cache.v
-        return q.new_empty(q.shape[0], self.n_kv_head, 0, self.qk_dim), q.new_empty(
-            q.shape[0], self.n_kv_head, 0, self.v_dim
-        )
+        return projected, linear_weights(q, k, lse, looks.kernel, causal=looks.causal, visible=looks.keys)
 
     def _check_heads(self, n_head: int, n_kv_head: int) -> None:
         check_divides("n_head", n_head, "n_kv_head", n_kv_head)
@@ -242,19 +237,6 @@ class MultiHeadAttention(nn.Module):
         return f"n_head={self.n_head}, n_kv_head={self.n_kv_head}, qk_dim={self.qk_dim}, v_dim={self.v_dim}"
 
 
-def _attend_linear(
-    q: Tensor, k: Tensor, v: Tensor, rule: LinearRule, cache: LayerCache | None
-) -> tuple[Tensor, Tensor]:
-    """Output and normaliser; the cache keeps the sums."""
-    state, keep = (None, False) if cache is None else (cache.state, True)
-    attended = attend_linear(
-        q, k, v, rule.kernel, causal=rule.causal, visible=rule.keys, state=state, return_state=keep
-    )
-    if cache is not None and attended.state is not None:
-        cache.keep(attended.state, k.shape[2])
-    return attended.out, attended.normaliser
-
-
 class AdditiveAttention(nn.Module):
     """Scores w . tanh(W_q q + W_k k) (Bahdanau et al. 2015), through the same door as all attention.
 
@@ -285,7 +267,7 @@ class AdditiveAttention(nn.Module):
         projected_keys: Float[Tensor, "batch 1 key hidden"] | None = None,
     ) -> Float[Tensor, "batch query v_dim"]:
         """The context of each query. `projected_keys` saves projecting the same keys at every step."""
-        q = self._project_queries(queries)
+        q = _as_one_head("queries", queries, self.query)
         k = self.project_keys(keys) if projected_keys is None else projected_keys
         check_rank("values", values, ("batch", "key", "v_dim"))
         v = values[:, None]
@@ -297,14 +279,7 @@ class AdditiveAttention(nn.Module):
 
     def project_keys(self, keys: Float[Tensor, "batch key key_dim"]) -> Float[Tensor, "batch 1 key hidden"]:
         """W_k k, as one head."""
-        check_input("keys", keys, self.key.in_features, self.key.weight)
-        projected: Tensor = self.key(keys)
-        return projected[:, None]
-
-    def _project_queries(self, queries: Tensor) -> Tensor:
-        check_input("queries", queries, self.query.in_features, self.query.weight)
-        projected: Tensor = self.query(queries)
-        return projected[:, None]
+        return _as_one_head("keys", keys, self.key)
 
     def rule(self, visible: Visibility | None = None) -> ScoreRule:
         """The score rule, for queries and keys already projected."""
@@ -317,8 +292,22 @@ class AdditiveAttention(nn.Module):
         visible: Visibility | None = None,
     ) -> Float[Tensor, "batch query key"]:
         """All weights."""
-        q, k = self._project_queries(queries), self.project_keys(keys)
+        q, k = _as_one_head("queries", queries, self.query), self.project_keys(keys)
         return attention.weights(q, k, self.rule(visible))[:, 0]
+
+
+def _as_one_head(name: str, x: Tensor, linear: nn.Linear) -> Tensor:
+    check_input(name, x, linear.in_features, linear.weight)
+    projected: Tensor = linear(x)
+    return projected[:, None]
+
+
+def head_dims(model_dim: int, n_head: int, qk_dim: int | None, v_dim: int | None) -> tuple[int, int]:
+    """The sizes of a head's queries and values: model_dim / n_head, unless given."""
+    if qk_dim is None or v_dim is None:
+        check_divides("model_dim", model_dim, "n_head", n_head)
+    usual = model_dim // max(1, n_head)
+    return usual if qk_dim is None else qk_dim, usual if v_dim is None else v_dim
 
 
 def check_sizes(**sizes: int) -> None:

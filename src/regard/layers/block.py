@@ -115,14 +115,8 @@ class Block(nn.Module):
         self.attention_norm = make_norm(config)
         self.cross = MultiHeadAttention(**attention_options(config, causal=False)) if cross else None
         self.cross_norm = make_norm(config) if cross else None
-        self.ff = FeedForward(
-            config.model_dim,
-            config.ff_dim,
-            activation=config.activation,
-            gated=config.gated,
-            bias=config.ff_bias,
-            dropout=config.dropout,
-        )
+        options = {name: getattr(config, name) for name in ("activation", "gated", "dropout")}
+        self.ff = FeedForward(config.model_dim, config.ff_dim, bias=config.ff_bias, **options)
         self.ff_norm = make_norm(config)
         self.attention_norm_after = make_norm(config) if config.norm_after else None
         self.ff_norm_after = make_norm(config) if config.norm_after else None
@@ -147,33 +141,18 @@ class Block(nn.Module):
         """The block's output. `record` gets the attention as `name`.self and `name`.cross."""
         if self.cross is None and memory is not None:
             raise ArgumentError("a block without cross-attention takes no `memory`: build with cross=True.")
-        look = partial(
-            self.attention,
-            visible=visible,
-            bias=bias,
-            turn=turn,
-            cache=cache,
-            record=record,
-            name=f"{name}.self",
-        )
-
+        if self.cross is not None and memory is None:
+            raise ArgumentError("a block with cross-attention needs the encoder's output as `memory`.")
+        more = {"visible": visible, "bias": bias, "turn": turn, "cache": cache, "name": f"{name}.self"}
+        look = partial(self.attention, record=record, **more)
         attended = self._residual(x, self.attention_norm, look, self.attention_norm_after)
         if self.parallel:
             return self._residual(x, self.ff_norm, self.ff, self.ff_norm_after, onto=attended)
-        x = attended
         if self.cross is not None and self.cross_norm is not None:
-            if memory is None:
-                raise ArgumentError("a block with cross-attention needs the encoder's output as `memory`.")
-            look_across = partial(
-                self.cross,
-                memory=memory,
-                visible=memory_visible,
-                cache=cross_cache,
-                record=record,
-                name=f"{name}.cross",
-            )
-            x = self._residual(x, self.cross_norm, look_across)
-        return self._residual(x, self.ff_norm, self.ff, self.ff_norm_after)
+            more = {"visible": memory_visible, "cache": cross_cache, "name": f"{name}.cross"}
+            look = partial(self.cross, memory=memory, record=record, **more)
+            attended = self._residual(attended, self.cross_norm, look)
+        return self._residual(attended, self.ff_norm, self.ff, self.ff_norm_after)
 
     def _residual(
         self,

@@ -83,10 +83,11 @@ class LayerCache:
                     f"The cache has {named(KEY_WORDS, buffer.shape)} {buffer.dtype} on {buffer.device}, "
                     f"got {named(KEY_WORDS, new.shape)} {new.dtype} on {new.device}."
                 )
-            if stop <= buffer.shape[2] and self._may_write(buffer):
-                return buffer
             if stop <= buffer.shape[2]:
-                return buffer.clone()
+                # After a crop, a trace may still hold the keys that stood where the new ones would go.
+                free = self.length >= self._written
+                locked = buffer.is_inference() and not torch.is_inference_mode_enabled()  # by PyTorch
+                return buffer if free and not locked else buffer.clone()
         # Doubling keeps the copies O(1) for each position; blocks keep small caches small.
         wanted = max(stop, min(2 * buffer.shape[2], stop + 4096)) if buffer is not None else stop
         capacity = -(-wanted // self.block) * self.block
@@ -94,13 +95,6 @@ class LayerCache:
         if buffer is not None:
             grown[:, :, : self.length] = buffer[:, :, : self.length]
         return grown
-
-    def _may_write(self, buffer: Tensor) -> bool:
-        """Whether new positions can go into this buffer as it is."""
-        if buffer.is_inference() and not torch.is_inference_mode_enabled():
-            return False  # PyTorch forbids it
-        # After a crop, a trace may still hold the keys that stood where the new ones would go.
-        return self.length >= self._written
 
     @property
     def k(self) -> Float[Tensor, "batch kv_head key qk_dim"] | None:
@@ -116,11 +110,9 @@ class LayerCache:
         """Forget every position from `length` on."""
         if not 0 <= length <= self.length:
             raise ArgumentError(f"a cache of {self.length} positions cannot be cropped to {length}.")
-        if self.held is not None and length < self.length:
-            raise UnsupportedError(
-                "this cache let positions go: those left cannot be cropped by their number."
-            )
-        if self.state is not None and length < self.length:
+        if length < self.length and self.held is not None:
+            raise UnsupportedError("this cache let positions go: those left cannot be cropped by number.")
+        if length < self.length and self.state is not None:
             raise UnsupportedError(
                 "linear attention keeps a sum of the past: nothing can be taken out of it."
             )
@@ -137,9 +129,11 @@ class LayerCache:
         before = self.length
         if self.held is None:
             self.held = torch.arange(before, device=kept.device).expand(*self._k.shape[:2], before)
-        index = kept[..., None].expand(-1, -1, -1, self._k.shape[3])
-        self._k = self._k[:, :, :before].gather(2, index) if k is None else k
-        self._v = self._v[:, :, :before].gather(2, kept[..., None].expand(-1, -1, -1, self._v.shape[3]))
+        held_k, held_v = (
+            held[:, :, :before].gather(2, kept[..., None].expand(-1, -1, -1, held.shape[3]))
+            for held in (self._k, self._v)
+        )
+        self._k, self._v = held_k if k is None else k, held_v
         self.held = self.held.gather(2, kept)
         self.length = self._written = kept.shape[2]  # the buffers are new: nobody else has seen them
         self._n_gone += before - self.length
@@ -190,20 +184,18 @@ class LayerCache:
     @property
     def bytes(self) -> int:
         """Bytes of the keys and values held, or of a linear layer's state."""
-        return _bytes(self.k, self.v) + self._state_bytes
+        return self._bytes(self.k, self.v)
 
     @property
     def bytes_reserved(self) -> int:
         """Bytes of the buffers, with the room not yet used."""
-        return _bytes(self._k, self._v) + self._state_bytes
+        return self._bytes(self._k, self._v)
 
-    @property
-    def _state_bytes(self) -> int:
-        return 0 if self.state is None else _bytes(self.state.S, self.state.z)
-
-
-def _bytes(*tensors: Tensor | None) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+    def _bytes(self, *tensors: Tensor | None) -> int:
+        state = () if self.state is None else self.state.tensors
+        return sum(
+            tensor.numel() * tensor.element_size() for tensor in (*tensors, *state) if tensor is not None
+        )
 
 
 class KVCache:

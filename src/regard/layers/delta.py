@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, normalize
 
 from regard.attention.delta import attend_delta, delta_step, delta_weights
-from regard.attention.shapes import check_divides
-from regard.layers.attention import check_input, check_sizes, merge_heads, split_heads
+from regard.layers.attention import check_input, check_sizes, head_dims, merge_heads, split_heads
 
 State = Float[Tensor, "batch head qk_dim v_dim"]
 
@@ -37,17 +36,12 @@ class DeltaAttention(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        if qk_dim is None or v_dim is None:
-            check_divides("model_dim", model_dim, "n_head", n_head)
-        qk_dim = model_dim // n_head if qk_dim is None else qk_dim
-        v_dim = model_dim // n_head if v_dim is None else v_dim
+        qk_dim, v_dim = head_dims(model_dim, n_head, qk_dim, v_dim)
         check_sizes(model_dim=model_dim, n_head=n_head, qk_dim=qk_dim, v_dim=v_dim)
         self.model_dim, self.n_head, self.qk_dim, self.v_dim = model_dim, n_head, qk_dim, v_dim
-        self.query = nn.Linear(model_dim, n_head * qk_dim, bias)
-        self.key = nn.Linear(model_dim, n_head * qk_dim, bias)
+        self.query, self.key = (nn.Linear(model_dim, n_head * qk_dim, bias) for _ in range(2))
         self.value = nn.Linear(model_dim, n_head * v_dim, bias)
-        self.write = nn.Linear(model_dim, n_head)
-        self.keep = nn.Linear(model_dim, n_head)
+        self.write, self.keep = nn.Linear(model_dim, n_head), nn.Linear(model_dim, n_head)
         nn.init.constant_(self.keep.bias, 4.0)  # at first 2 % fade with each token
         self.out = nn.Linear(n_head * v_dim, model_dim, bias)
 

@@ -56,9 +56,12 @@ class Evict:
             raise ArgumentError(f"positions must be 'text', 'cache' or None. Got {self.positions!r}.")
         if self.budget < 1:
             raise ArgumentError(f"budget is how many positions a head keeps: at least 1. Got {self.budget}.")
-        used = {"streaming": {"sinks": 4}, "h2o": {"recent": max(1, self.budget // 2)}}.get(
-            self.policy, {"recent": max(1, min(32, self.budget // 2)), "pool": 7}
-        )
+        half = max(1, self.budget // 2)
+        used = {
+            "streaming": {"sinks": 4},
+            "h2o": {"recent": half},
+            "snapkv": {"recent": min(32, half), "pool": 7},
+        }[self.policy]
         for name in ("sinks", "recent", "pool"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, used.get(name))
@@ -66,18 +69,16 @@ class Evict:
                 raise ArgumentError(
                     f"{self.policy} has no {name!r}: it takes {', '.join(used)} beside its budget."
                 )
+        wrong = None
         if self.sinks is not None and not 0 <= self.sinks < self.budget:
-            raise ArgumentError(
-                "the sinks are part of the budget, and at least one position must be left for the latest. "
-                f"Got sinks={self.sinks}, budget={self.budget}."
-            )
-        if self.recent is not None and not 1 <= self.recent <= self.budget:
-            raise ArgumentError(
-                "recent positions are part of the budget: at least 1, at most all of it. "
-                f"Got recent={self.recent}, budget={self.budget}."
-            )
-        if self.pool is not None and (self.pool < 1 or self.pool % 2 == 0):
-            raise ArgumentError(f"pool is a position and its neighbours: an odd number. Got {self.pool}.")
+            wrong = "the sinks are part of the budget, and at least one position must be left for the latest."
+        elif self.recent is not None and not 1 <= self.recent <= self.budget:
+            wrong = "recent positions are part of the budget: at least 1, at most all of it."
+        elif self.pool is not None and (self.pool < 1 or self.pool % 2 == 0):
+            wrong = "pool is a position and its neighbours: an odd number."
+        if wrong is not None:
+            got = ", ".join(f"{name}={getattr(self, name)}" for name in (*used, "budget"))
+            raise ArgumentError(f"{wrong} Got {got}.")
 
     def moves(self, rotary: bool) -> bool:
         """Whether kept keys move to their place in the cache; only `rotary` positions can."""
@@ -107,29 +108,22 @@ class Evict:
         What is not `real` is padding: it goes first, and is counted by no policy.
         """
         n_key = looked_at.shape[2]
+        slot = torch.arange(n_key, device=looked_at.device).expand_as(looked_at)
         if n_key <= self.budget:
-            return torch.arange(n_key, device=looked_at.device).expand(looked_at.shape)
-        ranked = looked_at
-        slot = torch.arange(n_key, device=looked_at.device).expand_as(ranked)
+            return slot
+        recent, ranked = self.recent or 0, looked_at
+        always = slot >= n_key - recent
         if self.policy == "streaming":
-            assert self.sinks is not None  # the constructor made sure
             first = slot if real is None else real.long().cumsum(-1) - 1
-            ranked, always = slot.to(looked_at.dtype), first < self.sinks
-        else:
-            assert self.recent is not None
-            always = slot >= n_key - self.recent
-            if self.policy == "snapkv":
-                ranked = torch.cat(
-                    [self._smooth(ranked[..., : -self.recent]), ranked[..., -self.recent :]], 2
-                )
+            ranked, always = slot.to(looked_at.dtype), first < (self.sinks or 0)
+        elif self.policy == "snapkv":
+            pool = self.pool or 1
+            smooth = F.avg_pool1d(ranked[..., :-recent], pool, stride=1, padding=pool // 2)
+            ranked = torch.cat([smooth, ranked[..., -recent:]], 2)
         ranked = ranked.masked_fill(always, torch.inf)
         if real is not None:
             ranked = ranked.masked_fill(~real, -1.0)
         return ranked.topk(self.budget, dim=-1).indices.sort(-1).values
-
-    def _smooth(self, votes: Tensor) -> Tensor:
-        assert self.pool is not None
-        return F.avg_pool1d(votes, self.pool, stride=1, padding=self.pool // 2)
 
 
 class Evicting:

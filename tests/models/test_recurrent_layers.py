@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.models.recurrent_layers import Steps, read, run
+from regard.models.recurrent_layers import read, run, step
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}
@@ -66,11 +66,11 @@ def test_step_by_step_is_the_whole_sequence(cell, n_layer, learns):
     state = tuple(torch.randn(n_layer, 3, 7, requires_grad=True) for _ in range(2 if cell == "lstm" else 1))
 
     def by_steps():
-        steps, outputs = Steps(recurrent, words, state), []
-        for context in contexts.unbind(1):
-            steps.step(context)
-            outputs.append(steps.output)
-        return torch.stack(outputs, 1), *steps.state
+        layers, outputs = list(zip(*(part.unbind(0) for part in state), strict=True)), []
+        for x in torch.cat([contexts, words], -1).unbind(1):
+            layers = step(recurrent, x, layers)
+            outputs.append(layers[-1][0])
+        return torch.stack(outputs, 1), *(torch.stack(parts) for parts in zip(*layers, strict=True))
 
     def at_once():
         outputs, last = run(recurrent, torch.cat([contexts, words], -1), state)

@@ -412,7 +412,7 @@ def test_it_learns_to_reverse(score):
     target = torch.cat([torch.full((29, 1), config.bos), answer[:, :-1]], 1)
     counts = torch.arange(6) <= lengths[:, None]
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(100):
+    for _ in range(150):
         logits = model(source, target, visible=visible).logits
         loss = torch.nn.functional.cross_entropy(logits[counts], answer[counts])
         optimiser.zero_grad()

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,7 +27,7 @@ from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError
 from regard.layers.attention import AdditiveAttention, Record, check_dropout, reported
 from regard.models.model import Model, Output, Sizes
-from regard.models.recurrent_layers import State, Steps, read, run
+from regard.models.recurrent_layers import LayerState, State, read, run, step
 
 Cell = Literal["gru", "lstm", "rnn"]
 Score = Literal["additive", "dot", "general", "none"]
@@ -150,46 +151,25 @@ class Encoder(nn.Module):
         """The outputs and the last states. Tokens not `visible`, wherever they stand, are not read."""
         if visible is None:
             outputs, state = run(self.recurrent, self.embedding(tokens))
-        else:
-            # The real tokens first, in their order.
-            places = None
-            if bool((visible[:, 1:] & ~visible[:, :-1]).any()):
-                order = visible.int().argsort(dim=1, descending=True, stable=True)
-                tokens, places = tokens.gather(1, order), order.argsort(dim=1)[..., None]
-            outputs, state = read(self.recurrent, self.embedding(tokens), visible.sum(1))
-            if self.looked_at and places is not None:
-                outputs = outputs.gather(1, places.expand_as(outputs))
+        else:  # the real tokens first, in their order
+            order = visible.int().argsort(dim=1, descending=True, stable=True)
+            outputs, state = read(self.recurrent, self.embedding(tokens.gather(1, order)), visible.sum(1))
+            outputs = outputs.gather(1, order.argsort(dim=1)[..., None].expand_as(outputs))
         if self.merge_outputs is not None:
             outputs = self.merge_outputs(outputs)
-        return outputs if self.looked_at else None, self._merge(state)
-
-    def _merge(self, state: tuple[Tensor, ...]) -> State:
-        """The state of both directions as one; that of one direction as it is."""
-        if self.merge_hidden is None:
-            return state
-        hidden = torch.tanh(self.merge_hidden(_side_by_side(state[0])))
-        if self.merge_cell is None:
-            return (hidden,)
-        return hidden, self.merge_cell(_side_by_side(state[1]))
+        if self.merge_hidden is not None:  # both directions as one
+            merged = (torch.tanh(self.merge_hidden(_side_by_side(state[0]))),)
+            state = merged if self.merge_cell is None else (*merged, self.merge_cell(_side_by_side(state[1])))
+        return outputs if self.looked_at else None, state
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class Source(NamedTuple):
     """What the decoder looks at, the same at every step."""
 
     values: Float[Tensor, "batch key hidden_dim"] | None  # the encoder's outputs; None: no attention
     keys: Float[Tensor, "batch 1 key qk_dim"] | None  # projected, once
     visible: Bool[Tensor, "batch key"] | None  # None: all
     context: Float[Tensor, "batch hidden_dim"]  # the last layer's last state: what is seen without attention
-
-    def reordered(self, sequences: Int[Tensor, "new_batch"]) -> Source:
-        """These sequences in this order."""
-
-        def keep(part: Tensor | None) -> Tensor | None:
-            return None if part is None else part.index_select(0, sequences)
-
-        context = self.context.index_select(0, sequences)
-        return Source(keep(self.values), keep(self.keys), keep(self.visible), context)
 
 
 class Decoder(nn.Module):
@@ -222,20 +202,14 @@ class Decoder(nn.Module):
             context = source.context[:, None].expand(-1, tokens.shape[1], -1)
             return run(self.recurrent, torch.cat([context, embedded], -1), state)
         visible = None if source.visible is None else Visibility(keys=source.visible)
-        steps, hidden = Steps(self.recurrent, embedded, state), []
-        for _ in range(tokens.shape[1]):
-            context = self.attention(
-                steps.output[:, None],
-                source.values,
-                source.values,
-                visible=visible,
-                record=record,
-                name=_NAME,
-                projected_keys=source.keys,
-            )
-            steps.step(context[:, 0])
-            hidden.append(steps.output)
-        return torch.stack(hidden, dim=1), steps.state
+        look = partial(self.attention, visible=visible, record=record, name=_NAME, projected_keys=source.keys)
+        layers: list[LayerState] = list(zip(*(part.unbind(0) for part in state), strict=True))
+        hidden = []
+        for word in embedded.unbind(1):
+            context = look(layers[-1][0][:, None], source.values, source.values)[:, 0]
+            layers = step(self.recurrent, torch.cat([context, word.to(context.dtype)], -1), layers)
+            hidden.append(layers[-1][0])
+        return torch.stack(hidden, 1), tuple(torch.stack(parts) for parts in zip(*layers, strict=True))
 
 
 class Seq2Seq(Model):
@@ -348,18 +322,9 @@ class Seq2SeqDecoding:
     def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
         """Keep these sequences in this order, as beam search does; one may come several times."""
         batch = self.source.context.shape[0]
-        if sequences.dim() != 1 or not sequences.numel() or sequences.dtype not in (torch.int32, torch.int64):
-            raise ShapeError(
-                "sequences must be (batch,), whole numbers, at least one. "
-                f"Got shape {tuple(sequences.shape)} and dtype {sequences.dtype}."
-            )
-        low, high = (int(end) for end in sequences.aminmax())
-        if low < 0 or high >= batch:
-            raise ArgumentError(
-                f"sequences must lie between 0 and {batch - 1}: {batch} are being decoded. "
-                f"Got values from {low} to {high}."
-            )
-        self.source = self.source.reordered(sequences)
+        _check_tokens("sequences", sequences, batch, "(batch,)", f": {batch} are being decoded")
+        parts = (None if part is None else part.index_select(0, sequences) for part in self.source)
+        self.source = Source(*parts)  # type: ignore[arg-type]  # None where it was None
         self.state = tuple(part.index_select(1, sequences) for part in self.state)
 
 
@@ -367,16 +332,10 @@ _NAME = "decoder.cross"
 
 
 def _recurrent(config: Seq2SeqConfig, input_dim: int, *, bidirectional: bool = False) -> nn.RNNBase:
+    sizes = input_dim, config.hidden_dim, config.n_layer
     # PyTorch warns of dropout where there is no second layer for it to stand before.
     dropout = config.dropout if config.n_layer > 1 else 0.0
-    return _CELLS[config.cell](
-        input_dim,
-        config.hidden_dim,
-        config.n_layer,
-        batch_first=True,
-        dropout=dropout,
-        bidirectional=bidirectional,
-    )
+    return _CELLS[config.cell](*sizes, batch_first=True, dropout=dropout, bidirectional=bidirectional)
 
 
 def _side_by_side(state: Tensor) -> Tensor:
@@ -385,19 +344,20 @@ def _side_by_side(state: Tensor) -> Tensor:
     return directions.transpose(1, 2).flatten(2)
 
 
-def _check_tokens(name: str, tokens: Tensor, vocab: int) -> None:
-    if tokens.dim() != 2 or not tokens.numel():
-        raise ShapeError(
-            f"{name} must be (batch, position), at least one of each. Got shape {tuple(tokens.shape)}."
-        )
+def _check_tokens(
+    name: str, tokens: Tensor, n: int, words: str = "(batch, position)", why: str = ", the vocabulary"
+) -> None:
+    n_dim = len(words.split())
+    if tokens.dim() != n_dim or not tokens.numel():
+        least = "at least one of each" if n_dim > 1 else "at least one"
+        raise ShapeError(f"{name} must be {words}, {least}. Got shape {tuple(tokens.shape)}.")
     if tokens.dtype not in (torch.int32, torch.int64):
         raise ShapeError(f"{name} must be whole numbers, int32 or int64. Got dtype {tokens.dtype}.")
     if not torch.compiler.is_compiling():
-        low, high = tokens.aminmax()
-        if low < 0 or high >= vocab:
+        low, high = (int(end) for end in tokens.aminmax())
+        if low < 0 or high >= n:
             raise ArgumentError(
-                f"{name} must lie between 0 and {vocab - 1}, the vocabulary. "
-                f"Got values from {int(low)} to {int(high)}."
+                f"{name} must lie between 0 and {n - 1}{why}. Got values from {low} to {high}."
             )
 
 

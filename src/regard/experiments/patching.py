@@ -78,6 +78,10 @@ class Asked:
                 chosen = int(loaded.model(ids).logits[0, position].argmax())
         return cls(loaded, ids, chosen, _token(loaded, against, "against"), position)
 
+    def ran(self) -> Float[Tensor, ""]:
+        """The number that is asked for, of the model as it is now."""
+        return self.score(self.loaded.model(self.ids).logits)
+
     def score(self, logits: Float[Tensor, "1 position vocab"]) -> Float[Tensor, ""]:
         """The number that is asked for."""
         row = logits[0, self.position].float()
@@ -96,7 +100,7 @@ class Asked:
         for change in changes:
             with intervene(self.loaded) as run:
                 change(run)
-                values.append(self.score(self.loaded.model(self.ids).logits))
+                values.append(self.ran())
         return torch.stack(values).double()
 
     def name(self, token: int) -> str:
@@ -222,10 +226,10 @@ def patch_effects(
     loaded, known = asked.loaded, layers_of(asked.loaded)
     chosen = range(len(known)) if layers is None else [whole_index("layer", at, len(known)) for at in layers]
     source = trace(loaded, other.ids, keep_v=True) if what == "weights" else None
-    with torch.no_grad(), head_outputs(loaded) as outputs:
-        good = float(other.score(loaded.model(other.ids).logits))
     with torch.no_grad():
-        bad = float(asked.score(loaded.model(asked.ids).logits))
+        with head_outputs(loaded) as outputs:
+            good = float(other.ran())
+        bad = float(asked.ran())
     heads, names, n_token = head_table(known), tuple(known), asked.ids.shape[1]
     places = torch.full((len(known), n_token), torch.nan, dtype=torch.float64)
     verified: list[Estimate] = []
@@ -253,8 +257,7 @@ def patch_effects(
 def _estimated(asked: Asked, clean: dict[str, Tensor], source: Any) -> dict[str, Float[Tensor, "head query"]]:
     """The change of the answer by each head and query, to first order in its output."""
     with torch.enable_grad(), head_outputs(asked.loaded) as outputs:
-        value = asked.score(asked.loaded.model(asked.ids).logits)
-        gradients = torch.autograd.grad(value, list(outputs.values()), materialize_grads=True)
+        gradients = torch.autograd.grad(asked.ran(), list(outputs.values()), materialize_grads=True)
     new = clean
     if source is not None:
         traced = trace(asked.loaded, asked.ids, keep_v=True)

@@ -23,7 +23,7 @@ from timing import THREADS, PlainTable, parse_options, report
 from torch import Tensor
 
 from regard.experiments import patch_effects
-from regard.experiments.patching import Asked
+from regard.experiments.answers import Asked
 from regard.files.loading import Loaded, load, save
 from regard.heads.model import head_outputs
 from regard.tracing.interventions import Run

@@ -10,7 +10,7 @@ from tiny_models import tiny
 import regard
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.experiments import patch_effects, why
-from regard.experiments.patching import Asked
+from regard.experiments.answers import Asked
 from regard.heads.model import head_outputs
 
 CLEAN, CORRUPTED = [5, 17, 3, 42, 8, 29], [5, 17, 30, 42, 8, 29]

@@ -6,7 +6,6 @@
 Built on `regard.intervene`, so on every model that can be traced.
 """
 
-from regard.experiments.answers import Finding, Why, why
-from regard.experiments.patching import Estimate, PatchEffects, patch_effects
+from regard.experiments.answers import Estimate, Finding, PatchEffects, Why, patch_effects, why
 
 __all__ = ["Estimate", "Finding", "PatchEffects", "Why", "patch_effects", "why"]

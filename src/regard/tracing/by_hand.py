@@ -47,11 +47,6 @@ class Product:
     scale: float = 1.0
     cap: float | None = None  # tanh was taken, and multiplied by this
 
-    def times(self, factor: float) -> Product:
-        if self.cap is not None:
-            return replace(self, cap=self.cap * factor)
-        return replace(self, scale=self.scale * factor)
-
     def made(self, scores: Tensor) -> bool:
         """Whether `scores` may be of these queries and keys, both of them computed, not learned."""
         bases = (tensor if tensor._base is None else tensor._base for tensor in (self.q, self.k))
@@ -133,7 +128,8 @@ class Follower:
                 return
             factor = _factor(name, args)
             if factor is not None:
-                mark = mark.times(factor)
+                times = {"scale": mark.scale * factor} if mark.cap is None else {"cap": mark.cap * factor}
+                mark = replace(mark, **times)
             elif name in ("tanh", "tanh_"):
                 mark = replace(mark, cap=1.0)
         for made in _tensors((out,)):

@@ -511,16 +511,13 @@ def all_scores(q: Tensor, k: Tensor, rule: ScoreRule, rows: slice, cols: slice, 
     if widen:
         wide_rows, wide_cols = _widened(rows, q.shape[2]), _widened(cols, k.shape[2])
     products = replace(rule, scale=1.0).similarity(q[:, :, wide_rows], k[:, :, wide_cols])
-    products = products[..., _within(rows, wide_rows), _within(cols, wide_cols)]
+    for axis, part, wide in ((2, rows, wide_rows), (3, cols, wide_cols)):
+        products = products.narrow(axis, part.start - wide.start, part.stop - part.start)
     scores = products * rule.scale_for(q.shape[3])
     bias = rule.bias_tile(rows, cols)
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
     return scores
-
-
-def _within(part: slice, whole: slice) -> slice:
-    return slice(part.start - whole.start, part.stop - whole.start)
 
 
 def _widened(part: slice, size: int) -> slice:

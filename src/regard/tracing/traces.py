@@ -365,24 +365,25 @@ class Trace(Data):
         >>> trace.row(0, 0, 0)
         tensor([0.2500, 0.7500])
         """
-        per_layer = _layers_of(weights)
-        layers: list[AnyLayer] = []
-        for index, values in enumerate(per_layer):
-            called = name if len(per_layer) == 1 else f"{name}.{index}"
-            square = values.shape[2] == values.shape[3] and (cols is None or list(cols) == list(rows or ()))
-            layers.append(DenseLayerTrace(called, values, kind="self" if square else "cross"))
-        first = layers[0]
-        if cols is None and rows is not None and first.n_query != first.n_key:
-            raise ShapeError(
-                f"weights are {first.n_query} x {first.n_key}: rows alone label a square, give cols too."
-            )
-        for side, labels, size in (("rows", rows, first.n_query), ("cols", cols, first.n_key)):
+        tables = _layers_of(weights)
+        n_batch, _, n_query, n_key = tables[0].shape
+        if cols is None and rows is not None and n_query != n_key:
+            raise ShapeError(f"weights are {n_query} x {n_key}: rows alone label a square, give cols too.")
+        for side, labels, size in (("rows", rows, n_query), ("cols", cols, n_key)):
             if labels is not None and len(labels) != size:
                 raise ShapeError(f"there are {len(labels)} labels of {side} for {size} {side}: one each.")
-        n_batch = first.n_batch
+        alike = cols is None or list(cols) == list(rows or ())
+        layers = tuple(
+            DenseLayerTrace(
+                name if len(tables) == 1 else f"{name}.{index}",
+                values,
+                kind="self" if alike and values.shape[2] == values.shape[3] else "cross",
+            )
+            for index, values in enumerate(tables)
+        )
         tokens = () if rows is None else (tuple(map(str, rows)),) * n_batch
-        source = () if cols is None or first.kind == "self" else (tuple(map(str, cols)),) * n_batch
-        return cls(tuple(layers), tokens, source, facts={"source": "weights given"})
+        source = () if cols is None or layers[0].kind == "self" else (tuple(map(str, cols)),) * n_batch
+        return cls(layers, tokens, source, facts={"source": "weights given"})
 
 
 def _small(layer: AnyLayer, head: int) -> np.ndarray:

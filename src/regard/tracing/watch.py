@@ -22,7 +22,6 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -142,8 +141,7 @@ def uncompiled() -> AbstractContextManager[Any]:
 
 
 _lock = threading.Lock()
-_users: Counter[tuple[int, str]] = Counter()  # of what is wrapped: how many have asked for it
-_unwrapped: dict[tuple[int, str], Any] = {}
+_wraps: dict[tuple[int, str], tuple[int, Any]] = {}  # how many have asked for it, and what it was
 
 
 @contextmanager
@@ -151,20 +149,21 @@ def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None
     """A block in which an attribute is wrapped: by the first who asks for it, until the last has left."""
     key = (id(owner), name)
     with _lock:
-        if not _users[key]:
-            _unwrapped[key] = vars(owner).get(name)  # None: it is the class's, or inherited
+        n_user, original = _wraps.get(key, (0, vars(owner).get(name)))  # None: the class's, or inherited
+        if not n_user:
             setattr(owner, name, wrap(getattr(owner, name)))
-        _users[key] += 1
+        _wraps[key] = n_user + 1, original
     try:
         yield
     finally:
         with _lock:
-            _users[key] -= 1
-            if not _users[key]:
-                del _users[key]
+            n_user, original = _wraps.pop(key)
+            if n_user > 1:
+                _wraps[key] = n_user - 1, original
+            elif original is None:
                 delattr(owner, name)
-                if (original := _unwrapped.pop(key)) is not None:
-                    setattr(owner, name, original)
+            else:
+                setattr(owner, name, original)
 
 
 def _registered() -> AbstractContextManager[None]:

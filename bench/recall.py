@@ -80,7 +80,7 @@ def measured(name: str, n_step: int, n_question: int) -> Curve:
         answers = answered(load(run.best), pairs)
         seconds = float(json.loads((run.folder / "result.json").read_text(encoding="utf-8"))["seconds"])
     right: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for (source, target), answer in zip(pairs, answers.answers, strict=True):
+    for (source, target), answer in zip(pairs, answers, strict=True):
         words = source.split()
         distance = len(words) - 1 - (words.index(words[-1]) + 1)
         n_right, n_asked = right[distance]

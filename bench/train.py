@@ -335,7 +335,7 @@ def figures(folder: Path, wanted: Published) -> tuple[float, dict[str, Any]]:
         return float(result["scores"][wanted.score]), result
     corpus = open_corpus(Settings.read(folder / "config.toml"), folder)
     answers = answered(load(folder / "best"), corpus.test.pairs)
-    return float(translation_scores(answers.answers, answers.targets)["bleu"]), result
+    return float(translation_scores(answers, [target for _, target in corpus.test.pairs])["bleu"]), result
 
 
 def goals(runs: Sequence[str]) -> list[PlainTable]:

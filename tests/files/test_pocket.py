@@ -91,7 +91,8 @@ def test_pocket_dates_reads_dates_it_has_never_seen():
     """Of 200 dates that training left out, drawn with a seed of their own, nearly all are right."""
     task = generated_task(Settings.of("dates"))
     pairs = [task.example(7919, index, held_out=True) for index in range(200)]
-    assert answered(load("pocket-dates"), pairs).exact >= 0.98
+    answers = answered(load("pocket-dates"), pairs)
+    assert sum(answer == target for answer, (_, target) in zip(answers, pairs, strict=True)) >= 196
 
 
 @pytest.mark.parametrize(

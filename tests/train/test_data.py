@@ -109,9 +109,15 @@ def pairs_of(rows, start=1):
     return PairExamples(lambda index: (rows[2 * index], rows[2 * index + 1]), len(rows) // 2, start)
 
 
-def batches_of(folder, count=503, batch_tokens=149, seed=3, window=61):
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch):
+    """An epoch has several, also of little data."""
+    monkeypatch.setattr("regard.train.batches.WINDOW", 61)
+
+
+def batches_of(folder, count=503, batch_tokens=149, seed=3):
     rows = [[7 + index % 89] * length for index, length in enumerate(lengths(2 * count))]
-    return Batches(pairs_of(write_rows(folder, rows)), batch_tokens, seed, pad=0, window=window)
+    return Batches(pairs_of(write_rows(folder, rows)), batch_tokens, seed, pad=0)
 
 
 def series(batches, place, count):

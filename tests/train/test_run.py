@@ -246,6 +246,21 @@ def test_a_nan_names_the_last_checkpoint(tmp_path, monkeypatch):
     assert checkpoint.latest(tmp_path / "run" / "checkpoints").state["step"] == 4
 
 
+def test_a_full_disk_names_the_last_checkpoint(tmp_path, monkeypatch):
+    """What could not be written ends the run in words; the checkpoint before it is whole."""
+    write = checkpoint.write_checked
+
+    def full(folder, step, tensors, state):
+        if step == 4:
+            raise OSError(28, "No space left on device")
+        return write(folder, step, tensors, state)
+
+    monkeypatch.setattr(checkpoint, "write_checked", full)
+    with pytest.raises(TrainError, match=r"cannot go on: .*No space left.*step-00000002-"):
+        train(settings_of("copy", tmp_path / "run"), quiet=True)
+    assert checkpoint.latest(tmp_path / "run" / "checkpoints").state["step"] == 2
+
+
 def test_the_command_trains_and_resumes(tmp_path):
     """`regard train` from a TOML file with an option over it, as JSON; `--resume` of it says the same."""
     config = tmp_path / "config.toml"

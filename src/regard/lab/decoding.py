@@ -85,21 +85,18 @@ def run(lab: Lab) -> None:
         slow, fast = times["multi-head"][-1], times["multi-query"][-1]
         lab.above("at the longest context a multi-head step takes longer", slow, float(fast))
 
-    def added(what: str, kind: str) -> float:
-        """What one more token in the cache adds to a step."""
-        first, *_, last = counted[what][kind]
-        return (last - first) / (contexts[-1] - contexts[0])
-
-    # The scores of a cached token are written, read, written and read.
-    scores, one_head = 4 * BATCH * N_HEAD * 4, 2 * BATCH * (DIM // N_HEAD) * 4
-    of_cache = counted["bytes of the cache"]
-    ratio = lab.exact(
-        "cache, multi-head over multi-query", of_cache["multi-head"][-1] / of_cache["multi-query"][-1]
-    )
+    most, least = (counted["bytes of the cache"][kind][-1] for kind in ("multi-head", "multi-query"))
+    ratio = lab.exact("cache, multi-head over multi-query", most / least)
     lab.equal("multi-query divides the cache by the heads", ratio, N_HEAD)
-    what = "a cached token costs both the same operations"
-    lab.equal(what, added("operations", "multi-head"), added("operations", "multi-query"))
-    what = "a cached token's bytes, multi-head: h keys and values, and the scores"
-    lab.equal(what, added("bytes moved", "multi-head"), N_HEAD * one_head + scores)
-    what = "multi-query: one key and value, and the scores"
-    lab.equal(what, added("bytes moved", "multi-query"), one_head + scores)
+    # What one more token in the cache adds to a step: its scores are written, read, written and read.
+    (work, small_work), (added, small_added) = (
+        [
+            (counted[what][kind][-1] - counted[what][kind][0]) / (contexts[-1] - contexts[0])
+            for kind in ("multi-head", "multi-query")
+        ]
+        for what in ("operations", "bytes moved")
+    )
+    scores, one_head = 4 * BATCH * N_HEAD * 4, 2 * BATCH * (DIM // N_HEAD) * 4
+    lab.equal("a cached token costs both the same operations", work, small_work)
+    lab.equal("a cached token's bytes: h keys and values, and the scores", added, N_HEAD * one_head + scores)
+    lab.equal("multi-query: one key and value, and the scores", small_added, one_head + scores)

@@ -7,6 +7,8 @@ misses, the cache forgot. Where kept keys stand is counted in the cache for wind
 Intervals of the loss are over texts, of lost attention over heads, of recall over questions.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -34,16 +36,12 @@ SINKS = 4
 # Where the parts of a vector stand: the token, the token before it, the answer, the position.
 TOKEN, BEFORE, ANSWER = (slice(index * N_WORD, (index + 1) * N_WORD) for index in range(3))
 PLACE = slice(3 * N_WORD, 3 * N_WORD + N_PLACE)
-POLICIES = ("window", "sinks and window", "H2O", "SnapKV")
-
-
-def _policy(name: str, budget: int) -> Evict:
-    """The policies by the names that the figure gives them."""
-    if name == "SnapKV":
-        return Evict("snapkv", budget, recent=2, pool=1)
-    if name == "H2O":
-        return Evict("h2o", budget)
-    return Evict("streaming", budget, sinks=0 if name == "window" else SINKS)
+POLICIES = {
+    "window": partial(Evict, "streaming", sinks=0),
+    "sinks and window": partial(Evict, "streaming", sinks=SINKS),
+    "H2O": partial(Evict, "h2o"),
+    "SnapKV": partial(Evict, "snapkv", recent=2, pool=1),
+}
 
 
 @torch.no_grad()
@@ -94,7 +92,9 @@ def _recall(lab: Lab, label: str, budget: int | None, examples: tuple[Tensor, Te
     pairs, question, right = examples
     policy, _, known = label.partition(", ")
     prompt = torch.cat([pairs, question], 1) if known else pairs
-    scores, decoding = built_by_hand().begin(prompt, cache=_policy(policy, budget) if budget else None)
+    scores, decoding = built_by_hand().begin(
+        prompt, cache=POLICIES[policy](budget=budget) if budget else None
+    )
     for token in question.T:
         scores = decoding.next(token)
     name = f"recall, {label}, budget {budget}" if budget else f"recall, {label}"
@@ -134,18 +134,18 @@ def run(lab: Lab) -> None:
     after: dict[tuple[str, int], list[float]] = {}
 
     def rise(name: str, budget: int) -> Measurement:
-        after[name, budget] = _losses(loaded, read, _policy(name, budget))
+        after[name, budget] = _losses(loaded, read, POLICIES[name](budget=budget))
         what = f"rise of the loss, {name}, budget {budget}"
         return lab.difference(what, after[name, budget], whole, "nats")
 
-    some = POLICIES[: 2 if lab.quick else 3]
+    some = list(POLICIES)[: 2 if lab.quick else 3]
     rises = {name: [rise(name, budget) for budget in budgets] for name in some}
     title, kept_label = "SmolLM2: log perplexity rises", "positions kept"
     lab.draw.lines(title, budgets, rises, kept_label, "rise, nats a token", log="x")
     traces = [trace(loaded, row[None]) for row in rows[:2]]
 
     def lost_share(name: str, budget: int) -> Measurement:
-        shares = torch.stack([lost_attention(seen, _policy(name, budget)) for seen in traces]).mean(0)
+        shares = torch.stack([lost_attention(seen, POLICIES[name](budget=budget)) for seen in traces]).mean(0)
         what = f"attention lost, {name}, budget {budget}"
         return lab.mean(what, shares[~shares.isnan()].tolist())
 
@@ -156,7 +156,7 @@ def run(lab: Lab) -> None:
     examples = _questions(200 if lab.quick else 1000, lab.seed)
     always = _recall(lab, "all kept", None, examples)
     kept = (8, 16, 24) if lab.quick else (8, 12, 16, 20, 24, 28, 32)
-    labels = (*POLICIES[1:], "SnapKV, knows the question")
+    labels = [*list(POLICIES)[1:], "SnapKV, knows the question"]
     recalls = {label: [_recall(lab, label, budget, examples) for budget in kept] for label in labels}
     in_reach = [_share_in_reach(budget) for budget in kept]
     title = "Recall of one of 16 facts"
@@ -171,8 +171,8 @@ def run(lab: Lab) -> None:
         "window minus sinks and window", after["window", first], after["sinks and window", first], "nats"
     )
     lab.above(f"{first} kept: a window alone costs more than one with {SINKS} sinks", gap, 0.0)
-    what = "a window alone loses more attention than one with sinks"
-    lab.above(what, lost["window"][0], lost["sinks and window"][0])
+    bare, with_sinks = lost["window"][0], lost["sinks and window"][0]
+    lab.above("a window alone loses more attention than one with sinks", bare, with_sinks)
     known, unknown = recalls["SnapKV, knows the question"][0], recalls["SnapKV"][0]
     lab.above(f"{kept[0]} kept: SnapKV recalls what it knows will be asked", known, 0.9)
     lab.below(f"{kept[0]} kept: SnapKV does not recall what it cannot know", unknown, 0.5)

@@ -65,22 +65,14 @@ class Lookup(nn.Module):
     """Says the values beside the names it is asked for, by one attention layer of these `options`."""
 
     def __init__(
-        self,
-        dim: int,
-        n_name: int,
-        n_pair: int,
-        n_value: int,
-        *,
-        n_asked: int = 1,
-        n_head: int = 1,
-        **options: Any,
+        self, dim: int, n_name: int, n_pair: int, n_value: int, n_asked: int = 1, **options: Any
     ) -> None:
         super().__init__()
         self.n_name, self.n_pair, self.n_value, self.n_asked = n_name, n_pair, n_value, n_asked
         self.name = nn.Embedding(n_name, dim)
         self.asked = nn.ModuleList(nn.Embedding(n_name, dim) for _ in range(n_asked))
         self.value = nn.Embedding(n_value, dim)
-        self.attention = MultiHeadAttention(dim, n_head, **options)
+        self.attention = MultiHeadAttention(dim, **options)
         self.answer = nn.Linear(dim, n_asked * n_value)
 
     def forward(self, names: Tensor, values: Tensor, asked: Tensor) -> Tensor:

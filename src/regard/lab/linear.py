@@ -96,7 +96,7 @@ def run(lab: Lab) -> None:
     lab.below("the quadratic map is exact", exact, 1e-10)
     shares = {}
     for name in maps:
-        model = Lookup(DIM, n_name=24, n_pair=16, n_value=6, kernel=name if maps[name] else None)
+        model = Lookup(DIM, 24, 16, n_value=6, n_head=1, kernel=name if maps[name] else None)
         teach(model, model.examples, 160 if lab.quick else 1200)
         shares[name] = answered(lab, f"answered, {name}", model, model.examples(1000))
     lab.draw.bars("A look-up task", shares, "share answered")

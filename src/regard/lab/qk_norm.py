@@ -48,7 +48,7 @@ def _largest(layer: MultiHeadAttention, x: Tensor, memory: Tensor) -> float:
 
 def _taught(lab: Lab, kind: str, rate: float, n_step: int) -> tuple[Measurement, float, Measurement]:
     """The largest score of a model after training at that rate, its bound, and what it answers."""
-    model = Lookup(DIM, n_name=24, n_pair=12, n_value=N_VALUE, qk_norm=KINDS[kind])
+    model = Lookup(DIM, n_name=24, n_pair=12, n_value=N_VALUE, n_head=1, qk_norm=KINDS[kind])
     teach(model, model.examples, n_step, rate=rate, clip=False)
     names, values, asked, _ = model.examples(500)
     score = _largest(model.attention, model.asked[0](asked), model.name(names) + model.value(values))

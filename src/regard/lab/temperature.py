@@ -62,6 +62,5 @@ def run(lab: Lab) -> None:
     ours, bare, flat = (of_scaling[-1] for of_scaling in rows.values())
     lab.below("unscaled, the entropy at the largest d is a tenth of uniform", bare["entropy"], 0.1 * log_n)
     lab.above("unscaled, the largest weight at the largest d is near 1", bare["largest weight"], 0.8)
-    what = "unscaled, the gradient at the largest d is below the scaled one"
-    lab.below(what, bare["gradient"], ours["gradient"])
+    lab.below("unscaled, the gradient there is below the scaled one", bare["gradient"], ours["gradient"])
     lab.above("by the model's size, a row is flatter than by the head's", flat["entropy"], ours["entropy"])

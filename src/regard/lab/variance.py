@@ -32,7 +32,8 @@ def run(lab: Lab) -> None:
     dims = (16, 64) if lab.quick else (8, 16, 32, 64, 128, 256)
     cases = ((0.0, 1.0), (0.5, 1.0)) if lab.quick else ((0.0, 1.0), (0.5, 1.0), (0.5, 0.5))
     means: dict[str, tuple[Measurement, ...]] = {}
-    variances, of_mean, of_variance = dict(means), [], []
+    variances: dict[str, tuple[Measurement, ...]] = {}
+    of_mean, of_variance = [], []
     for mu, sigma in cases:
         name = f"mu {mu}, sigma {sigma}"
         means[name], variances[name] = zip(

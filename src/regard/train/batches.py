@@ -140,20 +140,13 @@ class Batches:
     """An endless series of batches from any place; `shuffled` unless the examples are random already."""
 
     def __init__(
-        self,
-        examples: Examples,
-        batch_tokens: int,
-        seed: int,
-        pad: int,
-        *,
-        window: int = WINDOW,
-        shuffled: bool = True,
+        self, examples: Examples, batch_tokens: int, seed: int, pad: int, *, shuffled: bool = True
     ) -> None:
         if len(examples) < 1:
             raise ArgumentError("there is nothing to learn from: the data hold no usable line.")
         self.examples, self.batch_tokens, self.seed, self.pad = examples, batch_tokens, seed, pad
-        self.window, self.shuffled = window, shuffled
-        self.n_window = -(-len(examples) // window)  # of an epoch
+        self.shuffled = shuffled
+        self.n_window = -(-len(examples) // WINDOW)  # of an epoch
         self._order: tuple[int, range | np.ndarray] = (-1, range(len(examples)))  # of an epoch
         self._groups: tuple[int, list[list[Example]]] = (-1, [])  # of a window
 
@@ -172,7 +165,7 @@ class Batches:
         if self._order[0] != epoch and self.shuffled:
             random = np.random.default_rng((self.seed, epoch, 0))
             self._order = (epoch, random.permutation(len(self.examples)))
-        indices = self._order[1][part * self.window : (part + 1) * self.window]
+        indices = self._order[1][part * WINDOW : (part + 1) * WINDOW]
         examples = [self.examples.get(epoch, int(index)) for index in indices]
         groups = bucketed(examples, self.batch_tokens)
         order = np.random.default_rng((self.seed, window, 3)).permutation(len(groups))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -65,20 +65,9 @@ def is_whole(path: Path) -> bool:
         return False
 
 
-def save_checkpoint(
-    folder: str | Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
-) -> Path:
+def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
     """Write a checkpoint; the ones before it are touched only when it is safely there."""
-    folder = Path(folder)
-    try:
-        path = write_checked(folder, step, tensors, state)
-    except (OSError, SafetensorError) as error:
-        before = checkpoints(folder)
-        kept = f"The checkpoint before it, {before[-1].name}, is whole" if before else "None is before it"
-        raise TrainError(
-            f"the checkpoint of step {step} could not be written to {folder}: {error}. {kept}. "
-            "Free some space and resume the run."
-        ) from error
+    path = write_checked(folder, step, tensors, state)
     for old in checkpoints(folder)[:-KEPT]:
         old.unlink(missing_ok=True)
     return path
@@ -89,10 +78,10 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"))
 
 
-def latest(folder: str | Path) -> Checkpoint | None:
+def latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole; None where there is none at all."""
     damaged: list[str] = []
-    for path in reversed(checkpoints(Path(folder))):
+    for path in reversed(checkpoints(folder)):
         if is_whole(path):
             with safe_open(path, framework="pt") as file:
                 return Checkpoint(path, json.loads(file.metadata()["state"]), tuple(damaged))

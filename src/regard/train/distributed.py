@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -58,7 +59,7 @@ class World:
         try:
             if self.first:
                 action()
-        except (RegardError, OSError) as error:
+        except (RegardError, SafetensorError, OSError) as error:
             problem = error
         if (problem := self.from_first(problem)) is not None:
             raise problem

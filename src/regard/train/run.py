@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -273,12 +274,13 @@ class _Running:
             done = generate(loaded, prompt[None], max_new=max(1, settings.context // 2 - 1))
             text = (done.texts or ("",))[0]
             return values, [(self.corpus.tokenizer.decode(prompt), "", text)]  # there is no one right text
+        sources, targets = zip(*held_out.pairs[:most], strict=True)
         answers = answered(loaded, held_out.pairs[:most])
         if settings.task in GENERATED:
-            values["exact"] = answers.exact
+            values["exact"] = sum(map(eq, answers, targets)) / len(answers)
         else:
-            values |= translation_scores(answers.answers, answers.targets)
-        return values, list(zip(answers.sources, answers.targets, answers.answers, strict=True))
+            values |= translation_scores(answers, targets)
+        return values, list(zip(sources, targets, answers, strict=True))
 
     def _save(self) -> None:
         tensors, progress = self.training.tensors(), self.training.progress

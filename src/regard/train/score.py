@@ -1,7 +1,6 @@
 """How good a model is: exact match, BLEU and chrF, perplexity and bits per byte."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -14,35 +13,19 @@ from regard.train.build import Objective
 ROWS = 128  # sequences decoded together
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What a model answered, beside what it should have."""
-
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    answers: tuple[str, ...]
-
-    @property
-    def exact(self) -> float:
-        """The part that is right to the last character."""
-        right = sum(answer == target for answer, target in zip(self.answers, self.targets, strict=True))
-        return right / len(self.targets)
-
-
-def answered(loaded: Loaded, pairs: Sequence[tuple[str, str]], *, n_beam: int = 1) -> Answers:
-    """The model's answer to each source."""
+def answered(loaded: Loaded, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """The model's answer to the source of each (source, target)."""
     assert loaded.tokenizer is not None  # every model trained here has one
-    sources, targets = zip(*pairs, strict=True)
-    # Of about the same length together: less padding. The longest answer bounds how long to wait for one.
-    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
-    longest = max(len(loaded.tokenizer.encode(target)) for target in targets)
+    # Of about the same length together: less padding. The longest target bounds how long to wait for one.
+    order = sorted(range(len(pairs)), key=lambda index: len(pairs[index][0]))
+    longest = max(len(loaded.tokenizer.encode(target)) for _, target in pairs)
     answers: dict[int, str] = {}
     for first in range(0, len(order), ROWS):
         some = order[first : first + ROWS]
-        done = generate(loaded, [sources[index] for index in some], max_new=longest + 8, n_beam=n_beam)
+        done = generate(loaded, [pairs[index][0] for index in some], max_new=longest + 8)
         assert done.texts is not None
         answers.update(zip(some, done.texts, strict=True))
-    return Answers(sources, targets, tuple(answers[index] for index in range(len(sources))))
+    return [answers[index] for index in range(len(pairs))]
 
 
 def translation_scores(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float | str]:

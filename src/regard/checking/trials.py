@@ -159,20 +159,26 @@ class FormulaError(NameError):
 
 
 @cache
-def _compiled(text: str) -> CodeType:
-    return compile(f"({text})", "formula", "eval")
+def _readable(text: str) -> CodeType:
+    """A formula's code."""
+    try:
+        return compile(f"({text})", "formula", "eval")
+    except SyntaxError as error:
+        raise FormulaError(f"the formula {text!r} cannot be read: {error}.") from error
 
 
-def _unreadable(text: str, error: Exception, scope: Scope) -> FormulaError:
+def _unknown(text: str, error: NameError, scope: Scope) -> FormulaError:
     names = ", ".join(name for name in scope if name not in BASE and name != "__builtins__")
     return FormulaError(f"the formula {text!r} cannot be read: {error}. It may use: torch, {names}.")
 
 
 def _value(text: str, scope: Scope) -> Any:
     try:
-        return eval(_compiled(text), scope)
-    except (SyntaxError, NameError) as error:
-        raise _unreadable(text, error, scope) from error
+        return eval(_readable(text), scope)
+    except FormulaError:
+        raise
+    except NameError as error:
+        raise _unknown(text, error, scope) from error
 
 
 def formula(text: str, /, **quantities: Any) -> Any:
@@ -211,7 +217,7 @@ def _made(lines: Lines) -> CodeType:
         return compile("\n".join(line for line, _ in lines), file, "exec")
     except SyntaxError:
         for _, text in lines:
-            _value(f"lambda: ({text})", {})  # says which of them cannot be read
+            _readable(text)
         raise
 
 
@@ -239,7 +245,7 @@ class Program:
                 frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _LINES
             ]
             line = _LINES[frames[-1].filename][(frames[-1].lineno or 1) - 1]
-            raise _unreadable(line[1], error, scope) from error
+            raise _unknown(line[1], error, scope) from error
         return scope.get(self.last)
 
 
@@ -319,6 +325,10 @@ class Maker:
         draws = {name: changes.get(name, text) for name, text in exercise.draws.items()}
         self.call = {"weights": [name for name in draws if "." in name], **exercise.call, **changes}
         self.needed = {name.removeprefix("*") for word in LISTS for name in self.call.get(word, ())}
+        unknown = ", ".join(sorted(self.needed - {*draws, *sizes}))
+        if unknown:
+            names = ", ".join((*draws, *sizes))
+            raise LoadError(f"{self.of}: call: {unknown}: no draw and no size. There are: {names}.")
         for edit in edits:
             for text in [edit] if isinstance(edit, str) else edit.values():
                 self.needed |= self._names(text)
@@ -328,12 +338,12 @@ class Maker:
         self.sizes = {word: size for word, size in sizes.items() if word in self.needed}
 
     def _names(self, text: Any) -> set[str]:
-        return _names(self._worked(_compiled, text)) if isinstance(text, str) else set()
+        return _names(self._worked(_readable, text)) if isinstance(text, str) else set()
 
     def _worked(self, work: Callable[..., Any], *args: Any) -> Any:
         try:
             return work(*args)
-        except (SyntaxError, FormulaError) as error:
+        except FormulaError as error:
             raise LoadError(f"{self.of}: {error}") from error
 
     def value(self, text: Any, scope: Scope) -> Any:

@@ -148,7 +148,7 @@ def test_an_exercise_that_does_not_hold_is_told_where(runner, tmp_path, file, ol
             'edits = [{ y = "-x" }]',
             "'the sign has its say': y: no size and no draw",
         ),
-        ('{ factor = "3" }', '{ faktor = "3" }', "'three times' chooses 'faktor', and there is no formula"),
+        ('{ of = "x.abs()" }', '{ off = "x.abs()" }', "'no sign' chooses 'off', and there is no formula"),
         (
             'by = "of * factor"',
             'by = "of * factor"\n[formulas."f(x)"]\nfactor = "2"',
@@ -194,6 +194,11 @@ def test_a_folder_that_cannot_be_loaded_says_why(tmp_path):
         LoadError, match=r"slip, 'several sequences': .*'positions' is not defined.* It may use"
     ):
         Plan(from_folder(tmp_path / "slip")["slip"], 0)
+    path.write_text(path.read_text().replace('args = ["x"]', 'args = ["y"]'))
+    with pytest.raises(
+        LoadError, match=r"'several sequences': call: y: no draw and no size. There are: x, batch"
+    ):
+        _ = from_folder(tmp_path / "slip")["slip"].checks
     with pytest.raises(ArgumentError, match="lower-case words"):
         new_exercise("Double It", tmp_path / "double")
 

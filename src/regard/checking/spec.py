@@ -40,11 +40,12 @@ batch = 2
 scores = "normal(batch, 3, 4)"   # there are normal, weight, uniform, integers, distinct, lengths, and `draw`
 "W_q.weight" = "weight(4, 4)"    # with a dot: a weight of the layer
 
-[call]                           # which draws and sizes are args, options (by keyword), and init, init_options
+[call]                           # which draws and sizes are args, options (by keyword), init, init_options
 args = ["scores"]                # and weights of a layer; train = true; call = "a method". "*name" is a list
 
-[trials]                         # calls whose result must be the reference's: what they change of sizes, draws
-"batch of one" = { batch = 1 }   # and call; variants, grad, most_numbers, optional, raises, secret, kind, says
+[trials]                         # calls that must give the reference's result: what they change of sizes,
+"batch of one" = { batch = 1 }   # draws and call; variants, grad, most_numbers, optional, raises, secret,
+                                 # kind, says
 
 [probes."a neighbour has no say"]
 edits = ["first_sequence", { scores = "-scores" }]   # further calls: by a function, or by other draws
@@ -82,7 +83,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.checking.syntax import parsed
+from regard.checking.syntax import formula_names, parsed
 from regard.errors import ArgumentError, LoadError
 
 if TYPE_CHECKING:
@@ -215,11 +216,6 @@ class Exercise(Entry):
         from regard.checking.trials import load
 
         return load(self)
-
-    @cached_property
-    def choosable(self) -> set[str]:
-        """What a convention or a mistake may choose: formulas and conventions."""
-        return {*formula_names(self.formulas), *(convention.name for convention in self.conventions)}
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
@@ -363,12 +359,6 @@ def _joined(table: Mapping[str, Any], more: Mapping[str, Any], kind: str) -> dic
         else:
             replaced[key] = value
     return {**new, **replaced} if kind == "draws" else {**replaced, **new}
-
-
-def formula_names(formulas: Mapping[str, Any]) -> list[str]:
-    """The names of all formulas, those in tables too."""
-    inside = [name for part in formulas.values() if isinstance(part, dict) for name in formula_names(part)]
-    return [*(key.partition("(")[0] for key in formulas), *inside]
 
 
 def _check_calls(path: Path, tables: Mapping[str, Any]) -> None:

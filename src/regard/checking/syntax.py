@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import threading
-from typing import Literal, overload
+from collections.abc import Mapping
+from typing import Any, Literal, overload
 
 _lock = threading.Lock()
 
@@ -20,3 +21,9 @@ def parsed(source: str, mode: Literal["exec", "eval"] = "exec") -> ast.AST:
     """The syntax tree of a source."""
     with _lock:
         return ast.parse(source, mode=mode)
+
+
+def formula_names(formulas: Mapping[str, Any]) -> list[str]:
+    """The names of all formulas, those in tables too."""
+    inside = [name for part in formulas.values() if isinstance(part, dict) for name in formula_names(part)]
+    return [*(key.partition("(")[0] for key in formulas), *inside]

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from regard.checking.child.messages import Case as Case
 from regard.checking.child.messages import Code as Code
+from regard.checking.syntax import formula_names
 from regard.errors import LoadError
 
 if TYPE_CHECKING:
@@ -158,23 +159,26 @@ class FormulaError(NameError):
 
 
 @cache
-def _compiled(source: str, text: str) -> CodeType:
-    return compile(source, text, "eval")
-
-
-def _value(text: str, scope: Scope, parameters: str | None = None) -> Any:
-    """What a formula gives, or where it has parameters, the function of them."""
-    source = f"({text})" if parameters is None else f"lambda {parameters}: ({text})"
+def _readable(text: str) -> CodeType:
+    """A formula's code."""
     try:
-        return eval(_compiled(source, text), scope)
+        return compile(f"({text})", "formula", "eval")
+    except SyntaxError as error:
+        raise FormulaError(f"the formula {text!r} cannot be read: {error}.") from error
+
+
+def _unknown(text: str, error: NameError, scope: Scope) -> FormulaError:
+    names = ", ".join(name for name in scope if name not in BASE and name != "__builtins__")
+    return FormulaError(f"the formula {text!r} cannot be read: {error}. It may use: torch, {names}.")
+
+
+def _value(text: str, scope: Scope) -> Any:
+    try:
+        return eval(_readable(text), scope)
     except FormulaError:
         raise
-    except (SyntaxError, NameError) as error:
-        if isinstance(error, NameError):  # of a function, it is missed where that is called
-            text = traceback.extract_tb(error.__traceback__)[-1].filename
-        names = ", ".join(name for name in scope if name not in BASE and name != "__builtins__")
-        why = f"the formula {text!r} cannot be read: {error}. It may use: torch, {names}."
-        raise FormulaError(why) from error
+    except NameError as error:
+        raise _unknown(text, error, scope) from error
 
 
 def formula(text: str, /, **quantities: Any) -> Any:
@@ -186,6 +190,65 @@ def formula(text: str, /, **quantities: Any) -> Any:
     return _value(text, {**BASE, **quantities})
 
 
+Lines = tuple[tuple[str, str], ...]  # a line of Python, and the formula that stands in it
+_LINES: dict[str, Lines] = {}  # of each code that was made of formulas, by its file name
+
+
+def _lines(formulas: Formulas, choices: Mapping[str, str], indent: str = "") -> Lines:
+    """Formulas as Python: functions come before values, wherever they stand."""
+    lines: list[tuple[str, str]] = []
+    for key, right in sorted(formulas.items(), key=lambda pair: "(" not in pair[0]):
+        name, function, _ = key.partition("(")
+        if isinstance(right, Mapping):
+            *_, last = (inner for inner in right if "(" not in inner)
+            inside = _lines(right, choices, f"{indent} ")
+            lines += [(f"{indent}def {key}:", key), *inside, (f"{indent} return {last}", key)]
+        else:
+            text = choices.get(name, right)
+            lines.append((f"{indent}{f'def {key}: return' if function else f'{name} ='} ({text})", text))
+    return tuple(lines)
+
+
+@cache
+def _made(lines: Lines) -> CodeType:
+    file = f"formulas {len(_LINES)}"
+    _LINES[file] = lines
+    try:
+        return compile("\n".join(line for line, _ in lines), file, "exec")
+    except SyntaxError:
+        for _, text in lines:
+            _readable(text)
+        raise
+
+
+class Program:
+    """Formulas made into Python, for choices that replace some of them by their names."""
+
+    def __init__(self, formulas: Formulas, choices: Mapping[str, str]) -> None:
+        functions = {key: part for key, part in formulas.items() if "(" in key}
+        values = {key: part for key, part in formulas.items() if "(" not in key}
+        # Functions that a choice changes are defined again, after those that all choices have in common.
+        chosen = {key for key, part in functions.items() if {*choices} & {*formula_names({key: part})}}
+        again = {key: functions[key] for key in functions if key in chosen}
+        self.functions = [_made(_lines(functions, {})), _made(_lines(again, choices))]
+        self.values, self.last = _made(_lines(values, choices)), next(reversed(values), "")
+
+    def run(self, scope: Scope, *, functions_alone: bool = False) -> Any:
+        """The last value; all of them, and the functions, are then in the scope."""
+        try:
+            for code in self.functions if functions_alone else [*self.functions, self.values]:
+                exec(code, scope)
+        except FormulaError:
+            raise
+        except NameError as error:
+            frames = [
+                frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _LINES
+            ]
+            line = _LINES[frames[-1].filename][(frames[-1].lineno or 1) - 1]
+            raise _unknown(line[1], error, scope) from error
+        return scope.get(self.last)
+
+
 def worked(formulas: Formulas, choices: Mapping[str, str], /, **quantities: Any) -> Any:
     """The last of several formulas, each of which may use those before it; a choice replaces one by its name.
 
@@ -194,27 +257,7 @@ def worked(formulas: Formulas, choices: Mapping[str, str], /, **quantities: Any)
     >>> worked({"sum": "a + b", "last": "thrice(sum)", "thrice(x)": "3 * x"}, {"sum": "a * b"}, a=2, b=5)
     30
     """
-    scope = {**BASE, **quantities}
-    return _last(formulas, choices, scope)
-
-
-def _last(formulas: Formulas, choices: Mapping[str, str], scope: Scope) -> Any:
-    """The last value; functions come before the values, wherever they stand."""
-    name = ""
-    for key, right in sorted(formulas.items(), key=lambda pair: "(" not in pair[0]):
-        name, _, parameters = key.removesuffix(")").partition("(")
-        if isinstance(right, Mapping):
-            scope[name] = partial(_steps, right, choices, scope, parameters)
-        else:
-            scope[name] = _value(choices.get(name, right), scope, parameters if "(" in key else None)
-    return scope.get(name)
-
-
-def _steps(
-    formulas: Formulas, choices: Mapping[str, str], scope: Scope, parameters: str, *args: Any, **options: Any
-) -> Any:
-    given = _value("locals()", {}, parameters)(*args, **options)
-    return _last(formulas, choices, {**scope, **given})
+    return Program(formulas, choices).run({**BASE, **quantities})
 
 
 class Reference:
@@ -222,13 +265,13 @@ class Reference:
 
     def __init__(self, exercise: Exercise, helpers: Scope) -> None:
         self.formulas, self.call, self.helpers = exercise.formulas, exercise.call, helpers
-        self.names = exercise.choosable
-        self.functions = {key: part for key, part in self.formulas.items() if "(" in key}
+        self.names = {*formula_names(self.formulas)}
+        self.programs: dict[tuple[str, ...], Program] = {}
         self.ours = {convention.name: next(iter(convention.choices)) for convention in exercise.conventions}
         self.defaults = exercise.defaults
 
     def __call__(self, case: Case, **choices: str) -> Any:
-        unknown = ", ".join(sorted(set(choices) - self.names))
+        unknown = ", ".join(sorted({*choices} - self.names - {*self.ours}))
         if unknown:
             raise TypeError(f"there is no {unknown} to choose. There are: {', '.join(sorted(self.names))}.")
         scope = {**BASE, **self.helpers, **self.defaults, "parameters": case.weights, "train": case.train}
@@ -236,12 +279,13 @@ class Reference:
         scope |= zip(self.call.get("init", ()), case.init, strict=False)
         scope |= {**case.init_kwargs, "options": {**self.defaults, **case.init_kwargs, **case.kwargs}}
         scope["formulas"] = View(scope)
+        key = tuple(part for name, text in choices.items() if name in self.names for part in (name, text))
+        program = self.programs.get(key) or self.programs.setdefault(key, Program(self.formulas, choices))
         if case.call:  # a method, or one of several functions: a formula of that name
-            _last(self.functions, choices, scope)
+            program.run(scope, functions_alone=True)
             return scope[case.call](*case.args, **case.kwargs)
-        scope |= _named(self.call.get("args", ()), case.args)
-        scope |= case.kwargs
-        return _last(self.formulas, choices, scope)
+        scope |= {**_named(self.call.get("args", ()), case.args), **case.kwargs}
+        return program.run(scope)
 
 
 class View:
@@ -281,6 +325,10 @@ class Maker:
         draws = {name: changes.get(name, text) for name, text in exercise.draws.items()}
         self.call = {"weights": [name for name in draws if "." in name], **exercise.call, **changes}
         self.needed = {name.removeprefix("*") for word in LISTS for name in self.call.get(word, ())}
+        unknown = ", ".join(sorted(self.needed - {*draws, *sizes}))
+        if unknown:
+            names = ", ".join((*draws, *sizes))
+            raise LoadError(f"{self.of}: call: {unknown}: no draw and no size. There are: {names}.")
         for edit in edits:
             for text in [edit] if isinstance(edit, str) else edit.values():
                 self.needed |= self._names(text)
@@ -290,12 +338,12 @@ class Maker:
         self.sizes = {word: size for word, size in sizes.items() if word in self.needed}
 
     def _names(self, text: Any) -> set[str]:
-        return _names(self._worked(_compiled, f"({text})", text)) if isinstance(text, str) else set()
+        return _names(self._worked(_readable, text)) if isinstance(text, str) else set()
 
     def _worked(self, work: Callable[..., Any], *args: Any) -> Any:
         try:
             return work(*args)
-        except (SyntaxError, FormulaError) as error:
+        except FormulaError as error:
             raise LoadError(f"{self.of}: {error}") from error
 
     def value(self, text: Any, scope: Scope) -> Any:

@@ -18,7 +18,7 @@ from regard.errors import ArgumentError
 from regard.lab.texts import TEXTS
 
 if TYPE_CHECKING:
-    from regard.heads import HeadLabel, Measures
+    from regard.heads import Survey
 
 FEW_ROWS = 12  # fewer, and one token decides what a head is called
 SHOWN = tuple(  # measures of the table, the first as far as the terminal is wide
@@ -50,7 +50,7 @@ def heads(
     piped = csv == Path("-")
     if piped and as_json:
         raise ArgumentError("--csv - and --json both print: give one of them.")
-    from regard.heads import RULES, columns_of, label, measure, survey
+    from regard.heads import RULES, Survey, columns_of, measure, survey
     from regard.heads.labels import share_labelled
 
     if text is not None and text.endswith(".trace") and Path(text).is_file():
@@ -62,9 +62,8 @@ def heads(
         from regard.tracing.traces import Trace
 
         saved = Trace.load(text)
-        name, n_text = str(saved.facts.get("name", Path(text).name)), saved.n_batch
-        measures = {name: measure(saved)}
-        labels = {name: label(measures[name])}
+        name = str(saved.facts.get("name", Path(text).name))
+        surveys = {name: Survey(measure(saved), {}, {}, saved.n_batch, 0)}
     else:
         if text is not None and texts:
             raise ArgumentError("give TEXT or --texts, not both.")
@@ -72,21 +71,19 @@ def heads(
         loaded = model.load()
         from regard.files.loading import untrained
 
-        name, n_text = loaded.facts.name, len(lines)
+        name = loaded.facts.name
         surveys = {name: survey(loaded, lines, state=state, progress=not as_json)}
         if against is not None:
             surveys["random weights"] = survey(untrained(loaded, model.seed), lines, progress=not as_json)
-        measures = {of: surveyed.measures for of, surveyed in surveys.items()}
-        labels = {of: surveyed.labels() for of, surveyed in surveys.items()}
-    missing_glyphs = out is not None and _draw_labels(measures, labels, out)
-    columns = {**columns_of(labels[name]), **columns_of(measures[name])}
+    missing_glyphs = out is not None and _draw_labels(surveys, out)
+    columns, n_text = columns_of(surveys[name]), surveys[name].n_text
     if csv is not None:
         with click.open_file(str(csv), "w", encoding="utf-8") as file:
             file.write(csv_text(columns))
     if piped:
         return None
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    shares = {of: share_labelled(of_model) for of, of_model in labels.items()}
+    shares = {of: share_labelled(surveyed.labels()) for of, surveyed in surveys.items()}
     if as_json:
         rules = [
             {"label": r.label, "measure": r.measure, "threshold": str(r.threshold), "source": r.source}
@@ -98,7 +95,7 @@ def heads(
     labels_shown = [one for one in shares[name] if any(share[one] for share in shares.values())]
     cells = ([one, *(f"{100 * share[one]:.0f} %" for share in shares.values())] for one in labels_shown)
     print_table(["label", *shares], cells, title="Share of heads")
-    n_row = int(measures[name].n_query["entropy"].max())
+    n_row = int(surveys[name].measures.n_query["entropy"].max())
     if n_row < FEW_ROWS:
         click.echo(f"Only {n_row} tokens had a choice where to look: a longer text says more.")
     if missing_glyphs:
@@ -109,12 +106,12 @@ def heads(
     return None
 
 
-def _draw_labels(measures: dict[str, Measures], labels: dict[str, list[HeadLabel]], out: Path) -> bool:
+def _draw_labels(surveys: dict[str, Survey], out: Path) -> bool:
     """Write layers x heads by label, a model beside the other; True where the font lacked a character."""
     from regard.drawing.figures import CELL, LARGEST_SIDE, head_grid, new_figure, save_figure
     from regard.heads.labels import LABELS, grid
 
-    grids = {name: grid(labels[name], measures[name].layers) for name in measures}
+    grids = {name: grid(surveyed.labels(), surveyed.measures.layers) for name, surveyed in surveys.items()}
     n_layer, widest = len(next(iter(grids.values()))), max(len(row) for g in grids.values() for row in g)
     cell = min(CELL, LARGEST_SIDE / max(n_layer, widest))
     figure = new_figure(len(grids) * (cell * widest + 2.4), max(cell * n_layer, 2.4) + 1.2)

@@ -56,7 +56,7 @@ def cost(
     import torch
 
     from regard.costs import cost as cost_of
-    from regard.costs import roofline, what_if
+    from regard.costs import leading, roofline, what_if
     from regard.costs.count import Counted
     from regard.files.loading import checked_device
 
@@ -103,11 +103,26 @@ def cost(
         f"{threads}; below {machine.ridge:.1f} operations a byte an operation waits for memory."
     )
     for phase, figures in phases.items():
-        _print_phase(f"{phase}: {PHASES[phase]}", figures, formulas)
+        rows = figures["rows"]
+        slowest = max(rows, key=lambda row: row["seconds_at_least"])
+        rows = [*rows, {**figures, "name": "all", "waits_for": f"most: {slowest['name']}"}]
+        columns = {"name": "operation", **COLUMNS, "waits_for": "waits for"}
+        cells = [[_shown(key, row[key]) for key in columns] for row in rows]
+        print_table(columns.values(), cells, title=f"{phase}: {PHASES[phase]}", total=True)
+        for row in figures["rows"] if formulas else ():
+            moved = f"numbers moved {row['numbers_formula']}"
+            click.echo(f"  {row['name']}: operations {row['operations_formula']}; {moved}")
     for note in notes:
         click.echo(note)
     if others:
-        _print_others(others)
+        columns = {"cache_bytes": "cache", "parameters": "parameters", **COLUMNS}
+        cells = [[name, *(_shown(key, step[key]) for key in columns)] for name, step in others.items()]
+        title = "What if: one decoding step with other attention"
+        print_table(("", *columns.values()), cells, title=title)
+        for kind in ("multi-head", "grouped", "multi-query"):
+            work, moved = leading(kind, "operations"), leading(kind, "bytes")
+            click.echo(f"{kind}: O({work}) operations, O({moved}) numbers moved by an attention layer")
+        click.echo("b batch, n cached tokens, d model_dim, h heads, g key heads; b n h are the scores.")
     if out is not None:
         click.echo(f"The picture is in {out}")
     return None
@@ -163,38 +178,12 @@ def _figures(whole: Cost, machine: Machine) -> dict[str, Any]:
     return {**totals, "parameters": whole.n_parameter, "seconds_at_least": seconds, "rows": rows}
 
 
-def _print_phase(title: str, figures: dict[str, Any], formulas: bool) -> None:
-    """A row for each operation of a phase, and one for all."""
-    rows = figures["rows"]
-    slowest = max(rows, key=lambda row: row["seconds_at_least"])
-    cells = [
-        [row["name"], *(_shown(key, row[key]) for key in COLUMNS), row["waits_for"]]
-        for row in [*rows, {**figures, "name": "all", "waits_for": f"most: {slowest['name']}"}]
-    ]
-    print_table(("operation", *COLUMNS.values(), "waits for"), cells, title=title, total=True)
-    for row in rows if formulas else ():
-        moved = f"numbers moved {row['numbers_formula']}"
-        click.echo(f"  {row['name']}: operations {row['operations_formula']}; {moved}")
-
-
-def _print_others(others: dict[str, dict[str, Any]]) -> None:
-    """What one decoding step would cost with other attention."""
-    from regard.costs.model import leading
-
-    lines = {"cache_bytes": "cache", "parameters": "parameters", **COLUMNS, "bytes": "bytes of a step"}
-    cells = [[what, *(_shown(key, step[key]) for step in others.values())] for key, what in lines.items()]
-    title = "What if: one decoding step with other attention"
-    print_table(["", *others], cells, title=title)
-    for kind in ("multi-head", "grouped", "multi-query"):
-        work, moved = leading(kind, "operations"), leading(kind, "bytes")
-        click.echo(f"{kind}: O({work}) operations, O({moved}) numbers moved by an attention layer")
-    click.echo("b batch, n cached tokens, d model_dim, h heads, g key heads; b n h are the scores.")
-
-
-def _shown(key: str, value: float | int) -> str:
-    """A number of a cost, in a unit in which it is short."""
+def _shown(key: str, value: Any) -> str:
+    """A number of a cost, in a unit in which it is short; words as they are."""
     from regard.costs.roofline import short_number
 
+    if isinstance(value, str):
+        return value
     if key == "intensity":
         return f"{value:.3g}"
     if key != "seconds_at_least":

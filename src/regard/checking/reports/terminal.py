@@ -31,14 +31,14 @@ def report(result: Result, width: int, known: Collection[str] = ()) -> str:
 
     def say(text: str, **look: Any) -> None:
         wrapped = textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    ")
-        lines.append(style(wrapped, **look) if look else wrapped)
+        lines.append(style(wrapped, **look) if look else wrapped.replace("✗", _mark(False), 1))
 
     for sentence in sentences(result):
         say(sentence, fg="yellow")
     lines += _smallest(result)
     for kind, checks in by_kind(result).items():
         about = f" ({kind})" if kind in ("fragile", "train mode", "wasteful") else ""
-        say(f"{_mark(False)} {few([check.name for check in checks])}{about}: {checks[0].told}")
+        say(f"✗ {few([check.name for check in checks])}{about}: {checks[0].told}")
     if untried := [check for check in result.checks if not check.tried]:
         say(f"{len(untried)} checks were {untried[0].message}", dim=True)
     for note in result.conventions:
@@ -76,16 +76,16 @@ def _smallest(result: Result) -> Iterator[str]:
         yield style(f"  {case.at}:", dim=True)
     tables = {"expected": case.want, "yours": case.have}
     tables["difference"] = torch.where(case.wrong, case.have.double() - case.want.double(), 0.0)
-    width = max(10, 8 * case.want.shape[-1])
-    yield "  " + "    ".join(f"{title:{width}}" for title in tables).rstrip()
+    n_column = case.want.shape[-1]
+    size = 8 if n_column > 1 else 10  # so that a title fits above its numbers
+    yield "  " + "    ".join(f"{title:{size * n_column}}" for title in tables).rstrip()
     for row, wrong in enumerate(case.wrong.tolist()):
         parts = []
         for title, values in tables.items():
-            cells = [f"{number:8.4g}" for number in values[row].tolist()]
+            cells = [f"{number:{size}.4g}" for number in values[row].tolist()]
             marked = [style(cell, fg="red") if bad else cell for cell, bad in zip(cells, wrong, strict=True)]
-            gap = " " * (width - sum(map(len, cells)))
-            parts.append("".join(cells if title == "expected" else marked) + gap)
-        yield "  " + "    ".join(parts).rstrip()
+            parts.append("".join(cells if title == "expected" else marked))
+        yield "  " + "    ".join(parts)
     if case.axes:
         yield style(f"  rows are {case.axes[0]}, columns {case.axes[1]}", dim=True)
 

@@ -157,11 +157,9 @@ def run(
     loaded: Loaded, ids: list[int], source: list[int] | None = None, off: Off = (), **options: Any
 ) -> Output:
     """One pass over these tokens, and over what an encoder reads, without the heads that are `off`."""
-    lines = [ids] if source is None else [source, ids]
+    lines = [torch.tensor([line], device=loaded.device) for line in (source, ids) if line is not None]
     with without(loaded, off):
-        output: Output = loaded.model(
-            *(torch.tensor([line], device=loaded.device) for line in lines), **options
-        )
+        output: Output = loaded.model(*lines, **options)
     return output
 
 

@@ -170,7 +170,7 @@ def test_what_look_has_read_is_not_read_again_for_the_page(monkeypatch):
     runs = []
     real = make_document
     monkeypatch.setattr(
-        "regard.view.session.make_document", lambda *given: (runs.append(given[1]), real(*given))[1]
+        "regard.view.live.make_document", lambda *given: (runs.append(given[1]), real(*given))[1]
     )
     session = Session(Models(), "pocket-gpt", "to be")
     session.document(Asked("pocket-gpt", "to be"))  # as `regard look` does before it serves

@@ -499,11 +499,7 @@ def _vectors(loaded: Loaded) -> Float[Tensor, "vocab model_dim"]:
 
 @torch.no_grad()
 def logit_lens(
-    model: Loaded | nn.Module,
-    text_or_tokens: Prompt,
-    *,
-    position: int | None = -1,
-    tokenizer: Any = None,
+    model: Loaded | nn.Module, text_or_tokens: Prompt, *, position: int | None = -1, tokenizer: Any = None
 ) -> Float[Tensor, "layer batch *position vocab"]:
     """What the model would say after each layer, if it were the last: embeddings first, the output last.
 

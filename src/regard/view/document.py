@@ -133,15 +133,7 @@ class Document:
         return list(rows), list(self.trace.key_tokens(layer, self.batch))
 
     def tile(
-        self,
-        layer: int,
-        head: int,
-        rows: slice,
-        cols: slice,
-        n_row: int,
-        n_col: int,
-        *,
-        valued: bool = False,
+        self, layer: int, head: int, rows: slice, cols: slice, n_row: int, n_col: int, *, valued: bool = False
     ) -> np.ndarray:
         """The largest weight of each of `n_row` x `n_col` blocks, NaN where all of a block is hidden.
 

@@ -157,11 +157,9 @@ def run(
     loaded: Loaded, ids: list[int], source: list[int] | None = None, off: Off = (), **options: Any
 ) -> Output:
     """One pass over these tokens, and over what an encoder reads, without the heads that are `off`."""
-    lines = [ids] if source is None else [source, ids]
+    lines = [torch.tensor([line], device=loaded.device) for line in (source, ids) if line is not None]
     with without(loaded, off):
-        output: Output = loaded.model(
-            *(torch.tensor([line], device=loaded.device) for line in lines), **options
-        )
+        output: Output = loaded.model(*lines, **options)
     return output
 
 
@@ -241,10 +239,8 @@ class Prediction:
         if not 0 <= self.at < len(self.fed):
             raise ArgumentError(f"there is no position {self.at}: there are {len(self.fed)} tokens.")
         if self.kind == "vector":
-            self.at, self.whole = 0, self._vector()
-            self.examples = torch.stack(
-                [sentence_vector(run(loaded, tokenizer.encode(e))).cpu() for e in EXAMPLES]
-            )
+            self.at, texts = 0, [*map(tokenizer.encode, EXAMPLES), self.fed]
+            self.vectors = torch.stack([sentence_vector(run(loaded, ids)).cpu() for ids in texts])
         if self.kind == "masked":
             special = tokenizer.special
             if special.mask is None:
@@ -254,18 +250,14 @@ class Prediction:
                 self.at = max(words, default=0)
             self.fed[self.at] = special.mask
 
-    def _vector(self, off: Off = ()) -> Tensor:
-        return sentence_vector(run(self.loaded, self.fed, off=off)).cpu()
-
-    def scores(self, off: Off = ()) -> Tensor:
-        """The probability of each word, or the cosine with each example, without some heads."""
+    def scores(self, off: Off = ()) -> tuple[Tensor, float]:
+        """The probability of each word, or the cosine with each example, without some heads; and how far
+        they move the sentence vector, 1 - cosine.
+        """
         if self.kind == "vector":
-            return self.examples @ self._vector(off)
-        return chances(self.loaded, self.fed, self.document.source, self.at, off)
-
-    def moved(self, off: Off) -> float:
-        """How far the sentence vector moves without some heads: 1 - cosine."""
-        return 1 - float(self.whole @ self._vector(off))
+            *cosines, own = self.vectors @ sentence_vector(run(self.loaded, self.fed, off=off)).cpu()
+            return torch.stack(cosines), 1 - float(own)
+        return chances(self.loaded, self.fed, self.document.source, self.at, off), math.nan
 
     def names(self, choices: Tensor) -> list[str]:
         """What those words or examples are called."""
@@ -278,15 +270,15 @@ class Prediction:
 def predict(loaded: Loaded, document: Document, position: int | None = None) -> Json:
     """The likeliest words at a position, or the nearest examples, before and after switching heads off."""
     said, off = Prediction(loaded, document, position), document.off
-    before = said.scores()
+    before, (after, moved) = said.scores()[0], said.scores(off) if off else (None, math.nan)
     top = before.topk(min(TOP, len(before)))
     names = said.names(top.indices)
     return {
         "kind": said.kind,
         "position": said.at,
         "before": _listed(names, top.values.tolist()),
-        "after": _listed(names, said.scores(off)[top.indices].tolist()) if off else None,
-        "moved": said.moved(off) if off and said.kind == "vector" else None,
+        "after": None if after is None else _listed(names, after[top.indices].tolist()),
+        "moved": moved,
     }
 
 
@@ -300,7 +292,7 @@ def effects(loaded: Loaded, document: Document) -> Json:
     if not isinstance(loaded.model, Transformer):
         raise UnsupportedError("this model has one alignment and no heads to compare.")
     said, config = Prediction(loaded, document), loaded.model.config
-    scores = said.scores()
+    scores, _ = said.scores()
     likeliest = scores.argmax()
     name = said.names(likeliest[None])[0]
     adds_up = config.block.writes_as_is and config.block.kernel is None and config.head_softcap is None
@@ -316,9 +308,8 @@ def effects(loaded: Loaded, document: Document) -> Json:
         what = "how far the sentence vector moves without the head (1 − cosine)"
 
     def effect(off: Off) -> float:
-        if said.kind == "vector":
-            return said.moved(off)
-        return float(scores[likeliest].log() - said.scores(off)[likeliest].log())
+        left, moved = said.scores(off)
+        return moved if said.kind == "vector" else float(scores[likeliest].log() - left[likeliest].log())
 
     heads = [range(layer.n_head) for layer in document.trace.layers]
     values = [[effect(((layer, head),)) for head in numbers] for layer, numbers in enumerate(heads)]
@@ -335,8 +326,8 @@ def gradients(loaded: Loaded, document: Document, position: int) -> tuple[ScoreG
     with torch.no_grad():
         if loaded.model.head == "none":
             said = Prediction(loaded, document)
-            nearest = int(said.scores().argmax())
-            example = said.examples[nearest].to(device)
+            nearest = int(said.scores()[0].argmax())
+            example = said.vectors[nearest].to(device)
             options["objective"] = lambda output: sentence_vector(output) @ example
             name = f"cosine with “{EXAMPLES[nearest]}”"
         else:

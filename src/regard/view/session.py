@@ -24,19 +24,9 @@ from regard.files.loading import Loaded
 from regard.tracing.disk import let_go
 from regard.tracing.gradients import ScoreGradients
 from regard.tracing.traces import Trace
+from regard.view import live
 from regard.view.document import Document, Json, documents_of, plain
-from regard.view.live import (
-    Asked,
-    Progress,
-    about,
-    effects,
-    gradients,
-    machine,
-    make_document,
-    predict,
-    search,
-    with_insides,
-)
+from regard.view.live import Asked, Progress
 from regard.view.models import Kept, Models, choice
 from regard.view.page import page
 
@@ -52,10 +42,10 @@ _OF_DOCUMENT: dict[str, Callable[..., Any]] = {
     "parts": Document.parts,
     "pairs": Document.pairs,
     "facts": Document.facts,
-    "machine": machine,
-    "predict": predict,
-    "effects": effects,
-    "search": search,
+    "machine": live.machine,
+    "predict": live.predict,
+    "effects": live.effects,
+    "search": live.search,
 }
 
 
@@ -98,7 +88,7 @@ class Session:
         if wanted.keys() & {"self", "document", "loaded"}:  # last: it may have to be taken again
             document = self._document(str(params.get("doc")))
             arguments |= {"self": document, "document": document}
-            if "loaded" in wanted and (question is not machine or document.id in self._asked):
+            if "loaded" in wanted and (question is not live.machine or document.id in self._asked):
                 arguments["loaded"] = self._model(document)
         answer = question(**{word: arguments[word] for word in wanted if word in arguments})
         let_go()
@@ -107,7 +97,7 @@ class Session:
     def add(self, document: Document, model: str | None = None) -> Document:
         """Take a document that is made already; with the key of its model it can be run again and changed."""
         if model is not None:
-            document = replace(document, **about(self.models.get(model), document.text))
+            document = replace(document, **live.about(self.models.get(model), document.text))
             self._asked[document.id] = Asked(model, document.text, document.target)
         self._given[document.id] = document
         return document
@@ -122,7 +112,7 @@ class Session:
                     del self._asked[key]
 
         def make() -> Document:
-            document = make_document(self.models.get(asked.model), asked, progress)
+            document = live.make_document(self.models.get(asked.model), asked, progress)
             if document.trace.bytes > _LONG_BYTES:
                 give_back_memory()
             return document
@@ -250,7 +240,7 @@ class Session:
         if document.off:
             raise ArgumentError("gradients are those of the whole model: switch all heads on first.")
         of_text = f"{document.id} {position}"
-        result, name = self._gradients.get(of_text, lambda: gradients(loaded, document, position))
+        result, name = self._gradients.get(of_text, lambda: live.gradients(loaded, document, position))
         tile = result.tile(layer, head, slice(query, query + 1), slice(key, key + 1))
         if tile.numel() != 1:
             raise ArgumentError(f"there is no query {query} with a key {key} here.")
@@ -273,7 +263,7 @@ class Session:
     def for_file(self, key: str, views: list[Json]) -> Document:
         """A document with what the machine of these views needs, where there will be no model."""
         document = self._document(key)
-        return with_insides(document, self._model(document), views) if key in self._asked else document
+        return live.with_insides(document, self._model(document), views) if key in self._asked else document
 
 
 def _too_many(documents: Collection[Document]) -> bool:

@@ -315,12 +315,10 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Te
     The last says whether the kernel's numbers are sound; taken to be so where they cannot be asked.
     """
     visible, scale = rule.visible, rule.scale_for(q.shape[3])
-    n_query, n_key = q.shape[2], k.shape[2]
     # What is added stays exact: in bfloat16 a bias of 100 would move in steps of 0.5.
     mask_dtype = torch.promote_types(q.dtype, torch.float32)
-    seeing = []
     if _flag_says_it(rule):
-        keys = visible.visible_keys(n_key)
+        keys = visible.visible_keys(k.shape[2])
         draw = None if keys is None else partial(_as_added, keys[:, None, None], mask_dtype)
         out, lse = kernels.flash(q, k, v, draw, visible.causal, scale)
     else:
@@ -329,15 +327,22 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Te
         for rows, cols in _tiles(q, k, rule, heads=q.shape[1] if by_head else 1):
             draw = partial(_mask, rule, rows, cols, q.device, mask_dtype)
             made.append(kernels.flash(q[:, :, rows], k[:, :, cols], v[:, :, cols], draw, False, scale))
-            if rule.bias is not None:  # it may hide too
-                seeing.append((draw() > -math.inf).any(-1))
         out, lse = _joined(made)
-    sees = torch.cat(seeing, 2) if seeing else visible.rows_that_see(n_query, n_key, q.device)
+    sees = _sees(q, k, rule)
     sound = values_unknown(q) or _sound(q, k, out, lse, scale)
     if sees is not None:  # the kernel reports lse 0 for a row that sees nothing
         out = torch.where(sees[..., None], out, 0.0)
         lse = torch.where(sees, lse, -math.inf)
     return out, lse, sound
+
+
+def _sees(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor | None:
+    """Which rows see a key, none that the bias hides; None where all surely do."""
+    if rule.bias is None:
+        return rule.visible.rows_that_see(q.shape[2], k.shape[2], q.device)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    masks = (_mask(rule, *tile, q.device, dtype) for tile in _tiles(q, k, rule))
+    return torch.cat([(mask > -math.inf).any(-1) for mask in masks], 2)
 
 
 def _sound(q: Tensor, k: Tensor, out: Tensor, lse: Tensor, scale: float) -> bool:
@@ -368,11 +373,8 @@ def _check_range(q: Tensor, k: Tensor, lse: Tensor, rule: ScoreRule) -> None:
         return
     if not all(bool(torch.isfinite(t).all()) for t in (q, k)):
         return  # NaN begets NaN
-    blind = []
-    for rows, _ in _tiles(q, k, rule):
-        added = _mask(rule, rows, slice(0, k.shape[2]), q.device, lse.dtype)
-        blind.append((added == -math.inf).all(-1).expand(*q.shape[:2], -1))
-    if not bool((torch.isfinite(lse) | torch.cat(blind, 2)).all()):
+    sees = _sees(q, k, rule)
+    if not bool((torch.isfinite(lse) if sees is None else torch.isfinite(lse) | ~sees).all()):
         most = f"{torch.finfo(lse.dtype).max:.1e}"
         raise ArgumentError(
             f"q and k are out of range: scores must stay below {most}, the largest {lse.dtype}. "

@@ -69,16 +69,18 @@ class Evict:
                 raise ArgumentError(
                     f"{self.policy} has no {name!r}: it takes {', '.join(used)} beside its budget."
                 )
-        wrong = None
         if self.sinks is not None and not 0 <= self.sinks < self.budget:
-            wrong = "the sinks are part of the budget, and at least one position must be left for the latest."
-        elif self.recent is not None and not 1 <= self.recent <= self.budget:
-            wrong = "recent positions are part of the budget: at least 1, at most all of it."
-        elif self.pool is not None and (self.pool < 1 or self.pool % 2 == 0):
-            wrong = "pool is a position and its neighbours: an odd number."
-        if wrong is not None:
-            got = ", ".join(f"{name}={getattr(self, name)}" for name in (*used, "budget"))
-            raise ArgumentError(f"{wrong} Got {got}.")
+            raise ArgumentError(
+                "the sinks are part of the budget, and at least one position must be left for the latest. "
+                f"Got sinks={self.sinks}, budget={self.budget}."
+            )
+        if self.recent is not None and not 1 <= self.recent <= self.budget:
+            raise ArgumentError(
+                "recent positions are part of the budget: at least 1, at most all of it. "
+                f"Got recent={self.recent}, budget={self.budget}."
+            )
+        if self.pool is not None and (self.pool < 1 or self.pool % 2 == 0):
+            raise ArgumentError(f"pool is a position and its neighbours: an odd number. Got {self.pool}.")
 
     def moves(self, rotary: bool) -> bool:
         """Whether kept keys move to their place in the cache; only `rotary` positions can."""

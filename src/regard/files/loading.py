@@ -350,7 +350,7 @@ def save(loaded: Loaded, folder: str | Path) -> None:
     model = loaded.model
     if isinstance(model, Seq2Seq):
         state = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
-        _write(Path(folder), {"model_type": _SEQ2SEQ, **model.config.to_dict()}, state, loaded.tokenizer)
+        _write(Path(folder), {"model_type": _SEQ2SEQ, **asdict(model.config)}, state, loaded.tokenizer)
     else:
         write_folder(loaded, folder, published_config(loaded.transformer.config))
 
@@ -394,9 +394,7 @@ def _random(name: str, seed: int) -> Loaded:
     family = shapes[name]
     with shapes_alone():  # no time spent on weights that are drawn anew
         model = Transformer(family.config(family.sizes[name]))
-    empty = {name: torch.empty(parameter.shape) for name, parameter in model.named_parameters()}
-    model.load_state_dict(empty, assign=True)
-    initialise(model, seed).eval()
+    initialise(model.to_empty(device="cpu"), seed).eval()
     facts = replace(described(model, f"{name} (random)", f"random weights, seed {seed}"), trained=False)
     tokenizer = byte_tokenizer(model.config.vocab, *family.around)
     stop = (tokenizer.special.eos,) if tokenizer.special.eos is not None else ()

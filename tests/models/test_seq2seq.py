@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -388,7 +388,7 @@ def test_dropout_is_for_training_only(score):
 def test_config_and_weights_make_the_same_model_again():
     """A config that went through JSON and a state dict give the same logits."""
     model = build(cell="lstm", bidirectional=True, eos=2, pad=0)
-    again = Seq2Seq(Seq2SeqConfig.from_dict(json.loads(json.dumps(model.config.to_dict())))).double().eval()
+    again = Seq2Seq(Seq2SeqConfig.from_dict(json.loads(json.dumps(asdict(model.config))))).double().eval()
     assert again.config == model.config
     again.load_state_dict(model.state_dict())
     source, visible, target = batch_of_sentences()

@@ -48,7 +48,7 @@ def theirs():
 @pytest.fixture(scope="module")
 def plain():
     """Byte-level BPE as its papers have it: cut, then merge the best-ranked pair until none is left."""
-    metadata = read_header(hub.get("smollm2")).metadata
+    metadata = read_header(hub.get("smollm2"))[0]
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     ids = {token: index for index, token in enumerate(tokens)}
     ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(metadata["tokenizer.ggml.merges"])}

@@ -1,5 +1,7 @@
 """Messages of models/seq2seq.py, as a user meets them."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
@@ -40,7 +42,7 @@ def test_a_config_names_the_field_that_is_wrong(fields, message):
 
 def test_a_stored_config_lists_what_it_lacks_and_what_it_should_not_have():
     """Both lists stand in one message."""
-    values = Seq2SeqConfig(**SIZES).to_dict()
+    values = asdict(Seq2SeqConfig(**SIZES))
     del values["hidden_dim"]
     with pytest.raises(LoadError, match=r"unknown fields \['heads'\], missing fields \['hidden_dim'\]"):
         Seq2SeqConfig.from_dict({**values, "heads": 3})

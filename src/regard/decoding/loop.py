@@ -49,14 +49,15 @@ class Choice:
     repetition_penalty: float = 1.0  # scores of tokens already there are divided by it (Keskar et al. 2019)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ArgumentError(f"temperature must be 0 (greedy) or above. Got {self.temperature}.")
-        if self.top_k is not None and self.top_k < 1:
-            raise ArgumentError(f"top_k must be at least 1. Got {self.top_k}.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ArgumentError(f"top_p must be above 0 and at most 1. Got {self.top_p}.")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise ArgumentError(f"repetition_penalty must be above 0. Got {self.repetition_penalty}.")
+        rules = {
+            "temperature": (0 <= self.temperature < float("inf"), "0 (greedy) or above"),
+            "top_k": (self.top_k is None or self.top_k >= 1, "at least 1"),
+            "top_p": (self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
+            "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "above 0"),
+        }
+        for name, (right, rule) in rules.items():
+            if not right:
+                raise ArgumentError(f"{name} must be {rule}. Got {getattr(self, name)}.")
 
     def penalised(
         self, scores: Float[Tensor, "batch vocab"], seen: Bool[Tensor, "batch vocab"]
@@ -137,7 +138,12 @@ class Texts:
     @torch.no_grad()
     def steps(self) -> Iterator[None]:
         """The loop: choose a token for each sequence, feed them, until all have stopped or `max_new`."""
-        scores, decoding = self._begin()
+        if getattr(self.model, "training", False):
+            raise ArgumentError(
+                "the model is in training mode, where dropout is on: call model.eval() first."
+            )
+        more = {} if self.cache is None else {"cache": self.cache}
+        scores, decoding = self.model.begin(self.prompt, self.visible, start_token=self.start_token, **more)
         seen = self._seen(scores.shape[-1]) if self.choice.repetition_penalty != 1 else None
         for length in range(1, self.max_new + 1):
             scores = self.normed(scores)
@@ -152,14 +158,6 @@ class Texts:
                 seen = None if seen is None else seen.index_select(0, order)
             seen = None if seen is None else seen.scatter(1, tokens[:, None], True)
             scores = decoding.next(tokens)
-
-    def _begin(self) -> tuple[Float[Tensor, "batch vocab"], Decoding]:
-        if getattr(self.model, "training", False):
-            raise ArgumentError(
-                "the model is in training mode, where dropout is on: call model.eval() first."
-            )
-        more = {} if self.cache is None else {"cache": self.cache}
-        return self.model.begin(self.prompt, self.visible, start_token=self.start_token, **more)
 
     def _seen(self, vocab: int) -> Bool[Tensor, "batch vocab"]:
         """Which tokens each text holds, for the repetition penalty."""

@@ -11,7 +11,6 @@ import itertools
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,16 +43,12 @@ _NUMBERS = dict(enumerate(map(np.dtype, "u1 i1 <u2 <i2 <u4 <i4 <f4 u1 V V <u8 <i
 del _NUMBERS[_STRING], _NUMBERS[_ARRAY]
 
 
-@dataclass(frozen=True, slots=True)
-class GGUFHeader:
-    """What a GGUF file says before its weights, and the tensors that are still in it."""
-
-    metadata: Mapping[str, Any] = field(repr=False)  # number, bool, str, list of str, or array of numbers
-    tensors: Mapping[str, LazyTensor] = field(repr=False)
+# What a file says before its weights: number, bool, str, list of str, or array of numbers, by key.
+Metadata = Mapping[str, Any]
 
 
-def read_header(path: Path) -> GGUFHeader:
-    """The checked header of the GGUF file at `path`; `LoadError` if anything in it cannot be."""
+def read_header(path: Path) -> tuple[Metadata, dict[str, LazyTensor]]:
+    """What the GGUF file at `path` says, and its tensors; `LoadError` if anything in it cannot be."""
     try:
         with path.open("rb") as file:
             return _Reader(file, path).header()
@@ -119,7 +114,7 @@ class _Reader:
         self.need(count * 8, what)
         return [self.value(item_kind, f"item {index} of {what}", depth + 1) for index in range(count)]
 
-    def header(self) -> GGUFHeader:
+    def header(self) -> tuple[Metadata, dict[str, LazyTensor]]:
         self.check(self.size >= 24, f"it has {self.size} bytes and the smallest GGUF file has 24")
         magic = self.take(4, "the magic")
         self.check(magic == MAGIC, f"it starts with {magic!r} and must start with {MAGIC!r}")
@@ -137,9 +132,9 @@ class _Reader:
             self.check(key not in metadata, f"metadata key {key[:80]!r} occurs twice")
             kind = self.value(_U32, f"the type of {key[:80]!r}")
             metadata[key] = self.value(kind, f"metadata {key[:80]!r}")
-        return GGUFHeader(metadata, self.tensors(n_tensor, metadata))
+        return metadata, self.tensors(n_tensor, metadata)
 
-    def tensors(self, n_tensor: int, metadata: Mapping[str, Any]) -> dict[str, LazyTensor]:
+    def tensors(self, n_tensor: int, metadata: Metadata) -> dict[str, LazyTensor]:
         """The tensors with their bytes located: inside the file, aligned, and no two on one place."""
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         power = isinstance(alignment, int) and alignment > 0 and alignment & (alignment - 1) == 0

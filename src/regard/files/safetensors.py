@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     with _opened(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # no mapping
         return {
-            name: LazyTensor(name, tuple(part.get_shape()), part.get_dtype(), _reader(path, name))
+            name: LazyTensor(name, tuple(part.get_shape()), part.get_dtype(), partial(_read, path, name))
             for name, part in slices.items()
         }
 
@@ -58,16 +59,13 @@ def write_safetensors(
     path.chmod(mode)
 
 
-def _reader(path: Path, name: str) -> Callable[[], Tensor]:
-    def read_tensor() -> Tensor:
-        # Opened anew, so that a file cut short meanwhile is noticed; and copied, since a tensor that stays
-        # mapped would end the process when its file is cut later.
-        with _opened(path) as file:
-            tensor: Tensor = file.get_tensor(name).clone()
-        # A byte other than 0 and 1 is not a bool, and torch does not look.
-        return tensor.view(torch.uint8).ne(0) if tensor.dtype == torch.bool else tensor
-
-    return read_tensor
+def _read(path: Path, name: str) -> Tensor:
+    # Opened anew, so that a file cut short meanwhile is noticed; and copied, since a tensor that stays
+    # mapped would end the process when its file is cut later.
+    with _opened(path) as file:
+        tensor: Tensor = file.get_tensor(name).clone()
+    # A byte other than 0 and 1 is not a bool, and torch does not look.
+    return tensor.view(torch.uint8).ne(0) if tensor.dtype == torch.bool else tensor
 
 
 @contextmanager

@@ -34,19 +34,18 @@ class Foreign(Model):
         self.config: Any = getattr(inner, "config", None)
         text = self._text_config()
         self.family = str(getattr(self.config, "model_type", None) or type(inner).__name__)
-        both = bool(getattr(self.config, "is_encoder_decoder", False))
-        masked = "MaskedLM" in type(inner).__name__
         self.unembed: nn.Module | None = None
         find = getattr(inner, "get_output_embeddings", None)
         with suppress(NotImplementedError):  # some say so instead of having none
             self.unembed = find() if callable(find) else None
-        writes = self.unembed is not None and not masked
-        self.kind: Literal["encoder", "decoder", "encoder-decoder"] = (
-            "encoder-decoder" if both else "decoder" if writes else "encoder"
-        )
-        self.head: Literal["language", "masked", "none"] = (
-            "masked" if masked else "language" if writes else "none"
-        )
+        self.head: Literal["language", "masked", "none"] = "none" if self.unembed is None else "language"
+        if "MaskedLM" in type(inner).__name__:
+            self.head = "masked"
+        self.kind: Literal["encoder", "decoder", "encoder-decoder"] = "encoder"
+        if getattr(self.config, "is_encoder_decoder", False):
+            self.kind = "encoder-decoder"
+        elif self.head == "language":
+            self.kind = "decoder"
         start = getattr(text, "decoder_start_token_id", None)
         self.start_token = start if isinstance(start, int) else None
         stop = getattr(getattr(inner, "generation_config", None), "eos_token_id", None)

@@ -61,22 +61,16 @@ class PrunedAttention(MultiHeadAttention):
         """As the parent's; `bias` is of all heads the layer once had."""
         if self.kept:
             return super().forward(x, memory, **given)
-        source, weights = x if memory is None else memory, given.get("return_weights", False)
-        return self._nothing(x, source, given.get("cache"), memory is not None, weights)
-
-    def _rule(self, visible: Visibility | None, bias: Bias | None, start: int) -> ScoreRule:
-        return super()._rule(visible, None if bias is None else bias.part(None, self.kept), start)
-
-    def _nothing(
-        self, x: Tensor, source: Tensor, cache: LayerCache | None, cross: bool, return_weights: bool
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """What no heads give; the cache still counts its positions."""
-        batch, n_query, n_key = x.shape[0], x.shape[1], source.shape[1]
-        if cache is not None and not (cross and cache.length):
+        batch, n_query, n_key = x.shape[0], x.shape[1], (x if memory is None else memory).shape[1]
+        cache: LayerCache | None = given.get("cache")
+        if cache is not None and not (memory is not None and cache.length):  # it still counts its positions
             empty = x.new_empty(batch, 0, n_key, self.qk_dim)
             n_key = cache.append(empty, x.new_empty(batch, 0, n_key, self.v_dim))[0].shape[2]
         out: Tensor = self.out(x.new_zeros(batch, n_query, 0))
-        return (out, x.new_zeros(batch, 0, n_query, n_key)) if return_weights else out
+        return (out, x.new_zeros(batch, 0, n_query, n_key)) if given.get("return_weights") else out
+
+    def _rule(self, visible: Visibility | None, bias: Bias | None, start: int) -> ScoreRule:
+        return super()._rule(visible, None if bias is None else bias.part(None, self.kept), start)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, kept={self.kept} of {self.n_head_before}"
@@ -120,13 +114,12 @@ def stated_kept_heads(
     """What a config.json says: its family's part, and which heads are left (None: all)."""
     if config.get("model_type") != MODEL_TYPE:
         return config, None
-    inner, kept = config.get("family_config"), config.get("kept_heads")
-    fits = isinstance(inner, dict) and isinstance(kept, list)
-    if not fits or not all(isinstance(heads, list) for heads in kept or ()):
-        raise LoadError(
-            f"{source}: config.json of a pruned model must have family_config, an object, and kept_heads, a "
-            "list of heads for each attention layer."
-        )
-    assert isinstance(inner, dict)
-    assert isinstance(kept, list)
-    return inner, tuple(tuple(heads) for heads in kept)
+    match config:
+        case {"family_config": dict(inner), "kept_heads": [*kept]} if all(
+            isinstance(heads, list) for heads in kept
+        ):
+            return inner, tuple(tuple(heads) for heads in kept)
+    raise LoadError(
+        f"{source}: config.json of a pruned model must have family_config, an object, and kept_heads, a "
+        "list of heads for each attention layer."
+    )

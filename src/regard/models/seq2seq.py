@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -65,21 +65,17 @@ class Seq2SeqConfig:
         for name in ("bos", "eos", "pad"):  # tokens of the target
             check_field(Seq2SeqConfig, name, getattr(self, name), most=self.target_vocab - 1)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Every field by its name: what `from_dict` reads, and JSON can hold."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Seq2SeqConfig:
-        """The config `to_dict` wrote.
+        """The config whose `dataclasses.asdict` this is.
 
-        >>> config = Seq2SeqConfig(source_vocab=11, target_vocab=13, embed_dim=4, hidden_dim=8, eos=2)
-        >>> Seq2SeqConfig.from_dict(config.to_dict()) == config
-        True
+        >>> sizes = {"source_vocab": 11, "target_vocab": 13, "embed_dim": 4, "hidden_dim": 8}
+        >>> Seq2SeqConfig.from_dict(sizes).cell
+        'gru'
         """
-        known = {field.name: field.default is MISSING for field in fields(cls)}
+        known = {field.name: field.default for field in fields(cls)}
         unknown = [name for name in values if name not in known]
-        missing = [name for name, needed in known.items() if needed and name not in values]
+        missing = [name for name, usual in known.items() if usual is MISSING and name not in values]
         if unknown or missing:
             raise LoadError(
                 "this is no config of a Seq2Seq model: "

@@ -108,7 +108,7 @@ class TransformerConfig:
 
 
 class Stack(nn.Module):
-    """Blocks one after the other, their shared relative positions before and the last norm after them."""
+    """Blocks one after the other, their shared relative positions and last norm: see `Transformer._run`."""
 
     def __init__(self, config: TransformerConfig, name: Literal["encoder", "decoder"]) -> None:
         super().__init__()
@@ -129,45 +129,6 @@ class Stack(nn.Module):
                 config.block.n_head, config.n_bucket, config.max_distance, bidirectional=not causal
             )
         self.norm = make_norm(config.block) if config.final_norm else None
-
-    def forward(
-        self,
-        x: Float[Tensor, "batch position model_dim"],
-        memory: Float[Tensor, "batch memory_position model_dim"] | None = None,
-        *,
-        turn: Turn | None,
-        local_turn: Turn | None,
-        keys: Bool[Tensor, "batch key"] | None,
-        memory_keys: Bool[Tensor, "batch memory_position"] | None = None,
-        cache: KVCache | None = None,
-        record: Record | None = None,
-        layers: list[Tensor] | None = None,
-    ) -> Float[Tensor, "batch position model_dim"]:
-        start = 0 if cache is None else cache.read
-        visible = None if keys is None else Visibility(keys=keys)
-        memory_visible = None if memory_keys is None else Visibility(keys=memory_keys)
-        bias = None if self.relative is None else self.relative(x.shape[1], start + x.shape[1], start)
-        for index, (block, local) in enumerate(zip(self.blocks, self.local, strict=True)):
-            if layers is not None:
-                layers.append(x)
-            if cache is not None and keys is not None:
-                visible = cache[index].visibility(keys, cast(Block, block).attention.n_head)
-            x = block(
-                x,
-                memory,
-                visible=visible,
-                memory_visible=memory_visible,
-                bias=bias,
-                turn=local_turn if local else turn,
-                cache=None if cache is None else cache[index],
-                cross_cache=None if cache is None else cache.cross[index],
-                record=record,
-                name=f"{self.name}.{index}",
-            )
-        x = x if self.norm is None else self.norm(x)
-        if layers is not None:
-            layers.append(x)
-        return x
 
 
 class MaskedHead(nn.Module):
@@ -359,8 +320,30 @@ class Transformer(Model):
                 positions = (keys.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
         x = self.embed(tokens, positions, token_types)
         turn, local_turn = self.turns(positions)
-        given = {"keys": keys, "memory_keys": memory_keys, "cache": cache, "record": record, "layers": layers}
-        return stack(x, memory, turn=turn, local_turn=local_turn, **given)  # type: ignore[no-any-return]
+        visible = None if keys is None else Visibility(keys=keys)
+        memory_visible = None if memory_keys is None else Visibility(keys=memory_keys)
+        bias = None if stack.relative is None else stack.relative(x.shape[1], start + x.shape[1], start)
+        for index, (block, local) in enumerate(zip(stack.blocks, stack.local, strict=True)):
+            if layers is not None:
+                layers.append(x)
+            if cache is not None and keys is not None:
+                visible = cache[index].visibility(keys, cast(Block, block).attention.n_head)
+            x = block(
+                x,
+                memory,
+                visible=visible,
+                memory_visible=memory_visible,
+                bias=bias,
+                turn=local_turn if local else turn,
+                cache=None if cache is None else cache[index],
+                cross_cache=None if cache is None else cache.cross[index],
+                record=record,
+                name=f"{stack.name}.{index}",
+            )
+        x = x if stack.norm is None else stack.norm(x)
+        if layers is not None:
+            layers.append(x)
+        return x
 
     def turns(self, positions: Int[Tensor, "_batch position"]) -> tuple[Turn | None, Turn | None]:
         """The rotary turns of these positions: of the layers that see everything, and of the local ones."""

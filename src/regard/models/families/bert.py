@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.models.families.family import Family, Published, Said
+from regard.models.families.family import COMMON_KEYS, Family, Published, Said
 
 _SHAPE = {"vocab_size": 30522, "max_position_embeddings": 512, "num_attention_heads": 12}
 _BERT = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072}
@@ -16,16 +16,10 @@ class BERT(Family):
     what = "encoder: every token sees every other"
     architectures = {"bert": ("BertForMaskedLM", "BertModel")}
     keys = {
-        "vocab_size": "vocab",
+        **COMMON_KEYS,
         "num_hidden_layers": "n_encoder_layer",
-        "max_position_embeddings": "n_position",
         "type_vocab_size": "n_token_type",
-        "hidden_size": "block.model_dim",
-        "num_attention_heads": "block.n_head",
-        "intermediate_size": "block.ff_dim",
         "layer_norm_eps": "block.norm_eps",
-        "hidden_act": "block.activation",
-        "tie_word_embeddings": "tied",
     }
     usual = {
         "type_vocab_size": 2,

@@ -38,6 +38,16 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
+# Keys that all families but the oldest have in common.
+COMMON_KEYS = {
+    "vocab_size": "vocab",
+    "max_position_embeddings": "n_position",
+    "hidden_size": "block.model_dim",
+    "num_attention_heads": "block.n_head",
+    "intermediate_size": "block.ff_dim",
+    "hidden_act": "block.activation",
+    "tie_word_embeddings": "tied",
+}
 # Our field -> GGUF's key below the name of the architecture; it must be there unless it is marked with "?".
 _GGUF_KEYS = {
     "n_decoder_layer": "block_count",

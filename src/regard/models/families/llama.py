@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from regard.errors import LoadError, UnsupportedError
-from regard.models.families.family import Family, Published, Said, first, gguf_number
+from regard.models.families.family import COMMON_KEYS, Family, Published, Said, first, gguf_number
 from regard.models.transformer import TransformerConfig
 
 _SMOLLM2 = {
@@ -36,20 +36,14 @@ class Llama(Family):
         "qwen2": ("Qwen2ForCausalLM", "Qwen2Model"),
     }
     keys = {
-        "vocab_size": "vocab",
+        **COMMON_KEYS,
         "num_hidden_layers": "n_decoder_layer",
-        "max_position_embeddings": "n_position",
-        "hidden_size": "block.model_dim",
-        "num_attention_heads": "block.n_head",
         "num_key_value_heads": "block.n_kv_head",
         "head_dim": "block.qk_dim",
-        "intermediate_size": "block.ff_dim",
         "rms_norm_eps": "block.norm_eps",
-        "hidden_act": "block.activation",
         "attention_bias": "block.attention_bias",
         "mlp_bias": "block.ff_bias",
         "sliding_window": "block.window",
-        "tie_word_embeddings": "tied",
     }
     usual = {
         "max_position_embeddings": 2048,

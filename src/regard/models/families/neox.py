@@ -10,7 +10,15 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from regard.errors import UnsupportedError
-from regard.models.families.family import Family, Published, Said, first, gguf_number, published_rope
+from regard.models.families.family import (
+    COMMON_KEYS,
+    Family,
+    Published,
+    Said,
+    first,
+    gguf_number,
+    published_rope,
+)
 from regard.models.transformer import TransformerConfig
 
 
@@ -20,17 +28,11 @@ class GPTNeoX(Family):
     name = "gpt_neox"
     architectures = {"gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXModel")}
     keys = {
-        "vocab_size": "vocab",
+        **COMMON_KEYS,
         "num_hidden_layers": "n_decoder_layer",
-        "max_position_embeddings": "n_position",
-        "hidden_size": "block.model_dim",
-        "num_attention_heads": "block.n_head",
-        "intermediate_size": "block.ff_dim",
         "layer_norm_eps": "block.norm_eps",
-        "hidden_act": "block.activation",
         "attention_bias": "block.attention_bias",
         "use_parallel_residual": "block.parallel",
-        "tie_word_embeddings": "tied",
     }
     usual = {
         "max_position_embeddings": 2048,

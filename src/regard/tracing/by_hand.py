@@ -73,15 +73,9 @@ class Weights:
     fate: Fate
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Written:
-    """Weights that met their values: (*lead, query, key), (*lead, key, v_dim) and the output's own layout."""
-
-    weights: Tensor
-    v: Tensor
-    out: Tensor
-    arrange_out: Callable[[Tensor], Tensor]  # the output, or its gradient, as (*lead, query, v_dim)
-    softmax: Weights
+# Weights that met their values: (*lead, query, key), (*lead, key, v_dim), the output, what makes that or its
+# gradient (*lead, query, v_dim), and the softmax.
+Written = tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor], Weights]
 
 
 class Follower:
@@ -251,7 +245,7 @@ def _completed(terms: _Terms, out: Tensor, mark: Product | Weights) -> Written |
         return _arranged(tensor, terms.out_at, [*lead, query, value])
 
     v = _arranged(terms.right, terms.right_at, [*lead, key, value])
-    return Written(weights, v, out, arrange, mark)
+    return weights, v, out, arrange, mark
 
 
 def _arranged(tensor: Tensor, at: str, wanted: list[str]) -> Tensor:

@@ -49,7 +49,6 @@ from regard.tracing.by_hand import (
     Follower,
     Product,
     Weights,
-    Written,
     explained,
     same_weights,
     to_heads,
@@ -313,7 +312,7 @@ class _Door(TorchFunctionMode):
         out = func(*args, **kwargs)
         written = self.follow(name, args, kwargs, out)
         if written is not None:
-            return self._by_hand(written)
+            return self._by_hand(*written)
         if name in SOFTMAX and isinstance(softmax := self.follow.marks.get(out), Weights):
             # One that meets no values must be named in the end.
             caller = self._caller()
@@ -354,7 +353,7 @@ class _Door(TorchFunctionMode):
             *_, scores = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
         softmax = Weights(weights, scores, Product(q, k, scale), Fate(met=True))
-        return (self._by_hand(Written(weights, v, out[0], as_it_is, softmax)), *out[1:])
+        return (self._by_hand(weights, v, out[0], as_it_is, softmax), *out[1:])
 
     def look(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A registered attention function of transformers: where nothing in it was seen, it is itself."""
@@ -382,20 +381,22 @@ class _Door(TorchFunctionMode):
         changed = self._passed(caller, called, known)
         return changed if isinstance(given, Tensor) else (changed, *given[1:])
 
-    def _by_hand(self, written: Written) -> Tensor:
+    def _by_hand(
+        self, weights: Tensor, v: Tensor, out: Tensor, arrange: Callable[[Tensor], Tensor], softmax: Weights
+    ) -> Tensor:
         """Attention that the model wrote out itself: its output, or what takes its place."""
         caller = self._caller()
         if caller is None:
-            return written.out
+            return out
         four = partial(to_heads, batch=caller.batch, n_head=caller.n_head)
-        lead = torch.broadcast_shapes(written.weights.shape[:-2], written.v.shape[:-2])
+        lead = torch.broadcast_shapes(weights.shape[:-2], v.shape[:-2])
 
         def arranged(out: Tensor) -> Tensor:
-            return four(written.arrange_out(out), lead)
+            return four(arrange(out), lead)
 
-        softmax, weights, v = written.softmax, four(written.weights, lead), four(written.v, lead)
+        weights, v = four(weights, lead), four(v, lead)
         scores = None if softmax.scores is None else four(softmax.scores)
-        called = Called("", "self", v, written.out, arranged, weights=weights, scores=scores)
+        called = Called("", "self", v, out, arranged, weights=weights, scores=scores)
         known = None
         if self.recorder is not None:
             if scores is None or same_weights(softmax, weights.detach(), four):

@@ -81,9 +81,7 @@ def run(lab: Lab) -> None:
         same = float(across[:, 0].min())
         lab.equal(f"{name}: before any attention the vectors are the same", same, 1.0, rounding=1e-6)
         lab.above(f"{name}: attention differs in the last layer", attention[-1], 0.01)
-        lab.below(
-            f"{name}: senses lie further apart after the last layer than the first", apart[-1], apart[1]
-        )
+        lab.below(f"{name}: senses lie further apart at the end than after a layer", apart[-1], apart[1])
         lab.above(f"{name}: after the last layer, same senses are nearer", gap[-1], 0.0)
     ax = lab.draw.panel("Attention of “bank”", "depth", "share that went elsewhere")
     for index, (name, (depth, attention)) in enumerate(moved_by_depth.items()):

@@ -178,9 +178,7 @@ class Lab:
     def as_json(self) -> dict[str, object]:
         """All numbers, for a script."""
         return {
-            "id": self.experiment.id,
-            "claim": self.experiment.claim,
-            "prediction": self.experiment.prediction,
+            **{name: getattr(self.experiment, name) for name in ("id", "claim", "prediction")},
             "verdict": self.verdict,
             "sentence": self.sentence,
             "measurements": [measurement.as_json() for measurement in self.measurements],

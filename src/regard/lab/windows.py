@@ -27,9 +27,7 @@ FAR = TAUGHT[0] * (TAUGHT[1] - 1)
 def _model(n_layer: int, window: int) -> Transformer:
     """Tokens, and the same tokens marked as the one to remember."""
     block = BlockConfig(model_dim=32, n_head=2, ff_dim=64, window=window)
-    return Transformer(
-        TransformerConfig(2 * VOCAB, block, n_decoder_layer=n_layer, positions="rotary", n_position=None)
-    )
+    return Transformer(TransformerConfig(2 * VOCAB, block, 0, n_layer, positions="rotary", n_position=None))
 
 
 @torch.no_grad()

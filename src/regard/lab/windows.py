@@ -91,10 +91,7 @@ def run(lab: Lab) -> None:
         lab.draw.predicted(n_layers, [n * (window - 1) for n in n_layers], index=index)
     n_layer, window = (3, 5) if lab.quick else (8, 5)
     gradients = torch.stack([_influence(n_layer, window) for _ in range(8 if lab.quick else 24)]).T.tolist()
-    influence = [
-        lab.mean(f"log10 gradient, distance {distance}", of_models)
-        for distance, of_models in enumerate(gradients)
-    ]
+    influence = lab.means("log10 gradient, distance", dict(enumerate(gradients)))
     lines = {f"{n_layer} layers, window {window}": influence}
     lab.draw.lines("Gradient that arrives", range(len(influence)), lines, "distance", "log10 of its norm")
     what = "log10 gradient, edge minus one window back"

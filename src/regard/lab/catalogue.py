@@ -48,7 +48,6 @@ def find(name: str) -> Experiment:
     from regard.lab.spec import Experiment
 
     file = import_module(f"regard.lab.{wanted.replace(' ', '_')}")
-    claim, prediction, note = (
-        " ".join(text.split()) for text in (file.CLAIM, file.PREDICTION, file.__doc__ or "")
-    )
+    texts = (file.CLAIM, file.PREDICTION, file.__doc__ or "")
+    claim, prediction, note = (" ".join(text.split()) for text in texts)
     return Experiment(wanted, claim, prediction, file.run, note)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.files.loading import Loaded, load
-from regard.lab.spec import Lab, Measurement
+from regard.lab.spec import Lab
 from regard.tracing import trace
 
 CLAIM = """“bank” by the river and “bank” with money start as the same vector, and attention makes them
@@ -23,6 +23,7 @@ after one layer."""
 SENSES = {"shore": ("river", "water", "lake"), "money": ("money", "cash", "loan")}
 SAME = [pair for words in SENSES.values() for pair in combinations(words, 2)]
 OTHER = list(product(*SENSES.values()))
+COMPARED = ("sense gap", "cosine within a sense", "cosine across senses", "attention that differs")
 TEMPLATES = (
     "We talked about the {} and walked to the bank",
     "After the {} we saw the bank",
@@ -66,14 +67,10 @@ def run(lab: Lab) -> None:
         loaded = load(name)
         compared = [_compared(loaded, template) for template in TEMPLATES[: 4 if lab.quick else 8]]
         within, across, moved = (torch.stack(tables) for tables in zip(*compared, strict=True))
-
-        def by_layer(what: str, table: Tensor, name: str = name) -> list[Measurement]:
-            columns = enumerate(table.T.tolist())
-            return [lab.mean(f"{name}: {what}, layer {layer}", column) for layer, column in columns]
-
-        gap = by_layer("sense gap", within - across)
-        together, apart = by_layer("cosine within a sense", within), by_layer("cosine across senses", across)
-        attention = by_layer("attention that differs", moved)
+        gap, together, apart, attention = (
+            lab.means(f"{name}: {what}, layer", dict(enumerate(table.T.tolist())))
+            for what, table in zip(COMPARED, (within - across, within, across, moved), strict=True)
+        )
         depth = [layer / (len(apart) - 1) for layer in range(len(apart))]
         cosines = {"same sense": together, "other sense": apart}
         lab.draw.lines(f"{title}: vectors of “bank”", depth, cosines, "depth (0: embeddings)", "cosine")
@@ -81,9 +78,7 @@ def run(lab: Lab) -> None:
         same = float(across[:, 0].min())
         lab.equal(f"{name}: before any attention the vectors are the same", same, 1.0, rounding=1e-6)
         lab.above(f"{name}: attention differs in the last layer", attention[-1], 0.01)
-        lab.below(
-            f"{name}: senses lie further apart after the last layer than the first", apart[-1], apart[1]
-        )
+        lab.below(f"{name}: senses lie further apart at the end than after a layer", apart[-1], apart[1])
         lab.above(f"{name}: after the last layer, same senses are nearer", gap[-1], 0.0)
     ax = lab.draw.panel("Attention of “bank”", "depth", "share that went elsewhere")
     for index, (name, (depth, attention)) in enumerate(moved_by_depth.items()):

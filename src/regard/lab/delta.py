@@ -104,11 +104,8 @@ def run(lab: Lab) -> None:
         trained[kind] = answered(lab, f"answered after training, {kind}", model, _examples(1000))
     lab.draw.bars("Trained, every name twice", trained, "share answered")
     lab.draw.chance(HALF, "which of two is a guess")
-    lab.below(
-        "chunks, steps and implicit weights agree",
-        lab.exact("largest difference of the three forms", _apart()),
-        1e-10,
-    )
+    apart = lab.exact("largest difference of the three forms", _apart())
+    lab.below("chunks, steps and implicit weights agree", apart, 1e-10)
     for n, linear, delta in zip(counts, twice["linear"], twice["delta"], strict=True):
         lab.below(f"{n} keys twice: a sum guesses which came last", linear, GUESS)
         if 1 < n <= DIM // 2:

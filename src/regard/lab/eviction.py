@@ -92,9 +92,8 @@ def _recall(lab: Lab, label: str, budget: int | None, examples: tuple[Tensor, Te
     pairs, question, right = examples
     policy, _, known = label.partition(", ")
     prompt = torch.cat([pairs, question], 1) if known else pairs
-    scores, decoding = built_by_hand().begin(
-        prompt, cache=POLICIES[policy](budget=budget) if budget else None
-    )
+    evict = POLICIES[policy](budget=budget) if budget else None
+    scores, decoding = built_by_hand().begin(prompt, cache=evict)
     for token in question.T:
         scores = decoding.next(token)
     name = f"recall, {label}, budget {budget}" if budget else f"recall, {label}"
@@ -117,10 +116,8 @@ def _losses(loaded: Loaded, rows: Tensor, evict: Evict | None = None) -> list[fl
         first, decoding = loaded.transformer.begin(rows[:, :room], cache=evict)
         later = [first, *(decoding.next(token) for token in rows[:, room:-1].T)]
         scores = torch.cat([scores[:, : room - 1], torch.stack(later, 1)], 1)
-    losses: list[float] = (
-        nn.functional.cross_entropy(scores.mT, rows[:, 1:], reduction="none").mean(1).tolist()
-    )
-    return losses
+    losses = nn.functional.cross_entropy(scores.mT, rows[:, 1:], reduction="none")
+    return [float(loss) for loss in losses.mean(1)]
 
 
 def run(lab: Lab) -> None:
@@ -167,12 +164,11 @@ def run(lab: Lab) -> None:
     for budget, recall, share in zip(kept, recalls["sinks and window"], in_reach, strict=True):
         lab.near(f"{budget} kept: a window recalls what is in reach", recall, share, slack=0.1)
     first = budgets[0]
-    gap = lab.difference(
-        "window minus sinks and window", after["window", first], after["sinks and window", first], "nats"
-    )
+    bare, with_sinks = after["window", first], after["sinks and window", first]
+    gap = lab.difference("window minus sinks and window", bare, with_sinks, "nats")
     lab.above(f"{first} kept: a window alone costs more than one with {SINKS} sinks", gap, 0.0)
-    bare, with_sinks = lost["window"][0], lost["sinks and window"][0]
-    lab.above("a window alone loses more attention than one with sinks", bare, with_sinks)
+    less, least = lost["window"][0], lost["sinks and window"][0]
+    lab.above("a window alone loses more attention than one with sinks", less, least)
     known, unknown = recalls["SnapKV, knows the question"][0], recalls["SnapKV"][0]
     lab.above(f"{kept[0]} kept: SnapKV recalls what it knows will be asked", known, 0.9)
     lab.below(f"{kept[0]} kept: SnapKV does not recall what it cannot know", unknown, 0.5)

@@ -24,18 +24,8 @@ depend on distance alone for rotary and relative positions and not for learned o
 on its first token."""
 
 LENGTH, VOCAB = 9, 23
-POSITIONS = {
-    "gpt2": "GPT-2\nlearned",
-    "bert": "BERT\nlearned",
-    "llama": "Llama\nrotary",
-    "t5": "T5\nrelative",
-}
-KINDS = {
-    "first": "first\ntoken",
-    "previous": "token\nbefore",
-    "same": "itself",
-    "uniformity": "entropy,\nof largest",
-}
+POSITIONS = {"gpt2": "learned", "bert": "learned", "llama": "rotary", "t5": "relative"}
+MEASURES = {"first": "first\ntoken", "previous": "token\nbefore", "same": "itself", "uniformity": "entropy"}
 
 
 def _model(family: str, seed: int) -> Transformer:
@@ -100,15 +90,15 @@ def run(lab: Lab) -> None:
         lab.above(f"{name}: learned positions are absolute", left[name], 0.1)
     for name in ("llama", "t5"):
         lab.below(f"{name}: only the distance matters", left[name], 1e-9)
-    bars = {POSITIONS[name]: share for name, share in left.items()}
+    bars = {f"{name}\n{POSITIONS[name]}": share for name, share in left.items()}
     lab.draw.bars("What distance does not explain", bars, "share of the scores' variance")
     means = {}
     for name in ("minilm", "smollm2"):
         loaded = load(name)
         measures = measure(trace(loaded, TEXTS[0]))
         means[f"{name} ({loaded.facts.family})"] = [
-            lab.mean(f"{name}: {kind}", measures[kind][~measures[kind].isnan()].tolist()) for kind in KINDS
+            lab.mean(f"{name}: {kind}", measures[kind][~measures[kind].isnan()].tolist()) for kind in MEASURES
         ]
-    lab.draw.grouped_bars("Heads of trained models", list(KINDS.values()), means, "mean over heads")
+    lab.draw.grouped_bars("Heads of trained models", list(MEASURES.values()), means, "mean over heads")
     (encoder, *_), (sink, *_) = means.values()
     lab.above("a trained decoder rests on its first token more than an encoder", sink, encoder)

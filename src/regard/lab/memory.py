@@ -113,10 +113,8 @@ def run(lab: Lab) -> None:
             reach.append(_reach(model, distances))
             if name == "RNN":
                 radius.append(float(torch.linalg.eigvals(model.weights[1].detach()).abs().max().log10()))
-        gradients[name] = [
-            lab.mean(f"log10 gradient, {name}, distance {distance}", column)
-            for distance, column in zip(distances, zip(*reach, strict=True), strict=True)
-        ]
+        columns = dict(zip(distances, zip(*reach, strict=True), strict=True))
+        gradients[name] = lab.means(f"log10 gradient, {name}, distance", columns)
         x, what = torch.tensor(distances, dtype=torch.float64), f"{name}: decades gained a step"
         if name == "attention":
             x, what = (x + 1).log10(), "attention: power of the length"

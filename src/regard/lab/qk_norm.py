@@ -46,10 +46,10 @@ def _largest(layer: MultiHeadAttention, x: Tensor, memory: Tensor) -> float:
     return float(seen[0])
 
 
-def _taught(lab: Lab, kind: str, rate: float, n_step: int) -> tuple[Measurement, float, Measurement]:
+def _taught(lab: Lab, kind: str, rate: float) -> tuple[Measurement, float, Measurement]:
     """The largest score of a model after training at that rate, its bound, and what it answers."""
     model = Lookup(DIM, n_name=24, n_pair=12, n_value=N_VALUE, n_head=1, qk_norm=KINDS[kind])
-    teach(model, model.examples, n_step, rate=rate, clip=False)
+    teach(model, model.examples, 250 if lab.quick else 600, rate=rate, clip=False)
     names, values, asked, _ = model.examples(500)
     score = _largest(model.attention, model.asked[0](asked), model.name(names) + model.value(values))
     largest = lab.exact(f"largest score, rate {rate:g}, {kind}", score)
@@ -70,15 +70,10 @@ def run(lab: Lab) -> None:
     }
     lab.draw.lines("Larger inputs", SCALES, grown, "inputs times", "largest score", log="xy")
     lab.draw.level(limit, "the bound")
-    taught = {
-        kind: tuple(
-            zip(*(_taught(lab, kind, rate, 250 if lab.quick else 600) for rate in rates), strict=True)
-        )
-        for kind in KINDS
-    }
-    largest, bounds, shares = (
-        {kind: columns[index] for kind, columns in taught.items()} for index in range(3)
-    )
+    largest, bounds, shares = ({}, {}, {})
+    for kind in KINDS:
+        taught = [_taught(lab, kind, rate) for rate in rates]
+        largest[kind], bounds[kind], shares[kind] = zip(*taught, strict=True)
     lab.draw.lines("After training", rates, largest, "learning rate", "largest score", log="xy")
     lab.draw.predicted(rates, bounds["QK-norm"], "the bound, with learned gains", 1)
     lab.draw.lines("What it then answers", rates, shares, "learning rate", "share answered", log="x")

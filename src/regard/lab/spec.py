@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -107,6 +107,10 @@ class Lab:
         half = Z * statistics.stdev(values) / math.sqrt(len(values))
         return self.keep(Measurement(name, value, value - half, value + half, unit))
 
+    def means(self, name: str, columns: Mapping[int, Sequence[Number]]) -> list[Measurement]:
+        """The mean of each column, its number after the name."""
+        return [self.mean(f"{name} {number}", column) for number, column in columns.items()]
+
     def difference(
         self, name: str, values: Sequence[Number], others: Sequence[Number], unit: str = ""
     ) -> Measurement:
@@ -178,9 +182,7 @@ class Lab:
     def as_json(self) -> dict[str, object]:
         """All numbers, for a script."""
         return {
-            "id": self.experiment.id,
-            "claim": self.experiment.claim,
-            "prediction": self.experiment.prediction,
+            **{name: getattr(self.experiment, name) for name in ("id", "claim", "prediction")},
             "verdict": self.verdict,
             "sentence": self.sentence,
             "measurements": [measurement.as_json() for measurement in self.measurements],

@@ -18,11 +18,6 @@ falls below a tenth of log n, the largest weight nears 1 and the gradient shrink
 N_KEY = 64
 N_HEAD = 8  # scaling by model size divides by sqrt(N_HEAD d) for heads of size d
 SCALINGS = ("scaled by the head's size", "not scaled", "scaled by the model's size")
-PANELS = {
-    "entropy": "Entropy of a row, nats",
-    "largest weight": "Largest weight",
-    "gradient": "Gradient to the scores",
-}
 
 
 def _sharpness(lab: Lab, scaling: str, d: int) -> dict[str, Measurement]:
@@ -48,9 +43,11 @@ def run(lab: Lab) -> None:
     dims = (16, 256) if lab.quick else (4, 16, 64, 256, 1024)
     rows = {scaling: [_sharpness(lab, scaling, d) for d in dims] for scaling in SCALINGS}
     log_n = math.log(N_KEY)
-    for what, title in PANELS.items():
+    for what in ("entropy", "largest weight", "gradient"):
         lines = {scaling: [row[what] for row in of_scaling] for scaling, of_scaling in rows.items()}
-        lab.draw.lines(title, dims, lines, "size of a head, d", "", log="x").set_ylim(bottom=0)
+        lab.draw.lines(
+            f"{what.capitalize()} of a row", dims, lines, "size of a head, d", "", log="x"
+        ).set_ylim(bottom=0)
         if what == "entropy":
             lab.draw.level(log_n, "uniform")
     # For scores of variance s^2 and many keys the entropy is log n - s^2 / 2; 64 keys are not quite many.

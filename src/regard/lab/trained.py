@@ -48,14 +48,12 @@ def _on_the_future(weights: Tensor) -> float:
 
 
 def run(lab: Lab) -> None:
-    minilm, smollm2 = load("minilm"), load("smollm2")
+    models = {name: load(name) for name in ("minilm", "smollm2")}
     ax = lab.draw.panel("Uniformity of every head", "entropy over its largest", "share of heads below")
     named: dict[str, Measurement] = {}
-    for name, loaded, dashes in (("minilm", minilm, "-"), ("smollm2", smollm2, "--"))[
-        : 1 if lab.quick else 2
-    ]:
-        uniform, labelled, spread = _heads(lab, loaded, name)
-        flat, lost, others = _heads(lab, untrained(loaded, lab.seed), f"{name} random")
+    for name, dashes in (("minilm", "-"), ("smollm2", "--"))[: 1 if lab.quick else 2]:
+        uniform, labelled, spread = _heads(lab, models[name], name)
+        flat, lost, others = _heads(lab, untrained(models[name], lab.seed), f"{name} random")
         named |= {f"{name}\ntrained": labelled, f"{name}\nrandom": lost}
         lab.below(f"{name}: trained heads are less uniform than random ones", uniform, flat)
         lab.above(f"{name}: more of them have a label", labelled, lost)
@@ -63,8 +61,8 @@ def run(lab: Lab) -> None:
             share = [(place + 1) / len(ordered) for place in range(len(ordered))]
             ax.plot(ordered, share, dashes, color=colour, label=f"{name}, {kind}")
     lab.draw.bars("Heads with a label", named, "share")
-    gpt = _maps(lab, "SmolLM2, one head", smollm2, 3, causal=True)
-    bert = _maps(lab, "MiniLM, one head", minilm, 2, causal=False)
+    gpt = _maps(lab, "SmolLM2, one head", models["smollm2"], 3, causal=True)
+    bert = _maps(lab, "MiniLM, one head", models["minilm"], 2, causal=False)
     crooked = ((bert - bert.mT).abs().sum((1, 2)) / (bert + bert.mT).sum((1, 2))).tolist()
     asymmetry = lab.mean("asymmetry of MiniLM's heads", crooked)
     future = lab.exact("MiniLM: largest weight of a head on later tokens", _on_the_future(bert))

@@ -36,9 +36,8 @@ def run(lab: Lab) -> None:
     of_mean, of_variance = [], []
     for mu, sigma in cases:
         name = f"mu {mu}, sigma {sigma}"
-        means[name], variances[name] = zip(
-            *(_moments(lab, f"{name}, d {d}", d, mu, sigma) for d in dims), strict=True
-        )
+        moments = [_moments(lab, f"{name}, d {d}", d, mu, sigma) for d in dims]
+        means[name], variances[name] = zip(*moments, strict=True)
         of_mean.append([d * mu**2 for d in dims])
         of_variance.append([d * (sigma**4 + 2 * mu**2 * sigma**2) for d in dims])
     scaled = {"measured": tuple(_moments(lab, f"scaled, d {d}", d, scale=None)[1] for d in dims)}
@@ -56,8 +55,7 @@ def run(lab: Lab) -> None:
     ax.set_ylim(0, 2)
     d = dims[-1]
     (_, once), (mean, twice) = (_moments(lab, f"d {size}, mu 0", size) for size in (d, 2 * d))
-    ratio = lab.keep(
-        Measurement("variance at 2d over d", twice / once, twice.low / once.high, twice.high / once.low)
-    )
+    ratio = Measurement("variance at 2d over d", twice / once, twice.low / once.high, twice.high / once.low)
+    lab.keep(ratio)
     lab.near("doubling d leaves the mean at 0", mean, 0.0)
     lab.near("doubling d doubles the variance", ratio, 2.0)

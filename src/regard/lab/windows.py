@@ -27,9 +27,7 @@ FAR = TAUGHT[0] * (TAUGHT[1] - 1)
 def _model(n_layer: int, window: int) -> Transformer:
     """Tokens, and the same tokens marked as the one to remember."""
     block = BlockConfig(model_dim=32, n_head=2, ff_dim=64, window=window)
-    return Transformer(
-        TransformerConfig(2 * VOCAB, block, n_decoder_layer=n_layer, positions="rotary", n_position=None)
-    )
+    return Transformer(TransformerConfig(2 * VOCAB, block, 0, n_layer, positions="rotary", n_position=None))
 
 
 @torch.no_grad()
@@ -93,10 +91,7 @@ def run(lab: Lab) -> None:
         lab.draw.predicted(n_layers, [n * (window - 1) for n in n_layers], index=index)
     n_layer, window = (3, 5) if lab.quick else (8, 5)
     gradients = torch.stack([_influence(n_layer, window) for _ in range(8 if lab.quick else 24)]).T.tolist()
-    influence = [
-        lab.mean(f"log10 gradient, distance {distance}", of_models)
-        for distance, of_models in enumerate(gradients)
-    ]
+    influence = lab.means("log10 gradient, distance", dict(enumerate(gradients)))
     lines = {f"{n_layer} layers, window {window}": influence}
     lab.draw.lines("Gradient that arrives", range(len(influence)), lines, "distance", "log10 of its norm")
     what = "log10 gradient, edge minus one window back"

@@ -173,6 +173,7 @@ def test_dropout_lies_between_0_and_1(dropout):
         (lambda: ScoreRule().scores(Q, K, slice(0, 5, 2)), r"rows must be a slice without a step"),
         (lambda: alibi_slopes(0), r"n_head must be at least 1. Got 0"),
         (lambda: Visibility.from_additive(t(5, 7).long()), r"boolean, or floating where it is added"),
+        (lambda: Visibility.from_additive(t(5, 7, dtype=BOOL)), r"boolean, or floating where it is added"),
         (lambda: Visibility.from_torch_masks(t(5, 7).long()), r"boolean, or floating where it is added"),
         (lambda: Visibility.from_torch_masks(key_padding_mask=t(2, 7).long()), r"Got dtype torch.int64"),
         (

@@ -291,17 +291,17 @@ class Visibility(Data):
                         f"it must be (batch * head, query, key). Got shape {tuple(attn_mask.shape)}."
                     )
                 attn_mask = attn_mask.unflatten(0, (-1, n_head))
-            visible, bias = cls._from_hiding(attn_mask)
+            if attn_mask.dtype == torch.bool:
+                visible = cls.from_dense(~attn_mask)
+            else:
+                visible, bias = cls.from_additive(attn_mask)
         if key_padding_mask is not None:
-            hidden, key_bias = _taken_apart(key_padding_mask[:, None, None])
-            visible = visible & cls(keys=~hidden[:, 0, 0])
-            bias = _both(torch.add, bias, key_bias)
+            hidden, key_bias = key_padding_mask, None
+            if hidden.dtype != torch.bool:
+                hidden, key_bias = _taken_apart(key_padding_mask)
+            visible = visible & cls(keys=~hidden)
+            bias = _both(torch.add, bias, None if key_bias is None else key_bias[:, None, None])
         return visible, bias
-
-    @classmethod
-    def _from_hiding(cls, mask: Tensor) -> tuple[Visibility, Tensor | None]:
-        hidden, bias = _taken_apart(mask)
-        return cls.from_dense(~hidden), None if bias is None else _four_dimensional(bias)
 
     @classmethod
     def from_additive(
@@ -312,13 +312,12 @@ class Visibility(Data):
         -inf, and numbers as low as the dtype's minimum, hide; what remains is a bias, or None where it is 0.
         A row that such a mask hides wholly sees nothing here; softmax over equal low numbers sees all alike.
         """
-        return cls._from_hiding(mask)
+        hidden, bias = _taken_apart(mask)
+        return cls.from_dense(~hidden), None if bias is None else _four_dimensional(bias)
 
 
 def _taken_apart(mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Where a mask hides, True or so low a number, and what else it adds, if anything."""
-    if mask.dtype == torch.bool:
-        return mask, None
+    """Where a float mask hides, and what else it adds, if anything."""
     hidden = hidden_by(mask)
     bias = mask.masked_fill(hidden, 0.0)
     return hidden, bias if bias.any() else None

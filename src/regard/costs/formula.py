@@ -51,7 +51,7 @@ class Formula:
         """A product with itself; of one term any whole power."""
         if len(self.terms) == 1:
             ((powers, by),) = self.terms
-            return Formula(((tuple((symbol, old * power) for symbol, old in powers), by**power),))
+            return _gathered([(tuple((symbol, old * power) for symbol, old in powers), by**power)])
         return math.prod([self] * power, start=_formula(1))
 
     def value(self, sizes: Mapping[str, int]) -> int:

@@ -27,7 +27,7 @@ SECONDS_BETWEEN_REPORTS = 1.0
 
 from_option = click.option(
     "--from", "folder", type=FOLDER,
-    help="A folder with exercises of your own. Their trials.py are run as programs.",
+    help="A folder with exercises of your own. Their trials.py and drive.py are run as programs.",
 )  # fmt: skip
 seed_option = click.option("--seed", type=click.IntRange(0, 2**31 - 1),
                            help="Repeat a check's inputs; fresh ones without it.")  # fmt: skip

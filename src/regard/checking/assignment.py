@@ -162,7 +162,7 @@ def _checked(path: Path, where: str, table: object, known: Mapping[str, Any]) ->
 def kinds(part: Part) -> dict[str, str]:
     """The kind of each check of the exercise that has one of its own; all others are about values.
 
-    A name in `hidden` that is neither a kind nor a check is an error. This runs trials.py.
+    A name in `hidden` that is neither a kind nor a check is an error. This runs trials.py and drive.py.
     """
     from regard.checking.plan import VARIANTS
 

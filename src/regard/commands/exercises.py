@@ -27,7 +27,9 @@ CheckSeed = Annotated[
     int | None, "--seed", click.IntRange(0, 2**31 - 1), "Repeat a check's inputs; fresh ones without it."
 ]
 From = Annotated[
-    Folder | None, "--from", "A folder with exercises of your own. Their trials.py are run as programs."
+    Folder | None,
+    "--from",
+    "A folder with exercises of your own. Their trials.py and drive.py are run as programs.",
 ]
 Strict = Annotated[bool, "Conventions other than the task's fail the check."]
 HideSolutions = Annotated[bool, "Run no answer that could read our solutions."]

@@ -269,7 +269,7 @@ class Runner:
 
         limits, reader, reason = self.limits, Reader(), ""
         last = looked = time.monotonic()
-        end = last + max(most_seconds, 0.2)
+        end, usual = last + max(most_seconds, 0.2), memory_of([worker.pid])
         folder = tempfile.mkdtemp(prefix="answer-")
         Path(folder, "job").write_bytes(encode(job))
         with open(f"{folder}/results", "a+b", buffering=0) as results:
@@ -300,7 +300,7 @@ class Runner:
                     looked, below = now, descendants(worker.pid)
                     if len(below) > MOST_PROCESSES:
                         reason = "it started too many processes"
-                    elif memory_of(below, beyond=memory_of([worker.pid])) > limits.memory:
+                    elif memory_of([worker.pid, *below], beyond=usual) > limits.memory:
                         reason = "it used too much memory and was stopped"
         if reason:
             worker.stop()

@@ -274,13 +274,15 @@ def _transformer(
             config = replace(config, pooler=False)
         with shapes_alone():
             model = Transformer(config)
-        names = _names_in(tensors, family, family.names(model))
-        parameters, n_head = dict(model.named_parameters()), config.block.n_head
-        shared = _by_tensor(names)
-        shapes = {
-            name: tuple(names[ours[0]].given([parameters[part] for part in ours], n_head).shape)
-            for name, ours in shared.items()
-        }
+    names = _names_in(tensors, family, family.names(model))
+    shared, n_head = _by_tensor(names), config.block.n_head
+    shapes: dict[str, tuple[int, ...]] = {}
+    # Counted, not asked of `Weight.given`: what has no numbers is joined by PyTorch's compiler.
+    for ours, parameter in model.named_parameters():
+        shape, where = tuple(parameter.shape), names[ours]
+        if where.part is not None:
+            shape = (3 * shape[0], *shape[1:])
+        shapes[where.name] = shape[::-1] if where.transposed else shape
     _check_tensors(shapes, tensors, source, family.ignored)
     state: dict[str, Tensor] = {}
     for name, parts in shared.items():

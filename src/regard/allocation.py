@@ -6,8 +6,6 @@ Our command line, server and trainer ask for it; importing Regard does not. `REG
 malloc setting of the user's own, leaves everything as it is.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 torch takes a second to import, so it is imported inside commands only, and `regard --help` answers at once.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

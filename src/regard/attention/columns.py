@@ -1,7 +1,5 @@
 """How much all queries look at each key: the sums of the columns of weights, in O(N) memory."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What all our dataclasses of tensors can do: list them, change them, go into a file, print in one line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass, replace

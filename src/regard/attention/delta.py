@@ -14,8 +14,6 @@ never formed: out = W V with W = tril(scale Q K^T * D) (I + T)^-1 b. They may be
 anything.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ file that calls them, after `attend` has checked shapes; `why_not` says when the
 then takes another path.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

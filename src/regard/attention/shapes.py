@@ -5,8 +5,6 @@ Layout is always (batch, head, position, dim). The words:
     batch, head, kv_head, query, key, qk_dim, v_dim, model_dim, ff_dim, vocab, layer
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

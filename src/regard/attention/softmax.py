@@ -9,8 +9,6 @@ Three paths compute the same numbers:
     fused   PyTorch's flash kernels, which return the log-sum-exp that gives back any weight
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import partial

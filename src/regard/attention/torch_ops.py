@@ -4,8 +4,6 @@ They are asked for here and nowhere else. One that is missing is None, and whoev
 to the same numbers; a test takes each of them away.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any

@@ -9,8 +9,6 @@ points = 5
 handouts/assignment.toml has every key with what it means and what holds without it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tomllib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Proves an exercise before students see it."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

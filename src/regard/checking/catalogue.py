@@ -1,7 +1,5 @@
 """Finds the exercises, ours and a teacher's in any other folder, and the path through them."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks a student's file: every exercise that it answers, each in a process of its own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -3,8 +3,6 @@
 They are read from a source here; `child/watcher.py` records the shapes.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

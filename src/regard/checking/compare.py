@@ -1,7 +1,5 @@
 """Says where two results differ, in the words of the exercise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@
 where different formulas of this length do not agree. Big-O compares the terms that no other term outgrows.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import random

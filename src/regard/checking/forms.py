@@ -4,8 +4,6 @@ Its parts in another order, its axes elsewhere, or a function of its numbers. An
 says that a result cannot have the form.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

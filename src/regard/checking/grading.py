@@ -5,8 +5,6 @@ marks/feedback/ada.html   her page
 marks/marks.csv, marks/marks.json, marks/summary.html   all of them, for the teacher
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

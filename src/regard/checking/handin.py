@@ -7,8 +7,6 @@ submissions/Ada Lovelace_123_assignsubmission_file/        as Moodle names them
 submissions/lovelaceada_LATE_123_456_hw.ipynb              as Canvas names them
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import stat

@@ -1,7 +1,5 @@
 """What an assignment gives out: the student's notebook or folder, and what each grader wants of a teacher."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ and behaves as that package does: its DotProductAttention returns one tensor. An
 gets its own name from there.
 """
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -10,8 +10,6 @@ whatever it passes; what gives no right number, as a starter does, earns 0. A ch
 passed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

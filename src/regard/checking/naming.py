@@ -7,8 +7,6 @@ row that something else touches must not hide the rest. Where numbers cannot tel
 device, an input changed), the checks that fail do, and what they say.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

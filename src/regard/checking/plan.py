@@ -1,7 +1,5 @@
 """Which calls check an exercise, and what they must return."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Mapping

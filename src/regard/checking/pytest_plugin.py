@@ -3,8 +3,6 @@
 pytest imports this file wherever regard is installed, so that it imports nothing of ours until it is asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@
 One worker stays warm for the session. It runs what the answer needs of the notebook, not the notebook.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import secrets

@@ -1,7 +1,5 @@
 """The files that `regard start` and `regard author new` write, and the notebooks that are given out."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Students' files as they have them, scripts and notebooks: read without being run, and what they answer."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import difflib

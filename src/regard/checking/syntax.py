@@ -3,8 +3,6 @@
 Two threads that parse at once may get "SystemError: AST constructor recursion depth mismatch" (CPython 3.11).
 """
 
-from __future__ import annotations
-
 import ast
 import threading
 from collections.abc import Mapping

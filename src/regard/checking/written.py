@@ -1,7 +1,5 @@
 """What an assignment asks of an answer's text: functions it may use, its lines, shape comments, PEP 8."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`regard families`, `regard models` and `regard generate`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """`%load_ext regard`: the commands a notebook has. `%%check` above a cell, `%quiz` and `%lab` in a line."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass

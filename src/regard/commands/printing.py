@@ -1,7 +1,5 @@
 """What is printed can be read on any terminal: closed, of ASCII alone, or narrow."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

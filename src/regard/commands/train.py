@@ -1,7 +1,5 @@
 """`regard train`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, get_type_hints
 
 import click

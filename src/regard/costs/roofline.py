@@ -4,8 +4,6 @@ The roofline (Williams, Waterman and Patterson 2009): with I operations for each
 min(peak, I * bandwidth) operations a second are possible.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A model takes part by having `begin(prompt, visible, start_token=...)`, which re
 the scores of the next token and a `Decoding` that is fed one token at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """What a masked model puts in the place of a masked token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """What a model is given to read: text or ids as one rectangle, padded. The one padding of the package."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

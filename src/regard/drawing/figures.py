@@ -1,7 +1,5 @@
 """Figures of attention, drawn with matplotlib and without touching the reader's pyplot state."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

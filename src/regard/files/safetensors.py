@@ -4,8 +4,6 @@ Safetensors files are read and written by the library of that name, which checks
 its file before anything is allocated.
 """
 
-from __future__ import annotations
-
 import math
 import stat
 from collections.abc import Callable, Iterator, Mapping

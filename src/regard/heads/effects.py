@@ -7,8 +7,6 @@ prune(loaded, heads)              a smaller, faster model that computes what mas
 save_pruned(smaller, "folder")    for load("folder")
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A head gets a label when its score reaches the label's threshold and lies clearl
 looks everywhere alike would score on the same text. Most heads get none, and "none" is a label.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

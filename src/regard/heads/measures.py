@@ -11,8 +11,6 @@ z (`log_product` of the layer), and a second, narrow one sums the weights over k
 fixed distances, at copies or at the first key reads single cells.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

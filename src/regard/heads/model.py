@@ -1,7 +1,5 @@
 """A model's heads by name and number: its layers, the heads that they have left, and what these give."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

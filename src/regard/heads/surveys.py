@@ -7,8 +7,6 @@ Every text is one sample. What each text gave is kept until the end and put toge
 the texts, so the numbers do not depend on how many processes there were.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Attention as a layer: multi-head, and additive."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """The block that Transformers are made of: attention and feed-forward, each with a residual and a norm."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

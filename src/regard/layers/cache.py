@@ -3,8 +3,6 @@
 The one thing in the library that mutates, and only in `append`, `crop`, `select` and `reorder`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """The gated delta rule as a layer (Gated DeltaNet, Yang et al. 2025): a state that corrects itself."""
 
-from __future__ import annotations
-
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, normalize

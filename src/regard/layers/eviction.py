@@ -6,8 +6,6 @@ What has been read is read in full: positions go when a layer has attended, so a
 and the tokens it is read with. With grouped heads, those that share keys share what is kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

@@ -10,8 +10,6 @@ heads look at one key of latent_dim + rotary_dim numbers, whose value is c, as i
 give the same numbers, to rounding; absorbed costs less where few queries look at many cached positions.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn

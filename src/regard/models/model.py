@@ -3,8 +3,6 @@
 A base class and no Protocol, because no Protocol can say "and it is a torch module".
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ seen as many parts, one batched product, is read by all threads at once: half th
 FBGEMM's reads W as float16, half the bytes, and computes in float32; it must be asked for.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import cache, partial

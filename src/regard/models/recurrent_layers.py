@@ -5,8 +5,6 @@ knows its input only when its turn comes. The weights are those of `nn.GRU`, `nn
 are the numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ states past its end are 0, as `pad_packed_sequence` has it, whatever the padding
 the state it ended with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -8,8 +8,6 @@ A mask comes as a table of query x key. Causality, windows, padding and a bias t
 are recognised and kept as a flag, a number or a line of numbers; what is none of these is kept whole.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

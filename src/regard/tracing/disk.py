@@ -4,8 +4,6 @@ A file is mapped and never read as a whole: looking at a head costs the pages of
 looked at is the machine's to keep or to write out, and the space is free again when the tensor is.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile

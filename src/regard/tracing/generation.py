@@ -11,8 +11,6 @@ before it ended, as each step of `model.generate()` with its cache does, makes t
 begins a new one.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ With weights P = softmax(S), output O = P V and the output's gradient dO (Dao et
 so dO, its row sum with O, the values and the trace give any tile of dS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Which position of a model is which patch no list says here: it is measured, by c
 looking which queries of the first attention layer change.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from pathlib import Path

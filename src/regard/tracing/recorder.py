@@ -1,7 +1,5 @@
 """What a forward pass shows of its attention, kept as layers of a trace and checked on the way."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

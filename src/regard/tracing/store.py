@@ -4,8 +4,6 @@ A file is written beside its place and moved there when complete. Reading maps i
 a trace of hundreds of megabytes opens at once, and trusts nothing: whatever does not fit is a TraceError.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

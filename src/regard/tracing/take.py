@@ -7,8 +7,6 @@
 The forward pass runs once, with the attention it would have run with; queries, keys and row sums are kept.
 """
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A `TokenFile` is three arrays on disk: the tokens of all rows one after the othe
 how many bytes of text each row was. Arrays are mapped, so a corpus larger than memory is read where needed.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

@@ -1,7 +1,5 @@
 """One sequence of a trace as the page sees it: what there is, tiles of it, the numbers behind a weight."""
 
-from __future__ import annotations
-
 import base64
 import heapq
 import math

@@ -2,8 +2,6 @@
 one weight taken apart, every number the model's own, from the vectors that were read to the next token.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

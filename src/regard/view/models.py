@@ -1,7 +1,5 @@
 """The models the page can open, each loaded once: trained ones, and shapes with random weights."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import OrderedDict

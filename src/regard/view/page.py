@@ -7,8 +7,6 @@ which the browser itself recovers any weight as exp(score - lse): its size grows
 not with its square.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The views of the page without a browser: matplotlib figures for papers, shaded blocks for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -3,8 +3,6 @@
 The link carries a random token. Requests without it, for another host or from another site are refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import json

@@ -4,8 +4,6 @@ Answers are bytes: JSON, or numbers. A session keeps the models, the last traces
 that was let go is taken again when it is asked for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

@@ -3,8 +3,6 @@
 Nothing is written down for a model or a text: links are ranked by their numbers, heads by their measures.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

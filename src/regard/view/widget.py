@@ -10,8 +10,6 @@ The module is the one of the browser page. Its questions come as messages to the
 tiles: only what is looked at is sent, however long the text.
 """
 
-from __future__ import annotations
-
 import contextvars
 import json
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ withholds files, a user and network namespace the machine and its network, a fil
 socket. All of it also holds for what the process starts, and none of it can be undone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -4,8 +4,6 @@ It gets inputs and returns results. It never sees an expected value, so nothing 
 such as replacing parts of torch or looking up its caller, can make a wrong result right.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Callable

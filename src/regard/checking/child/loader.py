@@ -1,7 +1,5 @@
 """Executes a student's file, statement by statement, as far as it goes, under a limit of time."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import codeop

@@ -1,7 +1,5 @@
 """Torch without its compiler: the same results, without minutes of compiling and seconds of importing."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from types import ModuleType

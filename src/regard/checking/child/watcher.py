@@ -1,7 +1,5 @@
 """Records the shapes around commented lines while an answer runs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

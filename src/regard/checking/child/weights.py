@@ -1,7 +1,5 @@
 """Our weights in an answer's parameters: by name, by what it means, by shape, at last in their order."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from itertools import accumulate

@@ -4,8 +4,6 @@ A tensor is {"$tensor": [dtype, shape, its bytes in base 64]}, a message {"Outco
 from an answer's process may be anything: a message whose fields are not of their types is refused.
 """
 
-from __future__ import annotations
-
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator

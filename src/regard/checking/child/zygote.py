@@ -4,8 +4,6 @@ Forking after any parallel torch operation hangs the child, so this process comp
 subreaper: whatever a child leaves behind becomes its own, and is killed before the job counts as ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

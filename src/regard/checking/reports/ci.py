@@ -1,7 +1,5 @@
 """Results for build servers: JUnit XML."""
 
-from __future__ import annotations
-
 import re
 
 from regard.checking.check import Result

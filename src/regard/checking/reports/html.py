@@ -1,7 +1,5 @@
 """The report as a page: what failed, and pictures of expected, yours and the difference."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

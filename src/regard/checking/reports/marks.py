@@ -1,7 +1,5 @@
 """Grades as a teacher, a student or a grader reads them: CSV, JSON, pages, Gradescope, GitHub."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

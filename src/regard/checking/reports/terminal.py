@@ -1,7 +1,5 @@
 """The report on the terminal, and what every other report says of a result too."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The search of `beam`, and how tables are chosen for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The loop of `greedy`, and how tables are chosen for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The logits of `sampling`."""
 
-from __future__ import annotations
-
 from types import EllipsisType
 
 import torch

@@ -1,7 +1,5 @@
 """What the drive of `seq2seq-decoder` calls, and the weights of its GRU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """How a block is put together of its parts, norms and residuals, which are formulas of blocks.toml."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

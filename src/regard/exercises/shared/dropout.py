@@ -1,7 +1,5 @@
 """The judge of dropout on attention weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `greedy` and `beam` share: step functions made of random tables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The judge of weights that a softmax gave."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

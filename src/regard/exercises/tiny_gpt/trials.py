@@ -1,7 +1,5 @@
 """The layers of `tiny-gpt`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The loop of `train-loop`, its batches, and the judge of its losses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

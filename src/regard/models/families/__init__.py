@@ -1,7 +1,5 @@
 """The families of published Transformers, one file each: by name, side by side, and their first weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 

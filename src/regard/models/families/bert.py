@@ -1,7 +1,5 @@
 """BERT: an encoder; norms after; learned positions and token types; masked words. Devlin et al. 2019."""
 
-from __future__ import annotations
-
 from regard.models.families.family import COMMON_KEYS, Family, Published, Said
 
 _SHAPE = {"vocab_size": 30522, "max_position_embeddings": 512, "num_attention_heads": 12}

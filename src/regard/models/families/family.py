@@ -5,8 +5,6 @@ files, which special tokens its texts have. It overrides a method where no table
 call things is the same for all, and stands here. Nothing else in the package knows a family by name.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Container, Mapping, Sequence

@@ -2,8 +2,6 @@
 scaled up. Gemma Team 2025. Gemma 2 (2024) has no norm on queries and keys but softcaps, and is read too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """GPT-2: a decoder; norms before; learned positions; everything has a bias. Radford et al. 2019."""
 
-from __future__ import annotations
-
 import math
 
 from regard.models.families.family import Family, Published, Said, first

@@ -3,8 +3,6 @@
 Touvron et al. 2023; Mistral (a window) and Qwen2 (biases of query, key and value) are of this type too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping
 from typing import Any
 

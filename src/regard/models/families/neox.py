@@ -3,8 +3,6 @@
 Pythia (Biderman et al. 2023), of which many training steps are published, is of this type.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Mapping
 from typing import Any

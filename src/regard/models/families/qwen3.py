@@ -1,7 +1,5 @@
 """Qwen3: Llama's blocks with a norm on each head's queries and keys. Yang et al. 2025."""
 
-from __future__ import annotations
-
 from regard.models.families.family import Published, Said, first, local_layers, published_layers
 from regard.models.families.llama import Llama
 from regard.models.transformer import TransformerConfig

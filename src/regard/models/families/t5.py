@@ -1,7 +1,5 @@
 """T5: both stacks; RMS norms before; relative positions as a bias; no scale, no bias. Raffel et al. 2020."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from regard.models.families.family import Family, Published, Said, Weight, first, published_activation

@@ -250,8 +250,8 @@ _CUTS: dict[str, tuple[pre_tokenizers.PreTokenizer, ...]] = {
 }
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 # Our roles -> the words in GGUF's keys, spelled as they are there.
-GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding",
-              "sep": "seperator", "mask": "mask", "unk": "unknown"}  # fmt: skip
+_GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding",
+               "sep": "seperator", "mask": "mask", "unk": "unknown"}  # fmt: skip
 
 
 def gguf_tokenizer(
@@ -281,12 +281,12 @@ def gguf_tokenizer(
     n_type = len(types) if hasattr(types, "__len__") else 1
     if n_type not in (0, len(tokens)):
         raise LoadError(f"{source} has {len(tokens)} tokens and {n_type} token types: one each is needed.")
-    stated_ids = {role: said.get(f"{word}_token_id") for role, word in GGUF_ROLES.items()}
+    stated_ids = {role: said.get(f"{word}_token_id") for role, word in _GGUF_ROLES.items()}
     ids = {role: index for role, index in stated_ids.items() if index is not None}
     for role, index in ids.items():
         if type(index) is not int or not 0 <= index < len(tokens):
             rule = f"it must be in 0 to {len(tokens) - 1}"
-            raise LoadError(f"{source} gives {GGUF_ROLES[role]} token id {index!r}: {rule}.")
+            raise LoadError(f"{source} gives {_GGUF_ROLES[role]} token id {index!r}: {rule}.")
     with _library_errors(f"{source} does not describe a tokenizer that can be built"):
         pairs, cut_whole = [tuple(merge.split(" ")) for merge in merges], _LLAMA3 in _CUTS[cut]
         backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=cut_whole))

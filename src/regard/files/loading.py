@@ -206,10 +206,7 @@ def _loaded(
 
 def foreign_config(folder: Path) -> Published | None:
     """The config.json of a folder whose model is none of ours; None where there is no such folder."""
-    path = folder / "config.json"
-    if not path.is_file():
-        return None
-    stated = read_json(path)
+    stated = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     ours = {_SEQ2SEQ, MODEL_TYPE, *(kind for family in FAMILIES.values() for kind in family.architectures)}
     kind = stated.get("model_type")
     return stated if isinstance(kind, str) and kind not in ours else None

@@ -1,6 +1,6 @@
 """Text to token ids and back, on top of the `tokenizers` library.
 
-    tokenizer = TextTokenizer.from_file("tokenizer.json")
+    tokenizer = TextTokenizer.from_folder("folder")
     tokenizer.decode(tokenizer.encode("hello"))      # "hello"
 
 Three sources: a `tokenizer.json`, the metadata of a GGUF file, and `byte_tokenizer`, which has one
@@ -63,12 +63,14 @@ class TextTokenizer:
     system_prompt: str | None = None  # what the model's own chat format starts with
 
     @classmethod
-    def from_file(cls, path: str | Path) -> TextTokenizer:
-        """The tokenizer stored in the tokenizer.json at `path`.
+    def from_folder(cls, folder: str | Path) -> TextTokenizer:
+        """The tokenizer of a model folder: tokenizer.json, special tokens named by the files beside it.
 
         Truncation and padding stored in it are cleared: they are settings of whoever saved the file.
         """
-        text = read_text(Path(path))
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        text = read_text(path)
         with _library_errors(f"{path} does not describe a tokenizer that can be built"):
             backend = Tokenizer.from_str(text)
             backend.no_truncation()
@@ -76,13 +78,6 @@ class TextTokenizer:
         largest = max(backend.get_vocab().values(), default=0)
         if largest >= MOST_IDS:  # the library counts up to it when it writes a file
             raise LoadError(f"{path}: ids of tokens must be below {MOST_IDS:,}. Got {largest:,}.")
-        return cls(backend, usual_special_ids(backend))
-
-    @classmethod
-    def from_folder(cls, folder: str | Path) -> TextTokenizer:
-        """The tokenizer of a model folder: tokenizer.json, special tokens named by the files beside it."""
-        folder = Path(folder)
-        tokenizer = cls.from_file(folder / "tokenizer.json")
         named: dict[str, int] = {}
         for file_name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / file_name).is_file():
@@ -91,10 +86,10 @@ class TextTokenizer:
                     token = stated.get(f"{role}_token")
                     token = token.get("content") if isinstance(token, dict) else token
                     with _library_errors(f"{folder / file_name} names a token that cannot be"):
-                        index = tokenizer.backend.token_to_id(token) if isinstance(token, str) else None
+                        index = backend.token_to_id(token) if isinstance(token, str) else None
                     if index is not None:
                         named[role] = index
-        return replace(tokenizer, special=replace(tokenizer.special, **named))
+        return cls(backend, replace(usual_special_ids(backend), **named))
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextTokenizer:
@@ -150,16 +145,12 @@ class TextTokenizer:
         first = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
         return f"{first}<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
 
-    def to_json(self) -> str:
-        """The contents of a tokenizer.json that gives this tokenizer back."""
-        return str(self.backend.to_str())
-
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and special_tokens_map.json into `folder`, for `from_folder`."""
         folder = Path(folder)
         ids = asdict(self.special).items()
         names = {f"{role}_token": self.backend.id_to_token(index) for role, index in ids if index is not None}
-        (folder / "tokenizer.json").write_text(self.to_json(), encoding="utf-8")
+        (folder / "tokenizer.json").write_text(self.backend.to_str(), encoding="utf-8")
         (folder / "special_tokens_map.json").write_text(json.dumps(names, indent=2), encoding="utf-8")
 
     def _encode(self, text: str, add_special: bool) -> tokenizers.Encoding:
@@ -195,8 +186,7 @@ def usual_special_ids(backend: Tokenizer) -> SpecialIds:
     ids: dict[str, int | None] = {}
     for role in ROLES:
         names = (f"<{role}>", f"[{role.upper()}]", *_USUAL_NAMES.get(role, ()))
-        known = [index for index in map(backend.token_to_id, names) if index is not None]
-        ids[role] = known[0] if known else None
+        ids[role] = next((index for index in map(backend.token_to_id, names) if index is not None), None)
     return SpecialIds(**ids)
 
 

@@ -144,16 +144,16 @@ def test_an_id_that_nothing_could_count_up_to_is_refused(tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     with pytest.raises(LoadError, match=r"must be below 16,777,216\. Got 2,147,483,648"):
-        TextTokenizer.from_file(file)
+        TextTokenizer.from_folder(tmp_path)
 
 
 def test_a_missing_or_binary_tokenizer_file_is_refused(tmp_path):
     """Neither is a traceback from inside."""
     with pytest.raises(LoadError, match="cannot be read"):
-        TextTokenizer.from_file(tmp_path / "tokenizer.json")
+        TextTokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe")
     with pytest.raises(LoadError, match="not UTF-8 text: byte 0 is 0xff"):
-        TextTokenizer.from_file(tmp_path / "tokenizer.json")
+        TextTokenizer.from_folder(tmp_path)
 
 
 def test_special_tokens_named_beside_the_file_win_over_their_usual_names(tmp_path):

@@ -85,6 +85,8 @@ class Choice:
 class Texts:
     """One decode: the prompts as ids, how far it may go, what ends it, and a text for each as it grows."""
 
+    compares_sums = False  # of scores, which must then be log probabilities before a penalty
+
     def __init__(
         self,
         model: Loaded | Decodable,
@@ -144,7 +146,7 @@ class Texts:
         scores, decoding = self.model.begin(self.prompt, self.visible, start_token=self.start_token, **more)
         seen = self._seen(scores.shape[-1]) if self.choice.repetition_penalty != 1 else None
         for length in range(1, self.max_new + 1):
-            scores = self.normed(scores)
+            scores = scores.float().log_softmax(-1) if self.compares_sums else scores
             if seen is not None:
                 scores = self.choice.penalised(scores, seen)
             tokens, order = self.choose(scores, length)
@@ -166,10 +168,6 @@ class Texts:
         real = torch.ones_like(self.prompt, dtype=torch.bool) if self.visible is None else self.visible
         return seen.scatter_reduce(1, self.prompt, real, reduce="amax")
 
-    def normed(self, scores: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch vocab"]:
-        """Scores as they are penalised and compared."""
-        return scores
-
     def choose(
         self, scores: Float[Tensor, "batch vocab"], length: int
     ) -> tuple[Int[Tensor, "new_batch"], Int[Tensor, "new_batch"] | None]:
@@ -188,6 +186,8 @@ class Texts:
 class Beams(Texts):
     """`n_beam` texts for each prompt; the best by log probability / length^penalty is the result."""
 
+    compares_sums = True
+
     def __init__(self, n_beam: int, length_penalty: float, *given: Any) -> None:
         super().__init__(*given)
         self.n_beam, self.penalty = n_beam, length_penalty
@@ -198,25 +198,22 @@ class Beams(Texts):
         # For each prompt (value / length^penalty, value, text), best first.
         self.ended: list[list[tuple[float, float, list[int]]]] = [[] for _ in range(self.n_prompt)]
 
-    def normed(self, scores: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch vocab"]:
-        return scores.float().log_softmax(-1)
-
     def choose(
         self, scores: Float[Tensor, "batch vocab"], length: int
     ) -> tuple[Int[Tensor, "new_batch"], Int[Tensor, "new_batch"]]:
         """Go on with the best beams of each prompt; at first there is one row for each prompt."""
-        n_beam, vocab = self.n_beam, scores.shape[-1]
-        n_row = 1 if length == 1 else n_beam
-        n_candidate = min((1 + max(1, len(self.stop))) * n_beam, n_beam * vocab)
+        vocab, n_row = scores.shape[-1], scores.shape[0] // self.n_prompt
+        n_candidate = min((1 + max(1, len(self.stop))) * self.n_beam, self.n_beam * vocab)
         values = self.totals[:, :, None] + scores.view(self.n_prompt, n_row, vocab)
-        best, flat = values.flatten(1).topk(n_candidate, dim=-1)
-        feed, order, kept = [], [], []
-        for prompt, rows in enumerate(
-            zip(best.tolist(), (flat // vocab).tolist(), (flat % vocab).tolist(), strict=True)
-        ):
-            going = self._sorted_out(prompt, list(zip(*rows, strict=True)), length)
+        best, places = (part.tolist() for part in values.flatten(1).topk(n_candidate, dim=-1))
+        kept, order, feed = [], [], []
+        for prompt in range(self.n_prompt):
+            candidates = zip(best[prompt], places[prompt], strict=True)
+            going = self._sorted_out(
+                prompt, [(value, *divmod(at, vocab)) for value, at in candidates], length
+            )
             kept.append([value for value, _, _ in going])
-            order += [prompt if length == 1 else prompt * n_beam + parent for _, parent, _ in going]
+            order += [prompt * n_row + min(parent, n_row - 1) for _, parent, _ in going]
             feed += [text[-1] for _, _, text in going]
         self.totals = torch.tensor(kept, device=scores.device)
         return torch.tensor(feed, device=scores.device), torch.tensor(order, device=scores.device)
@@ -228,11 +225,10 @@ class Beams(Texts):
         going: list[tuple[float, int, list[int]]] = []
         ended, last = self.ended[prompt], length == self.max_new
         for rank, (value, parent, token) in enumerate(candidates):
-            text = self.beams[prompt][parent]
-            stops = token in self.stop
+            text, stops = self.beams[prompt][parent], token in self.stop
+            if not stops and len(going) == self.n_beam:
+                continue
             if not stops:
-                if len(going) == self.n_beam:
-                    continue
                 text = [*text, token]
                 going.append((value, parent, text))
             # An end counts only among the best n_beam, as transformers has it.

@@ -6,7 +6,6 @@ import torch
 
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.files.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +27,18 @@ def fill_mask(model: Loaded, text: str, *, top: int = 5) -> list[FilledMask]:
         raise UnsupportedError(
             f"{model.facts.name} has head {model.model.head!r}: only a masked language head does."
         )
-    mask = tokenizer.special.mask
-    ids = _encode_with_mask(tokenizer, text, mask)
+    ids, special, mask = tokenizer.encode(text), tokenizer.special, tokenizer.special.mask
+    spelled = tokenizer.tokens([mask])[0]
+    if mask not in ids and spelled in text:  # a tokenizer of bytes reads the name as text
+        pieces = [tokenizer.encode(piece, add_special=False) for piece in text.split(spelled)]
+        inner = [token for piece in pieces for token in (*piece, mask)][:-1]
+        ids = [token for token in (special.cls, *inner, special.sep) if token is not None]
     places = [index for index, token in enumerate(ids) if token == mask]
     if not places:
-        name = tokenizer.tokens([mask])[0]
-        raise ArgumentError(f"the text has no mask: write {name} where a word is wanted. Got {text!r}.")
+        raise ArgumentError(f"the text has no mask: write {spelled} where a word is wanted. Got {text!r}.")
     logits = model.model(torch.tensor([ids], device=model.device)).logits[0, places].float()
     probabilities, tokens = logits.softmax(-1).topk(min(top, logits.shape[-1]), dim=-1)
     return [
         FilledMask(place, tuple(tokenizer.tokens(tokens[row])), tuple(probabilities[row].tolist()))
         for row, place in enumerate(places)
     ]
-
-
-def _encode_with_mask(tokenizer: TextTokenizer, text: str, mask: int) -> list[int]:
-    """Token ids of a text in which the mask token may be only a spelling (byte-level tokenizers)."""
-    ids = tokenizer.encode(text)
-    spelled = tokenizer.tokens([mask])[0]
-    if mask in ids or spelled not in text:
-        return ids
-    inner, *rest = (tokenizer.encode(piece, add_special=False) for piece in text.split(spelled))
-    for piece in rest:
-        inner = [*inner, mask, *piece]
-    around = tokenizer.special.cls, tokenizer.special.sep
-    first, last = ([] if token is None else [token] for token in around)
-    return [*first, *inner, *last]

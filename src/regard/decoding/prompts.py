@@ -40,9 +40,8 @@ def encoded(
     `tokenizer` is ours, one of the `tokenizers` library or one of transformers'; None where ids are given.
     Padding has the id `filler`, by default the tokenizer's for it; being hidden, it changes nothing.
     """
-    if isinstance(given, np.ndarray):
+    if isinstance(given, Tensor | np.ndarray):
         given = torch.as_tensor(given)
-    if isinstance(given, Tensor):
         ids = given[None] if given.dim() == 1 else given
         if ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
             raise ArgumentError(

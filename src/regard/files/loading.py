@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,27 +125,26 @@ def load(
         raise ArgumentError(
             f"packed='float16' is for decoding on the CPU from float32. Got device {device}, dtype {dtype}."
         )
-    name = str(name_or_path)
+    name, path = str(name_or_path), Path(name_or_path)
     if random:
         loaded = _random(name, seed)
-    elif name in hub.MODELS and not Path(name).exists():
+    elif name in hub.MODELS and not path.exists():
         raw = files.read(hub.get(name))
-        licence = raw.licence or hub.MODELS[name].licence
-        loaded = from_raw(replace(raw, name=name, licence=licence), dtype=dtype)
-    elif (stated := foreign_config(Path(name))) is not None:
-        loaded = _foreign(Path(name), stated, dtype)
-    elif Path(name).exists():
+        loaded = _from_raw(replace(raw, name=name, licence=raw.licence or hub.MODELS[name].licence), dtype)
+    elif (stated := foreign_config(path)) is not None:
+        loaded = _foreign(path, stated, dtype)
+    elif path.exists():
         try:
-            loaded = from_raw(files.read(name), dtype=dtype)
+            loaded = _from_raw(files.read(path), dtype)
         except UnsupportedError as lacking:  # a family of ours, with something that transformers may have
             try:
-                loaded = _foreign(Path(name), read_json(Path(name) / "config.json"), dtype, str(lacking))
+                config = read_json(path / "config.json")
+                loaded = _foreign(path, config, dtype, f"Ours does not: {lacking}")
             except LoadError:
                 raise lacking from None
     else:
-        shapes = ", ".join(_shapes())
         raise LoadError(
-            f"{no_such('model', name, hub.MODELS)} With random=True (--random) also {shapes}; "
+            f"{no_such('model', name, hub.MODELS)} With random=True (--random) also {', '.join(_shapes())}; "
             "and there is no such file or folder."
         )
     loaded.model.to(device, dtype)
@@ -156,70 +156,76 @@ def load(
     return loaded
 
 
-def from_raw(raw: files.RawModel, *, dtype: torch.dtype = torch.float32) -> Loaded:
-    """The model that read files describe."""
-    source, tokenizer, notes = str(raw.source), raw.tokenizer, list(raw.notes)
+def _from_raw(raw: files.RawModel, dtype: torch.dtype) -> Loaded:
+    """The model that read files describe: first its shapes, which the tensors must fit, then its numbers."""
+    tensors = raw.tensors
     if raw.config.get("model_type") == _SEQ2SEQ:
-        model: Model = _seq2seq(raw, source)
-        start, stop = model.start_token, model.stop_tokens
-    else:
-        stated, kept_heads = stated_kept_heads(raw.config, source)
-        family = family_of(stated)
-        model = _transformer(raw, family, stated, kept_heads, dtype)
-        if kept_heads is not None:
-            n_all = len(kept_heads) * model.config.block.n_head
-            notes.append(f"Pruned: {sum(map(len, kept_heads))} of {n_all} heads are left.")
-        vocab = model.config.vocab
-        if tokenizer is None and vocab >= 256:
-            tokenizer = byte_tokenizer(vocab)
-            notes.append("Text is fed as bytes, which this model was not trained on.")
-        elif tokenizer is not None and tokenizer.vocab_size > vocab:
-            notes.append(f"The tokenizer knows {tokenizer.vocab_size} tokens, the model {vocab}.")
-        start = stated.get("decoder_start_token_id")
-        start = start if isinstance(start, int) else family.start_token
-        ends = stated.get("eos_token_id")
-        stop = tuple(
-            token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)
-        )
-        if not stop and tokenizer is not None and tokenizer.special.eos is not None:
-            stop = (tokenizer.special.eos,)
-    facts = replace(
-        described(model, raw.name or raw.source.stem, source),
-        licence=raw.licence,
-        quantisation=raw.quantisation,
-        notes=tuple(notes),
-    )
+        sizes = {key: value for key, value in raw.config.items() if key != "model_type"}
+        with _reading_config(raw), shapes_alone():
+            shape = Seq2SeqConfig.from_dict(sizes)
+            if shape.n_layer > len(tensors):  # before they are built
+                raise ArgumentError(f"n_layer is {shape.n_layer}, and there are {len(tensors)} tensors.")
+            recurrent = Seq2Seq(shape)
+        _fill(recurrent, raw, dtype)
+        return _loaded(recurrent, raw, recurrent.start_token, recurrent.stop_tokens)
+    stated, kept_heads = stated_kept_heads(raw.config, str(raw.source))
+    family = family_of(stated)
+    with _reading_config(raw), shapes_alone():
+        family.check(stated, len(tensors), sum(tensor.n_element for tensor in tensors.values()))
+        config = replace(family.config(stated), kept_heads=kept_heads)
+        if config.pooler and not any(family.weights["pooler"] in name for name in tensors):
+            config = replace(config, pooler=False)
+        model = Transformer(config)
+    _fill(model, raw, dtype)
+    notes = []
+    if kept_heads is not None:
+        n_all = len(kept_heads) * config.block.n_head
+        notes.append(f"Pruned: {sum(map(len, kept_heads))} of {n_all} heads are left.")
+    start, ends = stated.get("decoder_start_token_id"), stated.get("eos_token_id")
+    start = start if isinstance(start, int) else family.start_token
+    stop = [token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)]
+    return _loaded(model, raw, start, tuple(stop), *notes)
+
+
+def _loaded(
+    model: Model, raw: files.RawModel, start: int | None, stop: tuple[int, ...], *more_notes: str
+) -> Loaded:
+    """A model for use, with a tokenizer of bytes where a Transformer's files have none."""
+    tokenizer, vocab, notes = raw.tokenizer, model.sizes.vocab, [*raw.notes, *more_notes]
+    if tokenizer is None and vocab >= 256 and not isinstance(model, Seq2Seq):
+        tokenizer = byte_tokenizer(vocab)
+        notes.append("Text is fed as bytes, which this model was not trained on.")
+    elif tokenizer is not None and tokenizer.vocab_size > vocab:
+        notes.append(f"The tokenizer knows {tokenizer.vocab_size} tokens, the model {vocab}.")
+    if not stop and tokenizer is not None and tokenizer.special.eos is not None:
+        stop = (tokenizer.special.eos,)
+    about = {"licence": raw.licence, "quantisation": raw.quantisation, "notes": tuple(notes)}
+    facts = described(model, raw.name or raw.source.stem, str(raw.source), **about)
     return Loaded(model.eval(), tokenizer, facts, start, stop)
 
 
 def foreign_config(folder: Path) -> Published | None:
     """The config.json of a folder whose model is none of ours; None where there is no such folder."""
-    path = folder / "config.json"
-    if not path.is_file():
-        return None
-    stated = read_json(path)
+    stated = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     ours = {_SEQ2SEQ, MODEL_TYPE, *(kind for family in FAMILIES.values() for kind in family.architectures)}
     kind = stated.get("model_type")
     return stated if isinstance(kind, str) and kind not in ours else None
 
 
-def _foreign(folder: Path, stated: Published, dtype: torch.dtype, reason: str = "") -> Loaded:
-    """The model that transformers makes of a folder; `reason` says why not we."""
+def _foreign(folder: Path, stated: Published, dtype: torch.dtype, *reasons: str) -> Loaded:
+    """The model that transformers makes of a folder; `reasons` say why not we."""
     model = open_folder(folder, stated, dtype)
     tokenizer = TextTokenizer.from_folder(folder) if (folder / "tokenizer.json").is_file() else None
-    notes = ["Computed by the transformers library.", *([f"Ours does not: {reason}"] if reason else [])]
-    if tokenizer is None and model.sizes.vocab >= 256:
-        tokenizer = byte_tokenizer(model.sizes.vocab)
-        notes.append("The folder has no tokenizer.json: text is fed as bytes, which it was not trained on.")
-    facts = replace(described(model, folder.name or str(folder), str(folder)), notes=tuple(notes))
-    return Loaded(model, tokenizer, facts, model.start_token, model.stop_tokens)
+    raw = files.RawModel(folder, stated, {}, tokenizer, folder.name or str(folder))
+    notes = ("Computed by the transformers library.", *reasons)
+    return _loaded(model, raw, model.start_token, model.stop_tokens, *notes)
 
 
-def described(model: Model, name: str, source: str) -> ModelFacts:
-    """The facts of a model that is in memory."""
+def described(model: Model, name: str, source: str, **more: Any) -> ModelFacts:
+    """The facts of a model that is in memory, with those of `ModelFacts` that it cannot say."""
     n_parameter = sum(parameter.numel() for parameter in model.parameters())
     return ModelFacts(
-        name=name, family=model.family, n_parameter=n_parameter, source=source, **asdict(model.sizes)
+        name, model.family, n_parameter=n_parameter, source=source, **asdict(model.sizes), **more
     )
 
 
@@ -241,39 +247,10 @@ def random_seq2seq(config: Seq2SeqConfig, seed: int) -> Seq2Seq:
         return Seq2Seq(config)
 
 
-def _seq2seq(raw: files.RawModel, source: str) -> Seq2Seq:
-    """The recurrent model that `save` wrote."""
-    with _reading_config(source), shapes_alone():
-        config = Seq2SeqConfig.from_dict({key: raw.config[key] for key in raw.config if key != "model_type"})
-        if config.n_layer > len(raw.tensors):  # before they are built
-            raise ArgumentError(f"n_layer is {config.n_layer}, and there are {len(raw.tensors)} tensors.")
-        model = Seq2Seq(config)
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    _check_tensors(shapes, raw.tensors, source)
-    # A recurrent layer keeps its weights in a list of its own too, which `assign` does not reach.
-    model = Seq2Seq(config)
-    model.load_state_dict({name: _numbers(tensor, source) for name, tensor in raw.tensors.items()})
-    return model
-
-
-def _transformer(
-    raw: files.RawModel,
-    family: Family,
-    stated: Published,
-    kept_heads: tuple[tuple[int, ...], ...] | None,
-    dtype: torch.dtype,
-) -> Transformer:
-    """A Transformer filled with published tensors; one error lists all that do not fit."""
-    source, tensors = str(raw.source), raw.tensors
-    with _reading_config(source):
-        family.check(stated, len(tensors), sum(tensor.n_element for tensor in tensors.values()))
-        config = replace(family.config(stated), kept_heads=kept_heads)
-        if config.pooler and not any(family.weights["pooler"] in name for name in tensors):
-            config = replace(config, pooler=False)
-        with shapes_alone():
-            model = Transformer(config)
-    names = _names_in(tensors, family, family.names(model))
-    shared, n_head = _by_tensor(names), config.block.n_head
+def _fill(model: Model, raw: files.RawModel, dtype: torch.dtype) -> None:
+    """Give a model the numbers of its files; one error lists all tensors that do not fit."""
+    tensors, family, names = raw.tensors, *_published(model)
+    names = _names_in(tensors, family, names)
     shapes: dict[str, tuple[int, ...]] = {}
     # Counted, not asked of `Weight.given`: what has no numbers is joined by PyTorch's compiler.
     for ours, parameter in model.named_parameters():
@@ -281,13 +258,30 @@ def _transformer(
         if where.part is not None:
             shape = (3 * shape[0], *shape[1:])
         shapes[where.name] = shape[::-1] if where.transposed else shape
-    _check_tensors(shapes, tensors, source, family.ignored)
+    wrong = []
+    for name, shape in shapes.items():
+        if name not in tensors:
+            wrong.append(f"missing   {name}: expected {shape}")
+        elif tensors[name].shape != shape:
+            wrong.append(f"misshapen {name}: expected {shape}, found {tensors[name].shape}")
+    extra = sorted(name for name in set(tensors) - set(shapes) if not name.endswith(family.ignored))
+    wrong += [f"extra     {name}: found {tensors[name].shape}" for name in extra]
+    if wrong:
+        listed = "\n    ".join([f"the tensors do not fit the config ({len(wrong)} differ):", *wrong])
+        raise LoadError(f"{raw.source}: {listed}")
     state: dict[str, Tensor] = {}
-    for name, parts in shared.items():
-        tensor = _numbers(tensors[name], source, dtype)
-        state |= {ours: names[ours].taken(tensor, n_head) for ours in parts}
+    for name, parts in _by_tensor(names).items():
+        tensor = _numbers(tensors[name], raw.source, dtype)
+        state |= {ours: names[ours].taken(tensor, model.sizes.n_head) for ours in parts}
     model.load_state_dict(state, assign=True)
-    return model.to(dtype)
+    model.to(dtype)  # also a recurrent layer's list of its weights, which `assign` does not reach
+
+
+def _published(model: Model) -> tuple[Family, dict[str, Weight]]:
+    """A model's family, and where each of its weights is in a file: a recurrent one's under our name."""
+    if isinstance(model, Transformer):
+        return FAMILIES[model.family], FAMILIES[model.family].names(model)
+    return Family(), {name: Weight(name) for name, _ in model.named_parameters()}
 
 
 def _by_tensor(names: Mapping[str, Weight]) -> dict[str, list[str]]:
@@ -298,7 +292,7 @@ def _by_tensor(names: Mapping[str, Weight]) -> dict[str, list[str]]:
     return shared
 
 
-def _numbers(stored: LazyTensor, source: str, dtype: torch.dtype = torch.float32) -> Tensor:
+def _numbers(stored: LazyTensor, source: Path, dtype: torch.dtype) -> Tensor:
     """A weight's numbers, which must be floating and finite: looked at once, here."""
     read = stored.read()
     if not read.is_floating_point():
@@ -316,36 +310,12 @@ def _names_in(
     tensors: Mapping[str, LazyTensor], family: Family, names: Mapping[str, Weight]
 ) -> dict[str, Weight]:
     """Where each weight is in a file: with a prefix or without, spelled the old way or the new."""
-    spelled = {}
-    for name in tensors:
-        modern = name
-        for old, new in family.renamed:
-            if modern.endswith(old):
-                modern = modern.removesuffix(old) + new
-        spelled[modern] = name
+    spelled = {name: name for name in tensors}
+    for old, new in family.renamed:
+        spelled |= {name.removesuffix(old) + new: name for name in tensors if name.endswith(old)}
     prefix = max(family.prefixes, key=lambda prefix: sum(prefix + w.name in spelled for w in names.values()))
     full = {ours: family.prefixed(where.name, prefix) for ours, where in names.items()}
     return {ours: replace(w, name=spelled.get(full[ours], full[ours])) for ours, w in names.items()}
-
-
-def _check_tensors(
-    shapes: Mapping[str, tuple[int, ...]],
-    tensors: Mapping[str, LazyTensor],
-    source: str,
-    ignored: tuple[str, ...] = (),
-) -> None:
-    """Raise unless the file has tensors of these names and shapes, and no others but `ignored` ones."""
-    wrong = []
-    for name, shape in shapes.items():
-        if name not in tensors:
-            wrong.append(f"missing   {name}: expected {shape}")
-        elif tensors[name].shape != shape:
-            wrong.append(f"misshapen {name}: expected {shape}, found {tensors[name].shape}")
-    extra = sorted(name for name in set(tensors) - set(shapes) if not name.endswith(ignored))
-    wrong += [f"extra     {name}: found {tensors[name].shape}" for name in extra]
-    if wrong:
-        listed = "\n    ".join(wrong)
-        raise LoadError(f"{source}: the tensors do not fit the config ({len(wrong)} differ):\n    {listed}")
 
 
 def save(loaded: Loaded, folder: str | Path) -> None:
@@ -353,41 +323,36 @@ def save(loaded: Loaded, folder: str | Path) -> None:
 
     A recurrent model has no such format: its folder holds our own config.json, for `load` alone.
     """
-    model = loaded.model
-    if isinstance(model, Seq2Seq):
-        state = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
-        _write(Path(folder), {"model_type": _SEQ2SEQ, **asdict(model.config)}, state, loaded.tokenizer)
+    if isinstance(loaded.model, Seq2Seq):
+        write_folder(loaded, folder, {"model_type": _SEQ2SEQ, **asdict(loaded.model.config)})
     else:
         write_folder(loaded, folder, published_config(loaded.transformer.config))
 
 
-def write_folder(loaded: Loaded, folder: str | Path, published: Said) -> None:
-    """Write a Transformer with the config.json `published`, its tensors under their published names."""
-    model = loaded.transformer
-    family, state, n_head = FAMILIES[model.family], model.state_dict(), model.config.block.n_head
-    names, prefix = family.names(model), "" if model.head == "none" else None
+def write_folder(loaded: Loaded, folder: str | Path, config: Said) -> None:
+    """Write a model with this config.json, its tensors under their published names, and its tokenizer."""
+    folder, model, state = Path(folder), loaded.model, loaded.model.state_dict()
+    family, names = _published(model)
+    prefix = "" if model.head == "none" else None
     tensors = {
-        family.prefixed(name, prefix): names[ours[0]].given([state[part].cpu() for part in ours], n_head)
+        family.prefixed(name, prefix): names[ours[0]].given(
+            [state[part].cpu() for part in ours], model.sizes.n_head
+        )
         for name, ours in _by_tensor(names).items()
     }
-    ids = {"eos_token_id": loaded.stop_tokens[0]} if loaded.stop_tokens else {}
-    if loaded.start_token is not None:
-        ids["decoder_start_token_id"] = loaded.start_token
-    # A pruned model's ids stand beside the rest of what its family would say.
-    published.get("family_config", published).update(ids)
-    _write(Path(folder), published, tensors, loaded.tokenizer)
-
-
-def _write(
-    folder: Path, config: Published, tensors: dict[str, Tensor], tokenizer: TextTokenizer | None
-) -> None:
+    if isinstance(model, Transformer):
+        ids = {"eos_token_id": loaded.stop_tokens[0]} if loaded.stop_tokens else {}
+        if loaded.start_token is not None:
+            ids["decoder_start_token_id"] = loaded.start_token
+        # A pruned model's ids stand beside the rest of what its family would say.
+        config.get("family_config", config).update(ids)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     temporary = folder / "model.safetensors.part"
     write_safetensors(tensors, temporary, {"format": "pt"})
     temporary.replace(folder / "model.safetensors")
-    if tokenizer is not None:
-        tokenizer.save(folder)
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save(folder)
 
 
 def _random(name: str, seed: int) -> Loaded:
@@ -398,7 +363,7 @@ def _random(name: str, seed: int) -> Loaded:
     with shapes_alone():  # no time spent on weights that are drawn anew
         model = Transformer(family.config(family.sizes[name]))
     initialise(model.to_empty(device="cpu"), seed).eval()
-    facts = replace(described(model, f"{name} (random)", f"random weights, seed {seed}"), trained=False)
+    facts = described(model, f"{name} (random)", f"random weights, seed {seed}", trained=False)
     tokenizer = byte_tokenizer(model.config.vocab, *family.around)
     stop = (tokenizer.special.eos,) if tokenizer.special.eos is not None else ()
     return Loaded(model, tokenizer, facts, family.start_token, stop)
@@ -410,16 +375,18 @@ def _shapes() -> dict[str, Family]:
 
 
 @contextmanager
-def _reading_config(source: str) -> Iterator[None]:
+def _reading_config(raw: files.RawModel) -> Iterator[None]:
     """What is wrong with a config.json, as a `LoadError` that names the file."""
     try:
         yield
     except KeyError as error:
-        raise LoadError(f"{source}: config.json has no {error.args[0]!r}, which its model needs.") from error
+        raise LoadError(
+            f"{raw.source}: config.json has no {error.args[0]!r}, which its model needs."
+        ) from error
     except (LoadError, UnsupportedError):
         raise
     except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
-        raise LoadError(f"{source}: config.json has a value that cannot be: {error}") from error
+        raise LoadError(f"{raw.source}: config.json has a value that cannot be: {error}") from error
 
 
 def checked_device(name: str) -> torch.device:

@@ -23,11 +23,10 @@ from torch import Tensor
 from regard.errors import LoadError, UnsupportedError
 from regard.files.gguf import Metadata, read_header
 from regard.files.safetensors import LazyTensor, open_safetensors
-from regard.files.tokenizer import GGUF_ROLES, TextTokenizer, gguf_tokenizer, read_json, read_text
+from regard.files.tokenizer import TextTokenizer, gguf_tokenizer, read_json, read_text
 from regard.models.families import FAMILIES, Family, Published, Said
 
 INDEX = "model.safetensors.index.json"
-_IDS = ("bos", "eos", "pad")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -54,22 +53,21 @@ def read(path: str | Path) -> RawModel:
         return read_folder(path)
     refuse_pickle(path)
     if path.suffix == ".safetensors":
-        return read_folder(path.parent, weights=[path])
+        return read_folder(path.parent, weights=path)
     return read_gguf(path)
 
 
 def refuse_pickle(path: Path) -> None:
     """Raise if `path` is a pickle by its name or by how it starts, saying how to convert it."""
-    pickled = path.suffix.lower() in PICKLES
-    if not pickled and path.suffix.lower() not in (".safetensors", ".gguf"):
+    suffix, start = path.suffix.lower(), b""
+    if suffix not in (*PICKLES, ".safetensors", ".gguf"):
         try:
             with path.open("rb") as file:
                 start = file.read(4)
         except OSError as error:
             raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from error
-        # torch.save writes a zip archive; before PyTorch 1.6 it wrote pickle protocol 2.
-        pickled = start[:4] == b"PK\x03\x04" or start[:2] == b"\x80\x02"
-    if pickled:
+    # torch.save writes a zip archive; before PyTorch 1.6 it wrote pickle protocol 2.
+    if suffix in PICKLES or start.startswith((b"PK\x03\x04", b"\x80\x02")):
         target = path.with_name("model.safetensors")
         raise LoadError(
             f"{path} is a pickle: reading one can run any program its author put in it, so it is not read. "
@@ -83,31 +81,23 @@ def refuse_pickle(path: Path) -> None:
         )
 
 
-def read_folder(folder: Path, *, weights: list[Path] | None = None) -> RawModel:
+def read_folder(folder: Path, *, weights: Path | None = None) -> RawModel:
     """The model in a Hugging Face-format folder: config.json, safetensors, tokenizer.json if there is one."""
-    files, promised = (weights, set[str]()) if weights is not None else _weight_files(folder)
+    files, promised = _weight_files(folder) if weights is None else ([weights], set[str]())
     config = read_json(folder / "config.json")
-    tensors: dict[str, LazyTensor] = {}
-    twice = set()
-    for file in files:
-        stored = open_safetensors(file)
-        twice |= tensors.keys() & stored
-        tensors |= stored
-    if twice:
+    stored = [open_safetensors(file) for file in files]
+    tensors = {name: tensor for part in stored for name, tensor in part.items()}
+    if sum(map(len, stored)) > len(tensors):
+        twice = [name for name in tensors if sum(name in part for part in stored) > 1]
         raise LoadError(f"{folder}: these tensors are stored in more than one file: {_few(twice)}.")
     if missing := promised - set(tensors):
         raise LoadError(f"{folder / INDEX} names tensors that its files do not have: {_few(missing)}.")
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    note = f"No tokenizer: {folder} has no tokenizer.json. The model takes ids, not text."
-    return RawModel(
-        folder if weights is None else weights[0],
-        config,
-        tensors,
-        TextTokenizer.from_folder(folder) if has_tokenizer else None,
-        name=stated if isinstance(stated := config.get("_name_or_path"), str) and stated else None,
-        licence=_card_licence(folder),
-        notes=() if has_tokenizer else (note,),
-    )
+    tokenizer = TextTokenizer.from_folder(folder) if (folder / "tokenizer.json").is_file() else None
+    lacking = f"No tokenizer: {folder} has no tokenizer.json. The model takes ids, not text."
+    notes = (lacking,) if tokenizer is None else ()
+    name, licence = config.get("_name_or_path"), _card_licence(folder)
+    name = name if isinstance(name, str) and name else None
+    return RawModel(weights or folder, config, tensors, tokenizer, name, licence, notes=notes)
 
 
 def read_gguf(path: Path) -> RawModel:
@@ -115,12 +105,10 @@ def read_gguf(path: Path) -> RawModel:
     metadata, stored = read_header(path)
     families = {family.gguf: family for family in FAMILIES.values() if family.gguf is not None}
     architecture = str(metadata.get("general.architecture"))[:40]
-    family = families.get(architecture)
-    if family is None:
-        raise LoadError(
-            f"{path} holds a model of architecture {architecture!r}: of GGUF files, "
-            f"{' and '.join(sorted(families))} can be read."
-        )
+    if architecture not in families:
+        known = " and ".join(sorted(families))
+        raise LoadError(f"{path} holds a model of architecture {architecture!r}: {known} can be read.")
+    family = families[architecture]
     try:
         config = _gguf_config(metadata, stored, family)
         tensors = _translated(stored, family, config)
@@ -140,36 +128,28 @@ def _weight_files(folder: Path) -> tuple[list[Path], set[str]]:
     """The files with a folder's weights, and the tensors that an index says are in them."""
     if (folder / "model.safetensors").exists():
         return [folder / "model.safetensors"], set()
-    if (folder / INDEX).exists():
-        return _shards(folder / INDEX)
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    for name in names:
-        if Path(name).suffix in PICKLES and name != "training_args.bin":
-            refuse_pickle(folder / name)
-    if ggufs := [name for name in names if name.endswith(".gguf")]:
+    if not (folder / INDEX).exists():
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+        for name in names:
+            if Path(name).suffix in PICKLES and name != "training_args.bin":
+                refuse_pickle(folder / name)
+        ggufs = [name for name in names if name.endswith(".gguf")]
+        there = f"{_few(ggufs)}: give the path of that file" if ggufs else _few(names) or "no files"
         raise LoadError(
-            f"{folder} has no model.safetensors. It has {_few(ggufs)}: give the path of that file."
+            f"{folder} has no weights: model.safetensors, or {INDEX} and its files, must be in it. "
+            f"It has {there}."
         )
-    raise LoadError(
-        f"{folder} has no weights: model.safetensors, or model.safetensors.index.json and its files, "
-        f"must be in it. It has {_few(names) or 'no files'}."
-    )
-
-
-def _shards(index: Path) -> tuple[list[Path], set[str]]:
-    """The files an index names, all of them plain names of files in its folder, and the tensors."""
-    named = read_json(index).get("weight_map")
+    named = read_json(folder / INDEX).get("weight_map")
     if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
-        raise LoadError(f"{index} has no weight_map: it must map each tensor's name to a file's.")
+        raise LoadError(f"{folder / INDEX} has no weight_map: it must map each tensor's name to a file's.")
     shards = sorted(set(named.values()))
     if outside := [name for name in shards if re.search(r"[/\\:\0]", name) or name in ("", ".", "..")]:
-        raise LoadError(f"{index} names {_few(outside)}: weights must be files in the same folder.")
-    paths = [index.parent / name for name in shards]
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise LoadError(f"{index} names {len(shards)} files, of which these are missing: {_few(missing)}.")
-    for path in paths:
-        refuse_pickle(path)
-    return paths, set(named)
+        raise LoadError(f"{folder / INDEX} names {_few(outside)}: weights must be files in the same folder.")
+    if missing := [name for name in shards if not (folder / name).is_file()]:
+        raise LoadError(f"{folder / INDEX} names files of which these are missing: {_few(missing)}.")
+    for name in shards:
+        refuse_pickle(folder / name)
+    return [folder / name for name in shards], set(named)
 
 
 def _card_licence(folder: Path) -> str | None:
@@ -198,14 +178,13 @@ def _gguf_config(metadata: Metadata, tensors: Mapping[str, LazyTensor], family: 
     kind, (with_head, _) = next(iter(family.architectures.items()))
     below = f"{family.gguf}."
     values = {key.removeprefix(below): value for key, value in metadata.items() if key.startswith(below)}
-    ids = {role: metadata.get(f"tokenizer.ggml.{GGUF_ROLES[role]}_token_id") for role in _IDS}
     return {
         "model_type": kind,
         "architectures": [with_head],
         **family.gguf_config(values, tensors),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
-        **{f"{role}_token_id": index if type(index) is int else None for role, index in ids.items()},
+        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
     }
 
 
@@ -235,8 +214,5 @@ def _quantisation(tensors: Mapping[str, LazyTensor]) -> str | None:
     counts: Counter[str] = Counter()
     for tensor in tensors.values():
         counts[tensor.stored_as] += tensor.n_element
-    stored_as = max(counts, key=counts.__getitem__)
-    bits = re.fullmatch(r"I?Q(\d)_\w+|T(Q)\d_0|(?:MX|NV)FP(\d)", stored_as)
-    if bits is None:
-        return None
-    return f"{stored_as} ({'ternary' if bits[2] else f'{bits[1] or bits[3]}-bit'})"
+    bits = re.fullmatch(r"I?Q(\d)_\w+|(T)Q\d_0|(?:MX|NV)FP(\d)", counts.most_common(1)[0][0])
+    return bits and f"{bits[0]} ({'ternary' if bits[2] else f'{bits[1] or bits[3]}-bit'})"

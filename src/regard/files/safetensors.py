@@ -46,14 +46,11 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
         }
 
 
-def write_safetensors(
-    tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str] | None = None
-) -> None:
+def write_safetensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """Write a file that may be read by whom the user's other files may: `save_file` lets its owner alone."""
-    path = Path(path)
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
-    save_file(dict(tensors), path, metadata=None if metadata is None else dict(metadata))
+    save_file(dict(tensors), path, metadata)
     path.chmod(mode)
 
 

@@ -1,6 +1,6 @@
 """Text to token ids and back, on top of the `tokenizers` library.
 
-    tokenizer = TextTokenizer.from_file("tokenizer.json")
+    tokenizer = TextTokenizer.from_folder("folder")
     tokenizer.decode(tokenizer.encode("hello"))      # "hello"
 
 Three sources: a `tokenizer.json`, the metadata of a GGUF file, and `byte_tokenizer`, which has one
@@ -63,12 +63,14 @@ class TextTokenizer:
     system_prompt: str | None = None  # what the model's own chat format starts with
 
     @classmethod
-    def from_file(cls, path: str | Path) -> TextTokenizer:
-        """The tokenizer stored in the tokenizer.json at `path`.
+    def from_folder(cls, folder: str | Path) -> TextTokenizer:
+        """The tokenizer of a model folder: tokenizer.json, special tokens named by the files beside it.
 
         Truncation and padding stored in it are cleared: they are settings of whoever saved the file.
         """
-        text = read_text(Path(path))
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        text = read_text(path)
         with _library_errors(f"{path} does not describe a tokenizer that can be built"):
             backend = Tokenizer.from_str(text)
             backend.no_truncation()
@@ -76,13 +78,6 @@ class TextTokenizer:
         largest = max(backend.get_vocab().values(), default=0)
         if largest >= MOST_IDS:  # the library counts up to it when it writes a file
             raise LoadError(f"{path}: ids of tokens must be below {MOST_IDS:,}. Got {largest:,}.")
-        return cls(backend, usual_special_ids(backend))
-
-    @classmethod
-    def from_folder(cls, folder: str | Path) -> TextTokenizer:
-        """The tokenizer of a model folder: tokenizer.json, special tokens named by the files beside it."""
-        folder = Path(folder)
-        tokenizer = cls.from_file(folder / "tokenizer.json")
         named: dict[str, int] = {}
         for file_name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / file_name).is_file():
@@ -91,10 +86,10 @@ class TextTokenizer:
                     token = stated.get(f"{role}_token")
                     token = token.get("content") if isinstance(token, dict) else token
                     with _library_errors(f"{folder / file_name} names a token that cannot be"):
-                        index = tokenizer.backend.token_to_id(token) if isinstance(token, str) else None
+                        index = backend.token_to_id(token) if isinstance(token, str) else None
                     if index is not None:
                         named[role] = index
-        return replace(tokenizer, special=replace(tokenizer.special, **named))
+        return cls(backend, replace(usual_special_ids(backend), **named))
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextTokenizer:
@@ -125,10 +120,8 @@ class TextTokenizer:
 
     def decode(self, ids: Sequence[int] | Int[Tensor, "position"], *, skip_special: bool = True) -> str:
         """The text of `ids`; special tokens are left out unless `skip_special` is False."""
-        wanted = [int(index) for index in ids]
-        if skip_special:
-            hidden = self.special.all()
-            wanted = [index for index in wanted if index not in hidden]
+        hidden = self.special.all() if skip_special else ()
+        wanted = [int(index) for index in ids if int(index) not in hidden]
         with _library_errors("the tokenizer cannot write these ids"):
             return str(self.backend.decode(wanted, skip_special_tokens=skip_special))
 
@@ -149,21 +142,15 @@ class TextTokenizer:
                 "Give the text itself."
             )
         system = self.system_prompt if system is None else system
-        turns = [("system", system)] if system else []
-        turns.append(("user", prompt))
-        written = "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns)
-        return written + "<|im_start|>assistant\n"
-
-    def to_json(self) -> str:
-        """The contents of a tokenizer.json that gives this tokenizer back."""
-        return str(self.backend.to_str())
+        first = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+        return f"{first}<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and special_tokens_map.json into `folder`, for `from_folder`."""
         folder = Path(folder)
         ids = asdict(self.special).items()
         names = {f"{role}_token": self.backend.id_to_token(index) for role, index in ids if index is not None}
-        (folder / "tokenizer.json").write_text(self.to_json(), encoding="utf-8")
+        (folder / "tokenizer.json").write_text(self.backend.to_str(), encoding="utf-8")
         (folder / "special_tokens_map.json").write_text(json.dumps(names, indent=2), encoding="utf-8")
 
     def _encode(self, text: str, add_special: bool) -> tokenizers.Encoding:
@@ -199,8 +186,7 @@ def usual_special_ids(backend: Tokenizer) -> SpecialIds:
     ids: dict[str, int | None] = {}
     for role in ROLES:
         names = (f"<{role}>", f"[{role.upper()}]", *_USUAL_NAMES.get(role, ()))
-        known = [index for index in map(backend.token_to_id, names) if index is not None]
-        ids[role] = known[0] if known else None
+        ids[role] = next((index for index in map(backend.token_to_id, names) if index is not None), None)
     return SpecialIds(**ids)
 
 
@@ -222,13 +208,9 @@ def byte_tokenizer(vocab_size: int = 263, first: str | None = None, last: str | 
     roles = ("pad", "bos", "eos", "cls", "sep", "mask", "unk")
     special = {role: 256 + index for index, role in enumerate(roles) if 256 + index < vocab_size}
     around = [role for role in (first, last) if role is not None]
-    for role in around:
-        if role not in special:
-            raise ArgumentError(
-                f"No special token {role!r} in a byte vocabulary of {vocab_size}: it has {special}."
-            )
-    vocab = {character: byte for byte, character in enumerate(_CHARACTER_OF)}
-    vocab |= {f"<{role}>": index for role, index in special.items()}
+    if lacking := [role for role in around if role not in special]:
+        raise ArgumentError(f"No special token {lacking[0]!r} among {vocab_size} ids: there are {special}.")
+    vocab = _BYTE_OF | {f"<{role}>": index for role, index in special.items()}
     vocab |= {f"<{index}>": index for index in range(256 + len(special), vocab_size)}
     # With no merges, text never gives a token longer than a byte: "<pad>" in a text is five bytes.
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -236,7 +218,7 @@ def byte_tokenizer(vocab_size: int = 263, first: str | None = None, last: str | 
     backend.decoder = decoders.ByteLevel()
     if around:
         backend.post_processor = processors.TemplateProcessing(
-            single=" ".join(f"<{word}>" if word != "$A" else word for word in (first, "$A", last) if word),
+            single=[f"<{word}>" if word in special else "$A" for word in (first, "$A", last) if word],
             pair=None,
             special_tokens=[(f"<{role}>", special[role]) for role in set(around)],
         )
@@ -245,19 +227,21 @@ def byte_tokenizer(vocab_size: int = 263, first: str | None = None, last: str | 
 
 # How text is cut before byte pairs are merged, by GGUF's tokenizer.ggml.pre. A vocabulary whose cut is not
 # listed is refused: another cut would give other ids than those the model was trained on, silently.
-_CUTS = {
-    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2"), ""),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), "digits"),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), "llama3"),
-}
+_DIGITS = pre_tokenizers.Digits(individual_digits=True)
 _LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_LLAMA3 = pre_tokenizers.Split(Regex(_LLAMA3_PATTERN), behavior="isolated")
+_CUTS: dict[str, tuple[pre_tokenizers.PreTokenizer, ...]] = {
+    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2"), ()),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (_DIGITS,)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), (_LLAMA3,)),
+}
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 # Our roles -> the words in GGUF's keys, spelled as they are there.
-GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding",
-              "sep": "seperator", "mask": "mask", "unk": "unknown"}  # fmt: skip
+_GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding",
+               "sep": "seperator", "mask": "mask", "unk": "unknown"}  # fmt: skip
 
 
 def gguf_tokenizer(
@@ -271,38 +255,33 @@ def gguf_tokenizer(
     said: dict[str, Any] = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
     model, cut = said.get("model"), str(said.get("pre", usual_cut))
     if model != "gpt2":
-        raise UnsupportedError(
-            f"{source} has tokenizer {model!r}: of GGUF tokenizers, byte-level BPE ('gpt2') can be rebuilt."
-        )
+        raise UnsupportedError(f"{source} has tokenizer {model!r}: byte-level BPE ('gpt2') can be rebuilt.")
     if cut not in _CUTS:
-        raise UnsupportedError(
-            f"{source} cuts text in the way {cut!r}, which is not known here. Known: {', '.join(_CUTS)}."
-        )
+        raise UnsupportedError(f"{source} cuts text in the way {cut!r}: known are {', '.join(_CUTS)}.")
     tokens, merges, types = (said.get(key, ()) for key in ("tokens", "merges", "token_type"))
-    if not _strings(tokens) or not _strings(merges) or any(merge.count(" ") != 1 for merge in merges):
-        raise LoadError(
-            f"{source} has a byte-level BPE tokenizer without lists of tokens, and of pairs of them."
-        )
+    lists = isinstance(tokens, list) and isinstance(merges, list)
+    strings = lists and all(isinstance(word, str) for word in tokens + merges)
+    if not strings or any(merge.count(" ") != 1 for merge in merges):
+        raise LoadError(f"{source} has byte-level BPE without lists of tokens, and of pairs of them.")
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         raise LoadError(
-            f"{source} lists {len(tokens)} tokens, of which {len(tokens) - len(vocab)} occur twice."
+            f"{source} has {len(tokens)} tokens, of which {len(tokens) - len(vocab)} occur twice."
         )
     n_type = len(types) if hasattr(types, "__len__") else 1
     if n_type not in (0, len(tokens)):
         raise LoadError(f"{source} has {len(tokens)} tokens and {n_type} token types: one each is needed.")
-    ids: dict[str, int] = {}
-    for role, word in GGUF_ROLES.items():
-        index = said.get(f"{word}_token_id")
-        if index is not None and (type(index) is not int or not 0 <= index < len(tokens)):
-            raise LoadError(
-                f"{source} gives {word} token id {index!r}: it must be in 0 to {len(tokens) - 1}."
-            )
-        ids |= {} if index is None else {role: index}
+    stated_ids = {role: said.get(f"{word}_token_id") for role, word in _GGUF_ROLES.items()}
+    ids = {role: index for role, index in stated_ids.items() if index is not None}
+    for role, index in ids.items():
+        if type(index) is not int or not 0 <= index < len(tokens):
+            rule = f"it must be in 0 to {len(tokens) - 1}"
+            raise LoadError(f"{source} gives {_GGUF_ROLES[role]} token id {index!r}: {rule}.")
     with _library_errors(f"{source} does not describe a tokenizer that can be built"):
-        pairs = [tuple(merge.split(" ")) for merge in merges]
-        backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=_CUTS[cut] == "llama3"))
-        backend.pre_tokenizer = _gguf_cut(_CUTS[cut], bool(said.get("add_space_prefix")))
+        pairs, cut_whole = [tuple(merge.split(" ")) for merge in merges], _LLAMA3 in _CUTS[cut]
+        backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=cut_whole))
+        to_bytes = pre_tokenizers.ByteLevel(bool(said.get("add_space_prefix")), use_regex=not cut_whole)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*_CUTS[cut], to_bytes])
         backend.decoder = decoders.ByteLevel()
         for kind, add in ((_CONTROL, backend.add_special_tokens), (_USER_DEFINED, backend.add_tokens)):
             add([AddedToken(t, normalized=False) for t, of in zip(tokens, types, strict=False) if of == kind])
@@ -316,29 +295,9 @@ def gguf_tokenizer(
     return TextTokenizer(backend, SpecialIds(**ids), stated[1] if stated else None)
 
 
-def _gguf_cut(cut: str, space_first: bool) -> pre_tokenizers.PreTokenizer:
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=space_first, use_regex=cut != "llama3")
-    if cut == "digits":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), to_bytes])
-    if cut == "llama3":
-        words = pre_tokenizers.Split(Regex(_LLAMA3_PATTERN), behavior="isolated")
-        return pre_tokenizers.Sequence([words, to_bytes])
-    return to_bytes
-
-
-def _strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _byte_characters() -> tuple[str, ...]:
-    """The character for each byte in byte-level BPE: itself if printable, else one from 256 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    spare = iter(range(256, 512))
-    return tuple(chr(byte) if byte in printable else chr(next(spare)) for byte in range(256))
-
-
-_CHARACTER_OF = _byte_characters()
-_BYTE_OF = {character: byte for byte, character in enumerate(_CHARACTER_OF)}
+# The byte of each character of byte-level BPE: a printable one's own, the others from 256 on in order.
+_PRINTABLE, _SPARE = pre_tokenizers.ByteLevel.alphabet(), map(chr, range(256, 512))
+_BYTE_OF = {chr(byte) if chr(byte) in _PRINTABLE else next(_SPARE): byte for byte in range(256)}
 
 
 @contextmanager
@@ -368,11 +327,10 @@ def read_text(path: Path) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in the file at `path`; `LoadError` if it is anything else."""
+    text = read_text(path)
     try:
-        value = json.loads(read_text(path))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, LoadError):
-            raise
         raise LoadError(f"{path} is not JSON: {str(error)[:200]}.") from error
     if not isinstance(value, dict):
         raise LoadError(f"{path} holds a JSON {type(value).__name__}: it must hold an object.")

@@ -162,7 +162,7 @@ class _Running:
         self.corpus = open_corpus(settings, folder)
         tokenizer = self.corpus.tokenizer
         special = tokenizer.special
-        self.crc = zlib.crc32(f"{tokenizer.to_json()} {special}".encode(), self.corpus.crc)
+        self.crc = zlib.crc32(f"{tokenizer.backend.to_str()} {special}".encode(), self.corpus.crc)
         assert special.pad is not None  # every vocabulary of ours has one
         self.pad = special.pad
         objective = Objective(build_model(settings, tokenizer), settings.label_smoothing)

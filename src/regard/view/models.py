@@ -142,6 +142,5 @@ def made(shape: str, seed: int, device: str | torch.device = "cpu") -> Loaded:
         bos, eos, pad = tokenizer.special.bos, tokenizer.special.eos, tokenizer.special.pad
         shapes = Seq2SeqConfig(263, 263, 32, 64, bidirectional=True, bos=bos, eos=eos, pad=pad)
         model = random_seq2seq(shapes, seed)
-    facts = described(model, f"{_MADE[shape][0]}{RANDOM}", f"random weights, seed {seed}")
-    facts = replace(facts, trained=False)
+    facts = described(model, f"{_MADE[shape][0]}{RANDOM}", f"random weights, seed {seed}", trained=False)
     return Loaded(model.eval().to(device), tokenizer, facts, model.start_token, model.stop_tokens)

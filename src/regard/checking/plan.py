@@ -69,8 +69,8 @@ class Plan:
 
     def add_trial(self, trial: Trial, *, brief: bool = False) -> None:
         """Add the runs of one trial; `brief` for its value alone."""
-        case = trial.make(self._draw(trial))
-        self._add("value", trial, case, largest=trial.most_numbers is not None)
+        (case,) = trial.make(self._draw(trial))
+        self._add("value", trial, case, largest=bool(trial.most_numbers))
         if brief or trial.raises:
             return
         for kind in (*(["gradients"] if trial.grad else []), *(VARIANTS if trial.variants else ())):
@@ -82,9 +82,9 @@ class Plan:
 
     def choices(self) -> list[dict[str, str]]:
         """Every combination of conventions, ours first."""
-        names = [convention.name for convention in self.exercise.conventions]
-        ways = itertools.product(*(convention.choices for convention in self.exercise.conventions))
-        return [dict(zip(names, way, strict=True)) for way in ways]
+        conventions = self.exercise.conventions
+        ways = itertools.product(*conventions.values())
+        return [dict(zip(conventions, way, strict=True)) for way in ways]
 
     @cached_property
     def told_apart(self) -> list[dict[str, str]]:

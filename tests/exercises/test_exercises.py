@@ -36,7 +36,7 @@ def test_an_exercise_is_whole(id):
     assert exercise.id == id
     assert len(exercise.mistakes) >= 8
     assert {path.stem for path in (exercise.folder / "right").glob("*.py")} == set(exercise.variants)
-    for source in (exercise.starter, exercise.drive, *(right.source for right in exercise.right)):
+    for source in (exercise.starter, exercise.drive, *exercise.right):
         assert "regard" not in source
         ast.parse(source)
     assert all(bool(mistake.choices) != bool(mistake.fails) for mistake in exercise.mistakes)

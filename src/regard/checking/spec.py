@@ -139,14 +139,6 @@ Parts = tuple[dict[str, Any], dict[str, int], dict[str, Any]]  # flags, sizes, a
 
 
 @dataclass(frozen=True)
-class Right:
-    """Another correct way to write it, as source text that needs nothing but torch."""
-
-    name: str
-    source: str
-
-
-@dataclass(frozen=True)
 class Mistake:
     """A way to be wrong that has a name. Of the four `hints` the first tells the least.
 
@@ -219,9 +211,9 @@ class Exercise(Entry):
         return self.read(self.drive_file) if self.drive_file else ""
 
     @cached_property
-    def right(self) -> tuple[Right, ...]:
-        """The right variants, in the order of exercise.toml."""
-        return tuple(Right(name, self.read(f"right/{file}.py")) for file, name in self.variants.items())
+    def right(self) -> tuple[str, ...]:
+        """The sources of the right variants, which need nothing but torch."""
+        return tuple(self.read(f"right/{file}.py") for file in self.variants)
 
     @cached_property
     def checks(self) -> Checks:

@@ -120,13 +120,13 @@ def measure(exercise: Exercise, runner: Runner, seeds: list[int], with_mutations
 
 def _right(plan: Plan, runner: Runner, row: Row) -> None:
     exercise = plan.exercise
-    for right in exercise.right:
-        result = runner.run(plain_answer(exercise, right.source), plan.orders)
+    for name, source in zip(exercise.variants.values(), exercise.right, strict=True):
+        result = runner.run(plain_answer(exercise, source), plan.orders)
         row.right += 1
         _, verdict = best_verdict(plan, result.runs)
         if verdict.failed:
             row.refused += 1
-            row.notes.append(f"refused: {right.name!r} ({', '.join(sorted(verdict.failed))})")
+            row.notes.append(f"refused: {name!r} ({', '.join(sorted(verdict.failed))})")
 
 
 def _mistakes(space: Space, row: Row) -> None:
@@ -176,8 +176,8 @@ def _known(space: Space, *mistakes: Mistake) -> tuple[Named, ...] | None:
 
 def _mutants(exercise: Exercise, runner: Runner, seed: int, row: Row) -> None:
     plan = Plan(exercise, seed)
-    for right in exercise.right:
-        mutants: list[Mutation] = mutations(right.source)[:MOST_MUTATIONS]
+    for name, source in zip(exercise.variants.values(), exercise.right, strict=True):
+        mutants: list[Mutation] = mutations(source)[:MOST_MUTATIONS]
         for mutant in mutants:
             result = runner.run(plain_answer(exercise, mutant.source), plan.orders)
             row.mutants += 1
@@ -187,7 +187,7 @@ def _mutants(exercise: Exercise, runner: Runner, seed: int, row: Row) -> None:
             if dead or best_verdict(plan, {**nothing, **result.runs})[1].failed:
                 row.killed += 1
             else:
-                row.survivors.append(f"{right.name}: {mutant.what}")
+                row.survivors.append(f"{name}: {mutant.what}")
 
 
 def explained(survivor: str, id: str) -> str:
@@ -207,7 +207,7 @@ def times(exercises: list[Exercise]) -> dict[str, tuple[float, float]]:
     answers = [
         (exercise, source)
         for exercise in exercises
-        for source in (mutations(exercise.right[0].source)[0].source, exercise.right[0].source)
+        for source in (mutations(exercise.right[0])[0].source, exercise.right[0])
     ]
     with tempfile.TemporaryDirectory() as folder:
 
@@ -235,8 +235,8 @@ def costs() -> None:
         (exercise, source)
         for exercise in exercises
         for source in (
-            *(right.source for right in exercise.right),
-            *(mutation.source for right in exercise.right for mutation in mutations(right.source)[:8]),
+            *exercise.right,
+            *(mutation.source for source in exercise.right for mutation in mutations(source)[:8]),
         )
     ]
     with tempfile.TemporaryDirectory() as folder:

@@ -161,7 +161,7 @@ def test_an_exercise_from_a_folder_is_set_graded_and_handed_on(tmp_path, runner)
     """`from` stands beside the file; its exercises are marked, and go along to a grader."""
     starters.new_exercise("double-it", tmp_path / "course" / "double_it")
     assignment = assignment_of(tmp_path, "from = 'course'", ["double-it"])
-    (tmp_path / "answer.py").write_text(ours()["rnn-step"].right[0].source)
+    (tmp_path / "answer.py").write_text(ours()["rnn-step"].right[0])
     (tmp_path / "double_it.py").write_text("def double_it(x):\n    return 2 * x\n")
     assert grade_one(assignment, runner, tmp_path / "double_it.py").points == 10
     assert "course/double_it/exercise.toml" in FORMS["gradescope"](assignment)
@@ -208,7 +208,7 @@ def test_no_wrong_answer_keeps_half(n_right, tmp_path):
 
 def test_ignoring_causality_keeps_less_than_half(graded):
     """It passes most checks: by their number alone it would keep most of the points."""
-    texts = (one.source for one in ours()["multi-head-self-attention"].right)
+    texts = ours()["multi-head-self-attention"].right
     text = next(text for text in texts if "if self.causal:" in text).replace("if self.causal:", "if False:")
     (marked,) = graded(text, id="multi-head-self-attention").marks
     assert sum(one.passed for one in marked.lines) / len(marked.lines) > 0.6
@@ -253,7 +253,7 @@ def test_a_starter_earns_nothing_and_counts_as_no_answer(graded):
 
 def test_a_starter_left_above_the_answer_does_not_hide_it(graded):
     """In a notebook the cell that was given out often stays."""
-    text = ours()["multi-head-self-attention"].right[0].source
+    text = ours()["multi-head-self-attention"].right[0]
     both = ours()["multi-head-self-attention"].starter + "\n\n" + text
     assert graded(both, id="multi-head-self-attention").points == 10
 
@@ -626,7 +626,7 @@ def test_what_is_given_out_holds_no_solution(form, tmp_path):
     write(files, tmp_path / ("out.zip" if form == "gradescope" else "out"))
     whole = "\n".join(files.values())
     telling = "rows = X.reshape(-1, X.shape[-1])"
-    assert telling in ours()["masked-softmax"].right[0].source
+    assert telling in ours()["masked-softmax"].right[0]
     assert (telling in whole) == (form == "otter")
     for name, text in files.items():
         if name.endswith(".ipynb"):

@@ -59,7 +59,7 @@ def test_an_exercise_of_ones_own_stands_last():
 @pytest.mark.parametrize("exercise", ours().values(), ids=lambda exercise: exercise.id)
 def test_the_example_of_a_starter_runs_and_prints(exercise, capsys):
     """With the first right variant in the place of the starter, as a student's file has it."""
-    source = starters.script(exercise).replace(exercise.starter, exercise.right[0].source)
+    source = starters.script(exercise).replace(exercise.starter, exercise.right[0])
     lent = lending.lent(from_source(source).undefined, exercise.names)
     exec("\n".join([*lent.values(), source]), {"__name__": "__main__"})
     assert capsys.readouterr().out.strip()

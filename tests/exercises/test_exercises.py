@@ -36,7 +36,7 @@ def test_an_exercise_is_whole(id):
     assert exercise.id == id
     assert len(exercise.mistakes) >= 8
     assert {path.stem for path in (exercise.folder / "right").glob("*.py")} == set(exercise.variants)
-    for source in (exercise.starter, exercise.drive, *(right.source for right in exercise.right)):
+    for source in (exercise.starter, exercise.drive, *exercise.right):
         assert "regard" not in source
         ast.parse(source)
     assert all(bool(mistake.choices) != bool(mistake.fails) for mistake in exercise.mistakes)
@@ -123,15 +123,15 @@ def test_an_exercise_that_does_not_hold_is_told_where(runner, tmp_path, file, ol
         ('choice = { factor = "3" }', 'choice = [{ factor = "3" }, "4"]', "must be a table of texts"),
         ('choice = { factor = "3" }', "", "either choice"),
         ('choice = { factor = "3" }', "edits = []", "either choice"),
-        ("title =", "titel = 'x'\ntitle =", "titel: no such keys"),
+        ("title =", "titel = 'x'\ntitle =", "titel: no such key"),
         ('shared = ["neighbour", "always"]', 'shared = ["none"]', "none.toml"),
         ("[right]", "[right", "cannot read"),
         ("[hints]", "[conventions.one]\nalone = 'x'\n\n[hints]", "at least two choices"),
         ('of = "x"', "of = 1", "formulas.of must be a text or a table of texts"),
         ("batch = 2", "batch = 2.5", "sizes.batch must be a whole number"),
         ('x = "normal(batch, position)"', "x = []", "draws.x must be a text or a number"),
-        ('args = ["x"]', 'arg = ["x"]', "call: arg: no such key. There are: args, options"),
-        ('args = ["x"]', 'args = "x"', "call: args must be a list of texts"),
+        ('args = ["x"]', 'arg = ["x"]', "call.arg: no such key. There are: args, options"),
+        ('args = ["x"]', 'args = "x"', "call.args must be a list of texts"),
         (
             "{ variants = true }",
             "{ varients = true }",
@@ -215,7 +215,7 @@ def test_trials_of_a_folder_may_share_a_file_beside_it(tmp_path):
     text = toml.read_text().replace('["neighbour", "always"]', '["way", "always"]')
     toml.write_text(text.replace('factor = "2"', 'factor = "4 * half(FACTOR)"', 1))
     exercise = from_folder(tmp_path)["twice"]
-    assert [convention.name for convention in exercise.conventions] == ["way"]
+    assert list(exercise.conventions) == ["way"]
     assert [trial.name for trial in exercise.checks.trials] == ["several sequences", "one sequence"]
     assert exercise.checks.reference(Case((torch.ones(1),))) == 4.0
     assert str(tmp_path) not in sys.path

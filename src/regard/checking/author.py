@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Failure, Outcome, leaves, mapped
+from regard.checking.child.messages import Failure, Outcome, mapped
 from regard.checking.forms import Whatever
 from regard.checking.judge import Check, compared, judged
-from regard.checking.naming import RAISED, Space, best_verdict, diagnosis, plain_answer
+from regard.checking.naming import RAISED, Space, best_verdict, diagnosis, numbers, plain_answer
 from regard.checking.plan import Plan
 from regard.checking.runner import Runner
 from regard.checking.spec import Exercise, Mistake
@@ -56,9 +56,9 @@ def _lines(exercise: Exercise, runner: Runner, seed: int) -> Iterator[Line]:
     files = {path.stem for path in (exercise.folder / "right").glob("*.py")}
     unnamed = ", ".join(sorted(files - set(exercise.variants)))
     yield Line("exercise.toml names every file of right/", not unnamed, f"it does not name {unnamed}")
-    for right in exercise.right:
-        failed = _failures(plan, runner, right.source)
-        yield Line(f"the right variant {right.name!r} passes", not failed, failed)
+    for name, source in zip(exercise.variants.values(), exercise.right, strict=True):
+        failed = _failures(plan, runner, source)
+        yield Line(f"the right variant {name!r} passes", not failed, failed)
     yield Line("the starter fails", bool(_failures(plan, runner, exercise.starter)))
     yield from _mistakes(plan)
 
@@ -149,10 +149,7 @@ def _data(plan: Plan) -> Iterator[Line]:
     for run in plan.runs:
         if run.kind != "value" or run.item.raises or run.item.kind != "wrong":
             continue
-        result = expected[run.id].value
-        tensors = [leaf for _, leaf in leaves(result) if isinstance(leaf, Tensor) and leaf.numel() > 1]
-        numbers = [leaf.double().reshape(-1) for leaf in tensors if leaf.is_floating_point()]
-        flat = torch.cat([torch.empty(0, dtype=torch.float64), *numbers])
+        flat = numbers(expected[run.id].value)
         flat = flat[torch.isfinite(flat)]
         if flat.numel() < 2:
             continue

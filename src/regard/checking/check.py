@@ -162,9 +162,8 @@ class Checker:
         if not loaded.problem:
             choices, verdict = best_verdict(plan, ran.runs)
             checks = list(verdict.checks)
-            for convention in exercise.conventions:
-                ours, choice = next(iter(convention.choices)), choices[convention.name]
-                chosen += [convention.choices[choice]] if choice != ours else []
+            for name, sentences in exercise.conventions.items():
+                chosen += [sentences[choices[name]]] if choices[name] != next(iter(sentences)) else []
             if verdict.failed:
                 if not all(outcome.error for outcome in ran.runs.values()):  # errors alone name nothing
                     known = diagnosis(space, ran.runs, choices, verdict)

@@ -72,19 +72,16 @@ def disagreements(notes: list[ShapeNote], records: list[Seen]) -> dict[int, str]
         note = notes[record.note]
         known = sizes.get(record.call, [{}])
         where = f"{note.label}line {note.line} says {note.text}, and"
-        shapes = [shape for shape in record.before.values() if shape is not None]
-        if note.before is not None and shapes:  # which of the tensors of the line is meant is not said
-            known = _bound(note.before, shapes, known)
-            if not known:
-                shown = " or ".join(map(str, shapes))
-                sentences.setdefault(record.note, f"{where} it starts from {shown}.")
-                continue
-        if record.after is not None:
-            known = _bound(note.after, [record.after], known)
-            if not known:
-                sentences.setdefault(record.note, f"{where} the shape is {record.after}.")
-                continue
-        sizes[record.call] = known
+        for says, dimensions, shapes in (
+            ("it starts from", note.before, record.before.values()),  # which of its tensors is not said
+            ("the shape is", note.after, [record.after]),
+        ):
+            there = [shape for shape in shapes if shape is not None]
+            if known and there and dimensions is not None:
+                known = _bound(dimensions, there, known)
+                if not known:
+                    sentences.setdefault(record.note, f"{where} {says} {' or '.join(map(str, there))}.")
+        sizes[record.call] = known or sizes.get(record.call, [{}])
     return sentences
 
 

@@ -97,9 +97,8 @@ def _rows(first: Tree, second: Tree, tolerance: float) -> Iterator[Tensor]:
 
 def apart(first: Tree, second: Tree) -> float:
     """The mean distance of the numbers of two results of one form; infinite where they have not one."""
-    pairs = list(zip(leaves(first), leaves(second), strict=False))
     total = count = 0.0
-    for (_, a), (_, b) in pairs:
+    for (_, a), (_, b) in zip(leaves(first), leaves(second), strict=False):
         if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
             return math.inf
         total += float((a.double() - b.double()).abs().nan_to_num(0.0, 1e3).sum())

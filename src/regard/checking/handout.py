@@ -64,7 +64,7 @@ def otter(assignment: Assignment) -> Files:
 def _otter_question(part: Part) -> list[Cell]:
     task, starter = _task(part)
     # Otter takes the lines between these away; the block alone would leave them to students.
-    right = f"# BEGIN SOLUTION NO PROMPT\n{part.exercise.right[0].source.strip()}\n# END SOLUTION"
+    right = f"# BEGIN SOLUTION NO PROMPT\n{part.exercise.right[0].strip()}\n# END SOLUTION"
     answer = cell("code", f"{starter['source']}\n\n\n{right}")
     present = {*kinds(part).values()} - (set() if part.comments == "required" else {"comments"})
     weights = {kind: weight for kind, weight in part.weights.items() if kind in present and weight}

@@ -15,7 +15,7 @@ from regard.attention.shapes import named
 from regard.checking.child.messages import Failure, Outcome, Tree, leaves
 from regard.checking.compare import GRADIENT_TOLERANCE, TOLERANCE, Difference, difference, moved, same
 from regard.checking.plan import VARIANTS, Plan, Run
-from regard.checking.trials import Item, Kind, Probe, Trial
+from regard.checking.trials import Item, Kind, Probe, Trial, formula
 
 Outcomes = Mapping[int, Outcome]  # by the run's id
 # What torch says to code that turns tensors into arrays.
@@ -76,7 +76,7 @@ class Check:
     @classmethod
     def of(cls, item: Item) -> Check:
         """The check of a trial or probe, as long as nothing fails."""
-        return cls(item.name, True, kind=item.kind, hidden=item.hidden, sizes=item.sizes)
+        return cls(item.name, True, kind=item.kind, hidden=item.secret, sizes=item.sizes)
 
     def failing(self, message: str, **changes: Any) -> Check:
         """This check with what is wrong."""
@@ -211,7 +211,7 @@ class _Judge:
         wrong = compared(self.plan, run, self.expected[run.id].value, outcome.value)
         if wrong is not None:
             return check.failing(wrong.message, difference=wrong)
-        most = trial.most_numbers(trial.sizes) if trial.most_numbers is not None else outcome.largest
+        most = formula(trial.most_numbers, **trial.sizes) if trial.most_numbers else outcome.largest
         if outcome.largest > most:
             text = f"a tensor of {outcome.largest} numbers is made on the way; {most} are enough."
             return check.failing(text, kind="wasteful")

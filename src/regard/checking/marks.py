@@ -168,7 +168,7 @@ def share(part: Part, lines: Iterable[Line], of_all: Iterable[Line]) -> float:
 def hidden_out_of(part: Part) -> float:
     """The points that hidden checks give: all, where everything hangs on one, or no value is seen."""
     items, kind_of = part.exercise.checks.items, kinds(part)
-    hidden = {item.name for item in items if item.hidden or part.hides(item.name, kind_of[item.name])}
+    hidden = {item.name for item in items if item.secret or part.hides(item.name, kind_of[item.name])}
     values = {item.name for item in items if kind_of[item.name] == "values"}
     if not hidden and not part.hidden:
         return 0.0

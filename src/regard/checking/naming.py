@@ -211,7 +211,7 @@ class Search:
         plainest = sorted(self.wrong, key=lambda one: len(one.run.case.args) + len(one.run.case.kwargs))[:1]
         more = [one for one in self.wrong if one not in plainest]
         self.telling = [*plainest, *more[: MOST_RUNS - 1], *others[: MOST_RUNS // 2]]
-        self.floating = any(len(_numbers(one.value)) for one in self.wrong)
+        self.floating = any(len(numbers(one.value)) for one in self.wrong)
         # One number everywhere tells little: 0 only that it is 0, another no two mistakes.
         tensors = [leaf for one in seen for _, leaf in leaves(one.value) if isinstance(leaf, Tensor)]
         several = [leaf.reshape(-1) for leaf in tensors if leaf.numel() > 1]
@@ -282,7 +282,7 @@ class Search:
         trees = [seen.value, right]
         if first_part:
             trees = [tree[0] if isinstance(tree, list | tuple) and len(tree) > 1 else None for tree in trees]
-        mine, ours = map(_numbers, trees)
+        mine, ours = map(numbers, trees)
         if mine.shape != ours.shape:
             return None
         telling = mine.isfinite() & ours.isfinite() & (ours != 0)
@@ -294,7 +294,7 @@ class Search:
         return None if bool((~rows & seen.counts).any()) else factor
 
 
-def _numbers(tree: Tree) -> Tensor:
+def numbers(tree: Tree) -> Tensor:
     """The floating numbers of a result in a row."""
     tensors = [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     return torch.cat([torch.empty(0, dtype=torch.float64), *(leaf.double().reshape(-1) for leaf in tensors)])

@@ -28,7 +28,6 @@ class Run:
     kind: str  # "value", "probe", "gradients", or one of VARIANTS
     item: Item
     case: Case
-    order: Order  # what the child is told
 
     @property
     def dtype(self) -> str:
@@ -50,6 +49,7 @@ class Plan:
     def __init__(self, exercise: Exercise, seed: int, *, empty: bool = False) -> None:
         self.exercise, self.seed = exercise, seed
         self.runs: list[Run] = []
+        self.orders: list[Order] = []  # what a child is told to do
         self._expected: dict[tuple[str, ...], dict[int, Outcome]] = {}
         self.checks = exercise.checks
         for trial in () if empty else self.checks.trials:
@@ -58,33 +58,27 @@ class Plan:
             for case in probe.make(self._draw(probe)):
                 self._add("probe", probe, case)
 
-    @property
-    def orders(self) -> list[Order]:
-        """What a child is told to do."""
-        return [run.order for run in self.runs]
-
     def _draw(self, item: Item) -> Draw:
         """Each trial has its own numbers, the same for every answer checked with this seed."""
         return Draw(item.sizes, self.seed * 1_000_003 + zlib.crc32(item.name.encode()))
 
     def add_trial(self, trial: Trial, *, brief: bool = False) -> None:
         """Add the runs of one trial; `brief` for its value alone."""
-        case = trial.make(self._draw(trial))
-        self._add("value", trial, case, largest=trial.most_numbers is not None)
-        if brief or trial.raises:
-            return
-        for kind in (*(["gradients"] if trial.grad else []), *(VARIANTS if trial.variants else ())):
-            self._add(kind, trial, case)
+        (case,) = trial.make(self._draw(trial))
+        self._add("value", trial, case, largest=bool(trial.most_numbers))
+        if not brief and not trial.raises:
+            for kind in (*(["gradients"] if trial.grad else []), *(VARIANTS if trial.variants else ())):
+                self._add(kind, trial, case)
 
     def _add(self, kind: str, item: Item, case: Case, *, largest: bool = False) -> None:
-        id = len(self.runs)
-        self.runs.append(Run(id, kind, item, case, Order(id, case, kind, largest)))
+        self.orders.append(Order(len(self.runs), case, kind, largest))
+        self.runs.append(Run(len(self.runs), kind, item, case))
 
     def choices(self) -> list[dict[str, str]]:
         """Every combination of conventions, ours first."""
-        names = [convention.name for convention in self.exercise.conventions]
-        ways = itertools.product(*(convention.choices for convention in self.exercise.conventions))
-        return [dict(zip(names, way, strict=True)) for way in ways]
+        conventions = self.exercise.conventions
+        ways = itertools.product(*conventions.values())
+        return [dict(zip(conventions, way, strict=True)) for way in ways]
 
     @cached_property
     def told_apart(self) -> list[dict[str, str]]:
@@ -110,10 +104,8 @@ class Plan:
             return Outcome()
         case = as_float64(run.case, run.dtype)
         inputs = {f"input {index}": tensor for index, tensor in enumerate(tensors_of(case))} | case.weights
-        wanted = {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
-        wanted = wanted if run.kind == "gradients" else {}
-        for tensor in wanted.values():
-            tensor.requires_grad_(True)
+        graded = inputs.items() if run.kind == "gradients" else ()
+        wanted = {name: tensor.requires_grad_(True) for name, tensor in graded if tensor.is_floating_point()}
         try:
             with torch.set_grad_enabled(bool(wanted)):
                 value = self.checks.reference(case, **choices)
@@ -123,8 +115,9 @@ class Plan:
                 f"{self.exercise.id}: the reference fails on {run.item.name!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        for name in grads:
-            grads[name] = torch.zeros_like(wanted[name]) if grads[name] is None else grads[name]
+        grads = {
+            name: torch.zeros_like(wanted[name]) if grad is None else grad for name, grad in grads.items()
+        }
         return Outcome(value=mapped(value, _detached), grads=grads)
 
     def view(self, run: Run, value: Tree) -> Tree:

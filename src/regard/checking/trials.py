@@ -13,10 +13,11 @@ import itertools
 import math
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -95,12 +96,12 @@ class Item:
     """What trials and probes have in common."""
 
     name: str
-    make: Callable[[Draw], Any]
+    make: Callable[[Draw], tuple[Case, ...]]
     sizes: Mapping[str, int] = field(default_factory=dict)
     _: KW_ONLY
     optional: bool = False  # of a method that an answer may do without
     raises: Sequence[str] = ()  # it must raise one of these instead
-    hidden: bool = False  # results for students show only the name
+    secret: bool = False  # results for students show only the name
     kind: Kind = "wrong"  # what a failure means
     says: str = ""  # one sentence shown when it fails; of a probe what was changed and who must not notice
 
@@ -111,7 +112,7 @@ class Trial(Item):
 
     grad: bool = True  # compare gradients of every floating input and weight too
     variants: bool = False  # repeat it in other dtypes, non-contiguous, twice, and on the meta device
-    most_numbers: Callable[[Mapping[str, int]], int] | None = None  # no tensor made on the way may hold more
+    most_numbers: str = ""  # a formula of sizes: no tensor made on the way may hold more
 
 
 @dataclass(frozen=True)
@@ -159,26 +160,28 @@ class FormulaError(NameError):
 
 
 @cache
-def _readable(text: str) -> CodeType:
-    """A formula's code."""
+def _code(text: str) -> CodeType:
+    """A formula made ready; its file is the formula itself, which an error then shows."""
     try:
-        return compile(f"({text})", "formula", "eval")
+        return compile(f"({text})", text, "eval")
     except SyntaxError as error:
-        raise FormulaError(f"the formula {text!r} cannot be read: {error}.") from error
-
-
-def _unknown(text: str, error: NameError, scope: Scope) -> FormulaError:
-    names = ", ".join(name for name in scope if name not in BASE and name != "__builtins__")
-    return FormulaError(f"the formula {text!r} cannot be read: {error}. It may use: torch, {names}.")
+        raise FormulaError(f"the formula {text!r} cannot be read: {error.msg}.") from error
 
 
 def _value(text: str, scope: Scope) -> Any:
+    """What a formula gives of the names of a scope."""
     try:
-        return eval(_readable(text), scope)
+        return eval(_code(text), scope)
     except FormulaError:
         raise
     except NameError as error:
-        raise _unknown(text, error, scope) from error
+        frames = traceback.walk_tb(error.__traceback__)
+        *_, (file, line) = ((f.f_code.co_filename, line) for f, line in frames if f.f_globals is scope)
+        names = ", ".join(name for name in scope if name not in BASE and name != "__builtins__")
+        text = file.splitlines()[line - 1]
+        raise FormulaError(
+            f"the formula {text!r} cannot be read: {error}. It may use: torch, {names}."
+        ) from error
 
 
 def formula(text: str, /, **quantities: Any) -> Any:
@@ -190,63 +193,30 @@ def formula(text: str, /, **quantities: Any) -> Any:
     return _value(text, {**BASE, **quantities})
 
 
-Lines = tuple[tuple[str, str], ...]  # a line of Python, and the formula that stands in it
-_LINES: dict[str, Lines] = {}  # of each code that was made of formulas, by its file name
+def _functions_first(formulas: Formulas) -> list[str]:
+    return sorted(formulas, key=lambda key: "(" not in key)
 
 
-def _lines(formulas: Formulas, choices: Mapping[str, str], indent: str = "") -> Lines:
-    """Formulas as Python: functions come before values, wherever they stand."""
-    lines: list[tuple[str, str]] = []
-    for key, right in sorted(formulas.items(), key=lambda pair: "(" not in pair[0]):
-        name, function, _ = key.partition("(")
-        if isinstance(right, Mapping):
-            *_, last = (inner for inner in right if "(" not in inner)
-            inside = _lines(right, choices, f"{indent} ")
-            lines += [(f"{indent}def {key}:", key), *inside, (f"{indent} return {last}", key)]
-        else:
-            text = choices.get(name, right)
-            lines.append((f"{indent}{f'def {key}: return' if function else f'{name} ='} ({text})", text))
-    return tuple(lines)
+def _expression(key: str, formulas: Formulas, choices: Mapping[str, str]) -> str:
+    """A formula as Python: of a function its lambda, in which the formulas of a table are worked in turn."""
+    name, function, parameters = key.partition("(")
+    part = formulas[key]
+    if isinstance(part, Mapping):
+        inside = {inner: _expression(inner, part, choices) for inner in _functions_first(part)}
+        lines = (f"{inner.partition('(')[0]} := ({text})" for inner, text in inside.items())
+        text = "[\n{}\n][-1]".format(",\n".join(lines))
+    else:
+        text = str(choices.get(name, part))
+        _code(text)  # alone: what is wrong with it is said of it
+    return f"lambda {parameters[:-1]}: ({text})" if function else text
 
 
-@cache
-def _made(lines: Lines) -> CodeType:
-    file = f"formulas {len(_LINES)}"
-    _LINES[file] = lines
-    try:
-        return compile("\n".join(line for line, _ in lines), file, "exec")
-    except SyntaxError:
-        for _, text in lines:
-            _readable(text)
-        raise
-
-
-class Program:
-    """Formulas made into Python, for choices that replace some of them by their names."""
-
-    def __init__(self, formulas: Formulas, choices: Mapping[str, str]) -> None:
-        functions = {key: part for key, part in formulas.items() if "(" in key}
-        values = {key: part for key, part in formulas.items() if "(" not in key}
-        # Functions that a choice changes are defined again, after those that all choices have in common.
-        chosen = {key for key, part in functions.items() if {*choices} & {*formula_names({key: part})}}
-        again = {key: functions[key] for key in functions if key in chosen}
-        self.functions = [_made(_lines(functions, {})), _made(_lines(again, choices))]
-        self.values, self.last = _made(_lines(values, choices)), next(reversed(values), "")
-
-    def run(self, scope: Scope, *, functions_alone: bool = False) -> Any:
-        """The last value; all of them, and the functions, are then in the scope."""
-        try:
-            for code in self.functions if functions_alone else [*self.functions, self.values]:
-                exec(code, scope)
-        except FormulaError:
-            raise
-        except NameError as error:
-            frames = [
-                frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _LINES
-            ]
-            line = _LINES[frames[-1].filename][(frames[-1].lineno or 1) - 1]
-            raise _unknown(line[1], error, scope) from error
-        return scope.get(self.last)
+def _worked(formulas: Formulas, choices: Mapping[str, str], scope: Scope) -> Any:
+    """The last formula's value; all of them are then in the scope, functions before values."""
+    value = None
+    for key in _functions_first(formulas):
+        value = scope[key.partition("(")[0]] = _value(_expression(key, formulas, choices), scope)
+    return value
 
 
 def worked(formulas: Formulas, choices: Mapping[str, str], /, **quantities: Any) -> Any:
@@ -257,56 +227,50 @@ def worked(formulas: Formulas, choices: Mapping[str, str], /, **quantities: Any)
     >>> worked({"sum": "a + b", "last": "thrice(sum)", "thrice(x)": "3 * x"}, {"sum": "a * b"}, a=2, b=5)
     30
     """
-    return Program(formulas, choices).run({**BASE, **quantities})
-
-
-class Reference:
-    """What a call must return: its arguments, weights and conventions go into the formulas."""
-
-    def __init__(self, exercise: Exercise, helpers: Scope) -> None:
-        self.formulas, self.call, self.helpers = exercise.formulas, exercise.call, helpers
-        self.names = {*formula_names(self.formulas)}
-        self.programs: dict[tuple[str, ...], Program] = {}
-        self.ours = {convention.name: next(iter(convention.choices)) for convention in exercise.conventions}
-        self.defaults = exercise.defaults
-
-    def __call__(self, case: Case, **choices: str) -> Any:
-        unknown = ", ".join(sorted({*choices} - self.names - {*self.ours}))
-        if unknown:
-            raise TypeError(f"there is no {unknown} to choose. There are: {', '.join(sorted(self.names))}.")
-        scope = {**BASE, **self.helpers, **self.defaults, "parameters": case.weights, "train": case.train}
-        scope |= {name: choices.get(name, choice) for name, choice in self.ours.items()}
-        scope |= zip(self.call.get("init", ()), case.init, strict=False)
-        scope |= {**case.init_kwargs, "options": {**self.defaults, **case.init_kwargs, **case.kwargs}}
-        scope["formulas"] = View(scope)
-        key = tuple(part for name, text in choices.items() if name in self.names for part in (name, text))
-        program = self.programs.get(key) or self.programs.setdefault(key, Program(self.formulas, choices))
-        if case.call:  # a method, or one of several functions: a formula of that name
-            program.run(scope, functions_alone=True)
-            return scope[case.call](*case.args, **case.kwargs)
-        scope |= {**_named(self.call.get("args", ()), case.args), **case.kwargs}
-        return program.run(scope)
+    return _worked(formulas, choices, {**BASE, **quantities})
 
 
 class View:
     """The formulas as attributes, for functions of trials.py."""
 
     def __init__(self, scope: Scope) -> None:
-        self.__dict__["scope"] = scope
+        self.__dict__ = scope
 
     def __getattr__(self, name: str) -> Any:
-        return self.__dict__["scope"][name]
+        raise AttributeError(f"there is no formula {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__["scope"][name] = value
+        object.__setattr__(self, name, value)
 
 
-def _named(names: Sequence[str], args: Sequence[Any]) -> Scope:
-    """Arguments by their names; `*name` takes all that are left."""
-    values = dict(zip(names, args, strict=False))
-    if names and names[-1].startswith("*"):
-        values[names[-1][1:]] = list(args[len(names) - 1 :])
-    return values
+class Reference:
+    """What a call must return: its arguments, weights and conventions go into the formulas."""
+
+    def __init__(self, exercise: Exercise, helpers: Scope) -> None:
+        self.formulas, self.call, self.defaults = exercise.formulas, exercise.call, exercise.defaults
+        self.functions = {key: part for key, part in self.formulas.items() if "(" in key}
+        self.names = {*formula_names(self.formulas)}
+        self.ours = {name: next(iter(choices)) for name, choices in exercise.conventions.items()}
+        self.known = {**BASE, **helpers, **self.defaults}
+
+    def __call__(self, case: Case, **choices: str) -> Any:
+        unknown = ", ".join(sorted({*choices} - self.names - {*self.ours}))
+        if unknown:
+            raise TypeError(f"there is no {unknown} to choose. There are: {', '.join(sorted(self.names))}.")
+        scope = {**self.known, "parameters": case.weights, "train": case.train}
+        scope |= {name: choices.get(name, choice) for name, choice in self.ours.items()}
+        scope |= zip(self.call.get("init", ()), case.init, strict=False)
+        scope |= {**case.init_kwargs, "options": {**self.defaults, **case.init_kwargs, **case.kwargs}}
+        scope["formulas"] = View(scope)
+        if case.call:  # a method, or one of several functions: a formula of that name
+            _worked(self.functions, choices, scope)
+            return scope[case.call](*case.args, **case.kwargs)
+        names = self.call.get("args", ())
+        scope |= zip(names, case.args, strict=False)
+        if names and names[-1].startswith("*"):  # all that are left
+            scope[names[-1][1:]] = list(case.args[len(names) - 1 :])
+        scope |= case.kwargs
+        return _worked(self.formulas, choices, scope)
 
 
 def _names(code: CodeType) -> set[str]:
@@ -315,91 +279,84 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inside)
 
 
+def _judge(about: Any, helpers: Scope) -> Callable[[list[Any]], str | None]:
+    """A function of trials.py by its name, or a formula of `results` that must hold."""
+    if isinstance(about, str):
+        function: Callable[[list[Any]], str | None] = formula(about, **helpers)
+        return function
+    return lambda results: None if formula(about["holds"], results=results, **helpers) else about["says"]
+
+
 class Maker:
     """Draws the calls of one trial or probe: the exercise's, of which it changes some draws."""
 
     def __init__(self, exercise: Exercise, helpers: Scope, name: str, parts: Parts) -> None:
         flags, sizes, changes = parts
-        edits = flags.get("edits", ())
-        self.of, self.helpers, self.edits = f"{exercise.id}, {name!r}", helpers, edits
-        draws = {name: changes.get(name, text) for name, text in exercise.draws.items()}
+        self.flags = {**flags, **({"judge": _judge(flags["judge"], helpers)} if "judge" in flags else {})}
+        self.of, self.helpers, self.edits = f"{exercise.id}, {name!r}", helpers, changes.get("edits", ())
+        draws = {name: str(changes.get(name, text)) for name, text in exercise.draws.items()}
         self.call = {"weights": [name for name in draws if "." in name], **exercise.call, **changes}
-        self.needed = {name.removeprefix("*") for word in LISTS for name in self.call.get(word, ())}
-        unknown = ", ".join(sorted(self.needed - {*draws, *sizes}))
+        needed = {name.removeprefix("*") for word in LISTS for name in self.call.get(word, ())}
+        unknown = ", ".join(sorted(needed - {*draws, *sizes}))
         if unknown:
             names = ", ".join((*draws, *sizes))
             raise LoadError(f"{self.of}: call: {unknown}: no draw and no size. There are: {names}.")
-        for edit in edits:
-            for text in [edit] if isinstance(edit, str) else edit.values():
-                self.needed |= self._names(text)
-        for name in reversed(draws):  # of those before it a draw may use any
-            self.needed |= self._names(draws[name]) if name in self.needed else set()
-        self.draws = {name: text for name, text in draws.items() if name in self.needed}
-        self.sizes = {word: size for word, size in sizes.items() if word in self.needed}
+        with self._said():
+            for edit in self.edits:
+                for text in [edit] if isinstance(edit, str) else edit.values():
+                    needed |= _names(_code(str(text)))
+            for name in reversed(draws):  # of those before it a draw may use any
+                needed |= _names(_code(draws[name])) if name in needed else set()
+        self.draws = {name: text for name, text in draws.items() if name in needed}
+        self.sizes = {word: size for word, size in sizes.items() if word in needed}
 
-    def _names(self, text: Any) -> set[str]:
-        return _names(self._worked(_readable, text)) if isinstance(text, str) else set()
-
-    def _worked(self, work: Callable[..., Any], *args: Any) -> Any:
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """What is wrong with a formula is said with where it stands."""
         try:
-            return work(*args)
+            yield
         except FormulaError as error:
             raise LoadError(f"{self.of}: {error}") from error
 
-    def value(self, text: Any, scope: Scope) -> Any:
-        """What a draw gives; a number stands for itself."""
-        return self._worked(_value, text, scope) if isinstance(text, str) else text
-
-    def drawn(self, draw: Draw) -> Scope:
-        """Every draw by its name, beside sizes and functions."""
+    def __call__(self, draw: Draw) -> tuple[Case, ...]:
+        """The call, and one for each edit: a function that changes it in place, or other draws."""
         scope = {**BASE, **self.helpers, **{name: getattr(draw, name) for name in DRAWN}, **draw.sizes}
         scope |= {"draw": draw, "as_meant": draw.sizes == self.sizes}
-        for name, text in self.draws.items():
-            scope[name] = self.value(text, scope)
-        return scope
-
-    def case(self, values: Scope, changes: Mapping[str, Any] | None = None) -> Case:
-        """The call; what is `...` is left out."""
-        call = {**self.call, **(changes or {})}
-        args: list[Any] = []
-        for name in call.get("args", ()):
-            args += values[name[1:]] if name.startswith("*") else [values[name]]
-
-        def by_name(word: str) -> dict[str, Any]:
-            pairs = {name: values[name] for name in call.get(word, ()) if values[name] is not ...}
-            tables = [value if isinstance(value, dict) else {name: value} for name, value in pairs.items()]
-            return {name: value for table in tables for name, value in table.items()}
-
-        return Case(
-            tuple(value for value in args if value is not ...),
-            by_name("options"),
-            call.get("call", ""),
-            tuple(values[name] for name in call.get("init", ())),
-            by_name("init_options"),
-            by_name("weights"),
-            call.get("train", False),
-        )
-
-    def trial(self, draw: Draw) -> Case:
-        """The call of a trial."""
-        return self.case(self.drawn(draw))
-
-    def probe(self, draw: Draw) -> tuple[Case, ...]:
-        """The call, and one for each edit: a function that changes it in place, or other draws."""
-        values = self.drawn(draw)
-        cases = [self.case(values)]
-        for edit in self.edits:
-            if isinstance(edit, str):
-                cases.append(deepcopy(cases[0]))
-                self.value(edit, values)(cases[-1])
-            else:
-                new = {
-                    name: self.value(text, values)
-                    for name, text in edit.items()
-                    if name not in (*LISTS, "call", "train")
-                }
-                cases.append(self.case({**values, **new}, edit))
+        with self._said():
+            _worked(self.draws, {}, scope)
+            cases = [_case(self.call, scope)]
+            for edit in self.edits:
+                if isinstance(edit, str):
+                    cases.append(deepcopy(cases[0]))
+                    _value(edit, scope)(cases[-1])
+                else:
+                    words = (*LISTS, "call", "train")
+                    new = {name: _value(str(text), scope) for name, text in edit.items() if name not in words}
+                    cases.append(_case({**self.call, **edit}, {**scope, **new}))
         return tuple(cases)
+
+
+def _case(call: Mapping[str, Any], values: Scope) -> Case:
+    """A call; what is `...` is left out."""
+
+    def in_order(word: str) -> tuple[Any, ...]:
+        lists = (values[name[1:]] if name.startswith("*") else [values[name]] for name in call.get(word, ()))
+        return tuple(value for values in lists for value in values if value is not ...)
+
+    def by_name(word: str) -> dict[str, Any]:
+        pairs = {name: values[name] for name in call.get(word, ()) if values[name] is not ...}
+        tables = [value if isinstance(value, dict) else {name: value} for name, value in pairs.items()]
+        return {name: value for table in tables for name, value in table.items()}
+
+    return Case(
+        in_order("args"),
+        by_name("options"),
+        call.get("call", ""),
+        in_order("init"),
+        by_name("init_options"),
+        by_name("weights"),
+        call.get("train", False),
+    )
 
 
 def first_sequence(case: Case) -> None:
@@ -416,22 +373,11 @@ def later_positions(case: Case) -> None:
             x[..., x.shape[-2] // 2 + 1 :, :] += 2.0
 
 
-EDITS: Scope = {"first_sequence": first_sequence, "later_positions": later_positions}
-
-
-def _judge(about: Any, helpers: Scope) -> Callable[[list[Any]], str | None]:
-    """A function of trials.py by its name, or a formula of `results` that must hold."""
-    if isinstance(about, str):
-        function: Callable[[list[Any]], str | None] = formula(about, **helpers)
-        return function
-    return lambda results: None if formula(about["holds"], results=results, **helpers) else about["says"]
-
-
 def load(exercise: Exercise) -> Checks:
     """What exercise.toml says. Functions that it calls by name are in trials.py, which is run: it is trusted
     as any program is.
     """
-    helpers = dict(EDITS)
+    helpers: Scope = {"first_sequence": first_sequence, "later_positions": later_positions}
     for path in exercise.modules:
         try:
             module = _module(path)
@@ -442,23 +388,16 @@ def load(exercise: Exercise) -> Checks:
             for name, value in vars(module).items()
             if not name.startswith("_") and name != "annotations" and not isinstance(value, ModuleType)
         }
-    trials, probes = [], []
-    for name, parts in exercise.trials.items():
-        maker, flags = Maker(exercise, helpers, name, parts), dict(parts[0])
-        if "most_numbers" in flags:
-            flags["most_numbers"] = partial(_largest, flags["most_numbers"])
-        trials.append(Trial(name, maker.trial, maker.sizes, **flags))
-    for name, parts in exercise.probes.items():
-        maker, flags = Maker(exercise, helpers, name, parts), dict(parts[0])
-        flags.pop("edits", None)
-        if "judge" in flags:
-            flags["judge"] = _judge(flags["judge"], helpers)
-        probes.append(Probe(name, maker.probe, maker.sizes, **flags))
-    return Checks(Reference(exercise, helpers), tuple(trials), tuple(probes), helpers.get("view"))
-
-
-def _largest(text: str, sizes: Mapping[str, int]) -> int:
-    return int(formula(text, **sizes))
+    trials, probes = (
+        {name: Maker(exercise, helpers, name, parts) for name, parts in tables.items()}
+        for tables in (exercise.trials, exercise.probes)
+    )
+    return Checks(
+        Reference(exercise, helpers),
+        tuple(Trial(name, maker, maker.sizes, **maker.flags) for name, maker in trials.items()),
+        tuple(Probe(name, maker, maker.sizes, **maker.flags) for name, maker in probes.items()),
+        helpers.get("view"),
+    )
 
 
 def _module(path: Path) -> ModuleType:

@@ -7,7 +7,7 @@ The checker sends a `Job`. Back come a `Statement` before it runs, where it may 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import torch
@@ -83,10 +83,6 @@ class Case:
     init_kwargs: dict[str, Tree] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)  # as in the module's state_dict
     train: bool = False  # module.train() in place of module.eval()
-
-    def with_args(self, *args: Any) -> Case:
-        """The same call with other arguments."""
-        return replace(self, args=args)
 
 
 @dataclass(frozen=True, slots=True)

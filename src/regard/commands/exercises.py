@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from regard.commands.options import AsJson, Folder, Group, NewFile, command, print_json
+from regard.commands.options import AsJson, Folder, Group, JsonFlag, NewFile, command, print_json
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
@@ -53,7 +53,7 @@ def workers(n: int, *, must_confine: bool = False) -> Iterator[Runner]:
 
 
 @command
-def exercises(*, folder: From, as_json: AsJson) -> object:
+def exercises(*, folder: From) -> AsJson:
     """Show the exercises as a path: how hard and long each is, how far you are, what comes next."""
     from regard.checking import catalogue, progress
 
@@ -72,12 +72,10 @@ def exercises(*, folder: From, as_json: AsJson) -> object:
             mark = "✓" if status == "passed" else "→" if stop is upcoming else " "
             hard = f"{'●' * stop.level}{'○' * (3 - stop.level)} {stop.minutes:3} min" if stop.level else ""
             lines.append((mark, f"{id:25}", hard, title, status))
-        if not as_json:
-            click.echo(f"{track.title}: {track.about}" + (f" ({minutes} minutes left)" if minutes else ""))
-            print_table([""] * 5, lines)
-            click.echo()
-    if not as_json:
-        click.echo(f"Next: regard start {upcoming.exercise.id}" if upcoming else "All exercises are passed.")
+        click.echo(f"{track.title}: {track.about}" + (f" ({minutes} minutes left)" if minutes else ""))
+        print_table([""] * 5, lines)
+        click.echo()
+    click.echo(f"Next: regard start {upcoming.exercise.id}" if upcoming else "All exercises are passed.")
     return rows
 
 
@@ -116,7 +114,7 @@ def check(
     hide_solutions: HideSolutions,
     seed: CheckSeed,
     folder: From,
-    as_json: AsJson,
+    as_json: JsonFlag,
 ) -> None:
     """Check every exercise that FILES (scripts, notebooks, folders of them) answer, and name the mistakes.
 
@@ -211,7 +209,7 @@ def _report(results: Iterator[Result], page: Path | None, junit: Path | None, as
 
 
 @command
-def hint(id: str, *, folder: From, as_json: AsJson) -> object:
+def hint(id: str, *, folder: From) -> AsJson:
     """Reveal the next hint for exercise ID: symptom, place, cause, then fix.
 
     After a check that named your mistake, the hints are about it.
@@ -222,8 +220,7 @@ def hint(id: str, *, folder: From, as_json: AsJson) -> object:
     grade, text, mistake = kept.next_hint(catalogue.find(id, folder))
     if reason := kept.save():
         click.echo(f"The next hint will be this one again: {reason}", err=True)
-    if not as_json:
-        click.echo(f"{grade} ({mistake}): {text}" if mistake else f"{grade}: {text}")
+    click.echo(f"{grade} ({mistake}): {text}" if mistake else f"{grade}: {text}")
     return {"exercise": id, "mistake": mistake, "grade": grade, "hint": text}
 
 
@@ -245,7 +242,7 @@ def author_new(id: str, *, parent: Annotated[Folder, "--in", "Where to put it."]
 
 
 @author.add
-def author_check(id: str, *, seed: CheckSeed, folder: From, as_json: AsJson) -> None:
+def author_check(id: str, *, seed: CheckSeed, folder: From, as_json: JsonFlag) -> None:
     """Prove exercise ID: right variants pass, the starter fails, every mistake is caught and named."""
     with workers(2) as runner:
         from regard.checking import author, catalogue
@@ -267,8 +264,8 @@ def quiz(
     *,
     answer: Annotated[str | None, "Answer question ID without being asked."],
     as_list: Annotated[bool, "--list", "List the questions."],
-    as_json: AsJson,
-) -> object:
+    as_json: JsonFlag,
+) -> None:
     """Answer written questions on shapes, costs and reasons; equivalent forms count.
 
     Without ID all of them come in turn; an empty answer skips one. Blanks are run, in a process of their own.
@@ -289,11 +286,13 @@ def quiz(
     if as_list or as_json:
         progress = Progress()
         right = {one.id: progress.status(f"question {one.id}") == "passed" for one in asked}
-        if not as_json:
+        if as_json:
+            about = ({"question": one.id, "kind": one.kind, "text": one.text} for one in asked)
+            print_json([{**row, "right": right[row["question"]]} for row in about])
+        else:
             rows = [("✓" * right[one.id], one.id, one.kind, one.text) for one in asked]
             print_table(("", "question", "kind", "text"), rows)
-        about = ({"question": one.id, "kind": one.kind, "text": one.text} for one in asked)
-        return [{**row, "right": right[row["question"]]} for row in about]
+        return
     n_right = n_marked = 0
     for now in asked:
         code = f"\n    {now.code}" if now.code else ""
@@ -313,4 +312,3 @@ def quiz(
             shows = f" The experiment that shows it: regard lab {now.lab}"
             click.echo(reply.message + (shows if now.lab and reply.right is False else ""))
     click.echo(f"\n{n_right} of {n_marked} right.")
-    return None

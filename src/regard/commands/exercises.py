@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -62,16 +62,16 @@ def exercises(*, folder: From) -> AsJson:
     upcoming = catalogue.next_stop(path, [id for id, status in reached.items() if status == "passed"])
     rows = []
     for track in path:
-        lines, minutes = [], 0
+        lines = []
         for stop in track.stops:
             id, title, status = stop.exercise.id, stop.exercise.title, reached[stop.exercise.id]
             row: dict[str, object] = {"exercise": id, "title": title, "names": stop.exercise.names}
             row |= {"progress": status, "track": track.title, "level": stop.level, "minutes": stop.minutes}
             rows.append({**row, "after": stop.after, "next": stop is upcoming})
-            minutes += stop.minutes if status != "passed" else 0
             mark = "✓" if status == "passed" else "→" if stop is upcoming else " "
             hard = f"{'●' * stop.level}{'○' * (3 - stop.level)} {stop.minutes:3} min" if stop.level else ""
             lines.append((mark, f"{id:25}", hard, title, status))
+        minutes = sum(stop.minutes for stop in track.stops if reached[stop.exercise.id] != "passed")
         click.echo(f"{track.title}: {track.about}" + (f" ({minutes} minutes left)" if minutes else ""))
         print_table([""] * 5, lines)
         click.echo()
@@ -134,9 +134,7 @@ def check(
             catalogue.pick(known, only)
 
         def once() -> bool:
-            # A seed nobody can know beforehand: results cannot be prepared for it.
-            fresh = secrets.randbelow(2**31) if seed is None else seed
-            checker = Checker(known, runner, fresh, comments_count=comments, strict=strict)
+            checker = Checker(known, runner, seed, comments_count=comments, strict=strict)
             return _report(checker.check_files(paths, only, maybe), html, junit, as_json)
 
         before, passed = _times(paths), once()
@@ -161,47 +159,52 @@ def _files(named: tuple[Path, ...]) -> tuple[list[str], set[str]]:
     if missing := [str(path) for path in named if not path.exists()]:
         raise ArgumentError(f"no such file: {', '.join(missing)}.")
     paths: list[str] = []
-    maybe: set[str] = set()
     for path in named:
-        inside = [
-            str(file)
-            for file in sorted(path.rglob("*"))
-            if file.suffix in (".py", ".ipynb")
-            and not any(part.startswith((".", "__")) for part in file.relative_to(path).parts)
-        ]
-        if path.is_dir() and not inside:
+        inside = [file for file in sorted(path.rglob("*")) if file.suffix in (".py", ".ipynb")]
+        parts = {str(file): file.relative_to(path).parts for file in inside}
+        kept = [file for file in parts if not any(part.startswith((".", "__")) for part in parts[file])]
+        if path.is_dir() and not kept:
             raise ArgumentError(f"{path} holds no .py or .ipynb file.")
-        maybe |= set(inside)
-        paths += inside if path.is_dir() else [str(path)]
-    return paths, maybe
+        paths += kept if path.is_dir() else [str(path)]
+    return paths, set(paths) - set(map(str, named))
 
 
 def _report(results: Iterator[Result], page: Path | None, junit: Path | None, as_json: bool) -> bool:
-    """Print, keep and write results; broken off, those that are there. Whether all passed."""
+    """Print, keep and write results as they come: broken off, it loses a second's. Whether all passed."""
     from regard.checking.progress import Progress
     from regard.checking.reports import ci, html, terminal
 
     progress, width = Progress(), shutil.get_terminal_size().columns
     done: list[Result] = []
     noted: dict[str, set[str]] = {}  # notes of each file, printed once
+
+    def write() -> float:
+        for path, text_of in ((page, html.page), (junit, ci.junit)):
+            if path is not None:
+                path.write_text(text_of(done), encoding="utf-8", errors="backslashreplace")
+        return time.monotonic()
+
+    written = 0.0
     try:
         for result in results:
             done.append(result)
             progress.note(result)
-            if not as_json:
+            if as_json:
+                click.echo(("[" if len(done) == 1 else ", ") + json.dumps(result.as_json()), nl=False)
+            else:
                 click.echo(terminal.report(result, width, noted.setdefault(result.file, set())))
                 noted[result.file] |= set(result.notes)
+            if time.monotonic() > written + 1:
+                written = write()
     finally:
         progress.save()
-        for path, text_of in ((page, html.page), (junit, ci.junit)):
-            if path is not None:
-                path.write_text(text_of(done), encoding="utf-8", errors="backslashreplace")
+        write()
+        if as_json and done:
+            click.echo("]")
     if not done:  # a folder without a single answer
         raise ArgumentError("no file there answers an exercise: regard exercises lists what to define.")
     failed = [result for result in done if not result.passed]
-    if as_json:
-        print_json([result.as_json() for result in done])
-    elif len(done) != 1 or failed:
+    if not as_json and (len(done) != 1 or failed):
         again = next((f" Repeat with --seed {result.seed}." for result in failed if result.seed), "")
         hint = next((f" A hint: regard hint {result.exercise}" for result in failed if result.exercise), "")
         click.echo(f"{len(done) - len(failed)} of {len(done)} passed.{again}{hint}")

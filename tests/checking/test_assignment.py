@@ -226,9 +226,9 @@ def test_hidden_checks_are_marked_apart(graded, tmp_path):
     assert marked.points - marked.hidden_points == 6
     assert 0 < marked.hidden_points < 4
     assert marked.reasons == ["robustness: device: a hidden check failed."]
-    assert "device" in marked.mistakes[0][1]  # which is for the teacher
+    assert "device" in next(iter(marked.mistakes.values()))  # which is for the teacher
     assignment = load(tmp_path / "homework.toml")
-    rows = json.loads(reports.gradescope(assignment, Grade("ada", (marked,))))["tests"]
+    rows = json.loads(reports.gradescope(assignment, Grade("ada", [marked])))["tests"]
     assert [(row["name"], row["max_score"], row["visibility"]) for row in rows] == [
         ("masked-softmax", 6, "visible"),
         ("masked-softmax: hidden checks", 4, "after_due_date"),
@@ -333,14 +333,14 @@ def test_few_lines_earn_a_bonus_that_semicolons_do_not_buy(graded):
 def test_style_costs_what_the_assignment_says(graded, monkeypatch):
     """Each finding of ruff, up to a most; without ruff nothing, and the teacher is told."""
     untidy = CONVENTION.replace("X.masked_fill(hidden,", "X.masked_fill( hidden,") + "x=1;y = 2\n"
-    (why, lost), *_ = graded(untidy, "style = 0.25").deductions
+    (why, lost), *_ = graded(untidy, "style = 0.25").deductions.items()
     assert "PEP 8" in why
     assert lost == pytest.approx(0.25 * int(why.split(", ")[1].split()[0]))
-    assert graded(untidy, "style = 5\nstyle_most = 1.5").deductions[0][1] == 1.5
-    assert graded(CONVENTION, "style = 0.25").deductions == ()
+    assert list(graded(untidy, "style = 5\nstyle_most = 1.5").deductions.values()) == [1.5]
+    assert graded(CONVENTION, "style = 0.25").deductions == {}
     monkeypatch.setattr("regard.checking.written.shutil.which", lambda name, path=None: None)
     given = graded(untidy, "style = 0.25")
-    assert given.deductions == ()
+    assert given.deductions == {}
     assert "ruff is not installed" in given.problems[0]
 
 
@@ -696,8 +696,8 @@ def test_gradescope_and_github_hear_the_same_of_one_student(submission, monkeypa
 def test_what_an_answer_says_cannot_command_github():
     """A message with a line break stays one command, and Markdown shows marks as they are."""
     said = "evil\n::set-env name=A::b\r<img src=x> [a](b) | `c`"
-    marked = Mark("rnn-step", 10.0, "wrong", file="a,b:c.py", lines=(Line("a\nb", "values", False, said),))
-    given = Grade("ada", (marked,), (("late\n|", 1.0),), (said,))
+    marked = Mark("rnn-step", 10.0, "wrong", file="a,b:c.py", lines=[Line("a\nb", "values", False, said)])
+    given = Grade("ada", [marked], {"late\n|": 1.0}, [said])
     assert reports.github_annotations(given).count("\n") == 1
     assert "file=a%2Cb%3Ac.py,title" in reports.github_annotations(given)
     assert "\n::" not in reports.github_summary("a\n# b", given)

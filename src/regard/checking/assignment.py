@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from regard.errors import ArgumentError, LoadError, no_such
 HANDOUTS = Path(__file__).parent / "handouts"
 DEFAULTS = tomllib.loads((HANDOUTS / "assignment.toml").read_text(encoding="utf-8"))
 KINDS = tuple(DEFAULTS["weights"])  # of checks
+OF_FAILURES = {"wrong": "values", "fragile": "robustness", "train mode": "training", "wasteful": "memory"}
 # What a value must be beside of its default's type; numbers are 0 to a million unless this says otherwise.
 RANGES: dict[str, tuple[float, int]] = {
     **dict.fromkeys(("late_per_day", "wrong_keeps", "hidden_share"), (0, 1)),
@@ -62,9 +64,31 @@ class Part:
     bonus: float
     weights: Mapping[str, float]
 
-    def hides(self, name: str, kind: str) -> bool:
-        """Whether students do not see a check of this name and kind."""
-        return name in self.hidden or kind in self.hidden
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each check of the exercise that has one of its own; all others are about values.
+
+        A name in `hidden` that is neither a kind nor a check is an error. This runs trials.py and drive.py.
+        """
+        from regard.checking.plan import VARIANTS
+
+        named = dict.fromkeys((*VARIANTS, "inputs unchanged", "parameters"), "robustness")
+        named |= {"gradients": "gradients", "shape comments": "comments"}
+        for item in self.exercise.checks.items:
+            kind = "memory" if getattr(item, "most_numbers", None) else OF_FAILURES[item.kind]
+            named[item.name] = "robustness" if getattr(item, "raises", ()) else kind
+        for name in self.hidden:
+            if name not in named and name not in KINDS:
+                raise ArgumentError(f"{self.exercise.id}: hidden: {no_such('check', name, [*KINDS, *named])}")
+        return named
+
+    def kind(self, name: str) -> str:
+        """The kind of the check of this name."""
+        return self.kinds.get(name, "values")
+
+    def hides(self, name: str) -> bool:
+        """Whether students do not see the check of this name."""
+        return name in self.hidden or self.kind(name) in self.hidden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,22 +179,3 @@ def _checked(path: Path, where: str, table: object, known: Mapping[str, Any]) ->
             raise LoadError(f"{path}: {where}{key} must be {words}. Got {value!r}.")
         checked[key] = float(value) if kind is float else value
     return checked
-
-
-def kinds(part: Part) -> dict[str, str]:
-    """The kind of each check of the exercise that has one of its own; all others are about values.
-
-    A name in `hidden` that is neither a kind nor a check is an error. This runs trials.py and drive.py.
-    """
-    from regard.checking.plan import VARIANTS
-
-    robust = (*VARIANTS, "inputs unchanged", "parameters")
-    named = {**dict.fromkeys(robust, "robustness"), "gradients": "gradients", "shape comments": "comments"}
-    of_failures = {"wrong": "values", "fragile": "robustness", "train mode": "training", "wasteful": "memory"}
-    for item in part.exercise.checks.items:
-        kind = "memory" if getattr(item, "most_numbers", None) else of_failures[item.kind]
-        named[item.name] = "robustness" if getattr(item, "raises", ()) else kind
-    for name in part.hidden:
-        if name not in named and name not in KINDS:
-            raise ArgumentError(f"{part.exercise.id}: hidden: {no_such('check', name, [*KINDS, *named])}")
-    return named

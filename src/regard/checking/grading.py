@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from regard.checking.assignment import Assignment, kinds
+from regard.checking.assignment import Assignment
 from regard.checking.check import Checker
 from regard.checking.handin import HandIn
 from regard.checking.marks import Grade, grade, grade_of
@@ -27,13 +27,9 @@ from regard.errors import LoadError
 
 
 def checker_of(assignment: Assignment, runner: Runner, seed: int | None = None) -> Checker:
-    """What checks the answers; which comments and conventions count is decided when they are marked.
-
-    Without a seed the inputs are ones that nobody can have prepared for.
-    """
+    """What checks the answers; which comments and conventions count is decided when they are marked."""
     for part in assignment.parts.values():
-        kinds(part)  # a check that there is not is told before any work
-    seed = secrets.randbelow(2**31) if seed is None else seed
+        _ = part.kinds  # a check that there is not is told before any work
     return Checker(assignment.exercises, runner, seed, comments_count=True, strict=True)
 
 

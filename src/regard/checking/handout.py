@@ -7,7 +7,7 @@ from pathlib import Path
 
 from regard import __version__
 from regard.checking import starters
-from regard.checking.assignment import HANDOUTS, Assignment, Part, kinds
+from regard.checking.assignment import HANDOUTS, Assignment, Part
 from regard.checking.starters import Cell, cell
 
 Files = dict[str, str]  # texts by their names
@@ -66,7 +66,7 @@ def _otter_question(part: Part) -> list[Cell]:
     # Otter takes the lines between these away; the block alone would leave them to students.
     right = f"# BEGIN SOLUTION NO PROMPT\n{part.exercise.right[0].strip()}\n# END SOLUTION"
     answer = cell("code", f"{starter['source']}\n\n\n{right}")
-    present = {*kinds(part).values()} - (set() if part.comments == "required" else {"comments"})
+    present = {*part.kinds.values()} - (set() if part.comments == "required" else {"comments"})
     weights = {kind: weight for kind, weight in part.weights.items() if kind in present and weight}
     tests = []
     for kind, weight in weights.items():

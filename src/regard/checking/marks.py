@@ -12,16 +12,16 @@ passed.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from regard.checking import written
-from regard.checking.assignment import KINDS, Assignment, Part, kinds
+from regard.checking.assignment import KINDS, Assignment, Part
 from regard.checking.check import Checker, Result
 from regard.checking.handin import CODE, HandIn
-from regard.checking.judge import HIDDEN, visible
+from regard.checking.judge import HIDDEN, Check, visible
 from regard.checking.submission import Submission, read
 
 AS_THE_TASK_SAYS, SHAPE_COMMENTS = "as the task says", "shape comments"  # checks that an assignment may drop
@@ -35,12 +35,6 @@ MOST_NAMES = 3  # of checks that fail in the same way
 def sentences(result: Result) -> list[str]:
     """The mistakes in words, or what comes nearest."""
     return [named.sentence for named in result.mistakes] + [result.nearest] * bool(result.nearest)
-
-
-def few(names: Sequence[str]) -> str:
-    """The names of checks that fail in the same way: the first of them."""
-    more = f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else ""
-    return ", ".join(names[:MOST_NAMES]) + more
 
 
 @dataclass(frozen=True)
@@ -59,6 +53,12 @@ class Line:
         return HIDDEN if self.hidden and not self.passed else self.message
 
 
+def few(checks: Sequence[Check | Line]) -> str:
+    """The names of checks that fail in the same way: the first of them."""
+    more = f" and {len(checks) - MOST_NAMES} more" if checks[MOST_NAMES:] else ""
+    return ", ".join(check.name for check in checks[:MOST_NAMES]) + more
+
+
 @dataclass(frozen=True)
 class Mark:
     """One exercise of one student."""
@@ -70,9 +70,9 @@ class Mark:
     hidden_points: float = 0.0  # of those, what hidden checks gave
     hidden_out_of: float = 0.0
     file: str = ""
-    lines: tuple[Line, ...] = ()
-    mistakes: tuple[tuple[str, str], ...] = ()  # name, and what to say about it
-    said: tuple[str, ...] = ()  # sentences about the answer as a whole, for the student
+    lines: list[Line] = field(default_factory=list)
+    mistakes: dict[str, str] = field(default_factory=dict)  # names, and what to say about each
+    said: list[str] = field(default_factory=list)  # sentences about the answer as a whole, for the student
 
     def by_kind(self) -> dict[str, tuple[int, int]]:
         """How many checks of each kind passed, of how many."""
@@ -86,10 +86,8 @@ class Mark:
         for line in self.lines:
             if not line.passed:
                 failed.setdefault((line.kind, line.hidden), []).append(line)
-        reasons = [*self.said]
-        for (kind, _), lines in failed.items():
-            reasons.append(f"{kind}: {few([line.name for line in lines])}: {lines[0].told}")
-        return reasons or ([] if self.status == PASSED else [f"{self.status}."])
+        groups = [f"{kind}: {few(lines)}: {lines[0].told}" for (kind, _), lines in failed.items()]
+        return [*self.said, *groups] or ([] if self.status == PASSED else [f"{self.status}."])
 
 
 @dataclass(frozen=True)
@@ -97,9 +95,9 @@ class Grade:
     """Everything about one student: what every report is made of."""
 
     student: str
-    marks: tuple[Mark, ...]
-    deductions: tuple[tuple[str, float], ...] = ()  # why, and points
-    problems: tuple[str, ...] = ()  # what a teacher should look at
+    marks: list[Mark]
+    deductions: dict[str, float] = field(default_factory=dict)  # why, and points
+    problems: list[str] = field(default_factory=list)  # what a teacher should look at
     submitted: str = ""
     days_late: int = 0
     digest: str = ""
@@ -107,8 +105,7 @@ class Grade:
     @property
     def points(self) -> float:
         """All points, less deductions, and never below 0."""
-        lost = sum(points for _, points in self.deductions)
-        return max(0.0, round(sum(mark.points for mark in self.marks) - lost, 2))
+        return max(0.0, round(sum(mark.points for mark in self.marks) - sum(self.deductions.values()), 2))
 
     @property
     def out_of(self) -> float:
@@ -132,19 +129,9 @@ class Grade:
 
 def grade_of(data: Mapping[str, Any]) -> Grade:
     """The grade that `as_json` wrote."""
-    fields = _tuples({key: value for key, value in data.items() if key not in ("points", "out_of")})
-    marks = [
-        Mark(**{**mark, "lines": tuple(Line(**line) for line in mark["lines"])})
-        for mark in fields.pop("marks")
-    ]
-    return Grade(marks=tuple(marks), **fields)
-
-
-def _tuples(value: Any) -> Any:
-    """What JSON holds, with tuples for its lists."""
-    if isinstance(value, dict):
-        return {key: _tuples(inside) for key, inside in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    marks = [Mark(**{**mark, "lines": [Line(**line) for line in mark["lines"]]}) for mark in data["marks"]]
+    rest = {key: data[key] for key in data if key not in ("marks", "points", "out_of")}
+    return Grade(marks=marks, **rest)
 
 
 def share(part: Part, lines: Iterable[Line], of_all: Iterable[Line]) -> float:
@@ -167,9 +154,9 @@ def share(part: Part, lines: Iterable[Line], of_all: Iterable[Line]) -> float:
 
 def hidden_out_of(part: Part) -> float:
     """The points that hidden checks give: all, where everything hangs on one, or no value is seen."""
-    items, kind_of = part.exercise.checks.items, kinds(part)
-    hidden = {item.name for item in items if item.secret or part.hides(item.name, kind_of[item.name])}
-    values = {item.name for item in items if kind_of[item.name] == "values"}
+    items = part.exercise.checks.items
+    hidden = {item.name for item in items if item.secret or part.hides(item.name)}
+    values = {item.name for item in items if part.kind(item.name) == "values"}
     if not hidden and not part.hidden:
         return 0.0
     return round(part.points * (1.0 if part.all_or_nothing or values <= hidden else part.hidden_share), 2)
@@ -177,16 +164,13 @@ def hidden_out_of(part: Part) -> float:
 
 def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Result]:
     """The mark of an answer, and its result with the checks that count in this assignment."""
-    kind_of, answer = kinds(part), written.answer(submission, part.exercise)
+    answer = written.answer(submission, part.exercise)
     rules = {AS_THE_TASK_SAYS: part.conventions, SHAPE_COMMENTS: part.comments}
-    checks, lines, notes = [], [], list(result.conventions)
-    for check in result.checks:
-        if rules.get(check.name) != "free":
-            kind = kind_of.get(check.name, "values")
-            checks.append(replace(check, hidden=check.hidden or part.hides(check.name, kind)))
-            lines.append(Line(check.name, kind, check.passed, check.message, checks[-1].hidden))
-        elif not check.passed:
-            notes.append(check.message)
+    free = [check for check in result.checks if rules.get(check.name) == "free"]
+    shown = [replace(check, hidden=check.hidden or part.hides(check.name)) for check in result.checks]
+    checks = tuple(check for check in shown if rules.get(check.name) != "free")
+    lines = [Line(one.name, part.kind(one.name), one.passed, one.message, one.hidden) for one in checks]
+    notes = (*result.conventions, *(check.message for check in free if not check.passed))
     if part.comments == "required" and not written.n_comment(answer):
         text = "no shape comment stands beside a line of it, as in `# [batch, query, key]`."
         lines.append(Line(SHAPE_COMMENTS, "comments", False, text))
@@ -214,10 +198,8 @@ def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Resu
     if status in (UNTOUCHED, REFUSED):
         points = hidden_points = 0.0
     earned = (status, round(points, 2), hidden_points, of_hidden)
-    marked = Mark(
-        part.exercise.id, part.points, *earned, result.file, tuple(lines), tuple(say.items()), tuple(said)
-    )
-    return marked, replace(result, checks=tuple(checks), conventions=tuple(notes))
+    marked = Mark(part.exercise.id, part.points, *earned, result.file, lines, say, said)
+    return marked, replace(result, checks=checks, conventions=notes)
 
 
 def grade(
@@ -251,15 +233,15 @@ def grade(
         if others:
             names = ", ".join(other.file for other, _ in others)
             twice = f"Handed in {len(best_first)} times: {best.file} counts, and not {names}."
-            best = replace(best, said=(*best.said, twice))
+            best = replace(best, said=[*best.said, twice])
         marks.append(best)
         results.append(result)
-    late, deductions = 0, []
+    late, deductions = 0, dict[str, float]()
     if assignment.deadline is not None and submitted is not None:  # days begun since then, by our clock
         late = max(0, math.ceil((submitted.astimezone() - assignment.deadline.astimezone()) / DAY))
     if late and assignment.late_per_day:
         lost = min(1.0, late * assignment.late_per_day) * sum(one.points for one in marks)
-        deductions.append((f"{late} days late", round(lost, 2)))
+        deductions[f"{late} days late"] = round(lost, 2)
     if assignment.style and results:
         counted = [folder / one.file for one in marks if one.file]
         findings = written.style_findings(list(dict.fromkeys(counted)), assignment.line_length)
@@ -267,6 +249,6 @@ def grade(
             problems.append("style was not checked: ruff is not installed here.")
         elif findings:
             lost = min(assignment.style_most, assignment.style * len(findings))
-            deductions.append((f"PEP 8, {len(findings)} findings, as {findings[0]}", round(lost, 2)))
+            deductions[f"PEP 8, {len(findings)} findings, as {findings[0]}"] = round(lost, 2)
     when = submitted.isoformat(" ", "seconds") if submitted else ""
-    return Grade(student.student, tuple(marks), tuple(deductions), tuple(problems), when, late), results
+    return Grade(student.student, marks, deductions, problems, when, late), results

@@ -11,7 +11,6 @@ One worker stays warm for the session. It runs what the answer needs of the note
 
 import ast
 import inspect
-import secrets
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -100,9 +99,8 @@ def _report(
     exercises = catalogue()
     if exercise is not None:
         pick(exercises, exercise)
-    fresh = secrets.randbelow(2**31) if seed is None else seed
     meant = {id: known for id, known in exercises.items() if set(known.names) & set(names)}
-    checker = Checker(meant if meant and exercise is None else exercises, warm_runner(), fresh, strict=strict)
+    checker = Checker(meant if meant and exercise is None else exercises, warm_runner(), seed, strict=strict)
     results = tuple(checker.check_files([submission], exercise))
     progress = Progress()
     for result in results:

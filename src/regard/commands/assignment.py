@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from regard.commands.exercises import HideSolutions, workers
-from regard.commands.options import READABLE, AsJson, File, Folder, Group, NewFile, print_json
+from regard.commands.options import READABLE, File, Folder, Group, JsonFlag, NewFile, print_json
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError, LoadError
 
@@ -87,7 +87,7 @@ def grade(
     gradescope: Annotated[NewFile | None, "SUBMISSIONS are one student's: write a results.json."],
     metadata: Annotated[File | None, "gradescope: a submission_metadata.json, for the time."],
     github: Annotated[bool, "SUBMISSIONS are one student's: annotate and summarise."],
-    as_json: AsJson,
+    as_json: JsonFlag,
 ) -> None:
     """Mark SUBMISSIONS by the assignment in FILE: a folder, zip or file for each student.
 
@@ -150,7 +150,7 @@ def _time(metadata: Path | None) -> datetime | None:
 def report(
     folder: Annotated[Path, click.Path(exists=True, file_okay=False, path_type=Path)] = Path("marks"),
     *,
-    as_json: AsJson,
+    as_json: JsonFlag,
 ) -> None:
     """Show what FOLDER holds, and write its CSV, JSON and page again from each student's marks."""
     from regard.checking.grading import kept, write_reports

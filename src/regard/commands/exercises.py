@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from regard.commands.options import AsJson, Folder, Group, NewFile, command, print_json
+from regard.commands.options import AsJson, Folder, Group, JsonFlag, NewFile, command, print_json
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError
 
@@ -53,7 +53,7 @@ def workers(n: int, *, must_confine: bool = False) -> Iterator[Runner]:
 
 
 @command
-def exercises(*, folder: From, as_json: AsJson) -> object:
+def exercises(*, folder: From) -> AsJson:
     """Show the exercises as a path: how hard and long each is, how far you are, what comes next."""
     from regard.checking import catalogue, progress
 
@@ -62,22 +62,20 @@ def exercises(*, folder: From, as_json: AsJson) -> object:
     upcoming = catalogue.next_stop(path, [id for id, status in reached.items() if status == "passed"])
     rows = []
     for track in path:
-        lines, minutes = [], 0
+        lines = []
         for stop in track.stops:
             id, title, status = stop.exercise.id, stop.exercise.title, reached[stop.exercise.id]
             row: dict[str, object] = {"exercise": id, "title": title, "names": stop.exercise.names}
             row |= {"progress": status, "track": track.title, "level": stop.level, "minutes": stop.minutes}
             rows.append({**row, "after": stop.after, "next": stop is upcoming})
-            minutes += stop.minutes if status != "passed" else 0
             mark = "✓" if status == "passed" else "→" if stop is upcoming else " "
             hard = f"{'●' * stop.level}{'○' * (3 - stop.level)} {stop.minutes:3} min" if stop.level else ""
             lines.append((mark, f"{id:25}", hard, title, status))
-        if not as_json:
-            click.echo(f"{track.title}: {track.about}" + (f" ({minutes} minutes left)" if minutes else ""))
-            print_table([""] * 5, lines)
-            click.echo()
-    if not as_json:
-        click.echo(f"Next: regard start {upcoming.exercise.id}" if upcoming else "All exercises are passed.")
+        minutes = sum(stop.minutes for stop in track.stops if reached[stop.exercise.id] != "passed")
+        click.echo(f"{track.title}: {track.about}" + (f" ({minutes} minutes left)" if minutes else ""))
+        print_table([""] * 5, lines)
+        click.echo()
+    click.echo(f"Next: regard start {upcoming.exercise.id}" if upcoming else "All exercises are passed.")
     return rows
 
 
@@ -116,7 +114,7 @@ def check(
     hide_solutions: HideSolutions,
     seed: CheckSeed,
     folder: From,
-    as_json: AsJson,
+    as_json: JsonFlag,
 ) -> None:
     """Check every exercise that FILES (scripts, notebooks, folders of them) answer, and name the mistakes.
 
@@ -136,9 +134,7 @@ def check(
             catalogue.pick(known, only)
 
         def once() -> bool:
-            # A seed nobody can know beforehand: results cannot be prepared for it.
-            fresh = secrets.randbelow(2**31) if seed is None else seed
-            checker = Checker(known, runner, fresh, comments_count=comments, strict=strict)
+            checker = Checker(known, runner, seed, comments_count=comments, strict=strict)
             return _report(checker.check_files(paths, only, maybe), html, junit, as_json)
 
         before, passed = _times(paths), once()
@@ -163,47 +159,52 @@ def _files(named: tuple[Path, ...]) -> tuple[list[str], set[str]]:
     if missing := [str(path) for path in named if not path.exists()]:
         raise ArgumentError(f"no such file: {', '.join(missing)}.")
     paths: list[str] = []
-    maybe: set[str] = set()
     for path in named:
-        inside = [
-            str(file)
-            for file in sorted(path.rglob("*"))
-            if file.suffix in (".py", ".ipynb")
-            and not any(part.startswith((".", "__")) for part in file.relative_to(path).parts)
-        ]
-        if path.is_dir() and not inside:
+        inside = [file for file in sorted(path.rglob("*")) if file.suffix in (".py", ".ipynb")]
+        parts = {str(file): file.relative_to(path).parts for file in inside}
+        kept = [file for file in parts if not any(part.startswith((".", "__")) for part in parts[file])]
+        if path.is_dir() and not kept:
             raise ArgumentError(f"{path} holds no .py or .ipynb file.")
-        maybe |= set(inside)
-        paths += inside if path.is_dir() else [str(path)]
-    return paths, maybe
+        paths += kept if path.is_dir() else [str(path)]
+    return paths, set(paths) - set(map(str, named))
 
 
 def _report(results: Iterator[Result], page: Path | None, junit: Path | None, as_json: bool) -> bool:
-    """Print, keep and write results; broken off, those that are there. Whether all passed."""
+    """Print, keep and write results as they come: broken off, it loses a second's. Whether all passed."""
     from regard.checking.progress import Progress
     from regard.checking.reports import ci, html, terminal
 
     progress, width = Progress(), shutil.get_terminal_size().columns
     done: list[Result] = []
     noted: dict[str, set[str]] = {}  # notes of each file, printed once
+
+    def write() -> float:
+        for path, text_of in ((page, html.page), (junit, ci.junit)):
+            if path is not None:
+                path.write_text(text_of(done), encoding="utf-8", errors="backslashreplace")
+        return time.monotonic()
+
+    written = 0.0
     try:
         for result in results:
             done.append(result)
             progress.note(result)
-            if not as_json:
+            if as_json:
+                click.echo(("[" if len(done) == 1 else ", ") + json.dumps(result.as_json()), nl=False)
+            else:
                 click.echo(terminal.report(result, width, noted.setdefault(result.file, set())))
                 noted[result.file] |= set(result.notes)
+            if time.monotonic() > written + 1:
+                written = write()
     finally:
         progress.save()
-        for path, text_of in ((page, html.page), (junit, ci.junit)):
-            if path is not None:
-                path.write_text(text_of(done), encoding="utf-8", errors="backslashreplace")
+        write()
+        if as_json and done:
+            click.echo("]")
     if not done:  # a folder without a single answer
         raise ArgumentError("no file there answers an exercise: regard exercises lists what to define.")
     failed = [result for result in done if not result.passed]
-    if as_json:
-        print_json([result.as_json() for result in done])
-    elif len(done) != 1 or failed:
+    if not as_json and (len(done) != 1 or failed):
         again = next((f" Repeat with --seed {result.seed}." for result in failed if result.seed), "")
         hint = next((f" A hint: regard hint {result.exercise}" for result in failed if result.exercise), "")
         click.echo(f"{len(done) - len(failed)} of {len(done)} passed.{again}{hint}")
@@ -211,7 +212,7 @@ def _report(results: Iterator[Result], page: Path | None, junit: Path | None, as
 
 
 @command
-def hint(id: str, *, folder: From, as_json: AsJson) -> object:
+def hint(id: str, *, folder: From) -> AsJson:
     """Reveal the next hint for exercise ID: symptom, place, cause, then fix.
 
     After a check that named your mistake, the hints are about it.
@@ -222,8 +223,7 @@ def hint(id: str, *, folder: From, as_json: AsJson) -> object:
     grade, text, mistake = kept.next_hint(catalogue.find(id, folder))
     if reason := kept.save():
         click.echo(f"The next hint will be this one again: {reason}", err=True)
-    if not as_json:
-        click.echo(f"{grade} ({mistake}): {text}" if mistake else f"{grade}: {text}")
+    click.echo(f"{grade} ({mistake}): {text}" if mistake else f"{grade}: {text}")
     return {"exercise": id, "mistake": mistake, "grade": grade, "hint": text}
 
 
@@ -245,7 +245,7 @@ def author_new(id: str, *, parent: Annotated[Folder, "--in", "Where to put it."]
 
 
 @author.add
-def author_check(id: str, *, seed: CheckSeed, folder: From, as_json: AsJson) -> None:
+def author_check(id: str, *, seed: CheckSeed, folder: From, as_json: JsonFlag) -> None:
     """Prove exercise ID: right variants pass, the starter fails, every mistake is caught and named."""
     with workers(2) as runner:
         from regard.checking import author, catalogue
@@ -267,8 +267,8 @@ def quiz(
     *,
     answer: Annotated[str | None, "Answer question ID without being asked."],
     as_list: Annotated[bool, "--list", "List the questions."],
-    as_json: AsJson,
-) -> object:
+    as_json: JsonFlag,
+) -> None:
     """Answer written questions on shapes, costs and reasons; equivalent forms count.
 
     Without ID all of them come in turn; an empty answer skips one. Blanks are run, in a process of their own.
@@ -289,11 +289,13 @@ def quiz(
     if as_list or as_json:
         progress = Progress()
         right = {one.id: progress.status(f"question {one.id}") == "passed" for one in asked}
-        if not as_json:
+        if as_json:
+            about = ({"question": one.id, "kind": one.kind, "text": one.text} for one in asked)
+            print_json([{**row, "right": right[row["question"]]} for row in about])
+        else:
             rows = [("✓" * right[one.id], one.id, one.kind, one.text) for one in asked]
             print_table(("", "question", "kind", "text"), rows)
-        about = ({"question": one.id, "kind": one.kind, "text": one.text} for one in asked)
-        return [{**row, "right": right[row["question"]]} for row in about]
+        return
     n_right = n_marked = 0
     for now in asked:
         code = f"\n    {now.code}" if now.code else ""
@@ -313,4 +315,3 @@ def quiz(
             shows = f" The experiment that shows it: regard lab {now.lab}"
             click.echo(reply.message + (shows if now.lab and reply.right is False else ""))
     click.echo(f"\n{n_right} of {n_marked} right.")
-    return None

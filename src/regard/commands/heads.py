@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from regard.commands.options import AsJson, Folder, Model, NewFile, Picture, Text, Texts, command
+from regard.commands.options import AsJson, Folder, Model, NewFile, Picture, Text, Texts, command, json_asked
 from regard.commands.printing import print_table
 from regard.drawing.tables import csv_text
 from regard.errors import ArgumentError
@@ -39,8 +39,7 @@ def heads(
     out: Picture,
     csv: Annotated[NewFile | None, "Write all heads there; - prints them, and nothing else."],
     state: Annotated[NewFile | None, "Keep what is done in this file, and go on from it."],
-    as_json: AsJson,
-) -> object:
+) -> AsJson:
     """Say what each head does on TEXT, or on every line of a file, and draw layers x heads by label.
 
     A label needs a score that reaches its threshold and lies above what looking everywhere alike
@@ -48,7 +47,7 @@ def heads(
     name a .trace file, of any model, which is measured as it is.
     """
     piped = csv == Path("-")
-    if piped and as_json:
+    if piped and json_asked():
         raise ArgumentError("--csv - and --json both print: give one of them.")
     from regard.heads import RULES, Survey, columns_of, measure, survey
     from regard.heads.labels import share_labelled
@@ -72,9 +71,9 @@ def heads(
         from regard.files.loading import untrained
 
         name = loaded.facts.name
-        surveys = {name: survey(loaded, lines, state=state, progress=not as_json)}
+        surveys = {name: survey(loaded, lines, state=state)}
         if against is not None:
-            surveys["random weights"] = survey(untrained(loaded, model.seed), lines, progress=not as_json)
+            surveys["random weights"] = survey(untrained(loaded, model.seed), lines)
     missing_glyphs = out is not None and _draw_labels(surveys, out)
     columns, n_text = columns_of(surveys[name]), surveys[name].n_text
     if csv is not None:
@@ -84,13 +83,6 @@ def heads(
         return None
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     shares = {of: share_labelled(surveyed.labels()) for of, surveyed in surveys.items()}
-    if as_json:
-        rules = [
-            {"label": r.label, "measure": r.measure, "threshold": str(r.threshold), "source": r.source}
-            for r in RULES
-        ]
-        whole = {"model": name, "n_text": n_text, "heads": rows, "shares": shares, "rules": rules}
-        return {**whole, "png": out}
     _print_heads(rows, sort, top, n_text)
     labels_shown = [one for one in shares[name] if any(share[one] for share in shares.values())]
     cells = ([one, *(f"{100 * share[one]:.0f} %" for share in shares.values())] for one in labels_shown)
@@ -103,7 +95,12 @@ def heads(
     for what, path in (("The picture is", out), ("All numbers are", csv)):
         if path is not None:
             click.echo(f"{what} in {path}")
-    return None
+    rules = [
+        {"label": r.label, "measure": r.measure, "threshold": str(r.threshold), "source": r.source}
+        for r in RULES
+    ]
+    whole = {"model": name, "n_text": n_text, "heads": rows, "shares": shares, "rules": rules}
+    return {**whole, "png": out}
 
 
 def _draw_labels(surveys: dict[str, Survey], out: Path) -> bool:
@@ -162,8 +159,7 @@ def prune(
     out: Picture,
     save: Annotated[Folder | None, "Write a pruned model into this folder, for --model."],
     remove: Annotated[float, click.FloatRange(0, 1), "The share of heads that the saved model lacks."] = 0.1,
-    as_json: AsJson,
-) -> object:
+) -> AsJson:
     """Remove more and more heads, those that matter least first, and draw what that does to the loss.
 
     Importance is the gradient's (Michel et al. 2019), from half of the texts; the loss is that of
@@ -184,8 +180,7 @@ def prune(
     importances = importance(loaded, lines[0::2])
     orders = ("least first", "random", "most first")
     curve = partial(pruning_curve, loaded, lines[1::2], importances, shares=removed, seed=model.seed)
-    asked = orders if as_json else with_bar(orders, "pruning")
-    losses = {order: curve(order=order).metric for order in asked}
+    losses = {order: curve(order=order).metric for order in with_bar(orders, "pruning")}
     title = f"{loaded.facts.name}: heads removed"
     if out is not None:
         percent = [100 * share for share in removed]
@@ -195,10 +190,6 @@ def prune(
     if save is not None:
         ranked = ranked_heads(loaded, importances)
         save_pruned(prune(loaded, ranked[: round(remove * len(ranked))]), save)
-    if as_json:
-        data = [{"order": o, "share_removed": removed, "loss": loss} for o, loss in losses.items()]
-        whole = {"model": loaded.facts.name, "curves": data, "importance": importances.tolist()}
-        return {**whole, "png": out}
     columns = ["heads removed", *orders]
     rows = [
         [f"{100 * share:.0f} %", *(f"{loss:.3f}" for loss in row)]
@@ -210,7 +201,8 @@ def prune(
         click.echo(f"The picture is in {out}")
     if save is not None:
         click.echo(f"A model without {100 * remove:.0f} % of its heads is in {save}")
-    return None
+    data = [{"order": order, "share_removed": removed, "loss": loss} for order, loss in losses.items()]
+    return {"model": loaded.facts.name, "curves": data, "importance": importances.tolist(), "png": out}
 
 
 @command
@@ -222,8 +214,7 @@ def why(
     against: Annotated[str | None, "Another token: then the difference of their scores is explained."],
     top: Annotated[int, click.IntRange(1, 100), "Of each kind."] = 5,
     out: Picture,
-    as_json: AsJson,
-) -> object:
+) -> AsJson:
     """Say which heads, edges and positions moved the token after TEXT, by switching them off.
 
     Candidates come from one backward pass and from what heads write toward the token. Each is then
@@ -238,9 +229,6 @@ def why(
         from regard.drawing.figures import save_figure
 
         save_figure(answer.figure(), out)
-    if as_json:
-        names = [field.name for field in fields(answer) if field.name not in ("heads", "layers")]
-        return {**{name: getattr(answer, name) for name in names}, "png": out}
     rivals = ", ".join(f"{name!r} {chance:.1%}" for name, chance in answer.likeliest)
     click.echo(f"After {text!r}: {rivals}")
     number = "log-probability" if answer.against is None else f"score over {answer.against!r}"
@@ -266,4 +254,5 @@ def why(
         click.echo(f"Not known: {answer.note}")
     if out is not None:
         click.echo(f"The picture is in {out}")
-    return None
+    names = [field.name for field in fields(answer) if field.name not in ("heads", "layers")]
+    return {**{name: getattr(answer, name) for name in names}, "png": out}

@@ -44,8 +44,7 @@ def cost(
     out: Picture,
     seconds: Annotated[float, click.FloatRange(0.01), "For each of two measurements of this machine."] = 1.0,
     device: Annotated[str, "The device that is measured."] = "cpu",
-    as_json: AsJson,
-) -> object:
+) -> AsJson:
     """Say what a model costs: operations, bytes, cache and what each operation waits for on this machine.
 
     Decoding is the step that fills the context. What would other numbers of key heads cost, or
@@ -90,11 +89,6 @@ def cost(
         drawn = [costs[phase] for phase in reversed(PHASES) if phase in costs and phase != "train"]
         title = f"{model}: batch {batch}, context {context}, {dtype}, {threads}"
         roofline.roofline_figure(drawn, machine, title=title).savefig(out, format="png")
-    if as_json:
-        about = asdict(machine)
-        about["threads"] = about.pop("n_thread")
-        whole = {"model": model, "machine": about, "phases": phases, "what_if": others, "notes": notes}
-        return {**whole, "png": out}
     first, short = next(iter(phases.values())), roofline.short_number
     size = f"{short(first['parameters'])} parameters, {short(first['weight_bytes'], 'B')}"
     click.echo(f"{model}: {size}; batch {batch}, context {context}")
@@ -125,7 +119,10 @@ def cost(
         click.echo("b batch, n cached tokens, d model_dim, h heads, g key heads; b n h are the scores.")
     if out is not None:
         click.echo(f"The picture is in {out}")
-    return None
+    about = asdict(machine)
+    about["threads"] = about.pop("n_thread")
+    whole = {"model": model, "machine": about, "phases": phases, "what_if": others, "notes": notes}
+    return {**whole, "png": out}
 
 
 def _subject(model: str) -> TransformerConfig | Counted:
@@ -202,18 +199,16 @@ def lab(
     quick: Annotated[bool, "A smaller run, of seconds."],
     seed: Seed = 0,
     out: Annotated[Folder | None, "Write the page, with its figure, and the JSON into this folder."],
-    as_json: AsJson,
-) -> object:
+) -> AsJson:
     """Run the experiment NAME: prediction, measurement, figure and verdict. Without NAME, list them."""
     from regard.lab.catalogue import EXPERIMENTS, find
 
     if name is not None and every:
         raise ArgumentError(f"give NAME or --all, not both. Got {name!r} and --all.")
     if name is None and not every:
-        if not as_json:
-            rows = [(str(number), *item) for number, item in enumerate(EXPERIMENTS.items(), 1)]
-            print_table(("", "experiment", "claim"), rows)
-            click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
+        rows = [(str(number), *item) for number, item in enumerate(EXPERIMENTS.items(), 1)]
+        print_table(("", "experiment", "claim"), rows)
+        click.echo("\nregard lab variance runs one, regard lab --all all of them; --quick takes seconds.")
         return EXPERIMENTS
     chosen = [find(id) for id in (EXPERIMENTS if name is None else [name])]
     if out is not None:
@@ -225,10 +220,9 @@ def lab(
 
     done = []
     for experiment in chosen:
-        with Console(stderr=True, quiet=as_json).status(f"{experiment.id}: {experiment.claim}"):
+        with Console(stderr=True).status(f"{experiment.id}: {experiment.claim}"):
             done.append(perform(experiment, quick=quick, seed=seed))
-        if not as_json:
-            click.echo(f"{experiment.id}. {done[-1].sentence}")
+        click.echo(f"{experiment.id}. {done[-1].sentence}")
     results = [run.as_json() for run in done]
     whole = {"experiments": results} if every else results[0]
     files: dict[str, Path] = {}
@@ -237,8 +231,6 @@ def lab(
         files = {kind: out / f"{stem}.{kind}" for kind in ("html", "json")}
         files["html"].write_text(report(done), encoding="utf-8")
         files["json"].write_text(json.dumps(whole, indent=2), encoding="utf-8")
-    if as_json:
-        return {**whole, **files}
     if every:
         n_confirmed = sum(run.verdict == "confirmed" for run in done)
         click.echo(f"{n_confirmed} of {len(done)} claims confirmed.")
@@ -249,4 +241,4 @@ def lab(
         click.echo("--out FOLDER writes the report, with its figures.")
     else:
         click.echo(f"The report is in {files['html']}, its numbers in {files['json']}")
-    return None
+    return {**whole, **files}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import click
 
-from regard.commands.options import AsJson, Model, NewFile, command, file_text, model_was_named
+from regard.commands.options import AsJson, Model, NewFile, command, file_text, json_asked, model_was_named
 from regard.drawing.tables import csv_text
 from regard.errors import ArgumentError, LoadError
 
@@ -83,8 +83,7 @@ def look(
     file: Annotated[TextIO | None, click.File(encoding="utf-8"), "Read TEXT from a file; -: standard input."],
     target: Annotated[str | None, "What an encoder-decoder answers; without it the model writes the answer."],
     asked: Asked,
-    as_json: AsJson,
-) -> object:
+) -> AsJson:
     """Open the page of what attention looks at in TEXT, or in the .trace, .txt or .md file that it names.
 
     The page is served on this machine alone, until Ctrl-C. Where nobody is there to look (no terminal) and no
@@ -102,7 +101,8 @@ def look(
         text = file_text(path)
     if not text.strip():
         raise ArgumentError("TEXT has no words: give at least one, as in: regard look 'the cat sat'.")
-    session, document = _opened(text, target) if saved else _taken(text, model, target, as_json)
+    as_json = json_asked()
+    session, document = _opened(text, target) if saved else _taken(text, model, target)
     long = document.trace.layers[0].n_query > MOST_PRINTED  # measuring it takes longer than anybody waits
     scenes = [] if long else document.facts()["scenes"]
     layer, head = (scenes[0]["state"][name] for name in ("layer", "head")) if scenes else (0, 0)
@@ -124,8 +124,7 @@ def look(
         view |= {"query": asked.query, "chosen": [asked.query]}
     if asked.against is not None:
         view |= {"compare": "head", "difference": True, "layer2": asked.against[0], "head2": asked.against[1]}
-    if not as_json:
-        click.echo("".join(f"{notice}\n" for notice in document.notices), err=True, nl=False)
+    click.echo("".join(f"{notice}\n" for notice in document.notices), err=True, nl=False)
     if not (as_json or asked.terminal or asked.save or asked.csv or asked.png or asked.svg):
         # Nobody looks where output goes to no terminal, or continuous integration runs.
         if asked.port is not None or (sys.stdout.isatty() and not os.environ.get("CI")):
@@ -168,7 +167,7 @@ def _opened(path: str, target: str | None) -> tuple[Session, Document]:
     return session, session.add(replace(document, model_key=f"file {Path(path).name}"))
 
 
-def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Session, Document]:
+def _taken(text: str, model: Model, target: str | None) -> tuple[Session, Document]:
     """The trace of a text; where the model cannot be had, that of another one, which says so."""
     from rich import progress as bars
     from rich.console import Console
@@ -193,7 +192,7 @@ def _taken(text: str, model: Model, target: str | None, quiet: bool) -> tuple[Se
         click.echo(notice, err=True)
     session = Session(models, key, text)
     columns = ("reading, layer", bars.MofNCompleteColumn(), bars.BarColumn(), bars.TimeElapsedColumn())
-    with bars.Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         progress = Progress(lambda done, total: bar.update(task, completed=done, total=total))
         return session, session.document(Asked(key, text, target), progress)

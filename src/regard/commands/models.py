@@ -9,7 +9,7 @@ from typing import Annotated
 
 import click
 
-from regard.commands.options import AsJson, Group, Model, Text, command, print_json
+from regard.commands.options import AsJson, Group, Model, Text, command, json_asked, print_json
 from regard.commands.printing import WIDE_ENOUGH, print_table
 from regard.errors import ArgumentError
 
@@ -17,11 +17,9 @@ FAMILIES_SAID = Path(__file__).with_name("families.json")
 
 
 @command
-def families(*, as_json: AsJson) -> object:
+def families() -> AsJson:
     """How the families differ: one Transformer, of which each is a choice of answers to these questions."""
     fields: dict[str, dict[str, str]] = json.loads(FAMILIES_SAID.read_text(encoding="utf-8"))
-    if as_json:
-        return fields
     names = list(fields["stacks"])
     columns = {name: _in_words({field: values[name] for field, values in fields.items()}) for name in names}
     questions = list(columns[names[0]])
@@ -33,7 +31,7 @@ def families(*, as_json: AsJson) -> object:
         click.echo()
         group = names[first : first + n_beside]
         print_table(["", *group], [(asked, *(columns[name][asked] for name in group)) for asked in questions])
-    return None
+    return fields
 
 
 def say_families() -> str:
@@ -119,8 +117,7 @@ def generate(
     beams: Annotated[int, click.IntRange(1), "Beam search."] = 1,
     chat: Annotated[bool, "TEXT is a question to an instructed model."],
     sample_seed: Annotated[int | None, "Makes sampling repeat itself."],
-    as_json: AsJson,
-) -> object:
+) -> AsJson:
     """Continue TEXT, token by token as they come, with the speed at the end."""
     from regard.decoding import loop
 
@@ -130,11 +127,10 @@ def generate(
         raise ArgumentError(f"{loaded.facts.name} has no tokenizer: it takes ids, not text.")
     prompt = loaded.tokenizer.chat(text) if chat else text
     began = time.perf_counter()
-    if beams > 1 or as_json:
+    if beams > 1 or json_asked():
         done = loop.generate(loaded, prompt, n_beam=beams, max_new=max_new, seed=sample_seed, **choice)
         written, n_token = (done.texts or ("",))[0], len(done.tokens[0])
-        if not as_json:
-            click.echo(written)
+        click.echo(written)
     else:
         # With the first piece, for a model may refuse; an encoder-decoder answers, it does not go on.
         lead = "" if chat or loaded.start_token is not None else text
@@ -146,7 +142,6 @@ def generate(
         click.echo(lead)
         n_token = len(loaded.tokenizer.encode(written, add_special=False))
     seconds = time.perf_counter() - began
-    if not as_json:
-        click.echo(f"{n_token} tokens in {seconds:.1f} s: {n_token / seconds:.0f} a second", err=True)
+    click.echo(f"{n_token} tokens in {seconds:.1f} s: {n_token / seconds:.0f} a second", err=True)
     about = {"prompt": text, "text": written, "model": loaded.facts.name}
     return {**about, "tokens": n_token, "seconds": seconds}

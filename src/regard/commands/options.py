@@ -1,15 +1,18 @@
 """A command is a function: its parameters are what a person types, what it returns is what `--json` prints.
 
     @command
-    def why(text: Text, *, model: Model = Model("smollm2"), top: Annotated[int, "Of each kind."] = 5): ...
+    def why(text: Text, *, top: Annotated[int, "Of each kind."] = 5) -> AsJson: ...
 
-Parameters before the star are arguments, the others options. `Annotated` has an option's help, its flags if
-they are not its name, in capitals what stands for its value, a type of click's, and what makes the value.
+What it prints is for people: with `--json` that goes nowhere. Parameters before the star are arguments, the
+others options. `Annotated` has an option's help, its flags if they are not its name, in capitals what stands
+for its value, a type of click's, and what makes the value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -30,7 +33,8 @@ def command(function: Callable[..., object]) -> click.Command:
     """The command that a function is; a parameter that is a dataclass stands for an option of each field."""
     params: list[click.Parameter] = []
     bundles: dict[str, type[Any]] = {}
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+    signature = inspect.signature(function, eval_str=True)
+    for name, parameter in signature.parameters.items():
         hint = parameter.annotation
         default = None if parameter.default is parameter.empty else parameter.default
         if is_dataclass(hint):
@@ -41,11 +45,17 @@ def command(function: Callable[..., object]) -> click.Command:
             is_option = parameter.kind is parameter.KEYWORD_ONLY
             params.append(click_parameter(name, hint, default, is_option=is_option))
 
+    returns_json = signature.return_annotation is AsJson
+    if returns_json:
+        params.append(click_parameter("as_json", JsonFlag, None))
+
     def called(**values: Any) -> object:
+        as_json = returns_json and values.pop("as_json")
         for name, bundle in bundles.items():
             values[name] = bundle(**{field.name: values.pop(field.name) for field in fields(bundle)})
-        result = function(**values)
-        if result is not None and values.get("as_json"):
+        with contextlib.redirect_stdout(io.StringIO()) if as_json else contextlib.nullcontext():
+            result = function(**values)
+        if as_json and result is not None:
             print_json(result)
         return result
 
@@ -147,7 +157,8 @@ NewFile = Annotated[
 Seed = Annotated[int, click.IntRange(0, 2**63 - 1)]
 Text = Annotated[str, _some_words]
 Texts = Annotated[list[str] | None, READABLE, _lines, "A text a line."]
-AsJson = Annotated[bool, "--json", "Print the result as JSON."]
+AsJson = object  # what a command returns that has --json
+JsonFlag = Annotated[bool, "--json", "Print the result as JSON."]  # of one that prints it by itself
 Picture = Annotated[NewFile | None, "Write the picture there, as PNG."]
 
 
@@ -167,6 +178,11 @@ class Model:
         if not self.random:
             offer_download(self.name)
         return load(self.name, random=self.random, seed=self.seed, device=checked_device(self.device))
+
+
+def json_asked() -> bool:
+    """Whether the result will be printed as JSON, and nothing else."""
+    return bool(click.get_current_context().params["as_json"])
 
 
 def model_was_named() -> bool:

@@ -16,9 +16,8 @@ def train(
     config: Annotated[str | None, click.Path(), "A TOML file of settings; options have the last word."],
     resume: Annotated[str | None, click.Path(), "RUN", "Go on with the run in that folder."],
     quiet: Annotated[bool, "Say nothing while training."],
-    as_json: AsJson,
     **settings: Any,
-) -> object:
+) -> AsJson:
     """Train a model, `dates` by default: dates as people write them, to ISO 8601.
 
     A setting has the task's own default unless it is given. The run's folder holds config, metrics,
@@ -42,8 +41,7 @@ def train(
         raise SystemExit(130)  # stopped by a signal; the folder says how to go on
     if not here().first:  # one of all tells the user
         return None
-    if not as_json:
-        click.echo(f"The model is in {run.best}. Look at it with: regard look --model {run.best}")
+    click.echo(f"The model is in {run.best}. Look at it with: regard look --model {run.best}")
     return {"run": run.folder, "step": run.step, "best": run.best, "scores": dict(run.scores)}
 
 

@@ -13,6 +13,7 @@ from regard.checking.reports.terminal import WrongCase, by_kind, wrong_cases
 from regard.drawing import html
 from regard.drawing.html import Markup, joined, table, tag
 
+YOURS = "yours (wrong cells outlined, leaked ones thick)"
 MOST_CELLS = 32  # rows or columns of a picture
 NUMBERS_UP_TO = 12  # columns in which a number still fits
 
@@ -83,13 +84,9 @@ def _pictures(case: WrongCase) -> Markup:
         return tag("p", f"{name}: a table of {want.shape[0]} by {want.shape[1]} is too large to draw.")
     title = f"{name}, the smallest case that fails ({case.sizes})" + (f", at {case.at}" if case.at else "")
     outlines = torch.where(case.wrong, torch.where(want == 0, 3.0, 1.5), 0.0)
-    none = torch.zeros_like(outlines)
-    figures = [
-        _figure("expected", want, case.axes, none),
-        _figure("yours (wrong cells outlined, leaked ones thick)", have, case.axes, outlines),
-        _figure("yours minus expected", have - want, case.axes, none),
-    ]
-    return tag("h3", title) + joined(figures)
+    tables = {"expected": want, YOURS: have, "yours minus expected": have - want}
+    drawn = [_figure(name, table, case.axes, outlines * (name == YOURS)) for name, table in tables.items()]
+    return tag("h3", title) + joined(drawn)
 
 
 def _figure(title: str, values: Tensor, axes: tuple[str, ...], outlines: Tensor) -> Markup:

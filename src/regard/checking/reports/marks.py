@@ -22,8 +22,8 @@ def common_mistakes(grades: Sequence[Grade]) -> list[dict[str, Any]]:
     """What went wrong, the most frequent first: how many did of those who answered, and what to say."""
     marks = [mark for grade in grades for mark in grade.marks if mark.status not in NO_ANSWER]
     answered = Counter(mark.exercise for mark in marks)
-    say = {(mark.exercise, name): text for mark in marks for name, text in mark.mistakes}
-    made = Counter((mark.exercise, name) for mark in marks for name, _ in mark.mistakes)
+    say = {(mark.exercise, name): text for mark in marks for name, text in mark.mistakes.items()}
+    made = Counter((mark.exercise, name) for mark in marks for name in mark.mistakes)
     return [
         {"exercise": id, "mistake": name, "students": n, "of": answered[id], "say": say[id, name]}
         for (id, name), n in sorted(made.items(), key=lambda item: (-item[1], item[0]))
@@ -34,10 +34,10 @@ def csv_of(grades: Sequence[Grade]) -> str:
     """A row for each student: points in all and by exercise, what is missing, what went wrong."""
     rows: list[dict[str, object]] = []
     for grade in grades:
-        mistakes = [f"{mark.exercise}: {name}" for mark in grade.marks for name, _ in mark.mistakes]
+        mistakes = [f"{mark.exercise}: {name}" for mark in grade.marks for name in mark.mistakes]
         row: dict[str, object] = {"student": grade.student, "points": grade.points, "out of": grade.out_of}
         row |= {mark.exercise: mark.points for mark in grade.marks}
-        row["deductions"] = round(sum(points for _, points in grade.deductions), 2)
+        row["deductions"] = round(sum(grade.deductions.values()), 2)
         row |= {"submitted": grade.submitted, "days late": grade.days_late}
         row |= {"not answered": ", ".join(grade.unanswered), "mistakes": "; ".join(mistakes)}
         rows.append({**row, "look at": " ".join(grade.problems)})
@@ -70,7 +70,7 @@ def feedback(title: str, grade: Grade, results: Sequence[Result]) -> str:
         )
         for mark in grade.marks
     ]
-    rows += [("deducted", f"-{points:g}", "", "", why) for why, points in grade.deductions]
+    rows += [("deducted", f"-{points:g}", "", "", why) for why, points in grade.deductions.items()]
     late = [f"Handed in {grade.days_late} days late."] if grade.days_late else []
     parts = [
         tag("p", tag("strong", f"{grade.points:g} of {grade.out_of:g} points"), f" for {grade.student}."),
@@ -150,14 +150,14 @@ def gradescope(assignment: Assignment, grade: Grade) -> str:
             row = {"name": name, "score": round(points, 2), "max_score": round(out_of, 2)}
             row |= {"status": "passed" if passed else "failed", "output": "\n".join(output)}
             tests.append({**row, "visibility": VISIBILITY[assignment.show_hidden] if hidden else "visible"})
-    lost = [{"name": why, "score": -points, "max_score": 0} for why, points in grade.deductions]
+    lost = [{"name": why, "score": -points, "max_score": 0} for why, points in grade.deductions.items()]
     return _json({"score": grade.points, "output": "\n".join(grade.problems), "tests": [*tests, *lost]})
 
 
 def github_summary(title: str, grade: Grade) -> str:
     """Markdown for the summary of a step: a table of marks, and the reasons."""
     rows = [(mark.exercise, f"{mark.points:g} of {mark.out_of:g}", mark.status) for mark in grade.marks]
-    rows += [("deducted", f"-{points:g}", why) for why, points in grade.deductions]
+    rows += [("deducted", f"-{points:g}", why) for why, points in grade.deductions.items()]
     lines = [f"## {_plain(title)}: {grade.points:g} of {grade.out_of:g} points", ""]
     lines += ["| | | |", "| --- | --- | --- |", *(f"| {' | '.join(map(_plain, row))} |" for row in rows)]
     for mark in grade.marks:

@@ -36,7 +36,7 @@ def report(result: Result, width: int, known: Collection[str] = ()) -> str:
     lines += _smallest(result)
     for kind, checks in by_kind(result).items():
         about = f" ({kind})" if kind in ("fragile", "train mode", "wasteful") else ""
-        say(f"✗ {few([check.name for check in checks])}{about}: {checks[0].told}")
+        say(f"✗ {few(checks)}{about}: {checks[0].told}")
     if untried := [check for check in result.checks if not check.tried]:
         say(f"{len(untried)} checks were {untried[0].message}", dim=True)
     for note in result.conventions:

@@ -42,7 +42,7 @@ from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.flow import logit_attribution
 from regard.heads.model import Layers, head_outputs, head_table, layers_of, loaded_of, strongest
-from regard.tracing.gradients import LayerGradient, score_gradients
+from regard.tracing.gradients import ScoreGradients, score_gradients
 from regard.tracing.interventions import Run, intervene
 from regard.tracing.layers import AnyLayer
 from regard.tracing.take import labels, trace
@@ -107,19 +107,16 @@ class Asked:
             return row.log_softmax(-1)[self.token]
         return row[self.token] - row[self.against]
 
+    @torch.no_grad()
     def run(self, change: Change) -> float:
         """The score under a change."""
-        return float(self.run_each([change])[0])
+        with intervene(self.loaded) as run:
+            change(run)
+            return float(self.ran())
 
-    @torch.no_grad()
     def run_each(self, changes: Iterable[Change]) -> Float[Tensor, "change"]:
         """The score under each of several changes."""
-        values = []
-        for change in changes:
-            with intervene(self.loaded) as run:
-                change(run)
-                values.append(self.ran())
-        return torch.stack(values).double()
+        return torch.tensor([self.run(change) for change in changes], dtype=torch.float64)
 
     def name(self, token: int) -> str:
         """A token as a person reads it."""
@@ -280,10 +277,10 @@ def _estimated(asked: Asked, clean: dict[str, Tensor], source: Any) -> dict[str,
     if source is not None:
         traced = trace(asked.loaded, asked.ids, keep_v=True)
         new = {name: _looking_as(source.layer(name), traced.layer(name)) for name in outputs}
-    changes = {}
-    for (name, out), gradient in zip(outputs.items(), gradients, strict=True):
-        changes[name] = (gradient * (new[name].to(out.dtype) - out.detach()))[0].sum(-1).double().cpu()
-    return changes
+    return {
+        name: (gradient * (new[name].to(out.dtype) - out.detach()))[0].sum(-1).double().cpu()
+        for (name, out), gradient in zip(outputs.items(), gradients, strict=True)
+    }
 
 
 def _looking_as(source: AnyLayer, layer: AnyLayer) -> Float[Tensor, "1 head query v_dim"]:
@@ -380,7 +377,7 @@ def why(
         ).heads
     except UnsupportedError as error:
         note = str(error)
-    estimates, edges, columns = _scanned(gradients.layers, known, top)
+    estimates, edges, columns = _scanned(gradients, known, top)
     tokens = gradients.trace.tokens[0] if gradients.trace.tokens else ()
     names = tuple(known)
     findings: list[tuple[Finding, Change]] = []
@@ -448,18 +445,18 @@ _Edge = tuple[float, str, int, int, int, float]  # effect, layer, head, query, k
 
 
 def _scanned(
-    layers: Sequence[LayerGradient], known: Layers, top: int
+    gradients: ScoreGradients, known: Layers, top: int
 ) -> tuple[Float[Tensor, "layer head"], list[_Edge], Float[Tensor, "key"]]:
     """The estimated change without each head, the strongest edges, and without each position.
 
     Some rows at a time: nothing of query x key is kept.
     """
     heads = head_table(known)
-    columns = torch.zeros(layers[0].layer.n_key, dtype=torch.float64)
+    columns = torch.zeros(gradients.layers[0].layer.n_key, dtype=torch.float64)
     best: list[_Edge] = []
-    by_name = {gradient.layer.name: gradient for gradient in layers}
     for index, (name, numbers) in enumerate(known.items()):
-        gradient, layer = by_name[name], by_name[name].layer
+        gradient = gradients.layer(name)
+        layer = gradient.layer
         sums = gradient.row_sum[0].double()
         heads[index, list(numbers)] = -sums.sum(-1).cpu()
         for at, head in enumerate(numbers):

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention.linear import LinearRule
 from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule
+from regard.attention.shapes import row_blocks
 from regard.attention.visibility import Visibility, hidden_by
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.tracing.layers import Kind, Shape, all_scores
@@ -31,7 +32,6 @@ Read = tuple[Visibility, Bias | None, Tensor | None]
 _KERNELS = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)")
 # What transformers calls the arguments that `read_call` has.
 _REGISTERED = {"dropout": "dropout_p", "scaling": "scale", "softcap": "softcap", "s_aux": "sink"}
-_BLOCK = 1 << 21  # scores, or numbers of a bias, computed at once
 _FEW = 1 << 18  # scores: summed in less time than the layer around them takes
 _LARGE = 20.0  # scores of this size are off by 1e-6 in float32
 
@@ -219,11 +219,8 @@ def row_sums(called: Called, kernel: Tensor | None, few: int = _FEW) -> Tensor:
 
 def _row_sums(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
     """The log-sum-exp of every row, in float64, a block of rows at a time."""
-    cols = slice(0, k.shape[2])
-    step = max(1, _BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
-    sums = []
-    for first in range(0, q.shape[2], step):
-        rows = slice(first, min(q.shape[2], first + step))
+    cols, sums = slice(0, k.shape[2]), []
+    for rows in row_blocks(slice(0, q.shape[2]), q.shape[0] * q.shape[1] * k.shape[2]):
         scores = all_scores(q, k, rule, rows, cols, widen=False)
         visible = rule.visible.tile(rows, cols, q.device)
         sums.append(torch.logsumexp(torch.where(visible, scores, -torch.inf).double(), -1))
@@ -236,12 +233,9 @@ def _four(tensor: Tensor, lead: tuple[int, ...], grouped: bool) -> Tensor:
         raise UnsupportedError("nested tensors cannot be traced: give padded ones, with a mask.")
     if not grouped:
         tensor = tensor.expand(*lead, *tensor.shape[-2:])
-    lead = tensor.shape[:-2]
-    if len(lead) == 2:
-        return tensor
-    if not lead:
-        return tensor[None, None]
-    return tensor[:, None] if len(lead) == 1 else tensor.flatten(0, -4)
+    if tensor.dim() < 4:
+        return tensor[(slice(None),) * (tensor.dim() - 2) + (None,) * (4 - tensor.dim())]
+    return tensor.flatten(0, -4)
 
 
 def without_repeats(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -354,9 +348,7 @@ def _by_distance(bias: Tensor, hides: Tensor, start: int, within: float) -> Dist
     after = torch.cat([shown[:, -1, :], shown[:, :-1, -1].flip(-1)], dim=-1)  # and where it ends
     values = torch.where(before > lowest, before, after)
     line = DistanceBias(values.masked_fill(values == lowest, 0.0), n_query - 1 + start)
-    step = max(1, _BLOCK // max(1, bias.shape[0] * bias.shape[1] * n_key))
-    for first in range(0, n_query, step):
-        rows = slice(first, min(n_query, first + step))
+    for rows in row_blocks(slice(0, n_query), bias.shape[0] * bias.shape[1] * n_key):
         drawn = line.tile(rows, slice(0, n_key), start)
         if not bool((((drawn - bias[:, :, rows]).abs() <= within) | hides[:, :, rows]).all()):
             return None

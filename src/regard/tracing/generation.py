@@ -57,8 +57,8 @@ class GrowingTrace(Recorder):
             steps = self._summed.setdefault(name, [])
             steps.append(called)
             k, v = (torch.cat([getattr(step, side).detach() for step in steps], 2) for side in "kv")
-            known = [step.rule.keys for step in steps if isinstance(step.rule, LinearRule)]
-            keys = None if None in known else torch.cat(known, 1)
+            known = [keys for step in steps if (keys := getattr(step.rule, "keys", None)) is not None]
+            keys = torch.cat(known, 1) if len(known) == len(steps) else None
             called = replace(called, k=k, v=v, rule=replace(rule, keys=keys))
         step, so_far = self.layer_of(name, called), self.rows.get(name)
         if so_far is not None and not so_far.goes_on_with(step):

@@ -15,7 +15,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -23,9 +23,8 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from regard.attention.shapes import whole_index
+from regard.attention.shapes import row_blocks, whole_index
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.models.model import Model
 from regard.tracing.calls import Called, numbered, of_heads
@@ -39,19 +38,16 @@ What = Literal["outputs", "weights", "scores"]
 # Given a call and the outputs (batch, head, rows, v_dim) of these heads and rows: what takes their place.
 New = Callable[[Called, Tensor, list[int], slice], Tensor]
 
-_BLOCK = 1 << 22  # weights computed at once
-
 
 class Run:
     """What is changed inside a block, and what of its calls is kept."""
 
-    def __init__(self, model: nn.Module, thread: int | None = None) -> None:
-        self._model, self._thread = model, thread
+    def __init__(self, model: nn.Module, thread: int | None, hooks: ExitStack) -> None:
+        self._model, self._thread, self._hooks = model, thread, hooks
         self.changes: list[Change] = []
         self.layers: list[str] = model.attention_names if isinstance(model, Model) else []  # by their numbers
         self._patches: dict[str, list[tuple[Tensor, At, At]]] = {}  # of modules: by what, queries, sequences
         self._kept: dict[str, Tensor | None] = {}  # outputs of modules, of the last call
-        self._handles: list[RemovableHandle] = []
         self._n_call = 0
 
     def knock_out(
@@ -182,7 +178,7 @@ class Run:
             except AttributeError:
                 raise ArgumentError(f"the model has no module {name!r}: see model.named_modules().") from None
             self._patches[name] = []
-            self._handles.append(module.register_forward_hook(partial(self._pass, name)))
+            self._hooks.enter_context(module.register_forward_hook(partial(self._pass, name)))
         return self._patches[name]
 
     def _pass(self, name: str, module: nn.Module, args: Any, given: Any) -> Any:
@@ -258,13 +254,10 @@ def intervene(model: Any, *, this_thread: bool = False) -> Iterator[Run]:
     True
     """
     module = module_of(model)
-    run = Run(module, threading.get_ident() if this_thread else None)
-    try:
+    with ExitStack() as hooks:
+        run = Run(module, threading.get_ident() if this_thread else None, hooks)
         with around_calls(module, lambda *_: watching(module, None, run._one_call()), run._thread):
             yield run
-    finally:
-        for handle in run._handles:
-            handle.remove()
     run._end()
 
 
@@ -422,9 +415,7 @@ def _positions(at: At, n: int, first: int = 0) -> list[int]:
 
 
 def _blocks(rows: list[int], cost: int) -> Iterator[slice]:
-    """Rows as slices of neighbours, each of about `_BLOCK` weights at `cost` weights a row."""
-    most = max(1, _BLOCK // max(1, cost))
-    for _, numbered_rows in groupby(enumerate(rows), lambda pair: pair[1] - pair[0]):
-        neighbours = [row for _, row in numbered_rows]
-        end = neighbours[-1] + 1
-        yield from (slice(first, min(first + most, end)) for first in range(neighbours[0], end, most))
+    """Rows as slices of neighbours, a few at a time where a row costs `cost` weights."""
+    for _, pairs in groupby(enumerate(rows), lambda pair: pair[1] - pair[0]):
+        neighbours = [row for _, row in pairs]
+        yield from row_blocks(slice(neighbours[0], neighbours[-1] + 1), cost)

@@ -17,7 +17,7 @@ from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
 from regard.tracing.calls import Called, Rule, compact_bias, numbered, read_visible
 from regard.tracing.disk import on_disk
-from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace, largest
+from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace, reach
 from regard.tracing.traces import LayerCheck
 
 Recorded = LayerTrace | LinearLayerTrace | DenseLayerTrace
@@ -280,13 +280,10 @@ class Rows:
         read = read_visible(visible)
         if all(rule.bias is None for rule in rules):
             return replace(last, visible=read)
-        zero = torch.zeros(1, 1, 1, 1, device=device)
+        zeros = [torch.zeros(1, 1, *tile.shape[2:], device=device) for tile in tiles]
         biases = [rule.bias_tile(*size) for rule, size in zip(rules, sizes, strict=True)]
-        filled = [
-            zero.expand(-1, -1, *tile.shape[2:]) if bias is None else bias
-            for tile, bias in zip(tiles, biases, strict=True)
-        ]
-        return replace(last, visible=read, bias=compact_bias(self._table(filled, 0.0), ~visible, read.start))
+        table = self._table([z if bias is None else bias for bias, z in zip(biases, zeros, strict=True)], 0.0)
+        return replace(last, visible=read, bias=compact_bias(table, ~visible, read.start))
 
     def _table(self, tiles: list[Tensor], empty: float | bool) -> Tensor:
         """The tiles of the steps as rows of one table (batch, head, query, key)."""
@@ -315,10 +312,10 @@ def _checked(layer: Recorded, v: Tensor, out: Tensor, at: float, expected: Visib
     rows = slice(first, min(layer.n_query, first + n_row))
     cols = layer.key_range(rows)  # by the rule, all other weights of these rows are 0
     weights, v = layer.block(rows, cols), v[:, :, cols]
-    value_size = _size(v)
+    value_size = reach(v)
     if not math.isfinite(value_size):  # hidden values may be anything
         v = torch.where(v.isfinite(), v, 0.0)
-        value_size = _size(v)
+        value_size = reach(v)
     batch, n_head, n_row, n_key = weights.shape
     grouped = weights.reshape(batch, v.shape[1], -1, n_key) @ v.to(weights.dtype)
     difference = grouped.reshape(batch, n_head, n_row, v.shape[3]) - out[:, :, rows]
@@ -328,7 +325,7 @@ def _checked(layer: Recorded, v: Tensor, out: Tensor, at: float, expected: Visib
     if expected is not None:
         may_look = expected.tile(rows, cols, weights.device)
         # A row of padding may look anywhere: nobody looks at it.
-        hidden = largest(weights.masked_fill(may_look | ~may_look.any(-1, keepdim=True), 0.0).sum(-1))
+        hidden = reach(weights.masked_fill(may_look | ~may_look.any(-1, keepdim=True), 0.0).sum(-1))
     kept = layer.tensors[0].dtype
     exact = torch.finfo(torch.promote_types(kept, torch.float32)).eps
     stored, computed = torch.finfo(kept).eps, torch.finfo(out.dtype).eps
@@ -340,17 +337,9 @@ def _checked(layer: Recorded, v: Tensor, out: Tensor, at: float, expected: Visib
         allowed += stored * size
     return LayerCheck(
         layer.name,
-        output=largest(difference.abs()),
+        output=reach(difference),
         output_allowed=(allowed + 4 * computed) * value_size,
-        row_sum=largest((weights.sum(-1) - layer.row_sums(rows)).abs()),
+        row_sum=reach(weights.sum(-1) - layer.row_sums(rows)),
         row_sum_allowed=allowed,
         hidden=hidden,
     )
-
-
-def _size(tensor: Tensor) -> float:
-    """The largest absolute value, NaN where one is, in one pass: an infinity norm takes much longer."""
-    if not tensor.numel():
-        return 0.0
-    least, most = tensor.aminmax()
-    return float(torch.maximum(-least, most))

@@ -43,16 +43,7 @@ from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Recor
 from regard.layers.latent import LatentAttention
 from regard.models.model import Model
 from regard.models.seq2seq import DotAttention
-from regard.tracing.by_hand import (
-    SOFTMAX,
-    Fate,
-    Follower,
-    Product,
-    Weights,
-    explained,
-    same_weights,
-    to_heads,
-)
+from regard.tracing import by_hand
 from regard.tracing.calls import (
     Called,
     LogSumExp,
@@ -278,10 +269,10 @@ class _Door(TorchFunctionMode):
         self.names = {module: name or "attention" for name, module in model.named_modules()}
         self.model, self.recorder, self.change = model, recorder, change
         self.masks: Any = WeakTensorKeyDictionary()
-        self.follow = Follower()
+        self.follow = by_hand.Follower()
         self.n_seen = 0
         self.last: tuple[Any, ...] = (0, None, None)  # call, q and k of the last layer
-        self.fates: list[Fate] = []  # of every softmax that the model took
+        self.fates: list[by_hand.Fate] = []  # of every softmax that the model took
         self.rewritten: list[str] = []  # where a softmax was taken that is not what met the values
 
     def remarks(self, model: nn.Module, seen: list[str]) -> dict[str, str]:
@@ -312,8 +303,8 @@ class _Door(TorchFunctionMode):
         out = func(*args, **kwargs)
         written = self.follow(name, args, kwargs, out)
         if written is not None:
-            return self._by_hand(*written)
-        if name in SOFTMAX and isinstance(softmax := self.follow.marks.get(out), Weights):
+            return self._by_hand(written)
+        if name in by_hand.SOFTMAX and isinstance(softmax := self.follow.marks.get(out), by_hand.Weights):
             # One that meets no values must be named in the end.
             caller = self._caller()
             if caller is not None and softmax.values.shape[-1] > 1:
@@ -352,8 +343,8 @@ class _Door(TorchFunctionMode):
             k, v = (tensor.repeat_interleave(group, 1) if group > 1 else tensor for tensor in (k, v))
             *_, scores = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
-        softmax = Weights(weights, scores, Product(q, k, scale), Fate(met=True))
-        return (self._by_hand(weights, v, out[0], as_it_is, softmax), *out[1:])
+        softmax = by_hand.Weights(weights, scores, by_hand.Product(q, k, scale), by_hand.Fate(met=True))
+        return (self._by_hand((weights, v, out[0], as_it_is, softmax)), *out[1:])
 
     def look(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A registered attention function of transformers: where nothing in it was seen, it is itself."""
@@ -381,14 +372,13 @@ class _Door(TorchFunctionMode):
         changed = self._passed(caller, called, known)
         return changed if isinstance(given, Tensor) else (changed, *given[1:])
 
-    def _by_hand(
-        self, weights: Tensor, v: Tensor, out: Tensor, arrange: Callable[[Tensor], Tensor], softmax: Weights
-    ) -> Tensor:
+    def _by_hand(self, written: by_hand.Written) -> Tensor:
         """Attention that the model wrote out itself: its output, or what takes its place."""
+        weights, v, out, arrange, softmax = written
         caller = self._caller()
         if caller is None:
             return out
-        four = partial(to_heads, batch=caller.batch, n_head=caller.n_head)
+        four = partial(by_hand.to_heads, batch=caller.batch, n_head=caller.n_head)
         lead = torch.broadcast_shapes(weights.shape[:-2], v.shape[:-2])
 
         def arranged(out: Tensor) -> Tensor:
@@ -399,8 +389,8 @@ class _Door(TorchFunctionMode):
         called = Called("", "self", v, out, arranged, weights=weights, scores=scores)
         known = None
         if self.recorder is not None:
-            if scores is None or same_weights(softmax, weights.detach(), four):
-                known = explained(called, softmax.product, four)
+            if scores is None or by_hand.same_weights(softmax, weights.detach(), four):
+                known = by_hand.explained(called, softmax.product, four)
             else:
                 self.rewritten.append(softmax.fate.module or caller.name)
         return self._passed(caller, called, known or called)
@@ -496,7 +486,7 @@ def _placed(heads: Tensor, out: Tensor, to_heads: Callable[[Tensor], Tensor]) ->
     return heads.reshape(-1)[places.argsort()].view(out.shape)
 
 
-def _not_seen(model: nn.Module, seen: list[str], fates: list[Fate]) -> list[str]:
+def _not_seen(model: nn.Module, seen: list[str], fates: list[by_hand.Fate]) -> list[str]:
     """What of the model may be attention and was not seen."""
     names = [name.partition("#")[0] for name in seen]
     missing = [

@@ -108,11 +108,10 @@ class Run:
         if (module is None) == (layer is None):
             raise ArgumentError("patch a module by its name, or heads of a `layer`: give one of the two.")
         if layer is not None:
-            if isinstance(source, Run):
-                raise ArgumentError("heads are patched from a trace: regard.trace(model, ..., keep_v=True).")
             if not isinstance(source, Trace | Tensor):
                 raise ArgumentError(
-                    f"source must be a Trace, a Run or a tensor. Got {type(source).__name__}."
+                    "heads are patched from a trace, regard.trace(model, ..., keep_v=True), or by a tensor. "
+                    f"Got {type(source).__name__}."
                 )
             new: Any = _given if isinstance(source, Tensor) else _traced
             self._add(Change(partial(new, source, what, key), layer, head, query, key, batch))

@@ -208,23 +208,18 @@ def row_sums(called: Called, kernel: Tensor | None, few: int = _FEW) -> Tensor:
         longest_q, longest_k = (float(torch.linalg.vector_norm(tensor, dim=-1).max()) for tensor in (q, k))
         rough = not abs(rule.scale_for(q.shape[3])) * longest_q * longest_k < _LARGE  # NaN: summed too
     if kernel is None or kernel.numel() != q.shape[:3].numel() or rough:
-        sums = _row_sums(q.contiguous(), k.contiguous(), rule)  # as they will be kept
+        q, k, cols, rows_done = q.contiguous(), k.contiguous(), slice(0, k.shape[2]), []  # as will be kept
+        for rows in row_blocks(slice(0, q.shape[2]), q.shape[0] * q.shape[1] * k.shape[2]):
+            scores = all_scores(q, k, rule, rows, cols, widen=False)
+            seen = torch.where(rule.visible.tile(rows, cols, q.device), scores, -torch.inf)
+            rows_done.append(torch.logsumexp(seen.double(), -1))
+        sums = torch.cat(rows_done, -1)
         sums = sums if rough else sums.to(torch.promote_types(q.dtype, torch.float32))
     else:  # a kernel says 0 of a row that sees nothing
         sums = kernel.reshape(q.shape[:3])
         sees = rule.visible.rows_that_see(q.shape[2], k.shape[2], q.device)
         sums = sums if sees is None else torch.where(sees, sums, -torch.inf)
     return sums if rule.sink is None else torch.logaddexp(sums, rule.sink.detach().to(sums.dtype)[:, None])
-
-
-def _row_sums(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
-    """The log-sum-exp of every row, in float64, a block of rows at a time."""
-    cols, sums = slice(0, k.shape[2]), []
-    for rows in row_blocks(slice(0, q.shape[2]), q.shape[0] * q.shape[1] * k.shape[2]):
-        scores = all_scores(q, k, rule, rows, cols, widen=False)
-        visible = rule.visible.tile(rows, cols, q.device)
-        sums.append(torch.logsumexp(torch.where(visible, scores, -torch.inf).double(), -1))
-    return torch.cat(sums, -1)
 
 
 def _four(tensor: Tensor, lead: tuple[int, ...], grouped: bool) -> Tensor:

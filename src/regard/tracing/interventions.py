@@ -332,20 +332,15 @@ def _gated(
     by: float | Tensor, toward: Tensor | None, called: Called, out: Tensor, heads: list[int], rows: slice
 ) -> Tensor:
     """Outputs times a factor; what the factor leaves is filled with `toward`, where that is given."""
-    if isinstance(by, Tensor) and by.dim():
-        if by.shape != (len(heads),):
-            raise ShapeError(
-                f"by must be one number or (head,) = ({len(heads)},) in {called.name}. Got {tuple(by.shape)}."
-            )
-        by = by[:, None, None]
+    n_head, v_dim = len(heads), out.shape[3]
+    by_rule, toward_rule = "by must be one number or (head,)", "toward must be (head, v_dim)"
+    for rule, given, wanted in ((by_rule, by, (n_head,)), (toward_rule, toward, (n_head, v_dim))):
+        if isinstance(given, Tensor) and given.shape not in (wanted, wanted[1:]):
+            raise ShapeError(f"{rule} = {wanted} in {called.name}. Got {tuple(given.shape)}.")
+    by = by[:, None, None] if isinstance(by, Tensor) and by.dim() else by
     if toward is None:
         return out * by
-    wanted = (len(heads), out.shape[3])
-    if tuple(toward.shape) not in (wanted, wanted[1:]):
-        raise ShapeError(
-            f"toward must be (head, v_dim) = {wanted} in {called.name}. Got {tuple(toward.shape)}."
-        )
-    return out * by + toward.to(out).expand(wanted)[:, None] * (1 - by)
+    return out * by + toward.to(out).expand(n_head, v_dim)[:, None] * (1 - by)
 
 
 def _traced(

@@ -146,10 +146,10 @@ class Recorder:
         mapped = on_disk(tensor, self.dtype) if self.to_disk else None
         stored = _copied(tensor, self.dtype) if mapped is None else mapped
         if self.dtype == torch.float16 and not bool(stored.isfinite().all()):
-            reach = float(tensor.abs().max())
-            if math.isfinite(reach):
+            largest = reach(tensor)
+            if math.isfinite(largest):
                 raise TraceError(
-                    f"queries or keys reach {reach:.3g}, and float16 ends at 65504: keep them as float32."
+                    f"queries or keys reach {largest:.3g}, and float16 ends at 65504: keep them as float32."
                 )
         return stored
 
@@ -280,20 +280,18 @@ class Rows:
         read = read_visible(visible)
         if all(rule.bias is None for rule in rules):
             return replace(last, visible=read)
-        zeros = [torch.zeros(1, 1, *tile.shape[2:], device=device) for tile in tiles]
-        biases = [rule.bias_tile(*size) for rule, size in zip(rules, sizes, strict=True)]
-        table = self._table([z if bias is None else bias for bias, z in zip(biases, zeros, strict=True)], 0.0)
-        return replace(last, visible=read, bias=compact_bias(table, ~visible, read.start))
+        biases = [
+            0.0 * tile if (bias := rule.bias_tile(*size)) is None else bias
+            for rule, size, tile in zip(rules, sizes, tiles, strict=True)
+        ]
+        return replace(last, visible=read, bias=compact_bias(self._table(biases, 0.0), ~visible, read.start))
 
     def _table(self, tiles: list[Tensor], empty: float | bool) -> Tensor:
         """The tiles of the steps as rows of one table (batch, head, query, key)."""
         n_batch, n_head = (max(tile.shape[axis] for tile in tiles) for axis in (0, 1))
-        table = tiles[0].new_full((n_batch, n_head, self.n_query, self.n_key), empty)
-        row = 0
-        for tile, step in zip(tiles, self._steps, strict=True):
-            table[:, :, row : row + tile.shape[2], step.first : step.first + tile.shape[3]] = tile
-            row += tile.shape[2]
-        return table
+        around = [(step.first, self.n_key - step.first - step.n_key) for step in self._steps]
+        wide = [tile.expand(n_batch, n_head, -1, -1) for tile in tiles]
+        return torch.cat([F.pad(*pair, value=empty) for pair in zip(wide, around, strict=True)], 2)
 
 
 def _copied(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:

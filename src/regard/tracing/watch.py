@@ -115,7 +115,7 @@ def around_calls(
         stack.enter_context(uncompiled())
         stack.enter_context(_fast_paths(model))  # `begin` is too late: a call has its `forward`
         # `generate` calls an encoder by itself, which is the model's child or grandchild.
-        fast = tuple(f"{name}." if name else "" for name in _with_fast_path(model))
+        fast = tuple(f"{name}." if name else "" for name in _outermost(model, _FAST))
         for name, module in model.named_modules():
             closes = name.startswith(fast) or isinstance(module, nn.TransformerEncoderLayer)
             if name.count(".") < 2 and not (name and closes):  # a hook would close a fast path
@@ -177,12 +177,12 @@ def _registered() -> AbstractContextManager[None]:
     return _wrapped(AttentionInterface, "get_interface", wrap)
 
 
-def _with_fast_path(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that have a fast path, the outermost, by name."""
+def _outermost(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
+    """The modules of these kinds that are inside no other of them, by name."""
     modules: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         inside = any(not outer or name.startswith(f"{outer}.") for outer in modules)
-        if isinstance(module, _FAST) and not inside:
+        if isinstance(module, kinds) and not inside:
             modules[name] = module
     return modules
 
@@ -200,7 +200,7 @@ def _fast_paths(model: nn.Module) -> Iterator[None]:
             return forward(*args, **kwargs)
 
     with ExitStack() as stack:
-        for module in _with_fast_path(model).values():
+        for module in _outermost(model, _FAST).values():
             stack.enter_context(_wrapped(module, "forward", partial(partial, twice, module)))
         yield
 
@@ -489,25 +489,18 @@ def _placed(heads: Tensor, out: Tensor, to_heads: Callable[[Tensor], Tensor]) ->
 def _not_seen(model: nn.Module, seen: list[str], fates: list[by_hand.Fate]) -> list[str]:
     """What of the model may be attention and was not seen."""
     names = [name.partition("#")[0] for name in seen]
-    missing = [
-        f"{name} (a softmax that was not seen to meet values)"
-        for name in dict.fromkeys(fate.module for fate in fates if fate.of_scores and not fate.met)
-    ]
+    unmet = dict.fromkeys(fate.module for fate in fates if fate.of_scores and not fate.met)
+    missing = [f"{name} (a softmax that was not seen to meet values)" for name in unmet]
     missing += [
         f"{name} (compiled by torch.jit: nobody sees into it)"
         for name, module in model.named_modules()
         if isinstance(module, torch.jit.ScriptModule)
     ]
     # The layers of a stack in which there was none, while others of it have some.
-    stacks: list[str] = []
-    for stack, modules in model.named_modules():
-        if isinstance(modules, nn.ModuleList) and not any(stack.startswith(f"{outer}.") for outer in stacks):
-            stacks.append(stack)
-            places = [f"{stack}.{index}" if stack else str(index) for index in range(len(modules))]
-            without = [
-                place for place in places if not any(f"{name}.".startswith(f"{place}.") for name in names)
-            ]
-            missing += without if len(without) < len(places) else []
+    for stack, modules in _outermost(model, (nn.ModuleList,)).items():
+        places = [f"{stack}.{index}." if stack else f"{index}." for index, _ in modules.named_children()]
+        without = [place[:-1] for place in places if not any(f"{name}.".startswith(place) for name in names)]
+        missing += without if len(without) < len(places) else []
     return missing
 
 

@@ -29,7 +29,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -388,13 +388,10 @@ def why(
         parts.append(Finding(kind="position", key=key, estimated=float(columns[key])))
     drawn = _drawn(known, n, torch.Generator().manual_seed(seed))
     effects = asked.run_each(_off(part, known, n) for part in (*parts, *drawn)) - score
-    by_chance: dict[str, list[float]] = {"head": [], "edge": [], "position": []}
-    for part, effect in zip(drawn, effects[len(parts) :].tolist(), strict=True):
-        by_chance[part.kind].append(abs(effect))
-    chance = {
-        kind: float(torch.tensor(some, dtype=torch.float64).quantile(0.95)) if some else 0.0
-        for kind, some in by_chance.items()
-    }
+    chance = dict.fromkeys(get_args(Kind), 0.0)
+    for kind in {part.kind for part in drawn}:
+        some = effects[len(parts) :][torch.tensor([part.kind == kind for part in drawn])]
+        chance[kind] = float(some.abs().quantile(0.95))
     ran = [
         replace(part, what=_words(part, tokens), ran=effect, beyond_chance=abs(effect) > chance[part.kind])
         for part, effect in zip(parts, effects[: len(parts)].tolist(), strict=True)
@@ -426,9 +423,9 @@ def _words(part: Finding, tokens: Sequence[str]) -> str:
         for at in (part.query, part.key)
     )
     head = f"head {part.head} of {part.layer}"
-    return {"head": head, "edge": f"{query} to {key} in {head}", "position": f"{key}, seen by none"}[
-        part.kind
-    ]
+    if part.kind == "head":
+        return head
+    return f"{query} to {key} in {head}" if part.kind == "edge" else f"{key}, seen by none"
 
 
 def _off(part: Finding, known: Layers, n: int) -> Change:

@@ -29,7 +29,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -42,7 +42,7 @@ from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.flow import logit_attribution
 from regard.heads.model import Layers, head_outputs, head_table, layers_of, loaded_of, strongest
-from regard.tracing.gradients import LayerGradient, score_gradients
+from regard.tracing.gradients import ScoreGradients, score_gradients
 from regard.tracing.interventions import Run, intervene
 from regard.tracing.layers import AnyLayer
 from regard.tracing.take import labels, trace
@@ -107,19 +107,16 @@ class Asked:
             return row.log_softmax(-1)[self.token]
         return row[self.token] - row[self.against]
 
+    @torch.no_grad()
     def run(self, change: Change) -> float:
         """The score under a change."""
-        return float(self.run_each([change])[0])
+        with intervene(self.loaded) as run:
+            change(run)
+            return float(self.ran())
 
-    @torch.no_grad()
     def run_each(self, changes: Iterable[Change]) -> Float[Tensor, "change"]:
         """The score under each of several changes."""
-        values = []
-        for change in changes:
-            with intervene(self.loaded) as run:
-                change(run)
-                values.append(self.ran())
-        return torch.stack(values).double()
+        return torch.tensor([self.run(change) for change in changes], dtype=torch.float64)
 
     def name(self, token: int) -> str:
         """A token as a person reads it."""
@@ -280,10 +277,10 @@ def _estimated(asked: Asked, clean: dict[str, Tensor], source: Any) -> dict[str,
     if source is not None:
         traced = trace(asked.loaded, asked.ids, keep_v=True)
         new = {name: _looking_as(source.layer(name), traced.layer(name)) for name in outputs}
-    changes = {}
-    for (name, out), gradient in zip(outputs.items(), gradients, strict=True):
-        changes[name] = (gradient * (new[name].to(out.dtype) - out.detach()))[0].sum(-1).double().cpu()
-    return changes
+    return {
+        name: (gradient * (new[name].to(out.dtype) - out.detach()))[0].sum(-1).double().cpu()
+        for (name, out), gradient in zip(outputs.items(), gradients, strict=True)
+    }
 
 
 def _looking_as(source: AnyLayer, layer: AnyLayer) -> Float[Tensor, "1 head query v_dim"]:
@@ -300,14 +297,14 @@ class Finding:
     """One part of the model or the text, and by how much the answer's score changes without it."""
 
     kind: Kind
-    what: str  # in words
+    what: str = ""  # in words
     layer: str | None = None
     head: int | None = None
     query: int | None = None
     key: int | None = None
     weight: float | None = None  # of an edge
     written: float | None = None  # of a head
-    estimated: float
+    estimated: float = 0.0
     ran: float = 0.0
     beyond_chance: bool = False
 
@@ -380,32 +377,28 @@ def why(
         ).heads
     except UnsupportedError as error:
         note = str(error)
-    estimates, edges, columns = _scanned(gradients.layers, known, top)
+    estimates, parts, columns = _scanned(gradients, known, top)
     tokens = gradients.trace.tokens[0] if gradients.trace.tokens else ()
     names = tuple(known)
-    findings: list[tuple[Finding, Change]] = []
     orders = [strongest(table.abs()) for table in (estimates, written) if table is not None]
     for row, head in list(dict.fromkeys(chain.from_iterable(zip(*orders, strict=True))))[:top]:
-        name, part = names[row], None if written is None else float(written[row, head])
-        finding = Finding(kind="head", what=f"head {head} of {name}", layer=name, head=head, written=part,
-                          estimated=float(estimates[row, head]))  # fmt: skip
-        findings.append((finding, _without(name, known[name].index(head))))
-    for effect, name, head, query, key, weight in edges:
-        words = f"{_at(tokens, query)} to {_at(tokens, key)} in head {head} of {name}"
-        finding = Finding(kind="edge", what=words, layer=name, head=head, query=query, key=key, weight=weight,
-                          estimated=effect)  # fmt: skip
-        findings.append((finding, _without(name, known[name].index(head), query, key)))
+        direct, change = None if written is None else float(written[row, head]), float(estimates[row, head])
+        parts.append(Finding(kind="head", layer=names[row], head=head, written=direct, estimated=change))
     for key in columns.abs().argsort(descending=True)[: top if n > 1 else 0].tolist():
-        words, effect = f"{_at(tokens, key)}, seen by none", float(columns[key])
-        finding = Finding(kind="position", what=words, key=key, estimated=effect)
-        findings.append((finding, _unseen(names, key, n)))
-    effects = (asked.run_each(change for _, change in findings) - score).tolist()
-    chance = _chance(asked, known, n, score, torch.Generator().manual_seed(seed))
+        parts.append(Finding(kind="position", key=key, estimated=float(columns[key])))
+    drawn = _drawn(known, n, torch.Generator().manual_seed(seed))
+    effects = asked.run_each(_off(part, known, n) for part in (*parts, *drawn)) - score
+    chance = dict.fromkeys(get_args(Kind), 0.0)
+    for kind in {part.kind for part in drawn}:
+        some = effects[len(parts) :][torch.tensor([part.kind == kind for part in drawn])]
+        chance[kind] = float(some.abs().quantile(0.95))
     ran = [
-        replace(finding, ran=effect, beyond_chance=abs(effect) > chance[finding.kind])
-        for (finding, _), effect in zip(findings, effects, strict=True)
+        replace(part, what=_words(part, tokens), ran=effect, beyond_chance=abs(effect) > chance[part.kind])
+        for part, effect in zip(parts, effects[: len(parts)].tolist(), strict=True)
     ]
-    ran.sort(key=lambda finding: -abs(finding.ran))
+    ran.sort(key=lambda part: -abs(part.ran))
+    pairs = torch.tensor([(part.estimated, part.ran) for part in ran])
+    ranks = pairs.T.argsort().argsort().double()  # their correlation is Spearman's
     best = likely.topk(min(5, likely.numel()))
     return Why(
         loaded.facts.name,
@@ -419,47 +412,52 @@ def why(
         chance,
         estimates,
         names,
-        _rank_agreement([(finding.estimated, finding.ran) for finding in ran]),
+        float(torch.corrcoef(ranks)[0, 1]) if len(ran) > 2 else float("nan"),
         note,
     )
 
 
-def _at(tokens: Sequence[str], index: int) -> str:
-    return f"{tokens[index]!r} ({index})" if tokens else f"position {index}"
+def _words(part: Finding, tokens: Sequence[str]) -> str:
+    query, key = (
+        f"{tokens[at]!r} ({at})" if tokens and at is not None else f"position {at}"
+        for at in (part.query, part.key)
+    )
+    head = f"head {part.head} of {part.layer}"
+    if part.kind == "head":
+        return head
+    return f"{query} to {key} in {head}" if part.kind == "edge" else f"{key}, seen by none"
 
 
-def _without(layer: str, head: int, query: int | None = None, key: int | None = None) -> Change:
-    if key is None:
-        return lambda run: run.gate(layer=layer, head=head, by=0.0)
-    return lambda run: run.knock_out(layer=layer, head=head, query=query, key=key)
-
-
-def _unseen(layers: Sequence[str], key: int, n: int) -> Change:
-    """No other position sees this one, in any layer; it sees itself."""
+def _off(part: Finding, known: Layers, n: int) -> Change:
+    """What switches a part off; a position that no other sees still sees itself."""
 
     def change(run: Run) -> None:
-        for layer in layers:
-            run.knock_out(layer=layer, query=[other for other in range(n) if other != key], key=key)
+        if part.layer is None:
+            for layer in known:
+                run.knock_out(layer=layer, query=[at for at in range(n) if at != part.key], key=part.key)
+            return
+        head = known[part.layer].index(part.head)
+        if part.kind == "head":
+            run.gate(layer=part.layer, head=head, by=0.0)
+        else:
+            run.knock_out(layer=part.layer, head=head, query=part.query, key=part.key)
 
     return change
 
 
-_Edge = tuple[float, str, int, int, int, float]  # effect, layer, head, query, key, weight
-
-
 def _scanned(
-    layers: Sequence[LayerGradient], known: Layers, top: int
-) -> tuple[Float[Tensor, "layer head"], list[_Edge], Float[Tensor, "key"]]:
+    gradients: ScoreGradients, known: Layers, top: int
+) -> tuple[Float[Tensor, "layer head"], list[Finding], Float[Tensor, "key"]]:
     """The estimated change without each head, the strongest edges, and without each position.
 
     Some rows at a time: nothing of query x key is kept.
     """
     heads = head_table(known)
-    columns = torch.zeros(layers[0].layer.n_key, dtype=torch.float64)
-    best: list[_Edge] = []
-    by_name = {gradient.layer.name: gradient for gradient in layers}
+    columns = torch.zeros(gradients.layers[0].layer.n_key, dtype=torch.float64)
+    best: list[Finding] = []
     for index, (name, numbers) in enumerate(known.items()):
-        gradient, layer = by_name[name], by_name[name].layer
+        gradient = gradients.layer(name)
+        layer = gradient.layer
         sums = gradient.row_sum[0].double()
         heads[index, list(numbers)] = -sums.sum(-1).cpu()
         for at, head in enumerate(numbers):
@@ -472,9 +470,10 @@ def _scanned(
                 effect = torch.where(weights > 0, effect, 0.0)
                 for place in effect.abs().flatten().topk(min(top, effect.numel())).indices.tolist():
                     row, key = divmod(place, layer.n_key)
+                    at_edge = {"layer": name, "head": head, "query": rows.start + row, "key": key}
                     value, weight = float(effect[row, key]), float(weights[row, key])
-                    best.append((value, name, head, rows.start + row, key, weight))
-                best = heapq.nlargest(top, best, key=lambda edge: abs(edge[0]))
+                    best.append(Finding(kind="edge", **at_edge, weight=weight, estimated=value))
+                best = heapq.nlargest(top, best, key=lambda edge: abs(edge.estimated))
                 if layer.kind == "self":  # a position that nobody else sees still sees itself
                     places = torch.arange(rows.stop - rows.start)
                     effect[places, places + rows.start + layer.n_key - layer.n_query] = 0.0
@@ -482,31 +481,19 @@ def _scanned(
     return heads, best, columns
 
 
-def _chance(
-    asked: Asked, known: Layers, n: int, score: float, generator: torch.Generator
-) -> dict[str, float]:
-    """What parts that are drawn at random change, for each kind: all but one in twenty change less."""
+def _drawn(known: Layers, n: int, generator: torch.Generator) -> list[Finding]:
+    """Parts of each kind that are drawn at random."""
 
     def draw(most: int) -> int:
         return int(torch.randint(most, (1,), generator=generator))
 
     names = [name for name, heads in known.items() if heads]
-    changes: dict[str, list[Change]] = {"head": [], "edge": [], "position": []}
+    parts = []
     for _ in range(_CHANCE):
         name = names[draw(len(names))]
-        changes["head"].append(_without(name, draw(len(known[name]))))
+        parts.append(Finding(kind="head", layer=name, head=known[name][draw(len(known[name]))]))
         query = 1 + draw(max(1, n - 1)) if n > 1 else 0
         key = draw(query + 1)
-        changes["edge"].append(_without(name, draw(len(known[name])), query, key))
-    changes["position"] = [_unseen(list(known), draw(n), n) for _ in range(min(_CHANCE, n) if n > 1 else 0)]
-    return {
-        kind: float((asked.run_each(some) - score).abs().quantile(0.95)) if some else 0.0
-        for kind, some in changes.items()
-    }
-
-
-def _rank_agreement(pairs: list[tuple[float, float]]) -> float:
-    """Spearman's correlation."""
-    if len(pairs) < 3:
-        return float("nan")
-    return float(torch.corrcoef(torch.tensor(pairs).T.argsort().argsort().double())[0, 1])
+        head = known[name][draw(len(known[name]))]
+        parts.append(Finding(kind="edge", layer=name, head=head, query=query, key=key))
+    return parts + [Finding(kind="position", key=draw(n)) for _ in range(min(_CHANCE, n) if n > 1 else 0)]

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.attention.scores import DenseBias, ScoreRule
 from regard.tracing.calls import Called, compact_bias, read_visible, row_sums, without_repeats
-from regard.tracing.layers import LayerTrace, all_scores
+from regard.tracing.layers import LayerTrace, all_scores, reach
 
 SOFTMAX = ("softmax", "_softmax", "_safe_softmax", "special_softmax")
 _PRODUCT = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
@@ -303,13 +303,13 @@ def explained(called: Called, product: Product | None, four: Callable[..., Tenso
     blind = hides.all(-1, keepdim=True)
     dots, shown = dots.masked_fill(hides, 0.0), scores[..., :n_key].masked_fill(hides, 0.0)
     added = shown - dots
-    noise = torch.finfo(dots.dtype).eps * max(1.0, _size(dots), _size(shown)) * (2 + math.sqrt(q.shape[3]))
+    noise = torch.finfo(dots.dtype).eps * max(1.0, reach(dots), reach(shown)) * (2 + math.sqrt(q.shape[3]))
     visible = read_visible(~hides)
     bias = None
-    if _size(added) > noise:
+    if not reach(added) <= noise:
         # A softmax is the same where a number is taken from a whole row: often its largest score.
         moved = added.gather(3, weights.argmax(-1, keepdim=True))
-        if _size((added - moved).masked_fill(hides, 0.0)) <= noise:
+        if reach((added - moved).masked_fill(hides, 0.0)) <= noise:
             scores = scores - moved.masked_fill(blind, 0.0)
         else:
             bias = compact_bias(added, hides, visible.start, within=noise)
@@ -318,7 +318,7 @@ def explained(called: Called, product: Product | None, four: Callable[..., Tenso
     sink = None
     if n_more:
         sink = scores[0, :, 0, -1]
-        if _size(scores[..., -1] - sink[:, None]) > noise:
+        if not reach(scores[..., -1] - sink[:, None]) <= noise:
             return None
     rule = replace(rule, visible=visible, bias=bias, sink=sink)
     alike = blind[..., 0] & (weights.amax(-1) > 0)
@@ -327,7 +327,7 @@ def explained(called: Called, product: Product | None, four: Callable[..., Tenso
     known = replace(called, q=q, k=k, v=v, rule=rule, alike=some_alike)
     lse = row_sums(known, None, _FEW)  # of these scores, not of the model's: rounding in both cancels
     recovered = LayerTrace("", q, k, lse, rule, alike=some_alike).block(*everywhere)
-    if _size(recovered - weights.to(recovered.dtype)) > min(4 * noise, _CLOSE):
+    if not reach(recovered - weights.to(recovered.dtype)) <= min(4 * noise, _CLOSE):
         return None
     return replace(known, lse=lse)
 
@@ -342,8 +342,3 @@ def same_weights(softmax: Weights, weights: Tensor, four: Callable[..., Tensor])
     else:
         return False
     return torch.equal(given, weights) or torch.equal(given.nan_to_num(2.0), weights.nan_to_num(2.0))
-
-
-def _size(tensor: Tensor) -> float:
-    """The largest absolute value; inf where one is not a number."""
-    return float(tensor.abs().nan_to_num(math.inf).amax()) if tensor.numel() else 0.0

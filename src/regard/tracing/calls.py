@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention.linear import LinearRule
 from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule
+from regard.attention.shapes import row_blocks
 from regard.attention.visibility import Visibility, hidden_by
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.tracing.layers import Kind, Shape, all_scores
@@ -31,7 +32,6 @@ Read = tuple[Visibility, Bias | None, Tensor | None]
 _KERNELS = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)")
 # What transformers calls the arguments that `read_call` has.
 _REGISTERED = {"dropout": "dropout_p", "scaling": "scale", "softcap": "softcap", "s_aux": "sink"}
-_BLOCK = 1 << 21  # scores, or numbers of a bias, computed at once
 _FEW = 1 << 18  # scores: summed in less time than the layer around them takes
 _LARGE = 20.0  # scores of this size are off by 1e-6 in float32
 
@@ -208,7 +208,12 @@ def row_sums(called: Called, kernel: Tensor | None, few: int = _FEW) -> Tensor:
         longest_q, longest_k = (float(torch.linalg.vector_norm(tensor, dim=-1).max()) for tensor in (q, k))
         rough = not abs(rule.scale_for(q.shape[3])) * longest_q * longest_k < _LARGE  # NaN: summed too
     if kernel is None or kernel.numel() != q.shape[:3].numel() or rough:
-        sums = _row_sums(q.contiguous(), k.contiguous(), rule)  # as they will be kept
+        q, k, cols, rows_done = q.contiguous(), k.contiguous(), slice(0, k.shape[2]), []  # as will be kept
+        for rows in row_blocks(slice(0, q.shape[2]), q.shape[0] * q.shape[1] * k.shape[2]):
+            scores = all_scores(q, k, rule, rows, cols, widen=False)
+            seen = torch.where(rule.visible.tile(rows, cols, q.device), scores, -torch.inf)
+            rows_done.append(torch.logsumexp(seen.double(), -1))
+        sums = torch.cat(rows_done, -1)
         sums = sums if rough else sums.to(torch.promote_types(q.dtype, torch.float32))
     else:  # a kernel says 0 of a row that sees nothing
         sums = kernel.reshape(q.shape[:3])
@@ -217,31 +222,15 @@ def row_sums(called: Called, kernel: Tensor | None, few: int = _FEW) -> Tensor:
     return sums if rule.sink is None else torch.logaddexp(sums, rule.sink.detach().to(sums.dtype)[:, None])
 
 
-def _row_sums(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
-    """The log-sum-exp of every row, in float64, a block of rows at a time."""
-    cols = slice(0, k.shape[2])
-    step = max(1, _BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
-    sums = []
-    for first in range(0, q.shape[2], step):
-        rows = slice(first, min(q.shape[2], first + step))
-        scores = all_scores(q, k, rule, rows, cols, widen=False)
-        visible = rule.visible.tile(rows, cols, q.device)
-        sums.append(torch.logsumexp(torch.where(visible, scores, -torch.inf).double(), -1))
-    return torch.cat(sums, -1)
-
-
 def _four(tensor: Tensor, lead: tuple[int, ...], grouped: bool) -> Tensor:
     """(batch, head, position, dim), whatever comes before the last two."""
     if tensor.is_nested:
         raise UnsupportedError("nested tensors cannot be traced: give padded ones, with a mask.")
     if not grouped:
         tensor = tensor.expand(*lead, *tensor.shape[-2:])
-    lead = tensor.shape[:-2]
-    if len(lead) == 2:
-        return tensor
-    if not lead:
-        return tensor[None, None]
-    return tensor[:, None] if len(lead) == 1 else tensor.flatten(0, -4)
+    if tensor.dim() < 4:
+        return tensor[(slice(None),) * (tensor.dim() - 2) + (None,) * (4 - tensor.dim())]
+    return tensor.flatten(0, -4)
 
 
 def without_repeats(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -354,9 +343,7 @@ def _by_distance(bias: Tensor, hides: Tensor, start: int, within: float) -> Dist
     after = torch.cat([shown[:, -1, :], shown[:, :-1, -1].flip(-1)], dim=-1)  # and where it ends
     values = torch.where(before > lowest, before, after)
     line = DistanceBias(values.masked_fill(values == lowest, 0.0), n_query - 1 + start)
-    step = max(1, _BLOCK // max(1, bias.shape[0] * bias.shape[1] * n_key))
-    for first in range(0, n_query, step):
-        rows = slice(first, min(n_query, first + step))
+    for rows in row_blocks(slice(0, n_query), bias.shape[0] * bias.shape[1] * n_key):
         drawn = line.tile(rows, slice(0, n_key), start)
         if not bool((((drawn - bias[:, :, rows]).abs() <= within) | hides[:, :, rows]).all()):
             return None

@@ -25,8 +25,7 @@ from regard.decoding.loop import generate
 from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
-from regard.tracing.calls import Called, Rule
-from regard.tracing.layers import Kind
+from regard.tracing.calls import Called
 from regard.tracing.recorder import Recorded, Recorder, expected
 from regard.tracing.take import Fed, Layers, assemble, facts_of, fed_of, module_of
 from regard.tracing.traces import Trace
@@ -48,28 +47,23 @@ class GrowingTrace(Recorder):
     def __init__(self, *, keep_v: bool = False, dtype: torch.dtype | None = None) -> None:
         super().__init__(keep_v=keep_v, dtype=dtype, expect=expected)
         self.fed = Fed()
-        self._summed: dict[str, tuple[Tensor, Tensor, LinearRule]] = {}
+        self._summed: dict[str, list[Called]] = {}  # steps of causal linear attention
 
-    def __call__(
-        self, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
-    ) -> None:
+    def add(self, called: Called) -> None:
         """Take one step of one layer."""
+        rule, name = called.rule, called.name
         if isinstance(rule, LinearRule) and rule.causal:
             # It hands on a sum, and never sees the keys of earlier steps again: they are kept here.
-            if name in self._summed:
-                old_k, old_v, old = self._summed[name]
-                k, v = torch.cat([old_k, k.detach()], 2), torch.cat([old_v, v.detach()], 2)
-                if old.keys is None or rule.keys is None:
-                    rule = replace(rule, keys=None)
-                else:
-                    rule = replace(rule, keys=torch.cat([old.keys, rule.keys], 1))
-            self._summed[name] = (k.detach(), v.detach(), rule)
-        kind: Kind = "cross" if name.endswith("cross") else "self"
-        called = Called(name, kind, v, out, q=q, k=k, rule=rule, lse=lse)
+            steps = self._summed.setdefault(name, [])
+            steps.append(called)
+            k, v = (torch.cat([getattr(step, side).detach() for step in steps], 2) for side in "kv")
+            known = [keys for step in steps if (keys := getattr(step.rule, "keys", None)) is not None]
+            keys = torch.cat(known, 1) if len(known) == len(steps) else None
+            called = replace(called, k=k, v=v, rule=replace(rule, keys=keys))
         step, so_far = self.layer_of(name, called), self.rows.get(name)
         if so_far is not None and not so_far.goes_on_with(step):
             raise TraceError(
-                f"{name} has {q.shape[0]} sequences of {k.shape[2]} keys in this step, and had "
+                f"{name} has {step.n_batch} sequences of {step.n_key} keys in this step, and had "
                 f"{so_far.last.n_batch} of {so_far.n_key}: steps must follow one another, with sequences and "
                 "keys in their places, which a cropped cache or beam search changes."
             )

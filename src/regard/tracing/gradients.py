@@ -99,12 +99,10 @@ def score_gradients(
                 f"{layer.name} has no scores to give a gradient: it is linear attention, or only its weights "
                 "are known."
             )
-        grads, sums = [], []
-        for part, to_heads in recorder.graph[layer.name]:
-            heads = to_heads(next(gradients))
-            grads.append(heads.contiguous())
-            sums.append((heads * to_heads(part.detach())).sum(-1))
-        done.append(LayerGradient(layer, torch.cat(grads, 2), torch.cat(sums, 2)))
+        steps = recorder.graph[layer.name]
+        grad = torch.cat([to_heads(next(gradients)) for _, to_heads in steps], 2)
+        out = torch.cat([to_heads(part.detach()) for part, to_heads in steps], 2)
+        done.append(LayerGradient(layer, grad, (grad * out).sum(-1)))
     return ScoreGradients(trace, tuple(done), float(value.detach()))
 
 

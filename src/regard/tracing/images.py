@@ -74,16 +74,16 @@ def grid_of(
     for row, column in {(0, 0), (0, columns - 1), (rows - 1, columns - 1)}:
         patch = changed[..., row * high : (row + 1) * high, column * wide : (column + 1) * wide]
         patch.copy_(-1 - patch)
-    both = torch.cat([pixels[:1], changed])
+
+    def swapped(value: Any) -> Any:
+        return torch.cat([pixels[:1], changed]) if value is given[0] else value
+
     try:
         recorder, twin = Recorder(layers=[0]), _twin(model)
     except Exception:  # whatever cannot be copied is traced as any other, without a grid
         return None
     with torch.no_grad(), watching(twin, recorder):
-        if args:
-            twin(both)
-        else:
-            twin(**{name: both if value is given[0] else value for name, value in kwargs.items()})
+        twin(*map(swapped, args), **{name: swapped(value) for name, value in kwargs.items()})
     queries = getattr(recorder.layers[0], "q", None) if recorder.layers else None
     if queries is None or queries.shape[0] != 2:
         return None

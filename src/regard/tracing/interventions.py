@@ -15,7 +15,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -23,9 +23,8 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from regard.attention.shapes import whole_index
+from regard.attention.shapes import row_blocks, whole_index
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.models.model import Model
 from regard.tracing.calls import Called, numbered, of_heads
@@ -39,19 +38,16 @@ What = Literal["outputs", "weights", "scores"]
 # Given a call and the outputs (batch, head, rows, v_dim) of these heads and rows: what takes their place.
 New = Callable[[Called, Tensor, list[int], slice], Tensor]
 
-_BLOCK = 1 << 22  # weights computed at once
-
 
 class Run:
     """What is changed inside a block, and what of its calls is kept."""
 
-    def __init__(self, model: nn.Module, thread: int | None = None) -> None:
-        self._model, self._thread = model, thread
+    def __init__(self, model: nn.Module, thread: int | None, hooks: ExitStack) -> None:
+        self._model, self._thread, self._hooks = model, thread, hooks
         self.changes: list[Change] = []
         self.layers: list[str] = model.attention_names if isinstance(model, Model) else []  # by their numbers
         self._patches: dict[str, list[tuple[Tensor, At, At]]] = {}  # of modules: by what, queries, sequences
         self._kept: dict[str, Tensor | None] = {}  # outputs of modules, of the last call
-        self._handles: list[RemovableHandle] = []
         self._n_call = 0
 
     def knock_out(
@@ -112,11 +108,10 @@ class Run:
         if (module is None) == (layer is None):
             raise ArgumentError("patch a module by its name, or heads of a `layer`: give one of the two.")
         if layer is not None:
-            if isinstance(source, Run):
-                raise ArgumentError("heads are patched from a trace: regard.trace(model, ..., keep_v=True).")
             if not isinstance(source, Trace | Tensor):
                 raise ArgumentError(
-                    f"source must be a Trace, a Run or a tensor. Got {type(source).__name__}."
+                    "heads are patched from a trace, regard.trace(model, ..., keep_v=True), or by a tensor. "
+                    f"Got {type(source).__name__}."
                 )
             new: Any = _given if isinstance(source, Tensor) else _traced
             self._add(Change(partial(new, source, what, key), layer, head, query, key, batch))
@@ -182,7 +177,7 @@ class Run:
             except AttributeError:
                 raise ArgumentError(f"the model has no module {name!r}: see model.named_modules().") from None
             self._patches[name] = []
-            self._handles.append(module.register_forward_hook(partial(self._pass, name)))
+            self._hooks.enter_context(module.register_forward_hook(partial(self._pass, name)))
         return self._patches[name]
 
     def _pass(self, name: str, module: nn.Module, args: Any, given: Any) -> Any:
@@ -258,13 +253,10 @@ def intervene(model: Any, *, this_thread: bool = False) -> Iterator[Run]:
     True
     """
     module = module_of(model)
-    run = Run(module, threading.get_ident() if this_thread else None)
-    try:
+    with ExitStack() as hooks:
+        run = Run(module, threading.get_ident() if this_thread else None, hooks)
         with around_calls(module, lambda *_: watching(module, None, run._one_call()), run._thread):
             yield run
-    finally:
-        for handle in run._handles:
-            handle.remove()
     run._end()
 
 
@@ -340,20 +332,15 @@ def _gated(
     by: float | Tensor, toward: Tensor | None, called: Called, out: Tensor, heads: list[int], rows: slice
 ) -> Tensor:
     """Outputs times a factor; what the factor leaves is filled with `toward`, where that is given."""
-    if isinstance(by, Tensor) and by.dim():
-        if by.shape != (len(heads),):
-            raise ShapeError(
-                f"by must be one number or (head,) = ({len(heads)},) in {called.name}. Got {tuple(by.shape)}."
-            )
-        by = by[:, None, None]
+    n_head, v_dim = len(heads), out.shape[3]
+    by_rule, toward_rule = "by must be one number or (head,)", "toward must be (head, v_dim)"
+    for rule, given, wanted in ((by_rule, by, (n_head,)), (toward_rule, toward, (n_head, v_dim))):
+        if isinstance(given, Tensor) and given.shape not in (wanted, wanted[1:]):
+            raise ShapeError(f"{rule} = {wanted} in {called.name}. Got {tuple(given.shape)}.")
+    by = by[:, None, None] if isinstance(by, Tensor) and by.dim() else by
     if toward is None:
         return out * by
-    wanted = (len(heads), out.shape[3])
-    if tuple(toward.shape) not in (wanted, wanted[1:]):
-        raise ShapeError(
-            f"toward must be (head, v_dim) = {wanted} in {called.name}. Got {tuple(toward.shape)}."
-        )
-    return out * by + toward.to(out).expand(wanted)[:, None] * (1 - by)
+    return out * by + toward.to(out).expand(n_head, v_dim)[:, None] * (1 - by)
 
 
 def _traced(
@@ -422,9 +409,7 @@ def _positions(at: At, n: int, first: int = 0) -> list[int]:
 
 
 def _blocks(rows: list[int], cost: int) -> Iterator[slice]:
-    """Rows as slices of neighbours, each of about `_BLOCK` weights at `cost` weights a row."""
-    most = max(1, _BLOCK // max(1, cost))
-    for _, numbered_rows in groupby(enumerate(rows), lambda pair: pair[1] - pair[0]):
-        neighbours = [row for _, row in numbered_rows]
-        end = neighbours[-1] + 1
-        yield from (slice(first, min(first + most, end)) for first in range(neighbours[0], end, most))
+    """Rows as slices of neighbours, a few at a time where a row costs `cost` weights."""
+    for _, pairs in groupby(enumerate(rows), lambda pair: pair[1] - pair[0]):
+        neighbours = [row for _, row in pairs]
+        yield from row_blocks(slice(neighbours[0], neighbours[-1] + 1), cost)

@@ -27,7 +27,7 @@ from regard.attention.data import Data
 from regard.attention.feature_maps import FeatureMap
 from regard.attention.linear import attend_linear, linear_weights
 from regard.attention.scores import ScoreRule
-from regard.attention.shapes import check_attention, chosen, whole_index, whole_slice
+from regard.attention.shapes import check_attention, check_rank, chosen, whole_index, whole_slice
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError
 from regard.tracing.pooling import Pooling, block_ends, pooled
@@ -208,7 +208,12 @@ class AnyLayer(Data, ABC):
         if n_row < 1 or n_col < 1:
             raise ArgumentError(f"n_row and n_col count blocks: at least 1. Got {n_row} and {n_col}.")
         rows, cols = self._span(rows, cols)
-        tables = pooled(self, *self._at(batch, head), block_ends(rows, n_row), block_ends(cols, n_col), how)
+        at, n_head = self._at(batch, head), self.n_head if head is None else 1
+
+        def table(rows: slice, cols: slice) -> Tensor:
+            return self.block(rows, cols, *at)[0].float()
+
+        tables = pooled(table, self, n_head, (block_ends(rows, n_row), block_ends(cols, n_col)), how)
         return tables if head is None else tables[0]
 
     def _at(self, batch: int | None, head: int | None) -> tuple[int | None, int | None]:
@@ -342,10 +347,10 @@ class LayerTrace(AnyLayer):
         else:
             # Hidden keys may be anything.
             lengths = torch.linalg.vector_norm(self.k[:, :, cols].float(), dim=-1).nan_to_num(0.0, posinf=0.0)
-            longest_q = largest(torch.linalg.vector_norm(self.q[:, :, rows].float(), dim=-1))
-            size = abs(rule.scale_for(qk_dim)) * longest_q * largest(lengths)
+            longest_q = reach(torch.linalg.vector_norm(self.q[:, :, rows].float(), dim=-1))
+            size = abs(rule.scale_for(qk_dim)) * longest_q * reach(lengths)
         bias = rule.bias_tile(rows, cols)
-        return 2 + math.sqrt(qk_dim), size + (0.0 if bias is None else largest(bias.abs()))
+        return 2 + math.sqrt(qk_dim), size + (0.0 if bias is None else reach(bias))
 
     def score_parts(self, batch: int, head: int, query: int, key: int) -> ScoreParts:
         """How one weight came about: the vectors, their products, scale, bias, softcap, score and lse."""
@@ -480,10 +485,7 @@ class DenseLayerTrace(AnyLayer):
     word: ClassVar[str] = "dense"
 
     def __post_init__(self) -> None:
-        if self.values.dim() != 4:
-            raise ShapeError(
-                f"values must be (batch, head, query, key). Got shape {tuple(self.values.shape)}."
-            )
+        check_rank("values", self.values, ("batch", "head", "query", "key"))
         if self.visibility is not None:
             self.visibility.check(*self.shape)
 
@@ -532,6 +534,9 @@ def _check_shape(rule: str, tensor: Tensor | None, wanted: Sequence[int]) -> Non
         raise ShapeError(f"{rule} {tuple(wanted)}. Got shape {tuple(tensor.shape)}.")
 
 
-def largest(values: Tensor) -> float:
-    """The largest, NaN where one is NaN; 0 of none."""
-    return float(values.amax()) if values.numel() else 0.0
+def reach(values: Tensor) -> float:
+    """The largest absolute value, NaN where one is NaN; 0 of none. An infinity norm takes much longer."""
+    if not values.numel():
+        return 0.0
+    least, most = values.aminmax()
+    return float(torch.maximum(-least, most))

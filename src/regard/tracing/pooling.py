@@ -63,40 +63,25 @@ def pooled_max(
         cells[..., first - cols.start :].masked_fill_(~seen, -math.inf)
         return cells
 
-    largest = _over_blocks(layer, 1, row_ends, col_ends, "max", table, -math.inf)[0]
+    largest = pooled(table, layer, 1, (row_ends, col_ends), "max", -math.inf)[0]
     weights = largest if product is None else largest.exp()
     return weights.masked_fill(largest == -math.inf, math.nan).cpu().numpy()
 
 
 def pooled(
-    layer: AnyLayer,
-    batch: int | None,
-    head: int | None,
-    row_ends: Sequence[int],
-    col_ends: Sequence[int],
-    how: Pooling = "max",
-) -> Float[Tensor, "_head n_row n_col"]:
-    """The largest or mean weight of each block of one head, or of all (None)."""
-
-    def table(rows: slice, cols: slice) -> Tensor:
-        return layer.block(rows, cols, batch, head)[0].float()
-
-    return _over_blocks(layer, layer.n_head if head is None else 1, row_ends, col_ends, how, table, 0.0)
-
-
-def _over_blocks(
+    table: Callable[[slice, slice], Tensor],
     layer: AnyLayer,
     n_head: int,
-    row_ends: Sequence[int],
-    col_ends: Sequence[int],
+    ends: tuple[Sequence[int], Sequence[int]],
     how: Pooling,
-    table: Callable[[slice, slice], Tensor],
-    empty: float,
-) -> Tensor:
-    """A `table` of rows and columns, pooled; `empty` where no row of a block can see one of its keys.
+    empty: float = 0.0,
+) -> Float[Tensor, "n_head n_row n_col"]:
+    """The largest or mean of each block, between the `ends` of rows and columns, of a `table` of a layer.
 
-    As many blocks of rows are made at once as fit, with the blocks of columns that some of the rows can see.
+    `empty` where no row of a block can see one of its keys. As many blocks of rows are made at once as fit,
+    with the blocks of columns that some of the rows can see.
     """
+    row_ends, col_ends = ends
     n_row, n_col = len(row_ends) - 1, len(col_ends) - 1
     out = layer.tensors[0].new_full((n_head, n_row, n_col), empty, dtype=torch.float32)
     tallest = max((b - a for a, b in pairwise(row_ends)), default=1)

@@ -17,7 +17,7 @@ from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
 from regard.tracing.calls import Called, Rule, compact_bias, numbered, read_visible
 from regard.tracing.disk import on_disk
-from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace, largest
+from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace, reach
 from regard.tracing.traces import LayerCheck
 
 Recorded = LayerTrace | LinearLayerTrace | DenseLayerTrace
@@ -146,10 +146,10 @@ class Recorder:
         mapped = on_disk(tensor, self.dtype) if self.to_disk else None
         stored = _copied(tensor, self.dtype) if mapped is None else mapped
         if self.dtype == torch.float16 and not bool(stored.isfinite().all()):
-            reach = float(tensor.abs().max())
-            if math.isfinite(reach):
+            largest = reach(tensor)
+            if math.isfinite(largest):
                 raise TraceError(
-                    f"queries or keys reach {reach:.3g}, and float16 ends at 65504: keep them as float32."
+                    f"queries or keys reach {largest:.3g}, and float16 ends at 65504: keep them as float32."
                 )
         return stored
 
@@ -280,23 +280,18 @@ class Rows:
         read = read_visible(visible)
         if all(rule.bias is None for rule in rules):
             return replace(last, visible=read)
-        zero = torch.zeros(1, 1, 1, 1, device=device)
-        biases = [rule.bias_tile(*size) for rule, size in zip(rules, sizes, strict=True)]
-        filled = [
-            zero.expand(-1, -1, *tile.shape[2:]) if bias is None else bias
-            for tile, bias in zip(tiles, biases, strict=True)
+        biases = [
+            0.0 * tile if (bias := rule.bias_tile(*size)) is None else bias
+            for rule, size, tile in zip(rules, sizes, tiles, strict=True)
         ]
-        return replace(last, visible=read, bias=compact_bias(self._table(filled, 0.0), ~visible, read.start))
+        return replace(last, visible=read, bias=compact_bias(self._table(biases, 0.0), ~visible, read.start))
 
     def _table(self, tiles: list[Tensor], empty: float | bool) -> Tensor:
         """The tiles of the steps as rows of one table (batch, head, query, key)."""
         n_batch, n_head = (max(tile.shape[axis] for tile in tiles) for axis in (0, 1))
-        table = tiles[0].new_full((n_batch, n_head, self.n_query, self.n_key), empty)
-        row = 0
-        for tile, step in zip(tiles, self._steps, strict=True):
-            table[:, :, row : row + tile.shape[2], step.first : step.first + tile.shape[3]] = tile
-            row += tile.shape[2]
-        return table
+        around = [(step.first, self.n_key - step.first - step.n_key) for step in self._steps]
+        wide = [tile.expand(n_batch, n_head, -1, -1) for tile in tiles]
+        return torch.cat([F.pad(*pair, value=empty) for pair in zip(wide, around, strict=True)], 2)
 
 
 def _copied(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -315,10 +310,10 @@ def _checked(layer: Recorded, v: Tensor, out: Tensor, at: float, expected: Visib
     rows = slice(first, min(layer.n_query, first + n_row))
     cols = layer.key_range(rows)  # by the rule, all other weights of these rows are 0
     weights, v = layer.block(rows, cols), v[:, :, cols]
-    value_size = _size(v)
+    value_size = reach(v)
     if not math.isfinite(value_size):  # hidden values may be anything
         v = torch.where(v.isfinite(), v, 0.0)
-        value_size = _size(v)
+        value_size = reach(v)
     batch, n_head, n_row, n_key = weights.shape
     grouped = weights.reshape(batch, v.shape[1], -1, n_key) @ v.to(weights.dtype)
     difference = grouped.reshape(batch, n_head, n_row, v.shape[3]) - out[:, :, rows]
@@ -328,7 +323,7 @@ def _checked(layer: Recorded, v: Tensor, out: Tensor, at: float, expected: Visib
     if expected is not None:
         may_look = expected.tile(rows, cols, weights.device)
         # A row of padding may look anywhere: nobody looks at it.
-        hidden = largest(weights.masked_fill(may_look | ~may_look.any(-1, keepdim=True), 0.0).sum(-1))
+        hidden = reach(weights.masked_fill(may_look | ~may_look.any(-1, keepdim=True), 0.0).sum(-1))
     kept = layer.tensors[0].dtype
     exact = torch.finfo(torch.promote_types(kept, torch.float32)).eps
     stored, computed = torch.finfo(kept).eps, torch.finfo(out.dtype).eps
@@ -340,17 +335,9 @@ def _checked(layer: Recorded, v: Tensor, out: Tensor, at: float, expected: Visib
         allowed += stored * size
     return LayerCheck(
         layer.name,
-        output=largest(difference.abs()),
+        output=reach(difference),
         output_allowed=(allowed + 4 * computed) * value_size,
-        row_sum=largest((weights.sum(-1) - layer.row_sums(rows)).abs()),
+        row_sum=reach(weights.sum(-1) - layer.row_sums(rows)),
         row_sum_allowed=allowed,
         hidden=hidden,
     )
-
-
-def _size(tensor: Tensor) -> float:
-    """The largest absolute value, NaN where one is, in one pass: an infinity norm takes much longer."""
-    if not tensor.numel():
-        return 0.0
-    least, most = tensor.aminmax()
-    return float(torch.maximum(-least, most))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.utils._pytree import tree_map, tree_map_with_path
+from torch.utils._pytree import tree_map_with_path
 
 from regard.errors import RegardError, TraceError
 from regard.files.safetensors import write_safetensors
@@ -55,6 +55,10 @@ def write(path: Path, described: Mapping[str, Any]) -> None:
 
 def read(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made:
     """What `make` makes of the description; its tensors stay in the file until they are looked at."""
+
+    def shelf(part: dict[str, Any]) -> Any:
+        return tensors[part[_TENSOR]] if part.keys() == {_TENSOR} else part
+
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -71,7 +75,7 @@ def read(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made:
             f"{path} cannot be read as a trace: it is cut short, damaged or no safetensors file ({error})."
         ) from error
     try:
-        described = json.loads(metadata[KEY])
+        described = json.loads(metadata[KEY], object_hook=shelf)
         version = described.pop("version")
         if version != VERSION:
             older = isinstance(version, int) and version < VERSION
@@ -79,17 +83,8 @@ def read(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made:
                 f"{path} was made by {'an older' if older else 'another'} Regard: it is a trace of version "
                 f"{version!r}, and this program reads version {VERSION}. Trace the text again."
             )
-        return make(tree_map(lambda part: _tensor(part, tensors), described, is_leaf=_is_tensor))
+        return make(described)
     except TraceError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, RegardError) as error:
         raise TraceError(f"{path} is damaged: its description does not fit its tensors ({error}).") from error
-
-
-def _is_tensor(part: Any) -> bool:
-    """Whether a part of a description stands for a tensor."""
-    return isinstance(part, dict) and part.keys() == {_TENSOR}
-
-
-def _tensor(part: Any, tensors: Mapping[str, Tensor]) -> Any:
-    return tensors[part[_TENSOR]] if _is_tensor(part) else part

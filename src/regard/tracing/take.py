@@ -9,8 +9,8 @@ The forward pass runs once, with the attention it would have run with; queries, 
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -119,9 +119,9 @@ def observe(
     if takes_images(module) and not isinstance(given, Tensor | Mapping | tuple):
         given, images = read_images(module, given, processor)
     fed = feed_foreign(module, given, target, tokenizer)
-    recorder = Recorder(layers=layers, **options)
+    recorder, answer = Recorder(layers=layers, **options), list[Tensor]()
     try:
-        with _noting_answer(module, fed) as answer, watching(module, recorder):
+        with _noting_answer(module, fed, answer), watching(module, recorder):
             output = module(*fed.args, **fed.kwargs)
     except ValueError as error:
         if not _both(module) or target is not None or "decoder" not in str(error):
@@ -185,13 +185,12 @@ def labels(ids: Tensor | None, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
     """A string for each token, as the tokenizer spells it, or its number."""
     if ids is None:
         return ()
-    if tokenizer is None:
-        return tuple(tuple(str(token) for token in row) for row in ids.tolist())
+    rows = ids.tolist()
     if hasattr(tokenizer, "convert_ids_to_tokens"):  # one of transformers'
         byte_level = tokenizer.convert_tokens_to_string(["Ġ"]) == " "
-        rows = [tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
+        rows = [tokenizer.convert_ids_to_tokens(row) for row in rows]
         return tuple(tuple(readable(str(token), byte_level) for token in row) for row in rows)
-    return tuple(tuple(tokenizer.tokens(row)) for row in ids.tolist())
+    return tuple(tuple(map(str, row if tokenizer is None else tokenizer.tokens(row))) for row in rows)
 
 
 def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token: int | None) -> Fed:
@@ -274,21 +273,18 @@ def _both(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-@contextmanager
-def _noting_answer(model: nn.Module, fed: Fed) -> Iterator[list[Tensor]]:
+def _noting_answer(model: nn.Module, fed: Fed, notes: list[Tensor]) -> AbstractContextManager[Any]:
     """A block that notes what the decoder of an encoder-decoder reads, where it makes that up itself."""
-    notes: list[Tensor] = []
     find = getattr(model, "get_decoder", None)
     decoder = find() if _both(model) and fed.source_ids is None and callable(find) else None
+    if not isinstance(decoder, nn.Module) or decoder is model:
+        return nullcontext()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ids = token_ids(kwargs.get("input_ids", args[0] if args else None))
+        ids = fed_of(args, kwargs).ids
         notes.extend([] if ids is None else [ids])
 
-    with ExitStack() as stack:
-        if isinstance(decoder, nn.Module) and decoder is not model:
-            stack.callback(decoder.register_forward_pre_hook(note, with_kwargs=True).remove)
-        yield notes
+    return decoder.register_forward_pre_hook(note, with_kwargs=True)
 
 
 def _take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from regard.attention.data import Data
-from regard.attention.shapes import whole_index
+from regard.attention.shapes import check_rank, whole_index
 from regard.drawing.html import picture, tag
 from regard.drawing.tables import dataframe
 from regard.errors import ArgumentError, ShapeError
@@ -157,8 +157,8 @@ class Trace(Data):
         if twice:
             raise ArgumentError(f"layers need names of their own. {twice} occur more than once.")
         for name, tensor in (("ids", self.ids), ("real", self.real)):
-            if tensor is not None and tensor.dim() != 2:
-                raise ShapeError(f"{name} must be (batch, position). Got shape {tuple(tensor.shape)}.")
+            if tensor is not None:
+                check_rank(name, tensor, ("batch", "position"))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -236,18 +236,13 @@ class Trace(Data):
         """
         traced = self.layer(layer)
         heads = range(traced.n_head) if head is None else [whole_index("head", head, traced.n_head)]
-        columns: dict[str, list[Any]] = {name: [] for name in ("head", "query", "key", "weight")}
-        for one in heads:
-            seen = traced.visible(slice(None), slice(None), batch, one)
-            query, key = seen.nonzero(as_tuple=True)
-            columns["head"] += [one] * len(query)
-            columns["query"] += query.tolist()
-            columns["key"] += key.tolist()
-            columns["weight"] += traced.weights(batch, one)[query, key].tolist()
+        seen = torch.stack([traced.visible(slice(None), slice(None), batch, one) for one in heads])
+        weights = torch.stack([traced.weights(batch, one) for one in heads])[seen]
+        at, query, key = (index.tolist() for index in seen.nonzero(as_tuple=True))
         rows, cols = self.query_tokens(layer, batch), self.key_tokens(layer, batch)
-        columns["query_token"] = [rows[index] for index in columns["query"]]
-        columns["key_token"] = [cols[index] for index in columns["key"]]
-        return dataframe(columns)
+        columns: dict[str, list[Any]] = {"head": [heads[index] for index in at], "query": query, "key": key}
+        columns |= {"weight": weights.tolist(), "query_token": [rows[index] for index in query]}
+        return dataframe(columns | {"key_token": [cols[index] for index in key]})
 
     def to_html(self, *, height: int | None = None, **start: Any) -> str:
         """The interactive page of this trace as one self-contained text, to be written to a file.

@@ -43,16 +43,7 @@ from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Recor
 from regard.layers.latent import LatentAttention
 from regard.models.model import Model
 from regard.models.seq2seq import DotAttention
-from regard.tracing.by_hand import (
-    SOFTMAX,
-    Fate,
-    Follower,
-    Product,
-    Weights,
-    explained,
-    same_weights,
-    to_heads,
-)
+from regard.tracing import by_hand
 from regard.tracing.calls import (
     Called,
     LogSumExp,
@@ -124,7 +115,7 @@ def around_calls(
         stack.enter_context(uncompiled())
         stack.enter_context(_fast_paths(model))  # `begin` is too late: a call has its `forward`
         # `generate` calls an encoder by itself, which is the model's child or grandchild.
-        fast = tuple(f"{name}." if name else "" for name in _with_fast_path(model))
+        fast = tuple(f"{name}." if name else "" for name in _outermost(model, _FAST))
         for name, module in model.named_modules():
             closes = name.startswith(fast) or isinstance(module, nn.TransformerEncoderLayer)
             if name.count(".") < 2 and not (name and closes):  # a hook would close a fast path
@@ -186,12 +177,12 @@ def _registered() -> AbstractContextManager[None]:
     return _wrapped(AttentionInterface, "get_interface", wrap)
 
 
-def _with_fast_path(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that have a fast path, the outermost, by name."""
+def _outermost(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
+    """The modules of these kinds that are inside no other of them, by name."""
     modules: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         inside = any(not outer or name.startswith(f"{outer}.") for outer in modules)
-        if isinstance(module, _FAST) and not inside:
+        if isinstance(module, kinds) and not inside:
             modules[name] = module
     return modules
 
@@ -209,7 +200,7 @@ def _fast_paths(model: nn.Module) -> Iterator[None]:
             return forward(*args, **kwargs)
 
     with ExitStack() as stack:
-        for module in _with_fast_path(model).values():
+        for module in _outermost(model, _FAST).values():
             stack.enter_context(_wrapped(module, "forward", partial(partial, twice, module)))
         yield
 
@@ -278,10 +269,10 @@ class _Door(TorchFunctionMode):
         self.names = {module: name or "attention" for name, module in model.named_modules()}
         self.model, self.recorder, self.change = model, recorder, change
         self.masks: Any = WeakTensorKeyDictionary()
-        self.follow = Follower()
+        self.follow = by_hand.Follower()
         self.n_seen = 0
         self.last: tuple[Any, ...] = (0, None, None)  # call, q and k of the last layer
-        self.fates: list[Fate] = []  # of every softmax that the model took
+        self.fates: list[by_hand.Fate] = []  # of every softmax that the model took
         self.rewritten: list[str] = []  # where a softmax was taken that is not what met the values
 
     def remarks(self, model: nn.Module, seen: list[str]) -> dict[str, str]:
@@ -312,8 +303,8 @@ class _Door(TorchFunctionMode):
         out = func(*args, **kwargs)
         written = self.follow(name, args, kwargs, out)
         if written is not None:
-            return self._by_hand(*written)
-        if name in SOFTMAX and isinstance(softmax := self.follow.marks.get(out), Weights):
+            return self._by_hand(written)
+        if name in by_hand.SOFTMAX and isinstance(softmax := self.follow.marks.get(out), by_hand.Weights):
             # One that meets no values must be named in the end.
             caller = self._caller()
             if caller is not None and softmax.values.shape[-1] > 1:
@@ -352,8 +343,8 @@ class _Door(TorchFunctionMode):
             k, v = (tensor.repeat_interleave(group, 1) if group > 1 else tensor for tensor in (k, v))
             *_, scores = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
-        softmax = Weights(weights, scores, Product(q, k, scale), Fate(met=True))
-        return (self._by_hand(weights, v, out[0], as_it_is, softmax), *out[1:])
+        softmax = by_hand.Weights(weights, scores, by_hand.Product(q, k, scale), by_hand.Fate(met=True))
+        return (self._by_hand((weights, v, out[0], as_it_is, softmax)), *out[1:])
 
     def look(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A registered attention function of transformers: where nothing in it was seen, it is itself."""
@@ -381,14 +372,13 @@ class _Door(TorchFunctionMode):
         changed = self._passed(caller, called, known)
         return changed if isinstance(given, Tensor) else (changed, *given[1:])
 
-    def _by_hand(
-        self, weights: Tensor, v: Tensor, out: Tensor, arrange: Callable[[Tensor], Tensor], softmax: Weights
-    ) -> Tensor:
+    def _by_hand(self, written: by_hand.Written) -> Tensor:
         """Attention that the model wrote out itself: its output, or what takes its place."""
+        weights, v, out, arrange, softmax = written
         caller = self._caller()
         if caller is None:
             return out
-        four = partial(to_heads, batch=caller.batch, n_head=caller.n_head)
+        four = partial(by_hand.to_heads, batch=caller.batch, n_head=caller.n_head)
         lead = torch.broadcast_shapes(weights.shape[:-2], v.shape[:-2])
 
         def arranged(out: Tensor) -> Tensor:
@@ -399,8 +389,8 @@ class _Door(TorchFunctionMode):
         called = Called("", "self", v, out, arranged, weights=weights, scores=scores)
         known = None
         if self.recorder is not None:
-            if scores is None or same_weights(softmax, weights.detach(), four):
-                known = explained(called, softmax.product, four)
+            if scores is None or by_hand.same_weights(softmax, weights.detach(), four):
+                known = by_hand.explained(called, softmax.product, four)
             else:
                 self.rewritten.append(softmax.fate.module or caller.name)
         return self._passed(caller, called, known or called)
@@ -496,28 +486,21 @@ def _placed(heads: Tensor, out: Tensor, to_heads: Callable[[Tensor], Tensor]) ->
     return heads.reshape(-1)[places.argsort()].view(out.shape)
 
 
-def _not_seen(model: nn.Module, seen: list[str], fates: list[Fate]) -> list[str]:
+def _not_seen(model: nn.Module, seen: list[str], fates: list[by_hand.Fate]) -> list[str]:
     """What of the model may be attention and was not seen."""
     names = [name.partition("#")[0] for name in seen]
-    missing = [
-        f"{name} (a softmax that was not seen to meet values)"
-        for name in dict.fromkeys(fate.module for fate in fates if fate.of_scores and not fate.met)
-    ]
+    unmet = dict.fromkeys(fate.module for fate in fates if fate.of_scores and not fate.met)
+    missing = [f"{name} (a softmax that was not seen to meet values)" for name in unmet]
     missing += [
         f"{name} (compiled by torch.jit: nobody sees into it)"
         for name, module in model.named_modules()
         if isinstance(module, torch.jit.ScriptModule)
     ]
     # The layers of a stack in which there was none, while others of it have some.
-    stacks: list[str] = []
-    for stack, modules in model.named_modules():
-        if isinstance(modules, nn.ModuleList) and not any(stack.startswith(f"{outer}.") for outer in stacks):
-            stacks.append(stack)
-            places = [f"{stack}.{index}" if stack else str(index) for index in range(len(modules))]
-            without = [
-                place for place in places if not any(f"{name}.".startswith(f"{place}.") for name in names)
-            ]
-            missing += without if len(without) < len(places) else []
+    for stack, modules in _outermost(model, (nn.ModuleList,)).items():
+        places = [f"{stack}.{index}." if stack else f"{index}." for index, _ in modules.named_children()]
+        without = [place[:-1] for place in places if not any(f"{name}.".startswith(place) for name in names)]
+        missing += without if len(without) < len(places) else []
     return missing
 
 

@@ -188,15 +188,12 @@ class Document:
             for name, what in WHAT.items():
                 tables = (measured[name], measured.chance.get(name, unknown))
                 table, chance = (plain(numbers.double().round(decimals=6)) for numbers in tables)
-                rows = zip(table, n_heads, strict=True)
-                values = [row[:n_head] for row, n_head in rows]
+                values = [row[:n_head] for row, n_head in zip(table, n_heads, strict=True)]
                 facts["measures"][name] = {"what": what, "values": values, "chance": chance}
-            labels = iter(label(measured))
-            said = ([next(labels) for _ in range(n_head)] for n_head in n_heads)
-            facts["labels"] = [
-                [None if head.label == "none" else {"label": head.label, "rule": head.rule} for head in row]
-                for row in said
-            ]
+            facts["labels"] = [[] for _ in n_heads]
+            for head in label(measured):
+                said = None if head.label == "none" else {"label": head.label, "rule": head.rule}
+                facts["labels"][measured.layers.index(head.layer)].append(said)
             names = [self.names(index) for index in range(len(self.trace.layers))]
             self._facts.append({**facts, "scenes": scenes(self.trace, names, facts, self.batch)})
         return self._facts[0]
@@ -253,10 +250,7 @@ def pictures(trace: Trace, given: Any = None) -> list[str | None]:
     if given is None:
         return [None] * trace.n_batch if seen is None else [_url(image) for image in seen]
     if grid is None:
-        raise ArgumentError(
-            "the trace has no grid of patches for an image to lie under: it is no vision model's, or its "
-            "positions are no grid."
-        )
+        raise ArgumentError("the trace has no grid of patches for an image to lie under.")
     images = [_opened(image) for image in (given if isinstance(given, list) else [given])]
     if len(images) != trace.n_batch:
         raise ArgumentError(f"the trace is of {trace.n_batch} images, and {len(images)} were given.")
@@ -280,9 +274,8 @@ def _opened(image: Any) -> Any:
     try:
         if not isinstance(image, Image.Image):
             array = np.asarray(image)
-            image = Image.fromarray(
-                array[..., 0] if array.ndim == 3 and array.shape[2] < 3 else array[..., :3]
-            )
+            grey = array.ndim == 3 and array.shape[2] < 3
+            image = Image.fromarray(array[..., 0] if grey else array[..., :3])
         return image.convert("RGB")
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise ArgumentError(

@@ -70,20 +70,14 @@ def figure_of(
         )
     if view == "lines":
         if max(size) > MOST_LINES:
-            raise ArgumentError(
-                f"lines are drawn for up to {MOST_LINES} tokens, beyond that they are a tangle. "
-                f"Got {size[0]} x {size[1]}."
-            )
+            raise ArgumentError(f"lines are drawn for up to {MOST_LINES} tokens. Got {size[0]} x {size[1]}.")
         weights = torch.from_numpy(np.nan_to_num(document.small(layer, head, MOST_LINES)))
         return lines(weights[None], rows, cols, chosen=None if query is None else [query], title=title)
     tile = document.small(layer, head, MOST_DRAWN)
     if against is not None:
         other = document.small(*against, MOST_DRAWN)
         if other.shape != tile.shape:
-            raise ArgumentError(
-                f"layers {layer} and {against[0]} have no common tokens: a difference needs one size. "
-                f"Got {tile.shape} and {other.shape}."
-            )
+            raise ArgumentError(f"a difference needs maps of one size. Got {tile.shape} and {other.shape}.")
         tile = tile - other
         title += f", minus layer {against[0]}, head {against[1]}"
     if tile.shape != size:
@@ -131,9 +125,8 @@ def terminal_heat_map(
             share = float(weights[row, col]) / largest
             red, green, blue = (round(255 * part) for part in palette(share)[:3])
             shade = SHADES[min(len(SHADES) - 1, int(share * len(SHADES)))]
-            drawing.append(
-                shade * 2, f"rgb({red},{green},{blue}) on rgb({red // 2},{green // 2},{blue // 2})"
-            )
+            behind = f"rgb({red // 2},{green // 2},{blue // 2})"
+            drawing.append(shade * 2, f"rgb({red},{green},{blue}) on {behind}")
         drawing.append("\n")
     steps = (f"{shade * 2} {step * largest / len(SHADES):.2f}+" for step, shade in enumerate(SHADES))
     return drawing.append(f"\nweight      {'  '.join(steps)}  · hidden\n", "dim")

@@ -19,10 +19,9 @@ from torch.nn import functional as F
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, RegardError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.files.tokenizer import TextTokenizer
 from regard.heads.circuits import Norm, seeing
 from regard.heads.flow import logit_attribution
-from regard.heads.model import attention_of, layers_of, strongest
+from regard.heads.model import attention_of, layers_of, strongest, tokenizer_of
 from regard.heads.relations import score_pairs
 from regard.layers.attention import MultiHeadAttention
 from regard.models.model import Model, Output
@@ -98,13 +97,6 @@ class Progress:
             for layer in layers:
                 hooks.enter_context(layer.register_forward_pre_hook(reached))
             yield
-
-
-def tokenizer_of(loaded: Loaded) -> TextTokenizer:
-    """What the page reads a text with."""
-    if loaded.tokenizer is None:
-        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: the page could not read a text.")
-    return loaded.tokenizer
 
 
 @contextmanager
@@ -198,10 +190,8 @@ def make_document(loaded: Loaded, asked: Asked, progress: Progress | None = None
         return document
     # For each token that was written, and for the one that would come next, the likeliest of its step.
     top = chances(loaded, document.ids, document.source, slice(start - 1, None)).topk(_RIVALS)
-    *steps, following = [
-        _listed(tokenizer_of(loaded).tokens(tokens), values)
-        for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    ]
+    ranked = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    *steps, following = [_listed(tokenizer_of(loaded).tokens(tokens), values) for tokens, values in ranked]
     generated = {"start": start, "steps": steps} if asked.max_new and steps else None
     return replace(document, generated=generated, written_last=following[0]["token"])
 
@@ -390,10 +380,7 @@ def machine(
         "values": None if kept is None else kept.float().tolist(),
     }
     if loaded is not None and traced.n_query > MOST_RUN_AGAIN:
-        shown["without"] = (
-            f"The text has more than {MOST_RUN_AGAIN} tokens, and what comes before the query needs a run of "
-            "the model: the machine begins at the query and the key."
-        )
+        shown["without"] = f"Of more than {MOST_RUN_AGAIN} tokens the machine begins at query and key."
     elif loaded is not None and (vectors := inside(loaded, document, layer)) is not None:
         wrote = written(loaded, document, vectors, layer, head, query)
         if wrote.get("push") is not None:
@@ -471,16 +458,14 @@ def with_insides(document: Document, loaded: Loaded, views: Iterable[Json]) -> D
     """
     if document.trace.layers[0].n_query > MOST_RUN_AGAIN:
         return document
-    shown: dict[int, dict[tuple[int, int], None]] = {}
+    kept: dict[str, Inside] = {}
     for view in views:
         layer, head, query = (view.get(name) for name in ("layer", "head", "query"))
         if type(layer) is int and type(head) is int and type(query) is int:
             document.parts(layer, head, query, 0)  # refuses a place that is not there
-            shown.setdefault(layer, {})[head, query] = None
-    kept = {}
-    for layer, rows in shown.items():
-        vectors = inside(loaded, document, layer)
-        if vectors is not None and document.trace.layers[layer].rule is not None:
-            wrote = {row: written(loaded, document, vectors, layer, *row) for row in rows}
-            kept[document.trace.names[layer]] = replace(vectors, last=None, wrote=wrote)
+            traced = document.trace.layers[layer]
+            vectors = kept.get(traced.name) or inside(loaded, document, layer)
+            if vectors is not None and traced.rule is not None:
+                wrote = written(loaded, document, vectors, layer, head, query)
+                kept[traced.name] = replace(vectors, wrote={**vectors.wrote, (head, query): wrote})
     return replace(document, insides=kept)

@@ -51,21 +51,13 @@ def bundle() -> str:
 
 def policy(script: str, *, connects: bool) -> str:
     """The content-security policy of a page with this module: its hash may run, and nothing else."""
-    parts = {
-        "default-src": "'none'",
-        "script-src": _hash(script),
-        "style-src": _hash(_STYLE),
-        "img-src": "data: blob:",
-        "connect-src": "'self'" if connects else "'none'",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    return "; ".join(f"{name} {value}" for name, value in parts.items())
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+    digests = (hashlib.sha256(text.encode("utf-8")).digest() for text in (script, _STYLE))
+    module, style = (f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests)
+    asks = "'self'" if connects else "'none'"
+    return (
+        f"default-src 'none'; script-src {module}; style-src {style}; img-src data: blob:; "
+        f"connect-src {asks}; base-uri 'none'; form-action 'none'"
+    )
 
 
 def html(data: Json, *, connects: bool = False) -> str:
@@ -103,7 +95,8 @@ def page(
     expected = sum(embedded_bytes(document, "float24") for document in documents)
     if expected > MOST_BYTES and not force:
         size = f"{expected / 1e6:.0f} MB, more than {MOST_BYTES // 10**6}"
-        raise ArgumentError(f"the page would have {size}: choose --layers, a shorter text, or --force.")
+        ways = "choose some layers (--layers), a shorter text, or insist (--force)"
+        raise ArgumentError(f"the page would have {size}: {ways}.")
     docs = [embedded(document) for document in documents]
     return html({"version": __version__, "token": None, "start": start or {}, "path": [*path], "docs": docs})
 

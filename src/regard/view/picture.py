@@ -61,13 +61,9 @@ def figure_of(
     if view == "text":
         at = traced.n_query - 1 if query is None else query
         row = document.tile(layer, head, slice(at, at + 1), slice(0, traced.n_key), 1, traced.n_key)[0]
-        return shaded_text(
-            torch.from_numpy(np.nan_to_num(row)),
-            keys,
-            visible=torch.from_numpy(~np.isnan(row)),
-            chosen=at if names == keys else None,
-            title=f"{title}: what “{rows[at]}” ({at}) looks at, at most {np.nanmax(row):.3f}",
-        )
+        weights, visible = torch.from_numpy(np.nan_to_num(row)), torch.from_numpy(~np.isnan(row))
+        title += f": what “{rows[at]}” ({at}) looks at, at most {np.nanmax(row):.3f}"
+        return shaded_text(weights, keys, visible=visible, chosen=at if names == keys else None, title=title)
     if view == "lines":
         if max(size) > MOST_LINES:
             raise ArgumentError(f"lines are drawn for up to {MOST_LINES} tokens. Got {size[0]} x {size[1]}.")
@@ -83,7 +79,7 @@ def figure_of(
     if tile.shape != size:
         rows, cols = (list(map(str, range(count))) for count in tile.shape)
         title += f": {size[0]} x {size[1]}, each dot the largest weight of its block"
-    visible, weights = torch.from_numpy(~np.isnan(tile)), torch.from_numpy(np.nan_to_num(tile))
+    weights, visible = torch.from_numpy(np.nan_to_num(tile)), torch.from_numpy(~np.isnan(tile))
     return heat_map(weights, rows, cols, visible=visible, title=title, diverging=against is not None)
 
 

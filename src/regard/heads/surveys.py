@@ -216,17 +216,15 @@ def _combined(
         wanted = wanted if wanted in kinds else "text"
         of_kind = [text for text, kind in zip(packed, kinds, strict=True) if kind == wanted]
         samples = torch.stack(of_kind)[:, index]
-        counted = samples[..., -1] > 0  # (text, layer): whether the text has such a place
-        n = counted.sum(0)
-        heads = samples[..., :-2].masked_fill(~counted[..., None], 0.0)
-        mean = heads.sum(0) / n[:, None]
-        spread = ((heads - mean) * counted[..., None]).square().sum(0)
+        n = (samples[..., -1] > 0).sum(0)  # by layer: how many texts have such a place
+        heads = samples[..., :-2]  # NaN where it has none
+        mean, spread = heads.nanmean(0), (heads - heads.nanmean(0)).square().nansum(0)
         deviation = (spread / (n[:, None] - 1)).sqrt()  # 0 / 0 where there is one text: NaN, no interval
         half = t95[n.clamp(max=len(t95) - 1)][:, None] * deviation / n[:, None].sqrt()
         most = math.inf if name in UNBOUNDED else 1.0  # a share lies between 0 and 1: so does its interval
         values[name] = mean
         low[name], high[name] = (mean - half).clamp(min=0.0), (mean + half).clamp(max=most)
-        chance[name] = samples[..., -2].masked_fill(~counted, 0.0).sum(0) / n
+        chance[name] = samples[..., -2].nanmean(0)
         n_query[name] = samples[..., -1].sum(0).long()
     measures = Measures(layers, n_heads, values, chance, n_query)
     return Survey(measures, low, high, *(kinds.count(kind) for kind in ("text", "repeat", "needle")))

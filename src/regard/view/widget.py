@@ -58,10 +58,8 @@ def show(
     if isinstance(model, Loaded):
         session.models.put(model.facts.name, model)
     elif model is not None and not isinstance(model, str):
-        raise ArgumentError(
-            f"model must be what regard.load gave, or its name. Got {type(model).__name__}. "
-            "Trace another model with regard.trace and show the trace."
-        )
+        got = f"Got {type(model).__name__}: show a trace of it (regard.trace) without `model`."
+        raise ArgumentError(f"model must be what regard.load gave, or its name. {got}")
     if (rows is not None or cols is not None) and isinstance(trace_or_weights, str | Trace):
         raise ArgumentError("rows and cols label weights: a text and a trace have their own tokens.")
     if isinstance(trace_or_weights, str):
@@ -97,10 +95,7 @@ def _check_pair(trace: Trace, alive: Loaded) -> None:
         theirs = f"{', '.join(names[:3])} ... with {alive.model.sizes.n_head}"
         raise ArgumentError(f"the trace is not of {alive.facts.name}: it has {ours}, the model {theirs}.")
     if trace.names != tuple(names) or trace.ids is None or trace.text is None:
-        raise ArgumentError(
-            "to be run again, a trace needs every layer of its model and the text it read. "
-            "Trace the text itself, with all layers, or show the trace without its model."
-        )
+        raise ArgumentError("with its model, a trace needs all layers and its text: trace the text itself.")
 
 
 @cache
@@ -150,7 +145,7 @@ class Answers:
 
     def __init__(self, session: Session, send: Any) -> None:
         self.session, self.send = session, send
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="regard-page")
+        self.pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="regard-page")
         self._waiting: dict[str, Future[None]] = {}
 
     def take(self, widget: object, content: Any, buffers: Sequence[Any]) -> None:
@@ -162,7 +157,7 @@ class Answers:
                 body = bytes(buffers[0]) if buffers else b""
                 # The kernel knows by its context which cell an answer belongs to.
                 context = contextvars.copy_context()
-                future = self._pool.submit(context.run, self._answer, key, name, params, body)
+                future = self.pool.submit(context.run, self._answer, key, name, params, body)
                 self._waiting[key] = future
                 future.add_done_callback(lambda _: self._waiting.pop(key, None))
 
@@ -175,7 +170,3 @@ class Answers:
             self.send({"id": key, "error": f"this went wrong in the kernel: {type(error).__name__}: {error}"})
         else:
             self.send({"id": key}, [answer])
-
-    def finish(self) -> None:
-        """Wait until every question is answered."""
-        self._pool.shutdown(wait=True)

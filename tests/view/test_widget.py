@@ -108,7 +108,7 @@ def test_a_question_taken_back_is_not_computed(made):
     assert begun.wait(60)
     shown.answers.take(shown, {"cancel": f"q-{widgets._WORKERS}"}, [])
     go.set()
-    shown.answers.finish()
+    shown.answers.pool.shutdown()
     assert sorted(asked) == list(range(widgets._WORKERS))
     assert sorted(notebook.sent) == [f"q-{n}" for n in range(widgets._WORKERS)]
 

@@ -83,10 +83,8 @@ def heat_maps(
     ['sequence 0, head 0', 'sequence 0, head 1']
     """
     if not 3 <= weights.dim() <= 4 or not weights.numel():
-        raise ShapeError(
-            "weights must be (head, query, key) or (batch, head, query, key), with at least one weight. "
-            f"Got shape {tuple(weights.shape)}."
-        )
+        wanted = "(head, query, key) or (batch, head, query, key), with at least one weight"
+        raise ShapeError(f"weights must be {wanted}. Got shape {tuple(weights.shape)}.")
     *places, n_query, n_key = weights.shape
     n_col = places[1] if len(places) == 2 else math.ceil(math.sqrt(places[0]))
     n_row = math.ceil(math.prod(places) / n_col)
@@ -133,9 +131,8 @@ def head_grid(
     """
     unknown = {label for row in labels for label in row} - set(kinds)
     if unknown or not labels or not any(labels):
-        raise ShapeError(
-            f"labels must be rows of {', '.join(kinds)}, with one at least. Got {sorted(unknown) or 'none'}."
-        )
+        names, got = ", ".join(kinds), sorted(unknown) or "none"
+        raise ShapeError(f"labels must be rows of {names}, with one at least. Got {got}.")
     widest = max(map(len, labels))
     colours = {kind: KINDS[index % len(KINDS)] for index, kind in enumerate(kinds)}
     colours[kinds[-1]] = "#f0f0f2"
@@ -214,9 +211,7 @@ def effect_maps(
     >>> [ax.get_title() for ax in figure.axes[:1]]
     ['heads']
     """
-    arrays = [
-        (name, np.asarray(table.detach().cpu().double()), cols) for name, (table, cols) in tables.items()
-    ]
+    arrays = [(name, table.detach().double().cpu().numpy(), cols) for name, (table, cols) in tables.items()]
     if not arrays or any(array.ndim != 2 or len(array) != len(rows) for _, array, _ in arrays):
         raise ShapeError(f"each table must have a row for each of {len(rows)} layers.")
     reach = max(float(np.nanmax(np.abs(array), initial=0.0)) for _, array, _ in arrays) or 1.0
@@ -417,15 +412,11 @@ def _checked(
 ) -> np.ma.MaskedArray[Any, Any]:
     """Weights as an array that masks what is hidden."""
     if tuple(weights.shape) != (len(rows), len(cols)) or not weights.numel():
-        raise ShapeError(
-            f"weights is {tuple(weights.shape)}, with {len(rows)} rows and {len(cols)} cols: it must be "
-            "(query, key), with one row label for each query and one column label for each key, one at least."
-        )
+        shape = f"{tuple(weights.shape)}, with {len(rows)} rows and {len(cols)} cols"
+        raise ShapeError(f"weights is {shape}: it must be (query, key), with a label for each, one at least.")
     if visible is not None and visible.shape != weights.shape:
-        raise ShapeError(
-            f"visible is {tuple(visible.shape)} and weights is {tuple(weights.shape)}: "
-            f"they must have the same shape (query, key)."
-        )
+        shapes = f"visible is {tuple(visible.shape)} and weights is {tuple(weights.shape)}"
+        raise ShapeError(f"{shapes}: they must have the same shape (query, key).")
     values = weights.detach().float().cpu().numpy()
     return np.ma.masked_array(values, False if visible is None else ~visible.cpu().numpy())
 

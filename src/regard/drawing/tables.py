@@ -14,9 +14,7 @@ def dataframe(columns: Mapping[str, Sequence[Any]]) -> Any:
     try:
         pandas = import_module("pandas")
     except ImportError as error:
-        raise UnsupportedError(
-            "a DataFrame is made by pandas, which is not here: pip install pandas."
-        ) from error
+        raise UnsupportedError("a DataFrame needs pandas, which is not here: pip install pandas.") from error
     return pandas.DataFrame(dict(columns))
 
 

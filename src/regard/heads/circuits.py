@@ -134,10 +134,7 @@ def _writers(loaded: Loaded) -> dict[str, nn.Module]:
             if received.numel() == merged.numel() and torch.equal(received.view_as(merged), merged):
                 writers[name] = module
         if name not in writers:
-            raise UnsupportedError(
-                f"{loaded.facts.name}: no matrix is given what the heads of {name} give, as it is, so "
-                "where they write is not known."
-            )
+            raise UnsupportedError(f"{loaded.facts.name}: no matrix is given what the heads of {name} give.")
     return writers
 
 
@@ -188,32 +185,25 @@ class Stream:
 
     @torch.no_grad()
     def __init__(self, loaded: Loaded, ids: Int[Tensor, "1 position"]) -> None:
-        self.loaded, self.blocks, inner = loaded, blocks_of(loaded), module_of(loaded)
+        self.blocks, self.matrices, inner = blocks_of(loaded), projections(loaded), module_of(loaded)
         parts = {part for block in self.blocks.values() for part in (block, *block.children())}
         with seeing({*parts, *_norms(inner)}) as self.seen, head_outputs(loaded) as self.heads:
             self.out = loaded.model(ids)
         for name, block in self.blocks.items():
             given, gave = (tensor.double() for tensor in self.seen[block])
             attention = inner.get_submodule(path_of(loaded.model, name))
-            children = [(attention in part.modules(), part) for part in block.children() if part in self.seen]
-            mine, others = (
-                [self.seen[part][1].double() for has, part in children if has is wanted]
-                for wanted in (True, False)
-            )
-            if not mine or not any(
-                out.numel() == gave.numel() and close(mine[0] + out.view_as(gave), gave - given, gave)
-                for out in others
-            ):
-                raise UnsupportedError(
-                    f"{loaded.facts.name}: {name} does not add its output to the residual stream as it is (a "
-                    "norm comes after it, it seems), so that what a head adds to a score is not known."
-                )
+            mine, others = list[Tensor](), list[Tensor]()
+            for part in filter(self.seen.get, block.children()):
+                (mine if attention in part.modules() else others).append(self.seen[part][1].double())
+            alike = [out.view_as(gave) for out in others if out.numel() == gave.numel()]
+            if not any(close(mine[0] + out, gave - given, gave) for out in alike if mine):
+                which = f"{loaded.facts.name}: {name}"
+                raise UnsupportedError(f"{which} does not add its output to the residual stream as it is.")
 
-    def written(
-        self, name: str, matrix: Float[Tensor, "model_dim head v_dim"], places: list[int]
-    ) -> Float[Tensor, "head place model_dim"]:
+    def written(self, name: str, places: list[int]) -> Float[Tensor, "head place model_dim"]:
         """What each head of a layer wrote at some places."""
-        return torch.einsum("hpv,mhv->hpm", self.heads[name][0, :, places].double(), matrix.double())
+        given, matrix = self.heads[name][0, :, places].double(), self.matrices[name].double()
+        return torch.einsum("hpv,mhv->hpm", given, matrix)
 
 
 class Ending(Stream):
@@ -250,10 +240,7 @@ class Ending(Stream):
                 self.unembed = unembed if abs(factor - 1) < 1e-4 else unembed * factor
                 self.before, self.norm = before[0].double(), Norm.of(norm, unembed)
                 return
-        raise UnsupportedError(
-            f"{loaded.facts.name}: its scores are not its last norm times one matrix, so that what a head "
-            "adds to them is not known."
-        )
+        raise UnsupportedError(f"{loaded.facts.name}: its scores are not its last norm times one matrix.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -283,8 +270,7 @@ class Reading:
         if known is None:
             words = {"q": "queries", "k": "keys", "v": "values"}[side]
             raise UnsupportedError(
-                f"the {words} of {self.layer.name} are not what one matrix (nn.Linear or Conv1D) gives: a "
-                "norm of their own, it seems, or another step comes between, so there is no circuit of them."
+                f"the {words} of {self.layer.name} are not what one matrix gives: another step is between."
             )
         return known
 
@@ -411,7 +397,7 @@ def ov_circuit(model: Loaded | nn.Module, layer: int, head: int) -> Circuit:
     """
     loaded, reading, head = _chosen(loaded_of(model), layer, head)
     ending = Ending(loaded, probe(loaded))
-    writes = projections(loaded)[reading.layer.name][:, head]
+    writes = ending.matrices[reading.layer.name][:, head]
     reads = _vectors(loaded) @ reading.side("v").folded[head].T
     return Circuit(reads, ending.norm.folded(ending.unembed) @ writes)
 
@@ -451,14 +437,13 @@ def composition(model: Loaded | nn.Module) -> Composition:
     W_QK (k) or W_O W_V (v). Two random matrices have about 1 / sqrt(model_dim).
     """
     loaded = loaded_of(model)
-    layers, outs = readings(loaded), projections(loaded)
-    Stream(loaded, probe(loaded))  # refuses what does not write into one
+    layers, stream = readings(loaded), Stream(loaded, probe(loaded))
     counts = {reading.layer.n_head for reading in layers.values()}
     if len(counts) != 1:
         raise UnsupportedError(f"layers of {loaded.facts.name} have {sorted(counts)} heads: not one number.")
     n_layer, n_head = len(layers), counts.pop()
     q, k, v = (torch.stack([one.side(side).folded.double() for one in layers.values()]) for side in "qkv")
-    wrote = torch.stack([outs[name].movedim(1, 0).double() for name in layers])
+    wrote = torch.stack([stream.matrices[name].movedim(1, 0).double() for name in layers])
     # The norm of a product needs no more of its first and last matrix than their triangles.
     carried = _triangle(v).mT
     sizes = torch.linalg.matrix_norm(_triangle(wrote.mT) @ carried)
@@ -563,28 +548,21 @@ def score_split(
     """
     loaded, reading, head = _chosen(loaded_of(model, tokenizer), layer, head)
     if not reading.layer.rule.product_only:
-        raise UnsupportedError(
-            f"scores of {reading.layer.name} are no mere products: a bias or a cap is in them."
-        )
+        raise UnsupportedError(f"{reading.layer.name}: scores with a bias or a cap are no mere products.")
     ids = encoded(text_or_tokens, loaded.tokenizer, loaded.device).ids
     if ids.shape[0] != 1:
         raise ArgumentError("a score is of one sequence: give one text, or the ids of one.")
     query, key = (whole_index(name, at, ids.shape[1]) for name, at in (("query", query), ("key", key)))
     if key > query:
         raise ArgumentError(f"key {key} comes after query {query}: a decoder hides it.")
-    stream, writers, matrices, places = (
-        Stream(loaded, ids),
-        _writers(loaded),
-        projections(loaded),
-        [query, key],
-    )
+    stream, writers, places = Stream(loaded, ids), _writers(loaded), [query, key]
     before = {name: stream.seen[block][0][0, places].double() for name, block in stream.blocks.items()}
     layers = list(before)[: list(before).index(reading.layer.name) + 1]
     # What was written into the stream before the layer, by whom; together it is the stream.
     written, names = [before[layers[0]]], ["embedding"]
     bias = torch.zeros_like(written[0])  # of output projections; a feed-forward layer's are its own
     for index, (name, after) in enumerate(pairwise(layers)):
-        by_heads, of_bias = stream.written(name, matrices[name], places), _bias_of(writers[name]).double()
+        by_heads, of_bias = stream.written(name, places), _bias_of(writers[name]).double()
         written += [*by_heads, before[after] - before[name] - by_heads.sum(0) - of_bias]
         names += [*(f"head {index}.{at}" for at in range(len(by_heads))), f"feed-forward {index}"]
         bias = bias + of_bias

@@ -34,7 +34,6 @@ from regard.heads.model import (
     path_of,
 )
 from regard.models.families import published_config
-from regard.models.foreign import Foreign
 from regard.models.model import Model, shapes_alone
 from regard.models.pruned import MODEL_TYPE, PrunedAttention
 from regard.models.transformer import Transformer
@@ -141,10 +140,8 @@ def ablated(
     layers = layers_of(loaded)
     n_layer, n_head = head_table(layers).shape
     if how == "mean" and (means is None or means.shape[:2] != (n_layer, n_head)):
-        raise ShapeError(
-            f"means must be (layer, head, v_dim) = ({n_layer}, {n_head}, ...), as head_means gives "
-            f"them. Got {None if means is None else tuple(means.shape)}."
-        )
+        got = None if means is None else tuple(means.shape)
+        raise ShapeError(f"means must be ({n_layer}, {n_head}, v_dim), as head_means gives them. Got {got}.")
     chosen = checked_heads(layers, heads)
     with intervene(loaded) as run:
         for layer, head in chosen:
@@ -181,10 +178,8 @@ def loss_of(loaded: Loaded) -> Loss:
     special = None if loaded.tokenizer is None else loaded.tokenizer.special
     if model.head == "masked" and special is not None and special.mask is not None:
         return partial(masked_token_loss, mask=special.mask)
-    raise UnsupportedError(
-        f"{loaded.facts.name} ({model.kind}, head {model.head!r}) foretells no token, so it has no loss "
-        "of its own: give `loss`, a function of (model, ids)."
-    )
+    name = f"{loaded.facts.name} ({model.kind}, head {model.head!r})"
+    raise UnsupportedError(f"{name} foretells no token, so it has no loss of its own: give `loss`.")
 
 
 def next_token_loss(model: Model, ids: Int[Tensor, "batch position"]) -> Float[Tensor, ""]:
@@ -222,10 +217,8 @@ def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
     model = _transformer_of(loaded)
     layers = layers_of(loaded)
     gone = set(checked_heads(layers, heads))
-    kept = tuple(
-        tuple(head for head in left if (index, head) not in gone)
-        for index, left in enumerate(layers.values())
-    )
+    there = enumerate(layers.values())
+    kept = tuple(tuple(head for head in numbers if (index, head) not in gone) for index, numbers in there)
     whole = all(len(left) == model.config.block.n_head for left in kept)
     config = replace(model.config, kept_heads=None if whole else kept)
     with shapes_alone():
@@ -259,10 +252,10 @@ def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
 
 def _transformer_of(loaded: Loaded) -> Transformer:
     if not isinstance(loaded, Loaded):
-        raise ArgumentError(
-            "heads are taken out for good in models of this library: load it with regard.load. Of any model, "
-            f"regard.intervene and ablation switch heads off. Got {type(loaded).__name__}."
+        known = (
+            "prune is for models of this library (regard.load); regard.intervene switches heads of any off"
         )
+        raise ArgumentError(f"{known}. Got {type(loaded).__name__}.")
     return loaded.transformer
 
 
@@ -270,9 +263,7 @@ def save_pruned(loaded: Loaded, folder: str | Path) -> None:
     """Write a folder that `load` reads; of a format of ours, since no other says which heads are left."""
     config = _transformer_of(loaded).config
     if config.kept_heads is None:
-        raise ArgumentError(
-            "this model has all its heads: regard.files.loading.save writes it for everybody."
-        )
+        raise ArgumentError("this model has all its heads: regard.files.loading.save writes it.")
     stated = {
         "model_type": MODEL_TYPE,
         "kept_heads": [list(heads) for heads in config.kept_heads],
@@ -301,10 +292,7 @@ def pruning_curve(
     seed: int = 0,
     tokenizer: Any = None,
 ) -> Curve:
-    """The mean loss with more and more heads removed: "least first", "random" or "most first".
-
-    Heads of one of our models are really taken out, those of another are switched off.
-    """
+    """The mean loss with more and more heads switched off: "least first", "random" or "most first"."""
     loaded = loaded_of(model, tokenizer)
     _check_table("importance", importance, loaded)
     ranked = ranked_heads(loaded, importance, order, seed)
@@ -312,12 +300,8 @@ def pruning_curve(
     for share in shares:
         if not 0 <= share <= 1:
             raise ArgumentError(f"shares must lie between 0 and 1. Got {share}.")
-        gone = ranked[: round(share * len(ranked))]
-        if isinstance(loaded.model, Foreign):
-            with ablated(loaded, gone):
-                metric.append(mean_loss(loaded, texts))
-        else:
-            metric.append(mean_loss(prune(loaded, gone), texts))
+        with ablated(loaded, ranked[: round(share * len(ranked))]):
+            metric.append(mean_loss(loaded, texts))
     return Curve(order, tuple(shares), tuple(metric))
 
 

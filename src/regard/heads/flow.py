@@ -4,7 +4,7 @@ a cache that forgets would lose of it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from regard.heads.circuits import Ending, projections
 from regard.heads.model import head_table, layers_of, loaded_of
 from regard.layers.eviction import Evict
 from regard.tracing.layers import AnyLayer, Kind, LayerTrace
-from regard.tracing.traces import Trace
+from regard.tracing.traces import Checks, Trace
 
 
 def rollout(
@@ -42,9 +42,9 @@ def rollout(
     wrong = [layer.name for layer in chosen if layer.kind != "self" or layer.n_query != layer.n_key]
     sizes = {layer.n_key for layer in chosen}
     if wrong or len(sizes) != 1:
+        layers_wrong = ", ".join(wrong) or f"layers of lengths {sorted(sizes)}"
         raise ArgumentError(
-            "rollout goes through self-attention, from tokens to the same tokens: "
-            f"{', '.join(wrong) or f'layers of lengths {sorted(sizes)}'} will not do. Choose `layers`."
+            f"rollout goes through self-attention, of one length: {layers_wrong} will not do."
         )
     query = whole_index("query", query, chosen[0].n_query)
     batch = whole_index("batch", batch, chosen[0].n_batch)
@@ -121,9 +121,7 @@ def value_weighted(trace: Trace, model: Loaded | nn.Module | None = None) -> Tra
         if not isinstance(layer, LayerTrace):
             raise UnsupportedError(f"{layer.name} is no softmax attention with values of its own.")
         layers.append(ValueWeightedLayer.of(layer, matrices.get(layer.name)))
-    return Trace(
-        tuple(layers), trace.tokens, trace.source_tokens, trace.ids, trace.real, trace.text, trace.facts
-    )
+    return replace(trace, layers=tuple(layers), checks=Checks())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,11 +164,11 @@ def logit_attribution(
     if against is not None:
         direction = direction - ending.unembed[against].double()
         score = score - ending.logits[position, against].double()
-    matrices, layers = projections(loaded), layers_of(loaded)
+    layers = layers_of(loaded)
     heads = head_table(layers)
     for index, (name, numbers) in enumerate(layers.items()):
         if numbers:
-            written = ending.written(name, matrices[name], [position])[:, 0]
+            written = ending.written(name, [position])[:, 0]
             toward = ending.norm.held(ending.before[position], written) @ direction
             heads[index, list(numbers)] = toward.cpu()
     return Attribution(tuple(layers), heads, float(score), float(score) - float(heads.nansum()))
@@ -198,9 +196,7 @@ def lost_attention(
     first, n_real = int(real.int().argmax()), int(real.sum())
     at = n_real // 2 if at is None else at
     if not 1 <= at < n_real:
-        raise ArgumentError(
-            f"at is where the prompt ends: at least 1 and below the {n_real} tokens there are. Got {at}."
-        )
+        raise ArgumentError(f"at must be 1 at least and below the {n_real} tokens there are. Got {at}.")
     shares = torch.full((len(trace.layers), max(layer.n_head for layer in trace.layers)), torch.nan)
     for index, layer in enumerate(trace.layers):
         if layer in layers and layer.n_key == len(real):

@@ -53,6 +53,7 @@ OFFSETS = tuple(range(-4, 5))  # key position minus query position, of which the
 ARGMAXES = tuple(f"argmax{offset:+d}" for offset in OFFSETS)
 ROW_MEASURES = (*(name for name in WHAT if name != "positional"), *ARGMAXES)
 SINKS, RECENT = 4, 5  # first and last positions that a cache for streaming keeps: offsets -4 to 0
+_HEADS = "strongest heads (layer.head)"  # a column of a table
 _HIDDEN = -87.0  # exp of it is the smallest float32 with all its digits: 0 to every sum, and no NaN times it
 
 # How special tokens are spelled: [CLS], <s>, <|im_start|>; not <0x0A> and <517>, which stand for text.
@@ -102,17 +103,14 @@ class Measures:
             yield name, what, shown(self[name].nanmean()), level, heads
 
     def __repr__(self) -> str:
-        lines = [
-            f"{name:<11} {mean:>7} {level:>7}  {heads}".rstrip()
-            for name, _, mean, level, heads in self._rows()
-        ]
-        title = f"Measures of {sum(self.n_heads)} heads in {len(self.layers)} layers"
-        return "\n".join([title, "measure        mean  chance  strongest heads (layer.head)", *lines])
+        lines = [f"Measures of {sum(self.n_heads)} heads in {len(self.layers)} layers"]
+        for name, _, mean, level, heads in [("measure", "", "mean", "chance", _HEADS), *self._rows()]:
+            lines.append(f"{name:<11} {mean:>7} {level:>7}  {heads}".rstrip())
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """The measures as a notebook shows them."""
-        words = ("measure", "what it is", "mean", "chance", "strongest heads (layer.head)")
-        return table(words, self._rows()).text
+        return table(("measure", "what it is", "mean", "chance", _HEADS), self._rows()).text
 
 
 def shown(value: float | Tensor) -> str:
@@ -155,10 +153,8 @@ def token_facts(
     names: list[Any] = list(tokens) if ids is None else ids.tolist()
     highest = -1 if ids is None else max(names, default=-1)
     if counts is not None and (ids is None or highest >= counts.shape[0]):
-        raise ArgumentError(
-            f"counts has one number for each id of the vocabulary, {counts.shape[0]}: ids are needed, "
-            f"none of them higher. Got ids up to {highest}."
-        )
+        known = f"one number for each id of the vocabulary, {counts.shape[0]}"
+        raise ArgumentError(f"counts has {known}: ids below that are needed. Got ids up to {highest}.")
     spelled = [_SPECIAL.fullmatch(token.strip()) is not None for token in tokens]
     special = [known or name in special_ids for known, name in zip(spelled, names, strict=True)]
     punctuation = [is_punctuation(token) and not s for token, s in zip(tokens, special, strict=True)]
@@ -326,8 +322,8 @@ class _Frame:
         after_first = torch.arange(n_query, device=device) + start > (first if has_positions else 0)
         listed: tuple[Copies, ...] = ()
         if has_positions and start == 0 and n_query == n_key:
-            listed = tuple(copies(facts, shift) for shift in (0, 1))
-            listed = tuple(replace(places, count=places.count * choice) for places in listed)
+            places = (copies(facts, shift) for shift in (0, 1))
+            listed = tuple(replace(of_shift, count=of_shift.count * choice) for of_shift in places)
         copied, followed = (places.count > 0 for places in listed) if listed else (none, none)
         at_offset = dict(zip(OFFSETS, choice & sees, strict=True))
         rules = {
@@ -348,9 +344,7 @@ class _Frame:
         sinks = torch.zeros_like(facts.special)
         sinks[first : first + SINKS] = True
         self.kinds = torch.stack([facts.special, facts.punctuation, facts.rare, sinks]).float()
-        self.visible = (
-            visible  # held, so that no other tensor gets the addresses by which a frame is looked up
-        )
+        self.visible = visible  # held: no other tensor may get the addresses by which a frame is looked up
         self.n_visible, self.start = n_visible, start
         self.first = first  # the first key that a query sees: padding may stand before it
         self.copies = listed  # of tokens, and what followed them; none where positions say nothing
@@ -373,27 +367,23 @@ def _sums(
     device = layer.tensors[0].device
     dtype = torch.promote_types(layer.tensors[0].dtype, torch.float32)
     sums = torch.zeros(len(ROW_MEASURES), layer.n_head, dtype=torch.float64, device=device)
-    visible, blocks = frame.visible, list(layer.row_blocks(layer.n_head))
+    visible = frame.visible
     product = layer.log_product(batch) if visible.future_only else None
-    size = max((layer.n_head * (r.stop - r.start) * (c.stop - c.start) for r, c in blocks), default=0)
-    buffers = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
     with no_autocast(device):
-        for rows, cols in blocks:
-            shape = (layer.n_head, rows.stop - rows.start, cols.stop - cols.start)
-            # The weights, and their logarithms: very low for 0.
-            z, w = (buffer[: math.prod(shape)].view(shape) for buffer in buffers)
+        for rows, cols in layer.row_blocks(layer.n_head):
+            # The weights w, and their logarithms z: very low for 0.
             if product is None:
-                w.copy_(layer.block(rows, cols, batch)[0])
-                torch.clamp(w, min=math.exp(_HIDDEN), out=z).log_()
+                w = layer.block(rows, cols, batch)[0].to(dtype).contiguous()
+                z = w.clamp(min=math.exp(_HIDDEN)).log_()
             else:
                 q, k = product
                 together = q[:, rows].reshape(k.shape[0], -1, q.shape[2])  # heads that share a key head
-                torch.bmm(together, k[:, cols].mT, out=z.view(k.shape[0], -1, z.shape[2]))
+                z = (together @ k[:, cols].mT).unflatten(1, (-1, rows.stop - rows.start)).flatten(0, 1)
                 if visible.causal:  # before `first` every row sees every key
                     first = max(0, rows.start + visible.start + 1 - cols.start)
                     seen = visible.tile(rows, slice(cols.start + first, cols.stop), device)[0]
                     z[:, :, first:].masked_fill_(~seen, _HIDDEN)
-                torch.exp(z, out=w)
+                w = z.exp()
             of_rows = _row_values(z, w, frame, rows, cols, share_ties)
             values = torch.stack([of_rows[name] for name in ROW_MEASURES])
             sums += torch.einsum("mhr,mr->mh", values.double(), frame.counted[:, rows])

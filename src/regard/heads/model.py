@@ -38,6 +38,13 @@ def loaded_of(model: Loaded | nn.Module, tokenizer: Any = None) -> Loaded:
     return Loaded(whole, read, described(whole, type(model).__name__, "memory"), whole.start_token)
 
 
+def tokenizer_of(loaded: Loaded) -> TextTokenizer:
+    """What a model's texts are read with; raises where it has none."""
+    if loaded.tokenizer is None:
+        raise ArgumentError(f"{loaded.facts.name} has no tokenizer, which texts and their words need.")
+    return loaded.tokenizer
+
+
 def layers_of(loaded: Loaded) -> Layers:
     """The attention layers of any model, and the heads that each has left, by their numbers."""
     model = loaded.model
@@ -125,9 +132,8 @@ def checked_heads(layers: Layers, heads: Iterable[Head]) -> list[tuple[int, int]
         layer, head = pair
         index = names.index(layer) if layer in names else layer
         if index not in range(len(names)):
-            raise ArgumentError(
-                f"there is no layer {layer!r}: layers are 0 to {len(names) - 1} or {', '.join(names)}."
-            )
+            known = f"layers are 0 to {len(names) - 1} or {', '.join(names)}"
+            raise ArgumentError(f"there is no layer {layer!r}: {known}.")
         left = layers[names[int(index)]]
         if head not in left:
             raise ArgumentError(f"layer {layer} has no head {head}: it has {', '.join(map(str, left))}.")

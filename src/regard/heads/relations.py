@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, LoadError
 from regard.files.loading import Loaded
 from regard.files.tokenizer import read_text
-from regard.heads.model import strongest
+from regard.heads.model import strongest, tokenizer_of
 from regard.tracing.layers import AnyLayer
 from regard.tracing.take import trace
 
@@ -99,15 +99,12 @@ def score_relations(
 
     In a causal model only pairs that look back are scored, by heads and by the baseline alike.
     """
-    examples = (
-        (
-            sentence.text,
-            [(word.start, word.end) for word in sentence.words],
-            {relation: sentence.pairs(relation, from_head=from_head) for relation in relations},
-        )
-        for sentence in sentences
-    )
-    return _scores(loaded, examples, relations)
+
+    def example(sentence: Sentence) -> tuple[str, Spans, Mapping[str, Pairs]]:
+        pairs = {relation: sentence.pairs(relation, from_head=from_head) for relation in relations}
+        return sentence.text, [(word.start, word.end) for word in sentence.words], pairs
+
+    return _scores(loaded, map(example, sentences), relations)
 
 
 def score_pairs(
@@ -121,12 +118,10 @@ def _scores(
     loaded: Loaded, examples: Iterable[tuple[str, Spans, Mapping[str, Pairs]]], relations: Sequence[str]
 ) -> dict[str, RelationScore]:
     """Right predictions counted over texts, the spans of their words, and the pairs of each relation."""
-    tokenizer = loaded.tokenizer
-    if tokenizer is None:
-        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: words are found through it.")
+    tokenizer = tokenizer_of(loaded)
     layers: tuple[str, ...] = ()
     right = dict.fromkeys(relations, torch.zeros(0, 0))
-    offsets: dict[str, Counter[int]] = {relation: Counter() for relation in relations}
+    distances: dict[str, Counter[int]] = {relation: Counter() for relation in relations}
     for text, spans, wanted in examples:
         pairs = [(relation, i, j) for relation, of_relation in wanted.items() for i, j in of_relation]
         wrong = [(i, j) for _, i, j in pairs if not 0 <= min(i, j) <= max(i, j) < len(spans)]
@@ -135,10 +130,8 @@ def _scores(
         if not pairs:
             continue
         # Without the space that byte-level tokens begin with.
-        places = [
-            (end - len(text[start:end].lstrip()), end) for start, end in tokenizer.offsets(text)[:LONGEST]
-        ]
-        pieces = pieces_of_words(spans, places)
+        offsets = tokenizer.offsets(text)[:LONGEST]
+        pieces = pieces_of_words(spans, [(end - len(text[at:end].lstrip()), end) for at, end in offsets])
         traced = trace(loaded, torch.tensor(tokenizer.encode(text)[:LONGEST]))
         first = traced.layers[0]
         # A causal model is one whose first token sees no other.
@@ -155,10 +148,10 @@ def _scores(
             right = dict.fromkeys(relations, nothing)
         for relation, i, j in pairs:
             if i != j and pieces[i] and pieces[j] and (j < i or not causal):
-                offsets[relation][j - i] += 1
+                distances[relation][j - i] += 1
                 right[relation] = right[relation] + (predicted[..., i] == j)
     scores = {}
-    for relation, times in offsets.items():
+    for relation, times in distances.items():
         n_pair = times.total()
         offset, at_best = max(times.items(), key=lambda item: (item[1], -item[0]), default=(0, 0))
         accuracy, baseline = right[relation] / max(1, n_pair), at_best / max(1, n_pair)
@@ -202,13 +195,11 @@ def read_conllu(path: str | Path, most: int | None = None) -> list[Sentence]:
     """The sentences of a file, the first `most` of them."""
     lines = read_text(Path(path)).split("\n")
     numbered = enumerate((line.rstrip("\r") for line in lines), 1)
-    parts = (
-        list(part) for is_empty, part in groupby(numbered, lambda row: not row[1].strip()) if not is_empty
-    )
-    sentences = [
-        _sentence([line for _, line in part], f"{path}, the sentence from line {part[0][0]} on")
-        for part in islice(parts, most)
-    ]
+    parts = (list(part) for is_full, part in groupby(numbered, lambda row: bool(row[1].strip())) if is_full)
+    sentences = []
+    for part in islice(parts, most):
+        where = f"{path}, the sentence from line {part[0][0]} on"
+        sentences.append(_sentence([line for _, line in part], where))
     if not sentences:
         raise LoadError(f"{path} has no sentence: CoNLL-U has one word a line, ten columns, tabs between.")
     return sentences
@@ -248,10 +239,5 @@ def _sentence(lines: list[str], where: str) -> Sentence:
     for row in words:
         if not row[6].isdigit() or int(row[6]) > len(words):
             raise LoadError(f"{where}: word {row[0]} depends on {row[6]!r}; it must be 0 to {len(words)}.")
-    return Sentence(
-        text,
-        tuple(
-            Word(row[1], *span, row[3], int(row[6]) - 1, row[7])
-            for row, span in zip(words, spans, strict=True)
-        ),
-    )
+    tree = zip(words, spans, strict=True)
+    return Sentence(text, tuple(Word(row[1], *at, row[3], int(row[6]) - 1, row[7]) for row, at in tree))

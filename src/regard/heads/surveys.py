@@ -29,7 +29,7 @@ from regard.files.loading import Loaded
 from regard.files.safetensors import write_safetensors
 from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import ROW_MEASURES, Measures, measure
-from regard.heads.model import layers_of, loaded_of
+from regard.heads.model import layers_of, loaded_of, tokenizer_of
 from regard.tracing.take import trace
 
 # Measured on repeated random tokens, where nothing else explains them; and on needles in a text.
@@ -104,9 +104,7 @@ def _drawn(loaded: Loaded, n_token: int, seed: int, without: Sequence[int] = ())
     left_out = special | set(without)
     allowed = torch.tensor([index for index in range(loaded.model.sizes.vocab) if index not in left_out])
     if not 1 <= n_token <= len(allowed):
-        raise ArgumentError(
-            f"n_token different tokens are drawn, from 1 to {len(allowed)}, the vocabulary. Got {n_token}."
-        )
+        raise ArgumentError(f"n_token different tokens are drawn, from 1 to {len(allowed)}. Got {n_token}.")
     order = torch.randperm(len(allowed), generator=torch.Generator().manual_seed(seed))
     return allowed[order[:n_token]]
 
@@ -144,15 +142,12 @@ def survey(
     if not texts or isinstance(texts, str):
         raise ArgumentError(f"texts must be a list of one text at least. Got {texts!r}.")
     if min(n_repeat, n_needle) < 0 or longest < 2:
-        raise ArgumentError(
-            "n_repeat and n_needle must not be negative and longest at least 2. "
-            f"Got {n_repeat}, {n_needle} and {longest}."
-        )
+        got = f"Got {n_repeat}, {n_needle} and {longest}."
+        raise ArgumentError(f"n_repeat and n_needle must not be negative and longest at least 2. {got}")
     loaded = loaded_of(model, tokenizer)
     layers, sizes = layers_of(loaded), loaded.model.sizes
-    if loaded.tokenizer is None:
-        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: a survey reads texts.")
-    inputs: list[_Input] = [("text", loaded.tokenizer.encode(text)[:longest], None) for text in texts]
+    reads = tokenizer_of(loaded)
+    inputs: list[_Input] = [("text", reads.encode(text)[:longest], None) for text in texts]
     empty = [index for index, (_, ids, _) in enumerate(inputs) if len(ids) < 2]
     if empty:
         raise ArgumentError(f"texts {empty[:5]} have fewer than 2 tokens: nothing can be looked at.")
@@ -160,14 +155,13 @@ def survey(
     for index in range(n_repeat):
         ids = repeated_tokens(loaded, min(n_token, (limit - n_around) // 2), seed + index)
         inputs.append(("repeat", ids.tolist(), None))
-    hay = [token for text in texts for token in loaded.tokenizer.encode(text, add_special=False)]
+    hay = [token for text in texts for token in reads.encode(text, add_special=False)]
     size = max(0, min(HAY, min(longest, limit) - n_around - 2 * NEEDLE, len(hay)))
     for index in range(n_needle if size > NEEDLE else 0):
         first = index * (len(hay) - size) // max(1, n_needle - 1)
         ids, asks = planted_needle(loaded, hay[first : first + size], seed + index)
         inputs.append(("needle", ids.tolist(), asks))
-    special = loaded.tokenizer.special.all()
-    n_id = max(sizes.vocab, loaded.tokenizer.vocab_size)
+    n_id = max(sizes.vocab, reads.vocab_size)
     counts = torch.bincount(torch.tensor(hay, dtype=torch.long), minlength=n_id)
     rank, n_process = 0, 1
     if distributed.is_available():
@@ -182,18 +176,15 @@ def survey(
         digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
     fingerprint = digest.hexdigest()
     path = None if state is None else Path(state)
-    before = {} if path is None else _read(path, fingerprint)
-    mine = [index for index in range(len(inputs)) if index not in before][rank::n_process]
-    done, saved = dict(before), time.monotonic()
+    done, saved = {} if path is None else _read(path, fingerprint), time.monotonic()
+    mine = [index for index in range(len(inputs)) if index not in done][rank::n_process]
     shown = with_bar(mine, "measuring heads") if progress and rank == 0 and len(mine) > 1 else mine
     for index in shown:
         _, tokens, asked = inputs[index]
         traced = trace(loaded, torch.tensor([tokens]))
-        measured = measure(traced, counts=counts, special_ids=special, asked=asked)
+        measured = measure(traced, counts=counts, special_ids=reads.special.all(), asked=asked)
         parts = (measured.values, measured.chance, measured.n_query)
-        values, chance, n_row = (
-            torch.stack([part[name].double() for name in ROW_MEASURES]) for part in parts
-        )
+        values, chance, n_row = (torch.stack([part[n].double() for n in ROW_MEASURES]) for part in parts)
         # (measure, layer, part): along the last axis the heads' values, then chance, then counts.
         done[index] = torch.cat([values, chance[..., None], n_row[..., None]], dim=-1)
         if path is not None and (time.monotonic() - saved > SAVE_SECONDS or index == mine[-1]):
@@ -225,17 +216,15 @@ def _combined(
         wanted = wanted if wanted in kinds else "text"
         of_kind = [text for text, kind in zip(packed, kinds, strict=True) if kind == wanted]
         samples = torch.stack(of_kind)[:, index]
-        counted = samples[..., -1] > 0  # (text, layer): whether the text has such a place
-        n = counted.sum(0)
-        heads = samples[..., :-2].masked_fill(~counted[..., None], 0.0)
-        mean = heads.sum(0) / n[:, None]
-        spread = ((heads - mean) * counted[..., None]).square().sum(0)
+        n = (samples[..., -1] > 0).sum(0)  # by layer: how many texts have such a place
+        heads = samples[..., :-2]  # NaN where it has none
+        mean, spread = heads.nanmean(0), (heads - heads.nanmean(0)).square().nansum(0)
         deviation = (spread / (n[:, None] - 1)).sqrt()  # 0 / 0 where there is one text: NaN, no interval
         half = t95[n.clamp(max=len(t95) - 1)][:, None] * deviation / n[:, None].sqrt()
         most = math.inf if name in UNBOUNDED else 1.0  # a share lies between 0 and 1: so does its interval
         values[name] = mean
         low[name], high[name] = (mean - half).clamp(min=0.0), (mean + half).clamp(max=most)
-        chance[name] = samples[..., -2].masked_fill(~counted, 0.0).sum(0) / n
+        chance[name] = samples[..., -2].nanmean(0)
         n_query[name] = samples[..., -1].sum(0).long()
     measures = Measures(layers, n_heads, values, chance, n_query)
     return Survey(measures, low, high, *(kinds.count(kind) for kind in ("text", "repeat", "needle")))
@@ -258,10 +247,7 @@ def _read(path: Path, fingerprint: str) -> dict[int, Tensor]:
         try:
             with safe_open(file, framework="pt") as held:
                 if (held.metadata() or {}).get("survey") != fingerprint:
-                    raise LoadError(
-                        f"{file} is the state of another survey: its model or its texts differ. "
-                        "Give another file, or remove this one."
-                    )
+                    raise LoadError(f"{file} is the state of another survey: its model or its texts differ.")
                 index, values = held.get_tensor("index").tolist(), held.get_tensor("values")
         except (SafetensorError, OSError) as error:
             raise LoadError(f"{file} is no state of a survey: {error}.") from error

@@ -74,54 +74,46 @@ class Document:
 
     def meta(self, precision: str = "as computed") -> Json:
         """What the page must know before it asks for a number."""
-        trace, grid = self.trace, self.trace.grid
-        tokens = _line(trace.tokens, self.batch)
+        trace, grid, tokens = self.trace, self.trace.grid, _line(self.trace.tokens, self.batch)
         facts = {name: value for name, value in trace.facts.items() if isinstance(value, str | int | bool)}
+        layers = [
+            {
+                "name": layer.name,
+                "kind": layer.kind,
+                "mechanism": layer.word,
+                "heads": layer.n_head,
+                "queries": layer.n_query,
+                "keys": layer.n_key,
+                "rows": self._side(trace.query_tokens(index, self.batch), layer.kind == "cross"),
+                "cols": self._side(trace.key_tokens(index, self.batch), False),
+                "values": layer.v is not None,
+            }
+            for index, layer in enumerate(trace.layers)
+        ]
+        as_it_is = ("id", "text", "target", "kind", "predicts", "generated")
         return {
-            "id": self.id,
+            **{name: getattr(self, name) for name in as_it_is},
             "title": self.title or str(trace.facts.get("name", "trace")),
             "model": facts,
             "modelKey": self.model_key,
-            "text": self.text,
-            "target": self.target,
             "tokens": list(tokens),
             "written": [*tokens[1:], self.written_last] if tokens else [],
             "source": list(_line(trace.source_tokens, self.batch)),
-            "layers": [self._layer_meta(index) for index in range(len(trace.layers))],
+            "layers": layers,
             "notices": [*self.notices, *(f"{word}: {said}" for word, said in trace.marks.items())],
             "checks": str(trace.checks),
             "off": [list(head) for head in self.off],
-            "kind": self.kind,
-            "predicts": self.predicts,
-            "generated": self.generated,
             "precision": precision,
             "grid": None  # where in its image the positions of a vision model are
             if grid is None
             else {"rows": grid.rows, "columns": grid.columns, "before": grid.before, "image": self.image},
         }
 
-    def _layer_meta(self, index: int) -> Json:
-        layer = self.trace.layers[index]
-        return {
-            "name": layer.name,
-            "kind": layer.kind,
-            "mechanism": layer.word,
-            "heads": layer.n_head,
-            "queries": layer.n_query,
-            "keys": layer.n_key,
-            "rows": self._side(self.trace.query_tokens(index, self.batch), layer.kind == "cross"),
-            "cols": self._side(self.trace.key_tokens(index, self.batch), False),
-            "values": layer.v is not None,
-        }
-
     def _side(self, labels: tuple[str, ...], writes: bool) -> str | None:
         """Whose names an axis has: a row of cross-attention is called by what the model writes next."""
         tokens, source = _line(self.trace.tokens, self.batch), _line(self.trace.source_tokens, self.batch)
-        if writes and tokens and labels == tokens:
-            return "written"
-        if source and labels == source:
-            return "source"
-        return "tokens" if tokens and labels == tokens else None
+        lines = {"written": tokens if writes else (), "source": source, "tokens": tokens}
+        return next((whose for whose, line in lines.items() if line and labels == line), None)
 
     def names(self, layer: int) -> tuple[list[str], list[str]]:
         """What the rows and the columns of a layer are called."""
@@ -188,15 +180,12 @@ class Document:
             for name, what in WHAT.items():
                 tables = (measured[name], measured.chance.get(name, unknown))
                 table, chance = (plain(numbers.double().round(decimals=6)) for numbers in tables)
-                rows = zip(table, n_heads, strict=True)
-                values = [row[:n_head] for row, n_head in rows]
+                values = [row[:n_head] for row, n_head in zip(table, n_heads, strict=True)]
                 facts["measures"][name] = {"what": what, "values": values, "chance": chance}
-            labels = iter(label(measured))
-            said = ([next(labels) for _ in range(n_head)] for n_head in n_heads)
-            facts["labels"] = [
-                [None if head.label == "none" else {"label": head.label, "rule": head.rule} for head in row]
-                for row in said
-            ]
+            facts["labels"] = [[] for _ in n_heads]
+            for head in label(measured):
+                said = None if head.label == "none" else {"label": head.label, "rule": head.rule}
+                facts["labels"][measured.layers.index(head.layer)].append(said)
             names = [self.names(index) for index in range(len(self.trace.layers))]
             self._facts.append({**facts, "scenes": scenes(self.trace, names, facts, self.batch)})
         return self._facts[0]
@@ -215,17 +204,11 @@ def documents_of(trace: Trace, image: Any = None) -> list[Document]:
     """A document for each sequence of a trace; `image` lies under the patches of a vision model."""
     texts = trace.text or ("",) * trace.n_batch
     name = str(trace.facts.get("name", "trace"))
-    return [
-        Document(
-            trace,
-            batch,
-            id=f"trace-{batch}",
-            title=f"{name} · sequence {batch}" if trace.n_batch > 1 else name,
-            text=texts[batch],
-            image=shown,
-        )
-        for batch, shown in enumerate(pictures(trace, image))
-    ]
+    documents = []
+    for batch, shown in enumerate(pictures(trace, image)):
+        title = f"{name} · sequence {batch}" if trace.n_batch > 1 else name
+        documents.append(Document(trace, batch, f"trace-{batch}", title, text=texts[batch], image=shown))
+    return documents
 
 
 def _line(lines: tuple[tuple[str, ...], ...], batch: int) -> tuple[str, ...]:
@@ -253,10 +236,7 @@ def pictures(trace: Trace, given: Any = None) -> list[str | None]:
     if given is None:
         return [None] * trace.n_batch if seen is None else [_url(image) for image in seen]
     if grid is None:
-        raise ArgumentError(
-            "the trace has no grid of patches for an image to lie under: it is no vision model's, or its "
-            "positions are no grid."
-        )
+        raise ArgumentError("the trace has no grid of patches for an image to lie under.")
     images = [_opened(image) for image in (given if isinstance(given, list) else [given])]
     if len(images) != trace.n_batch:
         raise ArgumentError(f"the trace is of {trace.n_batch} images, and {len(images)} were given.")
@@ -280,15 +260,12 @@ def _opened(image: Any) -> Any:
     try:
         if not isinstance(image, Image.Image):
             array = np.asarray(image)
-            image = Image.fromarray(
-                array[..., 0] if array.ndim == 3 and array.shape[2] < 3 else array[..., :3]
-            )
+            grey = array.ndim == 3 and array.shape[2] < 3
+            image = Image.fromarray(array[..., 0] if grey else array[..., :3])
         return image.convert("RGB")
     except (TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ArgumentError(
-            "an image is the path of its file, one of Pillow's, or an array (height, width, channel) of "
-            f"bytes. Got {type(image).__name__}: {error}."
-        ) from error
+        kinds = "the path of its file, one of Pillow's, or an array (height, width, channel) of bytes"
+        raise ArgumentError(f"an image is {kinds}. Got {type(image).__name__}: {error}.") from error
 
 
 def _url(image: Any) -> str:

@@ -8,7 +8,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -19,10 +19,9 @@ from torch.nn import functional as F
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, RegardError, UnsupportedError
 from regard.files.loading import Loaded
-from regard.files.tokenizer import TextTokenizer
 from regard.heads.circuits import Norm, seeing
 from regard.heads.flow import logit_attribution
-from regard.heads.model import attention_of, layers_of, strongest
+from regard.heads.model import attention_of, layers_of, strongest, tokenizer_of
 from regard.heads.relations import score_pairs
 from regard.layers.attention import MultiHeadAttention
 from regard.models.model import Model, Output
@@ -51,7 +50,7 @@ _MOST_SENTENCES = 200
 MOST_KEYS = 256  # of a row; beyond, the largest are shown and the rest is one number
 MOST_RUN_AGAIN = 1024  # tokens of a text that is read once more for what comes before a query
 _TOKENS = 4  # raised most, and as many lowered most
-_WORD = re.compile(r"\*([^*\[\]]+)\*|\[([^*\[\]]+)\]|([^\s*\[\]]+)")  # *who looks*, [at what], other words
+_WORD = re.compile(r"\*(?P<looks>[^*\[\]]+)\*|\[(?P<at>[^*\[\]]+)\]|([^\s*\[\]]+)")  # others: by no name
 _PREDICTS: dict[str, Predicts] = {"language": "next", "masked": "masked", "none": "vector"}
 
 Off = tuple[tuple[int, int], ...]  # heads that are switched off, (layer, head) as a trace counts them
@@ -94,19 +93,10 @@ class Progress:
             if self._tell is not None:
                 self._tell(self.done, self.total)
 
-        hooks = [layer.register_forward_pre_hook(reached) for layer in layers]
-        try:
+        with ExitStack() as hooks:
+            for layer in layers:
+                hooks.enter_context(layer.register_forward_pre_hook(reached))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-def tokenizer_of(loaded: Loaded) -> TextTokenizer:
-    """What the page reads a text with."""
-    if loaded.tokenizer is None:
-        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: the page could not read a text.")
-    return loaded.tokenizer
 
 
 @contextmanager
@@ -122,10 +112,8 @@ def without(loaded: Loaded, off: Off) -> Iterator[None]:
     with intervene(loaded, this_thread=True) as run:
         for layer, head in off:
             if not (0 <= layer < len(layers) and 0 <= head < layers[layer][1]):
-                raise ArgumentError(
-                    f"there is no head {head} in layer {layer}: {loaded.facts.name} has {len(layers)} layers "
-                    f"of {model.sizes.n_head} heads."
-                )
+                shape = f"{loaded.facts.name} has {len(layers)} layers of {model.sizes.n_head} heads"
+                raise ArgumentError(f"there is no head {head} in layer {layer}: {shape}.")
             run.gate(layer=layers[layer][0], head=head, by=0.0)
         yield
 
@@ -181,42 +169,29 @@ def make_document(loaded: Loaded, asked: Asked, progress: Progress | None = None
     ids, notices = encode(loaded, asked.text)
     if asked.max_new and asked.off:
         raise ArgumentError("text is written with all heads: switch them on first.")
-    kind, source, start = loaded.model.kind, None, len(ids)
+    known, target = about(loaded, asked.text), None
+    start = len(ids) if known["source"] is None else 1
     with (progress or Progress()).of(loaded.model, max(1, asked.max_new)):
-        if kind == "decoder" and asked.max_new:
+        if known["source"] is not None and (asked.target is None or asked.max_new):
+            done = generate(loaded, torch.tensor([ids]), max_new=asked.max_new or _ANSWERED)
+            target = [list(done.tokens[0]) or [loaded.start_token or 0]]  # so that there is a row
+        elif asked.target is not None and known["source"] is not None:
+            written, more = encode(loaded, asked.target)
+            target, notices = [written], notices + more
+        if known["kind"] == "decoder" and asked.max_new:
             traced = trace_generation(loaded, ids, max_new=asked.max_new, keep_v=True)
         else:
-            answer: dict[str, Any] = {}
-            if kind == "encoder-decoder":
-                source, start = ids, 1
-                if asked.target is None or asked.max_new:
-                    done = generate(loaded, torch.tensor([ids]), max_new=asked.max_new or _ANSWERED)
-                    written = list(done.tokens[0]) or [loaded.start_token or 0]  # so that there is a row
-                else:
-                    written, more = encode(loaded, asked.target)
-                    notices += more
-                answer["target"] = [written]
             with without(loaded, asked.off):
-                traced = trace(loaded, [ids], keep_v=True, to_disk=True, **answer)
-    document = Document(
-        traced,
-        id=asked.id,
-        title=loaded.facts.name,
-        model_key=asked.model,
-        text=asked.text,
-        target=asked.target,
-        notices=tuple(notices),
-        off=asked.off,
-        **about(loaded, asked.text),
-    )
-    if source is None and len(document.ids) == start:  # nothing was written
+                traced = trace(loaded, [ids], target=target, keep_v=True, to_disk=True)
+    known |= {"id": asked.id, "model_key": asked.model, "text": asked.text, "target": asked.target}
+    known |= {"title": loaded.facts.name, "notices": tuple(notices), "off": asked.off}
+    document = Document(traced, **known)
+    if document.source is None and len(document.ids) == start:  # nothing was written
         return document
     # For each token that was written, and for the one that would come next, the likeliest of its step.
-    top = chances(loaded, document.ids, source, slice(start - 1, None)).topk(_RIVALS)
-    *steps, following = [
-        _listed(tokenizer_of(loaded).tokens(tokens), values)
-        for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    ]
+    top = chances(loaded, document.ids, document.source, slice(start - 1, None)).topk(_RIVALS)
+    ranked = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    *steps, following = [_listed(tokenizer_of(loaded).tokens(tokens), values) for tokens, values in ranked]
     generated = {"start": start, "steps": steps} if asked.max_new and steps else None
     return replace(document, generated=generated, written_last=following[0]["token"])
 
@@ -298,9 +273,7 @@ def effects(loaded: Loaded, document: Document) -> Json:
         written = logit_attribution(loaded, torch.tensor([said.fed]), int(likeliest))
         return {"what": f"what the head adds to the score of “{name}”", "values": written.heads.tolist()}
     if len(said.fed) > _MOST_TOKENS:
-        raise ArgumentError(
-            f"switching off every head reads the text as often: at most {_MOST_TOKENS} tokens."
-        )
+        raise ArgumentError(f"each head is switched off in a run of its own: at most {_MOST_TOKENS} tokens.")
     what = f"by how much log p(“{name}”) falls without the head"
     if said.kind == "vector":
         what = "how far the sentence vector moves without the head (1 − cosine)"
@@ -366,19 +339,16 @@ def _marked(line: str) -> tuple[str, list[tuple[int, int]], tuple[int, int]]:
     """A sentence without its marks, where its words are, and which two are marked."""
     text, last = "", 0
     spans: list[tuple[int, int]] = []
-    marks: dict[str, int] = {}
+    marks: dict[str | None, int] = {}
     for match in _WORD.finditer(line):
-        starred, bracketed, plain = match.groups()
-        if not plain:
-            marks["from" if starred else "to"] = len(spans)
+        (word,) = filter(None, match.groups())
+        marks[match.lastgroup] = len(spans)
         text += line[last : match.start()]
-        word = starred or bracketed or plain
         spans.append((len(text), len(text) + len(word)))
-        text += word
-        last = match.end()
-    if len(marks) < 2:
+        text, last = text + word, match.end()
+    if not marks.keys() >= {"looks", "at"}:
         raise ArgumentError(f"mark who looks with *stars* and at what with [brackets]. Got {line.strip()!r}.")
-    return text + line[last:], spans, (marks["from"], marks["to"])
+    return text + line[last:], spans, (marks["looks"], marks["at"])
 
 
 @torch.no_grad()
@@ -410,10 +380,7 @@ def machine(
         "values": None if kept is None else kept.float().tolist(),
     }
     if loaded is not None and traced.n_query > MOST_RUN_AGAIN:
-        shown["without"] = (
-            f"The text has more than {MOST_RUN_AGAIN} tokens, and what comes before the query needs a run of "
-            "the model: the machine begins at the query and the key."
-        )
+        shown["without"] = f"Of more than {MOST_RUN_AGAIN} tokens the machine begins at query and key."
     elif loaded is not None and (vectors := inside(loaded, document, layer)) is not None:
         wrote = written(loaded, document, vectors, layer, head, query)
         if wrote.get("push") is not None:
@@ -491,16 +458,14 @@ def with_insides(document: Document, loaded: Loaded, views: Iterable[Json]) -> D
     """
     if document.trace.layers[0].n_query > MOST_RUN_AGAIN:
         return document
-    shown: dict[int, dict[tuple[int, int], None]] = {}
+    kept: dict[str, Inside] = {}
     for view in views:
         layer, head, query = (view.get(name) for name in ("layer", "head", "query"))
         if type(layer) is int and type(head) is int and type(query) is int:
             document.parts(layer, head, query, 0)  # refuses a place that is not there
-            shown.setdefault(layer, {})[head, query] = None
-    kept = {}
-    for layer, rows in shown.items():
-        vectors = inside(loaded, document, layer)
-        if vectors is not None and document.trace.layers[layer].rule is not None:
-            wrote = {row: written(loaded, document, vectors, layer, *row) for row in rows}
-            kept[document.trace.names[layer]] = replace(vectors, last=None, wrote=wrote)
+            traced = document.trace.layers[layer]
+            vectors = kept.get(traced.name) or inside(loaded, document, layer)
+            if vectors is not None and traced.rule is not None:
+                wrote = written(loaded, document, vectors, layer, head, query)
+                kept[traced.name] = replace(vectors, wrote={**vectors.wrote, (head, query): wrote})
     return replace(document, insides=kept)

@@ -40,7 +40,6 @@ _DTYPES = {
     **dict.fromkeys(("lengths", "query_segment", "key_segment"), "int32"),
     "v": "float16",
 }
-_WIDTHS = {"float16": 2, "uint8": 1, "int32": 4, "float32": 4, "float24": 3}  # bytes
 _NUMPY = {"float16": "<f2", "uint8": "u1", "int32": "<i4", "float32": "<f4", "float24": "<f4"}
 _STYLE = "html,body{height:100%;margin:0}#regard{height:100%;display:block}"
 
@@ -52,21 +51,13 @@ def bundle() -> str:
 
 def policy(script: str, *, connects: bool) -> str:
     """The content-security policy of a page with this module: its hash may run, and nothing else."""
-    parts = {
-        "default-src": "'none'",
-        "script-src": _hash(script),
-        "style-src": _hash(_STYLE),
-        "img-src": "data: blob:",
-        "connect-src": "'self'" if connects else "'none'",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    return "; ".join(f"{name} {value}" for name, value in parts.items())
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+    digests = (hashlib.sha256(text.encode("utf-8")).digest() for text in (script, _STYLE))
+    module, style = (f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests)
+    asks = "'self'" if connects else "'none'"
+    return (
+        f"default-src 'none'; script-src {module}; style-src {style}; img-src data: blob:; "
+        f"connect-src {asks}; base-uri 'none'; form-action 'none'"
+    )
 
 
 def html(data: Json, *, connects: bool = False) -> str:
@@ -103,14 +94,11 @@ def page(
         raise ArgumentError("there is nothing to show: a page needs at least one trace.")
     expected = sum(embedded_bytes(document, "float24") for document in documents)
     if expected > MOST_BYTES and not force:
-        raise ArgumentError(
-            f"the page would have {expected / 1e6:.0f} MB, more than {MOST_BYTES // 10**6}: choose some "
-            "layers (--layers), a shorter text, or insist (--force)."
-        )
+        size = f"{expected / 1e6:.0f} MB, more than {MOST_BYTES // 10**6}"
+        ways = "choose some layers (--layers), a shorter text, or insist (--force)"
+        raise ArgumentError(f"the page would have {size}: {ways}.")
     docs = [embedded(document) for document in documents]
-    return html(
-        {"version": __version__, "token": None, "start": start or {}, "path": list(path), "docs": docs}
-    )
+    return html({"version": __version__, "token": None, "start": start or {}, "path": [*path], "docs": docs})
 
 
 def export(
@@ -157,9 +145,10 @@ def embedded_bytes(document: Document, precision: Precision) -> int:
 
 
 def _size(layers: list[Json], precision: Precision) -> int:
-    tensors = [pair for about in layers for pair in about["tensors"].items()]
-    widths = ((_DTYPES.get(name, "float32") or precision, tensor.numel()) for name, tensor in tensors)
-    total: int = sum(_WIDTHS[dtype] * n for dtype, n in widths)
+    total = 0
+    for name, tensor in (pair for about in layers for pair in about["tensors"].items()):
+        dtype = _DTYPES.get(name, "float32") or precision
+        total += tensor.numel() * (3 if dtype == "float24" else int(_NUMPY[dtype][-1]))
     return total * 4 // 3  # as text
 
 
@@ -214,14 +203,9 @@ def _layer(layer: AnyLayer, batch: int) -> Json:
     if layer.v is not None:
         tensors["v"] = layer.v[batch]
     pairwise = visible.lengths is not None and visible.lengths.dim() == 2
-    hidden = {
-        "seen": visible.visible_keys(layer.n_key),
-        "lengths": visible.lengths if pairwise else None,
-        "query_segment": visible.query_segment,
-        "key_segment": visible.key_segment,
-        "pairs": visible.dense,
-    }
-    tensors |= {
-        name: tensor[min(batch, len(tensor) - 1)] for name, tensor in hidden.items() if tensor is not None
-    }
+    hidden = {"seen": visible.visible_keys(layer.n_key), "lengths": visible.lengths if pairwise else None}
+    hidden |= {"query_segment": visible.query_segment, "key_segment": visible.key_segment}
+    for name, tensor in (hidden | {"pairs": visible.dense}).items():
+        if tensor is not None:
+            tensors[name] = tensor[min(batch, len(tensor) - 1)]
     return about

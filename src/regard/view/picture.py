@@ -61,35 +61,25 @@ def figure_of(
     if view == "text":
         at = traced.n_query - 1 if query is None else query
         row = document.tile(layer, head, slice(at, at + 1), slice(0, traced.n_key), 1, traced.n_key)[0]
-        return shaded_text(
-            torch.from_numpy(np.nan_to_num(row)),
-            keys,
-            visible=torch.from_numpy(~np.isnan(row)),
-            chosen=at if names == keys else None,
-            title=f"{title}: what “{rows[at]}” ({at}) looks at, at most {np.nanmax(row):.3f}",
-        )
+        weights, visible = torch.from_numpy(np.nan_to_num(row)), torch.from_numpy(~np.isnan(row))
+        title += f": what “{rows[at]}” ({at}) looks at, at most {np.nanmax(row):.3f}"
+        return shaded_text(weights, keys, visible=visible, chosen=at if names == keys else None, title=title)
     if view == "lines":
         if max(size) > MOST_LINES:
-            raise ArgumentError(
-                f"lines are drawn for up to {MOST_LINES} tokens, beyond that they are a tangle. "
-                f"Got {size[0]} x {size[1]}."
-            )
+            raise ArgumentError(f"lines are drawn for up to {MOST_LINES} tokens. Got {size[0]} x {size[1]}.")
         weights = torch.from_numpy(np.nan_to_num(document.small(layer, head, MOST_LINES)))
         return lines(weights[None], rows, cols, chosen=None if query is None else [query], title=title)
     tile = document.small(layer, head, MOST_DRAWN)
     if against is not None:
         other = document.small(*against, MOST_DRAWN)
         if other.shape != tile.shape:
-            raise ArgumentError(
-                f"layers {layer} and {against[0]} have no common tokens: a difference needs one size. "
-                f"Got {tile.shape} and {other.shape}."
-            )
+            raise ArgumentError(f"a difference needs maps of one size. Got {tile.shape} and {other.shape}.")
         tile = tile - other
         title += f", minus layer {against[0]}, head {against[1]}"
     if tile.shape != size:
         rows, cols = (list(map(str, range(count))) for count in tile.shape)
         title += f": {size[0]} x {size[1]}, each dot the largest weight of its block"
-    visible, weights = torch.from_numpy(~np.isnan(tile)), torch.from_numpy(np.nan_to_num(tile))
+    weights, visible = torch.from_numpy(np.nan_to_num(tile)), torch.from_numpy(~np.isnan(tile))
     return heat_map(weights, rows, cols, visible=visible, title=title, diverging=against is not None)
 
 
@@ -131,9 +121,8 @@ def terminal_heat_map(
             share = float(weights[row, col]) / largest
             red, green, blue = (round(255 * part) for part in palette(share)[:3])
             shade = SHADES[min(len(SHADES) - 1, int(share * len(SHADES)))]
-            drawing.append(
-                shade * 2, f"rgb({red},{green},{blue}) on rgb({red // 2},{green // 2},{blue // 2})"
-            )
+            behind = f"rgb({red // 2},{green // 2},{blue // 2})"
+            drawing.append(shade * 2, f"rgb({red},{green},{blue}) on {behind}")
         drawing.append("\n")
     steps = (f"{shade * 2} {step * largest / len(SHADES):.2f}+" for step, shade in enumerate(SHADES))
     return drawing.append(f"\nweight      {'  '.join(steps)}  · hidden\n", "dim")

@@ -168,10 +168,8 @@ def serve(session: Session, token: str, bound: socket.socket, start: dict[str, A
     """Answer until the process is ended with Ctrl-C."""
     keep_freed_memory()
     port = int(bound.getsockname()[1])
-    config = uvicorn.Config(
-        app(session, token, port, start), log_level="warning", access_log=False, lifespan="off"
-    )
-    _Server(config).run(sockets=[bound])
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off"}
+    _Server(uvicorn.Config(app(session, token, port, start), **quiet)).run(sockets=[bound])
 
 
 def browser_possible() -> bool:

@@ -36,15 +36,9 @@ _KEPT = 256  # traces, and texts
 _MOST_CHARACTERS = 200_000
 
 # Questions about a document, which may need the model that made it.
-_OF_DOCUMENT: dict[str, Callable[..., Any]] = {
-    "parts": Document.parts,
-    "pairs": Document.pairs,
-    "facts": Document.facts,
-    "machine": live.machine,
-    "predict": live.predict,
-    "effects": live.effects,
-    "search": live.search,
-}
+_QUESTIONS: list[Callable[..., Any]] = [Document.parts, Document.pairs, Document.facts]
+_QUESTIONS += [live.machine, live.predict, live.effects, live.search]
+_OF_DOCUMENT = {question.__name__: question for question in _QUESTIONS}
 
 
 class Session:
@@ -123,7 +117,7 @@ class Session:
             return document
         if key not in self._asked:
             raise ArgumentError(
-                "this trace is not here any more: press Look to take it again, or drop its file anew."
+                "this trace is not here any more: press Look to take it again, or drop its file."
             )
         return self.document(self._asked[key])
 
@@ -165,10 +159,7 @@ class Session:
             if unchanged and not (off or max_new):
                 return given.meta()
             if given.id not in self._asked:
-                raise ArgumentError(
-                    f"{given.title} is a trace without its model: it can be looked at and not run again. "
-                    "Choose a model above to read another text."
-                )
+                raise ArgumentError(f"{given.title} is a trace without its model: choose a model above.")
             model, text = self._asked[given.id].model, text or given.text
         model, text = model or self.default, text or self.text
         if not text.strip():
@@ -248,14 +239,11 @@ class Session:
         """A page of the traces that a path of views shows."""
         ids = list(dict.fromkeys(str(view.get("doc")) for view in path))
         documents = [self.for_file(key, [v["state"] for v in path if v.get("doc") == key]) for key in ids]
-        views = [
-            {
-                "title": str(view.get("title", "")),
-                "says": list(map(str, view.get("says", []))),
-                "state": {**view["state"], "doc": ids.index(str(view.get("doc")))},
-            }
-            for view in path
-        ]
+        views = []
+        for view in path:
+            state = {**view["state"], "doc": ids.index(str(view.get("doc")))}
+            says = list(map(str, view.get("says", [])))
+            views.append({"title": str(view.get("title", "")), "says": says, "state": state})
         return page(documents, path=plain(views)).encode()
 
     def for_file(self, key: str, views: list[Json]) -> Document:
@@ -283,6 +271,7 @@ def _is_view(view: Json) -> bool:
     return isinstance(view.get("state"), dict) and isinstance(view.get("says", []), list)
 
 
+_HEADS = _listed(list, lambda pair: [*map(type, pair)] == [int, int])
 # What the page may send, in words and as a test, by the name of the parameter it is for.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys("layer head query key position r0 r1 c0 c1".split(), _whole(0, 2**31)),
@@ -290,10 +279,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "cells": _whole(1, 256),
     "max_new": _whole(0, 512),
     **dict.fromkeys("model text target run name".split(), ("text", lambda value: isinstance(value, str))),
-    **dict.fromkeys(
-        "off heads".split(),
-        ("a list of heads, [layer, head]", _listed(list, lambda pair: [*map(type, pair)] == [int, int])),
-    ),
+    **dict.fromkeys("off heads".split(), ("a list of heads, [layer, head]", _HEADS)),
     "lines": ("a list of texts", _listed(str, lambda line: True)),
     "path": ("a list of views", _listed(dict, _is_view)),
     **dict.fromkeys("valued dtype".split(), ("anything", lambda value: True)),

@@ -109,16 +109,14 @@ def _strongest(trace: Trace, layer: int, head: int, query: int, batch: int) -> L
 
 def _extreme(facts: Mapping[str, Any], measures: Sequence[str]) -> tuple[tuple[int, int], str, float, float]:
     """The head that is highest above chance in one of these measures: where, which, its value, chance."""
-    ranked = []
+    best = (-math.inf, (0, 0), measures[0], math.nan, math.nan)
     for name in measures:
         measured = facts["measures"][name]
         for layer, (row, level) in enumerate(zip(measured["values"], measured["chance"], strict=True)):
-            ranked += [
-                (value - (level or 0.0), (layer, head), name, value, level or 0.0)
-                for head, value in enumerate(row)
-                if value is not None
-            ]
-    return max(ranked, default=(0.0, (0, 0), measures[0], math.nan, math.nan))[1:]
+            for head, value in enumerate(row):
+                if value is not None:
+                    best = max(best, (value - (level or 0.0), (layer, head), name, value, level or 0.0))
+    return best[1:]
 
 
 def scenes(
@@ -159,13 +157,9 @@ def scenes(
     for title, places, meaning in _HABITS:
         (layer, head), name, value, chance = _extreme(facts, list(places))
         if value - chance > _WEAK:
-            query = min(first.query, trace.layers[layer].n_query - 1)
-            of_head = (
-                f"Head {layer}.{head} puts {value:.0%} of its weight on {places[name]} "
-                f"({chance:.0%} would be chance). "
-            )
-            link = _strongest(trace, layer, head, query, batch)
-            made.append(_scene("story", link, title, [of_head, *meaning]))
+            link = _strongest(trace, layer, head, min(first.query, trace.layers[layer].n_query - 1), batch)
+            weight = f"Head {layer}.{head} puts {value:.0%} of its weight on {places[name]} "
+            made.append(_scene("story", link, title, [f"{weight}({chance:.0%} would be chance). ", *meaning]))
     labels = [label for row in facts["labels"] for label in row]
     counts = Counter(label["label"] for label in labels if label is not None)
     listed = ", ".join(f"{count} {name}" for name, count in counts.most_common(4)) or "none has a label"

@@ -54,17 +54,13 @@ def show(
     notebook too, so that it shows without a kernel: by default where they have at most 2 MB.
     """
     session = Session(Models(), default="")
-    key = model if isinstance(model, str) else None
+    key = model.facts.name if isinstance(model, Loaded) else model
     if isinstance(model, Loaded):
-        key = model.facts.name
-        session.models.put(key, model)
-    elif model is not None and key is None:
-        raise ArgumentError(
-            f"model must be what regard.load gave, or its name. Got {type(model).__name__}. "
-            "Trace another model with regard.trace and show the trace."
-        )
-    labelled = rows is not None or cols is not None
-    if labelled and isinstance(trace_or_weights, str | Trace):
+        session.models.put(model.facts.name, model)
+    elif model is not None and not isinstance(model, str):
+        got = f"Got {type(model).__name__}: show a trace of it (regard.trace) without `model`."
+        raise ArgumentError(f"model must be what regard.load gave, or its name. {got}")
+    if (rows is not None or cols is not None) and isinstance(trace_or_weights, str | Trace):
         raise ArgumentError("rows and cols label weights: a text and a trace have their own tokens.")
     if isinstance(trace_or_weights, str):
         if image is not None:
@@ -73,9 +69,8 @@ def show(
         document = make_document(session.models.get(key), Asked(key, trace_or_weights))
         documents = [replace(document, model_key=f"this text, {document.title}")]
     else:
-        trace = trace_or_weights
-        if not isinstance(trace, Trace):
-            trace = Trace.from_weights(trace, rows, cols)
+        given = trace_or_weights
+        trace = given if isinstance(given, Trace) else Trace.from_weights(given, rows, cols)
         if not trace.layers:
             raise ArgumentError("the trace has no layer: there is nothing to show.")
         documents = [replace(one, model_key=f"given: {one.title}") for one in documents_of(trace, image)]
@@ -88,29 +83,19 @@ def show(
         start = {"at": "atlas", "layer": layer or 0, "head": head or 0, "view": view or "map"}
     if embed is None:
         embed = sum(embedded_bytes(document, "float32") for document in documents) <= EMBEDDED_BYTES
-    return _widget_class()(
-        session,
-        start=start,
-        docs=[embedded(document) for document in documents] if embed else [],
-        height=height,
-        fallback=documents[0].trace._repr_html_(),
-    )
+    docs = [embedded(document) for document in documents] if embed else []
+    return _widget_class()(session, start, docs, height, documents[0].trace._repr_html_())
 
 
 def _check_pair(trace: Trace, alive: Loaded) -> None:
     """A model that did not make the trace would answer for another one."""
     names = alive.model.attention_names
     if not set(trace.names) <= set(names) or trace.layers[0].n_head != alive.model.sizes.n_head:
-        raise ArgumentError(
-            f"the trace is not of {alive.facts.name}: its layers are {', '.join(trace.names[:3])} ... with "
-            f"{trace.layers[0].n_head} heads, those of the model {', '.join(names[:3])} ... with "
-            f"{alive.model.sizes.n_head}."
-        )
+        ours = f"{', '.join(trace.names[:3])} ... with {trace.layers[0].n_head} heads"
+        theirs = f"{', '.join(names[:3])} ... with {alive.model.sizes.n_head}"
+        raise ArgumentError(f"the trace is not of {alive.facts.name}: it has {ours}, the model {theirs}.")
     if trace.names != tuple(names) or trace.ids is None or trace.text is None:
-        raise ArgumentError(
-            "to be run again, a trace needs every layer of its model and the text it read. "
-            "Trace the text itself, with all layers, or show the trace without its model."
-        )
+        raise ArgumentError("with its model, a trace needs all layers and its text: trace the text itself.")
 
 
 @cache
@@ -120,10 +105,7 @@ def _widget_class() -> Any:
         import anywidget
         import traitlets
     except ImportError as error:
-        raise UnsupportedError(
-            "regard.show needs anywidget, which is not installed. "
-            "Install it with: pip install 'regard[notebook]'"
-        ) from error
+        raise UnsupportedError("regard.show needs anywidget: pip install 'regard[notebook]'") from error
 
     class PageWidget(anywidget.AnyWidget):
         """The page; `session` answers its messages."""
@@ -163,7 +145,7 @@ class Answers:
 
     def __init__(self, session: Session, send: Any) -> None:
         self.session, self.send = session, send
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="regard-page")
+        self.pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="regard-page")
         self._waiting: dict[str, Future[None]] = {}
 
     def take(self, widget: object, content: Any, buffers: Sequence[Any]) -> None:
@@ -175,7 +157,7 @@ class Answers:
                 body = bytes(buffers[0]) if buffers else b""
                 # The kernel knows by its context which cell an answer belongs to.
                 context = contextvars.copy_context()
-                future = self._pool.submit(context.run, self._answer, key, name, params, body)
+                future = self.pool.submit(context.run, self._answer, key, name, params, body)
                 self._waiting[key] = future
                 future.add_done_callback(lambda _: self._waiting.pop(key, None))
 
@@ -188,7 +170,3 @@ class Answers:
             self.send({"id": key, "error": f"this went wrong in the kernel: {type(error).__name__}: {error}"})
         else:
             self.send({"id": key}, [answer])
-
-    def finish(self) -> None:
-        """Wait until every question is answered."""
-        self._pool.shutdown(wait=True)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from timing import (
@@ -67,7 +67,7 @@ class Continued(nn.Module):
         super().__init__()
         self.model, self.n_cached = model, n_cached - 1  # the last one is fed by begin
         self.tokens = torch.arange(batch) + 5
-        _, self.decoding = model.begin(self.tokens[:, None])
+        self.decoding = cast(Any, model.begin(self.tokens[:, None])[1])
         block = model.config.block
         dim = block.qk_dim or block.model_dim // block.n_head
         for layer in self.decoding.cache.layers:

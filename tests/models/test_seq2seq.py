@@ -401,7 +401,7 @@ def test_it_learns_to_reverse(score):
     """Trained on 29 sentences of different lengths, greedy decoding writes each of them backwards."""
     torch.manual_seed(0)
     config = Seq2SeqConfig(11, 11, embed_dim=16, hidden_dim=32, score=score, bidirectional=True, bos=1, eos=2)
-    model = Seq2Seq(config)
+    model = Seq2Seq(config).double()  # in float32 rounding alone decides how soon: 40 to 110 steps
     lengths = torch.randint(2, 6, (29,))
     visible = torch.arange(5) < lengths[:, None]
     source = torch.where(visible, torch.randint(3, 11, (29, 5)), 0)
@@ -412,7 +412,7 @@ def test_it_learns_to_reverse(score):
     target = torch.cat([torch.full((29, 1), config.bos), answer[:, :-1]], 1)
     counts = torch.arange(6) <= lengths[:, None]
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(150):
+    for _ in range(100):
         logits = model(source, target, visible=visible).logits
         loss = torch.nn.functional.cross_entropy(logits[counts], answer[counts])
         optimiser.zero_grad()

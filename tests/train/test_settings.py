@@ -38,7 +38,7 @@ def test_what_is_given_has_the_last_word(tmp_path):
         ({"steps": True}, "steps must be a whole number. Got True"),
         ({"steps": 0}, "steps must be at least 1. Got 0"),
         ({"lr": "high"}, "lr must be a number"),
-        ({"compile": 1}, "compile must be true or false"),
+        ({"compile": 1}, "compile must be True or False"),
         ({"score": "cosine"}, "score must be one of additive, dot, general, none. Got 'cosine'"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
         ({"model": "gpt2"}, "task dates needs a model of seq2seq, t5. Got gpt2"),

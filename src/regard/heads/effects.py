@@ -60,8 +60,8 @@ def importance(
     the model's own by default: of the next token, or of hidden tokens.
     """
     loaded = loaded_of(model, tokenizer)
+    total = torch.zeros_like(head_table(layers_of(loaded)))  # first: a model without heads says so
     find_loss, examples = loss or loss_of(loaded), encoded(loaded, texts)
-    total = torch.zeros_like(head_table(layers_of(loaded)))
     for ids in examples:
         gate = next(loaded.model.parameters()).new_ones(total.shape, requires_grad=True)
         with torch.enable_grad(), gated(loaded, gate):

@@ -76,12 +76,11 @@ class Engine:
         `visible` (batch, key) covers the cached and new tokens, or with `memory` the encoder's.
         """
         start, held, stack = cache.length, cache[0].k, model.decoder
-        if held is None or not start or tokens.shape != (held.shape[0],) or held.dtype != torch.float32:
-            return None
-        if cache[0].held is not None:
-            return None  # positions were let go: a slot is no position any more
         unusual = model.training or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
-        if stack is None or unusual:
+        gone = cache[0].held is not None  # positions were let go: a slot is no position any more
+        if stack is None or held is None or not start or unusual or gone:
+            return None
+        if tokens.shape != (held.shape[0],) or held.dtype != torch.float32:
             return None
         with torch.inference_mode():
             real = None if memory else visible
@@ -100,9 +99,8 @@ class Engine:
                 bias = stack.relative(1, start + 1, start).values.contiguous()[None, :, None]
                 added = bias if added is None else bias + added
             turn, local_turn = model.turns(positions)
-            matrix = local_matrix = _matrix(turn, held.shape[-1])
-            if local_turn is not turn:
-                local_matrix = _matrix(local_turn, held.shape[-1])
+            matrix = _matrix(turn, held.shape[-1])
+            local_matrix = matrix if local_turn is turn else _matrix(local_turn, held.shape[-1])
             shared = _Step(start, added, cross_added, matrix, local_matrix)
             for layer, past, across in zip(self.layers, cache.layers, cache.cross, strict=True):
                 x = layer(x, past, across, shared)

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError, LoadError, UnsupportedError
+from regard.errors import LoadError, UnsupportedError
 from regard.layers.attention import Record
 from regard.models.model import Model, Output, Sizes
 
@@ -32,7 +32,7 @@ class Foreign(Model):
         self.processor = processor  # what makes an image into what a vision model takes
         self.training = inner.training
         self.config: Any = getattr(inner, "config", None)
-        text = self._text_config()
+        self.text = text = getattr(self.config, "get_text_config", lambda: self.config)()
         self.family = str(getattr(self.config, "model_type", None) or type(inner).__name__)
         self.unembed: nn.Module | None = None
         find = getattr(inner, "get_output_embeddings", None)
@@ -52,17 +52,12 @@ class Foreign(Model):
         stop = getattr(text, "eos_token_id", None) if stop is None else stop
         self.stop_tokens = tuple(stop) if isinstance(stop, list) else () if stop is None else (int(stop),)
 
-    def _text_config(self) -> Any:
-        find = getattr(self.config, "get_text_config", None)
-        return find() if callable(find) else self.config
-
     @property
     def sizes(self) -> Sizes:
         """As the config states them; 0 where it does not."""
-        text = self._text_config()
 
         def said(*names: str) -> int:
-            values = (getattr(text, name, None) for name in names)
+            values = (getattr(self.text, name, None) for name in names)
             return next((value for value in values if isinstance(value, int) and value > 0), 0)
 
         n_position = said("max_position_embeddings", "n_positions", "max_seq_len")
@@ -96,11 +91,7 @@ class Foreign(Model):
         **more: Any,
     ) -> Output:
         """What the model inside gives, by our names."""
-        if record is not None:
-            raise UnsupportedError(
-                "record is for models of this library: trace this one with regard.trace, and change it with "
-                "regard.intervene."
-            )
+        _refuse(record)
         if target is not None:
             more |= {"decoder_input_ids": target}
             if target_visible is not None:
@@ -125,37 +116,28 @@ class Foreign(Model):
             hidden=hidden, logits=None if logits == "none" else scores, pooled=out.get("pooler_output")
         )
 
-    @torch.no_grad()
-    def begin(
-        self,
-        prompt: Int[Tensor, "batch position"],
-        visible: Bool[Tensor, "batch position"] | None = None,
-        *,
-        start_token: int | None = None,
-        record: Record | None = None,
-    ) -> tuple[Float[Tensor, "batch vocab"], ForeignDecoding]:
-        """Read the prompt: the scores of the token after it, and what decodes the next ones."""
-        if record is not None:
-            raise UnsupportedError(
-                "a foreign model is traced while it writes with `with regard.watch(model)`."
-            )
+    def _decoding(self, prompt: Tensor, visible: Tensor | None, record: Record | None) -> ForeignDecoding:
+        _refuse(record)
         if self.head != "language":
             raise UnsupportedError(
                 f"{self.family} is {self.kind} with head {self.head!r} and generates no text. For masked "
                 "words use fill_mask."
             )
-        decoding = ForeignDecoding(self, prompt, visible)
-        if self.kind == "decoder":
-            return decoding.feed(prompt), decoding
-        start_token = self.start_token if start_token is None else start_token
-        if start_token is None:
-            raise ArgumentError("an encoder-decoder needs the start_token its answers begin with.")
-        return decoding.feed(prompt.new_full((prompt.shape[0], 1), start_token)), decoding
+        return ForeignDecoding(self, prompt, visible)
+
+
+def _refuse(record: Record | None) -> None:
+    if record is not None:
+        raise UnsupportedError(
+            "record is for models of this library: trace this one with regard.trace, or while it writes with "
+            "regard.watch, and change it with regard.intervene."
+        )
 
 
 class ForeignDecoding:
     """One running decode: the model's own cache, and which positions are padding."""
 
+    @torch.no_grad()
     def __init__(self, model: Foreign, prompt: Tensor, visible: Tensor | None) -> None:
         self.model, self.past = model, None
         self.visible = torch.ones_like(prompt, dtype=torch.bool) if visible is None else visible
@@ -198,10 +180,9 @@ class ForeignDecoding:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """A block in which transformers prints neither bars nor advice."""
-    from transformers.utils import logging as chatter
+    import transformers
 
-    logging: Any = chatter
-
+    logging: Any = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import register_dataclass
 
+from regard.errors import ArgumentError, ShapeError
 from regard.layers.attention import Record
 
 
@@ -104,6 +105,11 @@ class Model(nn.Module, ABC):
         """The attention layers in the order they run: the names that `record` is given."""
 
     @abstractmethod
+    def _decoding(self, *given: Any, **options: Any) -> Any:
+        """A `Decoding` whose encoder has read the prompt, `given` with `visible` and `record`; one without
+        can be fed it.
+        """
+
     def begin(
         self,
         prompt: Int[Tensor, "batch position"],
@@ -111,5 +117,39 @@ class Model(nn.Module, ABC):
         *,
         start_token: int | None = None,
         record: Record | None = None,
+        **options: Any,
     ) -> tuple[Float[Tensor, "batch vocab"], Decoding]:
-        """Read the prompt: the scores of the token after it, and what decodes the next ones."""
+        """Read the prompt: the scores of the token after it, and what decodes the next ones.
+
+        An encoder-decoder reads it with the encoder and starts the answer with `start_token`, if it knows
+        none itself. `record` is called at every step. A Transformer's `cache`, an `Evict`, says what is let
+        go of what has been read.
+        """
+        if self.kind != "encoder-decoder":
+            decoding = self._decoding(prompt, visible, record, **options)
+            return decoding.feed(prompt), decoding
+        start_token = self.start_token if start_token is None else start_token
+        if start_token is None:
+            raise ArgumentError(
+                "an encoder-decoder needs a word to start with: give start_token, or the config a bos."
+            )
+        decoding = self._decoding(prompt, visible, record, **options)
+        return decoding.next(prompt.new_full((prompt.shape[0],), start_token)), decoding
+
+
+def check_tokens(
+    name: str, tokens: Tensor, n: int, words: str = "(batch, position)", why: str = ", the vocabulary"
+) -> None:
+    """Raise unless these are whole numbers from 0 to n - 1 with as many dimensions as `words`."""
+    n_dim = len(words.split())
+    if tokens.dim() != n_dim or not tokens.numel():
+        least = "at least one of each" if n_dim > 1 else "at least one"
+        raise ShapeError(f"{name} must be {words}, {least}. Got shape {tuple(tokens.shape)}.")
+    if tokens.dtype not in (torch.int32, torch.int64):
+        raise ShapeError(f"{name} must be whole numbers, int32 or int64. Got dtype {tokens.dtype}.")
+    if not torch.compiler.is_compiling() and not tokens.is_meta:
+        low, high = (int(end) for end in tokens.aminmax())
+        if low < 0 or high >= n:
+            raise ArgumentError(
+                f"{name} must lie between 0 and {n - 1}{why}. Got values from {low} to {high}."
+            )

@@ -26,7 +26,7 @@ from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError
 from regard.layers.attention import AdditiveAttention, Record, check_dropout, reported
-from regard.models.model import Model, Output, Sizes
+from regard.models.model import Model, Output, Sizes, check_tokens
 from regard.models.recurrent_layers import LayerState, State, read, run, step
 
 Cell = Literal["gru", "lstm", "rnn"]
@@ -251,7 +251,7 @@ class Seq2Seq(Model):
     ) -> Output:
         """Logits after each target token, the true ones before it given (teacher forcing)."""
         seen, state = self.encode(source, visible)
-        _check_tokens("target", target, self.config.target_vocab)
+        check_tokens("target", target, self.config.target_vocab)
         if target.shape[0] != source.shape[0]:
             raise ShapeError(
                 f"source has {source.shape[0]} sequences and target {target.shape[0]}: each needs the other. "
@@ -267,7 +267,7 @@ class Seq2Seq(Model):
         visible: Bool[Tensor, "batch position"] | None = None,
     ) -> tuple[Source, State]:
         """What the decoder looks at, and the state it starts from."""
-        _check_tokens("source", source, self.config.source_vocab)
+        check_tokens("source", source, self.config.source_vocab)
         if visible is not None:
             _check_visible(visible, source)
         values, state = self.encoder(source, visible)
@@ -275,29 +275,14 @@ class Seq2Seq(Model):
         keys = None if attention is None or values is None else attention.project_keys(values)
         return Source(values, keys, visible, context=state[0][-1]), state
 
-    def begin(
-        self,
-        prompt: Int[Tensor, "batch position"],
-        visible: Bool[Tensor, "batch position"] | None = None,
-        *,
-        start_token: int | None = None,
-        record: Record | None = None,
-    ) -> tuple[Float[Tensor, "batch vocab"], Seq2SeqDecoding]:
-        """The logits of the first word that answers the source `prompt`, and what gives those of the next.
-
-        Decoding starts with `start_token`, the config's `bos` by default. `record` is called at every step.
-        """
-        start_token = self.config.bos if start_token is None else start_token
-        if start_token is None:
-            raise ArgumentError("decoding needs a word to start with: give start_token, or the config a bos.")
-        decoding = Seq2SeqDecoding(self, *self.encode(prompt, visible), record=record)
-        return decoding.next(prompt.new_full((prompt.shape[0],), start_token)), decoding
+    def _decoding(self, prompt: Tensor, visible: Tensor | None, record: Record | None) -> Seq2SeqDecoding:
+        return Seq2SeqDecoding(self, *self.encode(prompt, visible), record)
 
 
 class Seq2SeqDecoding:
     """Sequences being written, one word each at a time. It changes, as a cache does, with each word."""
 
-    def __init__(self, model: Seq2Seq, source: Source, state: State, *, record: Record | None) -> None:
+    def __init__(self, model: Seq2Seq, source: Source, state: State, record: Record | None) -> None:
         self.model, self.record = model, record
         self.source, self.state = source, state
 
@@ -309,7 +294,7 @@ class Seq2SeqDecoding:
                 f"tokens must be (batch,) = ({batch},), one word for each sequence. "
                 f"Got shape {tuple(tokens.shape)}."
             )
-        _check_tokens("tokens", tokens[:, None], self.model.config.target_vocab)
+        check_tokens("tokens", tokens[:, None], self.model.config.target_vocab)
         decoder = self.model.decoder
         hidden, self.state = decoder(tokens[:, None], self.source, self.state, record=self.record)
         logits: Tensor = decoder.out(hidden[:, 0])
@@ -318,7 +303,7 @@ class Seq2SeqDecoding:
     def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
         """Keep these sequences in this order, as beam search does; one may come several times."""
         batch = self.source.context.shape[0]
-        _check_tokens("sequences", sequences, batch, "(batch,)", f": {batch} are being decoded")
+        check_tokens("sequences", sequences, batch, "(batch,)", f": {batch} are being decoded")
         parts = (None if part is None else part.index_select(0, sequences) for part in self.source)
         self.source = Source(*parts)  # type: ignore[arg-type]  # None where it was None
         self.state = tuple(part.index_select(1, sequences) for part in self.state)
@@ -338,23 +323,6 @@ def _side_by_side(state: Tensor) -> Tensor:
     """(layer * direction, batch, hidden) as (layer, batch, direction * hidden)."""
     directions: Tensor = state.unflatten(0, (-1, 2))
     return directions.transpose(1, 2).flatten(2)
-
-
-def _check_tokens(
-    name: str, tokens: Tensor, n: int, words: str = "(batch, position)", why: str = ", the vocabulary"
-) -> None:
-    n_dim = len(words.split())
-    if tokens.dim() != n_dim or not tokens.numel():
-        least = "at least one of each" if n_dim > 1 else "at least one"
-        raise ShapeError(f"{name} must be {words}, {least}. Got shape {tuple(tokens.shape)}.")
-    if tokens.dtype not in (torch.int32, torch.int64):
-        raise ShapeError(f"{name} must be whole numbers, int32 or int64. Got dtype {tokens.dtype}.")
-    if not torch.compiler.is_compiling():
-        low, high = (int(end) for end in tokens.aminmax())
-        if low < 0 or high >= n:
-            raise ArgumentError(
-                f"{name} must lie between 0 and {n - 1}{why}. Got values from {low} to {high}."
-            )
 
 
 def _check_visible(visible: Tensor, source: Tensor) -> None:

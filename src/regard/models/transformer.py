@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import ClassVar, Literal, cast
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,7 +30,7 @@ from regard.layers.positions import (
     Turn,
 )
 from regard.models import fast
-from regard.models.model import Model, Output, Sizes
+from regard.models.model import Model, Output, Sizes, check_tokens
 from regard.models.pruned import check_kept_heads, fit_pruned
 
 
@@ -215,27 +215,8 @@ class Transformer(Model):
             raise UnsupportedError("an encoder sees its whole input at once: it has nothing to cache.")
         return KVCache(self.config.n_decoder_layer)
 
-    @torch.no_grad()
-    def begin(
-        self,
-        prompt: Int[Tensor, "batch position"],
-        visible: Bool[Tensor, "batch position"] | None = None,
-        *,
-        start_token: int | None = None,
-        record: Record | None = None,
-        cache: Evict | None = None,
-    ) -> tuple[Float[Tensor, "batch vocab"], TransformerDecoding]:
-        """Read the prompt: the scores of the token after it, and what decodes the next ones.
-
-        An encoder-decoder reads it with the encoder and starts the answer with `start_token`. `cache` says
-        what is let go of what has been read.
-        """
-        decoding = TransformerDecoding(self, prompt, visible, record=record, cache=cache)
-        if self.encoder is None:
-            return decoding.feed(prompt), decoding
-        if start_token is None:
-            raise ArgumentError("an encoder-decoder needs the start_token its answers begin with.")
-        return decoding.next(prompt.new_full((prompt.shape[0],), start_token)), decoding
+    def _decoding(self, *given: Any, **options: Any) -> TransformerDecoding:
+        return TransformerDecoding(self, *given, **options)
 
     def forward(
         self,
@@ -372,10 +353,7 @@ class Transformer(Model):
         return out
 
     def _check(self, tokens: Tensor, keys: Tensor | None, start: int) -> None:
-        if tokens.dim() != 2 or not tokens.shape[1]:
-            raise ShapeError(
-                f"tokens must be (batch, position), at least one. Got shape {tuple(tokens.shape)}."
-            )
+        check_tokens("tokens", tokens, self.config.vocab)
         n_key = start + tokens.shape[1]
         if keys is not None and tuple(keys.shape) != (tokens.shape[0], n_key):
             raise ShapeError(
@@ -388,24 +366,17 @@ class Transformer(Model):
             raise ArgumentError(
                 f"{n_key} tokens are more than the model's limit of {limit}: shorten the input."
             )
-        if not torch.compiler.is_compiling() and tokens.numel() and not tokens.is_meta:
-            low, high = tokens.aminmax()
-            if low < 0 or high >= self.config.vocab:
-                raise ArgumentError(
-                    f"tokens must lie between 0 and {self.config.vocab - 1}, the vocabulary. "
-                    f"Got values from {int(low)} to {int(high)}."
-                )
 
 
 class TransformerDecoding:
     """One running decode: the cache, and which of its positions are padding."""
 
+    @torch.no_grad()
     def __init__(
         self,
         model: Transformer,
         prompt: Tensor,
         visible: Tensor | None,
-        *,
         record: Record | None = None,
         cache: Evict | None = None,
     ) -> None:
@@ -420,22 +391,23 @@ class TransformerDecoding:
         if cache is not None:
             check_evicts(model.config)
             self.record = self.evicting = Evicting(cache, self.cache, model.rotary, record)
-        self.engine: fast.Engine | None = None  # looked for at the first step
-        self._looked = self.record is not None  # what is recorded takes the readable path
         self.visible = None if visible is None or bool(visible.all()) else visible
         self.memory: Tensor | None = None
         if model.encoder is not None:
             self.memory = model(prompt, visible=self.visible, record=record).memory
+
+    @cached_property
+    def engine(self) -> fast.Engine | None:
+        """What takes a step faster; None: what is recorded or unusual takes the readable path."""
+        readable = self.record is not None or (self.visible is not None and not fast.finite(self.cache))
+        return None if readable else fast.engine(self.model)
 
     def next(self, tokens: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
         """The scores of the token after these, one new token for each sequence."""
         model, both = self.model, self.memory is not None
         if not both and self.visible is not None:
             self.visible = torch.cat([self.visible, self.visible.new_ones(tokens.shape[0], 1)], dim=1)
-        if not self._looked and self.cache.length:
-            self._looked = True
-            self.engine = fast.engine(model) if self.visible is None or fast.finite(self.cache) else None
-        if self.engine is not None:
+        if self.cache.length and self.engine is not None:
             scores = self.engine.step(model, tokens, self.cache, self.visible, memory=both)
             if scores is not None:
                 return scores

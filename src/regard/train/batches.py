@@ -147,7 +147,6 @@ class Batches:
         self.examples, self.batch_tokens, self.seed, self.pad = examples, batch_tokens, seed, pad
         self.shuffled = shuffled
         self.n_window = -(-len(examples) // WINDOW)  # of an epoch
-        self._order: tuple[int, range | np.ndarray] = (-1, range(len(examples)))  # of an epoch
         self._groups: tuple[int, list[list[Example]]] = (-1, [])  # of a window
 
     def at(self, place: Place) -> tuple[Batch, Place]:
@@ -162,10 +161,9 @@ class Batches:
     def _window(self, window: int) -> list[list[Example]]:
         """The batches of a window, in their order."""
         epoch, part = divmod(window, self.n_window)
-        if self._order[0] != epoch and self.shuffled:
-            random = np.random.default_rng((self.seed, epoch, 0))
-            self._order = (epoch, random.permutation(len(self.examples)))
-        indices = self._order[1][part * WINDOW : (part + 1) * WINDOW]
+        random, size = np.random.default_rng((self.seed, epoch, 0)), len(self.examples)
+        whole = random.permutation(size) if self.shuffled else range(size)
+        indices = whole[part * WINDOW : (part + 1) * WINDOW]
         examples = [self.examples.get(epoch, int(index)) for index in indices]
         groups = bucketed(examples, self.batch_tokens)
         order = np.random.default_rng((self.seed, window, 3)).permutation(len(groups))

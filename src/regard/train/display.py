@@ -37,7 +37,7 @@ class Display:
         self.console = Console(stderr=True, highlight=False, quiet=quiet or not first)
         self.live = self.console.is_terminal and not self.console.quiet
         said = TextColumn("{task.description}", markup=False)
-        self.bar = Progress(BarColumn(), said, console=self.console, transient=True)
+        self.bar = Progress(BarColumn(), said, console=self.console, transient=True, disable=not self.live)
         self.task = self.bar.add_task(f"regard train {settings.task}", total=settings.steps, completed=start)
         self.began, self.tokens = time.monotonic(), 0.0
         self.path = folder / "metrics.jsonl" if first else Path(os.devnull)
@@ -57,13 +57,11 @@ class Display:
                 )
 
     def __enter__(self) -> Display:
-        if self.live:
-            self.bar.start()
+        self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.bar.stop()
+        self.bar.stop()
         self.file.close()
         if self.board is not None:
             self.board.close()
@@ -102,7 +100,9 @@ class Display:
         self.write(step, "valid", values)
         self.note(f"step {step}  {figures(values)}")
         if sample is not None:
-            source, target, answer = (_short(text) for text in sample)
+            source, target, answer = (
+                text if len(text) <= _LEGIBLE else text[: _LEGIBLE - 1] + "…" for text in sample
+            )
             mark = " (right)" if answer == target else f" (should be {target})"
             self.note(f"    {source} -> {answer}{mark if target else ''}".replace("\n", " "))
 
@@ -158,7 +158,3 @@ def alignment_maps(loaded: Loaded, pairs: Sequence[tuple[str, str]], folder: Pat
 def figures(values: Mapping[str, Any]) -> str:
     """The numbers among `values`, on one line."""
     return "  ".join(f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, float))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LEGIBLE else text[: _LEGIBLE - 1] + "…"

@@ -194,21 +194,15 @@ def checked(name: str, value: Any) -> Any:
     """A setting's value in its type; an error that names the setting where it is of another."""
     if name not in _TYPES:
         raise ArgumentError(no_such("setting", name, _TYPES))
+    from regard.attention.data import fitting  # imports torch, which a list of settings does without
+
     kind = _TYPES[name]
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise ArgumentError(f"{name} must be one of {', '.join(get_args(kind))}. Got {value!r}.")
-    elif get_origin(kind) is tuple:
-        value = (value,) if isinstance(value, str) else value
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise ArgumentError(f"{name} must be a string or a list of strings. Got {value!r}.")
-        value = tuple(value)
-    elif kind is float and type(value) is int:
-        value = float(value)
-    elif type(value) is not kind:
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-        raise ArgumentError(f"{name} must be {words[kind]}. Got {value!r}.")
-    return value
+    if get_origin(kind) is tuple:
+        return tuple(
+            fitting(name, item, str) for item in (value if isinstance(value, list | tuple) else [value])
+        )
+    value = fitting(name, value, kind)
+    return float(value) if kind is float else value
 
 
 _TYPES: dict[str, Any] = get_type_hints(Settings)

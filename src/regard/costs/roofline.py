@@ -61,13 +61,10 @@ def measure_machine(
     device = torch.device(device)
     side, width = 1024, 4096
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    computing = _fastest(lambda: left @ right, device, seconds)
+    peak = 2 * side**3 / _fastest(lambda: left @ right, device, seconds)
     matrix = torch.ones(max(1, n_byte // (width * dtype.itemsize)), width, dtype=dtype, device=device)
     vector = torch.ones(width, dtype=dtype, device=device)
-    peak, bandwidth = (
-        2 * side**3 / computing,
-        matrix.nbytes / _fastest(lambda: matrix @ vector, device, seconds),
-    )
+    bandwidth = matrix.nbytes / _fastest(lambda: matrix @ vector, device, seconds)
     number = str(dtype).removeprefix("torch.")
     return Machine(peak, bandwidth, torch.get_num_threads(), number, str(device))
 

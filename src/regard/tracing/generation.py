@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention.linear import LinearRule
+from regard.attention.linear import LinearRule, Rule
 from regard.decoding.loop import generate
 from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
-from regard.tracing.calls import Called, Rule
+from regard.tracing.calls import Called
 from regard.tracing.layers import Kind
 from regard.tracing.recorder import Recorded, Recorder, expected
 from regard.tracing.take import Fed, Layers, assemble, facts_of, fed_of, module_of

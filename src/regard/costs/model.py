@@ -179,11 +179,11 @@ def cost(
     embedded, rows = NOTHING, list[Row]()
     if config.n_encoder_layer and phase != "decode":
         embedded = span = m if both else t
-        rows += [row.times(E, E, "encoder ") for row in _block(config, span, span, fused=fused)]
+        rows += [row.times(E, E, "encoder ") for row in _block(block, span, span, fused=fused)]
     if config.n_decoder_layer:
         embedded = embedded + t
         keys, read_anew = n + t if block.window is None else w, NOTHING if phase == "decode" else m
-        looked_at = _block(config, t, keys, m if both else None, read_anew, latent, fused)
+        looked_at = _block(block, t, keys, m if both else None, read_anew, latent, fused)
         rows += [row.times(L, L, "decoder " if both else "") for row in looked_at]
     rows.insert(0, Row("embedding", activations=2 * b * embedded * d))
     asked, masked = b * (t if phase == "train" or config.head == "masked" else ONE), config.head == "masked"
@@ -232,7 +232,7 @@ def _product(name: str, rows: Formula, inner: Formula, outer: Formula, bias: boo
 
 
 def _block(
-    config: TransformerConfig,
+    block: BlockConfig,
     new: Formula,
     keys: Formula,
     memory: Formula | None = None,
@@ -241,23 +241,19 @@ def _block(
     fused: bool = False,
 ) -> list[Row]:
     """All the products of one block."""
-    if latent is None:
-        rows = _attention(config, new, keys, new, fused)
-    else:
-        rows = _latent_attention(new, keys, fused)
+    rows = _attention(block, new, keys, new, fused) if latent is None else _latent_attention(new, keys, fused)
     if memory is not None:
-        rows += [row.times(1, 1, "cross ") for row in _attention(config, new, memory, read_anew, fused)]
-    tokens, bias = b * new, config.block.ff_bias
-    rows += [_product(name, tokens, d, f, bias) for name in ("ff up", "ff gate")[: 1 + config.block.gated]]
+        rows += [row.times(1, 1, "cross ") for row in _attention(block, new, memory, read_anew, fused)]
+    tokens, bias = b * new, block.ff_bias
+    rows += [_product(name, tokens, d, f, bias) for name in ("ff up", "ff gate")[: 1 + block.gated]]
     return [*rows, _product("ff down", tokens, f, d, bias)]
 
 
 def _attention(
-    config: TransformerConfig, queries: Formula, keys: Formula, projected: Formula, fused: bool
+    block: BlockConfig, queries: Formula, keys: Formula, projected: Formula, fused: bool
 ) -> list[Row]:
     """Grouped attention of one layer; g = h is multi-head, g = 1 multi-query."""
-    block, tokens = config.block, b * queries
-    bias = block.attention_bias
+    tokens, bias = b * queries, block.attention_bias
     parts = [_product("query", tokens, d, h * k, bias)]
     if projected.terms:
         parts += [_product(name, b * projected, d, g * dim, bias) for name, dim in (("key", k), ("value", v))]
@@ -326,7 +322,7 @@ def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formu
     both = config.kind == "encoder-decoder"
     for count, n_layer, cross in ((E, config.n_encoder_layer, False), (L, config.n_decoder_layer, both)):
         if n_layer:
-            rows = _block(config, t, n + t, m if cross else None, m, latent)
+            rows = _block(block, t, n + t, m if cross else None, m, latent)
             matrices = sum((row.weights for row in rows if row.name != "features"), NOTHING)
             small = (1 + cross) * (block.qk_norm * 2 * k + block.sinks * h)
             total += count * (matrices + (2 + cross + 2 * block.norm_after) * norm + small)
@@ -363,7 +359,8 @@ def leading(
         raise ArgumentError(
             f"kind is one of {', '.join(heads)}, what operations or bytes. Got {kind!r}, {what!r}."
         )
-    parts = _attention(_BARE, t, n + t, t, False)
+    block = BlockConfig(model_dim=1, n_head=1, ff_dim=1, attention_bias=False)
+    parts = _attention(block, t, n + t, t, False)
     total = sum((part.operations if what == "operations" else part.moved for part in parts), NOTHING)
     return str(total.substituted({"k": d / h, "v": d / h, "t": 1, "g": heads[kind]}).leading())
 
@@ -392,8 +389,3 @@ def check_lengths(phase: str, batch: int, length: int, memory: int | None = None
             f"batch and memory must be at least 1, length at least {least}. "
             f"Got batch {batch}, length {length}, memory {memory}."
         )
-
-
-_BARE = TransformerConfig(
-    vocab=1, block=BlockConfig(model_dim=1, n_head=1, ff_dim=1, attention_bias=False), n_decoder_layer=1
-)

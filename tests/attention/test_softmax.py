@@ -1,6 +1,7 @@
 """The one door: three paths, one answer, whatever the rule, the shape, the dtype or the garbage behind it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ PATHS = ["plain", "tiled", "fused"]
 
 def possible_paths(case, dropout=0.0):
     """The paths that can do it; fused must say so itself."""
-    rule = case.rule.with_visible(case.rule.visible.simplified(*case.sizes[2:]))
+    rule = replace(case.rule, visible=case.rule.visible.simplified(*case.sizes[2:]))
     refused = _why_not_fused(case.q, case.k, case.v, rule, dropout)
     return PATHS if refused is None else PATHS[:2]
 

@@ -178,7 +178,7 @@ def test_dropout_lies_between_0_and_1(dropout):
         (lambda: Visibility.from_torch_masks(key_padding_mask=t(2, 7).long()), r"Got dtype torch.int64"),
         (
             lambda: Visibility.from_torch_masks(t(5, 2, 7, dtype=BOOL), n_head=2),
-            r"5 tables, no multiple of n_head 2",
+            r"attn_mask's batch \* head 5 does not split into n_head 2",
         ),
         (lambda: Visibility.from_torch_masks(n_head=0), r"n_head must be at least 1"),
         (lambda: Visibility.from_dense(t(7, dtype=BOOL)), r"a table must be \(query, key\)"),

@@ -186,8 +186,8 @@ def test_positions_outside_the_table_are_refused(kind, positions, error, message
         (lambda: sinusoidal(3, 5), ShapeError, "model_dim must be even. Got 5"),
         (lambda: sinusoidal(3, 0), ShapeError, "model_dim must be even. Got 0"),
         (lambda: sinusoidal(-3, 4), ShapeError, "n_position must not be negative. Got -3"),
-        (lambda: LearnedPositions(0, 4), ShapeError, "at least 1. Got n_position 0, model_dim 4"),
-        (lambda: LearnedPositions(4, -1), ShapeError, "model_dim -1"),
+        (lambda: LearnedPositions(0, 4), ShapeError, "n_position must be at least 1. Got 0"),
+        (lambda: LearnedPositions(4, -1), ShapeError, "model_dim must be at least 1. Got -1"),
         (lambda: Rotary(5), ShapeError, "qk_dim must be even. Got 5"),
         (lambda: Rotary(0), ShapeError, "qk_dim must be even. Got 0"),
         (lambda: Rotary(4, base=0.0), ArgumentError, "base must be above 0. Got 0.0"),
@@ -290,5 +290,5 @@ def test_policies_that_do_not_exist_are_named_with_those_that_do():
     """So are places that positions cannot have."""
     with pytest.raises(ArgumentError, match=r"policy must be one of streaming, h2o, snapkv. Got 'lru'"):
         Evict("lru", budget=4)
-    with pytest.raises(ArgumentError, match=r"positions must be 'text', 'cache' or None. Got 'here'"):
+    with pytest.raises(ArgumentError, match=r"positions must be one of text, cache or None. Got 'here'"):
         Evict("h2o", budget=4, positions="here")

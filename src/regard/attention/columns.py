@@ -5,15 +5,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.scores import ScoreRule
-from regard.attention.shapes import check_attention, row_blocks, whole_slice
+from regard.attention.shapes import Keys, Queries, check_attention, row_blocks, whole_slice
 
 
 def column_sums(
-    q: Float[Tensor, "batch head query qk_dim"],
-    k: Float[Tensor, "batch kv_head key qk_dim"],
-    lse: Float[Tensor, "batch head query"],
-    rule: ScoreRule,
-    rows: slice | None = None,
+    q: Queries, k: Keys, lse: Float[Tensor, "batch head query"], rule: ScoreRule, rows: slice | None = None
 ) -> Float[Tensor, "batch head key"]:
     """The sum of each key's weights over all queries, or over `rows` of them; at least in float32.
 

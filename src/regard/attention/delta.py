@@ -25,23 +25,28 @@ from regard.attention.scores import no_autocast
 from regard.attention.shapes import check_attention
 from regard.errors import ArgumentError, ShapeError
 
+Rows = Float[Tensor, "batch head position qk_dim"]
+Values = Float[Tensor, "batch head position v_dim"]
+Gates = Float[Tensor, "batch head position"]
+State = Float[Tensor, "batch head qk_dim v_dim"]
+
 
 class DeltaAttended(NamedTuple):
     """The outputs, and the state after the last token."""
 
-    out: Float[Tensor, "batch head position v_dim"]
-    state: Float[Tensor, "batch head qk_dim v_dim"]
+    out: Values
+    state: State
 
 
 def attend_delta(
-    q: Float[Tensor, "batch head position qk_dim"],
-    k: Float[Tensor, "batch head position qk_dim"],
-    v: Float[Tensor, "batch head position v_dim"],
-    log_decay: Float[Tensor, "batch head position"],
-    beta: Float[Tensor, "batch head position"],
+    q: Rows,
+    k: Rows,
+    v: Values,
+    log_decay: Gates,
+    beta: Gates,
     *,
     scale: float | None = None,
-    state: Float[Tensor, "batch head qk_dim v_dim"] | None = None,
+    state: State | None = None,
     chunk: int = 64,
 ) -> DeltaAttended:
     """A whole sequence, chunk by chunk; `log_decay` is ln a_t, at most 0, `beta` b_t, usually from 0 to 1.
@@ -53,16 +58,14 @@ def attend_delta(
     >>> attend_delta(k, k, v, torch.zeros(1, 1, 2), torch.ones(1, 1, 2), scale=1.0).out.flatten()
     tensor([3., 5.])
     """
-    _check(q, k, v, log_decay, beta, state)
     if chunk < 1:
         raise ArgumentError(f"chunk must be at least 1. Got {chunk}.")
-    given, dtype = v.dtype, torch.promote_types(q.dtype, torch.float32)
-    q, k, v, log_decay, beta = (x.to(dtype) for x in (q, k, v, log_decay, beta))
-    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    memory = k.new_zeros(*k.shape[:2], k.shape[3], v.shape[3]) if state is None else state.to(dtype)
+    given = v.dtype
+    q, k, v, log_decay, beta = _prepared(q, k, v, log_decay, beta, scale, state)
+    memory = k.new_zeros(*k.shape[:2], k.shape[3], v.shape[3]) if state is None else state.to(k.dtype)
     outs = []
     with no_autocast(q.device):
-        parts = zip(*(x.split(chunk, 2) for x in (q * scale, k, v, log_decay, beta)), strict=True)
+        parts = zip(*(x.split(chunk, 2) for x in (q, k, v, log_decay, beta)), strict=True)
         for part_q, part_k, part_v, part_decay, part_beta in parts:
             since, between = _decays(part_decay)
             wrong = part_v - since * (part_k @ memory)
@@ -76,44 +79,28 @@ def attend_delta(
 
 
 def delta_step(
-    q: Float[Tensor, "batch head 1 qk_dim"],
-    k: Float[Tensor, "batch head 1 qk_dim"],
-    v: Float[Tensor, "batch head 1 v_dim"],
-    log_decay: Float[Tensor, "batch head 1"],
-    beta: Float[Tensor, "batch head 1"],
-    state: Float[Tensor, "batch head qk_dim v_dim"],
-    *,
-    scale: float | None = None,
+    q: Rows, k: Rows, v: Values, log_decay: Gates, beta: Gates, state: State, *, scale: float | None = None
 ) -> DeltaAttended:
     """One token of decoding, by the formulas above: costs the same at every position."""
-    _check(q, k, v, log_decay, beta, state)
+    given = v.dtype
+    q, k, v, log_decay, beta = _prepared(q, k, v, log_decay, beta, scale, state)
     if q.shape[2] != 1:
         raise ShapeError(f"a step takes one token. Got {q.shape[2]}: attend_delta takes many.")
-    dtype = state.dtype
-    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     with no_autocast(q.device):
-        faded = state * log_decay.to(dtype).exp()[..., None]
-        wrong = beta.to(dtype)[..., None] * (v.to(dtype) - k.to(dtype) @ faded)
-        memory = faded + k.to(dtype).mT @ wrong
-        return DeltaAttended((q.to(dtype) * scale @ memory).to(v.dtype), memory)
+        faded = state.to(q.dtype) * log_decay.exp()[..., None]
+        wrong = beta[..., None] * (v - k @ faded)
+        memory = faded + k.mT @ wrong
+        return DeltaAttended((q @ memory).to(given), memory)
 
 
 def delta_weights(
-    q: Float[Tensor, "batch head position qk_dim"],
-    k: Float[Tensor, "batch head position qk_dim"],
-    log_decay: Float[Tensor, "batch head position"],
-    beta: Float[Tensor, "batch head position"],
-    *,
-    scale: float | None = None,
+    q: Rows, k: Rows, log_decay: Gates, beta: Gates, *, scale: float | None = None
 ) -> Float[Tensor, "batch head position position"]:
     """How much of each value every output holds: `attend_delta` is these weights times v, from no state."""
-    _check(q, k, k, log_decay, beta, None)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    q, k, log_decay, beta = (x.to(dtype) for x in (q, k, log_decay, beta))
-    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    q, k, _, log_decay, beta = _prepared(q, k, k, log_decay, beta, scale, None)
     with no_autocast(q.device):
         _, between = _decays(log_decay)
-        looked = q * scale @ k.mT * between
+        looked = q @ k.mT * between
         system = _system(k, between, beta)
         weights: Tensor = torch.linalg.solve_triangular(system, looked, upper=False, left=False)
         return weights * beta[..., None, :]
@@ -133,8 +120,10 @@ def _system(k: Tensor, between: Tensor, beta: Tensor) -> Tensor:
     return products + torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None) -> None:
-    """Raise unless all that was given fits together."""
+def _prepared(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, scale: float | None, state: State | None
+) -> list[Tensor]:
+    """q scaled, and the next four, in the dtype of sums; raises unless all fits together."""
     check_attention(q, k, v)
     if q.shape != k.shape:
         raise ShapeError(
@@ -152,3 +141,5 @@ def _check(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, sta
         raise ShapeError(
             f"the state must be (batch, head, qk_dim, v_dim) = {wanted}. Got {tuple(state.shape)}."
         )
+    q, *others = (x.to(torch.promote_types(q.dtype, torch.float32)) for x in (q, k, v, log_decay, beta))
+    return [q * (1 / math.sqrt(q.shape[3]) if scale is None else scale), *others]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from regard.attention import torch_ops
 
-_CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_CUDA_DTYPES = (torch.bfloat16, torch.float16)
+_HALVES = (torch.bfloat16, torch.float16)
+_DTYPES = {"CPU": (torch.float32, torch.float64, *_HALVES), "CUDA": _HALVES}
 
 # Draws what is added to the scores. Drawn again in the backward pass: kept, the masks of all blocks of rows
 # would add up to a whole table.
@@ -26,25 +26,22 @@ DrawMask = Callable[[], Tensor]
 
 def why_not(q: Tensor, k: Tensor, masked: bool) -> str | None:
     """The reason why no kernel takes these checked inputs, or None. `masked`: more than the causal flag."""
-    if q.device.type == "cpu":
-        if None in (torch_ops.FLASH_CPU, torch_ops.FLASH_CPU_BACKWARD):
-            return f"PyTorch {torch.__version__} has no flash attention for the CPU"
-        if q.dtype not in _CPU_DTYPES:
-            return f"the CPU kernel does not take {q.dtype}"
+    device = q.device.type.upper()
+    if device not in _DTYPES:
+        return f"there is no kernel for the device {q.device.type}"
+    if None in (getattr(torch_ops, f"FLASH_{device}"), getattr(torch_ops, f"FLASH_{device}_BACKWARD")):
+        return f"PyTorch {torch.__version__} has no flash attention for {device}"
+    if q.dtype not in _DTYPES[device]:
+        return f"the {device} kernel does not take {q.dtype}"
+    if device == "CPU":
         return None
-    if q.device.type == "cuda":
-        if None in (torch_ops.FLASH_CUDA, torch_ops.FLASH_CUDA_BACKWARD):
-            return f"PyTorch {torch.__version__} has no flash attention for CUDA"
-        if q.dtype not in _CUDA_DTYPES:
-            return f"the CUDA kernel takes half precision only, not {q.dtype}"
-        if masked:
-            return "the CUDA kernel takes no mask"
-        if q.shape[1] != k.shape[1] or q.shape[2] != k.shape[2]:
-            return "the CUDA kernel is used for equal heads and lengths only"
-        if q.shape[3] > 256 or q.shape[3] % 8:
-            return f"the CUDA kernel needs qk_dim to be a multiple of 8 up to 256, not {q.shape[3]}"
-        return None
-    return f"there is no kernel for the device {q.device.type}"
+    if masked:
+        return "the CUDA kernel takes no mask"
+    if q.shape[1] != k.shape[1] or q.shape[2] != k.shape[2]:
+        return "the CUDA kernel is used for equal heads and lengths only"
+    if q.shape[3] > 256 or q.shape[3] % 8:
+        return f"the CUDA kernel needs qk_dim to be a multiple of 8 up to 256, not {q.shape[3]}"
+    return None
 
 
 def flash(
@@ -55,7 +52,7 @@ def flash(
         q, scale = (-q, -scale) if scale else (q * scale, 1.0)
     q = q.contiguous() if q.stride(-1) != 1 or _overlaps(q) else q
     k, v = (t if t.stride(-1) == 1 and t.stride(-2) >= t.shape[-1] else t.contiguous() for t in (k, v))
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if torch_ops.needs_graph(q, k, v):
         out, lse, *_ = _Flash.apply(q, k, v, draw_mask, causal, scale)  # type: ignore[no-untyped-call]
     elif q.shape[2] == 1 and not causal and q.device.type == "cpu":
         out, lse = one_query(q, k, v, _drawn(draw_mask), scale)
@@ -67,7 +64,8 @@ def flash(
 def one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """`flash` of one query on the CPU, without gradient: the query heads of a group are rows of one product.
 
-    So that keys and values are read once for a group, not once for each of its heads.
+    So that keys and values are read once for a group, not once for each of its heads. `fast`, which checks
+    once, calls it at every step; `mask` is added to the scores, and every query must see a key.
     """
     batch, n_head, _, qk_dim = q.shape
     n_kv_head = k.shape[1]

@@ -30,9 +30,9 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.attention.data import Data
 from regard.attention.feature_maps import KERNELS, FeatureMap
-from regard.attention.scores import no_autocast
-from regard.attention.shapes import KEY_WORDS, QUERY_WORDS, check_attention, named
-from regard.attention.torch_ops import all_finite, values_unknown
+from regard.attention.scores import ScoreRule, no_autocast
+from regard.attention.shapes import KEY_WORDS, QUERY_WORDS, Keys, Queries, Values, check_attention, named
+from regard.attention.torch_ops import all_finite, needs_graph
 from regard.errors import ArgumentError, ShapeError
 
 
@@ -70,10 +70,13 @@ class LinearRule(Data):
     keys: Bool[Tensor, "batch key"] | None = None  # False: padding
 
 
+Rule = ScoreRule | LinearRule
+
+
 def attend_linear(
-    q: Float[Tensor, "batch head query qk_dim"],
-    k: Float[Tensor, "batch kv_head key qk_dim"],
-    v: Float[Tensor, "batch kv_head key v_dim"],
+    q: Queries,
+    k: Keys,
+    v: Values,
     kernel: FeatureMap,
     *,
     causal: bool = False,
@@ -107,12 +110,10 @@ def attend_linear(
             f"k {named(KEY_WORDS, k.shape)}."
         )
     finite = spoilt = None
-    if values_unknown(q) or not all_finite(q):  # they are 0 and pass no gradient: padding must not
+    if not all_finite(q):  # they are 0 and pass no gradient: padding must not
         finite = q.isfinite().all(-1)
         q = torch.where(finite[..., None], q, 0.0)
-    if causal and (
-        values_unknown(v) or not all_finite(v)
-    ):  # 0 times NaN is NaN: it would reach back through its weight of 0
+    if causal and not all_finite(v):  # 0 times NaN is NaN: it would reach back through its weight of 0
         bad = ~v.isfinite() if visible is None else ~v.isfinite() & visible[:, None, :, None]
         v, spoilt = v.masked_fill(bad, 0), bad.cumsum(2) > 0
     before = n_key - n_query if causal else n_key  # positions that all queries see
@@ -167,8 +168,8 @@ def linear_step(
 
 
 def linear_weights(
-    q: Float[Tensor, "batch head query qk_dim"],
-    k: Float[Tensor, "batch kv_head key qk_dim"],
+    q: Queries,
+    k: Keys,
     normaliser: Float[Tensor, "batch head query"],
     kernel: FeatureMap,
     rows: slice = slice(None),
@@ -277,7 +278,7 @@ def _by_head(rows: Tensor, q: Tensor) -> Tensor:
 def _run(function: Callable[..., Any], *given: Any) -> Any:
     """function(*given), of which only what was given is kept for a backward pass."""
     tensors = [value for value in given if isinstance(value, Tensor)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if needs_graph(*tensors):
         return checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
     return function(*given)
 
@@ -330,13 +331,10 @@ def _check(
         )
     if state is not None and v is not None:
         wanted, words = (*k.shape[:2], feature, v.shape[3]), ("batch", "kv_head", "feature", "v_dim")
-        if tuple(state.S.shape) != wanted or state.z.shape != state.S.shape[:3]:
+        S, z, dtype = state.S, state.z, _summing(k)
+        if (tuple(S.shape), S.dtype, S.device) != (wanted, dtype, k.device) or z.shape != S.shape[:3]:
             raise ShapeError(
-                f"the state is of another layer or kernel: S must be {named(words, wanted)} and z the same "
-                f"without v_dim. Got S {tuple(state.S.shape)}, z {tuple(state.z.shape)}."
-            )
-        if state.S.dtype != _summing(k) or state.S.device != k.device:
-            raise ShapeError(
-                f"the state is {state.S.dtype} on {state.S.device}: keys of {k.dtype} on {k.device} need "
-                f"{_summing(k)} on {k.device}."
+                f"the state is of another layer or kernel: S must be {named(words, wanted)} of {dtype} on "
+                f"{k.device}, and z the same without v_dim. "
+                f"Got S {tuple(S.shape)} of {S.dtype} on {S.device}, z {tuple(z.shape)}."
             )

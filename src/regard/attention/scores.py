@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.data import Data
-from regard.attention.shapes import chosen, whole_slice
+from regard.attention.shapes import Keys, Queries, check_sizes, chosen, whole_slice
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 
@@ -30,11 +30,6 @@ class Bias(Data, ABC):
     """
 
     __slots__ = ()
-
-    @property
-    def learned(self) -> bool:
-        """Whether a gradient must reach it."""
-        return any(tensor.requires_grad for tensor in self.tensors)
 
     @abstractmethod
     def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
@@ -143,8 +138,7 @@ def alibi_slopes(n_head: int) -> Float[Tensor, "head"]:
     >>> alibi_slopes(8)[:3].tolist()
     [0.5, 0.25, 0.125]
     """
-    if n_head < 1:
-        raise ArgumentError(f"n_head must be at least 1. Got {n_head}.")
+    check_sizes(n_head=n_head)
     power = 1 << (n_head.bit_length() - 1)
     slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     # A head count that is no power of two takes every other slope of the next one, as the paper's code does.
@@ -184,10 +178,8 @@ class ScoreRule(Data):
     @property
     def learned(self) -> bool:
         """Whether the rule itself has something a gradient must reach."""
-        return bool(
-            (self.bias is not None and self.bias.learned)
-            or (self.additive is not None and self.additive.requires_grad)
-        )
+        tensors = (self.additive, *(() if self.bias is None else self.bias.tensors))
+        return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
     def scale_for(self, qk_dim: int) -> float:
         """The factor of the dot product."""
@@ -207,10 +199,6 @@ class ScoreRule(Data):
     def row_cost(self, q: Tensor, k: Tensor) -> int:
         """How many numbers the scores of one query position take, in all sequences and heads."""
         return q.shape[0] * q.shape[1] * k.shape[2] * (1 if self.additive is None else q.shape[3])
-
-    def with_visible(self, visible: Visibility) -> ScoreRule:
-        """The same rule with another visibility."""
-        return replace(self, visible=visible)
 
     def check(self, q: Tensor, k: Tensor) -> None:
         """Raise unless the rule fits these queries and keys."""
@@ -232,11 +220,7 @@ class ScoreRule(Data):
             )
 
     def scores(
-        self,
-        q: Float[Tensor, "batch head query qk_dim"],
-        k: Float[Tensor, "batch kv_head key qk_dim"],
-        rows: slice | None = None,
-        cols: slice | None = None,
+        self, q: Queries, k: Keys, rows: slice | None = None, cols: slice | None = None
     ) -> Float[Tensor, "batch head rows cols"]:
         """Scores of `rows` x `cols` (all by default), -inf where hidden; at least in float32."""
         rows = whole_slice("rows", rows, q.shape[2])
@@ -256,9 +240,7 @@ class ScoreRule(Data):
         """What is added to the scores of `rows` x `cols`, if anything."""
         return None if self.bias is None else self.bias.tile(rows, cols, self.visible.start)
 
-    def similarity(
-        self, q: Float[Tensor, "batch head query qk_dim"], k: Float[Tensor, "batch kv_head key qk_dim"]
-    ) -> Float[Tensor, "batch head query key"]:
+    def similarity(self, q: Queries, k: Keys) -> Float[Tensor, "batch head query key"]:
         """The product or additive score alone: no softcap, bias or visibility. Keys are never repeated."""
         compute = torch.promote_types(q.dtype, torch.float32)
         q, k = q.to(compute), k.to(compute)

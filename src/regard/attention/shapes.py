@@ -8,11 +8,18 @@ Layout is always (batch, head, position, dim). The words:
 from collections.abc import Iterator, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.torch_ops import settle
 from regard.errors import ArgumentError, ShapeError
 
+Vectors = Float[Tensor, "batch position model_dim"]  # between layers
+Heads = Float[Tensor, "batch head position dim"]
+# What attention is given.
+Queries = Float[Tensor, "batch head query qk_dim"]
+Keys = Float[Tensor, "batch kv_head key qk_dim"]
+Values = Float[Tensor, "batch kv_head key v_dim"]
 QUERY_WORDS = ("batch", "head", "query", "qk_dim")
 KEY_WORDS = ("batch", "kv_head", "key", "qk_dim")
 VALUE_WORDS = ("batch", "kv_head", "key", "v_dim")
@@ -45,6 +52,19 @@ def check_divides(what: str, whole: int, parts_name: str, parts: int) -> None:
         raise ShapeError(
             f"{what} {whole} does not split into {parts_name} {parts}: it must be a positive multiple of it."
         )
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise unless every size is at least 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ShapeError(f"{name} must be at least 1. Got {size}.")
+
+
+def check_dropout(dropout: float) -> None:
+    """Raise unless this is a probability below 1."""
+    if not 0 <= dropout < 1:
+        raise ArgumentError(f"dropout must be at least 0 and below 1. Got {dropout}.")
 
 
 def check_same_kind(**tensors: Tensor) -> None:

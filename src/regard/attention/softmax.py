@@ -11,6 +11,7 @@ Three paths compute the same numbers:
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -23,8 +24,17 @@ from torch.utils.checkpoint import checkpoint
 from regard.attention import kernels
 from regard.attention.data import short
 from regard.attention.scores import ScoreRule, no_autocast
-from regard.attention.shapes import check_attention, check_rank, check_same_kind, row_blocks
-from regard.attention.torch_ops import all_finite, values_unknown
+from regard.attention.shapes import (
+    Keys,
+    Queries,
+    Values,
+    check_attention,
+    check_dropout,
+    check_rank,
+    check_same_kind,
+    row_blocks,
+)
+from regard.attention.torch_ops import all_finite, needs_graph, values_unknown
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, UnsupportedError
 
@@ -46,9 +56,9 @@ class Attended(NamedTuple):
 
 
 def attend(
-    q: Float[Tensor, "batch head query qk_dim"],
-    k: Float[Tensor, "batch kv_head key qk_dim"],
-    v: Float[Tensor, "batch kv_head key v_dim"],
+    q: Queries,
+    k: Keys,
+    v: Values,
     rule: ScoreRule | None = None,
     *,
     dropout: float = 0.0,
@@ -70,22 +80,21 @@ def attend(
     True
     """
     rule = _checked(q, k, v, rule)
-    if not 0 <= dropout < 1:
-        raise ArgumentError(f"dropout must be at least 0 and below 1. Got {dropout}.")
+    check_dropout(dropout)
     if path not in ("plain", "tiled", "fused", None):
         raise ArgumentError(f"path must be 'plain', 'tiled', 'fused' or None. Got {path!r}.")
     if q.shape[0] == 0 or q.shape[2] == 0 or k.shape[2] == 0:
         return _nothing_to_see(q, k, v)
     visible = rule.visible.simplified(q.shape[2], k.shape[2])
     if visible is not rule.visible:
-        rule = rule.with_visible(visible)
+        rule = replace(rule, visible=visible)
     refusal = _why_not_fused(q, k, v, rule, dropout)
     if path is None:
         n_score = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
         path = "fused" if refusal is None else "plain" if n_score <= _PLAIN_UP_TO else "tiled"
     elif path == "fused" and refusal is not None:
         raise UnsupportedError(f"the fused path cannot do this: {refusal}. Use path='tiled' or None.")
-    if path == "fused" and not values_unknown(q) and (visible.everything or not _needs_graph(q, k, v)):
+    if path == "fused" and not values_unknown(q) and (visible.everything or not needs_graph(q, k, v)):
         out, lse, sound = _fused(q, k, v, rule)
         # Hidden garbage would show: 0 x NaN is NaN. A score of -inf would not.
         if sound and (visible.everything or all_finite(k)):
@@ -102,25 +111,7 @@ def attend(
     return Attended(_spoilt(out, poisoned), lse if poisoned is None else torch.where(poisoned, math.nan, lse))
 
 
-def attend_one(
-    q: Float[Tensor, "batch head 1 qk_dim"],
-    k: Float[Tensor, "batch kv_head key qk_dim"],
-    v: Float[Tensor, "batch kv_head key qk_dim"],
-    added: Float[Tensor, "_batch _head 1 key"] | None,
-    scale: float,
-) -> Float[Tensor, "batch head 1 qk_dim"]:
-    """What `attend` does on the CPU for one query, straight to the kernel: for `fast`, which checks once.
-
-    `added` is the bias where visible and -inf elsewhere, None for nothing; every query must see a key.
-    """
-    return kernels.one_query(q, k, v, added, scale)[0]
-
-
-def weights(
-    q: Float[Tensor, "batch head query qk_dim"],
-    k: Float[Tensor, "batch kv_head key qk_dim"],
-    rule: ScoreRule | None = None,
-) -> Float[Tensor, "batch head query key"]:
+def weights(q: Queries, k: Keys, rule: ScoreRule | None = None) -> Float[Tensor, "batch head query key"]:
     """All attention weights: rows sum to 1, to less where a sink takes part, to 0 where one sees nothing.
 
     >>> weights(torch.zeros(1, 1, 1, 3), torch.ones(1, 1, 2, 3))[0, 0]
@@ -159,12 +150,7 @@ def masked_softmax(
 
 
 def attend_hard(
-    q: Float[Tensor, "batch head query qk_dim"],
-    k: Float[Tensor, "batch kv_head key qk_dim"],
-    v: Float[Tensor, "batch kv_head key v_dim"],
-    rule: ScoreRule | None = None,
-    *,
-    straight_through: bool = False,
+    q: Queries, k: Keys, v: Values, rule: ScoreRule | None = None, *, straight_through: bool = False
 ) -> Float[Tensor, "batch head query v_dim"]:
     """Each query's value of its most similar visible key (the first on ties), 0 where it sees nothing.
 
@@ -213,7 +199,7 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Weights and log-sum-exp of each row; a row of -inf has weights 0, lse -inf and gradient 0."""
     best = scores.amax(-1, keepdim=True)
     hidden = best == -math.inf
-    some_hidden = _any(hidden)
+    some_hidden = values_unknown(hidden) or bool(hidden.any())
     if some_hidden:
         scores, best = scores.masked_fill(hidden, 0.0), best.masked_fill(hidden, 0.0)
     rows = torch.softmax(scores, -1)
@@ -257,9 +243,8 @@ def _rows(
 
 def _tiled(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: float) -> tuple[Tensor, Tensor]:
     """`_plain`, a block of rows at a time; the backward pass computes each block's scores again."""
-    keep_graph = _needs_graph(q, k, v) or (torch.is_grad_enabled() and rule.learned)
     run = _rows
-    if keep_graph:
+    if needs_graph(q, k, v) or (torch.is_grad_enabled() and rule.learned):
         run = partial(checkpoint, _rows, use_reentrant=False, preserve_rng_state=dropout > 0)
     made = [run(q, k, v, rule, dropout, rows, cols) for rows, cols in _tiles(q, k, rule)]
     return _joined(made)
@@ -271,10 +256,6 @@ def _joined(made: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         return made[0]
     outs, lses = zip(*made, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)
-
-
-def _needs_graph(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
 def _tiles(q: Tensor, k: Tensor, rule: ScoreRule, heads: int | None = None) -> Iterator[tuple[slice, slice]]:
@@ -403,7 +384,7 @@ def _quarantine(
     is nothing to keep apart, and where all is finite the sum tells so for the price of reading once.
     """
     value = k if v is None else v
-    if visible.everything or (not values_unknown(q) and all_finite(q, k, value)):
+    if visible.everything or all_finite(q, k, value):
         return q, k, value, None
     bad_query = ~torch.isfinite(q).all(-1)
     bad_key = ~(torch.isfinite(k).all(-1) & torch.isfinite(value).all(-1))
@@ -416,11 +397,6 @@ def _quarantine(
 def _spoilt(rows: Tensor, poisoned: Tensor | None) -> Tensor:
     """Rows that are NaN where something that is not finite reached them."""
     return rows if poisoned is None else torch.where(poisoned[..., None], math.nan, rows)
-
-
-def _any(flags: Tensor) -> bool:
-    """Whether one is true; compiled code does not look, and takes it that one may be."""
-    return values_unknown(flags) or bool(flags.any())
 
 
 def _nothing_to_see(q: Tensor, k: Tensor, v: Tensor) -> Attended:

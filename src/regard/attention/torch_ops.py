@@ -36,19 +36,19 @@ SEQUENCE: dict[str, Any] = {mode: getattr(torch, mode.lower(), None) for mode in
 UNSEEN: Any = getattr(torch._C, "DisableTorchFunction", None)
 
 
-def is_fake(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape and no numbers, as those of `FakeTensorMode`."""
-    return type(tensor).__name__ == "FakeTensor"
-
-
 def values_unknown(tensor: Tensor) -> bool:
     """Whether what tensors hold cannot be asked: while compiling or exporting, and of fake and meta ones."""
-    return torch.compiler.is_compiling() or tensor.is_meta or is_fake(tensor)
+    return torch.compiler.is_compiling() or tensor.is_meta or type(tensor).__name__ == "FakeTensor"
+
+
+def needs_graph(*tensors: Tensor) -> bool:
+    """Whether a gradient is to reach one of them."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def all_finite(*tensors: Tensor) -> bool:
-    """Whether sums of the tensors are finite: a sum can overflow, but never hides a NaN or an inf."""
-    return all(
+    """Whether they are known to be finite, by their sums: these can overflow, but hide no NaN and no inf."""
+    return not any(map(values_unknown, tensors)) and all(
         math.isfinite(t.detach().sum(dtype=torch.float32 if t.element_size() < 4 else None).item())
         for t in tensors
     )

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.data import Data
-from regard.attention.shapes import chosen, row_blocks
+from regard.attention.shapes import check_divides, check_sizes, chosen, row_blocks
 from regard.errors import ArgumentError, ShapeError
 
 _WORDS = {
@@ -160,10 +160,8 @@ class Visibility(Data):
     @property
     def device(self) -> torch.device | None:
         """Where the tensors are; None where there are none."""
-        for tensor in (self.lengths, self.keys, self.key_segment, self.dense):
-            if tensor is not None:
-                return tensor.device
-        return None
+        tensors = (self.lengths, self.keys, self.key_segment, self.dense)
+        return next((tensor.device for tensor in tensors if tensor is not None), None)
 
     def sees_all(self, rows: slice, cols: slice) -> bool:
         """Whether positions alone tell that every query of `rows` sees every key of `cols`.
@@ -271,25 +269,17 @@ class Visibility(Data):
 
     @classmethod
     def from_torch_masks(
-        cls,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        n_head: int = 1,
+        cls, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None, n_head: int = 1
     ) -> tuple[Visibility, Float[Tensor, "_batch _head _query key"] | None]:
         """The masks of `nn.MultiheadAttention` (True = hidden), and the bias a float mask adds, if any.
 
         The bias is for `DenseBias`; its query is 1 where only a float `key_padding_mask` adds something.
         """
-        if n_head < 1:
-            raise ArgumentError(f"n_head must be at least 1. Got {n_head}.")
+        check_sizes(n_head=n_head)
         visible, bias = cls(), None
         if attn_mask is not None:
             if attn_mask.dim() == 3:
-                if attn_mask.shape[0] % n_head:
-                    raise ShapeError(
-                        f"attn_mask has {attn_mask.shape[0]} tables, no multiple of n_head {n_head}: "
-                        f"it must be (batch * head, query, key). Got shape {tuple(attn_mask.shape)}."
-                    )
+                check_divides("attn_mask's batch * head", attn_mask.shape[0], "n_head", n_head)
                 attn_mask = attn_mask.unflatten(0, (-1, n_head))
             if attn_mask.dtype == torch.bool:
                 visible = cls.from_dense(~attn_mask)

@@ -79,7 +79,7 @@ class Counted:
         answer = "decoder_input_ids" if both else "input_ids"
         more: dict[str, Any] = {"use_cache": True} if self.model.head == "language" else {}
         if phase == "train":
-            with torch.enable_grad(), _Noted() as noted:
+            with torch.enable_grad(), ModuleTracker() as modules, _Noted(modules) as noted:
                 model(**{"input_ids": tokens, answer: tokens}, **more)[0].float().sum().backward()
             model.zero_grad(set_to_none=True)
             return noted, 0
@@ -96,7 +96,7 @@ class Counted:
                     step["past_key_values"] = model(**{answer: tokens}, **more).get("past_key_values")
                     if step["past_key_values"] is None:
                         raise UnsupportedError(f"{self.model.family} has no cache that grows.")
-            with _Noted() as noted:
+            with ModuleTracker() as modules, _Noted(modules) as noted:
                 out = model(**step, **more)
             return noted, _bytes_held(out.get("past_key_values"))
 
@@ -104,21 +104,12 @@ class Counted:
 class _Noted(TorchDispatchMode):
     """Notes the operations and bytes of every product, softmax and embedding, by the module that asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: ModuleTracker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: Counter[str] = Counter()
         self.n_byte: Counter[str] = Counter()
-        self._modules = ModuleTracker()
+        self._modules = modules
         self._chosen: dict[int, tuple[Tensor, int]] = {}  # rows of a weight (experts): the weight's own bytes
-
-    def __enter__(self) -> _Noted:
-        self._modules.__enter__()
-        entered: _Noted = super().__enter__()  # type: ignore[no-untyped-call]
-        return entered
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._modules.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

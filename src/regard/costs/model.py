@@ -62,9 +62,8 @@ class Row:
 
     name: str
     operations: Formula = NOTHING
+    activations: Formula = NOTHING  # numbers read and written, those of the cache too
     weights: Formula = NOTHING  # parameters read
-    activations: Formula = NOTHING  # numbers read and written
-    cache: Formula = NOTHING  # numbers of the cache read and written
     sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
     number_bytes: int = 4  # of one number
 
@@ -86,12 +85,12 @@ class Row:
     @property
     def moved(self) -> Formula:
         """All numbers moved."""
-        return self.weights + self.activations + self.cache
+        return self.weights + self.activations
 
     def times(self, operations: Formula | int, moved: Formula | int, prefix: str = "") -> Row:
         """The same so many times."""
-        weights, activations, cache = (moved * part for part in (self.weights, self.activations, self.cache))
-        return Row(prefix + self.name, operations * self.operations, weights, activations, cache)
+        activations, weights = moved * self.activations, moved * self.weights
+        return Row(prefix + self.name, operations * self.operations, activations, weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +179,11 @@ def cost(
     embedded, rows = NOTHING, list[Row]()
     if config.n_encoder_layer and phase != "decode":
         embedded = span = m if both else t
-        rows += [row.times(E, E, "encoder ") for row in _block(config, span, span, fused=fused)]
+        rows += [row.times(E, E, "encoder ") for row in _block(block, span, span, fused=fused)]
     if config.n_decoder_layer:
         embedded = embedded + t
         keys, read_anew = n + t if block.window is None else w, NOTHING if phase == "decode" else m
-        looked_at = _block(config, t, keys, m if both else None, read_anew, latent, fused)
+        looked_at = _block(block, t, keys, m if both else None, read_anew, latent, fused)
         rows += [row.times(L, L, "decoder " if both else "") for row in looked_at]
     rows.insert(0, Row("embedding", activations=2 * b * embedded * d))
     asked, masked = b * (t if phase == "train" or config.head == "masked" else ONE), config.head == "masked"
@@ -227,17 +226,13 @@ def sizes_of(config: TransformerConfig, latent: Latent | None = None) -> dict[st
     return sizes
 
 
-def _product(
-    name: str, rows: Formula, inner: Formula, outer: Formula, bias: bool = False, kept: bool = False
-) -> Row:
-    """rows x inner times a matrix of inner x outer parameters; its result may be kept in the cache."""
-    read, made = rows * inner, rows * outer
-    operations, weights = 2 * read * outer, inner * outer + bias * outer
-    return Row(name, operations, weights, read, made) if kept else Row(name, operations, weights, read + made)
+def _product(name: str, rows: Formula, inner: Formula, outer: Formula, bias: bool = False) -> Row:
+    """rows x inner times a matrix of inner x outer parameters."""
+    return Row(name, 2 * rows * inner * outer, rows * (inner + outer), inner * outer + bias * outer)
 
 
 def _block(
-    config: TransformerConfig,
+    block: BlockConfig,
     new: Formula,
     keys: Formula,
     memory: Formula | None = None,
@@ -246,28 +241,22 @@ def _block(
     fused: bool = False,
 ) -> list[Row]:
     """All the products of one block."""
-    if latent is None:
-        rows = _attention(config, new, keys, new, fused)
-    else:
-        rows = _latent_attention(new, keys, fused)
+    rows = _attention(block, new, keys, new, fused) if latent is None else _latent_attention(new, keys, fused)
     if memory is not None:
-        rows += [row.times(1, 1, "cross ") for row in _attention(config, new, memory, read_anew, fused)]
-    tokens, bias = b * new, config.block.ff_bias
-    rows += [_product(name, tokens, d, f, bias) for name in ("ff up", "ff gate")[: 1 + config.block.gated]]
+        rows += [row.times(1, 1, "cross ") for row in _attention(block, new, memory, read_anew, fused)]
+    tokens, bias = b * new, block.ff_bias
+    rows += [_product(name, tokens, d, f, bias) for name in ("ff up", "ff gate")[: 1 + block.gated]]
     return [*rows, _product("ff down", tokens, f, d, bias)]
 
 
 def _attention(
-    config: TransformerConfig, queries: Formula, keys: Formula, projected: Formula, fused: bool
+    block: BlockConfig, queries: Formula, keys: Formula, projected: Formula, fused: bool
 ) -> list[Row]:
     """Grouped attention of one layer; g = h is multi-head, g = 1 multi-query."""
-    block, tokens, made = config.block, b * queries, b * projected
-    bias = block.attention_bias
+    tokens, bias = b * queries, block.attention_bias
     parts = [_product("query", tokens, d, h * k, bias)]
     if projected.terms:
-        parts += [
-            _product(name, made, d, g * dim, bias, kept=True) for name, dim in (("key", k), ("value", v))
-        ]
+        parts += [_product(name, b * projected, d, g * dim, bias) for name, dim in (("key", k), ("value", v))]
     if block.kernel is None:
         parts += _look(queries, keys, g, k, v, fused)
     else:
@@ -284,9 +273,9 @@ def _look(
     table, asked, held = b * h * queries * keys, b * h * queries, b * keys * key_heads
     shown = NOTHING if fused else table
     return [
-        Row("scores", 2 * table * qk_dim, NOTHING, asked * qk_dim + shown, held * qk_dim),
+        Row("scores", 2 * table * qk_dim, (asked + held) * qk_dim + shown),
         Row("softmax", activations=2 * shown),
-        Row("weighted values", 2 * table * v_dim, NOTHING, shown + asked * v_dim, held * v_dim),
+        Row("weighted values", 2 * table * v_dim, (asked + held) * v_dim + shown),
     ]
 
 
@@ -296,15 +285,13 @@ def _linear(kernel: str, queries: Formula, projected: Formula) -> list[Row]:
     Causal training and prefill add, inside each chunk, products that depend on the chunk's length alone.
     """
     state = b * g * p * (v + 1)
+    collected, read = b * g * projected, b * h * queries
     parts = []
     if kernel == "favor":  # its features are products themselves
-        parts.append(Row("features", 2 * b * (g * projected + h * queries) * k * p, k * p))
+        parts.append(Row("features", 2 * (collected + read) * k * p, weights=k * p))
     if projected.terms:
-        collected = b * projected * g * (k + v)
-        parts.append(Row("state", 2 * b * g * projected * p * (v + 1), NOTHING, collected, state))
-    read = b * queries * h * (k + v)
-    parts.append(Row("read state", 2 * b * h * queries * p * (v + 1), NOTHING, read, state))
-    return parts
+        parts.append(Row("state", 2 * collected * p * (v + 1), collected * (k + v) + state))
+    return [*parts, Row("read state", 2 * read * p * (v + 1), read * (k + v) + state)]
 
 
 def _latent_attention(queries: Formula, keys: Formula, fused: bool) -> list[Row]:
@@ -312,10 +299,10 @@ def _latent_attention(queries: Formula, keys: Formula, fused: bool) -> list[Row]
     rows = b * queries
     return [
         _product("query", rows, d, h * (k + r)),
-        _product("latent", rows, d, c + r, kept=True),
-        Row("query to latent", 2 * rows * h * k * c, h * k * c, rows * h * (k + c)),
+        _product("latent", rows, d, c + r),
+        _product("query to latent", rows, k, c).times(h, h),
         *_look(queries, keys, ONE, c + r, c, fused),
-        Row("latent to value", 2 * rows * h * c * v, h * c * v, rows * h * (c + v)),
+        _product("latent to value", rows, c, v).times(h, h),
         _product("output", rows, h * v, d),
     ]
 
@@ -335,7 +322,7 @@ def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formu
     both = config.kind == "encoder-decoder"
     for count, n_layer, cross in ((E, config.n_encoder_layer, False), (L, config.n_decoder_layer, both)):
         if n_layer:
-            rows = _block(config, t, n + t, m if cross else None, m, latent)
+            rows = _block(block, t, n + t, m if cross else None, m, latent)
             matrices = sum((row.weights for row in rows if row.name != "features"), NOTHING)
             small = (1 + cross) * (block.qk_norm * 2 * k + block.sinks * h)
             total += count * (matrices + (2 + cross + 2 * block.norm_after) * norm + small)
@@ -372,7 +359,8 @@ def leading(
         raise ArgumentError(
             f"kind is one of {', '.join(heads)}, what operations or bytes. Got {kind!r}, {what!r}."
         )
-    parts = _attention(_BARE, t, n + t, t, False)
+    block = BlockConfig(model_dim=1, n_head=1, ff_dim=1, attention_bias=False)
+    parts = _attention(block, t, n + t, t, False)
     total = sum((part.operations if what == "operations" else part.moved for part in parts), NOTHING)
     return str(total.substituted({"k": d / h, "v": d / h, "t": 1, "g": heads[kind]}).leading())
 
@@ -401,8 +389,3 @@ def check_lengths(phase: str, batch: int, length: int, memory: int | None = None
             f"batch and memory must be at least 1, length at least {least}. "
             f"Got batch {batch}, length {length}, memory {memory}."
         )
-
-
-_BARE = TransformerConfig(
-    vocab=1, block=BlockConfig(model_dim=1, n_head=1, ff_dim=1, attention_bias=False), n_decoder_layer=1
-)

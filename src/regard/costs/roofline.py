@@ -61,13 +61,10 @@ def measure_machine(
     device = torch.device(device)
     side, width = 1024, 4096
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    computing = _fastest(lambda: left @ right, device, seconds)
+    peak = 2 * side**3 / _fastest(lambda: left @ right, device, seconds)
     matrix = torch.ones(max(1, n_byte // (width * dtype.itemsize)), width, dtype=dtype, device=device)
     vector = torch.ones(width, dtype=dtype, device=device)
-    peak, bandwidth = (
-        2 * side**3 / computing,
-        matrix.nbytes / _fastest(lambda: matrix @ vector, device, seconds),
-    )
+    bandwidth = matrix.nbytes / _fastest(lambda: matrix @ vector, device, seconds)
     number = str(dtype).removeprefix("torch.")
     return Machine(peak, bandwidth, torch.get_num_threads(), number, str(device))
 
@@ -97,8 +94,7 @@ def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | Non
     if not costs:
         raise ArgumentError("there is no cost to draw.")
     figure = new_figure(9.6, 4.8)
-    ax, beside = figure.subplots(1, 2, width_ratios=(2.3, 1))
-    beside.axis("off")
+    ax = figure.subplots()
     drawn = {cost.phase: [row for row in cost.rows if row.n_operation] for cost in costs}
     intensities = [row.intensity for rows in drawn.values() for row in rows]
     low, high = min([*intensities, machine.ridge]) / 3, max([*intensities, machine.ridge]) * 3
@@ -106,35 +102,33 @@ def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | Non
     ax.plot(*roof, color="#444444", linewidth=1.8)
     ax.fill_between(*roof, color="#f0f0f2", linewidth=0)
     ax.axvline(machine.ridge, color="#8c8c8c", linewidth=0.8, linestyle=":")
-    height, number = 1.0, 0
+    number = 0
     for place, (phase, rows) in enumerate(drawn.items()):
         colour = COLOURS[phase]
         # Phases may fall on the same place: the first lies on top, the next are larger and stick out.
         mark: dict[str, Any] = {"color": colour, "markersize": 10 + 6 * place, "zorder": 5 - place}
         ink: dict[str, Any] = {"color": colour if place else "white", "fontsize": 7, "weight": "bold"}
-        beside.text(0, height, phase, color=colour, fontsize=9, weight="bold", va="top")
-        height -= 0.06
+        ax.plot([], [], " ", label=phase)  # a heading in the list
         for names, intensity in _grouped(rows).items():
             number += 1
             at = intensity, min(machine.peak, intensity * machine.bandwidth)
-            ax.plot(*at, MARKERS[phase], markeredgecolor="white", **mark)
+            entry = fill(f"{number}  {names} ({_short(intensity)})", 44, subsequent_indent="    ")
+            ax.plot(*at, MARKERS[phase], markeredgecolor="white", label=entry, **mark)
             shift: dict[str, Any] = {"xytext": (0, -14 if place else 0), "textcoords": "offset points"}
             ax.annotate(f"{number}", at, ha="center", va="center", zorder=5 - place, **shift, **ink)
-            lines = fill(f"{number}  {names} ({_short(intensity)})", 44, subsequent_indent="    ")
-            beside.text(0, height, lines, fontsize=7, va="top", color="#222222")
-            height -= 0.045 * (lines.count("\n") + 1)
-        height -= 0.03
+    figure.legend(loc="outside right upper", fontsize=7, frameon=False, markerscale=0.5)
     ax.set(xscale="log", xlim=(low, high), yscale="log", ylim=(low * machine.bandwidth, machine.peak * 2.2))
     ax.set_xlabel("intensity: operations for each byte moved", fontsize=9)
     ax.set_ylabel("operations a second that are possible", fontsize=9)
-    for axis, written in ((ax.xaxis, _short), (ax.yaxis, short_number)):
-        axis.set_major_formatter(lambda value, _, written=written: written(value))
+    ax.xaxis.set_major_formatter(lambda value, _: _short(value))
+    ax.yaxis.set_major_formatter(lambda value, _: short_number(value))
+    for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_formatter(NullFormatter())
     peak = f" peak {short_number(machine.peak)} operations/s"
     ax.text(machine.ridge, machine.peak * 1.15, peak, fontsize=8, va="bottom")
     middle = (low * machine.ridge) ** 0.5
-    at, left = (middle, middle * machine.bandwidth), {"xytext": (-8, 8), "textcoords": "offset points"}
-    ax.annotate(short_number(machine.bandwidth, "B/s"), at, fontsize=8, ha="right", **left)
+    at, speed = (middle, middle * machine.bandwidth), short_number(machine.bandwidth, "B/s")
+    ax.annotate(speed, at, (-8, 8), textcoords="offset points", fontsize=8, ha="right")
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)
     title = title or f"Roofline of this machine: {machine.n_thread} threads, {machine.dtype}"

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from regard.attention import softmax as attention
 from regard.attention.feature_maps import FeatureMap, feature_map
-from regard.attention.linear import LinearRule, attend_linear, linear_weights
+from regard.attention.linear import LinearRule, Rule, attend_linear, linear_weights
 from regard.attention.scores import Bias, ScoreRule, SlopeBias, alibi_slopes
-from regard.attention.shapes import check_divides, check_rank
+from regard.attention.shapes import Heads, Vectors, check_divides, check_dropout, check_rank, check_sizes
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
-from regard.errors import ArgumentError, ShapeError, UnsupportedError
+from regard.errors import ShapeError, UnsupportedError
 from regard.layers.cache import LayerCache
 from regard.layers.positions import Turn
 
@@ -29,34 +29,24 @@ class Record(Protocol):
     """
 
     def __call__(
-        self,
-        name: str,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        rule: ScoreRule | LinearRule,
+        self, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
     ) -> Tensor | None: ...
 
 
 def reported(
-    record: Record | None, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    rule: ScoreRule | LinearRule,
-) -> Tensor:  # fmt: skip
+    record: Record | None, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
+) -> Tensor:
     """The output of a layer that reports to `record`: its own, or what the callback puts in its place."""
     changed = None if record is None else record(name, q, k, v, out, lse, rule)
     return out if changed is None else changed
 
 
-def split_heads(
-    x: Float[Tensor, "batch position merged"], n_head: int
-) -> Float[Tensor, "batch head position dim"]:
+def split_heads(x: Float[Tensor, "batch position merged"], n_head: int) -> Heads:
     """Neighbouring dimensions go to the same head."""
     return rearrange(x, "batch position (head dim) -> batch head position dim", head=n_head)
 
 
-def merge_heads(x: Float[Tensor, "batch head position dim"]) -> Float[Tensor, "batch position merged"]:
+def merge_heads(x: Heads) -> Float[Tensor, "batch position merged"]:
     """The inverse of `split_heads`."""
     return rearrange(x, "batch head position dim -> batch position (head dim)")
 
@@ -66,7 +56,7 @@ def rule_at(rule: ScoreRule, visible: Visibility | None, start: int) -> ScoreRul
     both = replace(rule.visible, start=start) if start else rule.visible
     if visible is not None:
         both = both & (replace(visible, start=start) if start and not visible.start else visible)
-    return rule.with_visible(both)
+    return replace(rule, visible=both)
 
 
 class MultiHeadAttention(nn.Module):
@@ -138,7 +128,7 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch query model_dim"],
+        x: Vectors,
         memory: Float[Tensor, "batch key memory_dim"] | None = None,
         *,
         visible: Visibility | None = None,
@@ -148,10 +138,7 @@ class MultiHeadAttention(nn.Module):
         record: Record | None = None,
         name: str = "attention",
         return_weights: bool = False,
-    ) -> (
-        Float[Tensor, "batch query model_dim"]
-        | tuple[Float[Tensor, "batch query model_dim"], Float[Tensor, "batch head query key"]]
-    ):
+    ) -> Vectors | tuple[Vectors, Float[Tensor, "batch head position key"]]:
         """The layer's output, and all weights (before dropout) where `return_weights` asks for them.
 
         `visible` is combined with the layer's own causality; with a `cache` the queries stand after what it
@@ -164,10 +151,9 @@ class MultiHeadAttention(nn.Module):
         q = q if self.query_norm is None else self.query_norm(q)
         remembered = memory is not None and cache is not None and cache.length > 0  # it does not change
         if cache is not None and remembered:
-            none = [q.new_empty(q.shape[0], self.n_kv_head, 0, dim) for dim in (self.qk_dim, self.v_dim)]
-            k, v = (
-                none if cache.k is None or cache.v is None else (cache.k, cache.v)
-            )  # none: it holds their sum
+            k, v = cache.k, cache.v
+            if k is None or v is None:  # it holds their sum
+                k, v = (q.new_empty(len(q), self.n_kv_head, 0, dim) for dim in (self.qk_dim, self.v_dim))
         else:
             source = x if memory is None else memory
             k, v = (split_heads(project(source), self.n_kv_head) for project in (self.key, self.value))
@@ -306,19 +292,6 @@ def head_dims(model_dim: int, n_head: int, qk_dim: int | None, v_dim: int | None
         check_divides("model_dim", model_dim, "n_head", n_head)
     usual = model_dim // max(1, n_head)
     return usual if qk_dim is None else qk_dim, usual if v_dim is None else v_dim
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raise unless every size is at least 1."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ShapeError(f"{name} must be at least 1. Got {size}.")
-
-
-def check_dropout(dropout: float) -> None:
-    """Raise unless this is a probability below 1."""
-    if not 0 <= dropout < 1:
-        raise ArgumentError(f"dropout must be at least 0 and below 1. Got {dropout}.")
 
 
 def check_input(name: str, x: Tensor, dim: int, weight: Tensor) -> None:

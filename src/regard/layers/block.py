@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from regard.attention.data import Ranges, check_fields
 from regard.attention.scores import Bias
+from regard.attention.shapes import Vectors, check_dropout, check_sizes
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError
-from regard.layers.attention import MultiHeadAttention, Record, check_dropout, check_sizes
+from regard.layers.attention import MultiHeadAttention, Record
 from regard.layers.cache import LayerCache
 from regard.layers.positions import Turn
 
@@ -42,9 +43,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(ff_dim, model_dim, bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self, x: Float[Tensor, "batch position model_dim"]
-    ) -> Float[Tensor, "batch position model_dim"]:
+    def forward(self, x: Vectors) -> Vectors:
         up = self.up(x)
         hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
         out: Tensor = self.down(self.dropout(hidden))
@@ -124,7 +123,7 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch position model_dim"],
+        x: Vectors,
         memory: Float[Tensor, "batch memory_position memory_dim"] | None = None,
         *,
         visible: Visibility | None = None,
@@ -135,7 +134,7 @@ class Block(nn.Module):
         cross_cache: LayerCache | None = None,
         record: Record | None = None,
         name: str = "block",
-    ) -> Float[Tensor, "batch position model_dim"]:
+    ) -> Vectors:
         """The block's output. `record` gets the attention as `name`.self and `name`.cross."""
         if self.cross is None and memory is not None:
             raise ArgumentError("a block without cross-attention takes no `memory`: build with cross=True.")

@@ -3,14 +3,12 @@
 The one thing in the library that mutates, and only in `append`, `crop`, `select` and `reorder`.
 """
 
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.linear import LinearState
-from regard.attention.shapes import KEY_WORDS, VALUE_WORDS, check_rank, named
+from regard.attention.shapes import KEY_WORDS, VALUE_WORDS, Keys, Values, check_rank, named
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 
@@ -50,7 +48,7 @@ class LayerCache:
 
     def append(
         self, k: Float[Tensor, "batch kv_head new qk_dim"], v: Float[Tensor, "batch kv_head new v_dim"]
-    ) -> tuple[Float[Tensor, "batch kv_head key qk_dim"], Float[Tensor, "batch kv_head key v_dim"], int]:
+    ) -> tuple[Keys, Values, int]:
         """All keys and values with the new ones at the end, and the position where the new ones start."""
         check_rank("k", k, KEY_WORDS)
         check_rank("v", v, VALUE_WORDS)
@@ -95,12 +93,12 @@ class LayerCache:
         return grown
 
     @property
-    def k(self) -> Float[Tensor, "batch kv_head key qk_dim"] | None:
+    def k(self) -> Keys | None:
         """The keys so far."""
         return None if self._k is None else self._k[:, :, : self.length]
 
     @property
-    def v(self) -> Float[Tensor, "batch kv_head key v_dim"] | None:
+    def v(self) -> Values | None:
         """The values so far."""
         return None if self._v is None else self._v[:, :, : self.length]
 
@@ -111,9 +109,7 @@ class LayerCache:
         if length < self.length and self.held is not None:
             raise UnsupportedError("this cache let positions go: those left cannot be cropped by number.")
         if length < self.length and self.state is not None:
-            raise UnsupportedError(
-                "linear attention keeps a sum of the past: nothing can be taken out of it."
-            )
+            raise UnsupportedError("linear attention keeps a sum of the past: nothing can be taken out.")
         self.length = length
 
     def select(
@@ -191,9 +187,7 @@ class LayerCache:
 
     def _bytes(self, *tensors: Tensor | None) -> int:
         state = () if self.state is None else self.state.tensors
-        return sum(
-            tensor.numel() * tensor.element_size() for tensor in (*tensors, *state) if tensor is not None
-        )
+        return sum(tensor.nbytes for tensor in (*tensors, *state) if tensor is not None)
 
 
 class KVCache:
@@ -221,10 +215,6 @@ class KVCache:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def _all(self) -> Iterator[LayerCache]:
-        yield from self.layers
-        yield from self.cross
-
     @property
     def length(self) -> int:
         """How many positions are held."""
@@ -242,15 +232,15 @@ class KVCache:
 
     def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
         """Keep these sequences in this order, in every layer."""
-        for layer in self._all():
+        for layer in (*self.layers, *self.cross):
             layer.reorder(sequences)
 
     @property
     def bytes(self) -> int:
         """Bytes of all keys and values held."""
-        return sum(layer.bytes for layer in self._all())
+        return sum(layer.bytes for layer in (*self.layers, *self.cross))
 
     @property
     def bytes_reserved(self) -> int:
         """Bytes of all buffers."""
-        return sum(layer.bytes_reserved for layer in self._all())
+        return sum(layer.bytes_reserved for layer in (*self.layers, *self.cross))

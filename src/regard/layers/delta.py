@@ -4,10 +4,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, normalize
 
-from regard.attention.delta import attend_delta, delta_step, delta_weights
-from regard.layers.attention import check_input, check_sizes, head_dims, merge_heads, split_heads
-
-State = Float[Tensor, "batch head qk_dim v_dim"]
+from regard.attention.delta import State, attend_delta, delta_step, delta_weights
+from regard.attention.shapes import Vectors, check_sizes
+from regard.layers.attention import check_input, head_dims, merge_heads, split_heads
 
 
 class DeltaAttention(nn.Module):
@@ -43,9 +42,7 @@ class DeltaAttention(nn.Module):
         nn.init.constant_(self.keep.bias, 4.0)  # at first 2 % fade with each token
         self.out = nn.Linear(n_head * v_dim, model_dim, bias)
 
-    def forward(
-        self, x: Float[Tensor, "batch position model_dim"], state: State | None = None
-    ) -> tuple[Float[Tensor, "batch position model_dim"], State]:
+    def forward(self, x: Vectors, state: State | None = None) -> tuple[Vectors, State]:
         """The outputs, and the state after the last token; `state` is that of the tokens before these."""
         q, k, v, log_decay, beta = self._parts(x)
         if state is not None and x.shape[1] == 1:
@@ -55,9 +52,7 @@ class DeltaAttention(nn.Module):
         out: Tensor = self.out(merge_heads(read))
         return out, state
 
-    def weights(
-        self, x: Float[Tensor, "batch position model_dim"]
-    ) -> Float[Tensor, "batch head position position"]:
+    def weights(self, x: Vectors) -> Float[Tensor, "batch head position position"]:
         """How much of each token's value every output holds: never formed by `forward`."""
         q, k, _, log_decay, beta = self._parts(x)
         return delta_weights(q, k, log_decay, beta, scale=1.0)

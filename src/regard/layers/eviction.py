@@ -6,8 +6,9 @@ What has been read is read in full: positions go when a layer has attended, so a
 and the tokens it is read with. With grouped heads, those that share keys share what is kept.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.attention.columns import column_sums
-from regard.attention.linear import LinearRule
+from regard.attention.data import Ranges, check_fields
+from regard.attention.linear import Rule
 from regard.attention.scores import ScoreRule
 from regard.errors import ArgumentError
 from regard.layers.attention import Record, reported
@@ -47,13 +49,10 @@ class Evict:
     # beyond the budget. None: in the cache where the policy is streaming and positions are rotary.
     positions: Literal["text", "cache"] | None = None
 
+    ranges: ClassVar[Ranges] = {"budget": (1, math.inf)}
+
     def __post_init__(self) -> None:
-        if self.policy not in get_args(Policy):
-            raise ArgumentError(f"policy must be one of {', '.join(get_args(Policy))}. Got {self.policy!r}.")
-        if self.positions not in ("text", "cache", None):
-            raise ArgumentError(f"positions must be 'text', 'cache' or None. Got {self.positions!r}.")
-        if self.budget < 1:
-            raise ArgumentError(f"budget is how many positions a head keeps: at least 1. Got {self.budget}.")
+        check_fields(self)
         half = max(1, self.budget // 2)
         used = {
             "streaming": {"sinks": 4},
@@ -87,9 +86,8 @@ class Evict:
                 "positions='cache' moves keys that are kept, and only rotary positions can be moved: this "
                 "model has others. Use positions='text'."
             )
-        return rotary and (
-            self.positions == "cache" or (self.positions is None and self.policy == "streaming")
-        )
+        usual = "cache" if self.policy == "streaming" else "text"
+        return rotary and (self.positions or usual) == "cache"
 
     def counted(self, n_query: int) -> slice:
         """The queries, of `n_query`, whose looking decides what is kept."""
@@ -138,14 +136,7 @@ class Evicting:
         self._looked_at: dict[int, Tensor] = {}  # by layer, (batch, kv_head, key)
 
     def __call__(
-        self,
-        name: str,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        rule: ScoreRule | LinearRule,
+        self, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
     ) -> Tensor:
         """What the layer gave, or what another record puts in its place; its cache is within the budget."""
         changed = reported(self.record, name, q, k, v, out, lse, rule)

@@ -11,22 +11,13 @@ give the same numbers, to rounding; absorbed costs less where few queries look a
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.scores import ScoreRule
+from regard.attention.shapes import Vectors, check_dropout, check_sizes
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
-from regard.layers.attention import (
-    Record,
-    check_dropout,
-    check_input,
-    check_sizes,
-    merge_heads,
-    reported,
-    rule_at,
-    split_heads,
-)
+from regard.layers.attention import Record, check_input, merge_heads, reported, rule_at, split_heads
 from regard.layers.cache import LayerCache
 from regard.layers.positions import Turn
 
@@ -78,7 +69,7 @@ class LatentAttention(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch query model_dim"],
+        x: Vectors,
         *,
         visible: Visibility | None = None,
         turn: Turn | None = None,
@@ -86,7 +77,7 @@ class LatentAttention(nn.Module):
         record: Record | None = None,
         name: str = "attention",
         absorbed: bool | None = None,
-    ) -> Float[Tensor, "batch query model_dim"]:
+    ) -> Vectors:
         """The layer's output; `turn` is of `rotary_dim` dimensions.
 
         `absorbed` says in which of the two forms it is computed; by default it is where one query looks at a

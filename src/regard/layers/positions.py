@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention.data import Ranges, check_fields
 from regard.attention.scores import DistanceBias
+from regard.attention.shapes import Heads, check_sizes
 from regard.errors import ArgumentError, ShapeError
 
 
@@ -61,11 +62,7 @@ class LearnedPositions(_Table):
 
     def __init__(self, n_position: int, model_dim: int) -> None:
         super().__init__()
-        if n_position < 1 or model_dim < 1:
-            raise ShapeError(
-                "n_position and model_dim must be at least 1. "
-                f"Got n_position {n_position}, model_dim {model_dim}."
-            )
+        check_sizes(n_position=n_position, model_dim=model_dim)
         self.weight = nn.Parameter(nn.init.normal_(torch.empty(n_position, model_dim), std=0.02))
 
 
@@ -180,9 +177,7 @@ class Turn:
     sin: Float[Tensor, "_batch 1 position turned"]
     n_still: int = 0  # the last dimensions, which stay as they are
 
-    def __call__(
-        self, x: Float[Tensor, "batch head position qk_dim"]
-    ) -> Float[Tensor, "batch head position qk_dim"]:
+    def __call__(self, x: Heads) -> Heads:
         """`x` turned, in its own dtype."""
         batch, _, n_position, turned = self.cos.shape
         qk_dim = turned + self.n_still
@@ -231,8 +226,7 @@ class RelativeBias(nn.Module):
     ) -> None:
         super().__init__()
         exact = n_bucket // (4 if bidirectional else 2)  # buckets of one distance each, on one side
-        if n_head < 1:
-            raise ShapeError(f"n_head must be at least 1. Got {n_head}.")
+        check_sizes(n_head=n_head)
         if exact < 1 or max_distance <= exact:
             raise ArgumentError(
                 f"n_bucket must be at least {4 if bidirectional else 2}, and max_distance above the {exact} "
@@ -254,15 +248,10 @@ class RelativeBias(nn.Module):
 
     def bucket(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The bucket of key_pos - query_pos."""
-        n_bucket = self.n_bucket
-        first = torch.zeros_like(distance)
-        if self.bidirectional:
-            n_bucket //= 2
-            first = (distance > 0).to(distance.dtype) * n_bucket
-            far = distance.abs()
-        else:
-            far = (-distance).clamp(min=0)
+        n_bucket = self.n_bucket // (2 if self.bidirectional else 1)
+        far = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
         exact = n_bucket // 2
         ratio = torch.log(far.float().clamp(min=1) / exact) / math.log(self.max_distance / exact)
         shared = (exact + (ratio * (n_bucket - exact)).to(distance.dtype)).clamp(max=n_bucket - 1)
+        first = n_bucket * (distance > 0).to(distance.dtype) if self.bidirectional else 0
         return first + torch.where(far < exact, far, shared)

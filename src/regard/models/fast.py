@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from regard.attention import kernels
-from regard.attention.softmax import attend_one
 from regard.layers.attention import MultiHeadAttention
 from regard.layers.block import Block, FeedForward
 from regard.layers.cache import KVCache, LayerCache
@@ -155,12 +154,13 @@ def _packed_block(block: Block, local: bool, packed: Callable[..., Product]) -> 
         if window is not None and window <= shared.start:
             k, v = k[:, :, -window:], v[:, :, -window:]
             hidden = None if hidden is None else hidden[..., -window:]
-        heads = attend_one(qk[:, :n_head], k, v, hidden, scale)
+        heads, _ = kernels.one_query(qk[:, :n_head], k, v, hidden, scale)
         attended = added(out(heads.view(batch, width)), x, norm, block.attention_norm_after)
         if cross_project is not None and cross_out is not None and cross_norm is not None:
             q = cross_project(cross_norm(attended) if norm_first else attended)
             k, v = cast(Tensor, remembered.k), cast(Tensor, remembered.v)
-            heads = attend_one(q.view(batch, n_head, 1, dim), k, v, shared.cross_added, scale)
+            q = q.view(batch, n_head, 1, dim)
+            heads, _ = kernels.one_query(q, k, v, shared.cross_added, scale)
             attended = added(cross_out(heads.view(batch, width)), attended, cross_norm)
         read = x if block.parallel else attended
         made = up(ff_norm(read) if norm_first else read)

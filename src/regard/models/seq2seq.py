@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from regard.attention.data import Ranges, check_field, check_fields
 from regard.attention.scores import ScoreRule
+from regard.attention.shapes import check_dropout
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError
-from regard.layers.attention import AdditiveAttention, Record, check_dropout, reported
+from regard.layers.attention import AdditiveAttention, Record, reported
 from regard.models.model import Model, Output, Sizes, check_tokens
 from regard.models.recurrent_layers import LayerState, State, read, run, step
 

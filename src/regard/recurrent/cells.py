@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from regard.attention.shapes import check_same_kind, named
 from regard.errors import ArgumentError, ShapeError
 
+Input = Float[Tensor, "*batch input_dim"]
+State = Float[Tensor, "*batch hidden"]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Weights:
@@ -24,6 +27,10 @@ class _Weights:
         """Every weight there is, by its name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
+
+    def side_by_side(self, gates: str) -> list[Tensor]:
+        """W, U and b, each of all these gates."""
+        return [torch.cat([getattr(self, f"{part}_{gate}") for gate in gates], -1) for part in "WUb"]
 
     def __repr__(self) -> str:
         matrix = next(iter(self.named().values()))
@@ -105,20 +112,13 @@ def _gates(module: nn.RNNBase, n_gate: int) -> list[tuple[Tensor, ...]]:
     )
 
 
-def rnn_step(
-    x_t: Float[Tensor, "*batch input_dim"], h_prev: Float[Tensor, "*batch hidden"], weights: RNNWeights
-) -> Float[Tensor, "*batch hidden"]:
+def rnn_step(x_t: Input, h_prev: State, weights: RNNWeights) -> State:
     """tanh(x_t W_x + h_prev W_h + b): the next state of Elman's network (1990)."""
     check_fit({"x_t": x_t, "h_prev": h_prev}, weights)
     return torch.tanh(x_t @ weights.W_x + h_prev @ weights.W_h + weights.b)
 
 
-def lstm_step(
-    x_t: Float[Tensor, "*batch input_dim"],
-    h_prev: Float[Tensor, "*batch hidden"],
-    c_prev: Float[Tensor, "*batch hidden"],
-    weights: LSTMWeights,
-) -> tuple[Float[Tensor, "*batch hidden"], Float[Tensor, "*batch hidden"]]:
+def lstm_step(x_t: Input, h_prev: State, c_prev: State, weights: LSTMWeights) -> tuple[State, State]:
     """The next hidden and cell state, (h, c), of a long short-term memory with a forget gate.
 
         f, i, o = sigmoid(x_t W + h_prev U + b), each with its own W, U and b
@@ -136,13 +136,7 @@ def lstm_step(
     return o * torch.tanh(c), c
 
 
-def gru_step(
-    x_t: Float[Tensor, "*batch input_dim"],
-    h_prev: Float[Tensor, "*batch hidden"],
-    weights: GRUWeights,
-    *,
-    reset_after: bool = False,
-) -> Float[Tensor, "*batch hidden"]:
+def gru_step(x_t: Input, h_prev: State, weights: GRUWeights, *, reset_after: bool = False) -> State:
     """The next state of a gated recurrent unit; z keeps the old state, 1 - z takes the candidate.
 
         z, r = sigmoid(x_t W + h_prev U + b), each with its own W, U and b

@@ -9,7 +9,7 @@ states past its end are 0, as `pad_packed_sequence` has it, whatever the padding
 the state it ended with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -19,34 +19,27 @@ from regard.attention import torch_ops
 from regard.attention.scores import no_autocast
 from regard.attention.shapes import check_same_kind
 from regard.errors import ArgumentError, ShapeError
-from regard.recurrent.cells import GRUWeights, LSTMWeights, RNNWeights, check_fit, check_reset
+from regard.recurrent.cells import GRUWeights, LSTMWeights, RNNWeights, State, check_fit, check_reset
+
+Inputs = Float[Tensor, "time *batch input_dim"]
+States = Float[Tensor, "time *batch hidden"]
+Tensors = tuple[Tensor, ...]
+Lengths = Int[Tensor, "*batch"] | None  # None: all of `time`
 
 
-def rnn_forward(
-    X: Float[Tensor, "time *batch input_dim"],
-    h0: Float[Tensor, "*batch hidden"],
-    weights: RNNWeights,
-    *,
-    lengths: Int[Tensor, "*batch"] | None = None,
-) -> Float[Tensor, "time *batch hidden"]:
+def rnn_forward(X: Inputs, h0: State, weights: RNNWeights, *, lengths: Lengths = None) -> States:
     """Every hidden state of `rnn_step` along X: H[t] is the state after X[t]."""
     check_fit({"X": X, "h0": h0}, weights)
 
     def step(projected: Tensor, h: Tensor) -> tuple[Tensor]:
         return (torch.addmm(projected, h, weights.W_h).tanh(),)
 
-    return _along(X, lengths, (h0,), (weights.W_x,), (weights.b,), step)[0]
+    return _along(X, lengths, (h0,), weights.W_x, weights.b, step)[0]
 
 
 def lstm_forward(
-    X: Float[Tensor, "time *batch input_dim"],
-    h0: Float[Tensor, "*batch hidden"],
-    c0: Float[Tensor, "*batch hidden"],
-    weights: LSTMWeights,
-    *,
-    lengths: Int[Tensor, "*batch"] | None = None,
-    cells: bool = True,
-) -> tuple[Float[Tensor, "time *batch hidden"], Float[Tensor, "... hidden"]]:
+    X: Inputs, h0: State, c0: State, weights: LSTMWeights, *, lengths: Lengths = None, cells: bool = True
+) -> tuple[States, Float[Tensor, "... hidden"]]:
     """Every hidden and every cell state of `lstm_step` along X, (H, C), both (time, ..., hidden).
 
     With `cells=False` it is (H, c): c is the last cell state only, (..., hidden), which is all that torch's
@@ -54,14 +47,12 @@ def lstm_forward(
     so that they cost the same with `cells=False` as without.
     """
     check_fit({"X": X, "h0": h0, "c0": c0}, weights)
-    w = weights
-    W, U, b = (w.W_i, w.W_f, w.W_c, w.W_o), (w.U_i, w.U_f, w.U_c, w.U_o), (w.b_i, w.b_f, w.b_c, w.b_o)
+    W, U, b = weights.side_by_side("ifco")
     if not cells and lengths is None and _fusible("LSTM", h0):
-        return _fused("LSTM", X, None, (h0, c0), W, U, b, torch.zeros_like(torch.cat(b)))
-    U_all = torch.cat(U, 1)
+        return _fused("LSTM", X, None, (h0, c0), (W, U, b, torch.zeros_like(b)))
 
     def step(projected: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        i, f, candidate, o = torch.addmm(projected, h, U_all).chunk(4, -1)
+        i, f, candidate, o = torch.addmm(projected, h, U).chunk(4, -1)
         c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), candidate.tanh())
         return o.sigmoid() * c.tanh(), c
 
@@ -70,41 +61,31 @@ def lstm_forward(
 
 
 def gru_forward(
-    X: Float[Tensor, "time *batch input_dim"],
-    h0: Float[Tensor, "*batch hidden"],
-    weights: GRUWeights,
-    *,
-    lengths: Int[Tensor, "*batch"] | None = None,
-    reset_after: bool = False,
-) -> Float[Tensor, "time *batch hidden"]:
+    X: Inputs, h0: State, weights: GRUWeights, *, lengths: Lengths = None, reset_after: bool = False
+) -> States:
     """Every hidden state of `gru_step` along X, with its two conventions of the reset."""
     check_fit({"X": X, "h0": h0}, weights)
     check_reset(weights, reset_after)
-    w = weights
-    W, b = (w.W_r, w.W_z, w.W_h), (w.b_r, w.b_z, w.b_h)
-    inner = torch.zeros_like(w.b_h) if w.b_u is None else w.b_u
+    W, U, b = weights.side_by_side("rzh")
+    inner = torch.zeros_like(weights.b_h) if weights.b_u is None else weights.b_u
     if reset_after and _fusible("GRU", h0):
-        zeros = torch.zeros_like(torch.cat(b[:2]))
-        return _fused("GRU", X, lengths, (h0,), W, (w.U_r, w.U_z, w.U_h), b, torch.cat([zeros, inner]))[0]
-    U_gates = torch.cat((w.U_r, w.U_z), 1)
+        b_state = torch.cat([inner.new_zeros(2 * len(inner)), inner])
+        return _fused("GRU", X, lengths, (h0,), (W, U, b, b_state))[0]
+    U_gates = U[:, : 2 * len(inner)]
 
     def step(projected: Tensor, h: Tensor) -> tuple[Tensor]:
         gates, candidate = projected.split((U_gates.shape[1], h.shape[1]), -1)
         r, z = torch.addmm(gates, h, U_gates).sigmoid().chunk(2, -1)
         if reset_after:
-            candidate = candidate + r * torch.addmm(inner, h, w.U_h)
+            candidate = candidate + r * torch.addmm(inner, h, weights.U_h)
         else:
-            candidate = torch.addmm(candidate, r * h, w.U_h)
+            candidate = torch.addmm(candidate, r * h, weights.U_h)
         return (torch.lerp(candidate.tanh(), h, z),)
 
     return _along(X, lengths, (h0,), W, b, step)[0]
 
 
-def last_state(
-    states: Float[Tensor, "time *batch hidden"],
-    initial: Float[Tensor, "*batch hidden"],
-    lengths: Int[Tensor, "*batch"] | None = None,
-) -> Float[Tensor, "*batch hidden"]:
+def last_state(states: States, initial: State, lengths: Lengths = None) -> State:
     """The state each sequence ended with: the one of its last step, or `initial` where it has no step.
 
     >>> H = torch.tensor([[[1.0], [5.0]], [[2.0], [0.0]]])  # (time 2, batch 2, hidden 1)
@@ -133,57 +114,34 @@ def _fusible(mode: str, h: Tensor) -> bool:
 
 
 def _fused(
-    mode: str,
-    X: Tensor,
-    lengths: Tensor | None,
-    states: tuple[Tensor, ...],
-    W: Sequence[Tensor],
-    U: Sequence[Tensor],
-    b: Sequence[Tensor],
-    b_state: Tensor,
+    mode: str, X: Tensor, lengths: Lengths, states: Tensors, weights: Tensors
 ) -> tuple[Tensor, Tensor]:
     """Every hidden state, and the last one or the last cell, by torch's operation on its own layout."""
     x, past_end, rows = _batched(X, lengths, states)
-    params = [torch.cat([w.t() for w in W]), torch.cat([u.t() for u in U]), torch.cat(list(b)), b_state]
+    params = [weight.t().contiguous() for weight in weights]
     initial = tuple(state[None] for state in rows)
+    # has_biases, num_layers, dropout, train, bidirectional, batch_first
+    options = True, 1, 0.0, torch.is_grad_enabled(), False, False
     with no_autocast(X.device):
-        # has_biases, num_layers, dropout, train, bidirectional, batch_first
-        H, *_, last = torch_ops.SEQUENCE[mode](
-            x,
-            initial if mode == "LSTM" else initial[0],
-            params,
-            True,
-            1,
-            0.0,
-            torch.is_grad_enabled(),
-            False,
-            False,
-        )
+        H, *_, last = torch_ops.SEQUENCE[mode](x, initial if mode == "LSTM" else initial[0], params, *options)
     return _as_given(H, X, past_end), last.reshape(states[0].shape)
 
 
 def _along(
-    X: Tensor,
-    lengths: Tensor | None,
-    states: tuple[Tensor, ...],
-    W: Sequence[Tensor],
-    b: Sequence[Tensor],
-    step: Callable[..., tuple[Tensor, ...]],
+    X: Tensor, lengths: Lengths, states: Tensors, W: Tensor, b: Tensor, step: Callable[..., Tensors]
 ) -> list[Tensor]:
     """Every state along X; `step` is given x W + b of all gates side by side, made by one product."""
     x, past_end, states = _batched(X, lengths, states)
     made = []
     with no_autocast(X.device):
-        rows = torch.addmm(torch.cat(list(b)), x.flatten(0, 1), torch.cat(list(W), 1))
+        rows = torch.addmm(b, x.flatten(0, 1), W)
         for projected in rows.view(*x.shape[:2], rows.shape[1]).unbind():
             states = step(projected, *states)
             made.append(states)
     return [_as_given(torch.stack(parts), X, past_end) for parts in zip(*made, strict=True)]
 
 
-def _batched(
-    X: Tensor, lengths: Tensor | None, states: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+def _batched(X: Tensor, lengths: Lengths, states: Tensors) -> tuple[Tensor, Tensor | None, Tensors]:
     """X and states with a batch axis; where X is padding, set to 0: NaN times a gradient of 0 is NaN."""
     _check_lengths(lengths, X, "X")
     x = X if X.dim() == 3 else X[:, None]

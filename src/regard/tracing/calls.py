@@ -18,14 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.attention.linear import LinearRule
+from regard.attention.linear import Rule
 from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule
 from regard.attention.shapes import row_blocks
 from regard.attention.visibility import Visibility, hidden_by
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.tracing.layers import Kind, Shape, all_scores
 
-Rule = ScoreRule | LinearRule
 # A mask in our terms: who sees whom, what is added, and (batch, head, query) rows that a finite number hides.
 Read = tuple[Visibility, Bias | None, Tensor | None]
 

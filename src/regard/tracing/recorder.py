@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.attention.linear import LinearRule
+from regard.attention.linear import LinearRule, Rule
 from regard.attention.scores import ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
-from regard.tracing.calls import Called, Rule, compact_bias, numbered, read_visible
+from regard.tracing.calls import Called, compact_bias, numbered, read_visible
 from regard.tracing.disk import on_disk
 from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace, reach
 from regard.tracing.traces import LayerCheck

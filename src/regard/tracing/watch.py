@@ -37,6 +37,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.attention import torch_ops
+from regard.attention.linear import Rule
 from regard.attention.scores import ScoreRule
 from regard.errors import UnsupportedError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record
@@ -47,7 +48,6 @@ from regard.tracing import by_hand
 from regard.tracing.calls import (
     Called,
     LogSumExp,
-    Rule,
     as_it_is,
     read_call,
     read_registered,

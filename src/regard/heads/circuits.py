@@ -198,7 +198,8 @@ class Stream:
             alike = [out.view_as(gave) for out in others if out.numel() == gave.numel()]
             if not any(close(mine[0] + out, gave - given, gave) for out in alike if mine):
                 which = f"{loaded.facts.name}: {name}"
-                raise UnsupportedError(f"{which} does not add its output to the residual stream as it is.")
+                reason = "does not add its output to the residual stream as it is: a norm follows, it seems"
+                raise UnsupportedError(f"{which} {reason}.")
 
     def written(self, name: str, places: list[int]) -> Float[Tensor, "head place model_dim"]:
         """What each head of a layer wrote at some places."""

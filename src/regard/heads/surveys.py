@@ -247,7 +247,7 @@ def _read(path: Path, fingerprint: str) -> dict[int, Tensor]:
         try:
             with safe_open(file, framework="pt") as held:
                 if (held.metadata() or {}).get("survey") != fingerprint:
-                    raise LoadError(f"{file} is the state of another survey: its model or its texts differ.")
+                    raise LoadError(f"{file} is the state of another survey: give another file.")
                 index, values = held.get_tensor("index").tolist(), held.get_tensor("values")
         except (SafetensorError, OSError) as error:
             raise LoadError(f"{file} is no state of a survey: {error}.") from error

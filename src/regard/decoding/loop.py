@@ -105,12 +105,11 @@ class Texts:
             raise ArgumentError(f"max_new must be at least 1. Got {max_new}.")
         loaded = model if isinstance(model, Loaded) else None
         module = model if loaded is None else loaded.model
+        kind = type(module).__name__
         if not isinstance(module, Decodable):
-            raise UnsupportedError(f"{type(module).__name__} cannot be decoded: it has no `begin`.")
+            raise UnsupportedError(f"{kind} cannot be decoded: it has no `begin`.")
         if cache is not None and not isinstance(module, Transformer):
-            raise UnsupportedError(
-                f"a {type(module).__name__} has no cache to evict from: Transformers have."
-            )
+            raise UnsupportedError(f"a {kind} has no cache to evict from: `cache` is for our Transformer.")
         parameter = next(iter(getattr(module, "parameters", list)()), None)
         device = torch.device("cpu") if parameter is None else parameter.device
         # An encoder reads, a decoder goes on at the end.
@@ -200,10 +199,9 @@ class Beams(Texts):
         best, places = (part.tolist() for part in values.flatten(1).topk(n_candidate, dim=-1))
         kept, order, feed = [], [], []
         for prompt in range(self.n_prompt):
-            candidates = zip(best[prompt], places[prompt], strict=True)
-            going = self._sorted_out(
-                prompt, [(value, *divmod(at, vocab)) for value, at in candidates], length
-            )
+            ranked = zip(best[prompt], places[prompt], strict=True)
+            candidates = [(value, *divmod(place, vocab)) for value, place in ranked]
+            going = self._sorted_out(prompt, candidates, length)
             kept.append([value for value, _, _ in going])
             order += [prompt * n_row + min(parent, n_row - 1) for _, parent, _ in going]
             feed += [text[-1] for _, _, text in going]

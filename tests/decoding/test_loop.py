@@ -125,8 +125,8 @@ def test_top_k_and_top_p_keep_the_likeliest(choice, possible):
 def test_a_repetition_penalty_divides_positive_scores_and_multiplies_negative_ones():
     """As in Keskar et al. 2019, and only for tokens already there."""
     scores = torch.tensor([[4.0, -4.0, 4.0, -4.0]])
-    seen = torch.tensor([[True, True, False, False]])
-    assert Choice(repetition_penalty=2.0).penalised(scores, seen).tolist() == [[2.0, -8.0, 4.0, -4.0]]
+    written = torch.tensor([[1, 0, 1]])
+    assert Choice(repetition_penalty=2.0).penalised(scores, written).tolist() == [[2.0, -8.0, 4.0, -4.0]]
 
 
 def test_sampling_repeats_with_its_seed(chain):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.decoding.prompts import Prompt, Side, encoded
@@ -58,11 +58,14 @@ class Choice:
                 raise ArgumentError(f"{name} must be {rule}. Got {getattr(self, name)}.")
 
     def penalised(
-        self, scores: Float[Tensor, "batch vocab"], seen: Bool[Tensor, "batch vocab"]
+        self, scores: Float[Tensor, "batch vocab"], written: Int[Tensor, "batch position"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Scores with those of tokens already seen made less likely."""
-        lowered = torch.where(scores > 0, scores / self.repetition_penalty, scores * self.repetition_penalty)
-        return torch.where(seen, lowered, scores)
+        """Scores with those of tokens already written made less likely."""
+        if self.repetition_penalty == 1:
+            return scores
+        theirs = scores.gather(1, written)
+        lowered = torch.where(theirs > 0, theirs / self.repetition_penalty, theirs * self.repetition_penalty)
+        return scores.scatter(1, written, lowered)
 
     def pick(
         self, scores: Float[Tensor, "batch vocab"], generator: torch.Generator | None
@@ -102,12 +105,11 @@ class Texts:
             raise ArgumentError(f"max_new must be at least 1. Got {max_new}.")
         loaded = model if isinstance(model, Loaded) else None
         module = model if loaded is None else loaded.model
+        kind = type(module).__name__
         if not isinstance(module, Decodable):
-            raise UnsupportedError(f"{type(module).__name__} cannot be decoded: it has no `begin`.")
+            raise UnsupportedError(f"{kind} cannot be decoded: it has no `begin`.")
         if cache is not None and not isinstance(module, Transformer):
-            raise UnsupportedError(
-                f"a {type(module).__name__} has no cache to evict from: `cache` is for our Transformer."
-            )
+            raise UnsupportedError(f"a {kind} has no cache to evict from: `cache` is for our Transformer.")
         parameter = next(iter(getattr(module, "parameters", list)()), None)
         device = torch.device("cpu") if parameter is None else parameter.device
         # An encoder reads, a decoder goes on at the end.
@@ -118,10 +120,8 @@ class Texts:
         if limit is not None:
             n_prompt = read.ids.shape[1]
             if n_prompt >= limit:
-                raise ArgumentError(
-                    f"the prompt has {n_prompt} tokens, the model's limit is {limit}: "
-                    "nothing can follow. Shorten the prompt."
-                )
+                rule = f"the model's limit is {limit}: nothing can follow"
+                raise ArgumentError(f"the prompt has {n_prompt} tokens, {rule}. Shorten it.")
             if cache is None or not cache.moves(getattr(module, "rotary", None) is not None):
                 max_new = min(max_new, limit - n_prompt)
         says = loaded or module
@@ -139,34 +139,25 @@ class Texts:
     def steps(self) -> Iterator[None]:
         """The loop: choose a token for each sequence, feed them, until all have stopped or `max_new`."""
         if getattr(self.model, "training", False):
-            raise ArgumentError(
-                "the model is in training mode, where dropout is on: call model.eval() first."
-            )
+            raise ArgumentError("the model is in training mode, with dropout on: call model.eval() first.")
         more = {} if self.cache is None else {"cache": self.cache}
         scores, decoding = self.model.begin(self.prompt, self.visible, start_token=self.start_token, **more)
-        seen = self._seen(scores.shape[-1]) if self.choice.repetition_penalty != 1 else None
+        written = self.prompt
+        if self.start_token is not None:  # the prompt is another text than the answer
+            written = self.prompt.new_full((self.n_prompt, 1), self.start_token)
+        elif self.visible is not None:  # padding, on the left, counts as the last token once more
+            written = self.prompt.where(self.visible, self.prompt[:, -1:])
         for length in range(1, self.max_new + 1):
             scores = scores.float().log_softmax(-1) if self.compares_sums else scores
-            if seen is not None:
-                scores = self.choice.penalised(scores, seen)
-            tokens, order = self.choose(scores, length)
+            tokens, order = self.choose(self.choice.penalised(scores, written), length)
             yield
             if not any(self.going) or length == self.max_new:
                 return
             if order is not None:
                 decoding.reorder(order)
-                seen = None if seen is None else seen.index_select(0, order)
-            seen = None if seen is None else seen.scatter(1, tokens[:, None], True)
+                written = written[order]
+            written = torch.cat([written, tokens[:, None]], dim=1)
             scores = decoding.next(tokens)
-
-    def _seen(self, vocab: int) -> Bool[Tensor, "batch vocab"]:
-        """Which tokens each text holds, for the repetition penalty."""
-        seen = torch.zeros(self.n_prompt, vocab, dtype=torch.bool, device=self.prompt.device)
-        if self.start_token is not None:  # the prompt is another text than the answer
-            seen[:, self.start_token] = True
-            return seen
-        real = torch.ones_like(self.prompt, dtype=torch.bool) if self.visible is None else self.visible
-        return seen.scatter_reduce(1, self.prompt, real, reduce="amax")
 
     def choose(
         self, scores: Float[Tensor, "batch vocab"], length: int
@@ -208,10 +199,9 @@ class Beams(Texts):
         best, places = (part.tolist() for part in values.flatten(1).topk(n_candidate, dim=-1))
         kept, order, feed = [], [], []
         for prompt in range(self.n_prompt):
-            candidates = zip(best[prompt], places[prompt], strict=True)
-            going = self._sorted_out(
-                prompt, [(value, *divmod(at, vocab)) for value, at in candidates], length
-            )
+            ranked = zip(best[prompt], places[prompt], strict=True)
+            candidates = [(value, *divmod(place, vocab)) for value, place in ranked]
+            going = self._sorted_out(prompt, candidates, length)
             kept.append([value for value, _, _ in going])
             order += [prompt * n_row + min(parent, n_row - 1) for _, parent, _ in going]
             feed += [text[-1] for _, _, text in going]

@@ -122,9 +122,7 @@ def load(
     if packed not in ("float32", "float16"):
         raise ArgumentError(f"packed must be 'float32' or 'float16'. Got {packed!r}.")
     if packed == "float16" and (torch.device(device).type != "cpu" or dtype != torch.float32):
-        raise ArgumentError(
-            f"packed='float16' is for decoding on the CPU from float32. Got device {device}, dtype {dtype}."
-        )
+        raise ArgumentError(f"packed='float16' is for the CPU and float32. Got {device} and {dtype}.")
     name, path = str(name_or_path), Path(name_or_path)
     if random:
         loaded = _random(name, seed)
@@ -296,9 +294,7 @@ def _numbers(stored: LazyTensor, source: Path, dtype: torch.dtype) -> Tensor:
     """A weight's numbers, which must be floating and finite: looked at once, here."""
     read = stored.read()
     if not read.is_floating_point():
-        raise LoadError(
-            f"{source}: {stored.name} is stored as {stored.stored_as}: weights must be floating numbers."
-        )
+        raise LoadError(f"{source}: {stored.name} is stored as {stored.stored_as}: weights must be floating.")
     numbers = read.to(dtype)
     # The sum is quick and hides no NaN; it may overflow where every number is finite.
     if not math.isfinite(numbers.sum(dtype=torch.float32)) and not torch.isfinite(numbers).all():
@@ -380,9 +376,7 @@ def _reading_config(raw: files.RawModel) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise LoadError(
-            f"{raw.source}: config.json has no {error.args[0]!r}, which its model needs."
-        ) from error
+        raise LoadError(f"{raw.source}: config.json has no {error.args[0]!r}: it needs one.") from error
     except (LoadError, UnsupportedError):
         raise
     except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:

@@ -265,9 +265,7 @@ def gguf_tokenizer(
         raise LoadError(f"{source} has byte-level BPE without lists of tokens, and of pairs of them.")
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
-        raise LoadError(
-            f"{source} has {len(tokens)} tokens, of which {len(tokens) - len(vocab)} occur twice."
-        )
+        raise LoadError(f"{source} has {len(tokens)} tokens: {len(tokens) - len(vocab)} occur twice.")
     n_type = len(types) if hasattr(types, "__len__") else 1
     if n_type not in (0, len(tokens)):
         raise LoadError(f"{source} has {len(tokens)} tokens and {n_type} token types: one each is needed.")

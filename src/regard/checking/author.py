@@ -3,14 +3,12 @@
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from operator import methodcaller
 
 import torch
-from torch import Tensor
 
 from regard.checking.child.messages import Failure, Outcome, mapped
-from regard.checking.forms import Whatever
+from regard.checking.forms import Whatever, changed_numbers
 from regard.checking.judge import Check, compared, judged
 from regard.checking.naming import RAISED, Space, best_verdict, diagnosis, numbers, plain_answer
 from regard.checking.plan import Plan
@@ -128,7 +126,7 @@ def _reference(plan: Plan) -> Line:
     """The reference, judged as if it were an answer: by probes, and by its own values."""
     outcomes = dict(plan.expected(plan.choices()[0]))
     for run in plan.runs:
-        value = mapped(outcomes[run.id].value, partial(_rounded, dtype=getattr(torch, run.dtype)))
+        value = changed_numbers(outcomes[run.id].value, methodcaller("to", getattr(torch, run.dtype)))
         outcomes[run.id] = replace(outcomes[run.id], value=value, again=value)
         if run.item.raises or run.kind == "device":
             outcomes[run.id] = Outcome(error=Failure("error", *run.item.raises[:1]))
@@ -137,10 +135,6 @@ def _reference(plan: Plan) -> Line:
     checks = judged(plan, outcomes, plan.choices()[0]).checks
     failed = _failed(check for check in checks if check.name not in chance)
     return Line("the reference passes its own checks", not failed, failed)
-
-
-def _rounded(leaf: Any, dtype: torch.dtype) -> Any:
-    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 def _data(plan: Plan) -> Iterator[Line]:

@@ -72,11 +72,7 @@ def changed_numbers(result: Tree, change: Callable[[Tensor], Tensor], *, first_p
     if first_part:
         parts = _parts(result)
         return [changed_numbers(parts[0], change), *parts[1:]]
-
-    def leaf(item: Any) -> Any:
-        return change(item) if isinstance(item, Tensor) and item.is_floating_point() else item
-
-    return mapped(result, leaf)
+    return _each(lambda leaf: change(leaf) if leaf.is_floating_point() else leaf)(result)
 
 
 for _name, _change in VALUES.items():

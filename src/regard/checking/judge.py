@@ -211,7 +211,7 @@ class _Judge:
         wrong = compared(self.plan, run, self.expected[run.id].value, outcome.value)
         if wrong is not None:
             return check.failing(wrong.message, difference=wrong)
-        most = formula(trial.most_numbers, **trial.sizes) if trial.most_numbers else outcome.largest
+        most = int(formula(trial.most_numbers, **trial.sizes)) if trial.most_numbers else outcome.largest
         if outcome.largest > most:
             text = f"a tensor of {outcome.largest} numbers is made on the way; {most} are enough."
             return check.failing(text, kind="wasteful")

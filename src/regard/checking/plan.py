@@ -3,6 +3,7 @@
 import itertools
 import zlib
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checking.child.messages import Order, Outcome, Tree, gradients, leaves, mapped
+from regard.checking.child.messages import Order, Outcome, Tree, gradients, leaves
 from regard.checking.compare import TOLERANCE, same
+from regard.checking.forms import changed_numbers
 from regard.checking.spec import Exercise
 from regard.checking.trials import Case, Draw, Impossible, Item, Trial
 from regard.errors import ArgumentError, RegardError
@@ -118,7 +120,7 @@ class Plan:
         grads = {
             name: torch.zeros_like(wanted[name]) if grad is None else grad for name, grad in grads.items()
         }
-        return Outcome(value=mapped(value, _detached), grads=grads)
+        return Outcome(value=changed_numbers(value, Tensor.detach), grads=grads)
 
     def view(self, run: Run, value: Tree) -> Tree:
         """A result as the exercise compares it."""
@@ -146,10 +148,6 @@ def shrunk_plan(exercise: Exercise, trial: Trial, seed: int, sizes: Mapping[str,
     return plan
 
 
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
-
-
 def tensors_of(case: Case) -> list[Tensor]:
     """The tensors among the arguments, in the order in which the harness meets them."""
     return [leaf for _, leaf in leaves([case.args, case.kwargs]) if isinstance(leaf, Tensor)]
@@ -158,12 +156,9 @@ def tensors_of(case: Case) -> list[Tensor]:
 def as_float64(case: Case, dtype: str) -> Case:
     """The case in float64, with the numbers that are left after rounding to `dtype`."""
 
-    def change(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            leaf = leaf.clone()
-            if leaf.is_floating_point():
-                return leaf.to(getattr(torch, dtype)).double()
-        return leaf
+    def rounded(leaf: Tensor) -> Tensor:
+        return leaf.to(getattr(torch, dtype)).double()
 
-    changed = {name: mapped(getattr(case, name), change) for name in ("args", "kwargs", "weights")}
-    return replace(case, **changed)
+    copy = deepcopy(case)
+    changed = {name: changed_numbers(getattr(copy, name), rounded) for name in ("args", "kwargs", "weights")}
+    return replace(copy, **changed)

@@ -173,9 +173,7 @@ class Exercise(Entry):
     variants: Mapping[str, str]  # file in right/ -> what is special about it
     hints: Hints  # for an answer whose mistake has no name
     mistakes: tuple[Mistake, ...]
-    conventions: Mapping[
-        str, Mapping[str, str]
-    ]  # name in formulas -> its choices, ours first -> in a sentence
+    conventions: Mapping[str, Mapping[str, str]]  # name -> choice -> what is said of it; the first is ours
     words: Mapping[str, tuple[str, ...]]  # output -> its dimensions
     formulas: Mapping[str, Any]  # of the reference
     draws: Mapping[str, Any]  # how each argument and weight is drawn

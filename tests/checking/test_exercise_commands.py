@@ -110,13 +110,14 @@ def test_a_check_of_ours_that_fails_costs_one_result(regard_in, tmp_path, monkey
 
 
 def test_results_are_written_as_they_come(regard_in, tmp_path, monkeypatch):
-    """What breaks the command off leaves the results before it on the page."""
+    """What breaks the command off leaves the results before it on the page; a kill does too."""
     from regard.checking.check import Checker
 
-    checked = Checker.check_files
+    checked, there_before_the_end = Checker.check_files, []
 
     def breaks(self, *arguments):
         yield next(checked(self, *arguments))
+        there_before_the_end.append("first.py" in (tmp_path / "r.html").read_text())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Checker, "check_files", breaks)
@@ -124,6 +125,7 @@ def test_results_are_written_as_they_come(regard_in, tmp_path, monkeypatch):
     (tmp_path / "second.py").write_text(RIGHT)
     regard_in("check", "first.py", "second.py", "--from", "course", "--html", "r.html")
     assert "first.py" in (tmp_path / "r.html").read_text()
+    assert there_before_the_end == [True]
 
 
 def test_hide_solutions_refuses_where_files_cannot_be_withheld(tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def test_the_page_draws_expected_yours_and_difference(wrong):
     tags.feed(page)
     assert tags.open == []
     assert tags.seen.count("figure") >= 3
-    assert "rows: query, columns: key" in page
+    assert "rows are query, columns key" in page
     assert "solid #e53935" in page
     assert "http://" not in page
     assert "https://" not in page

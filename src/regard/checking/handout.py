@@ -72,9 +72,8 @@ def _otter_question(part: Part) -> list[Cell]:
     for kind, weight in weights.items():
         points = part.points * weight / sum(weights.values())
         config = f"points: {points!r}\nhidden: {str(kind in part.hidden).lower()}"
-        body = (
-            f'from regard.checking.session import require; require("{NAME}", "{part.exercise.id}", "{kind}")'
-        )
+        call = f'require("{NAME}", "{part.exercise.id}", "{kind}")'
+        body = f"from regard.checking.session import require; {call}"
         text = f'""" # BEGIN TEST CONFIG\n{config}\n""" # END TEST CONFIG\ndef test_{kind}(env):\n    {body}'
         tests.append(cell("code", text))
     inside = [task, *_between("SOLUTION", [answer]), *_between("TESTS", tests)]

@@ -167,8 +167,8 @@ def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Resu
     answer = written.answer(submission, part.exercise)
     rules = {AS_THE_TASK_SAYS: part.conventions, SHAPE_COMMENTS: part.comments}
     free = [check for check in result.checks if rules.get(check.name) == "free"]
-    shown = [replace(check, hidden=check.hidden or part.hides(check.name)) for check in result.checks]
-    checks = tuple(check for check in shown if rules.get(check.name) != "free")
+    counted = [check for check in result.checks if check not in free]
+    checks = tuple(replace(check, hidden=check.hidden or part.hides(check.name)) for check in counted)
     lines = [Line(one.name, part.kind(one.name), one.passed, one.message, one.hidden) for one in checks]
     notes = (*result.conventions, *(check.message for check in free if not check.passed))
     if part.comments == "required" and not written.n_comment(answer):
@@ -186,17 +186,14 @@ def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Resu
     hidden_points = round(of_hidden * share(part, unseen, lines), 2)
     points = hidden_points + round((part.points - of_hidden) * share(part, seen, seen), 2)
     status = PASSED if failed is None else PARTLY if points else WRONG
-    n_line = written.n_line(answer)
     if written.untouched(answer, part.exercise):
-        status, said, say = UNTOUCHED, [], {}
+        status, points, hidden_points, said, say = UNTOUCHED, 0.0, 0.0, [], {}
     elif refused := written.refused(submission, answer, part.allow, part.forbid):
         names = f"this exercise does not allow {', '.join(refused)}."
-        status, said, say = REFUSED, [names], {"not allowed": names}
-    elif status == PASSED and n_line <= part.few_lines:
+        status, points, hidden_points, said, say = REFUSED, 0.0, 0.0, [names], {"not allowed": names}
+    elif status == PASSED and (n_line := written.n_line(answer)) <= part.few_lines:
         points, hidden_points = points + part.bonus, hidden_points + (part.bonus if of_hidden else 0.0)
         said += [] if of_hidden else [f"{n_line} lines of code: a bonus of {part.bonus:g} points."]
-    if status in (UNTOUCHED, REFUSED):
-        points = hidden_points = 0.0
     earned = (status, round(points, 2), hidden_points, of_hidden)
     marked = Mark(part.exercise.id, part.points, *earned, result.file, lines, say, said)
     return marked, replace(result, checks=checks, conventions=notes)
@@ -226,16 +223,12 @@ def grade(
     marks, results = [], []
     for id, part in assignment.parts.items():
         best_first = sorted(answers[id], key=lambda pair: (-pair[0].points, pair[0].status == UNTOUCHED))
-        if not best_first:
-            marks.append(Mark(id, part.points, hidden_out_of=hidden_out_of(part)))
-            continue
-        (best, result), *others = best_first
-        if others:
-            names = ", ".join(other.file for other, _ in others)
-            twice = f"Handed in {len(best_first)} times: {best.file} counts, and not {names}."
+        best = best_first[0][0] if best_first else Mark(id, part.points, hidden_out_of=hidden_out_of(part))
+        if others := ", ".join(other.file for other, _ in best_first[1:]):
+            twice = f"Handed in {len(best_first)} times: {best.file} counts, and not {others}."
             best = replace(best, said=[*best.said, twice])
         marks.append(best)
-        results.append(result)
+        results += [result for _, result in best_first[:1]]
     late, deductions = 0, dict[str, float]()
     if assignment.deadline is not None and submitted is not None:  # days begun since then, by our clock
         late = max(0, math.ceil((submitted.astimezone() - assignment.deadline.astimezone()) / DAY))

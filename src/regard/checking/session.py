@@ -9,7 +9,6 @@
 One worker stays warm for the session. It runs what the answer needs of the notebook, not the notebook.
 """
 
-import ast
 import inspect
 import sys
 from collections.abc import Iterable
@@ -66,11 +65,10 @@ def check(
     if isinstance(answer, str | Path):
         return _report(read(answer), exercise, seed, strict)
     if not (inspect.isfunction(answer) or inspect.isclass(answer)):
-        raise ArgumentError(
-            "check takes a function, a class, or the path of a file. "
-            f"Got an object of type {type(answer).__name__}"
-            + (": its class is what you wrote." if type(answer).__module__ == "__main__" else ".")
-        )
+        kind = type(answer)
+        yours = ": its class is what you wrote." if kind.__module__ == "__main__" else "."
+        rule = "check takes a function, a class, or the path of a file."
+        raise ArgumentError(f"{rule} Got an object of type {kind.__name__}{yours}")
     names = [answer.__name__]
     if _shell() is not None and answer.__module__ == "__main__":
         return _report(session(names), exercise, seed, strict, names)
@@ -79,9 +77,7 @@ def check(
     except TypeError:
         path = Path()
     if not path.is_file():
-        raise ArgumentError(
-            f"the source of {answer.__name__} is not at hand: write it in a file or in a notebook's cell."
-        )
+        raise ArgumentError(f"the source of {answer.__name__} is not at hand: write it in a file or a cell.")
     return _report(read(path), exercise, seed, strict, names)
 
 
@@ -128,6 +124,8 @@ def session(names: Iterable[str]) -> Submission:
 def needed(cells: Iterable[Cell], names: Iterable[str]) -> tuple[Cell, ...]:
     """The cells with only those statements that define the names, and what they use in turn.
 
+    Every other line is blank, so that line numbers stay.
+
     >>> [cell.source for cell in needed([Cell("", "a = 1\\nb = a\\nc = 2")], ["b"])]
     ['a = 1\\nb = a']
     """
@@ -137,21 +135,13 @@ def needed(cells: Iterable[Cell], names: Iterable[str]) -> tuple[Cell, ...]:
     while more := {at for at, (bound, _) in enumerate(bound_and_used) if at not in kept and bound & wanted}:
         kept |= more
         wanted = wanted.union(*(bound_and_used[at][1] for at in more))
-    inside: dict[Cell, list[ast.stmt]] = {}
-    for at in sorted(kept):
-        inside.setdefault(statements[at][0], []).append(statements[at][1])
-    return tuple(Cell(cell.label, _only(cell.source, parts)) for cell, parts in inside.items())
-
-
-def _only(source: str, statements: list[ast.stmt]) -> str:
-    """The source with every line blank that is of none of these statements, so that line numbers stay."""
-    lines = source.splitlines()
-    kept = [""] * len(lines)
-    for statement in statements:
+    sources: dict[Cell, list[str]] = {}
+    for cell, statement in (statements[at] for at in sorted(kept)):
+        lines = cell.source.splitlines()
+        source = sources.setdefault(cell, [""] * len(lines))
         first = min([statement.lineno, *(part.lineno for part in getattr(statement, "decorator_list", []))])
-        last = statement.end_lineno or first
-        kept[first - 1 : last] = lines[first - 1 : last]
-    return "\n".join(kept).rstrip()
+        source[first - 1 : statement.end_lineno] = lines[first - 1 : statement.end_lineno]
+    return tuple(Cell(cell.label, "\n".join(source).rstrip()) for cell, source in sources.items())
 
 
 def points(assignment: str, id: str) -> float:

@@ -42,9 +42,7 @@ def workers(n: int, *, must_confine: bool = False) -> Iterator[Runner]:
     from regard.checking.runner import Limits, Runner
 
     if must_confine and not landlock_version():
-        raise ArgumentError(
-            "--hide-solutions needs a Linux with Landlock: here answers could read every file."
-        )
+        raise ArgumentError("--hide-solutions needs Linux with Landlock: answers could read any file here.")
     with Runner(n, Limits(must_confine=must_confine), fork_here=True) as runner:
         import torch
 
@@ -252,8 +250,7 @@ def author_check(id: str, *, seed: CheckSeed, folder: From, as_json: JsonFlag) -
 
         proof = author.prove(catalogue.pick(catalogue.catalogue(folder), id), runner, seed or 0)
     if as_json:
-        lines = [{"what": line.what, "holds": line.holds, "detail": line.detail} for line in proof.lines]
-        print_json({"exercise": id, "holds": proof.holds, "lines": lines})
+        print_json({"exercise": id, "holds": proof.holds, "lines": proof.lines})
     else:
         from regard.checking.reports.terminal import proved
 

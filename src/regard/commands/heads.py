@@ -54,10 +54,7 @@ def heads(
 
     if text is not None and text.endswith(".trace") and Path(text).is_file():
         if texts or against or state or model.random:
-            raise ArgumentError(
-                "a trace holds its text and what its model saw: it goes without --texts, --against, --state "
-                "and --random."
-            )
+            raise ArgumentError("a trace is whole: it goes without --texts, --against, --state and --random.")
         from regard.tracing.traces import Trace
 
         saved = Trace.load(text)
@@ -95,12 +92,7 @@ def heads(
     for what, path in (("The picture is", out), ("All numbers are", csv)):
         if path is not None:
             click.echo(f"{what} in {path}")
-    rules = [
-        {"label": r.label, "measure": r.measure, "threshold": str(r.threshold), "source": r.source}
-        for r in RULES
-    ]
-    whole = {"model": name, "n_text": n_text, "heads": rows, "shares": shares, "rules": rules}
-    return {**whole, "png": out}
+    return {"model": name, "n_text": n_text, "heads": rows, "shares": shares, "rules": RULES, "png": out}
 
 
 def _draw_labels(surveys: dict[str, Survey], out: Path) -> bool:
@@ -232,9 +224,7 @@ def why(
     rivals = ", ".join(f"{name!r} {chance:.1%}" for name, chance in answer.likeliest)
     click.echo(f"After {text!r}: {rivals}")
     number = "log-probability" if answer.against is None else f"score over {answer.against!r}"
-    click.echo(
-        f"Explained: {answer.target!r}, {number} {answer.score:.3f}. What changes it when switched off:"
-    )
+    click.echo(f"Explained: {answer.target!r}, {number} {answer.score:.3f}. What changes it, switched off:")
     rows = [
         [
             finding.kind,

@@ -91,9 +91,7 @@ def models(ctx: click.Context, as_json: bool) -> None:
         print_json(rows)
         return
     print_table(("name", "what", "MB", "licence", "here"), cells)
-    click.echo(
-        "Any folder with config.json and model.safetensors, and any GGUF file of these families, loads too."
-    )
+    click.echo("Folders with config.json and model.safetensors, and GGUF files of these families, load too.")
 
 
 @models.add

@@ -87,7 +87,9 @@ def print_table(
     Sentences wrap in their column. Where there is no room for that, a row is lines of `column: value`.
     """
     names, lines = list(columns), [list(row) for row in rows]
-    widths = [max(map(_width, column)) for column in zip(names, *lines, strict=True)]
+    table = list(zip(names, *lines, strict=True))
+    widths = [max(map(_width, column)) for column in table]
+    right = [all(NUMBER.match(click.unstyle(cell)) for cell in column[1:]) for column in table]
     screen = shutil.get_terminal_size().columns
     room = screen - 2 * (len(names) - 1)
     while sum(widths) > room and max(widths) > WIDE_ENOUGH:
@@ -102,21 +104,18 @@ def print_table(
                     said = f"{name}: {cell}".removeprefix(": ")
                     click.echo(textwrap.fill(said, screen, initial_indent="  ", subsequent_indent="  "))
         return
-    right = [
-        all(map(NUMBER.match, map(click.unstyle, column))) for _, *column in zip(names, *lines, strict=True)
-    ]
     rule = ["─" * (sum(widths) + 2 * (len(names) - 1))]
-    lines[-1:] = [rule, *lines[-1:]] if total else lines[-1:]
+    if total:
+        lines.insert(-1, rule)
     for line in [names, rule, *lines] if any(names) else lines:
         wrapped = [
             [cell] if line is rule or _width(cell) <= width else textwrap.wrap(cell, width)
             for cell, width in zip(line, widths, strict=False)
         ]
         for parts in zip_longest(*wrapped, fillvalue=""):
-            padded = []
-            for part, width, is_number in zip(parts, widths, right, strict=False):
-                gap = " " * (width - _width(part))
-                padded.append(gap + part if is_number else part + gap)
+            gaps = [" " * (width - _width(part)) for part, width in zip(parts, widths, strict=False)]
+            cells = zip(gaps, parts, right, strict=False)
+            padded = [gap + part if is_number else part + gap for gap, part, is_number in cells]
             click.echo("  ".join(padded).rstrip())
 
 

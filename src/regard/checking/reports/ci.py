@@ -14,13 +14,11 @@ def junit(results: list[Result]) -> str:
     """One suite for each exercise of each file, one case for each check."""
     suites = []
     for result in results:
-        inside = []
+        inside, named = [], result.exercise or result.file
         for check in result.checks:
             text = " ".join([check.told, *sentences(result)]).strip()
             failure = [] if check.passed else [tag("failure", text, message=check.told, type=check.kind)]
-            inside.append(
-                tag("testcase", *failure, classname=result.exercise or result.file, name_=check.name)
-            )
+            inside.append(tag("testcase", *failure, classname=named, name_=check.name))
         if lines := [*result.conventions, *result.notes]:
             inside.append(tag("system-out", "\n".join(lines)))
         name = f"{result.exercise or 'no exercise'} in {result.file}"

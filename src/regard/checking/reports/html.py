@@ -79,17 +79,16 @@ def section(index: int, result: Result, n_picture: int = 3) -> Markup:
 
 def _pictures(case: WrongCase) -> Markup:
     """Expected, yours and the difference at the first place that is wrong."""
-    name, want, have = case.check.name, case.want.double(), case.have.double()
+    want, have = case.want.double(), case.have.double()
     if max(want.shape) > MOST_CELLS:
-        return tag("p", f"{name}: a table of {want.shape[0]} by {want.shape[1]} is too large to draw.")
-    title = f"{name}, the smallest case that fails ({case.sizes})" + (f", at {case.at}" if case.at else "")
+        return tag("p", f"{case.title}: {want.shape[0]} by {want.shape[1]} numbers are too many to draw.")
     outlines = torch.where(case.wrong, torch.where(want == 0, 3.0, 1.5), 0.0)
     tables = {"expected": want, YOURS: have, "yours minus expected": have - want}
     drawn = [_figure(name, table, case.axes, outlines * (name == YOURS)) for name, table in tables.items()]
-    return tag("h3", title) + joined(drawn)
+    return tag("h3", case.title) + joined(drawn)
 
 
-def _figure(title: str, values: Tensor, axes: tuple[str, ...], outlines: Tensor) -> Markup:
+def _figure(title: str, values: Tensor, axes: str, outlines: Tensor) -> Markup:
     """A table of cells with their numbers: blue for positive, orange for negative, grey for no number."""
     finite = values[values.isfinite()].abs()
     largest = max([1e-12, *finite.tolist()])
@@ -105,5 +104,6 @@ def _figure(title: str, values: Tensor, axes: tuple[str, ...], outlines: Tensor)
             cells.append(tag("td", f"{number:.2g}" if len(row) <= NUMBERS_UP_TO else "", style=style))
         rows.append(tag("tr", *cells))
     heads = tag("tr", tag("th"), *(tag("th", column) for column in range(values.shape[1])))
-    named = [tag("div", f"rows: {axes[0]}, columns: {axes[1]}")] if axes else []
-    return tag("figure", *named, tag("table", heads, *rows, aria_label=title), tag("figcaption", title))
+    return tag(
+        "figure", tag("div", axes), tag("table", heads, *rows, aria_label=title), tag("figcaption", title)
+    )

@@ -66,12 +66,10 @@ def _smallest(result: Result) -> Iterator[str]:
     case = next(wrong_cases(result), None)
     if case is None:
         return
-    yield f"  The smallest case of {style(case.check.name, bold=True)} that fails ({case.sizes}):"
+    yield f"  {case.title}:"
     if case.want.numel() > MOST_CELLS:
         yield style(f"  ({case.want.numel()} numbers: see --html for a picture)", dim=True)
         return
-    if case.at:
-        yield style(f"  {case.at}:", dim=True)
     tables = {"expected": case.want, "yours": case.have}
     tables["difference"] = torch.where(case.wrong, case.have.double() - case.want.double(), 0.0)
     n_column = case.want.shape[-1]
@@ -85,16 +83,14 @@ def _smallest(result: Result) -> Iterator[str]:
             parts.append("".join(cells if title == "expected" else marked))
         yield "  " + "    ".join(parts)
     if case.axes:
-        yield style(f"  rows are {case.axes[0]}, columns {case.axes[1]}", dim=True)
+        yield style(f"  {case.axes}", dim=True)
 
 
 class WrongCase(NamedTuple):
     """A call with wrong numbers, as the table around the first of them."""
 
-    check: Check
-    sizes: str
-    at: str
-    axes: tuple[str, ...]  # what rows and columns are
+    title: str
+    axes: str  # what rows and columns are
     want: Tensor
     have: Tensor
     wrong: Tensor  # True where they differ
@@ -110,11 +106,11 @@ def wrong_cases(result: Result) -> Iterator[WrongCase]:
         if len(words) != wrong.dim():
             words = tuple(f"axis {axis}" for axis in range(wrong.dim()))
         place = wrong.nonzero()[0].tolist()[:-2] if wrong.dim() else []
-        at = ", ".join(f"{word} {index}" for word, index in zip(words, place, strict=False))
         sizes = ", ".join(f"{word} {size}" for word, size in check.sizes.items())
-        axes = words[-2:] if wrong.dim() >= 2 else ()
+        at = "".join(f", at {word} {index}" for word, index in zip(words, place, strict=False))
+        axes = f"rows are {words[-2]}, columns {words[-1]}" if wrong.dim() >= 2 else ""
         tables = (torch.atleast_2d(tensor[tuple(place)]) for tensor in difference.numbers)
-        yield WrongCase(check, sizes, at, axes, *tables)
+        yield WrongCase(f"{check.name}, the smallest case that fails ({sizes}){at}", axes, *tables)
 
 
 def proved(proof: Proof) -> str:

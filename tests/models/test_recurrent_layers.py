@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.models.recurrent_layers import read, run, step
+from regard.models.seq2seq import read, run, step
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}

@@ -44,7 +44,7 @@ def rollout(
     if wrong or len(sizes) != 1:
         layers_wrong = ", ".join(wrong) or f"layers of lengths {sorted(sizes)}"
         raise ArgumentError(
-            f"rollout goes through self-attention, of one length: {layers_wrong} will not do. Choose `layers`."
+            f"rollout goes through self-attention, of one length: {layers_wrong} will not do: choose layers."
         )
     query = whole_index("query", query, chosen[0].n_query)
     batch = whole_index("batch", batch, chosen[0].n_batch)

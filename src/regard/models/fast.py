@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -37,28 +37,13 @@ _KNOWN = (
 )
 
 
-class _Step(NamedTuple):
-    """What all layers of a step share; `added` is the bias where visible and -inf elsewhere."""
-
-    start: int
-    added: Tensor | None
-    cross_added: Tensor | None
-    turn: Tensor | None  # a matrix: one product turns queries and keys
-    local_turn: Tensor | None
-
-
-Norm = Callable[[Tensor], Tensor]
-PackedBlock = Callable[[Tensor, LayerCache, LayerCache, _Step], Tensor]
-
-
 class Engine:
     """A decoder's weights, packed. Holds weights only: all that a decode remembers is in its cache."""
 
     def __init__(self, model: Transformer) -> None:
         assert model.decoder is not None  # why_not made sure
         packed = partial(pack, half=model.packed == "float16")
-        blocks = zip(model.decoder.blocks, model.decoder.local, strict=True)
-        self.layers = [_packed_block(cast(Block, block), local, packed) for block, local in blocks]
+        self.layers = [_packed_block(cast(Block, block), packed) for block in model.decoder.blocks]
         self.unembed = packed((model.unembed or model.token).weight.detach())
 
     def step(
@@ -98,11 +83,11 @@ class Engine:
                 bias = stack.relative(1, start + 1, start).values.contiguous()[None, :, None]
                 added = bias if added is None else bias + added
             turn, local_turn = model.turns(positions)
-            matrix = _matrix(turn, held.shape[-1])
+            matrix = _matrix(turn, held.shape[-1])  # one product turns queries and keys
             local_matrix = matrix if local_turn is turn else _matrix(local_turn, held.shape[-1])
-            shared = _Step(start, added, cross_added, matrix, local_matrix)
-            for layer, past, across in zip(self.layers, cache.layers, cache.cross, strict=True):
-                x = layer(x, past, across, shared)
+            layers = zip(self.layers, stack.local, cache.layers, cache.cross, strict=True)
+            for layer, local, past, across in layers:
+                x = layer(x, past, across, added, cross_added, local_matrix if local else matrix)
             x = x if stack.norm is None else stack.norm(x)
             head_scale = model.config.head_scale
             scores = self.unembed(x if head_scale == 1.0 else x * head_scale)
@@ -117,7 +102,7 @@ def _matrix(turn: Turn | None, dim: int) -> Tensor | None:
     return turn(units)[:, :, 0].squeeze(0)
 
 
-def _packed_block(block: Block, local: bool, packed: Callable[..., Product]) -> PackedBlock:
+def _packed_block(block: Block, packed: Callable[..., Product]) -> Callable[..., Tensor]:
     """`block` for one token of each sequence, (batch, model_dim)."""
     look, across, ff, norm_first = block.attention, block.cross, block.ff, block.norm_first
     n_head, n_kv_head, dim, window = look.n_head, look.n_kv_head, look.qk_dim, look.rule.visible.window
@@ -134,38 +119,43 @@ def _packed_block(block: Block, local: bool, packed: Callable[..., Product]) -> 
     norm, ff_norm = block.attention_norm.forward, block.ff_norm.forward
     cross_norm = None if block.cross_norm is None else block.cross_norm.forward
 
-    def added(made: Tensor, onto: Tensor, norm: Norm, after: nn.Module | None = None) -> Tensor:
+    def residual(made: Tensor, onto: Tensor, norm: Product, after: nn.Module | None = None) -> Tensor:
         """The residual, as `Block._residual` has it."""
         total = (made if after is None else after(made)).add_(onto)
         return total if norm_first else norm(total)
 
-    def step(x: Tensor, past: LayerCache, remembered: LayerCache, shared: _Step) -> Tensor:
+    def step(
+        x: Tensor,
+        past: LayerCache,
+        remembered: LayerCache,
+        added: Tensor | None,  # the bias where visible and -inf elsewhere
+        cross_added: Tensor | None,
+        turn: Tensor | None,
+    ) -> Tensor:
         batch = x.shape[0]
         read = norm(x) if norm_first else x
         qkv = project(read).view(batch, split + n_kv_head, 1, dim)
         qk = qkv[:, :split]
         if look.query_norm is not None and look.key_norm is not None:
             qk = torch.cat([look.query_norm(qk[:, :n_head]), look.key_norm(qk[:, n_head:])], 1)
-        if (turn := shared.local_turn if local else shared.turn) is not None:
+        if turn is not None:
             qk = (qk.view(batch, split, dim) @ turn).unsqueeze(2)
         with torch.inference_mode(False), torch.no_grad():  # buffers that may be written to anywhere
             k, v, _ = past.append(qk[:, n_head:], qkv[:, split:])
-        hidden = shared.added
-        if window is not None and window <= shared.start:
+        if window is not None:
             k, v = k[:, :, -window:], v[:, :, -window:]
-            hidden = None if hidden is None else hidden[..., -window:]
-        heads, _ = kernels.one_query(qk[:, :n_head], k, v, hidden, scale)
-        attended = added(out(heads.view(batch, width)), x, norm, block.attention_norm_after)
+            added = None if added is None else added[..., -window:]
+        heads, _ = kernels.one_query(qk[:, :n_head], k, v, added, scale)
+        attended = residual(out(heads.view(batch, width)), x, norm, block.attention_norm_after)
         if cross_project is not None and cross_out is not None and cross_norm is not None:
             q = cross_project(cross_norm(attended) if norm_first else attended)
             k, v = cast(Tensor, remembered.k), cast(Tensor, remembered.v)
-            q = q.view(batch, n_head, 1, dim)
-            heads, _ = kernels.one_query(q, k, v, shared.cross_added, scale)
-            attended = added(cross_out(heads.view(batch, width)), attended, cross_norm)
+            heads, _ = kernels.one_query(q.view(batch, n_head, 1, dim), k, v, cross_added, scale)
+            attended = residual(cross_out(heads.view(batch, width)), attended, cross_norm)
         read = x if block.parallel else attended
         made = up(ff_norm(read) if norm_first else read)
         made = activation(made[:, :ff_dim]).mul_(made[:, ff_dim:]) if gated else activation(made)
-        return added(down(made), attended, ff_norm, block.ff_norm_after)
+        return residual(down(made), attended, ff_norm, block.ff_norm_after)
 
     return step
 

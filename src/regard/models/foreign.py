@@ -92,20 +92,14 @@ class Foreign(Model):
     ) -> Output:
         """What the model inside gives, by our names."""
         _refuse(record)
-        if target is not None:
-            more |= {"decoder_input_ids": target}
-            if target_visible is not None:
-                more |= {"decoder_attention_mask": target_visible.long()}
         if self.config is None:  # written by somebody else altogether
             out = self.inner(tokens)
             out = out if isinstance(out, Tensor) else out[0] if isinstance(out, tuple) else out.logits
             return Output(hidden=out, logits=out)
-        out = self.inner(
-            input_ids=tokens,
-            attention_mask=None if visible is None else visible.long(),
-            return_dict=True,
-            **more,
-        )
+        given = {"input_ids": tokens, "attention_mask": visible}
+        given |= {"decoder_input_ids": target, "decoder_attention_mask": target_visible}
+        whole = {name: part.long() for name, part in given.items() if part is not None}
+        out = self.inner(**whole, return_dict=True, **more)
         scores = out.get("logits")
         if scores is not None and logits == "last":
             scores = scores[:, -1:]
@@ -155,13 +149,13 @@ class ForeignDecoding:
     @torch.no_grad()
     def feed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch vocab"]:
         """The scores of the token after the last of these."""
-        given: dict[str, Any] = {"input_ids": tokens, "attention_mask": self.visible.long()}
+        given: dict[str, Any] = {"input_ids": tokens}
         if self.both:
-            given = {"encoder_outputs": self.memory, "attention_mask": self.visible.long()}
-            given["decoder_input_ids"] = tokens
+            given = {"encoder_outputs": self.memory, "decoder_input_ids": tokens}
         elif not bool(self.visible.all()):  # how many real tokens stand before each
             given["position_ids"] = (self.visible.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        out = self.model.inner(**given, past_key_values=self.past, use_cache=True, return_dict=True)
+        given |= {"attention_mask": self.visible.long(), "past_key_values": self.past}
+        out = self.model.inner(**given, use_cache=True, return_dict=True)
         self.past = out.get("past_key_values")
         if self.past is None:
             raise UnsupportedError(f"{self.model.family} has no cache that grows: it cannot be decoded here.")

@@ -11,7 +11,7 @@ encoder's outputs; what it sees and the embedding of the previous word feed the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -19,21 +19,26 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.attention.data import Ranges, check_field, check_fields
-from regard.attention.scores import ScoreRule
+from regard.attention.scores import ScoreRule, no_autocast
 from regard.attention.shapes import check_dropout
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError
 from regard.layers.attention import AdditiveAttention, Record, reported
 from regard.models.model import Model, Output, Sizes, check_tokens
-from regard.models.recurrent_layers import LayerState, State, read, run, step
 
 Cell = Literal["gru", "lstm", "rnn"]
 Score = Literal["additive", "dot", "general", "none"]
+# What the layers carry from step to step: (hidden,), and for an LSTM (hidden, cell).
+State = tuple[Float[Tensor, "layer batch hidden_dim"], ...]
+LayerState = tuple[Float[Tensor, "batch hidden_dim"], ...]  # of one of them
 
+# PyTorch's layers, and one step of theirs.
 _CELLS: dict[str, Callable[..., nn.RNNBase]] = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}
+_STEPS: dict[str, Any] = {"GRU": torch.gru_cell, "LSTM": torch.lstm_cell, "RNN_TANH": torch.rnn_tanh_cell}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,42 @@ class Seq2SeqConfig:
                 f"unknown fields {unknown}, missing fields {missing}. It must hold those of Seq2SeqConfig."
             )
         return cls(**values)
+
+
+def run(recurrent: nn.RNNBase, x: Any, state: State | None = None) -> tuple[Any, State]:
+    """The layers' outputs and last state, the state always a tuple, whatever the cell."""
+    weight = next(recurrent.parameters())
+    if state is not None:
+        state = tuple(part.to(weight.dtype) for part in state)  # autocast makes projections half
+    given = state if state is None or len(state) > 1 else state[0]
+    with no_autocast(weight.device):  # oneDNN has half-precision recurrences for few processors
+        outputs, last = recurrent(x, given)
+    return outputs, last if isinstance(last, tuple) else (last,)
+
+
+def read(
+    recurrent: nn.RNNBase, x: Float[Tensor, "batch position dim"], lengths: Int[Tensor, "batch"]
+) -> tuple[Float[Tensor, "batch position out_dim"], State]:
+    """Outputs and last state of sequences that end before `position`; outputs past an end are 0."""
+    packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+    outputs, state = run(recurrent, packed)
+    return pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])[0], state
+
+
+def step(
+    recurrent: nn.RNNBase, x: Float[Tensor, "batch dim"], layers: Sequence[LayerState]
+) -> list[LayerState]:
+    """The state of every layer after one step: for a decoder that knows its input when its turn comes."""
+    new: list[LayerState] = []
+    for weights, old in zip(recurrent.all_weights, layers, strict=True):
+        if new:
+            x = nn.functional.dropout(new[-1][0], recurrent.dropout, recurrent.training)
+        dtype = weights[0].dtype  # autocast makes products half: that would add up
+        state = tuple(part.to(dtype) for part in old)
+        with no_autocast(x.device):
+            after = _STEPS[recurrent.mode](x.to(dtype), state if len(state) > 1 else state[0], *weights)
+        new.append(after if isinstance(after, tuple) else (after,))
+    return new
 
 
 class DotAttention(nn.Module):

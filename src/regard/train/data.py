@@ -36,10 +36,10 @@ class BadLines:
             places.append(f"{Path(path).name}:{line}")
 
     def __str__(self) -> str:
-        reasons = []
-        for reason, count in self.counts.items():
-            more = ", ..." if count > len(self.where[reason]) else ""
-            reasons.append(f"{count} {reason} ({', '.join(self.where[reason])}{more})")
+        reasons = [
+            f"{count} {reason} ({', '.join(self.where[reason])}{', ...' if count > _SHOWN else ''})"
+            for reason, count in self.counts.items()
+        ]
         return f"{self.counts.total()} bad lines: {'; '.join(reasons)}"
 
 

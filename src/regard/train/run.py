@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,8 @@ def _done(folder: Path) -> Run | None:
 
 def _new_folder(settings: Settings) -> Path:
     if not settings.out:
-        number = 1
-        while (folder := Path("runs") / f"{settings.task}-{number}").exists():
-            number += 1
-        return folder
+        folders = (Path("runs") / f"{settings.task}-{number}" for number in count(1))
+        return next(folder for folder in folders if not folder.exists())
     folder = Path(settings.out)
     if (folder / "config.toml").exists():
         raise ArgumentError(

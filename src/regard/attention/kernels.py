@@ -32,7 +32,7 @@ def why_not(q: Tensor, k: Tensor, masked: bool) -> str | None:
     if None in (getattr(torch_ops, f"FLASH_{device}"), getattr(torch_ops, f"FLASH_{device}_BACKWARD")):
         return f"PyTorch {torch.__version__} has no flash attention for {device}"
     if q.dtype not in _DTYPES[device]:
-        return f"the {device} kernel does not take {q.dtype}"
+        return f"the {device} kernel does not take {q.dtype}, only {', '.join(map(str, _DTYPES[device]))}"
     if device == "CPU":
         return None
     if masked:

@@ -126,13 +126,13 @@ def attend_linear(
         if before or not causal:
             for part in _chunks(chunk, *earlier):
                 sums = _run(_added, kernel, *part, sums)
-        outs, normalisers, stop = [], [], 0
+        made, stop = [], 0
         for part in _chunks(chunk, q, *(now if causal else (None, None, None))):
             stop += chunk
-            out, normaliser, sums = _run(_answered, kernel, *part, sums, return_state or stop < n_query)
-            outs.append(out)
-            normalisers.append(normaliser)
-    out, normaliser = torch.cat(outs, 2).to(q.dtype), torch.cat(normalisers, 2)
+            *rows, sums = _run(_answered, kernel, *part, sums, return_state or stop < n_query)
+            made.append(rows)
+    out, normaliser = (torch.cat(rows, 2) for rows in zip(*made, strict=True))
+    out = out.to(q.dtype)
     after = _state(sums) if return_state else None
     if spoilt is not None:
         out = out.masked_fill(spoilt[:, :, before:].repeat_interleave(group, 1), math.nan)

@@ -200,9 +200,8 @@ class Visibility(Data):
         near = self.window is None or self.start + n_query - n_key < self.window
         if n_query == 0 or (n_key and near and not self.by_key and not self.by_pair):
             return None
-        return self.rows_seeing(
-            torch.ones(1, 1, n_key, dtype=torch.bool, device=self.device or device), n_query
-        )
+        every_key = torch.ones(1, 1, n_key, dtype=torch.bool, device=self.device or device)
+        return self.rows_seeing(every_key, n_query)
 
     def rows_seeing(
         self, flags: Bool[Tensor, "_batch _head key"], n_query: int

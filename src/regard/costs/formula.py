@@ -59,10 +59,7 @@ class Formula:
         missing = {symbol for powers, _ in self.terms for symbol, _ in powers} - set(sizes)
         if missing:
             raise ArgumentError(f"the formula needs {min(missing)!r}. Got sizes of {', '.join(sizes)}.")
-        total = sum(
-            by * math.prod(Fraction(sizes[symbol]) ** power for symbol, power in powers)
-            for powers, by in self.terms
-        )
+        total = sum(by for _, by in self.substituted(sizes).terms)
         if total != int(total):
             raise ArgumentError(f"{self} is no whole number for {dict(sizes)}: {total}.")
         return int(total)

@@ -200,9 +200,7 @@ class MultiHeadAttention(nn.Module):
     ) -> LinearRule:
         """What `_rule` is to a layer with a kernel."""
         if bias is not None or (visible is not None and (visible.by_pair or visible.window is not None)):
-            raise UnsupportedError(
-                "linear attention hides keys and the future only: it has no bias, no pairs."
-            )
+            raise UnsupportedError("linear attention hides keys and the future only: no bias, no pairs.")
         causal = self.rule.visible.causal or (visible is not None and visible.causal)
         stop = start + k.shape[2]
         keys = None if visible is None else visible.visible_keys(stop)

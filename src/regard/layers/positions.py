@@ -127,10 +127,8 @@ class Rotary(nn.Module):
         super().__init__()
         turned = qk_dim if turned is None else turned
         if turned < 2 or turned % 2 or turned > qk_dim:
-            rule = (
-                "qk_dim must be even" if turned == qk_dim else f"turned must be even, at most qk_dim {qk_dim}"
-            )
-            raise ShapeError(f"rotary positions turn pairs of dimensions: {rule}. Got {turned}.")
+            what = "qk_dim" if turned == qk_dim else f"turned, at most qk_dim {qk_dim},"
+            raise ShapeError(f"rotary positions turn pairs of dimensions: {what} must be even. Got {turned}.")
         if not base > 0:
             raise ArgumentError(f"base must be above 0. Got {base}.")
         self.qk_dim, self.base, self.scaling, self.turned = qk_dim, base, scaling, turned

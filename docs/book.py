@@ -165,7 +165,10 @@ def _signature(name, value):
 def _type(annotation):
     if isinstance(annotation, ForwardRef):
         annotation = annotation.__forward_arg__
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = re.sub(r"\b(?:jaxtyping|typing|collections|regard)(?:\.[a-z_]\w*)*\.(?=\w)", "", text)
+    text = re.sub(r"\btorch\.nn\.modules(?:\.\w+)*\.(?=\w)", "nn.", text.replace("torch.Tensor", "Tensor"))
+    return re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
 
 
 def _short(value):

@@ -207,7 +207,7 @@ export class EmbeddedLayer {
     };
   }
 
-  /** A row taken apart, from the numbers of the file, as view/machine.py has it. */
+  /** A row taken apart, from the numbers of the file, as view/live.py has it. */
   machine(head: number, query: number, key: number): MachineRow {
     const parts = this.parts(head, query, key);
     const { keys, mechanism } = this.meta;

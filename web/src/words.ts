@@ -1,6 +1,6 @@
 // Tokens as people read them: which are special, and which pieces make one word.
 
-const SPECIAL = /^(\[[A-Z]+\]|<\/?[^<>\s]+>)$/; // as heads/tokens.py has it
+const SPECIAL = /^(\[[A-Z]+\]|<\/?[^<>\s]+>)$/; // as heads/measures.py has it
 
 export function isSpecial(token: string): boolean {
   return SPECIAL.test(token.trim());

@@ -156,7 +156,7 @@ class AnyLayer(Data, ABC):
     def column_sums(self, batch: int, head: int | None = None, rows: slice = slice(None)) -> PerKey:
         """How much all queries, or those of `rows`, look at each key, of one head or all (None).
 
-        In O(N) memory; of softmax attention one call of a fused kernel.
+        In O(N) memory; a few rows at a time.
         """
         n_head, dtype = self.n_head if head is None else 1, self.tensors[0].dtype
         sums = self.tensors[0].new_zeros(n_head, self.n_key, dtype=torch.promote_types(dtype, torch.float32))

@@ -36,24 +36,26 @@ INCOMPLETE = {
 
 # What a function does, in the imperative. A new verb is added here on purpose, so that a noun is not.
 VERBS = set(
-    """Accept Accumulate Add Advance Allow Answer Append Apply Approximate Arrange Ask Assemble Assert Assign
-    Attach Attend Average Begin Break Bring Build Cache Calculate Call Cast Center Change Check Choose Clear
-    Close Collapse Collect Combine Compare Complete Compute Connect Construct Continue Convert Copy Correct
-    Count Create Crop Cut Decide Decode Decorate Default Define Delete Describe Detach Detect Determine
-    Disable Discard Display Divide Download Draw Drop Duplicate Embed Empty Enable Encode End Ensure Enter
-    Estimate Evaluate Evict Examine Exchange Execute Exit Expand Explain Export Express Extend Extract Feed
-    Fetch Fill Filter Find Finish Fit Flatten Follow Fold Forget Format Freeze Gather Generate Get Give Group
-    Guess Handle Hide Hold Identify Ignore Implement Import Include Index Infer Initialise Initialize Insert
-    Inspect Install Interleave Intervene Invert Iterate Join Judge Keep Label Learn Leave Lend Let Limit Link
-    List Load Locate Log Look Make Map Mark Mask Match Measure Merge Mix Move Multiply Name Normalise Normalize
-    Number Observe Offer Open Order Pack Pad Paint Parse Pass Patch Permute Pick Place Plan Plot Pool Predict
-    Prepare Print Process Project Prune Put Raise Rank Read Rebuild Receive Recompute Reconstruct Record
-    Recover Reduce Refuse Register Remember Remove Rename Render Reorder Repeat Replace Report Represent
-    Require Rescale Reset Reshape Resolve Restore Restrict Resume Return Reverse Roll Rotate Round Run Sample
-    Save Say Scale Score Search Select Send Separate Serve Set Share Shift Show Shrink Simulate Sketch Skip
-    Slice Sort Split Stack Start State Stop Store Stream Strip Subtract Sum Suppress Survey Swap Switch Take
-    Tell Test Tokenise Tokenize Trace Train Transform Translate Transpose Try Turn Undo Unpack Update Use
-    Validate Verify View Visit Wait Walk Warn Watch Weigh Weight Widen Work Wrap Write Yield""".split()
+    """Accept Accumulate Add Advance Allow Answer Append Apply Approximate Arrange Ask Assemble Assert
+    Assign Attach Attend Average Begin Break Bring Build Cache Calculate Call Cast Center Change
+    Check Choose Clear Close Collapse Collect Combine Compare Complete Compute Connect Construct
+    Continue Convert Copy Correct Count Create Crop Cut Decide Decode Decorate Default Define Delete
+    Describe Detach Detect Determine Disable Discard Display Divide Download Draw Drop Duplicate
+    Embed Empty Enable Encode End Ensure Enter Estimate Evaluate Evict Examine Exchange Execute Exit
+    Expand Explain Export Express Extend Extract Feed Fetch Fill Filter Find Finish Fit Flatten Fold
+    Follow Forget Format Freeze Gather Generate Get Give Group Guess Handle Hide Hold Identify
+    Ignore Implement Import Include Index Infer Initialise Initialize Insert Inspect Install
+    Interleave Intervene Invert Iterate Join Judge Keep Label Learn Leave Lend Let Limit Link List
+    Load Locate Log Look Make Map Mark Mask Match Measure Merge Mix Move Multiply Name Normalise
+    Normalize Number Observe Offer Open Order Pack Pad Paint Parse Pass Patch Permute Pick Place
+    Plan Plot Pool Predict Prepare Print Process Project Prune Put Raise Rank Read Rebuild Receive
+    Recompute Reconstruct Record Recover Reduce Refuse Register Remember Remove Rename Render
+    Reorder Repeat Replace Report Represent Require Rescale Reset Reshape Resolve Restore Restrict
+    Resume Return Reverse Roll Rotate Round Run Sample Save Say Scale Score Search Select Send
+    Separate Serve Set Share Shift Show Shrink Simulate Sketch Skip Slice Sort Split Stack Start
+    State Stop Store Stream Strip Subtract Sum Suppress Survey Swap Switch Take Tell Test Tokenise
+    Tokenize Trace Train Transform Translate Transpose Try Turn Undo Unpack Update Use Validate
+    Verify View Visit Wait Walk Warn Watch Weigh Weight Widen Work Wrap Write Yield""".split()
 )
 
 SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples|Note|Notes):$", re.M)

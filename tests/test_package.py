@@ -198,6 +198,7 @@ def test_the_public_names_are_pinned():
         "masked_softmax",
         "save",
         "show",
+        "to_html",
         "trace",
         "watch",
         "weights",

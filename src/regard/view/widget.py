@@ -22,9 +22,9 @@ from regard.errors import ArgumentError, RegardError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.tracing.traces import Trace
 from regard.view.document import documents_of, plain
-from regard.view.live import Asked, make_document
 from regard.view.models import Models
 from regard.view.page import bundle, embedded, embedded_bytes
+from regard.view.run import RunRequest, make_document
 from regard.view.session import Session
 
 EMBEDDED_BYTES = 2_000_000  # kept in the notebook itself, so that it shows without a kernel
@@ -66,7 +66,7 @@ def show(
         if image is not None:
             raise ArgumentError("an image goes with the trace of a vision model, not with a text.")
         key = key or "minilm"
-        document = make_document(session.models.get(key), Asked(key, trace_or_weights))
+        document = make_document(session.models.get(key), RunRequest(key, trace_or_weights))
         documents = [replace(document, model_key=f"this text, {document.title}")]
     else:
         given = trace_or_weights

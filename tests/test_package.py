@@ -59,6 +59,23 @@ def run(*command, **options):
     return done
 
 
+def imported_by_name(call):
+    """The module that `import_module("regard....")` names; of an f-string, as far as its first field.
+
+    Content is looked up by a name that was computed: an exercise or an experiment, which no code knows.
+    """
+    if ast.unparse(call.func) not in ("import_module", "importlib.import_module", "__import__"):
+        return []
+    (name, *_) = call.args
+    computed = isinstance(name, ast.JoinedStr)
+    if computed:
+        name = name.values[0]
+    if not isinstance(name, ast.Constant) or not str(name.value).startswith("regard."):
+        return []
+    named = name.value.rstrip(".")
+    return [] if computed and named.removeprefix("regard.") in BESIDE else [named]
+
+
 def imported_modules(source, inside):
     """The modules of ours, as `package.file`, that a file imports at run time."""
     tree = ast.parse(source)
@@ -74,6 +91,8 @@ def imported_modules(source, inside):
             continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call):
+            names = imported_by_name(node)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == inside.startswith(CHILD) or not node.level, (
                 f"line {node.lineno} of {inside}: write imports in full, from regard"
@@ -113,11 +132,34 @@ def wrong_way(source, inside):
     ]
 
 
+# The cycle that imports by name still close: it may only shrink.
+BY_NAME = {"tracing.traces": ["view.page", "view.document"]}
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_only_from_those_below_it(module):
     """No file imports from one that the layout puts above it, nor stands outside the layout."""
     path = SOURCE.joinpath(*module.split(".")).with_suffix(".py")
-    assert wrong_way(path.read_text(), module) == []
+    assert wrong_way(path.read_text(), module) == BY_NAME.get(module, [])
+
+
+# Names that several public classes still share: the list may only shrink.
+HOMONYMS = set(
+    """Asked Check Checks Decoder Foreign Largest Line Loaded Model Place Progress Reader Run Seen""".split()
+)
+
+
+def test_no_two_public_classes_share_a_name():
+    """One name is one thing, so that a reader who searches for a class finds it."""
+    homes = {}
+    for module in MODULES:
+        path = SOURCE.joinpath(*module.split(".")).with_suffix(".py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    shared = {name: modules for name, modules in homes.items() if len(modules) > 1}
+    assert {name: modules for name, modules in shared.items() if name not in HOMONYMS} == {}
+    assert set(shared) >= HOMONYMS, f"no longer shared, take off: {HOMONYMS - set(shared)}"
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(CHILD)])
@@ -146,6 +188,9 @@ def test_the_architecture_page_lists_every_file_once():
     [
         ("from regard.layers.block import Block", ["layers.block.Block"]),
         ("import regard.cli", ["cli"]),
+        ('import_module("regard.view.page")', ["view.page"]),
+        ('importlib.import_module(f"regard.commands.{file}")', ["commands"]),
+        ('import_module("torch")\nimport_module(f"regard.lab.{file}")', []),
         ("def late():\n    from regard import MultiHeadAttention", ["layers.attention"]),
         ("from regard import nowhere", ["nowhere"]),
         ("from regard.attention import linear", ["attention.linear"]),

@@ -230,6 +230,7 @@ def test_the_public_names_are_pinned():
         "attend_hard",
         "attend_linear",
         "check",
+        "effects",
         "feature_map",
         "fill_mask",
         "generate",

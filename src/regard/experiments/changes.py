@@ -27,7 +27,7 @@ def _all_or(places: Places) -> list[int] | None:
     return None if places is None else list(places)
 
 
-def _place(edit: HeadGate | PatchOutputs | PatchWeights, batch: list[int]) -> dict[str, Any]:
+def _place(edit: HeadGate | PatchOutputs | PatchWeights, batch: list[int] | None) -> dict[str, Any]:
     """Where an edit is made, as `Run` calls it."""
     return {"layer": edit.layer, "head": _all_or(edit.heads), "query": _all_or(edit.rows), "batch": batch}
 
@@ -55,8 +55,8 @@ class HeadGate:
     toward: Float[Tensor, "*head v_dim"] | None = None
     rows: Places = None
 
-    def ask(self, run: Run, batch: list[int], n_batch: int) -> None:
-        """Ask for the edit in these sequences of a run that has `n_batch`."""
+    def ask(self, run: Run, batch: list[int] | None, n_batch: int) -> None:
+        """Ask for the edit in these sequences (None: all) of a run that has `n_batch`."""
         run.gate(**_place(self, batch), by=self.by, toward=self.toward)
 
 
@@ -76,8 +76,8 @@ class KnockOut:
     rows: Places = None
     cols: Places = None
 
-    def ask(self, run: Run, batch: list[int], n_batch: int) -> None:
-        """Ask for the edit in these sequences of a run that has `n_batch`."""
+    def ask(self, run: Run, batch: list[int] | None, n_batch: int) -> None:
+        """Ask for the edit in these sequences (None: all) of a run that has `n_batch`."""
         run.knock_out(
             layer=self.layer,
             head=_all_or(self.heads),
@@ -103,8 +103,8 @@ class PatchOutputs:
     source: Float[Tensor, "example head query v_dim"]
     rows: Places = None
 
-    def ask(self, run: Run, batch: list[int], n_batch: int) -> None:
-        """Ask for the edit in these sequences of a run that has `n_batch`."""
+    def ask(self, run: Run, batch: list[int] | None, n_batch: int) -> None:
+        """Ask for the edit in these sequences (None: all) of a run that has `n_batch`."""
         run.patch(**_place(self, batch), source=_rows(self.source, n_batch))
 
 
@@ -124,8 +124,8 @@ class PatchWeights:
     source: Trace
     rows: Places = None
 
-    def ask(self, run: Run, batch: list[int], n_batch: int) -> None:
-        """Ask for the edit in these sequences of a run that has `n_batch`."""
+    def ask(self, run: Run, batch: list[int] | None, n_batch: int) -> None:
+        """Ask for the edit in these sequences (None: all) of a run that has `n_batch`."""
         run.patch(**_place(self, batch), source=self.source, what="weights")
 
 
@@ -143,8 +143,8 @@ class PatchModule:
     source: Float[Tensor, "example position ..."]
     rows: Places = None
 
-    def ask(self, run: Run, batch: list[int], n_batch: int) -> None:
-        """Ask for the edit in these sequences of a run that has `n_batch`."""
+    def ask(self, run: Run, batch: list[int] | None, n_batch: int) -> None:
+        """Ask for the edit in these sequences (None: all) of a run that has `n_batch`."""
         run.patch(self.module, source=_rows(self.source, n_batch), query=_all_or(self.rows), batch=batch)
 
 

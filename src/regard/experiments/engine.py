@@ -65,7 +65,7 @@ _SAFETY = 3  # activations beside those that modules give: queries, keys, produc
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class LogitReading:
     """Which numbers are read off the logits of each row.
 
     Attributes:
@@ -119,7 +119,13 @@ class Engine:
 
     @torch.no_grad()
     def __init__(
-        self, loaded: Loaded, given: Fed, read: Reading, *, memory: int = MEMORY, tokens: int | None = None
+        self,
+        loaded: Loaded,
+        given: Fed,
+        read: LogitReading,
+        *,
+        memory: int = MEMORY,
+        tokens: int | None = None,
     ) -> None:
         if module_of(loaded).training:
             raise ArgumentError(
@@ -137,6 +143,47 @@ class Engine:
     def outputs(self) -> dict[str, Float[Tensor, "example head query v_dim"]]:
         """What the heads of each layer gave in the unchanged run."""
         return self.rows.outputs
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """For each layer: "self" or "cross"."""
+        return self.rows.kinds
+
+    def causal(self, layer: str) -> bool:
+        """Return whether a layer's queries see no key after them, in the unchanged run."""
+        return self.rows.is_causal[layer]
+
+    @property
+    def module(self) -> nn.Module:
+        """The model's own module."""
+        return module_of(self.loaded)
+
+    @property
+    def block_paths(self) -> list[str]:
+        """The names of the blocks in the model, in the order they run."""
+        return self.rows.block_paths
+
+    def block_of(self, layer: str) -> int:
+        """Return the number of the block in which an attention layer stands."""
+        return self.rows.block_of(HeadGate(layer))
+
+    @torch.no_grad()
+    def module_outputs(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return what modules give in the unchanged run, of those that give a tensor, or one first."""
+        outputs: dict[str, Tensor] = {}
+        thread = threading.get_ident()
+
+        def keep(name: str, module: nn.Module, args: Any, given: Any) -> None:
+            out = given[0] if isinstance(given, tuple) else given
+            if isinstance(out, Tensor) and threading.get_ident() == thread:
+                outputs[name] = out
+
+        with ExitStack() as hooks:
+            for name in names:
+                hook = self.module.get_submodule(name).register_forward_hook(partial(keep, name))
+                hooks.callback(hook.remove)
+            self.rows.run([()], [_Row(0, (), 0, 0)])
+        return outputs
 
     @property
     def starts_in_the_middle(self) -> bool:
@@ -214,7 +261,7 @@ class _OurRows:
     rows_join = True  # a row joins a batch that is under way
     tokens = TOKENS
 
-    def __init__(self, loaded: Loaded, given: Fed, read: Reading) -> None:
+    def __init__(self, loaded: Loaded, given: Fed, read: LogitReading) -> None:
         self.model = model = loaded.transformer
         self.layers = layers_of(loaded)
         self.read = read
@@ -237,6 +284,7 @@ class _OurRows:
         self.queries: dict[str, Tensor] = {}
         self.kinds: dict[str, str] = {}
         self.lengths: dict[str, tuple[int, int]] = {}  # queries and keys
+        self.is_causal: dict[str, bool] = {}
         self._rules: dict[str, Rule] = {}
         self.positions: list[Tensor] = []
         self._given: tuple[tuple[int, int, int, int], BlockInputs] | None = None  # the last, by what for
@@ -272,6 +320,7 @@ class _OurRows:
         self.queries[name] = q
         self.kinds[name] = "cross" if name.endswith("cross") else "self"
         self.lengths[name] = q.shape[2], k.shape[2]
+        self.is_causal[name] = bool(rule.visible.causal if isinstance(rule, ScoreRule) else rule.causal)
         return None
 
     def _inputs(self, number: int, n_row: int, position: int, memory: Tensor | None = None) -> BlockInputs:
@@ -321,6 +370,11 @@ class _OurRows:
         logits: Tensor = scored.unflatten(0, (-1, self.n_example))
         return logits
 
+    @property
+    def block_paths(self) -> list[str]:
+        """The names of the blocks in the model."""
+        return [f"{stack.name}.blocks.{index}" for stack in self.stacks for index in range(len(stack.blocks))]
+
     def stage(self, block: int) -> int:
         """The stack in which a row starts: rows of different ones are not run together."""
         return sum(block >= first for first in self.first_block[1:-1])
@@ -338,7 +392,7 @@ class _OurRows:
 
     def start_of(self, change: Change) -> tuple[int, int]:
         """The first block, and in a decoder the first position, at which a change makes a difference."""
-        block = min((self._block_of(edit) for edit in change), default=self.n_block)
+        block = min((self.block_of(edit) for edit in change), default=self.n_block)
         last = self.positions[-1].shape[1] - 1
         if not self._causal or block < self.first_block[-2]:
             return block, 0
@@ -347,7 +401,8 @@ class _OurRows:
             return block, 0
         return block, min([read, *(self._position_of(edit, last + 1) for edit in change)])
 
-    def _block_of(self, edit: Edit) -> int:
+    def block_of(self, edit: Edit) -> int:
+        """The number of the block in which an edit is made."""
         if isinstance(edit, PatchModule):
             parts = edit.module.split(".")
             for number, stack in enumerate(self.stacks):
@@ -594,6 +649,19 @@ class _Sizes:
         self.most = max(self.most, total)
 
 
+def _causal(called: Called) -> bool:
+    """Whether a call's queries see no key after them."""
+    if isinstance(called.rule, ScoreRule):
+        if called.rule.visible.causal:
+            return True
+        n_query, n_key = called.shape[2:]
+        seen = called.rule.visible.tile(slice(0, n_query), slice(0, n_key), torch.device("cpu"))
+        return called.kind == "self" and not bool(seen.triu(1 + n_key - n_query).any())
+    if called.weights is not None:
+        return called.kind == "self" and not bool(called.weights.triu(1).any())
+    return False
+
+
 def _block_name(name: str) -> str:
     """The block of a stack in which a module stands: its name up to the first number."""
     parts = name.partition("#")[0].split(".")
@@ -607,7 +675,7 @@ class _ForeignRows:
     rows_join = False
     tokens = TOKENS // 4  # a batch starts at the first of its rows' layers
 
-    def __init__(self, loaded: Loaded, given: Fed, read: Reading) -> None:
+    def __init__(self, loaded: Loaded, given: Fed, read: LogitReading) -> None:
         self.loaded, self.read, self.module = loaded, read, module_of(loaded)
         self.args, self.kwargs = given.args, dict(given.kwargs)
         tensors = [t for t in (*given.args, *given.kwargs.values()) if isinstance(t, Tensor) and t.dim()]
@@ -621,6 +689,7 @@ class _ForeignRows:
         self.outputs: dict[str, Tensor] = {}
         self.kinds: dict[str, str] = {}
         self.lengths: dict[str, tuple[int, int]] = {}  # queries and keys
+        self.is_causal: dict[str, bool] = {}
         self._kept: dict[str, Any] = {}
         sizes = _Sizes()
         with watching(self.module, None, self._keep_outputs), self._keeping(), sizes.of(self.module):
@@ -644,6 +713,7 @@ class _ForeignRows:
         self.outputs[name] = out.detach()
         self.kinds[name] = called.kind
         self.lengths[name] = called.shape[2], called.shape[3]
+        self.is_causal[name] = _causal(called)
         return out
 
     @contextmanager
@@ -712,6 +782,11 @@ class _ForeignRows:
                 )
             yield
 
+    @property
+    def block_paths(self) -> list[str]:
+        """The names of the blocks in the model."""
+        return self.blocks
+
     def stage(self, block: int) -> int:
         """Rows of all blocks may run together."""
         return 0
@@ -728,9 +803,10 @@ class _ForeignRows:
         """The first block that a change touches."""
         if not self.starts_in_the_middle:
             return 0, 0
-        return min((self._block_of(edit) for edit in change), default=self.n_block), 0
+        return min((self.block_of(edit) for edit in change), default=self.n_block), 0
 
-    def _block_of(self, edit: Edit) -> int:
+    def block_of(self, edit: Edit) -> int:
+        """The number of the block in which an edit is made."""
         return self._place.get(_block_name(edit.module if isinstance(edit, PatchModule) else edit.layer), 0)
 
     def run(self, changes: Sequence[Change], rows: Sequence[_Row]) -> Tensor:

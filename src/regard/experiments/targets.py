@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, UnsupportedError
-from regard.experiments.engine import Progress, Reading
+from regard.experiments.engine import LogitReading, Progress
 from regard.files.loading import Loaded
 from regard.heads.model import loaded_of
 from regard.models.model import Model
@@ -107,14 +107,14 @@ class PredictionTarget:
         return logits[..., self.token] - logits[..., self.against]
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> LogitReading:
         """What an engine reads: the number that is asked for, then the log-probability of the token."""
 
         def read(logits: Tensor) -> Tensor:
             row = logits[:, 0]
             return torch.stack([self.score(row), row.float().log_softmax(-1)[..., self.token]], -1)
 
-        return Reading(read, None if self.position is None else torch.tensor([self.position]))
+        return LogitReading(read, None if self.position is None else torch.tensor([self.position]))
 
     def name(self, token: int) -> str:
         """Return a token as a person reads it."""

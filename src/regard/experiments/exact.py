@@ -7,15 +7,15 @@
 Every number in a table of effects was run. Where there are more parts than the budget allows, estimates from
 one backward pass choose the order: the strongest are run, then a random sample of the others, and the table
 says how much of the whole effect that is. Of the estimates that were tried, the gradient at the run itself
-agrees best with what ran (SmolLM2, all heads, three prompts: rank correlation 0.81, 0.90, 0.90); averaged over
-several points on the way to no heads (0.76, 0.80, 0.87 to three quarters, -0.03, 0.19, 0.31 all the way) or to
-no embeddings (0.17, 0.08, 0.50) it agrees less.
+agrees best with what ran (SmolLM2, all heads, three prompts: rank correlations 0.81, 0.90, 0.90). Averaged
+over several points on the way to no heads it agrees less (0.76, 0.80, 0.87 a quarter of the way, -0.03, 0.19,
+0.31 all the way), and on the way to no embeddings too (0.17, 0.08, 0.50).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 Of = Literal["heads", "edges", "positions", "layers"]
 BUDGET = 120.0  # seconds
 _SAMPLE = 0.25  # of the rows that a budget allows, drawn at random from those that are not the strongest
-_FEWEST = 12  # rows drawn at random, at least
+_FEWEST = 20  # rows drawn at random, at least
+_FOR_CHANCE = 20  # parts: of fewer, 19 of 20 says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +97,15 @@ class Effect:
         words: The part as people say it.
         change: By how much the score changes.
         probability: The target's probability without the part.
-        beyond_chance: Whether it changes more than 19 of 20 parts of its kind, drawn at random, do.
+        beyond_chance: Whether it changes more than 19 of 20 parts of its kind, drawn at random, do; None:
+            there are too few of its kind to say.
     """
 
     part: Part
     words: str
     change: float
     probability: float
-    beyond_chance: bool
+    beyond_chance: bool | None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -122,7 +124,8 @@ class Effects(Data):
         parts: What was switched off, or was to be.
         changes: Of the score without each part; NaN: not run.
         probabilities: Of `target` without each part; NaN: not run.
-        chance: 19 of 20 parts of this kind that are drawn at random change the score by less.
+        chance: 19 of 20 parts of this kind that are drawn at random change the score by less; NaN: there are
+            fewer than 20.
         share_run: How much of the whole effect was run: 1 where every part was, else reckoned from a random
             sample of those that were not chosen.
         n_run: How many parts were run.
@@ -156,7 +159,7 @@ class Effects(Data):
             change = float(self.changes[index])
             if not math.isnan(change):
                 said = self.parts[index].words(words, self.tokens)
-                beyond = abs(change) > self.chance
+                beyond = None if math.isnan(self.chance) else abs(change) > self.chance
                 found.append(
                     Effect(self.parts[index], said, change, float(self.probabilities[index]), beyond)
                 )
@@ -180,6 +183,13 @@ class Effects(Data):
         return table
 
     @property
+    def chance_note(self) -> str:
+        """What chance would do."""
+        if math.isnan(self.chance):
+            return f"{self.n_run} {self.of} are too few to tell what chance would do."
+        return f"19 of 20 change the score by less than {self.chance:.3f}."
+
+    @property
     def run_note(self) -> str:
         """How many parts were run, and how much of the whole effect that is."""
         if self.n_run == len(self.parts):
@@ -201,7 +211,8 @@ class Effects(Data):
         words = layer_words(self.layers)
         title = f"{self.model}: {self.target!r} ({self.probability:.0%}) without each of its {self.of}"
         if self.of == "positions":
-            return effect_maps({"hidden position": (self.changes[None], self.tokens)}, rows=[""], title=title)
+            tokens = self.tokens[: len(self.parts)]
+            return effect_maps({"hidden position": (self.changes[None], tokens)}, rows=[""], title=title)
         columns = {"heads": None, "edges": None, "layers": ("all heads",)}[self.of]
         name = {"heads": "each head", "edges": "the strongest edge of each head", "layers": "each layer"}
         return effect_maps({name[self.of]: (self.table, columns)}, rows=list(words.values()), title=title)
@@ -279,15 +290,11 @@ def effects_of(
     """As `effects`, of a prediction whose unchanged run is there already."""
     known = known_layers(asked, engine)
     parts = _parts(asked, engine, known, of, query, heads)
-    kinds = layer_kinds(engine)
     n_token = _n_token(asked, engine)
-    changes = [part.off(known, n_token, kinds) for part in parts]
-    order = list(range(len(parts)))
-    seconds, chosen = engine.seconds_of(changes), len(parts)
-    if budget is not None and seconds > budget:
-        order, chosen = _within(asked, known, parts, budget / seconds, seed)
-        order = order[: max(1, math.ceil(len(parts) * budget / seconds))]
-        seconds = engine.seconds_of([changes[index] for index in order])
+    changes = [part.off(known, n_token, engine.kinds) for part in parts]
+    order, chosen, seconds = within_budget(
+        engine, changes, lambda: estimates(asked, known, parts), budget, seed
+    )
     if progress:
         say_rows(len(order), len(parts), of, seconds)
     with progress_bar(f"switching {of} off", progress) as bar:
@@ -308,7 +315,7 @@ def effects_of(
         moved,
         scores[:, 1].exp(),
         _chance(moved, order, chosen),
-        _share(moved, order, chosen),
+        share_of(moved, order, chosen),
         ran.n_run,
         ran.seconds,
         ran.interrupted,
@@ -328,11 +335,6 @@ def known_layers(asked: PredictionTarget, engine: Engine) -> Layers:
     if asked.given.ids is not None and not set(engine.outputs) - set(known := layers_of(asked.loaded)):
         return {name: heads for name, heads in known.items() if name in engine.outputs}
     return {name: tuple(range(out.shape[1])) for name, out in engine.outputs.items()}
-
-
-def layer_kinds(engine: Engine) -> dict[str, str]:
-    """Return for each layer whether it is self-attention or cross-attention."""
-    return engine.rows.kinds
 
 
 def _n_token(asked: PredictionTarget, engine: Engine) -> int:
@@ -362,11 +364,11 @@ def _parts(
     ]
     if of == "heads":
         return heads
-    n_token, kinds = _n_token(asked, engine), layer_kinds(engine)
-    causal = asked.loaded.model.kind != "encoder"
+    n_token = _n_token(asked, engine)
     if of == "positions":
-        read = asked.position if asked.position is not None and causal else n_token - 1
-        last = read if causal and asked.loaded.model.kind == "decoder" else n_token - 1
+        last = n_token - 1
+        if asked.position is not None and all(map(engine.causal, engine.outputs)):
+            last = asked.position  # later ones do nothing to it
         return [Part(key=key) for key in range(last + 1) if n_token > 1]
     place = asked.position or 0 if query is None else whole_index("query", query, n_token)
     edges = []
@@ -375,31 +377,47 @@ def _parts(
         n_query, n_key = engine.rows.lengths[part.layer]
         if n_query != n_token:  # an encoder's layer beside the decoder that is asked
             continue
-        seen = place + 1 if causal and kinds[part.layer] == "self" else n_key
+        seen = place + 1 if engine.causal(part.layer) else n_key
         edges += [Part(part.layer, part.head, place, key) for key in range(seen)]
     if not names or not edges:
         raise ArgumentError(f"no head has edges of query {place}.")
     return edges
 
 
-def _within(
-    asked: PredictionTarget, known: Layers, parts: list[Part], share: float, seed: int
-) -> tuple[list[int], int]:
-    """The order in which parts are run where not all can be, and how many of it the estimate chose.
+def within_budget(
+    engine: Engine,
+    changes: Sequence[Change],
+    estimated: Callable[[], Tensor | None],
+    budget: float | None,
+    seed: int,
+) -> tuple[list[int], int, float]:
+    """Choose which changes are run: all if the budget allows, else the strongest by estimate and a sample.
 
-    After those come others, drawn at random.
+    Args:
+        engine: What runs them.
+        changes: All of one kind.
+        estimated: Called where the budget is too small: a number for each change; None: nobody knows.
+        budget: Seconds; None: no limit.
+        seed: Of the random sample.
+
+    Returns:
+        The order in which they are run, how many of its first the estimate chose (the others are drawn at
+        random), and about how many seconds they take.
     """
-    n_row = max(1, int(len(parts) * share))
+    seconds = engine.seconds_of(changes)
+    if budget is None or seconds <= budget:
+        return list(range(len(changes))), len(changes), seconds
+    n_row = min(len(changes), max(_FEWEST, int(len(changes) * budget / seconds)))
     n_random = min(n_row, max(_FEWEST, round(_SAMPLE * n_row)))
-    estimated = estimates(asked, known, parts)
-    if estimated is None:  # nothing is known beforehand: all are drawn at random
-        n_random = n_row
-        estimated = torch.zeros(len(parts))
-    best = estimated.abs().argsort(descending=True, stable=True).tolist()
+    numbers = estimated()
+    if numbers is None:  # all are drawn at random
+        n_random, numbers = n_row, torch.zeros(len(changes))
+    best = numbers.abs().argsort(descending=True, stable=True).tolist()
     n_best = n_row - n_random
     rest = best[n_best:]
     mixed = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed)).tolist()
-    return best[:n_best] + [rest[index] for index in mixed], n_best
+    order = best[:n_best] + [rest[index] for index in mixed[:n_random]]
+    return order, n_best, engine.seconds_of([changes[index] for index in order])
 
 
 def _chance(moved: Tensor, order: list[int], chosen: int) -> float:
@@ -407,11 +425,11 @@ def _chance(moved: Tensor, order: list[int], chosen: int) -> float:
     drawn = order if chosen >= len(moved) else order[chosen:]
     some = moved[drawn].abs()
     some = some[~some.isnan()]
-    return float(some.quantile(0.95)) if len(some) else math.inf
+    return float(some.quantile(0.95)) if len(some) >= _FOR_CHANCE else math.nan
 
 
-def _share(moved: Tensor, order: list[int], chosen: int) -> float:
-    """How much of the whole effect was run, reckoned from the random sample where not everything was."""
+def share_of(moved: Tensor, order: list[int], chosen: int) -> float:
+    """Return how much of the whole effect was run, reckoned from the random sample of what was not chosen."""
     sizes = moved.abs()
     done = ~sizes.isnan()
     if bool(done.all()):

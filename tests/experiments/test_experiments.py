@@ -117,7 +117,7 @@ def test_why_says_what_switching_off_does(neox):
     assert edge.ran == pytest.approx(cut - said.score, abs=1e-5)
     trace = regard.trace(neox, torch.tensor([[5, 17, 3, 42, 8]]), keep_v=True)
     layer = trace.layer(edge.layer)
-    weights, v = layer.weights(0, edge.head)[edge.query], layer.v[0, edge.head]
+    weights, v = layer.weights(edge.head)[edge.query], layer.v[0, edge.head]
     assert edge.weight == pytest.approx(float(weights[edge.key]), rel=1e-4)
     if edge.weight < 0.999:
         rest = weights.clone()

@@ -46,7 +46,7 @@ RULES = {
 
 
 def whole(layer):
-    return layer.block(slice(0, layer.n_query), slice(0, layer.n_key))
+    return layer.block(None, slice(0, layer.n_query), slice(0, layer.n_key))
 
 
 def one_of_each():
@@ -85,7 +85,7 @@ def test_a_saved_trace_comes_back_whole(tmp_path):
         assert (one.kind, one.shape) == (other.kind, other.shape)
         assert torch.equal(whole(one), whole(other)), one.name
         for batch, head in ((0, 0), (1, 5)):
-            tiles = (slice(0, N_QUERY), slice(0, N_KEY), batch, head)
+            tiles = (head, slice(0, N_QUERY), slice(0, N_KEY), batch)
             assert torch.equal(one.visible(*tiles), other.visible(*tiles)), one.name
     for name in ("tokens", "source_tokens", "text", "facts", "checks"):
         assert getattr(after, name) == getattr(before, name), name
@@ -111,7 +111,7 @@ class Punished(Bias):
 class Parted(Punished):
     """The same, fit to be traced."""
 
-    def part(self, batch, head):
+    def part(self, head, batch):
         return self
 
 
@@ -120,11 +120,11 @@ def test_a_bias_of_somebody_elses_is_traced_and_saved(tmp_path):
     q, k, v = (torch.randn(BATCH, n, size, QK_DIM) for n, size in ((N_HEAD, N_QUERY), (3, N_KEY), (3, N_KEY)))
     rule = ScoreRule(bias=Parted(torch.randn(N_KEY), 0.5))
     layer = LayerTrace("layer", q, k, attend(q, k, v, rule).lse, rule)
-    assert torch.allclose(layer.weights(1, 4), weights(q, k, rule)[1, 4], atol=1e-6)
+    assert torch.allclose(layer.weights(4, batch=1), weights(q, k, rule)[1, 4], atol=1e-6)
     Trace((layer,)).save(tmp_path / "a.trace")
     again = Trace.load(tmp_path / "a.trace").layers[0]
     assert isinstance(again.rule.bias, Parted)
-    assert torch.equal(again.weights(1, 4), layer.weights(1, 4))
+    assert torch.equal(again.weights(4, batch=1), layer.weights(4, batch=1))
     assert repr(again.rule) == "ScoreRule(bias=Parted(by_key=float32[13], factor=0.5))"
 
 
@@ -133,7 +133,7 @@ def test_a_bias_that_lacks_a_method_is_named_with_it(tmp_path):
     q = torch.randn(1, 2, 3, 5)
     layer = LayerTrace("layer", q, q, torch.zeros(1, 2, 3), ScoreRule(bias=Punished(torch.zeros(3))))
     with pytest.raises(UnsupportedError, match=r"Punished has no `part\(batch, head\)`"):
-        layer.weights(0, 0)
+        layer.weights(0)
 
     class Nothing(Bias):
         tile, check = Punished.tile, Punished.check

@@ -288,7 +288,7 @@ def _looking_as(source: AnyLayer, layer: AnyLayer) -> Float[Tensor, "1 head quer
     if layer.v is None:
         raise ArgumentError(f"the values of {layer.name} are not known: patch outputs instead.")
     v = layer.v[0].repeat_interleave(layer.n_head // layer.v.shape[1], 0)
-    rows = [weights.to(v.dtype) @ v[:, cols] for _, cols, weights in source.strips(0)]
+    rows = [weights.to(v.dtype) @ v[:, cols] for _, cols, weights in source.strips()]
     return torch.cat(rows, 1)[None]
 
 
@@ -462,8 +462,8 @@ def _scanned(
         heads[index, list(numbers)] = -sums.sum(-1).cpu()
         for at, head in enumerate(numbers):
             for rows, _ in layer.row_blocks(1):
-                weights = layer.tile(0, at, rows, slice(None)).double()
-                slope = gradient.tile(0, at, rows, slice(None)).double()
+                weights = layer.tile(at, rows, slice(None)).double()
+                slope = gradient.tile(at, rows, slice(None)).double()
                 # A row that sees one key only has no other to share with: without it the row gives 0.
                 alone, without = weights >= 1 - 1e-12, -slope / (1 - weights).clamp_min(1e-12)
                 effect = torch.where(alone, -sums[at, rows, None], without)

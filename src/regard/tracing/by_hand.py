@@ -326,7 +326,7 @@ def explained(called: Called, product: Product | None, four: Callable[..., Tenso
     k, v = without_repeats(q, k, called.v.detach())
     known = replace(called, q=q, k=k, v=v, rule=rule, alike=some_alike)
     lse = row_sums(known, None, _FEW)  # of these scores, not of the model's: rounding in both cancels
-    recovered = LayerTrace("", q, k, lse, rule, alike=some_alike).block(*everywhere)
+    recovered = LayerTrace("", q, k, lse, rule, alike=some_alike).block(None, *everywhere)
     if not reach(recovered - weights.to(recovered.dtype)) <= min(4 * noise, _CLOSE):
         return None
     return replace(known, lse=lse)

@@ -23,7 +23,8 @@ from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule
 from regard.attention.shapes import row_blocks
 from regard.attention.visibility import Visibility, hidden_by
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
-from regard.tracing.layers import Kind, Shape, all_scores
+from regard.layers.layer_id import Kind
+from regard.tracing.layers import Shape, all_scores
 
 # A mask in our terms: who sees whom, what is added, and (batch, head, query) rows that a finite number hides.
 Read = tuple[Visibility, Bias | None, Tensor | None]
@@ -80,7 +81,7 @@ class Called:
                 "be cut, nor its scores exchanged. A head of it can be gated, and its outputs patched."
             )
         k = of_heads(self.k, heads, self.q.shape[1])
-        return self.rule.part(None, heads).scores(self.q[:, heads], k, rows)
+        return self.rule.part(heads, None).scores(self.q[:, heads], k, rows)
 
     def attended(self, weights: Tensor, heads: list[int]) -> Tensor:
         """What these heads make of `weights` (batch, head, rows, key)."""
@@ -103,12 +104,6 @@ class Called:
 def of_heads(tensor: Tensor, heads: list[int], n_head: int) -> Tensor:
     """What these of `n_head` heads use of keys or values (batch, kv_head, key, dim)."""
     return tensor[:, [head * tensor.shape[1] // n_head for head in heads]]
-
-
-def numbered(name: str, seen: list[str]) -> str:
-    """The name of a layer that runs after those `seen`: `name#2` where it runs for the second time."""
-    again = sum(other.partition("#")[0] == name for other in seen)
-    return f"{name}#{again + 1}" if again else name
 
 
 class LogSumExp(TorchDispatchMode):

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from regard.attention.shapes import row_blocks, whole_index
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
+from regard.layers.layer_id import nth_call
 from regard.models.model import Model
-from regard.tracing.calls import Called, numbered, of_heads
+from regard.tracing.calls import Called, of_heads
 from regard.tracing.layers import LayerTrace
 from regard.tracing.take import module_of
 from regard.tracing.traces import Trace
@@ -214,7 +215,7 @@ class Run:
                 called = replace(called, before=n_query[called.name])
                 n_query[called.name] += called.shape[2]
             else:
-                called = replace(called, name=numbered(called.name, seen))
+                called = replace(called, name=nth_call(called.name, seen))
             seen.append(called.name)
             if called.name not in self.layers:
                 self.layers.append(called.name)
@@ -367,7 +368,7 @@ def _traced(
         source = Called(layer.name, layer.kind, None, None, q=layer.q, k=layer.k, rule=layer.rule)
         scores[..., keys] = source.scores_of(heads, at).to(scores.dtype).expand_as(scores)[..., keys]
         return called.attended(called.softmax(scores, heads), heads)
-    weights = torch.cat([layer.block(at, slice(0, layer.n_key), None, head) for head in heads], 1)
+    weights = torch.cat([layer.block(head, at, slice(0, layer.n_key)) for head in heads], 1)
     if what == "weights":
         return called.attended(weights, heads).expand_as(out)
     if layer.v is None:

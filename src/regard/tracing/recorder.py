@@ -15,9 +15,10 @@ from regard.attention.linear import LinearRule, Rule
 from regard.attention.scores import ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
-from regard.tracing.calls import Called, compact_bias, numbered, read_visible
+from regard.layers.layer_id import Kind, LayerId, nth_call
+from regard.tracing.calls import Called, compact_bias, read_visible
 from regard.tracing.disk import on_disk
-from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace, reach
+from regard.tracing.layers import DenseLayerTrace, LayerTrace, LinearLayerTrace, reach
 from regard.tracing.traces import LayerCheck
 
 Recorded = LayerTrace | LinearLayerTrace | DenseLayerTrace
@@ -75,8 +76,7 @@ class Recorder:
         self, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
     ) -> None:
         """Take a layer of ours."""
-        kind: Kind = "cross" if name.endswith("cross") else "self"
-        self.add(Called(name, kind, v, out, q=q, k=k, rule=rule, lse=lse))
+        self.add(Called(name, LayerId.parse(name).kind, v, out, q=q, k=k, rule=rule, lse=lse))
 
     def add(self, called: Called) -> None:
         """Keep one layer and check it; or the next step of the one seen last, whose rows are added.
@@ -86,7 +86,7 @@ class Recorder:
         goes_on = called.k is not None and self._keys is called.k and self.seen[-1] == called.name
         self._keys = called.k if called.shape[2] == 1 and called.kind == "cross" else None
         if not goes_on:
-            self.seen.append(numbered(called.name, self.seen))
+            self.seen.append(nth_call(called.name, self.seen))
         if self.asked is None or {self.seen[-1], len(self.seen) - 1} & self.asked:
             self.keep(self.layer_of(self.seen[-1], called), called)
 
@@ -171,8 +171,9 @@ def expected(
     reads_source: bool = False,
 ) -> Visibility:
     """What may be seen in a layer of ours, by what is known of model and input; queries are the last keys."""
-    causal = kind == "self" and name.startswith("decoder")
-    of_source = kind == "cross" or (reads_source and name.startswith("encoder"))
+    stack = LayerId.parse(name).stack
+    causal = kind == "self" and stack == "decoder"
+    of_source = kind == "cross" or (reads_source and stack == "encoder")
     keys = source_real if of_source else real
     return Visibility(causal=causal, start=n_key - n_query if causal else 0, keys=keys)
 
@@ -309,7 +310,7 @@ def _checked(layer: Recorded, v: Tensor, out: Tensor, at: float, expected: Visib
     first = int(at * max(0, layer.n_query - n_row))
     rows = slice(first, min(layer.n_query, first + n_row))
     cols = layer.key_range(rows)  # by the rule, all other weights of these rows are 0
-    weights, v = layer.block(rows, cols), v[:, :, cols]
+    weights, v = layer.block(None, rows, cols), v[:, :, cols]
     value_size = reach(v)
     if not math.isfinite(value_size):  # hidden values may be anything
         v = torch.where(v.isfinite(), v, 0.0)

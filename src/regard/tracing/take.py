@@ -26,11 +26,12 @@ from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
 from regard.files.tokenizer import readable
+from regard.layers.layer_id import Kind
 from regard.models.foreign import Foreign
 from regard.models.model import Model
 from regard.tracing.calls import Called, dense_bytes
 from regard.tracing.images import grid_of, read_images, takes_images
-from regard.tracing.layers import DenseLayerTrace, Kind
+from regard.tracing.layers import DenseLayerTrace
 from regard.tracing.recorder import Recorder, expected, wanted_layers
 from regard.tracing.traces import Checks, Grid, Plain, Trace
 from regard.tracing.watch import attention_layers, uncompiled, watching

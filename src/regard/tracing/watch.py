@@ -42,6 +42,7 @@ from regard.attention.scores import ScoreRule
 from regard.errors import UnsupportedError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record
 from regard.layers.latent import LatentAttention
+from regard.layers.layer_id import Kind, LayerId
 from regard.models.model import Model
 from regard.models.seq2seq import DotAttention
 from regard.tracing import by_hand
@@ -54,7 +55,6 @@ from regard.tracing.calls import (
     refuse_dropout,
     row_sums,
 )
-from regard.tracing.layers import Kind
 from regard.tracing.recorder import Recorder
 
 # Given a call of attention and the outputs of its heads; answers with those that take their place.
@@ -488,7 +488,7 @@ def _placed(heads: Tensor, out: Tensor, to_heads: Callable[[Tensor], Tensor]) ->
 
 def _not_seen(model: nn.Module, seen: list[str], fates: list[by_hand.Fate]) -> list[str]:
     """What of the model may be attention and was not seen."""
-    names = [name.partition("#")[0] for name in seen]
+    names = [LayerId.parse(name).module for name in seen]
     unmet = dict.fromkeys(fate.module for fate in fates if fate.of_scores and not fate.met)
     missing = [f"{name} (a softmax that was not seen to meet values)" for name in unmet]
     missing += [

@@ -245,9 +245,9 @@ PACKAGES = {
     "models": "Output Seq2Seq Seq2SeqConfig Transformer TransformerConfig",
     "recurrent": """GRUWeights LSTMWeights RNNWeights gru_forward gru_step last_state lstm_forward lstm_step
         rnn_forward rnn_step""",
-    "tracing": """AnyLayer Checks DenseLayerTrace GrowingTrace LayerCheck LayerGradient LayerTrace
-        LinearLayerTrace Recorder Run ScoreGradients ScoreParts Trace intervene score_gradients trace
-        trace_generation""",
+    "tracing": """AnyLayer DenseLayerTrace GrowingTrace InterventionRun LayerCheck LayerGradient
+        LayerTrace LinearLayerTrace Recorder ScoreGradients ScoreParts Trace TraceChecks
+        intervene score_gradients trace trace_generation""",
 }
 
 

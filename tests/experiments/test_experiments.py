@@ -67,7 +67,7 @@ def test_an_estimate_is_the_slope_toward_the_clean_run(what):
     if what == "weights":
         clean = regard.trace(model, torch.tensor([CLEAN])).layer(0)
         values = regard.trace(model, torch.tensor([CORRUPTED]), keep_v=True).layer(0).v
-        new = torch.stack([clean.weights(0, head) @ values[0, head // 2] for head in range(6)])[None]
+        new = torch.stack([clean.weights(head) @ values[0, head // 2] for head in range(6)])[None]
     asked = Asked.about(model, CORRUPTED, 7, 9, None)
     for head in (0, 4):
         step = asked.run(lambda run: run.patch(layer=0, head=head, source=mine + 1e-3 * (new - mine)))  # noqa: B023

@@ -23,7 +23,7 @@ from regard.errors import TraceError, UnsupportedError
 from regard.files.loading import load
 from regard.tracing.layers import DenseLayerTrace, LayerTrace, LinearLayerTrace
 from regard.tracing.take import trace
-from regard.tracing.traces import Checks, LayerCheck, Trace
+from regard.tracing.traces import LayerCheck, Trace, TraceChecks
 
 BATCH, N_HEAD, N_QUERY, N_KEY, QK_DIM = 2, 6, 11, 13, 5
 SEGMENT = torch.arange(N_KEY).div(4, rounding_mode="floor").expand(BATCH, -1).contiguous()
@@ -68,7 +68,7 @@ def one_of_each():
         real=torch.ones(2, 11, dtype=torch.bool),
         text=("one", "two"),
         facts={"name": "model", "n_layer": 3, "trained": False, "licence": None, "scale": 0.5},
-        checks=Checks(
+        checks=TraceChecks(
             (LayerCheck("plain", 1e-7, 1e-6, 2e-7, 1e-6, 0.0), LayerCheck("x", None, 1.0, 0.0, 1.0, 0.0))
         ),
     )
@@ -298,7 +298,7 @@ def _set(path, value):
         (_set(("layers",), 5), "does not fit"),
         (_set(("tokens",), [[1, 2]]), "tokens of Trace must be text. Got 1"),
         (_set(("facts",), {"a": [1]}), "facts of Trace must be"),
-        (_set(("checks",), [{"name": "x"}]), "a Checks is described by a mapping"),
+        (_set(("checks",), [{"name": "x"}]), "a TraceChecks is described by a mapping"),
         (_set(("checks", "layers"), [{"name": "x"}]), "missing"),
         (
             lambda metadata, described, tensors: tensors.update({"layers.0.lse": torch.zeros(2, 6, 10)}),

@@ -118,7 +118,7 @@ def test_rows_that_see_all_alike_are_in_the_sums_of_columns():
     layer = layer_of(some_rules()["causal"])
     alike = torch.zeros(BATCH, 1, N_QUERY, dtype=torch.bool)
     alike[:, :, 3] = True
-    marked = replace(layer, alike=alike)
+    marked = replace(layer, uniform_rows=alike)
     torch.testing.assert_close(marked.column_sums(batch=1), marked.block(None, *EVERYTHING)[1].sum(1))
     assert not torch.allclose(marked.column_sums(batch=1), layer.column_sums(batch=1))
 
@@ -179,9 +179,9 @@ def test_pooling_never_forms_the_whole_matrix(monkeypatch):
     monkeypatch.setattr(
         LayerTrace,
         "block",
-        lambda self, rows, cols, *at: (
+        lambda self, head, rows, cols, *at: (
             areas.append((rows.stop - rows.start) * (cols.stop - cols.start))
-            or original(self, rows, cols, *at)
+            or original(self, head, rows, cols, *at)
         ),
     )
     layer.pooled(0, 60, 60)

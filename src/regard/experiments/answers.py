@@ -43,7 +43,7 @@ from regard.files.loading import Loaded
 from regard.heads.flow import logit_attribution
 from regard.heads.model import Layers, head_outputs, head_table, layers_of, loaded_of, strongest
 from regard.tracing.gradients import ScoreGradients, score_gradients
-from regard.tracing.interventions import Run, intervene
+from regard.tracing.interventions import InterventionRun, intervene
 from regard.tracing.layers import AnyLayer
 from regard.tracing.take import labels, trace
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 What = Literal["outputs", "weights"]
 Kind = Literal["head", "edge", "position"]
 Token = int | str
-Change = Callable[[Run], None]
+Change = Callable[[InterventionRun], None]
 _CHANCE = 12  # of each kind, drawn at random and switched off
 
 
@@ -431,7 +431,7 @@ def _words(part: Finding, tokens: Sequence[str]) -> str:
 def _off(part: Finding, known: Layers, n: int) -> Change:
     """What switches a part off; a position that no other sees still sees itself."""
 
-    def change(run: Run) -> None:
+    def change(run: InterventionRun) -> None:
         if part.layer is None:
             for layer in known:
                 run.knock_out(layer=layer, query=[at for at in range(n) if at != part.key], key=part.key)

@@ -36,7 +36,7 @@ from regard.files.loading import Loaded
 from regard.heads.model import head_outputs, layers_of, loaded_of, path_of, probe
 from regard.layers.layer_id import LayerId
 from regard.models.transformer import Transformer
-from regard.tracing.calls import Called
+from regard.tracing.calls import AttentionCall
 from regard.tracing.layers import LayerTrace
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import module_of, trace
@@ -337,7 +337,7 @@ def turned(loaded: Loaded, reading: Reading, side: str, head: int, position: int
         out[:, position, known.outputs[head]] = vectors.to(out.dtype)
         return out
 
-    def stop(called: Called, out: Tensor) -> Tensor:
+    def stop(called: AttentionCall, out: Tensor) -> Tensor:
         if called.name == name:
             raise _DoneError
         return out

@@ -21,7 +21,7 @@ from regard.heads.model import head_table, layers_of, loaded_of
 from regard.layers.eviction import Evict
 from regard.layers.layer_id import Kind
 from regard.tracing.layers import AnyLayer, LayerTrace
-from regard.tracing.traces import Checks, Trace
+from regard.tracing.traces import Trace, TraceChecks
 
 
 def rollout(
@@ -122,7 +122,7 @@ def value_weighted(trace: Trace, model: Loaded | nn.Module | None = None) -> Tra
         if not isinstance(layer, LayerTrace):
             raise UnsupportedError(f"{layer.name} is no softmax attention with values of its own.")
         layers.append(ValueWeightedLayer.of(layer, matrices.get(layer.name)))
-    return replace(trace, layers=tuple(layers), checks=Checks())
+    return replace(trace, layers=tuple(layers), checks=TraceChecks())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

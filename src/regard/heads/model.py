@@ -17,7 +17,7 @@ from regard.layers.layer_id import LayerId, nth_call
 from regard.models.foreign import Foreign
 from regard.models.model import Model
 from regard.models.transformer import Transformer
-from regard.tracing.calls import Called
+from regard.tracing.calls import AttentionCall
 from regard.tracing.take import module_of, trace
 from regard.tracing.watch import watching
 
@@ -86,7 +86,7 @@ def head_outputs(loaded: Loaded) -> Iterator[dict[str, Tensor]]:
     """
     outputs: dict[str, Tensor] = {}
 
-    def keep(called: Called, out: Tensor) -> Tensor:
+    def keep(called: AttentionCall, out: Tensor) -> Tensor:
         if torch.is_grad_enabled() and not out.requires_grad:
             out.requires_grad_()
         outputs[nth_call(called.name, outputs)] = out

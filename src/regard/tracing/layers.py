@@ -33,7 +33,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.layers.layer_id import Kind, LayerId
 from regard.tracing.pooling import Pooling, block_ends, pooled
 
-Block = Float[Tensor, "_batch _head rows cols"]
+WeightBlock = Float[Tensor, "_batch _head rows cols"]
 Tile = Float[Tensor, "rows cols"]
 Matrices = Float[Tensor, "*batch_and_head query key"]
 PerKey = Float[Tensor, "*head key"]
@@ -74,7 +74,7 @@ class AnyLayer(Data, ABC):
         """Who may look at whom; None where it is unknown, and drawn as all visible."""
 
     @abstractmethod
-    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> Block:
+    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> WeightBlock:
         """Weights of `rows` x `cols`, of one head or all (None), of one sequence or all (None)."""
 
     def factors(self, batch: int) -> dict[str, Tensor]:
@@ -284,8 +284,8 @@ class LayerTrace(AnyLayer):
     rule: ScoreRule = field()
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
-    # Rows of padding, mostly, whose keys are all hidden by one finite number: softmax sees them all alike.
-    alike: Bool[Tensor, "_batch _head query"] | None = None
+    # Rows of padding, mostly, whose keys are all masked by one finite number: softmax weighs all equally.
+    uniform_rows: Bool[Tensor, "_batch _head query"] | None = None
     word: ClassVar[str] = "softmax"
 
     def __post_init__(self) -> None:
@@ -298,11 +298,11 @@ class LayerTrace(AnyLayer):
         return self.rule.visible
 
     def key_range(self, rows: slice) -> slice:
-        if self.alike is not None and bool(self.alike[:, :, rows].any()):
+        if self.uniform_rows is not None and bool(self.uniform_rows[:, :, rows].any()):
             return slice(0, self.n_key)
         return self.rule.visible.key_range(rows, self.n_key)
 
-    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> Block:
+    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> WeightBlock:
         q, k, lse, rule = self._part(head, batch)
         scores = all_scores(q, k, rule, rows, cols, widen=head is not None)
         lse = lse[:, :, rows, None]
@@ -311,13 +311,13 @@ class LayerTrace(AnyLayer):
         weights = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min)).to(scores.dtype)
         if not rule.visible.sees_all(rows, cols):
             weights = torch.where(rule.visible.tile(rows, cols, weights.device), weights, 0.0)
-        if self.alike is not None:
-            alike = self.of_head(self.alike, head, batch)[:, :, rows, None]
-            weights = torch.where(alike, 1 / self.n_key, weights)
+        if self.uniform_rows is not None:
+            uniform_rows = self.of_head(self.uniform_rows, head, batch)[:, :, rows, None]
+            weights = torch.where(uniform_rows, 1 / self.n_key, weights)
         return weights
 
     def log_product(self, head: int | None = None, batch: int = 0) -> LogProduct | None:
-        if not self.rule.product_only or self.alike is not None:
+        if not self.rule.product_only or self.uniform_rows is not None:
             return None
         dtype = torch.promote_types(self.q.dtype, torch.float32)
         q, k, lse = (self.of_head(tensor, head, batch).to(dtype) for tensor in (self.q, self.k, self.lse))
@@ -327,7 +327,7 @@ class LayerTrace(AnyLayer):
         return wider_q[0], F.pad(k, (0, 1), value=1.0)[0]
 
     def column_sums(self, head: int | None = None, rows: slice = slice(None), batch: int = 0) -> PerKey:
-        if self.alike is not None:  # rows that no rule explains
+        if self.uniform_rows is not None:  # rows that no rule explains
             return AnyLayer.column_sums(self, head, rows, batch)
         sums = column_sums(*self._part(*self._at(head, batch)), self._span(rows, slice(None))[0])[0]
         return sums if head is None else sums[0]
@@ -336,8 +336,8 @@ class LayerTrace(AnyLayer):
         """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""
         lse = self.lse[:, :, rows]
         wanted = (lse > -math.inf).to(lse.dtype)
-        if self.alike is not None:
-            wanted = torch.where(self.alike[:, :, rows], 1.0, wanted)
+        if self.uniform_rows is not None:
+            wanted = torch.where(self.uniform_rows[:, :, rows], 1.0, wanted)
         if self.rule.sink is None:
             return wanted
         return wanted - torch.where(wanted > 0, torch.exp(self.rule.sink[:, None] - lse), 0.0)
@@ -447,7 +447,7 @@ class LinearLayerTrace(AnyLayer):
         start = self.n_key - self.n_query if self.causal else 0
         return Visibility(causal=self.causal, start=start, keys=self.keys)
 
-    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> Block:
+    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> WeightBlock:
         q, k, normaliser = (self.of_head(tensor, head, batch) for tensor in (self.q, self.k, self.normaliser))
         keys = None if self.keys is None else chosen(self.keys, 0, batch)
         return linear_weights(q, k, normaliser, self.kernel, rows, cols, causal=self.causal, visible=keys)
@@ -504,7 +504,7 @@ class DenseLayerTrace(AnyLayer):
     def key_range(self, rows: slice) -> slice:
         return slice(0, self.n_key)  # weights that are given may be anywhere
 
-    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> Block:
+    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> WeightBlock:
         return self.of_head(self.values, head, batch)[:, :, rows, cols]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -62,10 +62,11 @@ class LayerCheck(Data):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Checks(Data):
+class TraceChecks(Data):
     """What every layer's self-check found."""
 
     layers: tuple[LayerCheck, ...] = ()
+    word: ClassVar[str] = "Checks"  # as files have it
 
     def _largest(self, what: str) -> float | None:
         """The largest value of all layers, NaN where one is; None where none is known."""
@@ -150,7 +151,7 @@ class Trace(Data):
     real: Bool[Tensor, "batch position"] | None = None  # False: padding; None: no token is
     text: tuple[str, ...] | None = None
     facts: Mapping[str, Plain] = field(default_factory=dict)
-    checks: Checks = field(default_factory=Checks)
+    checks: TraceChecks = field(default_factory=TraceChecks)
     grid: Grid | None = None  # of a vision model: where in the image its positions are
 
     def __post_init__(self) -> None:
@@ -374,12 +375,12 @@ class Trace(Data):
         for side, labels, size in (("rows", rows, n_query), ("cols", cols, n_key)):
             if labels is not None and len(labels) != size:
                 raise ShapeError(f"there are {len(labels)} labels of {side} for {size} {side}: one each.")
-        alike = cols is None or list(cols) == list(rows or ())
+        same_labels = cols is None or list(cols) == list(rows or ())
         layers = tuple(
             DenseLayerTrace(
                 name if len(tables) == 1 else f"{name}.{index}",
                 values,
-                kind="self" if alike and values.shape[2] == values.shape[3] else "cross",
+                kind="self" if same_labels and values.shape[2] == values.shape[3] else "cross",
             )
             for index, values in enumerate(tables)
         )

@@ -57,22 +57,22 @@ def confirmed(
     repeated = runner.run(answer, orders).runs
     settled = dict(outcomes)
     notes: list[str] = []
-    probes: dict[Probe, list[Run]] = {}
+    probes: dict[str, list[Run]] = {}
     for run, ways in doubted.values():
         if isinstance(run.item, Probe):
-            probes.setdefault(run.item, []).append(run)
+            probes.setdefault(run.item.name, []).append(run)
         elif run.id in repeated:
             right, note = _right(plan, run, outcomes[run.id], repeated[run.id], ways)
             notes += [note] if note else []
             settled[run.id] = right or settled[run.id]
-    for probe, runs in probes.items():
+    for runs in probes.values():
         if all(run.id in repeated and repeated[run.id].error is None for run in runs):
             changed = {run.id: _as_float32(repeated[run.id]) for run in runs}
             near = all(
                 off(repeated[run.id].value, outcomes[run.id].value) <= MOST_ROUNDING * plan.tolerance
                 for run in runs
             )
-            faults = [_fault(plan, probe, runs, repeated, choices) for choices in doubted[runs[0].id][1]]
+            faults = [_fault(plan, runs, repeated, choices) for choices in doubted[runs[0].id][1]]
             if near and None in faults:
                 settled |= changed
     return settled, list(dict.fromkeys(notes))
@@ -92,21 +92,18 @@ def _doubtful(plan: Plan, outcomes: Outcomes, choices: Choices) -> Iterator[Run]
     for probe in plan.checks.probes:
         runs = [run for run in plan.runs if run.item is probe]
         made = all(run.id in outcomes and outcomes[run.id].error is None for run in runs)
-        if made and _fault(plan, probe, runs, outcomes, choices, plan.tolerance) is not None:
+        if made and _fault(plan, runs, outcomes, choices, plan.tolerance) is not None:
             yield from runs
 
 
 def _fault(
-    plan: Plan,
-    probe: Probe,
-    runs: Sequence[Run],
-    outcomes: Outcomes,
-    choices: Choices,
-    tolerance: float = 0.0,
+    plan: Plan, runs: Sequence[Run], outcomes: Outcomes, choices: Choices, tolerance: float = 0.0
 ) -> str | None:
     """Say what is wrong with the results of a probe, at the tolerance of float64 where none is given."""
     tolerance = tolerance or TOLERANCE["float64"] * plan.exercise.tolerance
     expected = plan.expected(choices)
+    probe = runs[0].item
+    assert isinstance(probe, Probe)
     values = [expected[run.id].value for run in runs]
     return probe_fault(plan, probe, values, [outcomes[run.id].value for run in runs], tolerance)
 

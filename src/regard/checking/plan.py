@@ -75,7 +75,7 @@ class Plan:
     def _draw(self, item: Item, attempt: int = 0) -> Draw:
         """Each trial has its own numbers, the same for every answer checked with this seed."""
         seed = self.seed * 1_000_003 + zlib.crc32(item.name.encode())
-        return Draw(item.sizes, seed + (attempt << 40))
+        return Draw(item.sizes, seed + attempt * 715_827_883)  # torch looks at the last 32 bits
 
     def _well_conditioned(self, item: Item) -> tuple[Case, ...]:
         """Draw the calls of a trial or probe, again where rounding alone would move its results.

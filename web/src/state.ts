@@ -104,7 +104,7 @@ const rounded = (view: Viewport) => ({
 export function fromHash(hash: string): Partial<State> {
   const out: Record<string, unknown> = {};
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
-    if (!(name in START)) continue;
+    if (!Object.hasOwn(START, name)) continue;
     const usual = START[name as keyof State];
     if (typeof usual === "string") {
       if (allowed(name, text)) out[name] = text;

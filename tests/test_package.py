@@ -276,7 +276,7 @@ PACKAGES = {
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
     "experiments": "Estimate Finding PatchEffects Why patch_effects why",
-    "heads": """LABELS RULES Attribution Circuit Composition Curve HeadLabel Measures RelationScore Rule
+    "heads": """LABELS RULES Attribution Circuit Composition Curve HeadLabel LabelRule Measures RelationScore
         ScoreSplit Sentence Survey Word ablated ablation columns_of composition head_means importance
         label logit_attribution logit_lens lost_attention mean_loss measure ov_circuit planted_needle prune
         pruning_curve qk_circuit ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs

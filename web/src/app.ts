@@ -9,6 +9,7 @@ import { Machine } from "./machine";
 import { Overview, type Place } from "./overview";
 import { NEEDS_MODEL, Panels } from "./panels";
 import { Player } from "./player";
+import { type AtlasView, type PageView, VIEWS } from "./registry";
 import { type Drawing, Share } from "./share";
 import { type EmbeddedDoc, EmbeddedTiles } from "./sources";
 import { placeTip, Stage, sideTokens } from "./stage";
@@ -611,7 +612,9 @@ export class App {
       const from = event.composedPath()[0] as HTMLElement;
       if (/^(INPUT|TEXTAREA|SELECT)$/.test(from.tagName) || event.ctrlKey || event.metaKey || event.altKey)
         return;
-      const at = ({ s: "story", m: "machine", a: "atlas" } as const)[event.key as "s"];
+      const wanted = Object.entries(VIEWS).find(([, { key }]) => key === event.key);
+      const [name, level] = [wanted?.[0], wanted?.[1].level];
+      const at = level === "page" ? (name as PageView) : null;
       if (at) return this.change({ at, scene: null });
       if (event.key === "?") return this.tour.open();
       if (event.key === "p") return void this.element.classList.toggle("presenting");
@@ -621,7 +624,7 @@ export class App {
         return;
       }
       if (this.state.at !== "atlas") return;
-      const view = ({ "1": "map", "2": "lines", "3": "text" } as const)[event.key as "1"];
+      const view = level === "atlas" ? (name as AtlasView) : null;
       if (view) this.change({ view });
       else if (event.key === "x") this.panels.offs.querySelector<HTMLButtonElement>(".switch")?.click();
     });

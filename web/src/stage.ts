@@ -5,7 +5,7 @@ import { choice, fill, h, number, option } from "./dom";
 import { LinesView, type LinkCount } from "./lines";
 import { type Cell, hiddenCss, MapView, type Viewport } from "./mapview";
 import { DifferenceTiles } from "./sources";
-import type { State } from "./state";
+import { type State, titlesOf } from "./state";
 import { gridOf, TextView } from "./textview";
 import type { Tile, TileSource } from "./types";
 import { labels, sameToken } from "./words";
@@ -265,7 +265,7 @@ export class Stage {
       );
     fill(
       this.controls,
-      choice("view", { map: "Map", lines: "Lines", text: picture ? "Picture" : "Text" }, state.view, (view) =>
+      choice("view", { ...titlesOf("atlas"), ...(picture ? { text: "Picture" } : {}) }, state.view, (view) =>
         change({ view }),
       ),
       state.view !== "lines" &&

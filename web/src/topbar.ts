@@ -3,6 +3,7 @@
 import { paint, type Theme } from "./colour";
 import type { PageContext } from "./context";
 import { choice, fill, h, option } from "./dom";
+import { titlesOf } from "./state";
 import type { Progress } from "./types";
 
 type Needs = Pick<
@@ -111,9 +112,7 @@ export class TopBar {
     const { state, source } = page;
     fill(
       this.altitudes,
-      choice("how near", { story: "Story", machine: "Machine", atlas: "Atlas" }, state.at, (at) =>
-        this.page.change({ at, scene: null }),
-      ),
+      choice("view of the page", titlesOf("page"), state.at, (at) => this.page.change({ at, scene: null })),
     );
     const key = JSON.stringify([
       state.model,

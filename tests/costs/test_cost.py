@@ -154,13 +154,13 @@ def test_the_published_sizes_have_their_parameters(family):
         assert parameters(config).value(sizes_of(config)) == n_parameter
 
 
-@pytest.mark.parametrize("kernel", ["elu1", "relu", "quadratic", "favor"])
+@pytest.mark.parametrize("name", ["elu1", "relu", "quadratic", "favor"])
 @torch.no_grad()
-def test_linear_attention_costs_what_the_counter_counts(kernel):
+def test_linear_attention_costs_what_the_counter_counts(name):
     """The sums and their reading, not causal, with 3 key heads for 6."""
-    layer = MultiHeadAttention(30, 6, n_kv_head=3, qk_dim=5, v_dim=7, kernel=kernel)
+    layer = MultiHeadAttention(30, 6, n_kv_head=3, qk_dim=5, v_dim=7, feature_map=name)
     block = BlockConfig(
-        **BLOCK, n_kv_head=3, qk_dim=5, v_dim=7, kernel=kernel, attention_bias=False, ff_bias=False
+        **BLOCK, n_kv_head=3, qk_dim=5, v_dim=7, feature_map=name, attention_bias=False, ff_bias=False
     )
     config = TransformerConfig(vocab=41, block=block, n_encoder_layer=1, head="none")
     found = cost(config, "prefill", batch=2, length=11)
@@ -171,7 +171,7 @@ def test_linear_attention_costs_what_the_counter_counts(kernel):
 @torch.no_grad()
 def test_a_linear_layers_cache_is_its_state():
     """The state has the formula's bytes, however long the past."""
-    block = BlockConfig(**BLOCK, n_kv_head=3, kernel="quadratic")
+    block = BlockConfig(**BLOCK, n_kv_head=3, feature_map="quadratic")
     config = TransformerConfig(vocab=41, block=block, n_decoder_layer=2)
     model, cache = Transformer(config).eval(), Transformer(config).new_cache()
     for length in (13, 29):

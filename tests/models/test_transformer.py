@@ -108,7 +108,7 @@ def test_norms_after_are_on_what_is_added():
         ({"window": 3}, {"local": (True,)}, "Got 1 of 3 layers, window 3"),
         ({}, {"local": (True, True, False)}, "window None"),
         ({"window": 3}, {"positions": "rotary", "local_rotary_base": 5.0}, "which layers differ"),
-        ({"kernel": "elu1", "sinks": True}, {}, "linear attention forms no scores"),
+        ({"feature_map": "elu1", "sinks": True}, {}, "linear attention forms no scores"),
         ({"softcap": 0.0}, {}, "softcap must be"),
         ({}, {"positions": "rotary", "rotary_dim": 9}, "must be even"),
     ],

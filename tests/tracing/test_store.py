@@ -56,8 +56,8 @@ def one_of_each():
     sink = torch.randn(N_HEAD)
     layers.append(LayerTrace("sink", q, k, attend(q, k, v).lse, ScoreRule(sink=sink), kind="cross"))
     for name in ("elu1", "relu", "quadratic", "favor"):
-        kernel = feature_map(name, qk_dim=QK_DIM, n_feature=17)
-        layers.append(LinearLayerTrace.of(name, q, k, v, kernel, causal=True, visible=PADDING))
+        phi = feature_map(name, qk_dim=QK_DIM, n_feature=17)
+        layers.append(LinearLayerTrace.of(name, q, k, v, phi, causal=True, visible=PADDING))
     seen = Visibility(causal=True)
     layers.append(DenseLayerTrace("dense", torch.rand(BATCH, N_HEAD, N_QUERY, N_KEY), "cross", seen))
     return Trace(

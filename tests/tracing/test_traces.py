@@ -224,11 +224,11 @@ def test_hidden_garbage_does_not_reach_a_weight():
     assert bool((table[1, :, :, 17:] == 0).all())
 
 
-@pytest.mark.parametrize("kernel", ["elu1", "relu", "quadratic", "favor"])
+@pytest.mark.parametrize("name", ["elu1", "relu", "quadratic", "favor"])
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-def test_linear_attention_is_recovered_by_tile(kernel, causal):
+def test_linear_attention_is_recovered_by_tile(name, causal):
     """The weights of a linear layer give its output, and a tile is a block of them."""
-    phi = feature_map(kernel, qk_dim=QK_DIM, n_feature=31)
+    phi = feature_map(name, qk_dim=QK_DIM, n_feature=31)
     keys = torch.ones(BATCH, N_KEY, dtype=torch.bool)
     keys[1, 19:] = False
     q, k, v = (torch.randn(BATCH, n, size, QK_DIM) for n, size in ((N_HEAD, N_QUERY), (3, N_KEY), (3, N_KEY)))

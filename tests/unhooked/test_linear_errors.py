@@ -65,7 +65,7 @@ def test_random_features_of_another_width_are_refused():
 def test_a_name_is_not_a_kernel():
     """The error says how to make one from a name."""
     with pytest.raises(
-        ArgumentError, match=r"kernel is 'elu1': it must be a FeatureMap.*feature_map\('elu1'\)"
+        ArgumentError, match=r"feature_map is 'elu1': it must be a FeatureMap.*feature_map\('elu1'\)"
     ):
         attend_linear(Q, K, V, "elu1")
 
@@ -100,7 +100,8 @@ def test_a_state_of_another_kernel_is_refused():
     """A state made with other features cannot be added to."""
     state = attend_linear(Q, K, V, ELU1, return_state=True).state
     with pytest.raises(
-        ShapeError, match=r"state is of another layer or kernel: S must be \(batch 2, kv_head 3, feature 21"
+        ShapeError,
+        match=r"state is of another layer or feature map: S must be \(batch 2, kv_head 3, feature 21",
     ):
         attend_linear(Q, K, V, Quadratic(), state=state)
 

@@ -181,7 +181,7 @@ def why_not(model: Transformer) -> str | None:
     unusual = {
         "the model is in training mode": model.training,
         "sinks, gates, feature maps, softcaps and ALiBi are left to the readable path": (
-            block.sinks or block.output_gate or block.kernel or block.softcap or block.alibi
+            block.sinks or block.output_gate or block.feature_map or block.softcap or block.alibi
         ),
         "token types and a softcap of the head are left to the readable path": (
             config.n_token_type or config.head_softcap

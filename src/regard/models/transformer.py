@@ -448,7 +448,7 @@ def check_evicts(config: TransformerConfig) -> None:
     block, scaling = config.block, config.rotary_scaling
     reasons = {
         "an encoder-decoder reads its prompt with the encoder": config.kind != "decoder",
-        "linear attention keeps a sum of the past, not its positions": block.kernel is not None,
+        "linear attention keeps a sum of the past, not its positions": block.feature_map is not None,
         f"a window of {block.window} or ALiBi counts positions that would be gone": (
             block.window is not None or block.alibi
         ),

@@ -126,7 +126,9 @@ class Recorder:
         v = self._stored(called.v) if self.keep_v and called.v is not None else None
         rule = called.rule.mapped(self._shared)
         if isinstance(rule, LinearRule):
-            return LinearLayerTrace(name, q, k, sums, rule.kernel, rule.causal, rule.keys, v, called.kind)
+            return LinearLayerTrace(
+                name, q, k, sums, rule.feature_map, rule.causal, rule.keys, v, called.kind
+            )
         return LayerTrace(name, q, k, sums, rule, v, called.kind, called.alike)
 
     def widen(self, v: Tensor) -> None:

@@ -268,7 +268,7 @@ def effects(loaded: Loaded, document: Document) -> Json:
     scores, _ = said.scores()
     likeliest = scores.argmax()
     name = said.names(likeliest[None])[0]
-    adds_up = config.block.writes_as_is and config.block.kernel is None and config.head_softcap is None
+    adds_up = config.block.writes_as_is and config.block.feature_map is None and config.head_softcap is None
     if config.kind == "decoder" and config.head == "language" and adds_up:
         written = logit_attribution(loaded, torch.tensor([said.fed]), int(likeliest))
         return {"what": f"what the head adds to the score of “{name}”", "values": written.heads.tolist()}

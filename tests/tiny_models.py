@@ -15,7 +15,7 @@ from regard.models.transformer import Transformer, TransformerConfig
 TEXT = "the cat sat on the mat because it was tired"
 FAMILIES = {
     "gpt2": {"n_decoder_layer": 2},
-    "bert": {"n_encoder_layer": 2, "head": "masked", "norm_first": False, "final_norm": False},
+    "bert": {"n_encoder_layer": 2, "lm_head": "masked", "norm_first": False, "final_norm": False},
     "llama": {"n_decoder_layer": 2, "positions": "rotary", "n_kv_head": 3, "norm": "rms"},
     "window": {"n_decoder_layer": 2, "window": 5},
     "t5": {"n_encoder_layer": 2, "n_decoder_layer": 2, "positions": "relative", "scale": 1.0},

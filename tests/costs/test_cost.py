@@ -162,7 +162,7 @@ def test_linear_attention_costs_what_the_counter_counts(name):
     block = BlockConfig(
         **BLOCK, n_kv_head=3, qk_dim=5, v_dim=7, feature_map=name, attention_bias=False, ff_bias=False
     )
-    config = TransformerConfig(vocab=41, block=block, n_encoder_layer=1, head="none")
+    config = TransformerConfig(vocab=41, block=block, n_encoder_layer=1, lm_head="none")
     found = cost(config, "prefill", batch=2, length=11)
     ours = [row.n_operation for row in found.rows if " ff " not in row.name]
     assert counted(lambda: layer(torch.randn(2, 11, 30))) == sum(ours)
@@ -223,7 +223,7 @@ def test_the_bytes_of_a_decoding_step_are_those_of_its_tensors():
         each.nbytes for each in [*projections, *scores, *softmax, *weighted, out, layer.out.weight, y]
     )
     block = BlockConfig(**BLOCK, n_kv_head=2, qk_dim=5, v_dim=7, attention_bias=False)
-    config = TransformerConfig(vocab=41, block=block, n_decoder_layer=1, head="none")
+    config = TransformerConfig(vocab=41, block=block, n_decoder_layer=1, lm_head="none")
     rows = cost(config, "decode", batch=3, length=13).rows
     assert sum(row.n_byte for row in rows if row.name.partition(" ")[0] not in ("ff", "embedding")) == moved
 

@@ -111,7 +111,7 @@ CONFIGS = {
         n_position=None,
         n_bucket=8,
         max_distance=11,
-        head_scale=20**-0.5,
+        lm_head_scale=20**-0.5,
     ),
 }
 

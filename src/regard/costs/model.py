@@ -186,10 +186,13 @@ def cost(
         looked_at = _block(block, t, keys, m if both else None, read_anew, latent, fused)
         rows += [row.times(L, L, "decoder " if both else "") for row in looked_at]
     rows.insert(0, Row("embedding", activations=2 * b * embedded * d))
-    asked, masked = b * (t if phase == "train" or config.head == "masked" else ONE), config.head == "masked"
+    asked, masked = (
+        b * (t if phase == "train" or config.lm_head == "masked" else ONE),
+        config.lm_head == "masked",
+    )
     if masked:
         rows.append(_product("head projection", asked, d, d, bias=True))
-    if config.head != "none":
+    if config.lm_head != "none":
         rows.append(_product("vocabulary", asked, d, V, bias=masked))
     if config.pooler:
         rows.append(_product("pooler", b, d, d, bias=True))
@@ -313,8 +316,8 @@ def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formu
     norm = 2 * d if block.norm == "layer" else d
     total = (
         (V + config.n_token_type) * d
-        + (config.head == "masked") * (d * d + d + V + norm)
-        + (config.head != "none" and not config.tied) * (V * d)
+        + (config.lm_head == "masked") * (d * d + d + V + norm)
+        + (config.lm_head != "none" and not config.tied) * (V * d)
         + config.pooler * (d * d + d)
         + (config.positions == "learned") * (config.n_position or 0) * d
         + config.embed_norm * norm

@@ -51,7 +51,7 @@ def _counted(phi: Any, n: int) -> tuple[int, int, float]:
     def call() -> None:
         if phi is None:
             attend(q, k, v, CAUSAL, path="plain")
-        else:  # chunks of one length, so that names are compared at the same number of them
+        else:  # chunks of one length, so that maps are compared at the same number of them
             attend_linear(q, k, v, phi, causal=True, chunk=64)
 
     with FlopCounterMode(display=False) as counter:

@@ -89,8 +89,8 @@ class Engine:
             for layer, local, past, across in layers:
                 x = layer(x, past, across, added, cross_added, local_matrix if local else matrix)
             x = x if stack.norm is None else stack.norm(x)
-            head_scale = model.config.head_scale
-            scores = self.unembed(x if head_scale == 1.0 else x * head_scale)
+            lm_head_scale = model.config.lm_head_scale
+            scores = self.unembed(x if lm_head_scale == 1.0 else x * lm_head_scale)
         return scores.clone()  # a tensor that may be used anywhere
 
 
@@ -173,7 +173,7 @@ def why_not(model: Transformer) -> str | None:
     config, block, decoder = model.config, model.config.block, model.decoder
     if type(model).__name__ != "Transformer":
         return f"a {type(model).__name__} may compute something else than a Transformer"
-    if decoder is None or config.head != "language":
+    if decoder is None or config.lm_head != "language":
         return "only a decoder with a language head generates"
     blocks = cast(list[Block], list(decoder.blocks))
     looks = [look for block in blocks for look in (block.attention, block.cross) if look is not None]
@@ -184,7 +184,7 @@ def why_not(model: Transformer) -> str | None:
             block.sinks or block.output_gate or block.feature_map or block.softcap or block.alibi
         ),
         "token types and a softcap of the head are left to the readable path": (
-            config.n_token_type or config.head_softcap
+            config.n_token_type or config.lm_head_softcap
         ),
         "attention layers differ, as after pruning": (
             len({(look.n_head, look.n_kv_head, look.qk_dim, look.rule.scale) for look in looks}) > 1

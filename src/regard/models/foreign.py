@@ -38,13 +38,13 @@ class Foreign(Model):
         find = getattr(inner, "get_output_embeddings", None)
         with suppress(NotImplementedError):  # some say so instead of having none
             self.unembed = find() if callable(find) else None
-        self.head: Literal["language", "masked", "none"] = "none" if self.unembed is None else "language"
+        self.lm_head: Literal["language", "masked", "none"] = "none" if self.unembed is None else "language"
         if "MaskedLM" in type(inner).__name__:
-            self.head = "masked"
+            self.lm_head = "masked"
         self.kind: Literal["encoder", "decoder", "encoder-decoder"] = "encoder"
         if getattr(self.config, "is_encoder_decoder", False):
             self.kind = "encoder-decoder"
-        elif self.head == "language":
+        elif self.lm_head == "language":
             self.kind = "decoder"
         start = getattr(text, "decoder_start_token_id", None)
         self.start_token = start if isinstance(start, int) else None
@@ -112,9 +112,9 @@ class Foreign(Model):
 
     def _decoding(self, prompt: Tensor, visible: Tensor | None, record: Record | None) -> ForeignDecoding:
         _refuse(record)
-        if self.head != "language":
+        if self.lm_head != "language":
             raise UnsupportedError(
-                f"{self.family} is {self.kind} with head {self.head!r} and generates no text. For masked "
+                f"{self.family} is {self.kind} with lm_head {self.lm_head!r} and generates no text. For masked "
                 "words use fill_mask."
             )
         return ForeignDecoding(self, prompt, visible)

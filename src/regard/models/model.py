@@ -90,7 +90,7 @@ class Model(nn.Module, ABC):
 
     family: str  # of published models, or "seq2seq", or "custom"
     kind: Literal["encoder", "decoder", "encoder-decoder"]
-    head: Literal["language", "masked", "none"]
+    lm_head: Literal["language", "masked", "none"]
     start_token: int | None = None  # what an answer begins with, if the model itself knows
     stop_tokens: tuple[int, ...] = ()  # what ends a text, if the model itself knows
 

@@ -266,7 +266,7 @@ class Seq2Seq(Model):
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         self.config = config
-        self.family, self.kind, self.head = "seq2seq", "encoder-decoder", "language"
+        self.family, self.kind, self.lm_head = "seq2seq", "encoder-decoder", "language"
         self.start_token = config.bos
         self.stop_tokens = () if config.eos is None else (config.eos,)
         self.encoder = Encoder(config)

@@ -55,10 +55,10 @@ class TransformerConfig:
     n_token_type: int = 0  # BERT: which of two sentences a token is in
     embed_norm: bool = False  # BERT: a norm right after the embeddings
     final_norm: bool = True  # a norm after the last block; not where norms come after (BERT)
-    head: Literal["language", "masked", "none"] = "language"
+    lm_head: Literal["language", "masked", "none"] = "language"
     tied: bool = True  # the head's matrix is the embedding's
-    head_scale: float = 1.0  # T5 tied: the hidden state times model_dim^-1/2
-    head_softcap: float | None = None  # cap * tanh(logit / cap) (Gemma 2)
+    lm_head_scale: float = 1.0  # T5 tied: the hidden state times model_dim^-1/2
+    lm_head_softcap: float | None = None  # cap * tanh(logit / cap) (Gemma 2)
     embed_scale: float = 1.0  # Gemma: token vectors times model_dim^1/2
     pooler: bool = False  # BERT: tanh of a projection of the first token
     family: str = "custom"
@@ -70,7 +70,7 @@ class TransformerConfig:
         "n_position": (1, 2**24),
         **dict.fromkeys(("rotary_base", "local_rotary_base"), (1, 1e30)),
         "rotary_dim": (2, math.inf),
-        "head_softcap": (1e-6, math.inf),
+        "lm_head_softcap": (1e-6, math.inf),
     }
 
     def __post_init__(self) -> None:
@@ -161,7 +161,7 @@ class Transformer(Model):
         super().__init__()
         block = config.block
         self.config = config
-        self.family, self.kind, self.head = config.family, config.kind, config.head
+        self.family, self.kind, self.lm_head = config.family, config.kind, config.lm_head
         self.packed: Literal["float32", "float16"] = "float32"  # the weights that decoding reads, see `fast`
         self.token = nn.Embedding(config.vocab, block.model_dim)
         self.position: nn.Module | None = None
@@ -183,9 +183,9 @@ class Transformer(Model):
         self.dropout = nn.Dropout(block.dropout)
         self.encoder = Stack(config, "encoder") if config.n_encoder_layer else None
         self.decoder = Stack(config, "decoder") if config.n_decoder_layer else None
-        self.masked_head = MaskedHead(config) if config.head == "masked" else None
+        self.masked_head = MaskedHead(config) if config.lm_head == "masked" else None
         self.unembed = None
-        if config.head != "none" and not config.tied:
+        if config.lm_head != "none" and not config.tied:
             self.unembed = nn.Linear(block.model_dim, config.vocab, bias=False)
         self.pooler = nn.Linear(block.model_dim, block.model_dim) if config.pooler else None
         fit_pruned(self)
@@ -263,16 +263,16 @@ class Transformer(Model):
         self, hidden: Float[Tensor, "batch position model_dim"]
     ) -> Float[Tensor, "batch position vocab"] | None:
         """The head: a score for each word of the vocabulary; None for a model without one."""
-        if self.config.head == "none":
+        if self.config.lm_head == "none":
             return None
         if self.masked_head is not None:
             hidden = self.masked_head(hidden)
-        if self.config.head_scale != 1.0:
-            hidden = hidden * self.config.head_scale
+        if self.config.lm_head_scale != 1.0:
+            hidden = hidden * self.config.lm_head_scale
         weight = self.token.weight if self.unembed is None else self.unembed.weight
         bias = None if self.masked_head is None else self.masked_head.bias
         scores = nn.functional.linear(hidden, weight, bias)
-        cap = self.config.head_softcap
+        cap = self.config.lm_head_softcap
         return scores if cap is None else cap * torch.tanh(scores / cap)
 
     def _run(
@@ -380,9 +380,9 @@ class TransformerDecoding:
         record: Record | None = None,
         cache: Evict | None = None,
     ) -> None:
-        if model.config.head != "language" or model.decoder is None:
+        if model.config.lm_head != "language" or model.decoder is None:
             raise UnsupportedError(
-                f"a model that is {model.config.kind} with head {model.config.head!r} generates no text: "
+                f"a model that is {model.config.kind} with lm_head {model.config.lm_head!r} generates no text: "
                 "only a decoder with a language head does. For masked words use fill_mask."
             )
         self.model, self.record = model, record

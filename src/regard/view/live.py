@@ -136,7 +136,12 @@ def about(loaded: Loaded, text: str) -> Json:
     kind = loaded.model.kind
     source = encode(loaded, text)[0] if kind == "encoder-decoder" else None
     special = tokenizer_of(loaded).special.all()
-    return {"kind": kind, "predicts": _PREDICTS[loaded.model.head], "source": source, "special_ids": special}
+    return {
+        "kind": kind,
+        "predicts": _PREDICTS[loaded.model.lm_head],
+        "source": source,
+        "special_ids": special,
+    }
 
 
 def run(
@@ -207,7 +212,7 @@ class Prediction:
 
     def __init__(self, loaded: Loaded, document: Document, position: int | None = None) -> None:
         self.loaded, self.document, self.fed = loaded, document, document.ids
-        self.kind, tokenizer = _PREDICTS[loaded.model.head], tokenizer_of(loaded)
+        self.kind, tokenizer = _PREDICTS[loaded.model.lm_head], tokenizer_of(loaded)
         self.at = len(self.fed) - 1 if position is None else position
         if not 0 <= self.at < len(self.fed):
             raise ArgumentError(f"there is no position {self.at}: there are {len(self.fed)} tokens.")
@@ -268,8 +273,10 @@ def effects(loaded: Loaded, document: Document) -> Json:
     scores, _ = said.scores()
     likeliest = scores.argmax()
     name = said.names(likeliest[None])[0]
-    adds_up = config.block.writes_as_is and config.block.feature_map is None and config.head_softcap is None
-    if config.kind == "decoder" and config.head == "language" and adds_up:
+    adds_up = (
+        config.block.writes_as_is and config.block.feature_map is None and config.lm_head_softcap is None
+    )
+    if config.kind == "decoder" and config.lm_head == "language" and adds_up:
         written = logit_attribution(loaded, torch.tensor([said.fed]), int(likeliest))
         return {"what": f"what the head adds to the score of “{name}”", "values": written.heads.tolist()}
     if len(said.fed) > _MOST_TOKENS:
@@ -295,7 +302,7 @@ def gradients(loaded: Loaded, document: Document, position: int) -> tuple[ScoreG
     options: dict[str, Any] = {} if source is None else {"target": torch.tensor([ids], device=device)}
     at = min(position, len(ids) - 1)
     with torch.no_grad():
-        if loaded.model.head == "none":
+        if loaded.model.lm_head == "none":
             said = Prediction(loaded, document)
             nearest = int(said.scores()[0].argmax())
             example = said.vectors[nearest].to(device)
@@ -438,11 +445,15 @@ def written(loaded: Loaded, document: Document, vectors: Inside, layer: int, hea
     row = traced.row(document.batch, head, query).float()
     adds = v @ out.float().T  # what each key would add to the query's vector at weight 1
     push = None
-    reaches_scores = config.kind == "decoder" and config.head == "language" and config.head_softcap is None
+    reaches_scores = (
+        config.kind == "decoder" and config.lm_head == "language" and config.lm_head_softcap is None
+    )
     if reaches_scores and vectors.last is not None:
         assert model.decoder is not None  # its last norm read that
         last = vectors.last[query].float()
-        unembed = (model.token if model.unembed is None else model.unembed).weight.float() * config.head_scale
+        unembed = (
+            model.token if model.unembed is None else model.unembed
+        ).weight.float() * config.lm_head_scale
         raised = Norm.of(model.decoder.norm, last).held(last.double(), adds.double()).float()
         order = (unembed @ (row @ raised)).argsort(descending=True)
         tokens = [*order[:_TOKENS].tolist(), *order[-_TOKENS:].tolist()]

@@ -44,7 +44,7 @@ def similarity_by_hand(q: Tensor, k: Tensor, phi: FeatureMap) -> Tensor:
     return torch.einsum("bhif,bhjf->bhij", exponents[0].exp(), exponents[1].exp()) / len(w)
 
 
-def dense(q, k, v, phi, *, causal=False, visible=None):
+def dense(q, k, v, phi, *, causal=False, key_mask=None):
     """Output and weights by the whole table: form it, hide, normalise rows, average."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -52,10 +52,10 @@ def dense(q, k, v, phi, *, causal=False, visible=None):
     if causal:
         at = torch.arange(k.shape[2])
         seen = seen & (at[None, :] <= at[k.shape[2] - q.shape[2] :, None])
-    if visible is not None:
-        seen = seen & visible[:, None, None]
-        k = torch.where(visible[:, None, :, None], k, 0.0)
-        v = torch.where(visible[:, None, :, None], v, 0.0)
+    if key_mask is not None:
+        seen = seen & key_mask[:, None, None]
+        k = torch.where(key_mask[:, None, :, None], k, 0.0)
+        v = torch.where(key_mask[:, None, :, None], v, 0.0)
     table = torch.where(seen, similarity_by_hand(q, k, phi), 0.0)
     total = table.sum(-1, keepdim=True)
     weights = torch.where(total > 0, table / torch.where(total > 0, total, 1.0), 0.0)
@@ -85,9 +85,9 @@ def test_causal_average_worked_by_hand():
 def test_attention_equals_the_normalised_table(phi, kv_head, causal, query):
     """Taking the sum over keys first, or chunk by chunk, gives what the whole table gives; gradients too."""
     q, k, v = draw(query, kv_head=kv_head, grad=True)
-    visible = torch.rand(BATCH, KEY) < 0.8
-    ours = attend_linear(q, k, v, phi, causal=causal, visible=visible, chunk=4).out
-    expected, _ = dense(q, k, v, phi, causal=causal, visible=visible)
+    key_mask = torch.rand(BATCH, KEY) < 0.8
+    ours = attend_linear(q, k, v, phi, causal=causal, key_mask=key_mask, chunk=4).out
+    expected, _ = dense(q, k, v, phi, causal=causal, key_mask=key_mask)
     torch.testing.assert_close(ours, expected, **DOUBLE)
     direction = torch.randn_like(ours)
     for ours_grad, expected_grad in zip(
@@ -198,9 +198,9 @@ def test_a_hidden_token_leaves_the_state_as_it_was(phi):
     """In a batch of prompts of different lengths, a padded step changes nothing, NaN or not."""
     q, k, v = draw(1, 1)
     _, state = linear_step(q, k, v, None, phi)
-    visible = torch.tensor([[True], [False]])
+    key_mask = torch.tensor([[True], [False]])
     k[1], v[1] = math.nan, math.inf
-    out, after = linear_step(q, k, v, state, phi, visible=visible)
+    out, after = linear_step(q, k, v, state, phi, key_mask=key_mask)
     assert torch.equal(after.S[1], state.S[1])
     assert torch.equal(after.z[1], state.z[1])
     assert not torch.equal(after.z[0], state.z[0])
@@ -237,8 +237,8 @@ def test_a_long_query_does_not_overflow_random_features():
 def test_garbage_in_hidden_keys_never_leaks(phi, causal):
     """NaN and infinity in hidden keys and values change no output and no gradient."""
     q, k, v = draw(KEY)
-    visible = torch.ones(BATCH, KEY, dtype=torch.bool)
-    visible[0, 3:9] = visible[1, 20:] = False
+    key_mask = torch.ones(BATCH, KEY, dtype=torch.bool)
+    key_mask[0, 3:9] = key_mask[1, 20:] = False
     spoilt_k, spoilt_v = k.clone(), v.clone()
     spoilt_k[0, :, 3:9], spoilt_v[1, :, 20:] = math.nan, math.inf
     spoilt_v[0, :, 3:9], spoilt_k[1, :, 20:] = -math.inf, math.nan
@@ -246,7 +246,7 @@ def test_garbage_in_hidden_keys_never_leaks(phi, causal):
     results = []
     for keys, values in ((k, v), (spoilt_k, spoilt_v)):
         inputs = [x.clone().requires_grad_() for x in (q, keys, values)]
-        out = attend_linear(*inputs, phi, causal=causal, visible=visible, chunk=4).out
+        out = attend_linear(*inputs, phi, causal=causal, key_mask=key_mask, chunk=4).out
         results.append((out, *torch.autograd.grad(out, inputs, direction)))
     for clean, spoilt in zip(*results, strict=True):
         assert torch.equal(clean, spoilt)
@@ -296,8 +296,8 @@ def test_a_future_value_that_is_not_finite_reaches_no_earlier_row(phi, chunk):
 def test_a_row_that_sees_nothing_is_0_with_finite_gradients(phi, causal):
     """All keys hidden for one batch entry: output 0, normaliser 0, gradients 0 there and finite elsewhere."""
     q, k, v = draw(KEY, grad=True)
-    visible = torch.tensor([[False] * KEY, [True] * KEY])
-    attended = attend_linear(q, k, v, phi, causal=causal, visible=visible, chunk=4)
+    key_mask = torch.tensor([[False] * KEY, [True] * KEY])
+    attended = attend_linear(q, k, v, phi, causal=causal, key_mask=key_mask, chunk=4)
     assert (attended.out[0] == 0).all()
     assert (attended.normaliser[0] == 0).all()
     for grad in torch.autograd.grad(attended.out.square().sum() + attended.out.sum(), (q, k, v)):
@@ -345,7 +345,7 @@ def test_gradients_agree_with_finite_differences(phi):
     features = phi.phi(torch.randn(1, 2, 17, QK_DIM, dtype=torch.float64))
     S = (features.mT @ torch.randn(1, 2, 17, 3, dtype=torch.float64)).requires_grad_()
     z = features.sum(2).requires_grad_()
-    visible = torch.tensor([[True, True, False, True, True, False, True]])
+    key_mask = torch.tensor([[True, True, False, True, True, False, True]])
 
     def run(q, k, v, S, z):
         results = []
@@ -356,7 +356,7 @@ def test_gradients_agree_with_finite_differences(phi):
                 v,
                 phi,
                 causal=causal,
-                visible=visible,
+                key_mask=key_mask,
                 state=LinearState(S, z),
                 chunk=2,
                 return_state=True,
@@ -438,14 +438,14 @@ def test_heads_in_the_layout_of_a_projection_give_the_same(phi):
 def test_a_tile_of_weights_is_that_block_of_the_table(phi, causal, query):
     """From q, k and the normaliser alone, any tile of the weights can be recovered."""
     q, k, v = draw(query)
-    visible = torch.rand(BATCH, KEY) < 0.8
-    k[~visible.T[None].expand(KV_HEAD, -1, -1).permute(2, 0, 1)] = math.nan
-    normaliser = attend_linear(q, k, v, phi, causal=causal, visible=visible).normaliser
-    _, expected = dense(q, k, v, phi, causal=causal, visible=visible)
+    key_mask = torch.rand(BATCH, KEY) < 0.8
+    k[~key_mask.T[None].expand(KV_HEAD, -1, -1).permute(2, 0, 1)] = math.nan
+    normaliser = attend_linear(q, k, v, phi, causal=causal, key_mask=key_mask).normaliser
+    _, expected = dense(q, k, v, phi, causal=causal, key_mask=key_mask)
     rows, cols = slice(3, 10), slice(5, 28)
-    tile = linear_weights(q, k, normaliser, phi, rows, cols, causal=causal, visible=visible)
+    tile = linear_weights(q, k, normaliser, phi, rows, cols, causal=causal, key_mask=key_mask)
     torch.testing.assert_close(tile, expected[:, :, rows, cols], **DOUBLE)
-    whole = linear_weights(q, k, normaliser, phi, causal=causal, visible=visible)
+    whole = linear_weights(q, k, normaliser, phi, causal=causal, key_mask=key_mask)
     torch.testing.assert_close(whole, expected, **DOUBLE)
 
 
@@ -511,7 +511,7 @@ def test_any_shape_agrees_with_the_table(data):
     q = torch.randn(batch, kv_head * group, query, qk_dim, dtype=torch.float64, generator=source)
     k = torch.randn(batch, kv_head, key, qk_dim, dtype=torch.float64, generator=source)
     v = torch.randn(batch, kv_head, key, v_dim, dtype=torch.float64, generator=source)
-    visible = torch.rand(batch, key, generator=source) < 0.7
-    ours = attend_linear(q, k, v, phi, causal=causal, visible=visible, chunk=chunk).out
-    expected, _ = dense(q, k, v, phi, causal=causal, visible=visible)
+    key_mask = torch.rand(batch, key, generator=source) < 0.7
+    ours = attend_linear(q, k, v, phi, causal=causal, key_mask=key_mask, chunk=chunk).out
+    expected, _ = dense(q, k, v, phi, causal=causal, key_mask=key_mask)
     torch.testing.assert_close(ours, expected, atol=1e-8, rtol=1e-8)

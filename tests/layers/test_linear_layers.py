@@ -44,7 +44,7 @@ def test_a_linear_layer_equals_its_dense_table(name, causal):
     x = torch.randn(2, 13, 30, dtype=torch.float64)
     keys = torch.ones(2, 13, dtype=torch.bool)
     keys[1, 9:] = False
-    out, weights = layer(x, visible=Visibility(keys=keys), return_weights=True)
+    out, weights = layer(x, visible=Visibility(key_mask=keys), return_weights=True)
     torch.testing.assert_close(out, dense(layer, x, None, keys, causal))
     sums = weights.sum(-1)
     empty = (weights == 0).all(-1)  # a query that relu leaves nothing in common with any key
@@ -76,7 +76,7 @@ def test_a_linear_layer_records_what_gives_its_weights(name):
     ((name, q, k, _, _, normaliser, rule),) = seen
     assert name == "attention"
     assert isinstance(rule, LinearRule)
-    again = linear_weights(q, k, normaliser, rule.feature_map, causal=rule.causal, visible=rule.keys)
+    again = linear_weights(q, k, normaliser, rule.feature_map, causal=rule.causal, key_mask=rule.key_mask)
     torch.testing.assert_close(again, weights)
 
 

@@ -54,8 +54,8 @@ def test_steps_and_padding_change_nothing(name):
     steps = [model(part, cache=cache).logits for part in ids.split([4, 1, 1, 5, 2], 1)]
     torch.testing.assert_close(torch.cat(steps, 1), whole)
     padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), ids], 1)
-    visible = torch.arange(18)[None] >= 5
-    torch.testing.assert_close(model(padded, visible=visible).logits[:, 5:], whole)
+    key_mask = torch.arange(18)[None] >= 5
+    torch.testing.assert_close(model(padded, key_mask=key_mask).logits[:, 5:], whole)
     model.float()
     written = generate(model, [ids[0, :6].tolist()], max_new=4).tokens[0]
     text = ids[:, :6]

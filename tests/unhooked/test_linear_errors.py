@@ -89,11 +89,11 @@ def test_a_chunk_has_at_least_one_position(chunk):
         attend_linear(Q, K, V, ELU1, chunk=chunk)
 
 
-@pytest.mark.parametrize("visible", [torch.ones(2, 6, dtype=torch.bool), torch.ones(2, 7)])
-def test_visible_of_another_shape_or_dtype_is_refused(visible):
+@pytest.mark.parametrize("key_mask", [torch.ones(2, 6, dtype=torch.bool), torch.ones(2, 7)])
+def test_a_key_mask_of_another_shape_or_dtype_is_refused(key_mask):
     """One bool for each key, and nothing else."""
-    with pytest.raises(ShapeError, match=r"visible must be a bool tensor on cpu, one entry for each key"):
-        attend_linear(Q, K, V, ELU1, visible=visible)
+    with pytest.raises(ShapeError, match=r"key_mask must be a bool tensor on cpu, one entry for each key"):
+        attend_linear(Q, K, V, ELU1, key_mask=key_mask)
 
 
 def test_a_state_of_another_kernel_is_refused():

@@ -67,7 +67,7 @@ class LinearRule(Data):
 
     feature_map: FeatureMap
     causal: bool = False
-    keys: Bool[Tensor, "batch key"] | None = None  # False: padding
+    key_mask: Bool[Tensor, "batch key"] | None = None  # False: padding
 
 
 Rule = ScoreRule | LinearRule
@@ -80,7 +80,7 @@ def attend_linear(
     feature_map: FeatureMap,
     *,
     causal: bool = False,
-    visible: Bool[Tensor, "batch key"] | None = None,
+    key_mask: Bool[Tensor, "batch key"] | None = None,
     state: LinearState | None = None,
     chunk: int | None = None,
     return_state: bool = False,
@@ -88,7 +88,7 @@ def attend_linear(
     """Averages of v weighted by phi(q) . phi(k), in time and memory linear in the length.
 
     With `causal`, the queries stand at the last positions of the keys, and each sees the keys up to its
-    own. Every query also sees what `state` holds. `visible` hides padding, True = may look. `chunk` is the
+    own. Every query also sees what `state` holds. `key_mask` is False where a key is padding. `chunk` is the
     length inside which similarities are formed, chosen by map and heads unless given; any gives the same.
 
     >>> from regard.attention import EluPlusOne
@@ -97,7 +97,7 @@ def attend_linear(
     >>> attend_linear(q, k, v, EluPlusOne(), causal=True).out.flatten()
     tensor([0.0000, 1.5000, 3.0000])
     """
-    _check(q, k, v, feature_map, visible, state)
+    _check(q, k, v, feature_map, key_mask, state)
     n_query, n_key, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     if chunk is None:  # few heads leave room for longer chunks, of which there are fewer
         chunk = feature_map.chunk * (2 if k.shape[0] * k.shape[1] <= 16 else 1)
@@ -114,11 +114,11 @@ def attend_linear(
         finite = q.isfinite().all(-1)
         q = torch.where(finite[..., None], q, 0.0)
     if causal and not all_finite(v):  # 0 times NaN is NaN: it would reach back through its weight of 0
-        bad = ~v.isfinite() if visible is None else ~v.isfinite() & visible[:, None, :, None]
+        bad = ~v.isfinite() if key_mask is None else ~v.isfinite() & key_mask[:, None, :, None]
         v, spoilt = v.masked_fill(bad, 0), bad.cumsum(2) > 0
     before = n_key - n_query if causal else n_key  # positions that all queries see
     earlier, now = (
-        (k[:, :, part], v[:, :, part], None if visible is None else visible[:, part])
+        (k[:, :, part], v[:, :, part], None if key_mask is None else key_mask[:, part])
         for part in (slice(before), slice(before, None))
     )
     sums: Any = _joined(state)
@@ -150,20 +150,20 @@ def linear_step(
     state: LinearState | None,
     feature_map: FeatureMap,
     *,
-    visible: Bool[Tensor, "batch 1"] | None = None,
+    key_mask: Bool[Tensor, "batch 1"] | None = None,
 ) -> tuple[Float[Tensor, "batch head 1 v_dim"], LinearState]:
     """One token of causal decoding: its output, and the state that includes it.
 
     Costs the same at every position. The state given is left as it was, so that a search may go back to it.
     """
-    _check(q, k, v, feature_map, visible, state)
+    _check(q, k, v, feature_map, key_mask, state)
     if q.shape[2] != 1 or k.shape[2] != 1:
         raise ShapeError(
             f"a step takes one token: there are {q.shape[2]} queries and {k.shape[2]} keys. "
             f"attend_linear(..., causal=True, return_state=True) takes many."
         )
     with no_autocast(q.device):
-        out, _, sums = _answered(feature_map, q, k, v, visible, _joined(state), True)
+        out, _, sums = _answered(feature_map, q, k, v, key_mask, _joined(state), True)
     return out.to(v.dtype), _state(sums)
 
 
@@ -176,20 +176,22 @@ def linear_weights(
     cols: slice = slice(None),
     *,
     causal: bool = False,
-    visible: Bool[Tensor, "batch key"] | None = None,
+    key_mask: Bool[Tensor, "batch key"] | None = None,
 ) -> Float[Tensor, "batch head rows cols"]:
     """Weights of `rows` x `cols`, as phi(q_i) . phi(k_j) / normaliser_i: costs its own area only.
 
     `normaliser` is the one `attend_linear` gave for the same q, k and feature map.
     """
-    _check(q, k, None, feature_map, visible, None)
+    _check(q, k, None, feature_map, key_mask, None)
     if normaliser.shape != q.shape[:3]:
         raise ShapeError(
             f"the normaliser has shape {tuple(normaliser.shape)}: it must have one number for each query. "
             f"Got q {named(QUERY_WORDS, q.shape)}."
         )
     queries, keys = _grouped(q[:, :, rows], k), k[:, :, cols].to(normaliser.dtype)
-    seen = torch.ones_like(keys[:, :1, :, 0], dtype=torch.bool) if visible is None else visible[:, None, cols]
+    seen = (
+        torch.ones_like(keys[:, :1, :, 0], dtype=torch.bool) if key_mask is None else key_mask[:, None, cols]
+    )
     keys = keys.masked_fill(~seen[..., None], 0)
     with no_autocast(q.device):
         if feature_map.direct:
@@ -205,10 +207,10 @@ def linear_weights(
 
 
 def _added(
-    feature_map: FeatureMap, k: Tensor, v: Tensor, visible: Tensor | None, sums: Tensor | None
+    feature_map: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None, sums: Tensor | None
 ) -> Tensor:
     """The sums, S with z as a last column, after these keys and values."""
-    keys, values = _keys(k, v, visible)
+    keys, values = _keys(k, v, key_mask)
     added = feature_map.phi(keys).mT @ values
     return added if sums is None else sums + added
 
@@ -218,7 +220,7 @@ def _answered(
     q: Tensor,
     k: Tensor | None,
     v: Tensor | None,
-    visible: Tensor | None,
+    key_mask: Tensor | None,
     sums: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -239,7 +241,7 @@ def _answered(
         totals = asked @ sums
         floor = floor + feature_map.rounding(rows, sums[..., -1])
     if k is not None and v is not None:
-        keys, values = _keys(k, v, visible)
+        keys, values = _keys(k, v, key_mask)
         if keep or not feature_map.direct:
             features = feature_map.phi(keys)
         table = feature_map.similarity(rows, keys) if feature_map.direct else asked @ features.mT
@@ -256,12 +258,12 @@ def _answered(
     return _by_head(out, q), _by_head(normaliser, q)[..., 0], sums
 
 
-def _keys(k: Tensor, v: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+def _keys(k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Keys, and values with a column of ones for z; where hidden, both are 0, whatever they held."""
     keys, values = k.to(_summing(k)), F.pad(v.to(_summing(k)), (0, 1), value=1.0)
-    if visible is None:
+    if key_mask is None:
         return keys, values
-    hidden = ~visible[:, None, :, None]
+    hidden = ~key_mask[:, None, :, None]
     return keys.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
 
 
@@ -313,7 +315,7 @@ def _check(
     k: Tensor,
     v: Tensor | None,
     feature_map: FeatureMap,
-    visible: Tensor | None,
+    key_mask: Tensor | None,
     state: LinearState | None,
 ) -> None:
     """Raise unless all that was given fits together."""
@@ -325,10 +327,10 @@ def _check(
         )
     feature = feature_map.dim(q.shape[3])
     wanted_flags = torch.bool, (k.shape[0], k.shape[2]), k.device
-    if visible is not None and (visible.dtype, tuple(visible.shape), visible.device) != wanted_flags:
+    if key_mask is not None and (key_mask.dtype, tuple(key_mask.shape), key_mask.device) != wanted_flags:
         raise ShapeError(
-            f"visible must be a bool tensor on {k.device}, one entry for each key, True = may look. "
-            f"Got {visible.dtype} on {visible.device} of shape {tuple(visible.shape)}, "
+            f"key_mask must be a bool tensor on {k.device}, one entry for each key, True = may look. "
+            f"Got {key_mask.dtype} on {key_mask.device} of shape {tuple(key_mask.shape)}, "
             f"k {named(KEY_WORDS, k.shape)}."
         )
     if state is not None and v is not None:

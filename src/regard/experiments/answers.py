@@ -81,8 +81,8 @@ class Asked:
         loaded = loaded_of(model, tokenizer)
         if loaded.model.lm_head == "none" or loaded.model.kind == "encoder-decoder":
             raise UnsupportedError(
-                f"{loaded.facts.name} is {loaded.model.kind} with lm_head {loaded.model.lm_head!r}: this needs one "
-                "that foretells a token after one text."
+                f"{loaded.facts.name} is {loaded.model.kind} with lm_head {loaded.model.lm_head!r}: "
+                "this needs one that predicts a token from one text."
             )
         ids = encoded(text, loaded.tokenizer, loaded.device).ids
         if ids.shape[0] != 1:

@@ -498,7 +498,7 @@ def logit_lens(
         raise UnsupportedError("a logit lens needs one stack, a decoder or an encoder, with a head on it.")
     read = encoded(text_or_tokens, loaded.tokenizer, loaded.device)
     with seeing(blocks_of(loaded).values()) as seen:
-        out = own(read.ids, visible=read.visible)
+        out = own(read.ids, key_mask=read.key_mask)
     streams = [next(iter(seen.values()))[0], *(gave for _, gave in seen.values())]
     if isinstance(own, Transformer):
         stack = own.encoder if own.decoder is None else own.decoder

@@ -182,7 +182,7 @@ class MultiHeadAttention(nn.Module):
                 v,
                 self.feature_map,
                 causal=looks.causal,
-                visible=looks.keys,
+                key_mask=looks.key_mask,
                 state=state,
                 return_state=keep,
             )
@@ -196,7 +196,7 @@ class MultiHeadAttention(nn.Module):
         if rule is not None:
             return projected, attention.weights(q, k, rule)
         return projected, linear_weights(
-            q, k, lse, looks.feature_map, causal=looks.causal, visible=looks.keys
+            q, k, lse, looks.feature_map, causal=looks.causal, key_mask=looks.key_mask
         )
 
     def _check_heads(self, n_head: int, n_kv_head: int) -> None:
@@ -215,7 +215,7 @@ class MultiHeadAttention(nn.Module):
             raise UnsupportedError("linear attention hides keys and the future only: no bias, no pairs.")
         causal = self.rule.visible.causal or (visible is not None and visible.causal)
         stop = start + k.shape[2]
-        keys = None if visible is None else visible.visible_keys(stop)
+        keys = None if visible is None else visible.combined_key_mask(stop)
         keys = None if keys is None else keys.expand(k.shape[0], -1)[:, start:stop]
         return LinearRule(feature_map, causal, keys)
 

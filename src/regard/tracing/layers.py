@@ -401,11 +401,11 @@ class LinearLayerTrace(AnyLayer):
     normaliser: Float[Tensor, "batch head query"]  # sum_j phi(q_i) . phi(k_j); 0: the row sees nothing
     feature_map: FeatureMap
     causal: bool = False  # the queries stand at the last positions of the keys
-    keys: Bool[Tensor, "batch key"] | None = None  # False: padding
+    key_mask: Bool[Tensor, "batch key"] | None = None  # False: padding
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
     word: ClassVar[str] = "linear"
-    older_names: ClassVar[Mapping[str, str]] = {"kernel": "feature_map"}
+    older_names: ClassVar[Mapping[str, str]] = {"kernel": "feature_map", "keys": "key_mask"}
 
     def __post_init__(self) -> None:
         check_attention(self.q, self.k, self.v)
@@ -415,7 +415,7 @@ class LinearLayerTrace(AnyLayer):
                 "with causal, queries stand at the last positions of the keys: there are at most as many. "
                 f"Got {self.q.shape[2]} queries and {self.k.shape[2]} keys."
             )
-        _check_shape("keys must be (batch, key) =", self.keys, (self.k.shape[0], self.k.shape[2]))
+        _check_shape("key_mask must be (batch, key) =", self.key_mask, (self.k.shape[0], self.k.shape[2]))
         self.feature_map.dim(self.q.shape[3])  # raises where the map was drawn for another
 
     @classmethod
@@ -428,24 +428,24 @@ class LinearLayerTrace(AnyLayer):
         feature_map: FeatureMap,
         *,
         causal: bool = False,
-        visible: Bool[Tensor, "batch key"] | None = None,
+        key_mask: Bool[Tensor, "batch key"] | None = None,
         keep_v: bool = False,
     ) -> LinearLayerTrace:
         """The trace of `attend_linear` on these inputs."""
-        normaliser = attend_linear(q, k, v, feature_map, causal=causal, visible=visible).normaliser
+        normaliser = attend_linear(q, k, v, feature_map, causal=causal, key_mask=key_mask).normaliser
         kept = v.detach() if keep_v else None
-        return cls(name, q.detach(), k.detach(), normaliser.detach(), feature_map, causal, visible, kept)
+        return cls(name, q.detach(), k.detach(), normaliser.detach(), feature_map, causal, key_mask, kept)
 
     @property
     def visibility(self) -> Visibility:
         start = self.n_key - self.n_query if self.causal else 0
-        return Visibility(causal=self.causal, start=start, keys=self.keys)
+        return Visibility(causal=self.causal, start=start, key_mask=self.key_mask)
 
     def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
         q, k, normaliser = (self.of_head(tensor, batch, head) for tensor in (self.q, self.k, self.normaliser))
-        keys = None if self.keys is None else chosen(self.keys, 0, batch)
+        key_mask = None if self.key_mask is None else chosen(self.key_mask, 0, batch)
         return linear_weights(
-            q, k, normaliser, self.feature_map, rows, cols, causal=self.causal, visible=keys
+            q, k, normaliser, self.feature_map, rows, cols, causal=self.causal, key_mask=key_mask
         )
 
     def score_parts(self, batch: int, head: int, query: int, key: int) -> ScoreParts:

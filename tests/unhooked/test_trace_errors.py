@@ -52,7 +52,7 @@ def layer(**changed):
         ({"rule": ScoreRule(sink=torch.zeros(5))}, r"sink must be \(head,\) = \(6,\)"),
         (
             {"rule": ScoreRule(visible=Visibility(key_mask=torch.ones(2, 5).bool()))},
-            "keys has key 5, attention has 7",
+            "key_mask has key 5, attention has 7",
         ),
         ({"rule": ScoreRule(bias=DistanceBias(torch.zeros(6, 3), 1))}, "covers distances"),
     ],
@@ -68,7 +68,7 @@ def test_a_linear_layer_of_parts_that_do_not_fit_is_refused():
     q, k = torch.zeros(1, 2, 5, 3), torch.zeros(1, 2, 7, 3)
     with pytest.raises(ShapeError, match="one number for each query"):
         LinearLayerTrace("a", q, k, torch.zeros(1, 2, 7), feature_map("elu1"))
-    with pytest.raises(ShapeError, match=r"keys must be \(batch, key\) = \(1, 7\)"):
+    with pytest.raises(ShapeError, match=r"key_mask must be \(batch, key\) = \(1, 7\)"):
         LinearLayerTrace(
             "a", q, k, torch.zeros(1, 2, 5), feature_map("elu1"), key_mask=torch.ones(1, 5).bool()
         )

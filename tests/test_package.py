@@ -59,6 +59,23 @@ def run(*command, **options):
     return done
 
 
+def imported_by_name(call):
+    """The module that `import_module("regard....")` names; of an f-string, as far as its first field.
+
+    Content is looked up by a name that was computed: an exercise or an experiment, which no code knows.
+    """
+    if ast.unparse(call.func) not in ("import_module", "importlib.import_module", "__import__"):
+        return []
+    (name, *_) = call.args
+    computed = isinstance(name, ast.JoinedStr)
+    if computed:
+        name = name.values[0]
+    if not isinstance(name, ast.Constant) or not str(name.value).startswith("regard."):
+        return []
+    named = name.value.rstrip(".")
+    return [] if computed and named.removeprefix("regard.") in BESIDE else [named]
+
+
 def imported_modules(source, inside):
     """The modules of ours, as `package.file`, that a file imports at run time."""
     tree = ast.parse(source)
@@ -74,6 +91,8 @@ def imported_modules(source, inside):
             continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call):
+            names = imported_by_name(node)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == inside.startswith(CHILD) or not node.level, (
                 f"line {node.lineno} of {inside}: write imports in full, from regard"
@@ -120,6 +139,25 @@ def test_a_module_imports_only_from_those_below_it(module):
     assert wrong_way(path.read_text(), module) == []
 
 
+# Names that several public classes still share: the list may only shrink.
+HOMONYMS = set(
+    """Asked Check Checks Decoder Foreign Largest Line Loaded Model Place Progress Reader Run Seen""".split()
+)
+
+
+def test_no_two_public_classes_share_a_name():
+    """One name is one thing, so that a reader who searches for a class finds it."""
+    homes = {}
+    for module in MODULES:
+        path = SOURCE.joinpath(*module.split(".")).with_suffix(".py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    shared = {name: modules for name, modules in homes.items() if len(modules) > 1}
+    assert {name: modules for name, modules in shared.items() if name not in HOMONYMS} == {}
+    assert set(shared) >= HOMONYMS, f"no longer shared, take off: {HOMONYMS - set(shared)}"
+
+
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(CHILD)])
 def test_what_runs_beside_an_answer_needs_torch_and_the_standard_library_alone(module):
     """No file of the child's folder names regard or any other package, not even inside a function."""
@@ -146,6 +184,9 @@ def test_the_architecture_page_lists_every_file_once():
     [
         ("from regard.layers.block import Block", ["layers.block.Block"]),
         ("import regard.cli", ["cli"]),
+        ('import_module("regard.view.page")', ["view.page"]),
+        ('importlib.import_module(f"regard.commands.{file}")', ["commands"]),
+        ('import_module("torch")\nimport_module(f"regard.lab.{file}")', []),
         ("def late():\n    from regard import MultiHeadAttention", ["layers.attention"]),
         ("from regard import nowhere", ["nowhere"]),
         ("from regard.attention import linear", ["attention.linear"]),
@@ -198,6 +239,7 @@ def test_the_public_names_are_pinned():
         "masked_softmax",
         "save",
         "show",
+        "to_html",
         "trace",
         "watch",
         "weights",
@@ -234,7 +276,7 @@ PACKAGES = {
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
     "experiments": "Estimate Finding PatchEffects Why patch_effects why",
-    "heads": """LABELS RULES Attribution Circuit Composition Curve HeadLabel Measures RelationScore Rule
+    "heads": """LABELS RULES Attribution Circuit Composition Curve HeadLabel LabelRule Measures RelationScore
         ScoreSplit Sentence Survey Word ablated ablation columns_of composition head_means importance
         label logit_attribution logit_lens lost_attention mean_loss measure ov_circuit planted_needle prune
         pruning_curve qk_circuit ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs

@@ -126,8 +126,10 @@ class Recorder:
         v = self._stored(called.v) if self.keep_v and called.v is not None else None
         rule = called.rule.mapped(self._shared)
         if isinstance(rule, LinearRule):
-            return LinearLayerTrace(name, q, k, sums, rule.kernel, rule.causal, rule.keys, v, called.kind)
-        return LayerTrace(name, q, k, sums, rule, v, called.kind, called.uniform_rows)
+            return LinearLayerTrace(
+                name, q, k, sums, rule.feature_map, rule.causal, rule.key_mask, v, called.kind
+            )
+        return LayerTrace(name, q, k, sums, rule, v, called.kind, called.alike)
 
     def widen(self, v: Tensor) -> None:
         """More values of the layer taken last, beside those it has."""
@@ -166,16 +168,15 @@ def expected(
     kind: Kind,
     n_query: int,
     n_key: int,
-    real: Tensor | None = None,
-    source_real: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    source_key_mask: Tensor | None = None,
     reads_source: bool = False,
 ) -> Visibility:
     """What may be seen in a layer of ours, by what is known of model and input; queries are the last keys."""
-    stack = LayerId.parse(name).stack
-    causal = kind == "self" and stack == "decoder"
-    of_source = kind == "cross" or (reads_source and stack == "encoder")
-    keys = source_real if of_source else real
-    return Visibility(causal=causal, start=n_key - n_query if causal else 0, keys=keys)
+    causal = kind == "self" and name.startswith("decoder")
+    of_source = kind == "cross" or (reads_source and name.startswith("encoder"))
+    keys = source_key_mask if of_source else key_mask
+    return Visibility(causal=causal, start=n_key - n_query if causal else 0, key_mask=keys)
 
 
 def wanted_layers(names: Sequence[str], layers: Sequence[int | str]) -> list[str]:

@@ -233,7 +233,7 @@ def test_linear_attention_is_recovered_by_tile(name, causal):
     keys[1, 19:] = False
     q, k, v = (torch.randn(BATCH, n, size, QK_DIM) for n, size in ((N_HEAD, N_QUERY), (3, N_KEY), (3, N_KEY)))
     layer = LinearLayerTrace.of("linear", q, k, v, phi, causal=causal, key_mask=keys)
-    table = layer.block(*EVERYTHING)
+    table = layer.block(None, *EVERYTHING)
     out = (table.unflatten(1, (3, 2)) @ v[:, :, None]).flatten(1, 2)
     wanted = attend_linear(q, k, v, phi, causal=causal, key_mask=keys).out
     assert torch.allclose(out, wanted, atol=1e-4)

@@ -81,9 +81,9 @@ class GrowingTrace(Recorder):
             self.fed = fed
         elif any(name in self.rows for name in step.rows):
             ids = torch.cat([before.ids, fed.ids], 1)
-            self.fed = Fed(ids=ids, source_ids=before.source_ids, key_mask=fed.key_mask)
+            self.fed = ModelInput(ids=ids, source_ids=before.source_ids, key_mask=fed.key_mask)
         else:  # an encoder, then its decoder
-            self.fed = Fed(ids=fed.ids, source_ids=before.ids, key_mask=fed.key_mask)
+            self.fed = ModelInput(ids=fed.ids, source_ids=before.ids, key_mask=fed.key_mask)
         for layer in step.layers:
             self.keep(layer)
         for check in step.checks.values():
@@ -119,7 +119,7 @@ class GrowingTrace(Recorder):
         """The trace of all tokens so far; `ids`, where no call has shown them, are what rows stand for."""
         if not self.rows:
             raise TraceError("nothing was recorded: give this object as `record` when decoding begins.")
-        fed = self.fed if ids is None else Fed(ids=ids, source_ids=source_ids)
+        fed = self.fed if ids is None else ModelInput(ids=ids, source_ids=source_ids)
         if fed.key_mask is not None and (fed.ids is None or fed.key_mask.shape != fed.ids.shape):
             fed = replace(fed, key_mask=None)
         return assemble(self, fed, tokenizer, facts or {})

@@ -448,8 +448,8 @@ class LinearLayerTrace(AnyLayer):
         start = self.n_key - self.n_query if self.causal else 0
         return Visibility(causal=self.causal, start=start, key_mask=self.key_mask)
 
-    def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
-        q, k, normaliser = (self.of_head(tensor, batch, head) for tensor in (self.q, self.k, self.normaliser))
+    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> WeightBlock:
+        q, k, normaliser = (self.of_head(tensor, head, batch) for tensor in (self.q, self.k, self.normaliser))
         key_mask = None if self.key_mask is None else chosen(self.key_mask, 0, batch)
         return linear_weights(
             q, k, normaliser, self.feature_map, rows, cols, causal=self.causal, key_mask=key_mask
@@ -459,7 +459,7 @@ class LinearLayerTrace(AnyLayer):
         """The features of one weight, their products and sum, and the normaliser of its row."""
         parts = AnyLayer.score_parts(self, head, query, key, batch)
         rows, cols = self._cell(query, key)
-        at = self._at(batch, head)
+        at = self._at(head, batch)
         q = self.feature_map.phi_query(self.of_head(self.q, *at)[0, 0, rows].float())[0]
         k = self.feature_map.phi(self.of_head(self.k, *at)[0, 0, cols].float())[0]
         return replace(

@@ -129,7 +129,7 @@ class Recorder:
             return LinearLayerTrace(
                 name, q, k, sums, rule.feature_map, rule.causal, rule.key_mask, v, called.kind
             )
-        return LayerTrace(name, q, k, sums, rule, v, called.kind, called.alike)
+        return LayerTrace(name, q, k, sums, rule, v, called.kind, called.uniform_rows)
 
     def widen(self, v: Tensor) -> None:
         """More values of the layer taken last, beside those it has."""

@@ -209,12 +209,12 @@ def our_input(model: Model, given: Any, target: Any, tokenizer: Any, start_token
     if model.kind != "encoder-decoder":
         if target is not None:
             raise ArgumentError("only an encoder-decoder has a target: give the whole text as one.")
-        return Fed((read.ids,), mask, read.ids, key_mask=read.key_mask, text=read.texts)
+        return ModelInput((read.ids,), mask, read.ids, key_mask=read.key_mask, text=read.texts)
     if target is None:
         raise ArgumentError(_NO_ANSWER)
     ids, key_mask = _answer(target, tokenizer, device, start_token)
     kwargs = {**mask, "target_key_mask": key_mask}
-    return Fed((read.ids, ids), kwargs, ids, read.ids, key_mask, read.key_mask, read.texts)
+    return ModelInput((read.ids, ids), kwargs, ids, read.ids, key_mask, read.key_mask, read.texts)
 
 
 def _answer(
@@ -269,8 +269,8 @@ def model_input(
         for mask in (kwargs.get("attention_mask"), kwargs.get("decoder_attention_mask"))
     )
     if answer is None:
-        return Fed(args, kwargs, ids, key_mask=key_mask, text=text)
-    return Fed(args, kwargs, answer, ids, answer_key_mask, key_mask, text)
+        return ModelInput(args, kwargs, ids, key_mask=key_mask, text=text)
+    return ModelInput(args, kwargs, answer, ids, answer_key_mask, key_mask, text)
 
 
 def _both(model: nn.Module) -> bool:

@@ -163,7 +163,7 @@ Picture = Annotated[NewFile | None, "Write the picture there, as PNG."]
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelOption:
     """The model that `--model`, `--random`, `--seed` and `--device` name."""
 
     name: Annotated[str, "--model", "A name that `regard models` lists, a folder or a file."]

@@ -86,5 +86,5 @@ def test_the_models_one_can_train_are_the_families_and_seq2seq():
     from regard.models.families import FAMILIES
 
     assert set(CHOICES["model"]) == {"seq2seq", *FAMILIES}
-    with pytest.raises(ArgumentError, match="there is no model 'gtp2'. Did you mean 'gpt2'"):
+    with pytest.raises(ArgumentError, match=r"there is no model 'gtp2'\. Did you mean 'gpt2'"):
         Settings.of("lm", {"model": "gtp2", "text": ["t"]})

@@ -149,9 +149,7 @@ def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -
     title = f"What {plural(len(rows), 'head')} do{'es' * (len(rows) == 1)}, on {plural(n_text, 'text')}"
     print_table(["layer", "head", "label", *columns], cells, title=title)
     if len(shown) < len(rows):
-        click.echo(
-            f"{plural(len(rows) - len(shown), 'more head')}: --top 0 prints all, --sort chooses which come first."
-        )
+        click.echo(f"{plural(len(rows) - len(shown), 'more head')}: --top 0 prints all, --sort orders them.")
 
 
 @command

@@ -9,7 +9,7 @@ import click
 
 from regard.commands.options import AsJson, Group, ModelOption, Text, command, json_asked, print_json
 from regard.commands.printing import WIDE_ENOUGH, print_table
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, plural
 from regard.files.families import family_table
 
 

@@ -32,7 +32,7 @@ _ALIKE = 0.95  # correlation of pixels: ways to make a picture smaller differ by
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Inside:
+class LayerVectors:
     """What the queries and keys of a layer were made from, as `inside` had it from the model."""
 
     x: Tensor  # (query, model_dim): what the layer read
@@ -63,7 +63,9 @@ class Document:
     source: list[int] | None = None  # the ids that an encoder read, beside a decoder's
     special_ids: frozenset[int] = frozenset()
     image: str | None = None  # a data URL: what a vision model saw
-    insides: Mapping[str, Inside] = field(default_factory=dict)  # by layer: what a page without a model keeps
+    vectors: Mapping[str, LayerVectors] = field(
+        default_factory=dict
+    )  # by layer: what a page without a model keeps
     _facts: list[Json] = field(default_factory=list)  # filled when first asked for
 
     @property

@@ -180,7 +180,6 @@ def _taken(text: str, model: ModelOption, target: str | None) -> tuple[Session, 
     from rich import progress as bars
     from rich.console import Console
 
-    from regard.files import hub
     from regard.files.loading import checked_device
     from regard.view.models import RANDOM, Models
     from regard.view.run import RunProgress, RunRequest
@@ -189,7 +188,7 @@ def _taken(text: str, model: ModelOption, target: str | None) -> tuple[Session, 
     models = Models(checked_device(model.device), model.seed)
     key = f"{model.name}{RANDOM}" if model.random else model.name
     try:
-        if not model.random and (model.name in hub.MODELS or Path(model.name).exists()):
+        if not model.random:
             models.put(key, model.load())
         models.get(key)
     except LoadError as error:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.heads.labels import LABELS
+from regard.registry import LABELS
 from regard.tracing.take import trace
 from regard.view.page import export
 from regard.view.run import RunRequest

@@ -1,18 +1,16 @@
 """What a page opens with is found by numbers; the machine's numbers are the model's; colours stay apart."""
 
 import json
-import re
 import socket
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from regard.drawing.figures import KINDS
 from regard.errors import ArgumentError, RegardError
 from regard.heads.flow import logit_attribution
+from regard.registry import LABEL_COLORS
 from regard.tracing.interventions import intervene
 from regard.tracing.traces import Trace
 from regard.view.document import Document
@@ -254,11 +252,9 @@ XYZ = np.array(
 
 @pytest.mark.parametrize("eye", SEEN)
 def test_colours_of_labels_are_told_apart_by_every_eye(eye):
-    """The page and the figures share their colours, and no two are nearer than 12 in CIELAB."""
-    written = (Path(__file__).parent.parent.parent / "web" / "src" / "colour.ts").read_text(encoding="utf-8")
-    block = written.partition("LABEL_COLOURS")[2].partition("};")[0]
-    assert tuple(re.findall(r"#[0-9a-f]{6}", block)) == KINDS
-    rgb = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in KINDS])
+    """No two colours of the registry, which the page and the figures share, are nearer than 12 in CIELAB."""
+    colors = [color for name, color in LABEL_COLORS.items() if name != "none"]
+    rgb = np.array([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in colors])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     white = XYZ @ np.ones(3)
     xyz = np.clip(linear @ np.array(SEEN[eye]).T, 0, 1) @ XYZ.T / white

@@ -112,7 +112,7 @@ def generate(
     choice = asdict(loop.Choice(temperature, top_k, top_p, repetition_penalty))  # checked before loading
     loaded = model.load()
     if loaded.tokenizer is None:
-        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: it takes ids, not text.")
+        raise ArgumentError(" ".join((f"{loaded.facts.name} cannot read text.", *loaded.facts.notes)))
     prompt = loaded.tokenizer.chat(text) if chat else text
     began = time.perf_counter()
     if beams > 1 or json_asked():

@@ -200,7 +200,9 @@ def _loaded(
 ) -> Loaded:
     """A model for use, with a tokenizer of bytes where a Transformer's files have none."""
     tokenizer, vocab, notes = raw.tokenizer, model.sizes.vocab, [*raw.notes, *more_notes]
-    if tokenizer is None and vocab >= 256 and not isinstance(model, Seq2Seq):
+    # A vocabulary that is there and cannot be rebuilt must not be replaced by another one silently.
+    without = tokenizer is None and not raw.vocabulary_refused
+    if without and vocab >= 256 and not isinstance(model, Seq2Seq):
         tokenizer = byte_tokenizer(vocab)
         notes.append("Text is fed as bytes, which this model was not trained on.")
     elif tokenizer is not None and tokenizer.vocab_size > vocab:

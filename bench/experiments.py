@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from timing import THREADS, PlainTable, parse_options, report
 
-from regard.experiments import Engine, HeadGate, PredictionTarget, why
+from regard.experiments import HeadGate, PredictionTarget, RowEngine, why
 from regard.files.loading import Loaded, load, save
 from regard.heads.model import layers_of
 from regard.tracing.interventions import intervene
@@ -81,7 +81,7 @@ def _heads(loaded: Loaded, n_token: int, threads: int, lens: bool) -> list[str]:
         plain()
     before = [_seconds(plain) for _ in range(5)]
     start = time.perf_counter()
-    engine = Engine(asked.loaded, asked.given, asked.reading)
+    engine = RowEngine(asked.loaded, asked.given, asked.reading)
     ran = engine.run(changes)
     ours = time.perf_counter() - start
     forward = statistics.median([*before, *(_seconds(plain) for _ in range(5))])

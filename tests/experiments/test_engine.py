@@ -8,18 +8,18 @@ from torch import nn
 
 import regard
 from regard.experiments import (
-    Engine,
     HeadGate,
     KnockOut,
     LogitReading,
     PatchModule,
     PatchOutputs,
     PatchWeights,
+    RowEngine,
     ablated,
 )
 from regard.heads.model import layers_of, loaded_of
 from regard.tracing.interventions import intervene
-from regard.tracing.take import feed_foreign, feed_ours
+from regard.tracing.take import foreign_input, our_input
 
 
 def difference(logits):
@@ -70,10 +70,10 @@ def test_every_row_equals_the_change_run_alone_on_our_families(family, where):
     loaded = tiny(family)
     texts = ["the cat", "a mat is"] if where == "all" else ["the cat", "a mat is"[:7]]
     answer = (["on it", "at"] if where == "all" else ["on", "at"]) if family == "t5" else None
-    given = feed_ours(loaded.model, texts, answer, loaded.tokenizer, loaded.start_token)
+    given = our_input(loaded.model, texts, answer, loaded.tokenizer, loaded.start_token)
     n = given.ids.shape[1]
     position = n - 1 if where == "last" else None
-    engine = Engine(
+    engine = RowEngine(
         loaded,
         given,
         LogitReading(difference, None if position is None else torch.full((2,), position)),
@@ -121,8 +121,8 @@ def small_hf(family):
 def test_every_row_equals_the_change_run_alone_on_transformers(family):
     """Blocks before a change are skipped, and nothing is lost by it."""
     model, text = small_hf(family)
-    loaded, given = loaded_of(model), feed_foreign(model, text, None, None)
-    engine = Engine(loaded, given, LogitReading(difference), tokens=60)
+    loaded, given = loaded_of(model), foreign_input(model, text, None, None)
+    engine = RowEngine(loaded, given, LogitReading(difference), tokens=60)
     assert engine.starts_in_the_middle
     sources = {name: torch.flip(out, (0,)) + 0.5 for name, out in engine.outputs.items()}
     changes = all_kinds(engine, sources, 2)
@@ -133,9 +133,9 @@ def test_every_row_equals_the_change_run_alone_on_transformers(family):
 def test_weights_and_modules_of_another_run_are_put_in_rows():
     """A trace's weights on this run's values, and a feed-forward layer's output: as `intervene` puts them."""
     loaded = tiny("llama")
-    given = feed_ours(loaded.model, "the cat", None, loaded.tokenizer, None)
+    given = our_input(loaded.model, "the cat", None, loaded.tokenizer, None)
     source = regard.trace(loaded, "the hat", keep_v=True)
-    engine = Engine(loaded, given, LogitReading(difference))
+    engine = RowEngine(loaded, given, LogitReading(difference))
     other = torch.randn(1, given.ids.shape[1], 24)
     changes = [
         (PatchWeights("decoder.1.self", (2,), source),),
@@ -149,9 +149,9 @@ def test_weights_and_modules_of_another_run_are_put_in_rows():
 def test_a_change_starts_at_the_first_layer_and_position_that_it_touches():
     """Of a causal model; a row of the last position alone has one token."""
     loaded = tiny("gpt2")
-    given = feed_ours(loaded.model, "the cat sat", None, loaded.tokenizer, None)
+    given = our_input(loaded.model, "the cat sat", None, loaded.tokenizer, None)
     n = given.ids.shape[1]
-    engine = Engine(loaded, given, LogitReading(difference, torch.tensor([n - 1])))
+    engine = RowEngine(loaded, given, LogitReading(difference, torch.tensor([n - 1])))
     starts = {
         (HeadGate("decoder.1.self", (0,)),): (1, 0),
         (KnockOut("decoder.0.self", (0,), (n - 1,), (2,)),): (0, n - 1),
@@ -162,18 +162,18 @@ def test_a_change_starts_at_the_first_layer_and_position_that_it_touches():
     for change, start in starts.items():
         assert engine.rows.start_of(change) == start
     encoder = tiny("bert")
-    given = feed_ours(encoder.model, "the cat sat", None, encoder.tokenizer, None)
-    engine = Engine(encoder, given, LogitReading(difference, torch.tensor([2])))
+    given = our_input(encoder.model, "the cat sat", None, encoder.tokenizer, None)
+    engine = RowEngine(encoder, given, LogitReading(difference, torch.tensor([2])))
     assert engine.rows.start_of((HeadGate("encoder.1.self", (0,), rows=(3,)),)) == (1, 0)
 
 
 def test_memory_bounds_the_rows_of_a_batch():
     """No room: one row at a time, with the same numbers."""
     loaded = tiny("gpt2")
-    given = feed_ours(loaded.model, "the cat sat", None, loaded.tokenizer, None)
+    given = our_input(loaded.model, "the cat sat", None, loaded.tokenizer, None)
     changes = [(HeadGate(name, (head,)),) for name in layers_of(loaded) for head in range(6)]
-    roomy = Engine(loaded, given, LogitReading(difference))
-    tight = Engine(loaded, given, LogitReading(difference), memory=1)
+    roomy = RowEngine(loaded, given, LogitReading(difference))
+    tight = RowEngine(loaded, given, LogitReading(difference), memory=1)
     assert len(roomy.plan(changes)) == 1
     assert len(tight.plan(changes)) == 12
     torch.testing.assert_close(roomy.run(changes).scores, tight.run(changes).scores, rtol=1e-5, atol=1e-6)
@@ -201,8 +201,8 @@ def test_a_model_whose_rows_depend_on_their_place_is_run_row_by_row():
     """The trial on the unchanged run says so; the numbers are those of single runs."""
     model = Centred().eval()
     ids = torch.tensor([[3, 9, 4, 1]])
-    loaded, given = loaded_of(model), feed_foreign(model, ids, None, None)
-    engine = Engine(loaded, given, LogitReading(difference))
+    loaded, given = loaded_of(model), foreign_input(model, ids, None, None)
+    engine = RowEngine(loaded, given, LogitReading(difference))
     assert not engine.rows.batched
     changes = [(HeadGate(f"layers.{layer}", (head,)),) for layer in range(2) for head in range(2)]
     scores = engine.run(changes).scores
@@ -215,8 +215,8 @@ def test_a_model_whose_rows_depend_on_their_place_is_run_row_by_row():
 def test_ctrl_c_keeps_what_is_done():
     """The rest is NaN, and the result says that it was interrupted."""
     loaded = tiny("gpt2")
-    given = feed_ours(loaded.model, "the cat sat", None, loaded.tokenizer, None)
-    engine = Engine(loaded, given, LogitReading(difference), tokens=33)
+    given = our_input(loaded.model, "the cat sat", None, loaded.tokenizer, None)
+    engine = RowEngine(loaded, given, LogitReading(difference), tokens=33)
     changes = [(HeadGate(name, (head,)),) for name in layers_of(loaded) for head in range(6)]
     seen = []
 
@@ -252,8 +252,8 @@ def test_heads_stay_off_while_a_cache_is_written(family):
 
 def test_wrong_layers_heads_and_sources_are_refused():
     loaded = tiny("gpt2")
-    given = feed_ours(loaded.model, "the cat sat", None, loaded.tokenizer, None)
-    engine = Engine(loaded, given, LogitReading(difference))
+    given = our_input(loaded.model, "the cat sat", None, loaded.tokenizer, None)
+    engine = RowEngine(loaded, given, LogitReading(difference))
     with pytest.raises(regard.RegardError, match="there is no attention layer"):
         engine.run([(HeadGate("decoder.9.self", (0,)),)])
     with pytest.raises(regard.RegardError, match="has 6 heads"):
@@ -264,4 +264,4 @@ def test_wrong_layers_heads_and_sources_are_refused():
         engine.run([(PatchModule("token", torch.zeros(1, 11, 24)),)])
     loaded.model.train()
     with pytest.raises(regard.RegardError, match="training mode"):
-        Engine(loaded, given, LogitReading(difference))
+        RowEngine(loaded, given, LogitReading(difference))

@@ -10,7 +10,7 @@ from tiny_models import tiny
 import regard
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.experiments import PredictionTarget, effects, patch_effects, why
-from regard.experiments.engine import Engine
+from regard.experiments.engine import RowEngine
 from regard.experiments.exact import share_of
 from regard.experiments.explain import direct_effects, head_pairs
 from regard.experiments.targets import layer_words
@@ -43,7 +43,8 @@ def test_every_effect_is_the_change_of_a_run_without_the_part(family, of):
     n_part = {"heads": 12, "edges": n_layer * n_head * last, "positions": last, "layers": 2}[of]
     assert len(found.parts) == found.n_run == n_part
     assert found.share_run == 1.0
-    unchanged = float(asked.score(model.model(torch.tensor([ids])).logits[0, 4]))
+    with torch.no_grad():
+        unchanged = float(asked.score(model.model(torch.tensor([ids])).logits[0, 4]))
     assert found.score == pytest.approx(unchanged, abs=1e-6)
     for part, moved in list(zip(found.parts, found.changes.tolist(), strict=True))[:: 1 + n_part // 13]:
 
@@ -78,9 +79,7 @@ def test_an_answer_of_an_encoder_decoder_has_effects_in_both_stacks():
             float(asked.score(logits)) - found.score, abs=1e-5
         )
     said = [one.words for one in found.strongest()]
-    assert {"encoder layer 1 head 2", "decoder layer 0 head 3", "decoder layer 1 cross-attention head 5"} <= {
-        *said
-    }
+    assert {"encoder layer 1 head 2", "decoder layer 0 head 3", "decoder layer 1 cross head 5"} <= {*said}
 
 
 def test_beyond_the_budget_estimates_choose_and_only_runs_are_shown():
@@ -91,7 +90,7 @@ def test_beyond_the_budget_estimates_choose_and_only_runs_are_shown():
     asked = PredictionTarget.about(model, ids, 7)
     kinds = dict.fromkeys(layers_of(model), "self")
     changes = [part.off(layers_of(model), 37, kinds) for part in whole.parts]
-    seconds = Engine(asked.loaded, asked.given, asked.reading).seconds_of(changes)
+    seconds = RowEngine(asked.loaded, asked.given, asked.reading).seconds_of(changes)
     some = effects(model, ids, "edges", target=7, budget=seconds / 3, seed=3)
     ran = ~some.changes.isnan()
     assert 20 <= int(ran.sum()) == some.n_run < len(some.parts)
@@ -206,7 +205,7 @@ def test_the_direct_effect_of_a_head_is_what_it_writes_into_the_last_norm():
     loaded = tiny("gpt2")
     model = loaded.model
     asked = PredictionTarget.about(loaded, CORRUPTED, 7)
-    engine = Engine(asked.loaded, asked.given, asked.reading)
+    engine = RowEngine(asked.loaded, asked.given, asked.reading)
     found = effects(loaded, CORRUPTED, target=7)
     chosen = [found.parts[index] for index in (1, 5, 8)]
     direct = direct_effects(asked, engine, chosen)
@@ -226,7 +225,7 @@ def test_pairs_of_heads_are_run_together():
     """What two do beyond the sum of each, against a run of its own."""
     loaded = tiny("llama")
     asked = PredictionTarget.about(loaded, CORRUPTED, 7)
-    engine = Engine(asked.loaded, asked.given, asked.reading)
+    engine = RowEngine(asked.loaded, asked.given, asked.reading)
     found = effects(loaded, CORRUPTED, target=7)
     (pair,) = head_pairs(asked, engine, found, 1)
     heads = [tuple(map(int, words.replace("layer ", "").split(" head "))) for words in pair.heads]

@@ -28,7 +28,7 @@ RULES = {
     "scaled": ScoreRule(scale=0.9, visible=Visibility(causal=True)),
     "window": ScoreRule(visible=Visibility(causal=True, window=7)),
     "two-sided window": ScoreRule(visible=Visibility(window=5)),
-    "padding": ScoreRule(visible=Visibility(keys=torch.arange(N)[None] < 19)),
+    "padding": ScoreRule(visible=Visibility(key_mask=torch.arange(N)[None] < 19)),
     "segments": ScoreRule(visible=Visibility(query_segment=SEGMENT, key_segment=SEGMENT)),
     "distance bias": ScoreRule(bias=DistanceBias(torch.randn(6, 2 * N), N)),
     "slopes": ScoreRule(bias=SlopeBias(torch.rand(6)), visible=Visibility(causal=True)),
@@ -59,8 +59,8 @@ def compare(measured, whole, visible, rtol=2e-5, **facts):
                 assert math.isnan(value), name
 
 
-def facts_of(real=None):
-    facts = token_facts(WORDS, IDS, real=real)
+def facts_of(key_mask=None):
+    facts = token_facts(WORDS, IDS, key_mask=key_mask)
     return {
         "tokens_special": facts.special.tolist(),
         "punctuation": facts.punctuation.tolist(),
@@ -92,7 +92,7 @@ def test_half_precision_queries_are_measured_in_float32():
     """A trace kept in bfloat16 gives measures of its weights, not of rounded sums."""
     trace, _ = traced(RULES["causal"], dtype=torch.bfloat16)
     layer = trace.layers[0]
-    whole = layer.block(slice(0, N), slice(0, N))[0]
+    whole = layer.block(None, slice(0, N), slice(0, N))[0]
     measured = measure(trace)
     expected = dense_measures(whole[2], torch.ones(N, N).tril().bool(), **facts_of())
     assert float(measured["entropy"][0, 2]) == pytest.approx(expected["entropy"], rel=1e-4)
@@ -103,7 +103,7 @@ def test_linear_attention_is_measured_too():
     q, k, v = torch.randn(3, 1, 2, N, 5)
     layer = LinearLayerTrace.of("layer", q, k, v, feature_map("elu1"), causal=True)
     trace = Trace((layer,), (tuple(WORDS),), ids=IDS[None])
-    whole = layer.block(slice(0, N), slice(0, N))[0]
+    whole = layer.block(None, slice(0, N), slice(0, N))[0]
     compare(measure(trace), whole, torch.ones(N, N).tril().bool(), **facts_of())
 
 
@@ -139,7 +139,7 @@ def test_in_a_text_of_one_word_all_earlier_tokens_are_copies():
 
 def _mean_without_first(layer):
     """The mean weight on oneself of all rows but the first, twice: once for each layer."""
-    own = layer.block(slice(0, layer.n_query), slice(0, layer.n_key))[0].double()
+    own = layer.block(None, slice(0, layer.n_query), slice(0, layer.n_key))[0].double()
     return own.diagonal(dim1=-2, dim2=-1)[:, 1:].mean(-1).expand(2, -1)
 
 
@@ -147,8 +147,8 @@ def test_padding_neither_looks_nor_is_looked_at():
     """The measures of a padded text are those of the text alone."""
     rule = RULES["padding"]
     trace, _ = traced(rule)
-    real = torch.arange(N) < 19
-    padded = measure(Trace(trace.layers, trace.tokens, ids=IDS[None], real=real[None]))
+    key_mask = torch.arange(N) < 19
+    padded = measure(Trace(trace.layers, trace.tokens, ids=IDS[None], key_mask=key_mask[None]))
     layer = trace.layers[0]
     short = LayerTrace("layer", layer.q[:, :, :19], layer.k[:, :, :19], layer.lse[:, :, :19], ScoreRule())
     alone = measure(Trace((short,), (tuple(WORDS[:19]),), ids=IDS[None, :19]))
@@ -158,10 +158,10 @@ def test_padding_neither_looks_nor_is_looked_at():
 
 def test_padding_on_the_left_moves_the_first_position():
     """A text after padding has the measures of the text alone, the weight on its first token too."""
-    rule = ScoreRule(visible=Visibility(causal=True, keys=torch.arange(N)[None] >= 4))
+    rule = ScoreRule(visible=Visibility(causal=True, key_mask=torch.arange(N)[None] >= 4))
     trace, _ = traced(rule)
-    real = torch.arange(N) >= 4
-    padded = measure(Trace(trace.layers, trace.tokens, ids=IDS[None], real=real[None]))
+    key_mask = torch.arange(N) >= 4
+    padded = measure(Trace(trace.layers, trace.tokens, ids=IDS[None], key_mask=key_mask[None]))
     layer = trace.layers[0]
     causal = ScoreRule(visible=Visibility(causal=True))
     short = LayerTrace("layer", layer.q[:, :, 4:], layer.k[:, :, 4:], layer.lse[:, :, 4:], causal)
@@ -287,7 +287,7 @@ def test_the_first_position_is_never_rare():
     """A word that stands first and nowhere else is not rare: heads look there for another reason."""
     tokens = ["The", *["the", "cat", "sat"] * 5]
     assert not token_facts(tokens).rare[0]
-    padded = token_facts(["[PAD]", *tokens], real=torch.arange(17) > 0)
+    padded = token_facts(["[PAD]", *tokens], key_mask=torch.arange(17) > 0)
     assert not padded.rare[:2].any()
     assert padded.rare.sum() == 2  # a tenth of fifteen words
 

@@ -6,7 +6,16 @@ import torch
 import regard.heads
 from regard.drawing.figures import curves, head_grid
 from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError
-from regard.experiments import ablated, ablation, importance, prune, pruning_curve, ranked_heads, save_pruned
+from regard.experiments import (
+    ablated,
+    ablation,
+    effects,
+    importance,
+    prune,
+    pruning_curve,
+    ranked_heads,
+    save_pruned,
+)
 from regard.files.loading import load
 from regard.heads import (
     columns_of,

@@ -6,7 +6,7 @@ patch_effects    a corrupted text with each head and position of the clean one
 ablation         the loss without each head; pruning_curve, without more and more; ablated, in a block
 importance       a gradient that estimates it
 prune            heads removed for good
-Engine           runs any list of changes
+RowEngine           runs any list of changes
 """
 
 from regard.experiments.changes import (
@@ -17,9 +17,9 @@ from regard.experiments.changes import (
     PatchOutputs,
     PatchWeights,
 )
-from regard.experiments.engine import Engine, LogitReading, RowScores
-from regard.experiments.exact import Effect, Effects, Part, effects
-from regard.experiments.explain import Why, why
+from regard.experiments.engine import LogitReading, RowEngine, RowScores
+from regard.experiments.exact import Effect, Effects, ModelPart, effects
+from regard.experiments.explain import Finding, HeadPair, Why, why
 from regard.experiments.losses import (
     Curve,
     ablated,
@@ -40,16 +40,18 @@ __all__ = [
     "Curve",
     "Effect",
     "Effects",
-    "Engine",
+    "Finding",
     "HeadGate",
+    "HeadPair",
     "KnockOut",
     "LogitReading",
-    "Part",
+    "ModelPart",
     "PatchEffects",
     "PatchModule",
     "PatchOutputs",
     "PatchWeights",
     "PredictionTarget",
+    "RowEngine",
     "RowScores",
     "Why",
     "ablated",

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.tracing.interventions import Run
+from regard.tracing.interventions import InterventionRun
 from regard.tracing.traces import Trace
 
 Places = tuple[int, ...] | None  # some of them, or all
@@ -55,7 +55,7 @@ class HeadGate:
     toward: Float[Tensor, "*head v_dim"] | None = None
     rows: Places = None
 
-    def ask(self, run: Run, batch: list[int] | None, n_batch: int) -> None:
+    def ask(self, run: InterventionRun, batch: list[int] | None, n_batch: int) -> None:
         """Ask for the edit in these sequences (None: all) of a run that has `n_batch`."""
         run.gate(**_place(self, batch), by=self.by, toward=self.toward)
 
@@ -76,7 +76,7 @@ class KnockOut:
     rows: Places = None
     cols: Places = None
 
-    def ask(self, run: Run, batch: list[int] | None, n_batch: int) -> None:
+    def ask(self, run: InterventionRun, batch: list[int] | None, n_batch: int) -> None:
         """Ask for the edit in these sequences (None: all) of a run that has `n_batch`."""
         run.knock_out(
             layer=self.layer,
@@ -103,7 +103,7 @@ class PatchOutputs:
     source: Float[Tensor, "example head query v_dim"]
     rows: Places = None
 
-    def ask(self, run: Run, batch: list[int] | None, n_batch: int) -> None:
+    def ask(self, run: InterventionRun, batch: list[int] | None, n_batch: int) -> None:
         """Ask for the edit in these sequences (None: all) of a run that has `n_batch`."""
         run.patch(**_place(self, batch), source=_rows(self.source, n_batch))
 
@@ -124,7 +124,7 @@ class PatchWeights:
     source: Trace
     rows: Places = None
 
-    def ask(self, run: Run, batch: list[int] | None, n_batch: int) -> None:
+    def ask(self, run: InterventionRun, batch: list[int] | None, n_batch: int) -> None:
         """Ask for the edit in these sequences (None: all) of a run that has `n_batch`."""
         run.patch(**_place(self, batch), source=self.source, what="weights")
 
@@ -143,7 +143,7 @@ class PatchModule:
     source: Float[Tensor, "example position ..."]
     rows: Places = None
 
-    def ask(self, run: Run, batch: list[int] | None, n_batch: int) -> None:
+    def ask(self, run: InterventionRun, batch: list[int] | None, n_batch: int) -> None:
         """Ask for the edit in these sequences (None: all) of a run that has `n_batch`."""
         run.patch(self.module, source=_rows(self.source, n_batch), query=_all_or(self.rows), batch=batch)
 

@@ -1,6 +1,6 @@
 """Many changed runs of one text, exactly: a change is a row of a batch.
 
-    engine = Engine(loaded, given, read)
+    engine = RowEngine(loaded, given, read)
     engine.unchanged                       the score of the run as it is
     engine.run([(HeadGate("decoder.3.self", (5,)),), ...]).scores
 
@@ -46,10 +46,11 @@ from regard.experiments.changes import (
 from regard.files.loading import Loaded
 from regard.heads.model import layers_of, path_of
 from regard.layers.cache import LayerCache
+from regard.layers.layer_id import LayerId, nth_call
 from regard.models.transformer import BlockInputs, Stack, Transformer
-from regard.tracing.calls import Called, numbered
+from regard.tracing.calls import AttentionCall
 from regard.tracing.interventions import intervene
-from regard.tracing.take import Fed, module_of
+from regard.tracing.take import ModelInput, module_of
 from regard.tracing.watch import watching, wrapped
 
 Score = Callable[[Tensor], Tensor]
@@ -106,27 +107,29 @@ class _Row:
     position: int
 
 
-class Engine:
-    """Runs changes of one input, many at once.
-
-    Args:
-        loaded: The model.
-        given: What it is given, as `regard.trace` reads it.
-        read: Which numbers are read off its logits.
-        memory: Bytes that a batch may take.
-        tokens: Tokens that a batch may have, though it has one row at least; None: as measured to be quick.
-    """
+class RowEngine:
+    """Runs changes of one input, many at once."""
 
     @torch.no_grad()
     def __init__(
         self,
         loaded: Loaded,
-        given: Fed,
+        given: ModelInput,
         read: LogitReading,
         *,
         memory: int = MEMORY,
         tokens: int | None = None,
     ) -> None:
+        """Run the input unchanged, and keep what changed runs start from.
+
+        Args:
+            loaded: The model.
+            given: What it is given, as `regard.trace` reads it.
+            read: Which numbers are read off its logits.
+            memory: Bytes that a batch may take.
+            tokens: Tokens that a batch may have, though it has one row at least; None: as measured to be
+                quick.
+        """
         if module_of(loaded).training:
             raise ArgumentError(
                 "the model is in training mode, and dropout differs from run to run: call .eval()."
@@ -230,7 +233,7 @@ class Engine:
 
         Args:
             changes: Each a tuple of edits that are made together; an empty one changes nothing.
-            progress: Called with the number of changes done and of all, after every batch.
+            progress: AttentionCall with the number of changes done and of all, after every batch.
 
         Returns:
             The scores in the order of `changes`. Ctrl-C ends early, with what is done.
@@ -261,12 +264,12 @@ class _OurRows:
     rows_join = True  # a row joins a batch that is under way
     tokens = TOKENS
 
-    def __init__(self, loaded: Loaded, given: Fed, read: LogitReading) -> None:
+    def __init__(self, loaded: Loaded, given: ModelInput, read: LogitReading) -> None:
         self.model = model = loaded.transformer
         self.layers = layers_of(loaded)
         self.read = read
         tokens = list(given.args)
-        masks = [given.real] if len(tokens) == 1 else [given.source_real, given.real]
+        masks = [given.key_mask] if len(tokens) == 1 else [given.source_key_mask, given.key_mask]
         stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
         self.stacks: list[Stack] = stacks
         self.key_masks: list[Tensor | None] = [
@@ -318,7 +321,7 @@ class _OurRows:
         """Keep what a layer of the unchanged run computed."""
         self.outputs[name], self.keys_values[name], self._rules[name] = out, (k, v), rule
         self.queries[name] = q
-        self.kinds[name] = "cross" if name.endswith("cross") else "self"
+        self.kinds[name] = LayerId.parse(name).kind
         self.lengths[name] = q.shape[2], k.shape[2]
         self.is_causal[name] = bool(rule.visible.causal if isinstance(rule, ScoreRule) else rule.causal)
         return None
@@ -422,7 +425,7 @@ class _OurRows:
     def _position_of(self, edit: Edit, n: int) -> int:
         """The first query that an edit of a causal layer changes."""
         rows = edit.rows
-        if isinstance(edit, KnockOut) and edit.cols is not None and not edit.layer.endswith("cross"):
+        if isinstance(edit, KnockOut) and edit.cols is not None and self.kinds[edit.layer] == "self":
             first = min(edit.cols, default=n)  # earlier queries do not see these keys anyway
             seen = range(first, n) if rows is None else [row for row in rows if row >= first]
             return min(seen, default=n - 1)
@@ -466,7 +469,7 @@ class _OurRows:
         if not position:
             return None
         past = LayerCache(block=self.positions[-1].shape[1])
-        k, v = (t[:, :, :position] for t in self.keys_values[f"{stack.name}.{index}.self"])
+        k, v = (t[:, :, :position] for t in self.keys_values[str(LayerId(stack.name, index))])
         past.append(k.repeat(n_row, 1, 1, 1), v.repeat(n_row, 1, 1, 1))
         return past
 
@@ -519,9 +522,9 @@ def _edited(
             else:
                 kv_head = head * v.shape[1] // n_head
                 rows = slice(position, position + n_query)
-                source = edit.source.layer(name).block(rows, slice(0, k.shape[2]), None, head)[:, 0]
+                source = edit.source.layer(name).block(head, rows, slice(0, k.shape[2]))[:, 0]
                 out[at] = (source.to(v.dtype) @ v[batch, kv_head])[:, queries]
-    called = Called(name, "self", v, out, q=q, k=k, rule=rule)
+    called = AttentionCall(name, "self", v, out, q=q, k=k, rule=rule)
     for (places, one_row), some in cuts.items():
         heads = list(range(n_head)) if places is None else list(places)
         _cut_rows(some, heads, one_row, n_example, position, out, called)
@@ -540,7 +543,7 @@ def _cut_rows(
     n_example: int,
     position: int,
     out: Tensor,
-    called: Called,
+    called: AttentionCall,
 ) -> None:
     """Write into `out` what heads give without some edges, for several rows of the batch at once."""
     n_query, n_key = called.shape[2:]
@@ -562,14 +565,14 @@ def _cut_rows(
             out[(*at, rows)] = torch.where(touched[..., None], new, out[(*at, rows)])
 
 
-def _rows_of(called: Called, batch: list[int], index: Tensor) -> Called:
+def _rows_of(called: AttentionCall, batch: list[int], index: Tensor) -> AttentionCall:
     """A call of attention as it is in some sequences of the batch."""
     assert called.q is not None  # ours reports them
     assert called.k is not None
     assert called.v is not None
-    rule = called.rule.part(batch, None) if isinstance(called.rule, ScoreRule) else called.rule
+    rule = called.rule.part(None, batch) if isinstance(called.rule, ScoreRule) else called.rule
     q, k, v = (tensor[index] for tensor in (called.q, called.k, called.v))
-    return Called(called.name, called.kind, v, None, q=q, k=k, rule=rule)
+    return AttentionCall(called.name, called.kind, v, None, q=q, k=k, rule=rule)
 
 
 def _cells(
@@ -649,7 +652,7 @@ class _Sizes:
         self.most = max(self.most, total)
 
 
-def _causal(called: Called) -> bool:
+def _causal(called: AttentionCall) -> bool:
     """Whether a call's queries see no key after them."""
     if isinstance(called.rule, ScoreRule):
         if called.rule.visible.causal:
@@ -663,10 +666,9 @@ def _causal(called: Called) -> bool:
 
 
 def _block_name(name: str) -> str:
-    """The block of a stack in which a module stands: its name up to the first number."""
-    parts = name.partition("#")[0].split(".")
-    number = next((n for n, part in enumerate(parts) if part.isdigit()), len(parts))
-    return ".".join(parts[: number + 1]) if number < len(parts) else ""
+    """The outermost block of a stack in which a module stands; "" where it stands in none."""
+    layer = LayerId.parse(name)
+    return "" if layer.index is None else f"{layer.stack}.{layer.index}".lstrip(".")
 
 
 class _ForeignRows:
@@ -675,7 +677,7 @@ class _ForeignRows:
     rows_join = False
     tokens = TOKENS // 4  # a batch starts at the first of its rows' layers
 
-    def __init__(self, loaded: Loaded, given: Fed, read: LogitReading) -> None:
+    def __init__(self, loaded: Loaded, given: ModelInput, read: LogitReading) -> None:
         self.loaded, self.read, self.module = loaded, read, module_of(loaded)
         self.args, self.kwargs = given.args, dict(given.kwargs)
         tensors = [t for t in (*given.args, *given.kwargs.values()) if isinstance(t, Tensor) and t.dim()]
@@ -708,8 +710,8 @@ class _ForeignRows:
         if self.starts_in_the_middle:
             self.starts_in_the_middle = self._same(logits, self.n_block)
 
-    def _keep_outputs(self, called: Called, out: Tensor) -> Tensor:
-        name = numbered(called.name, list(self.outputs))
+    def _keep_outputs(self, called: AttentionCall, out: Tensor) -> Tensor:
+        name = nth_call(called.name, self.outputs)
         self.outputs[name] = out.detach()
         self.kinds[name] = called.kind
         self.lengths[name] = called.shape[2], called.shape[3]

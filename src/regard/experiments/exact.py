@@ -27,7 +27,7 @@ from regard.attention.data import Data
 from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, RegardError
 from regard.experiments.changes import Change, HeadGate, KnockOut
-from regard.experiments.engine import Engine
+from regard.experiments.engine import RowEngine
 from regard.experiments.targets import PredictionTarget, Token, layer_words, progress_bar
 from regard.files.loading import Loaded
 from regard.heads.model import Layers, checked_heads, layers_of
@@ -44,7 +44,7 @@ _FOR_CHANCE = 20  # parts: of fewer, 19 of 20 says nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """A part of a model or a text that can be switched off.
 
     Attributes:
@@ -101,7 +101,7 @@ class Effect:
             there are too few of its kind to say.
     """
 
-    part: Part
+    part: ModelPart
     words: str
     change: float
     probability: float
@@ -141,7 +141,7 @@ class Effects(Data):
     score: float
     probability: float
     layers: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     changes: Float[Tensor, "part"]
     probabilities: Float[Tensor, "part"]
     chance: float
@@ -272,13 +272,14 @@ def effects(
     if of not in get_args(Of):
         raise ArgumentError(f"of must be one of {', '.join(get_args(Of))}. Got {of!r}.")
     asked = PredictionTarget.about(model, text, target, against, position, tokenizer, answer)
-    return effects_of(asked, Engine(asked.loaded, asked.given, asked.reading), of, query=query, heads=heads,
-                      budget=budget, seed=seed, progress=progress)  # fmt: skip
+    engine = RowEngine(asked.loaded, asked.given, asked.reading)
+    options: dict[str, Any] = {"budget": budget, "seed": seed, "progress": progress}
+    return effects_of(asked, engine, of, query=query, heads=heads, **options)
 
 
 def effects_of(
     asked: PredictionTarget,
-    engine: Engine,
+    engine: RowEngine,
     of: Of,
     *,
     query: int | None = None,
@@ -330,14 +331,14 @@ def say_rows(n_row: int, n_all: int, of: str, seconds: float) -> None:
     Console(stderr=True).print(f"{some} {of} to run, about {max(1, round(seconds))} s", highlight=False)
 
 
-def known_layers(asked: PredictionTarget, engine: Engine) -> Layers:
+def known_layers(asked: PredictionTarget, engine: RowEngine) -> Layers:
     """Return the attention layers that ran, and the heads that each has."""
     if asked.given.ids is not None and not set(engine.outputs) - set(known := layers_of(asked.loaded)):
         return {name: heads for name, heads in known.items() if name in engine.outputs}
     return {name: tuple(range(out.shape[1])) for name, out in engine.outputs.items()}
 
 
-def _n_token(asked: PredictionTarget, engine: Engine) -> int:
+def _n_token(asked: PredictionTarget, engine: RowEngine) -> int:
     return max(out.shape[2] for out in engine.outputs.values()) if asked.given.ids is None else (
         asked.given.ids.shape[1]
     )  # fmt: skip
@@ -345,19 +346,19 @@ def _n_token(asked: PredictionTarget, engine: Engine) -> int:
 
 def _parts(
     asked: PredictionTarget,
-    engine: Engine,
+    engine: RowEngine,
     known: Layers,
     of: Of,
     query: int | None,
     chosen: Sequence[tuple[int | str, int]] | None,
-) -> list[Part]:
+) -> list[ModelPart]:
     """Everything of a kind that can be switched off."""
     names = list(known)
     wanted = None if chosen is None else set(checked_heads(known, chosen))
     if of == "layers":
-        return [Part(name) for name, heads in known.items() if heads]
+        return [ModelPart(name) for name, heads in known.items() if heads]
     heads = [
-        Part(name, head)
+        ModelPart(name, head)
         for row, (name, numbers) in enumerate(known.items())
         for head in numbers
         if wanted is None or (row, head) in wanted
@@ -369,7 +370,7 @@ def _parts(
         last = n_token - 1
         if asked.position is not None and all(map(engine.causal, engine.outputs)):
             last = asked.position  # later ones do nothing to it
-        return [Part(key=key) for key in range(last + 1) if n_token > 1]
+        return [ModelPart(key=key) for key in range(last + 1) if n_token > 1]
     place = asked.position or 0 if query is None else whole_index("query", query, n_token)
     edges = []
     for part in heads:
@@ -378,14 +379,14 @@ def _parts(
         if n_query != n_token:  # an encoder's layer beside the decoder that is asked
             continue
         seen = place + 1 if engine.causal(part.layer) else n_key
-        edges += [Part(part.layer, part.head, place, key) for key in range(seen)]
+        edges += [ModelPart(part.layer, part.head, place, key) for key in range(seen)]
     if not names or not edges:
         raise ArgumentError(f"no head has edges of query {place}.")
     return edges
 
 
 def within_budget(
-    engine: Engine,
+    engine: RowEngine,
     changes: Sequence[Change],
     estimated: Callable[[], Tensor | None],
     budget: float | None,
@@ -396,7 +397,7 @@ def within_budget(
     Args:
         engine: What runs them.
         changes: All of one kind.
-        estimated: Called where the budget is too small: a number for each change; None: nobody knows.
+        estimated: AttentionCall where the budget is too small: a number for each change; None: nobody knows.
         budget: Seconds; None: no limit.
         seed: Of the random sample.
 
@@ -443,7 +444,9 @@ def share_of(moved: Tensor, order: list[int], chosen: int) -> float:
     return ran / (ran + left) if ran + left else 1.0
 
 
-def estimates(asked: PredictionTarget, known: Layers, parts: Sequence[Part]) -> Float[Tensor, "part"] | None:
+def estimates(
+    asked: PredictionTarget, known: Layers, parts: Sequence[ModelPart]
+) -> Float[Tensor, "part"] | None:
     """Estimate the change without each part from one backward pass; it serves to choose an order only.
 
     The gradient of the score with respect to what a head gives, times how its absence changes that. For an
@@ -481,7 +484,7 @@ class _EstimateTables:
         self._rows: dict[tuple[str, int, int], Tensor] = {}
         self._columns: Tensor | None = None
 
-    def of(self, part: Part) -> float:
+    def of(self, part: ModelPart) -> float:
         if part.layer is None:
             assert part.key is not None  # a position
             return float(self._all_columns()[part.key])
@@ -519,8 +522,8 @@ class _EstimateTables:
 def _without_edges(gradients: ScoreGradients, name: str, at: int, rows: slice) -> Float[Tensor, "rows key"]:
     """The estimated change without each edge of some rows of a head."""
     gradient = gradients.layer(name)
-    weights = gradient.layer.tile(0, at, rows, slice(None)).double()
-    slope = gradient.tile(0, at, rows, slice(None)).double()
+    weights = gradient.layer.tile(at, rows, slice(None)).double()
+    slope = gradient.tile(at, rows, slice(None)).double()
     sums = gradient.row_sum[0, at, rows, None].double()
     # A row that sees one key only has no other to share with: without it the row gives 0.
     alone, without = weights >= 1 - 1e-12, -slope / (1 - weights).clamp_min(1e-12)

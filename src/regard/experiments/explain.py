@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from regard.attention.data import Data
 from regard.errors import ArgumentError, RegardError
 from regard.experiments.changes import Change, HeadGate, PatchModule, PatchOutputs
-from regard.experiments.engine import Engine
-from regard.experiments.exact import BUDGET, Effect, Effects, Part, effects_of, known_layers
+from regard.experiments.engine import RowEngine
+from regard.experiments.exact import BUDGET, Effect, Effects, ModelPart, effects_of, known_layers
 from regard.experiments.targets import PredictionTarget, Token, layer_words, progress_bar
 from regard.files.loading import Loaded
 from regard.heads.model import Layers
@@ -59,7 +59,7 @@ class Finding:
 
     kind: Kind
     what: str
-    part: Part
+    part: ModelPart
     change: float
     direct: float | None = None
     probability: float
@@ -183,7 +183,7 @@ def why(
     if top < 1:
         raise ArgumentError(f"top must be at least 1. Got {top}.")
     asked = PredictionTarget.about(model, text, target, against, position, tokenizer, answer)
-    engine = Engine(asked.loaded, asked.given, asked.reading)
+    engine = RowEngine(asked.loaded, asked.given, asked.reading)
     options: dict[str, Any] = {"budget": budget, "seed": seed, "progress": progress}
     notes = []
     heads = effects_of(asked, engine, "heads", **options)
@@ -268,7 +268,7 @@ def _percent(share: float) -> str:
 
 
 def _edges_of(
-    asked: PredictionTarget, engine: Engine, strong: Sequence[Effect], last: Effects
+    asked: PredictionTarget, engine: RowEngine, strong: Sequence[Effect], last: Effects
 ) -> list[Effect]:
     """The strongest edge of each strong head, at any query but the one that is done already."""
     n_token, known = len(asked.tokens), known_layers(asked, engine)
@@ -281,7 +281,7 @@ def _edges_of(
         for query in range(n_token if n_query == n_token <= _MOST_TOKENS else 0):
             sees = query + 1 if engine.causal(layer) else n_key
             if query != asked.position:
-                parts += [Part(layer, head.part.head, query, key) for key in range(sees)]
+                parts += [ModelPart(layer, head.part.head, query, key) for key in range(sees)]
     if not parts:
         return []
     ran = engine.run([part.off(known, n_token, engine.kinds) for part in parts]).scores
@@ -315,16 +315,16 @@ def _traced(asked: PredictionTarget) -> Trace | None:
         return None
 
 
-def _weight(traced: Trace | None, known: Layers, part: Part) -> float | None:
+def _weight(traced: Trace | None, known: Layers, part: ModelPart) -> float | None:
     """The attention weight of an edge."""
     if traced is None or part.layer is None or part.head is None or part.query is None or part.key is None:
         return None
     row, col = (slice(at, at + 1) for at in (part.query, part.key))
-    return float(traced.layer(part.layer).tile(0, known[part.layer].index(part.head), row, col))
+    return float(traced.layer(part.layer).tile(known[part.layer].index(part.head), row, col))
 
 
 def direct_effects(
-    asked: PredictionTarget, engine: Engine, heads: Sequence[Part]
+    asked: PredictionTarget, engine: RowEngine, heads: Sequence[ModelPart]
 ) -> list[float | None] | None:
     """Return the change of the score without each head, with everything else kept as it was.
 
@@ -379,7 +379,7 @@ class FrozenParts:
         return tuple(edits)
 
 
-def frozen_parts(engine: Engine) -> FrozenParts | None:
+def frozen_parts(engine: RowEngine) -> FrozenParts | None:
     """Return what an unchanged run gave, head by head and layer by layer; None: a part is not known."""
     block_of = {name: engine.block_of(name) for name in engine.outputs}
     modules: dict[str, int] = {}
@@ -399,7 +399,7 @@ def frozen_parts(engine: Engine) -> FrozenParts | None:
 
 
 def head_pairs(
-    asked: PredictionTarget, engine: Engine, heads: Effects, top: int = 5, *, progress: bool = False
+    asked: PredictionTarget, engine: RowEngine, heads: Effects, top: int = 5, *, progress: bool = False
 ) -> tuple[HeadPair, ...]:
     """Switch the strongest twenty heads off in pairs, and return the pairs whose effects do not add up.
 

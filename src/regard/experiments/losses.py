@@ -22,7 +22,7 @@ from regard.attention.shapes import whole_index
 from regard.decoding import prompts
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.experiments.changes import Change, HeadGate
-from regard.experiments.engine import Engine, LogitReading
+from regard.experiments.engine import LogitReading, RowEngine
 from regard.experiments.targets import progress_bar
 from regard.files.loading import Loaded
 from regard.heads.model import (
@@ -36,7 +36,7 @@ from regard.heads.model import (
 )
 from regard.models.model import Model
 from regard.tracing.interventions import intervene
-from regard.tracing.take import Fed, feed_foreign, feed_ours, module_of
+from regard.tracing.take import ModelInput, foreign_input, module_of, our_input
 
 Texts = Sequence[str] | Sequence[Sequence[int]]
 Loss = Callable[[Model, Tensor], Tensor]  # of one example: (model, ids (1, position)) -> number
@@ -135,7 +135,7 @@ def losses_without(
         for ids in encoded(loaded, texts):
             if loss is None:
                 given, reading = _own_loss(loaded, ids)
-                columns.append(Engine(loaded, given, reading).run(changes, progress=bar).scores)
+                columns.append(RowEngine(loaded, given, reading).run(changes, progress=bar).scores)
                 continue
             losses = []
             for change in changes:
@@ -147,9 +147,9 @@ def losses_without(
     return torch.stack(columns, 1)
 
 
-def _own_loss(loaded: Loaded, ids: Int[Tensor, "1 position"]) -> tuple[Fed, LogitReading]:
+def _own_loss(loaded: Loaded, ids: Int[Tensor, "1 position"]) -> tuple[ModelInput, LogitReading]:
     """What a model is given to have its own loss, and how that is read off its logits."""
-    if loaded.model.head == "language":
+    if loaded.model.lm_head == "language":
         given, wanted, places = ids[:, :-1], ids[0, 1:], torch.ones_like(ids[0, 1:], dtype=torch.bool)
     else:
         special = None if loaded.tokenizer is None else loaded.tokenizer.special
@@ -165,9 +165,9 @@ def _own_loss(loaded: Loaded, ids: Int[Tensor, "1 position"]) -> tuple[Fed, Logi
 
     module = module_of(loaded)
     if isinstance(module, Model):
-        return feed_ours(module, given, None, None, None), LogitReading(score)
+        return our_input(module, given, None, None, None), LogitReading(score)
     named: Any = given if getattr(module, "config", None) is None else {"input_ids": given}
-    return feed_foreign(module, named, None, None), LogitReading(score)
+    return foreign_input(module, named, None, None), LogitReading(score)
 
 
 @torch.no_grad()
@@ -319,12 +319,12 @@ def _check_table(name: str, table: Tensor, loaded: Loaded) -> None:
 def loss_of(loaded: Loaded) -> Loss:
     """Return the loss a model was trained with: of each next token, or of masked tokens."""
     model = loaded.model
-    if model.head == "language" and model.kind == "decoder":
+    if model.lm_head == "language" and model.kind == "decoder":
         return next_token_loss
     special = None if loaded.tokenizer is None else loaded.tokenizer.special
-    if model.head == "masked" and special is not None and special.mask is not None:
+    if model.lm_head == "masked" and special is not None and special.mask is not None:
         return partial(masked_token_loss, mask=special.mask)
-    name = f"{loaded.facts.name} ({model.kind}, head {model.head!r})"
+    name = f"{loaded.facts.name} ({model.kind}, lm_head {model.lm_head!r})"
     raise UnsupportedError(
         f"{name} has no language-model or masked head, so it has no loss of its own: give `loss`."
     )

@@ -26,7 +26,7 @@ from regard.attention.data import Data
 from regard.attention.shapes import whole_index
 from regard.errors import ArgumentError, RegardError, ShapeError
 from regard.experiments.changes import Change, PatchOutputs, PatchWeights
-from regard.experiments.engine import Engine
+from regard.experiments.engine import RowEngine
 from regard.experiments.exact import BUDGET, known_layers, say_rows, share_of, within_budget
 from regard.experiments.targets import PredictionTarget, Token, layer_words, progress_bar
 from regard.files.loading import Loaded
@@ -144,8 +144,8 @@ def patch_effects(
             "the texts must have equally many tokens, so that positions correspond. Got "
             f"{lengths[0]} (clean) and {lengths[1]} (corrupted)."
         )
-    source_run = Engine(other.loaded, other.given, other.reading)
-    engine = Engine(asked.loaded, asked.given, asked.reading)
+    source_run = RowEngine(other.loaded, other.given, other.reading)
+    engine = RowEngine(asked.loaded, asked.given, asked.reading)
     known, n_token = known_layers(asked, engine), asked.given.ids.shape[1]
     source = None
     if what == "weights":
@@ -235,5 +235,5 @@ def _looking_as(source: AnyLayer, layer: AnyLayer) -> Float[Tensor, "1 head quer
     if layer.v is None:
         raise ArgumentError(f"the values of {layer.name} are not known: patch outputs instead.")
     v = layer.v[0].repeat_interleave(layer.n_head // layer.v.shape[1], 0)
-    rows = [weights.to(v.dtype) @ v[:, cols] for _, cols, weights in source.strips(0)]
+    rows = [weights.to(v.dtype) @ v[:, cols] for _, cols, weights in source.strips()]
     return torch.cat(rows, 1)[None]

@@ -16,8 +16,9 @@ from regard.errors import ArgumentError, UnsupportedError
 from regard.experiments.engine import LogitReading, Progress
 from regard.files.loading import Loaded
 from regard.heads.model import loaded_of
+from regard.layers.layer_id import LayerId, layer_labels
 from regard.models.model import Model
-from regard.tracing.take import Fed, feed_foreign, feed_ours, labels, module_of
+from regard.tracing.take import ModelInput, foreign_input, labels, module_of, our_input
 
 Token = int | str
 
@@ -35,7 +36,7 @@ class PredictionTarget:
     """
 
     loaded: Loaded
-    given: Fed
+    given: ModelInput
     token: int
     against: int | None
     position: int | None
@@ -80,7 +81,9 @@ class PredictionTarget:
             place = None
         else:
             place = (
-                _mask(loaded, given.ids) if position is None and loaded.model.head == "masked" else position
+                _mask(loaded, given.ids)
+                if position is None and loaded.model.lm_head == "masked"
+                else position
             )
             place = whole_index("position", -1 if place is None else place, logits.shape[1])
         chosen = _token(loaded, target, "target")
@@ -122,13 +125,13 @@ class PredictionTarget:
         return str(token) if tokenizer is None else tokenizer.tokens([token])[0]
 
 
-def _given(loaded: Loaded, text: Any, answer: Any) -> Fed:
+def _given(loaded: Loaded, text: Any, answer: Any) -> ModelInput:
     """What the model is given: as `regard.trace` reads it, and an answer that has only begun."""
     model, module = loaded.model, module_of(loaded)
-    if model.head == "none" and isinstance(module, Model):
+    if model.lm_head == "none" and isinstance(module, Model):
         raise UnsupportedError(
-            f"{loaded.facts.name} is {model.kind} with head {model.head!r}: this needs a language-model or "
-            "masked head."
+            f"{loaded.facts.name} is {model.kind} with lm_head {model.lm_head!r}: this needs a "
+            "language-model or masked head."
         )
     if answer is None and model.kind == "encoder-decoder":
         start = loaded.start_token if loaded.start_token is not None else model.start_token
@@ -136,14 +139,14 @@ def _given(loaded: Loaded, text: Any, answer: Any) -> Fed:
             raise ArgumentError("an encoder-decoder starts its answer with a token: give `answer`.")
         answer = torch.tensor([[start]], device=loaded.device)
     if isinstance(module, Model):
-        return feed_ours(module, text, answer, loaded.tokenizer, loaded.start_token)
-    given = feed_foreign(module, text, answer, loaded.tokenizer)
+        return our_input(module, text, answer, loaded.tokenizer, loaded.start_token)
+    given = foreign_input(module, text, answer, loaded.tokenizer)
     if given.ids is not None and given.args and getattr(module, "config", None) is not None:
-        return feed_foreign(module, {"input_ids": given.args[0]}, None, loaded.tokenizer)
+        return foreign_input(module, {"input_ids": given.args[0]}, None, loaded.tokenizer)
     return given
 
 
-def _logits(loaded: Loaded, given: Fed) -> Tensor:
+def _logits(loaded: Loaded, given: ModelInput) -> Tensor:
     out = module_of(loaded)(*given.args, **given.kwargs)
     logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
     if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
@@ -185,27 +188,13 @@ def _mask(loaded: Loaded, ids: Tensor | None) -> int:
 
 
 def layer_words(names: Iterable[str]) -> dict[str, str]:
-    """Return layers as people say them: "layer 23", and which stack and kind only where there are several.
+    """Return layers as people say them, by name: "layer 23", and more only where it is needed.
 
     >>> layer_words(["decoder.0.self", "decoder.1.self"])
     {'decoder.0.self': 'layer 0', 'decoder.1.self': 'layer 1'}
-    >>> list(layer_words(["encoder.0.self", "decoder.0.self", "decoder.0.cross"]).values())
-    ['encoder layer 0', 'decoder layer 0', 'decoder layer 0 cross-attention']
     """
     names = list(names)
-    parts = {name: name.partition("#")[0].split(".") for name in names}
-    number = {name: next((part for part in each if part.isdigit()), None) for name, each in parts.items()}
-    if None in number.values():
-        return {name: f"layer {index}" for index, name in enumerate(names)}
-    first = {name: number[name] for name in names}
-    if len(set(first.values())) == len(names):
-        return {name: f"layer {first[name]}" for name in names}
-    words = {}
-    for name in names:
-        stack = next((part for part in parts[name] if part in ("encoder", "decoder")), "")
-        cross = any("cross" in part.lower() or "encdec" in part.lower() for part in parts[name])
-        words[name] = f"{stack} layer {first[name]}{' cross-attention' if cross else ''}".strip()
-    return words if len(set(words.values())) == len(names) else {name: name for name in names}
+    return dict(zip(names, layer_labels([LayerId.parse(name) for name in names]), strict=True))
 
 
 @contextmanager

@@ -26,13 +26,14 @@ from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
 from regard.files.tokenizer import readable
+from regard.layers.layer_id import Kind
 from regard.models.foreign import Foreign
 from regard.models.model import Model
-from regard.tracing.calls import Called, dense_bytes
+from regard.tracing.calls import AttentionCall, dense_bytes
 from regard.tracing.images import grid_of, read_images, takes_images
-from regard.tracing.layers import DenseLayerTrace, Kind
+from regard.tracing.layers import DenseLayerTrace
 from regard.tracing.recorder import Recorder, expected, wanted_layers
-from regard.tracing.traces import Checks, Grid, Plain, Trace
+from regard.tracing.traces import Grid, Plain, Trace, TraceChecks
 from regard.tracing.watch import attention_layers, uncompiled, watching
 
 _NO_ANSWER = (
@@ -43,15 +44,15 @@ Layers = Sequence[int | str] | None  # by index or name; None: all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fed:
+class ModelInput:
     """What a model is given, and what of it is known."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     ids: Int[Tensor, "batch position"] | None = None  # of the sequence that queries stand for
     source_ids: Int[Tensor, "batch source_position"] | None = None
-    real: Bool[Tensor, "batch _position"] | None = None  # False: padding; of a step, of all tokens so far
-    source_real: Bool[Tensor, "batch source_position"] | None = None
+    key_mask: Bool[Tensor, "batch _position"] | None = None  # False: padding; of a step, of all tokens so far
+    source_key_mask: Bool[Tensor, "batch source_position"] | None = None
     text: tuple[str, ...] | None = None  # or the names of images
     grid: Grid | None = None  # of a vision model
 
@@ -106,19 +107,21 @@ def observe(
         tokenizer = model.tokenizer if tokenizer is None else tokenizer
     if isinstance(module, Model):
         attention_layers(module)  # raises where one drops weights
-        fed = feed_ours(module, given, target, tokenizer, start)
+        fed = our_input(module, given, target, tokenizer, start)
         if not module.attention_names:
             raise TraceError("this model has no attention layer: there is nothing to trace.")
         wanted = None if layers is None else wanted_layers(module.attention_names, layers)
         both = fed.source_ids is not None
-        expect = partial(expected, real=fed.real, source_real=fed.source_real, reads_source=both)
+        expect = partial(
+            expected, key_mask=fed.key_mask, source_key_mask=fed.source_key_mask, reads_source=both
+        )
         recorder = Recorder(layers=wanted, expect=expect, **options)
         output = module(*fed.args, **fed.kwargs, logits=logits, record=recorder)
         return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
     processor, images = getattr(whole, "processor", tokenizer), None
     if takes_images(module) and not isinstance(given, Tensor | Mapping | tuple):
         given, images = read_images(module, given, processor)
-    fed = feed_foreign(module, given, target, tokenizer)
+    fed = foreign_input(module, given, target, tokenizer)
     recorder, answer = Recorder(layers=layers, **options), list[Tensor]()
     try:
         with _noting_answer(module, fed, answer), watching(module, recorder):
@@ -128,7 +131,7 @@ def observe(
             raise
         raise ArgumentError(f"{_NO_ANSWER} {type(module).__name__} says: {error}") from error
     if answer:
-        fed = replace(fed, ids=answer[0], source_ids=fed.ids, real=None, source_real=fed.real)
+        fed = replace(fed, ids=answer[0], source_ids=fed.ids, key_mask=None, source_key_mask=fed.key_mask)
     if not recorder.seen and not recorder.keep_graph:
         _take_returned(module, fed, recorder)
     if not recorder.seen:
@@ -147,9 +150,9 @@ def observe(
     return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
 
 
-def assemble(recorder: Recorder, fed: Fed, tokenizer: Any, facts: Mapping[str, Plain]) -> Trace:
+def assemble(recorder: Recorder, fed: ModelInput, tokenizer: Any, facts: Mapping[str, Plain]) -> Trace:
     """The trace of what a recorder has; warns where its self-check failed."""
-    layers, checks = recorder.layers, Checks(tuple(recorder.checks.values()))
+    layers, checks = recorder.layers, TraceChecks(tuple(recorder.checks.values()))
     more: dict[str, Plain] = {"n_layer_traced": len(layers), **recorder.remarks}
     failed = [check.name for check in checks.layers if not check.passed]
     if failed:
@@ -173,7 +176,7 @@ def assemble(recorder: Recorder, fed: Fed, tokenizer: Any, facts: Mapping[str, P
         tokens=labels(fed.ids, tokenizer) if fed.grid is None else (fed.grid.names,) * layers[0].n_batch,
         source_tokens=labels(fed.source_ids, tokenizer),
         ids=fed.ids,
-        real=fed.real,
+        key_mask=fed.key_mask,
         text=fed.text,
         facts={**facts, **more},
         checks=checks,
@@ -193,7 +196,7 @@ def labels(ids: Tensor | None, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(map(str, row if tokenizer is None else tokenizer.tokens(row))) for row in rows)
 
 
-def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token: int | None) -> Fed:
+def our_input(model: Model, given: Any, target: Any, tokenizer: Any, start_token: int | None) -> ModelInput:
     """What one of our models is given."""
     if isinstance(given, Mapping | tuple):
         raise ArgumentError(
@@ -202,16 +205,16 @@ def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token
         )
     device = next(model.parameters()).device
     read = encoded(given, tokenizer, device)
-    visible = {"visible": read.visible}
+    mask = {"key_mask": read.key_mask}
     if model.kind != "encoder-decoder":
         if target is not None:
             raise ArgumentError("only an encoder-decoder has a target: give the whole text as one.")
-        return Fed((read.ids,), visible, read.ids, real=read.visible, text=read.texts)
+        return ModelInput((read.ids,), mask, read.ids, key_mask=read.key_mask, text=read.texts)
     if target is None:
         raise ArgumentError(_NO_ANSWER)
-    ids, real = _answer(target, tokenizer, device, start_token)
-    kwargs = {**visible, "target_visible": real}
-    return Fed((read.ids, ids), kwargs, ids, read.ids, real, read.visible, read.texts)
+    ids, key_mask = _answer(target, tokenizer, device, start_token)
+    kwargs = {**mask, "target_key_mask": key_mask}
+    return ModelInput((read.ids, ids), kwargs, ids, read.ids, key_mask, read.key_mask, read.texts)
 
 
 def _answer(
@@ -220,12 +223,12 @@ def _answer(
     """What a decoder reads, and where it is no padding: ids as they are, a text after the start token."""
     read = encoded(target, tokenizer, device)
     if start is None or isinstance(target, Tensor | np.ndarray):
-        return read.ids, read.visible
-    real = None if read.visible is None else F.pad(read.visible, (1, 0), value=True)
-    return F.pad(read.ids, (1, 0), value=start), real
+        return read.ids, read.key_mask
+    key_mask = None if read.key_mask is None else F.pad(read.key_mask, (1, 0), value=True)
+    return F.pad(read.ids, (1, 0), value=start), key_mask
 
 
-def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> Fed:
+def foreign_input(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> ModelInput:
     """What anybody's model is given, and its ids and padding where they can be told."""
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
@@ -237,8 +240,8 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
     if isinstance(given, str | list):
         read = encoded(given, tokenizer, device)
         text, given = read.texts, read.ids if read.texts is None else {"input_ids": read.ids}
-        if text is not None and read.visible is not None:
-            given["attention_mask"] = read.visible.long()
+        if text is not None and read.key_mask is not None:
+            given["attention_mask"] = read.key_mask.long()
     if isinstance(given, Tensor) and target is not None:
         given = {"input_ids": given}
     if isinstance(given, Mapping):
@@ -246,26 +249,28 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
         if target is not None:
             start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
             kwargs["decoder_input_ids"] = _answer(target, tokenizer, device, start)[0]
-        return fed_of((), kwargs, text)
+        return model_input((), kwargs, text)
     if not isinstance(given, Tensor | tuple):
         raise ArgumentError(
             "give a foreign model a tensor, a mapping of its arguments, a tuple of them, or a text and a "
             f"tokenizer. Got {type(given).__name__}."
         )
-    return fed_of(given if isinstance(given, tuple) else (given,), {})
+    return model_input(given if isinstance(given, tuple) else (given,), {})
 
 
-def fed_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], text: tuple[str, ...] | None = None) -> Fed:
+def model_input(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], text: tuple[str, ...] | None = None
+) -> ModelInput:
     """A call of anybody's model, and what is known of it by the names of its arguments."""
     ids = token_ids(kwargs.get("input_ids", args[0] if args else None))
     answer = token_ids(kwargs.get("decoder_input_ids"))
-    real, answer_real = (
+    key_mask, answer_key_mask = (
         mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()) else None
         for mask in (kwargs.get("attention_mask"), kwargs.get("decoder_attention_mask"))
     )
     if answer is None:
-        return Fed(args, kwargs, ids, real=real, text=text)
-    return Fed(args, kwargs, answer, ids, answer_real, real, text)
+        return ModelInput(args, kwargs, ids, key_mask=key_mask, text=text)
+    return ModelInput(args, kwargs, answer, ids, answer_key_mask, key_mask, text)
 
 
 def _both(model: nn.Module) -> bool:
@@ -273,7 +278,7 @@ def _both(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-def _noting_answer(model: nn.Module, fed: Fed, notes: list[Tensor]) -> AbstractContextManager[Any]:
+def _noting_answer(model: nn.Module, fed: ModelInput, notes: list[Tensor]) -> AbstractContextManager[Any]:
     """A block that notes what the decoder of an encoder-decoder reads, where it makes that up itself."""
     find = getattr(model, "get_decoder", None)
     decoder = find() if _both(model) and fed.source_ids is None and callable(find) else None
@@ -281,13 +286,13 @@ def _noting_answer(model: nn.Module, fed: Fed, notes: list[Tensor]) -> AbstractC
         return nullcontext()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ids = fed_of(args, kwargs).ids
+        ids = model_input(args, kwargs).ids
         notes.extend([] if ids is None else [ids])
 
     return decoder.register_forward_pre_hook(note, with_kwargs=True)
 
 
-def _take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:
+def _take_returned(model: nn.Module, fed: ModelInput, recorder: Recorder) -> None:
     """Weights as the model itself returns them when it is asked to: the last resort, where none was seen."""
     if isinstance(model, torch.jit.ScriptModule):
         return  # it has no signature to ask
@@ -305,7 +310,7 @@ def _take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:
             for index, weights in enumerate(layers):
                 if isinstance(weights, Tensor) and weights.dim() == 4:
                     kind: Kind = "cross" if "cross" in name else "self"
-                    recorder.add(Called(f"{name}.{index}", kind, None, None, weights=weights))
+                    recorder.add(AttentionCall(f"{name}.{index}", kind, None, None, weights=weights))
     if recorder.seen:
         recorder.remarks["as_returned"] = (
             "weights are as returned by the model: no call was seen, nothing checked"

@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     """Several examples, padded."""
 
     source: Int[Tensor, "batch position"] | None
-    visible: Bool[Tensor, "batch position"] | None  # of the source
+    source_key_mask: Bool[Tensor, "batch position"] | None  # of the source
     inputs: Int[Tensor, "batch target_position"]
     labels: Int[Tensor, "batch target_position"]  # IGNORED where there is nothing to say
 
@@ -129,7 +129,7 @@ class BlockExamples:
         return Example(None, np.where(chosen, changed, block), np.where(chosen, block, IGNORED))
 
 
-class Place(NamedTuple):
+class DataPosition(NamedTuple):
     """Where in the data the next batch is."""
 
     window: int = 0
@@ -149,13 +149,13 @@ class Batches:
         self.n_window = -(-len(examples) // WINDOW)  # of an epoch
         self._groups: tuple[int, list[list[Example]]] = (-1, [])  # of a window
 
-    def at(self, place: Place) -> tuple[Batch, Place]:
+    def at(self, place: DataPosition) -> tuple[Batch, DataPosition]:
         """The batch there, and the place after it."""
         if self._groups[0] != place.window:
             self._groups = (place.window, self._window(place.window))
         groups = self._groups[1]
         last = place.batch + 1 == len(groups)
-        after = Place(place.window + 1) if last else Place(place.window, place.batch + 1)
+        after = DataPosition(place.window + 1) if last else DataPosition(place.window, place.batch + 1)
         return padded(groups[place.batch], self.pad), after
 
     def _window(self, window: int) -> list[list[Example]]:
@@ -199,8 +199,8 @@ def padded(examples: Sequence[Example], pad: int) -> Batch:
         return Batch(None, None, inputs, labels)
     source = rectangle(sources, pad)
     lengths = torch.tensor([len(row) for row in sources])
-    visible = torch.arange(source.shape[1])[None] < lengths[:, None]
-    return Batch(source, None if bool(visible.all()) else visible, inputs, labels)
+    source_key_mask = torch.arange(source.shape[1])[None] < lengths[:, None]
+    return Batch(source, None if bool(source_key_mask.all()) else source_key_mask, inputs, labels)
 
 
 def _length(example: Example) -> int:

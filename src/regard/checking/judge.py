@@ -349,7 +349,8 @@ def error_message(error: Failure) -> str:
     if error.type == "NotImplementedError":
         return f"not written yet{_at(error)}."
     sentences = {
-        "time": f"it takes too long: an endless loop?{f', at {error.where}' if error.where else ''}",
+        "time": f"it is too slow: not finished after {error.message} s of computing{_at(error)}.",
+        "slow": f"it is too slow: this call takes {error.message} s of computing.",
         "died": f"it had to be stopped: {error.message}.",
         "unfit": UNFIT,
         "not run": "not run, because calls before it took too long or ended the process.",

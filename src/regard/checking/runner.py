@@ -34,7 +34,7 @@ from regard.checking.child.confine import KILL_SECONDS, activity, descendants, k
 from regard.errors import RegardError
 
 if TYPE_CHECKING:  # these import torch, after which a worker cannot be forked
-    from regard.checking.child.messages import Answer, Job, Loaded, Order, Outcome, Statement
+    from regard.checking.child.messages import Answer, Job, LoadReport, Order, Outcome, Statement
 
 NOT_STARTED = "the process that runs answers did not start: what it said stands above."
 LEFT = "it ended Python with exit code {}"
@@ -68,7 +68,7 @@ class Limits:
 class Ran:
     """What became of an answer."""
 
-    loaded: Loaded | None = None
+    loaded: LoadReport | None = None
     runs: dict[int, Outcome] = field(default_factory=dict)  # by id
     loading: Statement | None = None  # that is being executed
 
@@ -288,7 +288,7 @@ class Runner:
         warm: Sequence[str],
     ) -> tuple[_Forking | _Plain, Ran]:
         """Run an answer in a worker; return the worker that is left, and what became of the answer."""
-        from regard.checking.child.messages import Failure, Job, Loaded, Outcome
+        from regard.checking.child.messages import Failure, Job, LoadReport, Outcome
 
         ran = Ran()
         fatal: list[Statement] = []  # that ended the process
@@ -299,14 +299,14 @@ class Runner:
                 worker = self._worker()
             worker.wait_until_ready()
             job = Job(answer, left, limits.run_seconds, limits.memory, limits.must_confine)
-            reason, used = self._child(worker, job, warm, ran, seconds)
+            reason, used = self._child(worker, job, warm, ran, replace(limits, job_seconds=seconds))
             n_child, seconds = n_child + 1, seconds - used
             exhausted = seconds <= 0 or n_child > limits.restarts
             if ran.loaded is None and ran.loading is not None and not exhausted:
                 fatal.append(replace(ran.loading, reason=reason))  # the next child leaves it out
                 answer = replace(answer, skip=[*answer.skip, ran.loading.number])
                 continue
-            ran.loaded = ran.loaded or Loaded(died=reason)
+            ran.loaded = ran.loaded or LoadReport(died=reason)
             if ran.loaded.problem:
                 break
             for place, id in enumerate(order.id for order in left if order.id not in ran.runs):
@@ -318,17 +318,17 @@ class Runner:
         return worker, ran
 
     def _child(
-        self, worker: _Forking | _Plain, job: Job, warm: Sequence[str], ran: Ran, most_seconds: float
+        self, worker: _Forking | _Plain, job: Job, warm: Sequence[str], ran: Ran, limits: Limits
     ) -> tuple[str, float]:
         """Have one child make as many of the runs as it can; why it made no more, and the seconds it took."""
-        from regard.checking.child.messages import Loaded, Outcome, Statement
+        from regard.checking.child.messages import LoadReport, Outcome, Statement
         from regard.checking.child.wire import Reader, WireError, encode
 
-        limits, reader, reason = self.limits, Reader(), ""
+        reader, reason = Reader(), ""
         began = last = looked = time.monotonic()
         usual = memory_of([worker.pid])
         used = quiet = computed = 0.0  # seconds that count: in all, since the last sign of life; of computing
-        most_seconds = max(most_seconds, 0.2)
+        most_seconds = max(limits.job_seconds, 0.2)
         folder = tempfile.mkdtemp(prefix="answer-")
         Path(folder, "job").write_bytes(encode(job))
         with open(f"{folder}/results", "a+b", buffering=0) as results:
@@ -343,7 +343,7 @@ class Runner:
                         match message:
                             case Statement():
                                 ran.loading = message
-                            case Loaded():
+                            case LoadReport():
                                 ran.loaded = message
                             case Outcome():
                                 ran.runs[message.run] = message

@@ -177,16 +177,17 @@ class _Judge:
     def _parameters(self, values: list[Run]) -> Check:
         """Whether the weights have their places.
 
-        Biases that nobody asked for are no fault unless there is an option for them.
+        Biases that nobody asked for are set to zero; whether they are a fault, the exercise says.
         """
         for run in values:
             unfit = self.outcomes[run.id].unfit
             if run.item.raises:
                 continue
-            with_bias = self.exercise.has_bias_option
-            ours, yours = unfit.ours, [*unfit.yours, *(unfit.zeroed if with_bias else [])]
-            if unfit.zeroed and not with_bias:
-                zeroed = ", ".join(unfit.zeroed)
+            ours, yours = unfit.ours, unfit.yours
+            zeroed = ", ".join(unfit.zeroed)
+            if zeroed and self.exercise.biases == "none" and not (ours or yours):
+                return Check("parameters", False, f"biases that the task does not ask for: {zeroed}.")
+            if zeroed and not self.exercise.biases:
                 self.notes.append(f"biases that are not asked for were set to zero: {zeroed}.")
             if ours or yours:
                 text = "the parameters do not fit. Expected, without a place: {}. Yours, left over: {}."

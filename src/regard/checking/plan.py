@@ -45,11 +45,14 @@ class Run:
 class Plan:
     """All runs of one exercise for one seed, and their expected results under each choice of conventions.
 
-    An `empty` plan has no runs yet: they are added with `add_trial`.
+    An `empty` plan has no runs yet: they are added with `add_trial`. An `offer` is one of the exercise's.
     """
 
-    def __init__(self, exercise: Exercise, seed: int, *, empty: bool = False) -> None:
+    def __init__(
+        self, exercise: Exercise, seed: int, *, empty: bool = False, offer: Mapping[str, str] | None = None
+    ) -> None:
         self.exercise, self.seed = exercise, seed
+        self.offer = exercise.offers[0] if offer is None else offer
         self.runs: list[Run] = []
         self.orders: list[Order] = []  # what a child is told to do
         self._expected: dict[tuple[str, ...], dict[int, Outcome]] = {}
@@ -62,7 +65,7 @@ class Plan:
 
     def _draw(self, item: Item) -> Draw:
         """Each trial has its own numbers, the same for every answer checked with this seed."""
-        return Draw(item.sizes, self.seed * 1_000_003 + zlib.crc32(item.name.encode()))
+        return Draw(item.sizes, self.seed * 1_000_003 + zlib.crc32(item.name.encode()), self.offer)
 
     def add_trial(self, trial: Trial, *, brief: bool = False) -> None:
         """Add the runs of one trial; `brief` for its value alone."""
@@ -77,9 +80,11 @@ class Plan:
         self.runs.append(Run(len(self.runs), kind, item, case))
 
     def choices(self) -> list[dict[str, str]]:
-        """Every combination of conventions, ours first."""
+        """Every combination of conventions, ours first; those that draws depend on are as they were offered."""
         conventions = self.exercise.conventions
-        ways = itertools.product(*conventions.values())
+        ways = itertools.product(
+            *([self.offer[name]] if name in self.offer else choices for name, choices in conventions.items())
+        )
         return [dict(zip(conventions, way, strict=True)) for way in ways]
 
     @cached_property
@@ -137,9 +142,9 @@ def shrunk_sizes(sizes: Mapping[str, int]) -> list[dict[str, int]]:
     return sorted(unique.values(), key=lambda smaller: sum(smaller.values()))
 
 
-def shrunk_plan(exercise: Exercise, trial: Trial, seed: int, sizes: Mapping[str, int]) -> Plan:
-    """A plan that makes the trial at smaller and smaller sizes, and nothing else."""
-    plan = Plan(exercise, seed, empty=True)
+def shrunk_plan(whole: Plan, trial: Trial, sizes: Mapping[str, int]) -> Plan:
+    """A plan that makes a trial of another at smaller and smaller sizes, and nothing else."""
+    plan = Plan(whole.exercise, whole.seed, empty=True, offer=whole.offer)
     for smaller in shrunk_sizes(sizes):
         try:
             plan.add_trial(replace(trial, sizes=smaller), brief=True)

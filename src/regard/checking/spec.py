@@ -16,8 +16,8 @@ names = ["masked_softmax"]       # what an answer defines
 example = "print(masked_softmax(torch.randn(2, 3, 4)).shape)"   # a call that shows shapes, below the starter
 shared = ["always", "lengths"]   # files of ../shared, or of ours, with any of the tables below; NAME.py
                                  # beside NAME.toml has functions. What comes later replaces what is there
-needs = ["rnn-step"]             # exercises whose answers are lent to a file that leaves them out
 drive = "drive.py"               # where one call is not enough
+biases = "none"                  # biases that are no weights here are a mistake; "free": they may be there or not
 tolerance = 2.0                  # times the usual one
 
 [right]                          # files of right/, and what is special about each
@@ -52,8 +52,10 @@ edits = ["first_sequence", { scores = "-scores" }]   # further calls: by a funct
 says = "..."                                         # where the reference does not move, no answer may
 # judge = { holds = "results[0] < 1", says = "..." } # or a function by its name, in the place of that
 
-[conventions.empty_row]          # a name in formulas: its choices, ours first
-zeros = "a row of length 0 is all zeros."
+[conventions.empty_row]          # what the task leaves open: a name in formulas and draws, and its choices, ours
+about = "a row of length 0"      # first. The task's text ends with them, and an answer that chose another one is
+zeros = "zeros"                  # told which. Without `about` it helps to name mistakes, and the task does not tell it
+nan = "NaN, as -inf everywhere gives"
 
 [hints]                          # for an answer whose mistake has no name
 symptom = "..."                  # and place, cause, fix
@@ -76,6 +78,9 @@ fix = "..."
 from __future__ import annotations
 
 import ast
+import itertools
+import re
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -91,10 +96,13 @@ if TYPE_CHECKING:
 
 OURS = Path(__file__).parent.parent / "exercises"
 GRADES = ("symptom", "place", "cause", "fix")
+TASK_WIDTH = 118  # of lines that are added to a task
+ABOUT = "about"  # of a convention: the question that the task leaves open
 # What a file may say, and of which kind that is; of tables, which exercises may share, what is in them.
 KEYS = {
     **dict.fromkeys(("title", "example", "drive"), "a text"),
-    **dict.fromkeys(("names", "shared", "needs"), "a list of texts"),
+    **dict.fromkeys(("names", "shared"), "a list of texts"),
+    "biases": "none or free",
     "tolerance": "a number",
     "right": "a table of texts",
 }
@@ -174,6 +182,7 @@ class Exercise(Entry):
     hints: Hints  # for an answer whose mistake has no name
     mistakes: tuple[Mistake, ...]
     conventions: Mapping[str, Mapping[str, str]]  # name -> choice -> what is said of it; the first is ours
+    freedom: tuple[str, ...]  # what the task leaves open, a line for each convention that has a question
     words: Mapping[str, tuple[str, ...]]  # output -> its dimensions
     formulas: Mapping[str, Any]  # of the reference
     draws: Mapping[str, Any]  # how each argument and weight is drawn
@@ -184,7 +193,7 @@ class Exercise(Entry):
     example: str  # lines that call an answer and print shapes
     drive_file: str
     tolerance: float  # times the usual one, with a reason beside it
-    needs: tuple[str, ...]  # ids of exercises an answer may call and a file may leave out
+    biases: str  # "none": one that is no weight of ours is a mistake; "free": it is not; "": it is told
 
     def read(self, file: str) -> str:
         """The text of a file of the folder."""
@@ -195,8 +204,14 @@ class Exercise(Entry):
 
     @cached_property
     def task(self) -> str:
-        """What is asked, in Markdown."""
-        return self.read("task.md")
+        """What is asked, in Markdown, with what the conventions leave open."""
+        return "\n".join([self.read("task.md").rstrip(), *self._open(), ""])
+
+    def _open(self) -> Iterator[str]:
+        if self.freedom:
+            yield "\nYours to choose; what differs from ours passes, with a note:\n"
+            for line in self.freedom:
+                yield textwrap.fill(f"- {line}", TASK_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
     @cached_property
     def starter(self) -> str:
@@ -251,14 +266,14 @@ class Exercise(Entry):
         return isinstance(self.definitions[self.names[0]], ast.ClassDef)
 
     @cached_property
-    def has_bias_option(self) -> bool:
-        """Whether the constructor is told if there are biases: then one too many is a mistake."""
-        return any(
-            isinstance(part, ast.FunctionDef)
-            and part.name == "__init__"
-            and any(argument.arg == "bias" for argument in part.args.args)
-            for part in self.definitions[self.names[0]].body
-        )
+    def offers(self) -> list[dict[str, str]]:
+        """How calls may be made, ours first: every choice of the conventions that draws depend on."""
+        tables = [table for *_, table in (*self.trials.values(), *self.probes.values())]
+        tables += [edit for table in tables for edit in table.get("edits", ()) if isinstance(edit, dict)]
+        texts = [*self.draws.values(), *(table[name] for table in tables for name in table if name in self.draws)]
+        words = set(re.findall(r"\w+", " ".join(map(str, texts))))
+        open_to = {name: choices for name, choices in self.conventions.items() if name in words}
+        return [dict(zip(open_to, way, strict=True)) for way in itertools.product(*open_to.values())]
 
 
 def load_entry(folder: Path) -> Entry:
@@ -312,7 +327,8 @@ def load_folder(folder: Path) -> Exercise:
         variants=about["right"],
         hints=_hints(path, "hints", tables["hints"]),
         mistakes=made,
-        conventions=tables["conventions"],
+        conventions={name: _said(choices) for name, choices in tables["conventions"].items()},
+        freedom=tuple(_freedom(choices) for choices in tables["conventions"].values() if ABOUT in choices),
         words={word: tuple(dimensions) for word, dimensions in tables["words"].items()},
         formulas=tables["formulas"],
         draws=tables["draws"],
@@ -323,7 +339,7 @@ def load_folder(folder: Path) -> Exercise:
         example=about.get("example", ""),
         drive_file=drive,
         tolerance=float(about.get("tolerance", 1.0)),
-        needs=tuple(about.get("needs", ())),
+        biases=about.get("biases", ""),
     )
 
 
@@ -381,12 +397,13 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a table": lambda value: isinstance(value, dict),
     "a table of texts": lambda value: isinstance(value, dict) and KINDS["a list of texts"]([*value.values()]),
     "a table of texts, at least two choices": lambda value: (
-        KINDS["a table of texts"](value) and len(value) > 1
+        KINDS["a table of texts"](value) and len({*value} - {ABOUT}) > 1
     ),
     "a table of texts, or a list of them": lambda value: (
         value != []
         and all(KINDS["a table of texts"](way) for way in (value if isinstance(value, list) else [value]))
     ),
+    "none or free": lambda value: value in ("none", "free"),
     "a name, or { holds, says }": lambda value: isinstance(value, str) or set(value) == {"holds", "says"},
     "wrong, fragile, train mode or wasteful": lambda value: (
         value in ("wrong", "fragile", "train mode", "wasteful")
@@ -436,6 +453,21 @@ def _items(path: Path, kind: str, tables: Mapping[str, Any], about: Mapping[str,
             flags = {word: table[word] for word in (*FLAGS, *ONLY[kind]) if word in table and word != "edits"}
             items[name] = flags, {**sizes, **other}, table
     return items
+
+
+def _said(choices: Mapping[str, str]) -> dict[str, str]:
+    """What is said of each choice of a convention to an answer that made it."""
+    texts = {choice: text for choice, text in choices.items() if choice != ABOUT}
+    if ABOUT not in choices:
+        return texts
+    ours = next(iter(texts.values()))
+    return {choice: f"{choices[ABOUT]}: {text} (ours: {ours})." for choice, text in texts.items()}
+
+
+def _freedom(choices: Mapping[str, str]) -> str:
+    """What the task says of a convention, as a line."""
+    ours, *others = (text for choice, text in choices.items() if choice != ABOUT)
+    return f"{choices[ABOUT]}: {ours} (ours); {'; '.join(others)}."
 
 
 def _hints(path: Path, of: str, table: Mapping[str, Any]) -> Hints:

@@ -80,7 +80,8 @@ bench: $(VENV)/.dev
 	@set -e; for script in bench/*.py; do echo "==> $$script"; $(BIN)/python "$$script"; done
 
 # The module is committed: only who changes web/ needs Node.
-web:
+web: $(VENV)/.runtime
+	@$(BIN)/python web/generate.py
 	@cd web && npm ci --no-audit --no-fund && npm run check && npm run build
 
 clean:

@@ -36,12 +36,13 @@ from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.files.loading import Loaded, load
 from regard.heads.effects import importance, prune, pruning_curve, ranked_heads
-from regard.heads.labels import LABELS, share_labelled
+from regard.heads.labels import share_labelled
 from regard.heads.measures import ROW_MEASURES, measure
 from regard.heads.relations import RelationScore, Sentence, read_conllu, score_relations
 from regard.heads.surveys import survey
 from regard.models.families import initialise
 from regard.models.transformer import Transformer
+from regard.registry import LABELS
 from regard.tracing.layers import LayerTrace
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace

@@ -89,14 +89,14 @@ def our_page(model: Loaded) -> Make:
 
 def with_machine(ids: list[int]) -> float:
     """How many times as large what Machine needs makes the page that `regard look --save` writes."""
-    from regard.view.live import Asked
     from regard.view.models import Models
+    from regard.view.run import RunRequest
     from regard.view.session import Session
 
     session = Session(Models(), "minilm")
     tokenizer = session.models.get("minilm").tokenizer
     assert tokenizer is not None
-    asked = Asked("minilm", tokenizer.decode(ids[1:-1]))
+    asked = RunRequest("minilm", tokenizer.decode(ids[1:-1]))
     plain = session.document(asked)
     kept = session.for_file(plain.id, [scene["state"] for scene in plain.facts()["scenes"]])
     return len(page([kept]).encode()) / len(page([plain]).encode())
@@ -228,8 +228,8 @@ def serve_long(length: int, quick: bool, sender: Connection) -> None:
     """A live page of a text of that many tokens, its forward pass done: in a process of its own."""
     import uvicorn
 
-    from regard.view.live import Asked
     from regard.view.models import Models
+    from regard.view.run import RunRequest
     from regard.view.server import app, link, listen
     from regard.view.session import Session
 
@@ -240,7 +240,7 @@ def serve_long(length: int, quick: bool, sender: Connection) -> None:
     text = model.tokenizer.decode(ids_of(model, length))
     session = Session(models, "smollm2", text)
     began = time.perf_counter()
-    session.document(Asked("smollm2", text))
+    session.document(RunRequest("smollm2", text))
     forward = time.perf_counter() - began
     bound = listen(0)
     port = int(bound.getsockname()[1])

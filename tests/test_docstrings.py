@@ -31,7 +31,6 @@ INCOMPLETE = {
     "recurrent",
     "tracing",
     "train",
-    "view",
 }
 
 # What a function does, in the imperative. A new verb is added here on purpose, so that a noun is not.

@@ -5,7 +5,7 @@
     MultiHeadAttention, AdditiveAttention, Block     layers; KVCache keeps what they have read
     Transformer, TransformerConfig                   a whole model
     load, save, generate, fill_mask                  models from files and back, and what they write
-    trace, show                                      every weight of a forward pass, and its page
+    trace, show, to_html                             every weight of a forward pass, and its page
     watch, intervene, why                            around any call: see, change, explain
     check                                            an answer to an exercise; `%load_ext regard`
 
@@ -44,6 +44,7 @@ _NAMES = {
     "tracing.interventions": "intervene",
     "tracing.take": "trace",
     "tracing.traces": "Trace",
+    "view.page": "to_html",
     "view.widget": "show",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
@@ -90,4 +91,5 @@ if TYPE_CHECKING:
     from regard.tracing.interventions import intervene
     from regard.tracing.take import trace
     from regard.tracing.traces import Trace
+    from regard.view.page import to_html
     from regard.view.widget import show

@@ -13,9 +13,9 @@ import uvicorn
 
 from regard.files.loading import load
 from regard.tracing.take import trace
-from regard.view.live import Asked
 from regard.view.models import RANDOM, Models
 from regard.view.page import export
+from regard.view.run import RunRequest
 from regard.view.server import app, link, listen
 from regard.view.session import Session
 
@@ -90,7 +90,7 @@ def served(models):
 @pytest.fixture
 def document(served):
     """The served trace, as Python has it."""
-    return served[0].document(Asked(MODEL, TEXT)).trace
+    return served[0].document(RunRequest(MODEL, TEXT)).trace
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import uvicorn
 
 from regard.tracing.gradients import score_gradients
 from regard.tracing.take import trace
-from regard.view.live import Asked
+from regard.view.run import RunRequest
 from regard.view.server import app, link, listen
 from regard.view.session import Session
 
@@ -44,7 +44,7 @@ def test_what_is_written_is_what_the_model_says(looker, served, models):
     """The rivals of a step are the softmax of the model's logits at the token before."""
     looker.open(served[1](model="linear (random)", text="ab", write=3))
     steps = looker.page.evaluate("() => regard.source.meta.generated.steps")
-    found = served[0].document(Asked("linear (random)", "ab", max_new=3)).trace
+    found = served[0].document(RunRequest("linear (random)", "ab", max_new=3)).trace
     one = models.get("linear (random)")
     with torch.no_grad():
         chances = one.model(found.ids).logits[0].softmax(-1)
@@ -106,13 +106,13 @@ def test_an_encoder_decoder_shows_who_looks_at_the_source(looker, served, key):
     layers = looker.page.evaluate("() => regard.source.meta.layers")
     cross = next(index for index, layer in enumerate(layers) if layer["kind"] == "cross")
     looker.change(layer=cross, head=0)
-    found = served[0].document(Asked(key, "abc", "de")).trace
+    found = served[0].document(RunRequest(key, "abc", "de")).trace
     weights = found.weights(cross, 0)
     assert looker.hovered(1, 2) == pytest.approx(weights[1, 2].item(), abs=2e-6)
     assert looker.page.evaluate("() => regard.stage.tip.textContent").endswith("“c”")
     assert weights.sum(-1).tolist() == pytest.approx([1.0] * len(weights), abs=1e-5)
     # A row is named by what is written once it is read: the next token of the answer, then what would follow.
-    tokens = served[0].document(Asked(key, "abc", "de")).trace.tokens[0]
+    tokens = served[0].document(RunRequest(key, "abc", "de")).trace.tokens[0]
     shown = looker.page.evaluate("() => regard.stage.panels[0].map.rows")
     assert len(shown) == len(tokens)
     assert shown[:-1] == [token.replace("▁", " ").strip() or "␣" for token in tokens[1:]]

@@ -9,8 +9,8 @@ import torch
 import regard
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
-from regard.view.live import Asked, sentence_vector
-from regard.view.live import run as run_model
+from regard.view.predict import sentence_vector
+from regard.view.run import RunRequest, run_model
 
 MODEL, TEXT, TOKEN = "minilm (random)", "to be or not", "a-token-of-the-tests"
 EVIL = "<script>alert(1)</script> <img src=x onerror=alert(2)> </script><b>x"
@@ -223,4 +223,4 @@ def test_predictions_of_a_decoder_follow_the_library(looker, served, models):
     said = [float(text) for text in looker.page.locator(".predictions .num").all_inner_texts()]
     wanted = [x for pair in zip(top.values.tolist(), after[top.indices].tolist(), strict=True) for x in pair]
     assert said == pytest.approx(wanted, abs=5e-4)
-    assert served[0].document(Asked(key, TEXT, None, ((1, 2),))).off == ((1, 2),)
+    assert served[0].document(RunRequest(key, TEXT, None, ((1, 2),))).off == ((1, 2),)

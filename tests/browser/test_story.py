@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.heads.labels import LABELS
+from regard.registry import LABELS
 from regard.tracing.take import trace
-from regard.view.live import Asked
 from regard.view.page import export
+from regard.view.run import RunRequest
 from regard.view.session import Session
 
 MODEL, TEXT = "minilm (random)", "to be or not"
@@ -32,7 +32,7 @@ def story(looker, served):
 
 def test_the_story_opens_with_the_link_that_ranks_first(story, document, served):
     """What opens is the first scene, and the sentence has the weight of the trace."""
-    facts = served[0].document(Asked(MODEL, TEXT)).facts()
+    facts = served[0].document(RunRequest(MODEL, TEXT)).facts()
     first = facts["scenes"][0]["state"]
     now = story.evaluate("() => regard.state")
     assert {name: now[name] for name in first} == first
@@ -134,7 +134,7 @@ def test_a_file_keeps_what_the_machine_needs_of_the_layers_it_shows(
 ):
     """From x to the push on the next token it has the live machine's numbers; another layer begins at q."""
     session = Session(models, model)
-    document = session.document(Asked(model, "a cat saw a dog"))
+    document = session.document(RunRequest(model, "a cat saw a dog"))
     names = ("layer", "head", "query", "key")
     start = dict(zip(names, shown, strict=True))
     export([session.for_file(document.id, [start])], tmp_path / "page.html", start={"at": "machine", **start})

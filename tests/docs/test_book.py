@@ -72,7 +72,7 @@ def parts(text):
     prose, code = pieces[::2], pieces[1::2]
     labs = [before for before, cell in zip(prose, code, strict=False) if "\n%lab " in f"\n{cell}"]
     hidden = [cell for cell in code if cell.startswith(":tags: [hide-output]\n%lab ")]
-    drawn = (".to_html(", ".plot(", ".semilogy(", ".imshow(")
+    drawn = ("to_html(", ".plot(", ".semilogy(", ".imshow(")
     return {
         "question": bool(re.fullmatch(r"\*[^*]+\?[^*]*\*", question)),
         "picture": any(
@@ -91,7 +91,7 @@ def parts(text):
 # What somebody who cuts a chapter short would take away.
 CUTS = {
     "question": (r"(?m)^(# .+\n\n)(?:.+\n)+", r"\1Some words.\n"),
-    "picture": (r"(?m)^.*(\.to_html|plot|imshow|semilogy)\(.*\n", ""),
+    "picture": (r"(?m)^.*(to_html|plot|imshow|semilogy)\(.*\n", ""),
     "formula": (r"(?m)^\$\$\n", "\n"),
     "shapes": (r"(?m)^\|.*\n", ""),
     "equal": (r"(?m)^.*torch\.(allclose|equal)\(.*\n", ""),

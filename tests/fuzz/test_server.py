@@ -9,8 +9,8 @@ from anyio.from_thread import start_blocking_portal
 from fuzzing import attack, damaged_bytes, damaged_json
 from tiny_models import tiny
 
-from regard.view.live import Asked
 from regard.view.models import Models
+from regard.view.run import RunRequest
 from regard.view.server import app
 from regard.view.session import Session
 
@@ -62,7 +62,11 @@ def ask(session):
 
 def questions(session):
     """What a page asks, of each kind."""
-    runs = [Asked("gpt2", "a cat sat"), Asked("t5", "a cat", "le chat"), Asked("bert", "a cat")]
+    runs = [
+        RunRequest("gpt2", "a cat sat"),
+        RunRequest("t5", "a cat", "le chat"),
+        RunRequest("bert", "a cat"),
+    ]
     ids = [session.document(asked).id for asked in runs]
     at = {"doc": ids[0], "layer": 1, "head": 2, "query": 3, "key": 1}
     tile = {
@@ -108,7 +112,7 @@ def test_server_bodies(record_property, session, ask, tmp_path):
     """Damaged questions and dropped traces: 200, 400, 404 or 413, and never 500."""
     asked = questions(session)
     path = tmp_path / "a.trace"
-    session.document(Asked("gpt2", "a cat sat")).trace.save(path)
+    session.document(RunRequest("gpt2", "a cat sat")).trace.save(path)
     trace = path.read_bytes()
 
     def case(rng):
@@ -149,10 +153,10 @@ def test_texts_and_dropped_traces_are_forgotten(monkeypatch, tmp_path):
     models = Models()
     models.put("gpt2", tiny("gpt2"))
     session = Session(models, "gpt2", "a")
-    given = session.add(session.document(Asked("gpt2", "first")))
+    given = session.add(session.document(RunRequest("gpt2", "first")))
     path = tmp_path / "a.trace"
     for number in range(12):
-        document = session.document(Asked("gpt2", f"text {number}"))
+        document = session.document(RunRequest("gpt2", f"text {number}"))
         document.trace.save(path)
         session.answer("open", {"name": f"file {number}"}, path.read_bytes())
     for kept in (session._documents.values, session._asked, session._traces()):

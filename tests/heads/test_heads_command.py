@@ -10,7 +10,7 @@ from tiny_models import tiny
 from regard.cli import main
 from regard.files.loading import load
 from regard.heads import label, measure
-from regard.heads.labels import LABELS
+from regard.registry import LABELS
 from regard.tracing.take import trace
 
 TEXT = "The dog, which had slept, saw the cat. The cat saw the dog."

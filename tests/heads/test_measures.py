@@ -11,7 +11,8 @@ from regard.attention import feature_map
 from regard.attention.scores import DenseBias, DistanceBias, ScoreRule, SlopeBias
 from regard.attention.softmax import attend, weights
 from regard.attention.visibility import Visibility
-from regard.heads.measures import ROW_MEASURES, WHAT, copies, is_punctuation, measure, token_facts
+from regard.heads.measures import ROW_MEASURES, copies, is_punctuation, measure, token_facts
+from regard.registry import MEASURES
 from regard.tracing import layers
 from regard.tracing.layers import LayerTrace, LinearLayerTrace
 from regard.tracing.traces import Trace
@@ -250,7 +251,7 @@ def test_measures_print_as_one_short_table():
     measures = measure(Trace(layers, trace.tokens, ids=trace.ids))
     lines = repr(measures).splitlines()
     assert lines[0] == "Measures of 180 heads in 30 layers"
-    assert [line.split()[0] for line in lines[2:]] == list(WHAT)
+    assert [line.split()[0] for line in lines[2:]] == list(MEASURES)
     assert max(map(len, lines)) <= 79
     previous = next(line for line in lines if line.startswith("previous"))
     assert f"{measures['previous'].max():.2f}" in previous
@@ -293,7 +294,7 @@ def test_the_first_position_is_never_rare():
 
 def test_every_measure_is_explained():
     """Each has a line for people, apart from the nine offsets that make up the positional one."""
-    assert {name for name in ROW_MEASURES if not name.startswith("argmax")} | {"positional"} == set(WHAT)
+    assert {name for name in ROW_MEASURES if not name.startswith("argmax")} | {"positional"} == set(MEASURES)
 
 
 def test_no_buffer_of_query_times_key_is_made(monkeypatch):

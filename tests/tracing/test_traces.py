@@ -307,16 +307,6 @@ def test_weights_become_rows_of_a_table(monkeypatch):
     assert len(trace.to_dataframe(0)["head"]) == N_HEAD * len(table["head"])
 
 
-def test_a_page_of_a_trace_is_one_text():
-    """The page that `regard look --save` writes, opened where it is told."""
-    trace = Trace.from_weights(torch.rand(2, 3, 3).softmax(-1), rows=["a", "b", "<c>"])
-    page = trace.to_html(layer=0, head=1)
-    assert page.startswith("<!doctype html>")
-    assert '"head":1' in page
-    assert "<c>" not in page  # nothing of a text ends an element
-    assert "\\u003cc\\u003e" in page
-
-
 def test_a_whole_matrix_that_is_large_warns_with_its_size(monkeypatch):
     """The warning names the sizes and what to use instead."""
     monkeypatch.setattr("regard.tracing.layers.LARGE", 100)

@@ -70,10 +70,10 @@ def test_without_a_terminal_nothing_is_written_unless_asked(regard_in, tmp_path)
 def test_a_named_port_serves_without_a_terminal(regard_in, monkeypatch):
     """--port is a wish to look: the page is served, from the one trace that was taken."""
     served, made = [], []
-    from regard.view import live
+    from regard.view import run
 
-    taken = live.make_document
-    monkeypatch.setattr(live, "make_document", lambda *given: made.append(given) or taken(*given))
+    taken = run.make_document
+    monkeypatch.setattr(run, "make_document", lambda *given: made.append(given) or taken(*given))
     monkeypatch.setattr(
         "regard.view.server.serve",
         lambda session, token, bound, view: (served.append(session), bound.close()),

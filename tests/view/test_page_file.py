@@ -19,7 +19,7 @@ from regard.errors import ArgumentError
 from regard.tracing.layers import LayerTrace
 from regard.tracing.traces import Trace
 from regard.view.document import Document, documents_of
-from regard.view.page import bundle, embedded, embedded_bytes, export, page
+from regard.view.page import bundle, embedded, embedded_bytes, export, page, to_html
 
 ROOT = Path(__file__).parent.parent.parent
 WEB = ROOT / "web"
@@ -170,3 +170,13 @@ def test_every_sequence_of_a_batch_is_a_document():
     assert len(docs) == 2
     for batch, doc in enumerate(docs):
         assert np.array_equal(decoded(doc, 0, "q"), trace.layers[0].q[batch].numpy())
+
+
+def test_a_page_of_a_trace_is_one_text():
+    """The page that `regard look --save` writes, opened where it is told."""
+    trace = Trace.from_weights(torch.rand(2, 3, 3).softmax(-1), rows=["a", "b", "<c>"])
+    page_text = to_html(trace, layer=0, head=1)
+    assert page_text.startswith("<!doctype html>")
+    assert '"head":1' in page_text
+    assert "<c>" not in page_text  # nothing of a text ends an element
+    assert "\\u003cc\\u003e" in page_text

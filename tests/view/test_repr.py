@@ -11,8 +11,8 @@ from matplotlib.image import imread
 from regard.attention import DenseBias, attend, attend_linear, feature_map
 from regard.files.loading import load
 from regard.heads import measure, survey
-from regard.heads.measures import WHAT
 from regard.layers.cache import KVCache
+from regard.registry import MEASURES
 from regard.tracing import GrowingTrace, score_gradients
 from regard.tracing import traces as tracing
 from regard.tracing.take import trace
@@ -110,7 +110,7 @@ def test_measures_show_each_measure_with_its_strongest_heads():
     """One row a measure, and in it the heads that have most of it, in order."""
     found = measure(trace(load("minilm", random=True), "to be or not to be"))
     html = found._repr_html_()
-    assert html.count("<tr>") == 1 + len(WHAT)
+    assert html.count("<tr>") == 1 + len(MEASURES)
     (first, *_, last) = strongest = found.strongest("previous", 72)
     assert len(strongest) == 72
     assert first[2] == found["previous"].max().item()

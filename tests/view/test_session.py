@@ -15,8 +15,8 @@ from regard.tracing.layers import LayerTrace
 from regard.tracing.take import trace
 from regard.tracing.traces import Trace
 from regard.view.document import Document
-from regard.view.live import Asked, make_document
 from regard.view.models import RANDOM, Models
+from regard.view.run import RunRequest, make_document
 from regard.view.session import Session
 
 MODEL, TEXT = f"minilm{RANDOM}", "a prime"
@@ -88,7 +88,7 @@ def test_the_strongest_pairs_are_the_largest_weights(session):
     """Ten pairs, largest first, where the whole matrix has them."""
     meta = ask(session, "trace")
     pairs = ask(session, "pairs", doc=meta["id"], layer=1, head=2)
-    weights = session.document(Asked(MODEL, TEXT)).trace.weights(1, 2)
+    weights = session.document(RunRequest(MODEL, TEXT)).trace.weights(1, 2)
     assert [p["weight"] for p in pairs] == pytest.approx(weights.flatten().topk(10).values.tolist())
     assert all(weights[p["query"], p["key"]].item() == pytest.approx(p["weight"]) for p in pairs)
 
@@ -170,10 +170,10 @@ def test_what_look_has_read_is_not_read_again_for_the_page(monkeypatch):
     runs = []
     real = make_document
     monkeypatch.setattr(
-        "regard.view.live.make_document", lambda *given: (runs.append(given[1]), real(*given))[1]
+        "regard.view.run.make_document", lambda *given: (runs.append(given[1]), real(*given))[1]
     )
     session = Session(Models(), "pocket-gpt", "to be")
-    session.document(Asked("pocket-gpt", "to be"))  # as `regard look` does before it serves
+    session.document(RunRequest("pocket-gpt", "to be"))  # as `regard look` does before it serves
     for asked in ({"model": "", "text": ""}, {"model": "pocket-gpt", "text": "to be"}):
         session.answer("trace", {**asked, "target": None, "off": [], "maxNew": 0, "run": "a"})
     assert len(runs) == 1

@@ -1,23 +1,23 @@
 """What a page opens with is found by numbers; the machine's numbers are the model's; colours stay apart."""
 
 import json
-import re
 import socket
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from regard.drawing.figures import KINDS
 from regard.errors import ArgumentError, RegardError
 from regard.heads.flow import logit_attribution
+from regard.registry import LABEL_COLORS
 from regard.tracing.interventions import intervene
 from regard.tracing.traces import Trace
 from regard.view.document import Document
-from regard.view.live import Asked, Progress, effects, inside, machine, make_document, search
+from regard.view.explain import layer_vectors, machine
 from regard.view.models import Models
+from regard.view.predict import effects, search
+from regard.view.run import RunProgress, RunRequest, make_document
 from regard.view.server import listen
 from regard.view.session import Session
 
@@ -74,7 +74,7 @@ def test_a_text_without_a_link_opens_where_heads_rest():
 def test_every_model_has_eight_scenes_with_states_of_its_own(models):
     """Tours have eight captioned views over three altitudes, whichever the model."""
     for key, text in (("pocket-gpt", TEXT), ("pocket-dates", "9 August 1988")):
-        scenes = make_document(models.get(key), Asked(key, text)).facts()["scenes"]
+        scenes = make_document(models.get(key), RunRequest(key, text)).facts()["scenes"]
         assert len(scenes) == 8
         assert {scene["state"]["at"] for scene in scenes} == {"story", "machine", "atlas"}
         assert all(scene["title"] and scene["says"] for scene in scenes)
@@ -82,7 +82,7 @@ def test_every_model_has_eight_scenes_with_states_of_its_own(models):
 
 def test_rows_of_cross_attention_are_named_by_what_is_written(models):
     """The row that writes the first digit has its name, and the last row that of what ends the answer."""
-    document = make_document(models.get("pocket-dates"), Asked("pocket-dates", "9 August 1988"))
+    document = make_document(models.get("pocket-dates"), RunRequest("pocket-dates", "9 August 1988"))
     (cross,) = [index for index, layer in enumerate(document.trace.layers) if layer.kind == "cross"]
     rows, _ = document.names(cross)
     assert rows == [*"1988-08-09", "<eos>"]
@@ -92,7 +92,9 @@ def test_rows_of_cross_attention_are_named_by_what_is_written(models):
 
 def test_an_encoder_decoder_writes_step_by_step(models):
     """Writing gives each written token with its rivals, the written one first."""
-    document = make_document(models.get("pocket-dates"), Asked("pocket-dates", "9 August 1988", max_new=12))
+    document = make_document(
+        models.get("pocket-dates"), RunRequest("pocket-dates", "9 August 1988", max_new=12)
+    )
     generated = document.generated
     tokens = document.trace.tokens[0]
     written = [step[0]["token"] for step in generated["steps"]]
@@ -103,7 +105,7 @@ def test_an_encoder_decoder_writes_step_by_step(models):
 def test_the_machine_begins_with_the_models_own_vectors(models):
     """x W_q turned by positions is the trace's query: without positions in the heads it is that at once."""
     opened = models.get("minilm (random)")
-    document = make_document(opened, Asked("minilm (random)", "abc"))
+    document = make_document(opened, RunRequest("minilm (random)", "abc"))
     found = machine(document, 3, 7, 2, 1, opened)
     more = found["model"]
     layer = document.trace.layers[3]
@@ -116,8 +118,8 @@ def test_the_machine_begins_with_the_models_own_vectors(models):
 def test_another_text_read_meanwhile_does_not_come_into_the_machine(models):
     """A second thread that runs the same model on other words leaves x as it is."""
     opened = models.get("minilm (random)")
-    document = make_document(opened, Asked("minilm (random)", "abc"))
-    wanted = inside(opened, document, 3).x
+    document = make_document(opened, RunRequest("minilm (random)", "abc"))
+    wanted = layer_vectors(opened, document, 3).x
     other = torch.tensor([opened.tokenizer.encode("quite another text")])
 
     def meanwhile(*_):
@@ -129,13 +131,13 @@ def test_another_text_read_meanwhile_does_not_come_into_the_machine(models):
     hook = opened.model.encoder.blocks[4].register_forward_pre_hook(
         meanwhile
     )  # behind the layer that is seen
-    assert torch.equal(inside(opened, document, 3).x, wanted)
+    assert torch.equal(layer_vectors(opened, document, 3).x, wanted)
 
 
 def test_the_machines_push_is_the_attribution_of_the_head(models):
     """Weights times what each key pushes is what `logit_attribution` gives the head at the last position."""
     opened = models.get("pocket-gpt")
-    document = make_document(opened, Asked("pocket-gpt", TEXT))
+    document = make_document(opened, RunRequest("pocket-gpt", TEXT))
     last = document.trace.layers[0].n_query - 1
     push = machine(document, 2, 1, last, 0, opened)["model"]["push"]
     row = document.trace.row(2, 1, last).double()
@@ -150,21 +152,21 @@ def test_the_machines_push_is_the_attribution_of_the_head(models):
 
 def test_what_comes_before_a_query_is_not_computed_for_a_long_text(models, monkeypatch):
     """It needs a run of the model: beyond some tokens the machine begins at the query and says why."""
-    monkeypatch.setattr("regard.view.live.MOST_RUN_AGAIN", 5)
+    monkeypatch.setattr("regard.view.explain.MOST_RUN_AGAIN", 5)
     session = Session(models, "pocket-gpt")
     at = {"layer": 1, "head": 0, "query": 0, "key": 0}
     for text, keeps in (("ab", True), (TEXT, False)):
-        document = session.document(Asked("pocket-gpt", text))
+        document = session.document(RunRequest("pocket-gpt", text))
         answer = json.loads(session.answer("machine", {"doc": document.id, **at}))
         assert ("model" in answer, "more than 5 tokens" in answer.get("without", "")) == (keeps, not keeps)
-        assert bool(session.for_file(document.id, [at]).insides) == keeps
+        assert bool(session.for_file(document.id, [at]).vectors) == keeps
 
 
 def test_a_long_row_keeps_its_largest_keys_and_one_number_for_the_rest(monkeypatch):
     """Softmax over the kept scores and the rest gives the kept keys their own weights."""
-    monkeypatch.setattr("regard.view.live.MOST_KEYS", 5)
+    monkeypatch.setattr("regard.view.explain.MOST_KEYS", 5)
     opened = Models().get("minilm (random)")
-    document = make_document(opened, Asked("minilm (random)", "abcdefghijk"))
+    document = make_document(opened, RunRequest("minilm (random)", "abcdefghijk"))
     found = machine(document, 1, 2, 4, 9)
     assert len(found["keys"]) <= 5
     assert 9 in found["keys"]
@@ -176,7 +178,7 @@ def test_a_long_row_keeps_its_largest_keys_and_one_number_for_the_rest(monkeypat
 def test_effects_are_those_of_switching_a_head_off(models):
     """Where nothing adds up by itself, each head is switched off: its effect is what the prediction loses."""
     opened = models.get("linear (random)")
-    document = make_document(opened, Asked("linear (random)", "ab"))
+    document = make_document(opened, RunRequest("linear (random)", "ab"))
     ids, found = document.ids, effects(opened, document)
     with torch.no_grad(), intervene(opened.model) as run:
         before = opened.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
@@ -196,7 +198,7 @@ def test_a_search_needs_both_words_marked(models, line):
 def test_small_pictures_of_many_heads_come_in_one_answer(models):
     """Their bytes are those of the tiles, one after the other."""
     session = Session(models, "minilm (random)", "abc")
-    document = session.document(Asked("minilm (random)", "abc"))
+    document = session.document(RunRequest("minilm (random)", "abc"))
     found = session.answer("small", {"doc": document.id, "heads": [[2, 5], [0, 1]], "cells": 3})
     wanted = [document.tile(layer, head, slice(0, 5), slice(0, 5), 3, 3) for layer, head in ((2, 5), (0, 1))]
     assert found == np.concatenate([tile.ravel() for tile in wanted]).astype("<f2").tobytes()
@@ -206,12 +208,14 @@ def test_a_run_counts_its_layers_and_can_be_stopped(models):
     """Progress ends at all layers; a stopped run ends with words before its next layer."""
     opened, told = models.get("minilm (random)"), []
     make_document(
-        opened, Asked("minilm (random)", "ab"), Progress(lambda done, total: told.append((done, total)))
+        opened,
+        RunRequest("minilm (random)", "ab"),
+        RunProgress(lambda done, total: told.append((done, total))),
     )
     assert told == [(index + 1, 6) for index in range(6)]
-    progress = Progress(lambda done, total: setattr(progress, "stopped", done == 2))
+    progress = RunProgress(lambda done, total: setattr(progress, "stopped", done == 2))
     with pytest.raises(RegardError, match="stopped"):
-        make_document(opened, Asked("minilm (random)", "ab"), progress)
+        make_document(opened, RunRequest("minilm (random)", "ab"), progress)
     assert progress.done == 2
 
 
@@ -248,11 +252,9 @@ XYZ = np.array(
 
 @pytest.mark.parametrize("eye", SEEN)
 def test_colours_of_labels_are_told_apart_by_every_eye(eye):
-    """The page and the figures share their colours, and no two are nearer than 12 in CIELAB."""
-    written = (Path(__file__).parent.parent.parent / "web" / "src" / "colour.ts").read_text(encoding="utf-8")
-    block = written.partition("LABEL_COLOURS")[2].partition("};")[0]
-    assert tuple(re.findall(r"#[0-9a-f]{6}", block)) == KINDS
-    rgb = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in KINDS])
+    """No two colours of the registry, which the page and the figures share, are nearer than 12 in CIELAB."""
+    colors = [color for name, color in LABEL_COLORS.items() if name != "none"]
+    rgb = np.array([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in colors])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     white = XYZ @ np.ones(3)
     xyz = np.clip(linear @ np.array(SEEN[eye]).T, 0, 1) @ XYZ.T / white

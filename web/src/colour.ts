@@ -48,24 +48,6 @@ export const CATEGORY = [
   "#8a6fd1",
   "#7a7f87",
 ];
-/** Each label has one colour everywhere, that of drawing/figures.py; told apart with every kind of colour
- * blindness: a test measures it. */
-export const LABEL_COLOURS: Record<string, string> = {
-  "previous-token": "#1574b3",
-  "next-token": "#57b5e9",
-  diagonal: "#1c466f",
-  positional: "#573b99",
-  delimiter: "#edad64",
-  punctuation: "#da640d",
-  sink: "#dbcfb0",
-  "duplicate-token": "#d978b0",
-  induction: "#d83787",
-  "rare-word": "#247a3a",
-  retrieval: "#701040",
-  streaming: "#dcf4a0",
-  broadcast: "#a8d9cd",
-  mixed: "#aba8a3",
-};
 const FLOOR = 1e-4; // what the log scale begins with
 
 function table(anchors: Rgb[]): Uint8ClampedArray {

@@ -1,6 +1,7 @@
 // Facts of a head, predictions, and the writing of text step by step.
 
 import { fill, h, number, option } from "./dom";
+import { MEASURES } from "./registry";
 import type { HeadFacts, Pair, Prediction, PredictionAnswer } from "./types";
 
 export function showFacts(
@@ -18,7 +19,7 @@ export function showFacts(
     const value = values[at.layer]?.[at.head];
     if (value === null || value === undefined) return [];
     const level = chance[at.layer];
-    const counted = name === "entropy" || name === "distance";
+    const counted = MEASURES[name]?.unit !== "share"; // not a share of 1: it has no bar
     const bar = h("span", { class: "bar1", "aria-hidden": "true" });
     bar.style.width = `${Math.min(100, 100 * (counted ? 0 : value))}%`;
     return [

@@ -1,7 +1,8 @@
 // All heads at a glance: a small picture of each, coloured by its label, filled in one after the other.
 
-import { css, LABEL_COLOURS, paint, type Theme } from "./colour";
+import { css, paint, type Theme } from "./colour";
 import { fill, h } from "./dom";
+import { LABELS } from "./registry";
 import { aborted, type Block, type Effects, type HeadFacts, type LayerMeta, type TileSource } from "./types";
 
 export interface Place {
@@ -47,7 +48,7 @@ export class Overview {
   }
 
   colourOf(label: string): string {
-    return LABEL_COLOURS[label] ?? "#8a909c";
+    return LABELS[label]?.color ?? "#8a909c";
   }
 
   private chosen: Place = { layer: 0, head: 0 };

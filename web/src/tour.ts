@@ -1,6 +1,7 @@
 // The tour: scenes with captions, each of them a state of the page. And the words it explains.
 
 import { fill, h } from "./dom";
+import { LABELS } from "./registry";
 import type { Scene } from "./types";
 import { label } from "./words";
 
@@ -21,22 +22,9 @@ export const GLOSSARY: Record<string, string> = {
 };
 
 /** What a head is called, in words for somebody who reads the name for the first time. */
-export const HEAD_NAMES: Record<string, string> = {
-  "previous-token": "Most of its weight lies on the token before.",
-  "next-token": "Most of its weight lies on the token after.",
-  diagonal: "Each token looks mostly at itself.",
-  positional: "It looks at one distance, whatever the words are.",
-  delimiter: "It rests on tokens that mark where a text begins and ends, such as [CLS] and [SEP].",
-  punctuation: "It looks at commas, full stops and the like.",
-  sink: "It rests on the first token, as heads do that have nothing to say.",
-  "duplicate-token": "It looks at earlier copies of the same token.",
-  induction: "It looks at what followed an earlier copy of the same token.",
-  "rare-word": "It looks at the words that are rarest in this text.",
-  retrieval: "It finds, far back, what is written next.",
-  streaming: "It needs the first tokens and the last few only.",
-  broadcast: "It looks everywhere about equally, as an average would.",
-  mixed: "It does two of these things, neither of them mostly.",
-};
+export const HEAD_NAMES: Record<string, string> = Object.fromEntries(
+  Object.entries(LABELS).map(([name, { sentence }]) => [name, sentence]),
+);
 
 const KEYS: [string, string][] = [
   ["s m a", "story, machine, atlas"],

@@ -1,9 +1,9 @@
 // Tokens as people read them: which are special, and which pieces make one word.
 
-const SPECIAL = /^(\[[A-Z]+\]|<\/?[^<>\s]+>)$/; // as heads/measures.py has it
+import { SPECIAL_TOKEN } from "./registry";
 
 export function isSpecial(token: string): boolean {
-  return SPECIAL.test(token.trim());
+  return SPECIAL_TOKEN.test(token.trim());
 }
 
 export function label(token: string): string {

@@ -16,15 +16,13 @@ from regard.commands.printing import print_table
 from regard.drawing.tables import csv_text
 from regard.errors import ArgumentError
 from regard.lab.texts import TEXTS
+from regard.registry import LABELS, MEASURES
 
 if TYPE_CHECKING:
     from regard.heads import Survey
 
 FEW_ROWS = 12  # fewer, and one token decides what a head is called
-SHOWN = tuple(  # measures of the table, the first as far as the terminal is wide
-    "previous first special induction duplicate retrieval streaming uniformity next punctuation rare".split()
-)
-SORTING = click.Choice(["layer", "label", "positional", "entropy", "largest", "same", "distance", *SHOWN])
+SORTING = click.Choice(["layer", "label", *MEASURES])
 
 
 @command
@@ -98,7 +96,7 @@ def heads(
 def _draw_labels(surveys: dict[str, Survey], out: Path) -> bool:
     """Write layers x heads by label, a model beside the other; True where the font lacked a character."""
     from regard.drawing.figures import CELL, LARGEST_SIDE, head_grid, new_figure, save_figure
-    from regard.heads.labels import LABELS, grid
+    from regard.heads.labels import grid
 
     grids = {name: grid(surveyed.labels(), surveyed.measures.layers) for name, surveyed in surveys.items()}
     n_layer, widest = len(next(iter(grids.values()))), max(len(row) for g in grids.values() for row in g)
@@ -126,7 +124,7 @@ def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -
     interval = ["95 %"] * (n_text > 1)
     room = shutil.get_terminal_size().columns - 40 - max(map(len, names.values())) - 12 * len(interval)
     columns = ["score", "chance", *interval]
-    for measure in dict.fromkeys([*sorted_by, *SHOWN]):
+    for measure in dict.fromkeys([*sorted_by, *MEASURES]):
         room -= 2 + len(measure)
         columns += [measure] if room >= 0 or measure == sort else []
     cells = []

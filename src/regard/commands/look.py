@@ -174,8 +174,8 @@ def _taken(text: str, model: Model, target: str | None) -> tuple[Session, Docume
 
     from regard.files import hub
     from regard.files.loading import checked_device
-    from regard.view.live import Asked, Progress
     from regard.view.models import RANDOM, Models
+    from regard.view.run import RunProgress, RunRequest
     from regard.view.session import Session
 
     models = Models(checked_device(model.device), model.seed)
@@ -194,8 +194,8 @@ def _taken(text: str, model: Model, target: str | None) -> tuple[Session, Docume
     columns = ("reading, layer", bars.MofNCompleteColumn(), bars.BarColumn(), bars.TimeElapsedColumn())
     with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        progress = Progress(lambda done, total: bar.update(task, completed=done, total=total))
-        return session, session.document(Asked(key, text, target), progress)
+        progress = RunProgress(lambda done, total: bar.update(task, completed=done, total=total))
+        return session, session.document(RunRequest(key, text, target), progress)
 
 
 def _written(

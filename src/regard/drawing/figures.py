@@ -20,6 +20,7 @@ from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from regard.errors import ShapeError
+from regard.registry import LABEL_COLORS
 
 PALETTE = "viridis"  # even steps in lightness, and readable with every kind of colour blindness
 DIVERGING = "PuOr_r"  # orange: more; purple: less
@@ -109,14 +110,6 @@ def heat_maps(
     return figure
 
 
-# One colour for each kind of thing: they stay apart with every kind of colour blindness (a test measures it).
-# What is common (resting on a delimiter or the first token, looking everywhere) is pale.
-KINDS = tuple(
-    "#1574b3 #57b5e9 #1c466f #573b99 #edad64 #da640d #dbcfb0 #d978b0 #d83787 #247a3a #701040 #dcf4a0 #a8d9cd "
-    "#aba8a3".split()
-)
-
-
 def head_grid(
     labels: Sequence[Sequence[str]], kinds: Sequence[str], *, title: str | None = None, ax: Axes | None = None
 ) -> Figure:
@@ -134,8 +127,9 @@ def head_grid(
         names, got = ", ".join(kinds), sorted(unknown) or "none"
         raise ShapeError(f"labels must be rows of {names}, with one at least. Got {got}.")
     widest = max(map(len, labels))
-    colours = {kind: KINDS[index % len(KINDS)] for index, kind in enumerate(kinds)}
-    colours[kinds[-1]] = "#f0f0f2"
+    palette = list(LABEL_COLORS.values())
+    colours = {kind: LABEL_COLORS.get(kind, palette[at % len(palette)]) for at, kind in enumerate(kinds)}
+    colours[kinds[-1]] = LABEL_COLORS["none"]
     cell = min(CELL, 0.8 * LARGEST_SIDE / max(widest, len(labels)))
     figure, ax = _framed(ax, cell * widest + 2.6, max(cell * len(labels), 0.17 * len(kinds)) + 1.1, title)
     size = min(8.0, 18 * cell)

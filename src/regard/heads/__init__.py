@@ -38,10 +38,11 @@ from regard.heads.effects import (
     save_pruned,
 )
 from regard.heads.flow import Attribution, logit_attribution, lost_attention, rollout, value_weighted
-from regard.heads.labels import LABELS, RULES, HeadLabel, Rule, label
+from regard.heads.labels import RULES, HeadLabel, LabelRule, label
 from regard.heads.measures import Measures, measure
 from regard.heads.relations import RelationScore, Sentence, Word, read_conllu, score_pairs, score_relations
 from regard.heads.surveys import Survey, columns_of, planted_needle, repeated_tokens, survey, to_dataframe
+from regard.registry import LABELS
 
 __all__ = [
     "LABELS",
@@ -51,9 +52,9 @@ __all__ = [
     "Composition",
     "Curve",
     "HeadLabel",
+    "LabelRule",
     "Measures",
     "RelationScore",
-    "Rule",
     "ScoreSplit",
     "Sentence",
     "Survey",

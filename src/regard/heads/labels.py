@@ -16,42 +16,39 @@ from torch import Tensor
 from regard.drawing.html import picture, table, tag
 from regard.errors import ArgumentError
 from regard.heads.measures import Measures, shown
+from regard.registry import LABELLED, LABELS
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One label: its measure, its threshold and where that comes from."""
+class LabelRule:
+    """One label: its measure, its threshold and where that comes from.
+
+    Attributes:
+        label: What such a head is called.
+        measure: The measure that it has much of.
+        threshold: The score that a head must reach.
+        source: Where the threshold comes from.
+        tier: Of several labels that a head reaches, the one of the lowest tier says most about it.
+    """
 
     label: str
     measure: str
     threshold: float
     source: str
-    tier: int = 0  # of several labels a head reaches, the one of the lowest tier says most
+    tier: int = 0
 
 
-# The one table of thresholds. Of several labels that a head reaches, the lowest tier wins, then the one
-# furthest above chance. Delimiters and the first token are where a head rests when it has nothing to do
-# (Clark et al. 2019): an induction head rests there on text without repetition, and is one all the same.
-RULES = (
-    Rule("previous-token", "previous", 0.5, "Clark et al. 2019: over half of the attention"),
-    Rule("next-token", "next", 0.5, "Clark et al. 2019: over half of the attention"),
-    Rule("diagonal", "same", 0.5, "ours, as for the tokens before and after"),
-    Rule("positional", "positional", 0.9, "Voita et al. 2019: the argmax at one distance in 90 %", 3),
-    Rule("delimiter", "special", 0.5, "Clark et al. 2019: over half of the attention", 1),
-    Rule("punctuation", "punctuation", 0.5, "ours, as for delimiters"),
-    Rule("sink", "first", 0.3, "Gu et al. 2025: mean weight above 0.3 on the first token", 2),
-    Rule("duplicate-token", "duplicate", 0.4, "ours; Wang et al. 2022 name the heads, give no number"),
-    Rule("induction", "induction", 0.4, "ours; Olsson et al. 2022 define the score, give no number"),
-    Rule("rare-word", "rare", 0.5, "ours; Voita et al. 2019 count argmaxes"),
-    Rule("retrieval", "retrieval", 0.2, "ours; Wu et al. 2024 take a tenth of what a model writes itself", 1),
-    Rule("streaming", "streaming", 0.9, "ours; Xiao et al. 2024 (DuoAttention) train a gate to tell", 3),
-    Rule("broadcast", "uniformity", 0.9, "ours; Clark et al. 2019 call high entropy broad", 3),
+# The registry's rules. Of several labels that a head reaches, the lowest tier wins, then the one furthest
+# above chance.
+RULES = tuple(
+    LabelRule(info.label.name, info.name, info.label.threshold, info.label.source, info.label.tier)
+    for info in LABELLED
+    if info.label is not None
 )
 # How far above chance: this share of the way from chance to 1.
 LEAST_LIFT = 0.2
 # A head that reaches no threshold, but comes this share of the way from chance to two of them, is mixed.
 MIXED_SHARE = 0.5
-LABELS = (*(rule.label for rule in RULES), "mixed", "none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,36 +28,17 @@ from regard.attention.visibility import Visibility
 from regard.drawing.html import table
 from regard.errors import ArgumentError, ShapeError
 from regard.heads.model import strongest
+from regard.registry import MEASURES, SPECIAL_TOKEN
 from regard.tracing.layers import AnyLayer, LayerTrace
 from regard.tracing.traces import Trace
 
-WHAT = {
-    "entropy": "entropy of a row, in nats",
-    "uniformity": "entropy over that of looking everywhere alike: 1 is uniform",
-    "largest": "largest weight of a row",
-    "first": "weight on the first position",
-    "special": "weight on [CLS], [SEP], BOS and other special tokens",
-    "punctuation": "weight on punctuation",
-    "rare": "weight on the tenth of the words that is seen least, the first position apart",
-    "previous": "weight on the position before",
-    "same": "weight on oneself",
-    "next": "weight on the position after",
-    "distance": "mean distance looked over, in tokens",
-    "duplicate": "weight on earlier copies of the token",
-    "induction": "weight on what followed earlier copies of the token",
-    "retrieval": "share of rows whose largest weight is on what followed an earlier copy of the token",
-    "streaming": "weight on the first four positions and the last five, of rows that see many more",
-    "positional": "share of rows whose largest weight is at one fixed distance (the best of -4 to 4)",
-}
 OFFSETS = tuple(range(-4, 5))  # key position minus query position, of which the argmax is counted
 ARGMAXES = tuple(f"argmax{offset:+d}" for offset in OFFSETS)
-ROW_MEASURES = (*(name for name in WHAT if name != "positional"), *ARGMAXES)
+ROW_MEASURES = (*(name for name in MEASURES if name != "positional"), *ARGMAXES)
 SINKS, RECENT = 4, 5  # first and last positions that a cache for streaming keeps: offsets -4 to 0
 _HEADS = "strongest heads (layer.head)"  # a column of a table
 _HIDDEN = -87.0  # exp of it is the smallest float32 with all its digits: 0 to every sum, and no NaN times it
-
-# How special tokens are spelled: [CLS], <s>, <|im_start|>; not <0x0A> and <517>, which stand for text.
-_SPECIAL = re.compile(r"\[[A-Z]+\]|</?[^<>\s\d][^<>\s]*>")
+_SPECIAL = re.compile(SPECIAL_TOKEN)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,10 +78,10 @@ class Measures:
 
     def _rows(self) -> Iterator[tuple[str, str, str, str, str]]:
         """Every measure with what it is, its mean, its chance level and its strongest heads."""
-        for name, what in WHAT.items():
+        for name, info in MEASURES.items():
             level = shown(self.chance[name].nanmean()) if name in self.chance else ""
             heads = ", ".join(f"{layer}.{head}: {value:.2f}" for layer, head, value in self.strongest(name))
-            yield name, what, shown(self[name].nanmean()), level, heads
+            yield name, info.sentence, shown(self[name].nanmean()), level, heads
 
     def __repr__(self) -> str:
         lines = [f"Measures of {sum(self.n_heads)} heads in {len(self.layers)} layers"]

@@ -9,7 +9,6 @@ the texts, so the numbers do not depend on how many processes there were.
 
 import hashlib
 import json
-import math
 import os
 import sys
 import time
@@ -30,12 +29,10 @@ from regard.files.safetensors import write_safetensors
 from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import ROW_MEASURES, Measures, measure
 from regard.heads.model import layers_of, loaded_of, tokenizer_of
+from regard.registry import MEASURES
 from regard.tracing.take import trace
 
-# Measured on repeated random tokens, where nothing else explains them; and on needles in a text.
-MADE_FOR = {"duplicate": "repeat", "induction": "repeat", "retrieval": "needle"}
 NEEDLE, HAY = 8, 240  # tokens
-UNBOUNDED = ("entropy", "distance")  # every other measure is a share
 Item = TypeVar("Item")
 _Input = tuple[str, list[int], Tensor | None]  # "text", "repeat" or "needle"; ids; the rows that ask
 SAVE_SECONDS = 10.0  # what an interruption can cost
@@ -171,7 +168,7 @@ def survey(
             rank, n_process = distributed.get_rank(), distributed.get_world_size()
     # What makes two surveys the same: the model's weights (in sum), its shape and every input.
     digest = hashlib.sha256(json.dumps([(kind, ids) for kind, ids, _ in inputs]).encode())
-    digest.update(f"{loaded.model.family} {sizes} {layers}".encode())
+    digest.update(f"{loaded.model.family} {sizes} {layers} {ROW_MEASURES}".encode())
     for parameter in loaded.model.parameters():
         digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
     fingerprint = digest.hexdigest()
@@ -212,7 +209,8 @@ def _combined(
     values, chance, n_query, low, high = {}, {}, {}, {}, {}
     t95 = torch.tensor([torch.nan, torch.nan, *_T95, 1.96], dtype=torch.float64)  # by the number of texts
     for index, name in enumerate(ROW_MEASURES):
-        wanted = MADE_FOR.get(name, "text")
+        info = MEASURES.get(name, MEASURES["positional"])  # the argmaxes are the parts of that one
+        wanted: str = info.probe
         wanted = wanted if wanted in kinds else "text"
         of_kind = [text for text, kind in zip(packed, kinds, strict=True) if kind == wanted]
         samples = torch.stack(of_kind)[:, index]
@@ -221,9 +219,10 @@ def _combined(
         mean, spread = heads.nanmean(0), (heads - heads.nanmean(0)).square().nansum(0)
         deviation = (spread / (n[:, None] - 1)).sqrt()  # 0 / 0 where there is one text: NaN, no interval
         half = t95[n.clamp(max=len(t95) - 1)][:, None] * deviation / n[:, None].sqrt()
-        most = math.inf if name in UNBOUNDED else 1.0  # a share lies between 0 and 1: so does its interval
         values[name] = mean
-        low[name], high[name] = (mean - half).clamp(min=0.0), (mean + half).clamp(max=most)
+        # A share lies between 0 and 1, and so does its interval.
+        low[name] = (mean - half).clamp(*info.scale)
+        high[name] = (mean + half).clamp(*info.scale)
         chance[name] = samples[..., -2].nanmean(0)
         n_query[name] = samples[..., -1].sum(0).long()
     measures = Measures(layers, n_heads, values, chance, n_query)

@@ -9,10 +9,8 @@ trace.save("some.trace"); Trace.load("some.trace")   # memory-mapped
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -243,20 +241,6 @@ class Trace(Data):
         columns: dict[str, list[Any]] = {"head": [heads[index] for index in at], "query": query, "key": key}
         columns |= {"weight": weights.tolist(), "query_token": [rows[index] for index in query]}
         return dataframe(columns | {"key_token": [cols[index] for index in key]})
-
-    def to_html(self, *, height: int | None = None, **start: Any) -> str:
-        """The interactive page of this trace as one self-contained text, to be written to a file.
-
-        `start` is what it opens with: layer, head, view ("map", "lines", "text"). With a `height` in pixels
-        it is a frame for another page: `display({"text/html": trace.to_html(height=640)}, raw=True)`.
-        """
-        page = import_module("regard.view.page")  # by name: the page is built on traces, not they on it
-        documents = import_module("regard.view.document").documents_of(self)
-        whole = str(page.page(documents, {"at": "atlas", **start} if start else None))
-        if height is None:
-            return whole
-        style = f"width: 100%; height: {height}px; border: 0"
-        return f'<iframe srcdoc="{html.escape(whole)}" style="{style}" title="attention"></iframe>'
 
     def pooled(
         self,

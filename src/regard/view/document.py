@@ -15,7 +15,8 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.heads.labels import label
-from regard.heads.measures import WHAT, measure
+from regard.heads.measures import measure
+from regard.registry import MEASURES
 from regard.tracing.images import open_image
 from regard.tracing.layers import AnyLayer
 from regard.tracing.pooling import block_ends, pooled_max
@@ -32,7 +33,7 @@ _ALIKE = 0.95  # correlation of pixels: ways to make a picture smaller differ by
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Inside:
+class LayerVectors:
     """What the queries and keys of a layer were made from, as `inside` had it from the model."""
 
     x: Tensor  # (query, model_dim): what the layer read
@@ -63,7 +64,9 @@ class Document:
     source: list[int] | None = None  # the ids that an encoder read, beside a decoder's
     special_ids: frozenset[int] = frozenset()
     image: str | None = None  # a data URL: what a vision model saw
-    insides: Mapping[str, Inside] = field(default_factory=dict)  # by layer: what a page without a model keeps
+    vectors: Mapping[str, LayerVectors] = field(
+        default_factory=dict
+    )  # by layer: what a page without a model keeps
     _facts: list[Json] = field(default_factory=list)  # filled when first asked for
 
     @property
@@ -177,11 +180,11 @@ class Document:
             measured = measure(self.trace, batch=self.batch, special_ids=self.special_ids)
             unknown, n_heads = torch.full((len(measured.layers),), torch.nan), measured.n_heads
             facts: Json = {"measures": {}}
-            for name, what in WHAT.items():
+            for name, info in MEASURES.items():
                 tables = (measured[name], measured.chance.get(name, unknown))
                 table, chance = (plain(numbers.double().round(decimals=6)) for numbers in tables)
                 values = [row[:n_head] for row, n_head in zip(table, n_heads, strict=True)]
-                facts["measures"][name] = {"what": what, "values": values, "chance": chance}
+                facts["measures"][name] = {"what": info.sentence, "values": values, "chance": chance}
             facts["labels"] = [[] for _ in n_heads]
             for head in label(measured):
                 said = None if head.label == "none" else {"label": head.label, "rule": head.rule}

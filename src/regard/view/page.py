@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
+from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -101,6 +102,33 @@ def page(
     return html({"version": __version__, "token": None, "start": start or {}, "path": [*path], "docs": docs})
 
 
+def to_html(trace: Trace, *, height: int | None = None, **start: Any) -> str:
+    """Return the interactive page of a trace as one self-contained text.
+
+    Args:
+        trace: What the page shows; each of its sequences can be chosen.
+        height: In pixels: the text is then a frame to be put into another page, as a notebook's output or
+            this book's pages are: ``display({"text/html": regard.to_html(trace, height=640)}, raw=True)``.
+        **start: What the page opens with: ``layer``, ``head``, ``query``, ``key``, ``view`` ("map", "lines",
+            "text"), ``theme``. Without any it opens with the story of the text.
+
+    Returns:
+        A whole HTML document, or an ``<iframe>`` that holds it.
+
+    Raises:
+        ArgumentError: If the trace has no layer, or the page would have more than 200 MB.
+
+    Example:
+        >>> to_html(Trace.from_weights([[1.0]], rows=["a"]), layer=0)[:15]
+        '<!doctype html>'
+    """
+    whole = page(documents_of(trace), {"at": "atlas", **start} if start else None)
+    if height is None:
+        return whole
+    style = f"width: 100%; height: {height}px; border: 0"
+    return f'<iframe srcdoc="{escape(whole)}" style="{style}" title="attention"></iframe>'
+
+
 def export(
     trace: Trace | Sequence[Document],
     path: str | Path,
@@ -169,7 +197,7 @@ def _layers(document: Document) -> list[Json]:
     layers = []
     for layer in document.trace.layers:
         about = _layer(layer, document.batch)
-        vectors, tensors = document.insides.get(layer.name), about["tensors"]
+        vectors, tensors = document.vectors.get(layer.name), about["tensors"]
         if vectors is not None:  # what the machine shows before the query
             turned = not torch.allclose(vectors.q, tensors["q"], 1e-4, 1e-4)  # by positions
             tensors |= {"x": vectors.x} | ({"xKey": vectors.x_key} if vectors.x_key is not vectors.x else {})

@@ -22,11 +22,11 @@ from regard.files.loading import Loaded
 from regard.tracing.disk import let_go
 from regard.tracing.gradients import ScoreGradients
 from regard.tracing.traces import Trace
-from regard.view import live
+from regard.view import explain, predict, run
 from regard.view.document import Document, Json, documents_of, plain
-from regard.view.live import Asked, Progress
 from regard.view.models import Kept, Models, choice
 from regard.view.page import page
+from regard.view.run import RunProgress, RunRequest
 
 QUICK = frozenset({"tile", "small", "parts", "health", "models", "progress", "stop"})  # answered at once
 NUMBERS = frozenset({"tile", "small"})  # answered with bytes, not JSON
@@ -37,7 +37,7 @@ _MOST_CHARACTERS = 200_000
 
 # Questions about a document, which may need the model that made it.
 _QUESTIONS: list[Callable[..., Any]] = [Document.parts, Document.pairs, Document.facts]
-_QUESTIONS += [live.machine, live.predict, live.effects, live.search]
+_QUESTIONS += [explain.machine, predict.predict, predict.effects, predict.search]
 _OF_DOCUMENT = {question.__name__: question for question in _QUESTIONS}
 
 
@@ -54,9 +54,9 @@ class Session:
         self.default, self.text = default, text
         self._lock = threading.Lock()
         self._documents: Kept[Document] = Kept(_too_many)
-        self._asked: OrderedDict[str, Asked] = OrderedDict()  # the run that a document is of
+        self._asked: OrderedDict[str, RunRequest] = OrderedDict()  # the run that a document is of
         self._given: dict[str, Document] = {}  # what Python gave: never let go, it cannot be had again
-        self._running: dict[str, Progress] = {}  # by what the page calls its question
+        self._running: dict[str, RunProgress] = {}  # by what the page calls its question
         self._gradients: Kept[tuple[ScoreGradients, str]] = Kept(lambda kept: len(kept) > 2)
 
     def knows(self, name: str) -> bool:
@@ -80,7 +80,7 @@ class Session:
         if wanted.keys() & {"self", "document", "loaded"}:  # last: it may have to be taken again
             document = self._document(str(params.get("doc")))
             arguments |= {"self": document, "document": document}
-            if "loaded" in wanted and (question is not live.machine or document.id in self._asked):
+            if "loaded" in wanted and (question is not explain.machine or document.id in self._asked):
                 arguments["loaded"] = self._model(document)
         answer = question(**{word: arguments[word] for word in wanted if word in arguments})
         let_go()
@@ -89,12 +89,12 @@ class Session:
     def add(self, document: Document, model: str | None = None) -> Document:
         """Take a document that is made already; with the key of its model it can be run again and changed."""
         if model is not None:
-            document = replace(document, **live.about(self.models.get(model), document.text))
-            self._asked[document.id] = Asked(model, document.text, document.target)
+            document = replace(document, **run.describe_model(self.models.get(model), document.text))
+            self._asked[document.id] = RunRequest(model, document.text, document.target)
         self._given[document.id] = document
         return document
 
-    def document(self, asked: Asked, progress: Progress | None = None) -> Document:
+    def document(self, asked: RunRequest, progress: RunProgress | None = None) -> Document:
         """The trace of a run: the one kept, or a new one."""
         with self._lock:
             self._asked[asked.id] = asked
@@ -104,7 +104,7 @@ class Session:
                     del self._asked[key]
 
         def make() -> Document:
-            document = live.make_document(self.models.get(asked.model), asked, progress)
+            document = run.make_document(self.models.get(asked.model), asked, progress)
             if document.trace.bytes > _LONG_BYTES:
                 give_back_memory()
             return document
@@ -169,8 +169,8 @@ class Session:
         if not model:
             raise ArgumentError("there is no model here: choose one above.")
         heads = {(layer, head) for layer, head in off}
-        asked = Asked(model, text, target or None, tuple(sorted(heads)), max_new)
-        progress = self._running[run] = Progress()
+        asked = RunRequest(model, text, target or None, tuple(sorted(heads)), max_new)
+        progress = self._running[run] = RunProgress()
         try:
             return self.document(asked, progress).meta()
         finally:
@@ -179,7 +179,7 @@ class Session:
     ask_generate = ask_trace
 
     def ask_progress(self, run: str = "") -> Json:
-        progress = self._running.get(run, Progress())
+        progress = self._running.get(run, RunProgress())
         return {"done": progress.done, "total": progress.total}
 
     def ask_stop(self, run: str = "") -> Json:
@@ -229,7 +229,7 @@ class Session:
         if document.off:
             raise ArgumentError("gradients are those of the whole model: switch all heads on first.")
         of_text = f"{document.id} {position}"
-        result, name = self._gradients.get(of_text, lambda: live.gradients(loaded, document, position))
+        result, name = self._gradients.get(of_text, lambda: predict.gradients(loaded, document, position))
         tile = result.tile(layer, head, slice(query, query + 1), slice(key, key + 1))
         if tile.numel() != 1:
             raise ArgumentError(f"there is no query {query} with a key {key} here.")
@@ -249,7 +249,9 @@ class Session:
     def for_file(self, key: str, views: list[Json]) -> Document:
         """A document with what the machine of these views needs, where there will be no model."""
         document = self._document(key)
-        return live.with_insides(document, self._model(document), views) if key in self._asked else document
+        if key not in self._asked:
+            return document
+        return explain.with_layer_vectors(document, self._model(document), views)
 
 
 def _too_many(documents: Collection[Document]) -> bool:

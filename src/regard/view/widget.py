@@ -22,9 +22,9 @@ from regard.errors import ArgumentError, RegardError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.tracing.traces import Trace
 from regard.view.document import documents_of, plain
-from regard.view.live import Asked, make_document
 from regard.view.models import Models
 from regard.view.page import bundle, embedded, embedded_bytes
+from regard.view.run import RunRequest, make_document
 from regard.view.session import Session
 
 EMBEDDED_BYTES = 2_000_000  # kept in the notebook itself, so that it shows without a kernel
@@ -44,14 +44,33 @@ def show(
     height: int = 720,
     embed: bool | None = None,
 ) -> Any:
-    """The page as a widget: the last value of a notebook's cell shows itself.
+    """Show the page in a notebook: the last value of a cell displays itself.
 
-    A trace, weights of 1 to 5 dimensions as `Trace.from_weights` takes them (with their labels `rows` and
-    `cols`), or a text for `model` to read. With the `model` that made a trace, text can be typed and heads
-    switched off. It opens with the story of the text, or in the atlas at the `layer`, `head` and `view` that
-    are named. The weights of a vision model lie over what it saw, or over an `image` of that in more pixels:
-    a file's path, one of Pillow's, an array, or a list of those for several. `embed` keeps the numbers in the
-    notebook too, so that it shows without a kernel: by default where they have at most 2 MB.
+    It opens with the story of the text, or in the atlas at the ``layer``, ``head`` and ``view`` you name.
+
+    Args:
+        trace_or_weights: A trace; weights of 1 to 5 dimensions as ``Trace.from_weights`` takes them; or a
+            text for ``model`` to read.
+        model: What ``regard.load`` returned, or a model's name. With the model that made a trace, text can be
+            typed on the page and heads switched off.
+        rows: Names of the queries, where weights are given.
+        cols: Names of the keys, where weights are given.
+        layer: The layer that the atlas opens with.
+        head: The head that the atlas opens with.
+        image: What lies under the weights of a vision model, in place of what the model saw, in more pixels:
+            a file's path, one of Pillow's images, an array (height, width, channel), or a list of these.
+        view: How the head is drawn: "map", "lines" or "text".
+        height: Height of the cell's output, in pixels.
+        embed: Whether the numbers are kept in the notebook too, so that it shows without a kernel. Default:
+            where they have at most 2 MB.
+
+    Returns:
+        A widget of anywidget, for Jupyter, VS Code, Colab and marimo.
+
+    Raises:
+        ArgumentError: If the trace has no layer or is not of ``model``, or if something is given that does
+            not belong to what is shown.
+        UnsupportedError: If anywidget is not installed.
     """
     session = Session(Models(), default="")
     key = model.facts.name if isinstance(model, Loaded) else model
@@ -66,7 +85,7 @@ def show(
         if image is not None:
             raise ArgumentError("an image goes with the trace of a vision model, not with a text.")
         key = key or "minilm"
-        document = make_document(session.models.get(key), Asked(key, trace_or_weights))
+        document = make_document(session.models.get(key), RunRequest(key, trace_or_weights))
         documents = [replace(document, model_key=f"this text, {document.title}")]
     else:
         given = trace_or_weights

@@ -18,7 +18,7 @@ RULES = {
     "plain": ScoreRule(),
     "causal from a cache": ScoreRule(visible=Visibility(causal=True, start=4)),
     "window": ScoreRule(visible=Visibility(window=3, start=2)),
-    "padding": ScoreRule(visible=Visibility(keys=torch.arange(KEY)[None] % 4 != 1)),
+    "padding": ScoreRule(visible=Visibility(key_mask=torch.arange(KEY)[None] % 4 != 1)),
     "lengths": ScoreRule(visible=Visibility(lengths=torch.arange(QUERY)[None] + 2)),
     "segments": ScoreRule(
         visible=Visibility(

@@ -26,7 +26,7 @@ from regard.checking.trials import ANYTHING, Probe
 from regard.errors import LoadError, RegardError
 
 MOST = 0.75  # of what is wrong, for a name with "mostly"
-NEAR = 0.3  # of what is wrong, to be worth saying
+NEAR = 0.9  # of the wrong rows, for the nearest mistake to be worth saying
 FEWEST_ROWS = 4  # that a mistake explains which is met in the failing calls alone
 FEWEST_RIGHT_ROWS = 12  # that a mistake explains which would change rows that are right
 MOST_CALLS = 2000  # of the reference, for one answer
@@ -38,6 +38,10 @@ CANNOT = (*UNVIEWABLE, KeyError, ZeroDivisionError, RegardError)
 RAISED = object()  # in the place of a result: with these choices the call cannot be made
 
 Choices = Mapping[str, str]
+
+# What a check says of a result that is drawn at random, and checks that say less than others of a mistake.
+BY_CHANCE = "from call to call"
+LAST = ("device", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +57,18 @@ class Named:
     def sentence(self) -> str:
         """What a student reads."""
         names = " and ".join(mistake.name for mistake in self.mistakes) + self.factor
-        symptoms = " ".join(mistake.hints[0] for mistake in self.mistakes)
+        symptoms = " ".join(self._symptoms)
         if not self.certain:
-            return f"It fails as this does: {names}. {symptoms}"
+            return f"Likely cause: {names}. {symptoms}".strip()
         start = f"{self.where} your output".strip().capitalize()
-        return f"{start} equals: {names}. {symptoms}"
+        return f"{start} is that of this mistake: {names}. {symptoms}".strip()
+
+    @property
+    def _symptoms(self) -> list[str]:
+        """What is seen of the mistakes; where one alone leaves something right, two may not."""
+        symptoms = [mistake.hints[0] for mistake in self.mistakes]
+        alone = len(symptoms) == 1
+        return [symptom for symptom in symptoms if alone or not symptom.startswith("Right")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,6 +323,9 @@ def diagnosis(space: Space, outcomes: Outcomes, choices: Choices, verdict: Verdi
     at_random = any(outcome.unfit.yours for outcome in outcomes.values())
     if misfits or at_random:  # weights of the answer that are not ours: its numbers tell nothing
         return Diagnosis((Named(misfits[:1], False),) if misfits else ())
+    chance = [mistake for mistake in by_pattern if BY_CHANCE in mistake.fails.values()]
+    if chance:  # numbers that are drawn tell nothing
+        return Diagnosis((Named(tuple(chance[:1]), False),))
     search = Search(space, outcomes, choices)
     # Chance, as in dropout, gives other numbers for the same mistake; wrong numbers speak against it.
     wrong = [*(seen.run for seen in search.wrong), *search.failed]
@@ -386,26 +400,27 @@ def _near(search: Search) -> Diagnosis:
     of_a_part = FORM not in best.mistake.choices  # a form is of the whole result
     if of_a_part and best.explained == n_wrong >= FEWEST_RIGHT_ROWS and not search.failed:
         return Diagnosis((Named((best.mistake,), True, "in the part that is wrong"),))
-    if best.share < NEAR:
+    if best.explained < NEAR * n_wrong:
         return Diagnosis()
     names = dict.fromkeys(seen.run.item.name for seen in search.seen if seen not in search.wrong)
-    right = f" Right are: {', '.join(names)}." if names else ""
+    right = f" Correct for: {'; '.join(names)}." if names else ""
     return Diagnosis(
-        nearest=f"No known mistake gives your output. The nearest: {best.mistake.name}, which explains "
+        nearest=f"No known mistake gives your output. Nearest: {best.mistake.name}, which explains "
         f"{best.explained} of {n_wrong} wrong rows.{right}"
     )
 
 
 def _by_pattern(exercise: Exercise, verdict: Verdict) -> tuple[Mistake, ...]:
-    """The mistakes whose checks fail, with what they say."""
+    """The mistakes whose checks fail, with what they say; those that another device or dtype shows last."""
     messages = {
         check.name: check.message
         for check in verdict.checks
         if not check.passed and check.message != NOT_TRIED
     }
-    return tuple(
+    found = [
         mistake
         for mistake in exercise.mistakes
         if mistake.fails
         and all(check in messages and says in messages[check] for check, says in mistake.fails.items())
-    )
+    ]
+    return tuple(sorted(found, key=lambda mistake: any(check in LAST for check in mistake.fails)))

@@ -58,7 +58,7 @@ def block(page, head, n_row, n_col, valued=False):
         """async ([head, nRow, nCol, valued]) => {
             const {queries, keys} = regard.source.meta.layers[0];
             const region = {layer: 0, head, r0: 0, r1: queries, c0: 0, c1: keys, nRow, nCol, valued};
-            return [...(await regard.source.block(region)).values].map(v => Number.isNaN(v) ? null : v);
+            return [...(await regard.source.tile(region)).values].map(v => Number.isNaN(v) ? null : v);
         }""",
         [head, n_row, n_col, valued],
     )

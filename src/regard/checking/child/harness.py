@@ -130,11 +130,12 @@ def _strided(tensor: Tensor) -> Tensor:
 
 def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | None, order: Order) -> Outcome:
     """What one call gives, or why it gives nothing."""
-    torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(DTYPES[order.dtype or "float32"])
     torch.set_grad_enabled(True)
     torch.default_generator.manual_seed(1 + order.id)  # `torch.manual_seed` also asks every other device
     case = order.case
-    dtype, twice, device = DTYPES.get(order.kind), order.kind == "called twice", order.kind == "device"
+    dtype = DTYPES.get(order.dtype or order.kind)
+    twice, device = order.kind == "called twice", order.kind == "device"
     inputs: list[Tensor] = []
 
     def prepared(item: Any) -> Any:

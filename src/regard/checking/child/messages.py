@@ -92,6 +92,7 @@ class Order:
     id: int
     case: Case
     kind: str = "value"  # "gradients", or a variant: see plan.py
+    dtype: str = ""  # repeat it in this dtype, which new tensors have then too
     largest: bool = False  # note the largest tensor made on the way
     watched: bool = False  # compare shape comments
 
@@ -219,7 +220,7 @@ def gradients(value: Any, wanted: dict[str, Tensor]) -> dict[str, Tensor | None]
     terms = []
     for _, leaf in leaves(value):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            factor = torch.randn(leaf.shape, generator=generator).to(leaf.dtype)
+            factor = torch.randn(leaf.shape, generator=generator, dtype=torch.float32).to(leaf.dtype)
             terms += [(leaf * factor).sum()] if leaf.requires_grad else []
     if not terms:
         return {}

@@ -1,4 +1,4 @@
-"""What a task leaves open: every choice passes and is told in a line, and the task's text names all of them."""
+"""What a task leaves open: every choice passes, is told in a line and stands in the task's text."""
 
 import pytest
 
@@ -64,6 +64,7 @@ class MultiHeadAttention(nn.Module):
                    ((self.W_q, Q), (self.W_k, K), (self.W_v, V)))
         return self.W_o(self.combine_heads(nn.functional.scaled_dot_product_attention(q, k, v)))
 """
+
 
 @pytest.fixture(scope="module")
 def check(runner):

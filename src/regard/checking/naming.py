@@ -210,7 +210,8 @@ class Search:
             if counts.shape != wrong.shape:
                 counts = torch.ones_like(wrong)
             seen.append(Seen(run, value, wrong & counts, counts))
-            settled.append(space.settled[run.id] if space.settled[run.id].shape == wrong.shape else counts)
+            known = space.settled[run.id]
+            settled.append(known & counts if known.shape == wrong.shape else counts)
         # Where what is wrong lies only where conventions differ, all rows count.
         if any(bool((one.wrong & rows).any()) for one, rows in zip(seen, settled, strict=True)):
             for one, rows in zip(seen, settled, strict=True):

@@ -140,7 +140,7 @@ class Plan:
         self.runs.append(Run(len(self.runs), kind, item, case))
 
     def choices(self) -> list[dict[str, str]]:
-        """Every combination of conventions, ours first; those that draws depend on are as they were offered."""
+        """Every combination of conventions, ours first; those that draws depend on are as offered."""
         conventions = self.exercise.conventions
         ways = itertools.product(
             *([self.offer[name]] if name in self.offer else choices for name, choices in conventions.items())

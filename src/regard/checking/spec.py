@@ -17,7 +17,7 @@ example = "print(masked_softmax(torch.randn(2, 3, 4)).shape)"   # a call that sh
 shared = ["always", "lengths"]   # files of ../shared, or of ours, with any of the tables below; NAME.py
                                  # beside NAME.toml has functions. What comes later replaces what is there
 drive = "drive.py"               # where one call is not enough
-biases = "none"                  # biases that are no weights here are a mistake; "free": they may be there or not
+biases = "none"                  # a bias that is not among the weights is a mistake; "free": it is not
 tolerance = 2.0                  # times the usual one
 
 [right]                          # files of right/, and what is special about each
@@ -52,10 +52,10 @@ edits = ["first_sequence", { scores = "-scores" }]   # further calls: by a funct
 says = "..."                                         # where the reference does not move, no answer may
 # judge = { holds = "results[0] < 1", says = "..." } # or a function by its name, in the place of that
 
-[conventions.empty_row]          # what the task leaves open: a name in formulas and draws, and its choices, ours
-about = "a row of length 0"      # first. The task's text ends with them, and an answer that chose another one is
-zeros = "zeros"                  # told which. Without `about` it helps to name mistakes, and the task does not tell it
-nan = "NaN, as -inf everywhere gives"
+[conventions.empty_row]          # what the task leaves open: a name in formulas and draws, and its choices,
+about = "a row of length 0"      # ours first. The task's text ends with them, and an answer that made another
+zeros = "zeros"                  # choice is told which. One without `about` helps to name mistakes: the task
+nan = "NaN, as -inf gives"       # does not tell it
 
 [hints]                          # for an answer whose mistake has no name
 symptom = "..."                  # and place, cause, fix
@@ -270,8 +270,8 @@ class Exercise(Entry):
         """How calls may be made, ours first: every choice of the conventions that draws depend on."""
         tables = [table for *_, table in (*self.trials.values(), *self.probes.values())]
         tables += [edit for table in tables for edit in table.get("edits", ()) if isinstance(edit, dict)]
-        texts = [*self.draws.values(), *(table[name] for table in tables for name in table if name in self.draws)]
-        words = set(re.findall(r"\w+", " ".join(map(str, texts))))
+        changes = [table[name] for table in tables for name in table if name in self.draws]
+        words = set(re.findall(r"\w+", " ".join(map(str, (*self.draws.values(), *changes)))))
         open_to = {name: choices for name, choices in self.conventions.items() if name in words}
         return [dict(zip(open_to, way, strict=True)) for way in itertools.product(*open_to.values())]
 

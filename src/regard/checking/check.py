@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.checking import comments, lending
-from regard.checking.child.messages import Answer, Loaded
+from regard.checking.child.messages import Answer, LoadReport
 from regard.checking.compare import off
 from regard.checking.confirm import MOST_ROUNDING, confirmed
 from regard.checking.judge import Check, compared, visible
@@ -168,7 +168,7 @@ class Checker:
         orders = [replace(order, watched=order.id in watched) for order in plan.orders]
         warm = ["matplotlib.pyplot"] if "matplotlib" in submission.imported else []
         ran = self.runner.run(answer, orders, warm=warm)
-        loaded = ran.loaded or Loaded(died="it has nothing to call")
+        loaded = ran.loaded or LoadReport(died="it has nothing to call")
         checks = [Check("loads", False, loaded.problem)]
         known = Diagnosis()
         chosen: list[str] = []
@@ -274,7 +274,7 @@ def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str
     return answer, notes
 
 
-def _load_notes(loaded: Loaded) -> list[str]:
+def _load_notes(loaded: LoadReport) -> list[str]:
     """What executing the file left out or put in."""
     notes = [f"{statement.where} was skipped: {statement.reason}." for statement in loaded.skipped]
     if loaded.unconfined:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .loader import failure, load, time_limit
-from .messages import Answer, Code, Failure, Foreign, Job, Order, Outcome, Tree, gradients, leaves, mapped
+from .messages import Answer, Code, Failure, Job, NotData, Order, Outcome, Tree, gradients, leaves, mapped
 from .watcher import watched
 from .weights import Place, fitted, transfer
 from .wire import DTYPES
@@ -73,9 +73,9 @@ def packed(value: Any) -> Tree:
     def leaf(item: Any) -> Any:
         if isinstance(item, Tensor):
             if item.device.type == "meta":
-                return Foreign("a tensor")
+                return NotData("a tensor")
             if item.numel() > MOST_NUMBERS_OUT:
-                return Foreign(f"a tensor of shape {tuple(item.shape)}, too large to compare")
+                return NotData(f"a tensor of shape {tuple(item.shape)}, too large to compare")
             return item.detach()
         if item is None or type(item) in (bool, int, float, str):
             return item
@@ -84,7 +84,7 @@ def packed(value: Any) -> Tree:
                 return torch.as_tensor(item)
         if isinstance(item, int | float):
             return float(item)
-        return Foreign(f"a {type(item).__name__}")
+        return NotData(f"a {type(item).__name__}")
 
     return mapped(value, leaf)
 

@@ -47,7 +47,7 @@ args = ["scores"]                # and weights of a layer; train = true; call = 
 "batch of one" = { batch = 1 }   # draws and call; variants, grad, most_numbers, optional, raises, secret,
                                  # kind, says
 
-[probes."a neighbour has no say"]
+[probes."sequences do not affect each other"]
 edits = ["first_sequence", { scores = "-scores" }]   # further calls: by a function, or by other draws
 says = "..."                                         # where the reference does not move, no answer may
 # judge = { holds = "results[0] < 1", says = "..." } # or a function by its name, in the place of that

@@ -1,4 +1,4 @@
-"""Whole notebooks in the form of four homeworks: what is right in them passes, and their known traps are told."""
+"""Whole notebooks in the form of four homeworks: right answers pass, and the known traps are told."""
 
 import json
 from pathlib import Path

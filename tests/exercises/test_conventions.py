@@ -117,8 +117,12 @@ def test_every_freedom_of_a_convention_stands_in_the_task():
     """Task and verdict are one table: what is accepted is what the task's text says."""
     for exercise in ours().values():
         text = " ".join(exercise.task.split())
-        for line in exercise.freedom:
-            assert " ".join(line.split()) in text, exercise.id
+        fixed = " ".join(exercise.task_text(fixed=True).split())
+        for choices in exercise.freedom:
+            assert f"- {choices.all}" in text, exercise.id
+            assert f"- {choices.ours}" in fixed, exercise.id
+        assert ("Yours to choose" in text) == bool(exercise.freedom)
+        assert "Yours to choose" not in fixed
         for choices in exercise.conventions.values():
             told = [sentence for sentence in choices.values() if "(ours:" in sentence]
             assert len(told) in (0, len(choices)), exercise.id

@@ -152,7 +152,7 @@ class Checker:
         """Check with calls made in our way; where that fails, with those that the task accepts too."""
         ours, *others = answer.exercise.offers
         best = self._check(submission, answer, ours)
-        for offer in () if best.passed or self.strict else others:
+        for offer in () if best.passed else others:
             other = self._check(submission, answer, offer)
             best = other if other.share > best.share else best
         return best
@@ -190,9 +190,8 @@ class Checker:
                     known = diagnosis(space, outcomes, choices, verdict)
                 self._shrink(checks, plan, again, choices)
             if self.strict and chosen:
-                checks.append(
-                    Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}")
-                )
+                text = f"here only our choice counts: {' '.join(chosen)}"
+                checks.append(Check("as the task says", False, text))
                 chosen = []
             chosen += verdict.notes
             if answer.notes:

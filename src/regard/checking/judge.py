@@ -28,6 +28,9 @@ HALF_NOTE = (
 )
 NO_GRADIENT = "it computes in NumPy{}, and no gradient passes through that: use torch's operations."
 ON_CPU = "a new tensor is made on the CPU, whatever the device of the inputs: pass device={}."
+# Torch says so where a tensor that is float32 by itself meets inputs of another dtype.
+DTYPE_WORDS = ("expected scalar type", "same dtype")
+DTYPE_NOTE = "a new tensor is float32, whatever the dtype of the inputs is: pass dtype=x.dtype."
 DEVICE_WORDS = ("not on the expected device", "on the same device", "at least two devices", "device meta")
 # Of errors where the ordinary call gives a result: kinds of runs, words, what is said, whether it is a fault.
 # An answer that checks itself does so with more digits than half precision has, and one that looks at numbers
@@ -37,6 +40,7 @@ ERRORS = (
     (("device",), DEVICE_WORDS, ON_CPU, True),
     (("device", "bfloat16"), IN_NUMPY, NUMPY_NOTE, False),
     (("float16",), ("without overflow",), HALF_NOTE, False),
+    (("float64", "float16", "bfloat16"), DTYPE_WORDS, DTYPE_NOTE, False),
     (("float16", "bfloat16"), ("not implemented for", "AssertionError"), "", False),
     (("device",), ("",), "", False),
 )

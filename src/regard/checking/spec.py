@@ -96,7 +96,9 @@ if TYPE_CHECKING:
 
 OURS = Path(__file__).parent.parent / "exercises"
 GRADES = ("symptom", "place", "cause", "fix")
-TASK_WIDTH = 118  # of lines that are added to a task
+TASK_WIDTH = 116  # of lines that are added to a task, without their indent
+FREE = "Yours to choose; what differs from ours passes, with a note:"
+FIXED = "Conventions, which are fixed:"
 ABOUT = "about"  # of a convention: the question that the task leaves open
 # What a file may say, and of which kind that is; of tables, which exercises may share, what is in them.
 KEYS = {
@@ -160,6 +162,20 @@ class Mistake:
     fails: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Freedom:
+    """What a task says of one convention: every choice, and ours alone."""
+
+    all: str
+    ours: str
+
+    @classmethod
+    def of(cls, choices: Mapping[str, str]) -> Freedom:
+        """Return the lines of a convention's table."""
+        ours, *others = (text for choice, text in choices.items() if choice != ABOUT)
+        return cls(f"{choices[ABOUT]}: {ours} (ours); {'; '.join(others)}.", f"{choices[ABOUT]}: {ours}.")
+
+
 @dataclass(frozen=True, eq=False)
 class Entry:
     """What a list of exercises says of one."""
@@ -182,7 +198,7 @@ class Exercise(Entry):
     hints: Hints  # for an answer whose mistake has no name
     mistakes: tuple[Mistake, ...]
     conventions: Mapping[str, Mapping[str, str]]  # name -> choice -> what is said of it; the first is ours
-    freedom: tuple[str, ...]  # what the task leaves open, a line for each convention that has a question
+    freedom: tuple[Freedom, ...]  # what the task leaves open: the conventions that have a question
     words: Mapping[str, tuple[str, ...]]  # output -> its dimensions
     formulas: Mapping[str, Any]  # of the reference
     draws: Mapping[str, Any]  # how each argument and weight is drawn
@@ -205,13 +221,17 @@ class Exercise(Entry):
     @cached_property
     def task(self) -> str:
         """What is asked, in Markdown, with what the conventions leave open."""
-        return "\n".join([self.read("task.md").rstrip(), *self._open(), ""])
+        return self.task_text(fixed=False)
 
-    def _open(self) -> Iterator[str]:
+    def task_text(self, *, fixed: bool) -> str:
+        """Return what is asked, in Markdown, with the conventions: all choices, or ours where it is fixed."""
+        lines = [self.read("task.md").rstrip()]
         if self.freedom:
-            yield "\nYours to choose; what differs from ours passes, with a note:\n"
-            for line in self.freedom:
-                yield textwrap.fill(f"- {line}", TASK_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+            lines.append(f"\n{FIXED if fixed else FREE}\n")
+        for choices in self.freedom:
+            text = textwrap.fill(choices.ours if fixed else choices.all, TASK_WIDTH, break_on_hyphens=False)
+            lines.append(textwrap.indent(text, "  ").replace("  ", "- ", 1))
+        return "\n".join([*lines, ""])
 
     @cached_property
     def starter(self) -> str:
@@ -328,7 +348,7 @@ def load_folder(folder: Path) -> Exercise:
         hints=_hints(path, "hints", tables["hints"]),
         mistakes=made,
         conventions={name: _said(choices) for name, choices in tables["conventions"].items()},
-        freedom=tuple(_freedom(choices) for choices in tables["conventions"].values() if ABOUT in choices),
+        freedom=tuple(Freedom.of(choices) for choices in tables["conventions"].values() if ABOUT in choices),
         words={word: tuple(dimensions) for word, dimensions in tables["words"].items()},
         formulas=tables["formulas"],
         draws=tables["draws"],
@@ -462,12 +482,6 @@ def _said(choices: Mapping[str, str]) -> dict[str, str]:
         return texts
     ours = next(iter(texts.values()))
     return {choice: f"{choices[ABOUT]}: {text} (ours: {ours})." for choice, text in texts.items()}
-
-
-def _freedom(choices: Mapping[str, str]) -> str:
-    """What the task says of a convention, as a line."""
-    ours, *others = (text for choice, text in choices.items() if choice != ABOUT)
-    return f"{choices[ABOUT]}: {ours} (ours); {'; '.join(others)}."
 
 
 def _hints(path: Path, of: str, table: Mapping[str, Any]) -> Hints:

@@ -128,7 +128,7 @@ class Space:
             and not (isinstance(run.item, Probe) and run.item.judge and run.case.train)
         ]
         self.runs = sorted(runs, key=lambda run: sum(tensor.numel() for tensor in run.tensors))
-        self.tolerance = 2 * TOLERANCE["float32"] * plan.exercise.tolerance
+        self.tolerance = 2 * TOLERANCE["float32"]
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def result(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake] = ()) -> Any:

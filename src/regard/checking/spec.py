@@ -18,7 +18,7 @@ shared = ["always", "lengths"]   # files of ../shared, or of ours, with any of t
                                  # beside NAME.toml has functions. What comes later replaces what is there
 drive = "drive.py"               # where one call is not enough
 biases = "none"                  # a bias that is not among the weights is a mistake; "free": it is not
-tolerance = 2.0                  # times the usual one
+counts = ["float16"]             # of device, float16, bfloat16: what the task asks for; others are notes
 
 [right]                          # files of right/, and what is special about each
 flat = "rows made flat"
@@ -103,9 +103,8 @@ ABOUT = "about"  # of a convention: the question that the task leaves open
 # What a file may say, and of which kind that is; of tables, which exercises may share, what is in them.
 KEYS = {
     **dict.fromkeys(("title", "example", "drive"), "a text"),
-    **dict.fromkeys(("names", "shared"), "a list of texts"),
+    **dict.fromkeys(("names", "shared", "counts"), "a list of texts"),
     "biases": "none or free",
-    "tolerance": "a number",
     "right": "a table of texts",
 }
 TABLES = {
@@ -208,7 +207,7 @@ class Exercise(Entry):
     modules: tuple[Path, ...]  # Python whose functions formulas may call
     example: str  # lines that call an answer and print shapes
     drive_file: str
-    tolerance: float  # times the usual one, with a reason beside it
+    counts: tuple[str, ...]  # checks that the task asks for in words, which elsewhere are notes
     biases: str  # "none": one that is no weight of ours is a mistake; "free": it is not; "": it is told
 
     def read(self, file: str) -> str:
@@ -358,7 +357,7 @@ def load_folder(folder: Path) -> Exercise:
         modules=tuple(file for file in code if file.exists()),
         example=about.get("example", ""),
         drive_file=drive,
-        tolerance=float(about.get("tolerance", 1.0)),
+        counts=tuple(about.get("counts", ())),
         biases=about.get("biases", ""),
     )
 

@@ -74,7 +74,7 @@ def test_exceptions_name_nothing(space):
 
 @pytest.mark.parametrize(("rows", "told"), [(1, True), (9, False)], ids=["one row", "most rows"])
 def test_the_nearest_mistake_is_told_where_it_explains_nine_tenths_of_the_wrong_rows(space, rows, told):
-    """Calls that one mistake explains, beside rows that nothing does: no name, and the nearest if it is near."""
+    """Calls that one mistake explains, beside rows that nothing does: the nearest is told if it is near."""
     given = outcomes(space, lambda run: len(run.case.args) < 4, scale="1")
     for run in space.plan.runs:
         if len(run.case.args) < 4 and (told is False or run.item.name == "queries of four numbers"):

@@ -29,7 +29,7 @@ MOST = 0.75  # of what is wrong, for a name with "mostly"
 NEAR = 0.9  # of the wrong rows, for the nearest mistake to be worth saying
 FEWEST_ROWS = 4  # that a mistake explains which is met in the failing calls alone
 FEWEST_RIGHT_ROWS = 12  # that a mistake explains which would change rows that are right
-MOST_CALLS = 2000  # of the reference, for one answer
+MOST_CALLS = 4000  # of the reference, for one answer
 MOST_RUNS = 3  # of the wrong ones, and half as many right ones, to tell how near a mistake is
 MOST_BASES = 3  # mistakes that explain most, and as many that come nearest, to which a second one is added
 

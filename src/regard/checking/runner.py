@@ -362,7 +362,7 @@ class Runner:
                     below = descendants(worker.pid)
                     processes = [*own, *below]
                     seconds, active = activity(processes)
-                    # What is ready to compute and has no processor is not to blame, nor what is not forked yet.
+                    # What has no processor yet, or is not forked yet, is not to blame.
                     more = max(0.0, seconds - computed) if active or not processes else now - looked
                     more = now - looked if math.isnan(seconds) else more
                     computed, looked = max(computed, seconds), now

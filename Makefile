@@ -27,7 +27,7 @@ help:
 	@echo "make fuzz      thousands of hostile inputs, files, requests, submissions and kills, counted by outcome"
 	@echo "make docs      build the book into out/docs, its chapters executed"
 	@echo "make dist      build the wheel and the source archive into dist/"
-	@echo "make web       build the page's module from web/ (needs Node)"
+	@echo "make web       check, lint, test and build the page's module from web/ (needs Node)"
 	@echo "make bench     run every comparison of bench/"
 	@echo "make clean     remove the environment and everything generated"
 
@@ -82,7 +82,7 @@ bench: $(VENV)/.dev
 # The module is committed: only who changes web/ needs Node.
 web: $(VENV)/.runtime
 	@$(BIN)/python web/generate.py
-	@cd web && npm ci --no-audit --no-fund && npm run check && npm run build
+	@cd web && npm ci --no-audit --no-fund && npm run check && npm run lint && npm test && npm run build
 
 clean:
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis web/node_modules

@@ -75,7 +75,7 @@ class Continued(nn.Module):
             layer.append(torch.randn(shape), torch.randn(shape))
         self.eval()
 
-    def begin(self, prompt: Tensor, visible: Any = None, *, start_token: Any = None) -> tuple[Tensor, Any]:
+    def begin(self, prompt: Tensor, key_mask: Any = None, *, start_token: Any = None) -> tuple[Tensor, Any]:
         for layer in self.decoding.cache.layers:
             # Not `crop`, which keeps what others may still look at, and so copies. Nobody looks here.
             layer.length = layer._written = self.n_cached

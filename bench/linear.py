@@ -39,7 +39,7 @@ from torch import Tensor
 from regard.attention import FeatureMap, attend_linear, feature_map, linear_step
 
 HEAD, QK_DIM = 8, 64
-KERNELS = ("elu1", "relu", "favor", "quadratic")
+FEATURE_MAPS = ("elu1", "relu", "favor", "quadratic")
 SOFTMAX, LINEAR, PEER = "fused softmax", "linear, elu + 1", "fast-transformers"
 
 
@@ -51,7 +51,7 @@ def inputs(length: int, *, grad: bool = False) -> list[Tensor]:
     return [torch.randn(1, HEAD, length, QK_DIM, generator=source).requires_grad_(grad) for _ in range(3)]
 
 
-def kernel_named(name: str) -> FeatureMap:
+def feature_map_named(name: str) -> FeatureMap:
     return feature_map(name, qk_dim=QK_DIM)
 
 
@@ -59,11 +59,11 @@ def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def attend_with(kernel: FeatureMap) -> Attend:
-    return lambda q, k, v: attend_linear(q, k, v, kernel, causal=True).out
+def attend_with(phi: FeatureMap) -> Attend:
+    return lambda q, k, v: attend_linear(q, k, v, phi, causal=True).out
 
 
-linear = attend_with(kernel_named("elu1"))
+linear = attend_with(feature_map_named("elu1"))
 
 
 def peer() -> Attend | str:
@@ -151,17 +151,17 @@ def memory(lengths: Sequence[int]) -> PlainTable:
 
 def decoding(positions: Sequence[int], options: Options) -> PlainTable:
     """One token after so many: the step from a running state, and softmax over cached keys."""
-    kernel = kernel_named("elu1")
+    phi = feature_map_named("elu1")
     cases: dict[str, Case] = {}
 
     def step_at(length: int) -> Case:
         q, k, v = inputs(length)
-        state = attend_linear(q, k, v, kernel, causal=True, return_state=True).state
+        state = attend_linear(q, k, v, phi, causal=True, return_state=True).state
         token = [x[:, :, -1:] for x in (q, k, v)]
 
         def step() -> object:
             with torch.no_grad():
-                return linear_step(token[0], token[1], token[2], state, kernel)
+                return linear_step(token[0], token[1], token[2], state, phi)
 
         return step
 
@@ -186,21 +186,21 @@ def decoding(positions: Sequence[int], options: Options) -> PlainTable:
 
 def crossovers(lengths: Sequence[int], options: Options) -> list[PlainTable]:
     """Time of each feature map over fused causal softmax at each length, and where the two are level."""
-    kernels = {name: kernel_named(name) for name in KERNELS}
+    maps = {name: feature_map_named(name) for name in FEATURE_MAPS}
     measured: dict[int, Mapping[str, Timing]] = {}
     for length in lengths:
         cases = {SOFTMAX: run(softmax, length)}
-        for name, kernel in kernels.items():
-            cases[name] = run(attend_with(kernel), length)
+        for name, phi in maps.items():
+            cases[name] = run(attend_with(phi), length)
         measured[length] = interleaved(cases, options.rounds)
-    lines = [["N", SOFTMAX, *KERNELS]]
+    lines = [["N", SOFTMAX, *FEATURE_MAPS]]
     for length, timings in measured.items():
-        ratios = [f"{timings[name].over(timings[SOFTMAX]):.2f} ×" for name in KERNELS]
+        ratios = [f"{timings[name].over(timings[SOFTMAX]):.2f} ×" for name in FEATURE_MAPS]
         lines.append([str(length), readable_seconds(timings[SOFTMAX].median), *ratios])
     level = [["feature map", "features", "faster than softmax from N"]]
-    for name, kernel in kernels.items():
+    for name, phi in maps.items():
         ratios_at = [(n, timings[name].over(timings[SOFTMAX])) for n, timings in measured.items()]
-        level.append([name, str(kernel.dim(QK_DIM)), level_at(ratios_at)])
+        level.append([name, str(phi.dim(QK_DIM)), level_at(ratios_at)])
     return [
         PlainTable("Causal linear attention over fused softmax, by length", lines),
         PlainTable("Where each feature map pays", level, "Interpolated between the lengths measured."),

@@ -192,7 +192,7 @@ def encoder_decoders(settings: Settings, batches: Held) -> dict[str, Case]:
     same_size(ours.objective, theirs, TRANSFORMERS)
 
     def forward(batch: Batch) -> Tensor:
-        mask = None if batch.visible is None else batch.visible.long()
+        mask = None if batch.source_key_mask is None else batch.source_key_mask.long()
         logits: Tensor = theirs(
             batch.source, attention_mask=mask, decoder_input_ids=batch.inputs, use_cache=False
         ).logits
@@ -217,7 +217,7 @@ def recurrent(settings: Settings, batches: Held) -> dict[str, Case]:
         theirs = functional.cross_entropy(
             loop(batch).flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum"
         )
-        mine = ours.objective(batch.source, batch.visible, batch.inputs, batch.labels)
+        mine = ours.objective(batch.source, batch.source_key_mask, batch.inputs, batch.labels)
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=0.0)
     return {OURS: ours.update, LOOP: peer(loop, loop, settings, batches)}
 

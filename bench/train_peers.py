@@ -66,7 +66,7 @@ class TorchEncoderDecoder(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The logits of each next token."""
         assert batch.source is not None
-        hidden = None if batch.visible is None else ~batch.visible
+        hidden = None if batch.source_key_mask is None else ~batch.source_key_mask
         mask = nn.Transformer.generate_square_subsequent_mask(batch.inputs.shape[1])
         x = self.layers(
             self.embedding(batch.source),
@@ -123,7 +123,11 @@ class StepLoop(nn.Module):
         """The logits of each next token."""
         assert batch.source is not None
         embedded = self.source(batch.source)
-        real = torch.ones_like(batch.source, dtype=torch.bool) if batch.visible is None else batch.visible
+        real = (
+            torch.ones_like(batch.source, dtype=torch.bool)
+            if batch.source_key_mask is None
+            else batch.source_key_mask
+        )
         zero = embedded.new_zeros(embedded.shape[0], self.out.in_features)
         outputs: dict[str, list[Tensor]] = {}
         last = []

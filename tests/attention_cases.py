@@ -47,7 +47,7 @@ def may_look(visible: Visibility, batch: int, head: int, query: int, key: int) -
         own = (batch, query)[: visible.lengths.dim()]
         if key >= visible.lengths[own].item():
             return False
-    if visible.keys is not None and not of(visible.keys, batch, key):
+    if visible.key_mask is not None and not of(visible.key_mask, batch, key):
         return False
     if (
         visible.query_segment is not None
@@ -158,7 +158,7 @@ def visibilities(draw, batch: int, n_head: int, n_query: int, n_key: int):
         start=draw(st.integers(0, 5)),
         window=draw(maybe(st.integers(1, 9))),
         lengths=draw(maybe(whole(n_key, batch) | whole(n_key, batch, n_query))),
-        keys=draw(maybe(booleans(draw(st.sampled_from([1, batch])), n_key))),
+        key_mask=draw(maybe(booleans(draw(st.sampled_from([1, batch])), n_key))),
         query_segment=None if segments is None else segments[0],
         key_segment=None if segments is None else segments[1],
         dense=draw(maybe(booleans(*shape))),

@@ -15,16 +15,16 @@ from regard.models.transformer import Transformer, TransformerConfig
 TEXT = "the cat sat on the mat because it was tired"
 FAMILIES = {
     "gpt2": {"n_decoder_layer": 2},
-    "bert": {"n_encoder_layer": 2, "head": "masked", "norm_first": False, "final_norm": False},
+    "bert": {"n_encoder_layer": 2, "lm_head": "masked", "norm_first": False, "final_norm": False},
     "llama": {"n_decoder_layer": 2, "positions": "rotary", "n_kv_head": 3, "norm": "rms"},
     "window": {"n_decoder_layer": 2, "window": 5},
     "t5": {"n_encoder_layer": 2, "n_decoder_layer": 2, "positions": "relative", "scale": 1.0},
-    "linear": {"n_decoder_layer": 2, "kernel": "elu1"},
+    "linear": {"n_decoder_layer": 2, "feature_map": "elu1"},
     "sinks": {"n_decoder_layer": 2, "positions": "rotary", "n_kv_head": 2, "norm": "rms", "sinks": True,
               "qk_norm": True, "softcap": 9.0, "output_gate": True},
 }  # fmt: skip
 BLOCK_FIELDS = (
-    *("norm_first", "n_kv_head", "norm", "window", "scale", "kernel"),
+    *("norm_first", "n_kv_head", "norm", "window", "scale", "feature_map"),
     *("sinks", "qk_norm", "softcap", "output_gate"),
 )
 

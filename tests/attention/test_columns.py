@@ -49,7 +49,7 @@ def rules():
         "causal": ScoreRule(visible=causal),
         "window": ScoreRule(visible=Visibility(causal=True, window=5)),
         "window both ways": ScoreRule(visible=Visibility(window=5)),
-        "padding": ScoreRule(visible=Visibility(causal=True, keys=keys)),
+        "padding": ScoreRule(visible=Visibility(causal=True, key_mask=keys)),
         "segments": ScoreRule(visible=Visibility(causal=True, query_segment=segment, key_segment=segment)),
         "slopes": ScoreRule(visible=causal, bias=SlopeBias(alibi_slopes(N_HEAD))),
         "distance": ScoreRule(visible=causal, bias=DistanceBias(torch.randn(N_HEAD, 2 * N - 1), N - 1)),
@@ -75,7 +75,7 @@ def test_hidden_garbage_does_not_reach_a_sum():
     """NaN in a key that nobody sees leaves its own sum 0 and the others as they are."""
     keys = torch.ones(1, N, dtype=torch.bool)
     keys[0, 3] = False
-    rule = ScoreRule(visible=Visibility(causal=True, keys=keys))
+    rule = ScoreRule(visible=Visibility(causal=True, key_mask=keys))
     q, k = torch.randn(1, 2, N, QK_DIM), torch.randn(1, 2, N, QK_DIM)
     clean = column_sums(q, k, attend(q, k, k, rule).lse, rule)
     k[:, :, 3] = torch.nan

@@ -1,4 +1,4 @@
-"""Feature maps against the kernels they stand for."""
+"""Feature maps against the similarities they stand for."""
 
 import math
 
@@ -9,29 +9,29 @@ from regard.attention.feature_maps import EluPlusOne, Quadratic, RandomFeatures,
 
 QK_DIM, QUERY, KEY = 5, 13, 29
 DOUBLE = {"atol": 1e-10, "rtol": 1e-10}  # a few hundred sums in float64 lose far less
-KERNELS = [EluPlusOne(), Relu(), Quadratic(0.7), RandomFeatures.draw(QK_DIM, 11, seed=3)]
-every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=["elu1", "relu", "quadratic", "favor"])
+FEATURE_MAPS = [EluPlusOne(), Relu(), Quadratic(0.7), RandomFeatures.draw(QK_DIM, 11, seed=3)]
+every_feature_map = pytest.mark.parametrize("phi", FEATURE_MAPS, ids=["elu1", "relu", "quadratic", "favor"])
 
 
 @pytest.mark.parametrize("c", [0.0, 1.0, 2.5])
 def test_quadratic_features_multiply_to_the_square(c):
     """phi(q) . phi(k) is (q . k + c)^2 to rounding, from 1 + D + D(D+1)/2 features."""
     q, k = torch.randn(3, QUERY, 11, dtype=torch.float64), torch.randn(3, KEY, 11, dtype=torch.float64)
-    kernel = Quadratic(c)
-    features = kernel.phi(q)
-    assert features.shape[-1] == kernel.dim(11) == 1 + 11 + 66
+    phi = Quadratic(c)
+    features = phi.phi(q)
+    assert features.shape[-1] == phi.dim(11) == 1 + 11 + 66
     square = (torch.einsum("bid,bjd->bij", q, k) + c) ** 2
-    torch.testing.assert_close(torch.einsum("bif,bjf->bij", features, kernel.phi(k)), square, **DOUBLE)
-    torch.testing.assert_close(kernel.similarity(q, k), square, **DOUBLE)
+    torch.testing.assert_close(torch.einsum("bif,bjf->bij", features, phi.phi(k)), square, **DOUBLE)
+    torch.testing.assert_close(phi.similarity(q, k), square, **DOUBLE)
 
 
-@every_kernel
-def test_features_are_the_same_with_and_without_gradients(kernel):
+@every_feature_map
+def test_features_are_the_same_with_and_without_gradients(phi):
     """A map may write its features in place when no gradient is wanted: the numbers must not differ."""
     x = torch.randn(2, 3, 7, QK_DIM, dtype=torch.float64)
-    assert torch.equal(kernel.phi(x), kernel.phi(x.clone().requires_grad_()).detach())
-    assert kernel.phi(x).shape[-1] == kernel.dim(QK_DIM)
-    assert torch.autograd.gradcheck(kernel.phi, x[:1].abs().requires_grad_())
+    assert torch.equal(phi.phi(x), phi.phi(x.clone().requires_grad_()).detach())
+    assert phi.phi(x).shape[-1] == phi.dim(QK_DIM)
+    assert torch.autograd.gradcheck(phi.phi, x[:1].abs().requires_grad_())
 
 
 def test_elu_plus_one_keeps_what_expm1_would_lose():

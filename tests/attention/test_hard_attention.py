@@ -24,7 +24,7 @@ def test_hard_attention_picks_the_value_of_the_most_similar_key():
     assert hard(q, k, v).tolist() == [[1, 4, 3]]
     assert hard(q, k, v, straight_through=True).tolist() == [[1, 4, 3]]
     # Hidden keys do not compete: of 3, 5 and 2 the second.
-    rule = ScoreRule(visible=Visibility(keys=torch.tensor([[True, False, True, True]])))
+    rule = ScoreRule(visible=Visibility(key_mask=torch.tensor([[True, False, True, True]])))
     assert hard(q, k, v, rule).tolist() == [[0, -1, 4]]
     assert hard(q, k, v, ScoreRule(visible=Visibility(lengths=torch.tensor([0])))).tolist() == [[0, 0, 0]]
 
@@ -79,7 +79,7 @@ def test_straight_through_gives_q_and_k_the_gradient_of_soft_attention(case):
 def test_hard_attention_keeps_hidden_garbage_out():
     """NaN in a hidden key and value, with and without straight_through."""
     q, k, v = (torch.randn(1, 2, n, 3) for n in (5, 7, 7))
-    rule = ScoreRule(visible=Visibility(keys=torch.tensor([[True] * 6 + [False]])))
+    rule = ScoreRule(visible=Visibility(key_mask=torch.tensor([[True] * 6 + [False]])))
     expected = attend_hard(q, k, v, rule)
     k[:, :, 6], v[:, :, 6] = math.nan, math.inf
     leaves = [t.requires_grad_() for t in (q, k, v)]

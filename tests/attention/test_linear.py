@@ -25,26 +25,26 @@ from regard.attention import (
 BATCH, HEAD, KV_HEAD, QK_DIM, V_DIM = 2, 6, 3, 5, 7
 QUERY, KEY = 13, 29
 DOUBLE = {"atol": 1e-10, "rtol": 1e-10}  # a few hundred sums in float64 lose far less
-KERNELS = [EluPlusOne(), Relu(), Quadratic(0.7), RandomFeatures.draw(QK_DIM, 11, seed=3)]
-every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=["elu1", "relu", "quadratic", "favor"])
+FEATURE_MAPS = [EluPlusOne(), Relu(), Quadratic(0.7), RandomFeatures.draw(QK_DIM, 11, seed=3)]
+every_feature_map = pytest.mark.parametrize("phi", FEATURE_MAPS, ids=["elu1", "relu", "quadratic", "favor"])
 
 
-def similarity_by_hand(q: Tensor, k: Tensor, kernel: FeatureMap) -> Tensor:
-    """The kernel's value for every pair, written out anew for each kernel."""
-    if isinstance(kernel, EluPlusOne):
+def similarity_by_hand(q: Tensor, k: Tensor, phi: FeatureMap) -> Tensor:
+    """The phi's value for every pair, written out anew for each phi."""
+    if isinstance(phi, EluPlusOne):
         return torch.einsum("bhid,bhjd->bhij", F.elu(q) + 1, F.elu(k) + 1)
-    if isinstance(kernel, Relu):
+    if isinstance(phi, Relu):
         return torch.einsum("bhid,bhjd->bhij", q.clamp(min=0), k.clamp(min=0))
-    if isinstance(kernel, Quadratic):
-        return (torch.einsum("bhid,bhjd->bhij", q, k) + kernel.c) ** 2
-    assert isinstance(kernel, RandomFeatures)
-    w = kernel.projection.to(q)
-    root = math.sqrt(kernel.scale)
+    if isinstance(phi, Quadratic):
+        return (torch.einsum("bhid,bhjd->bhij", q, k) + phi.c) ** 2
+    assert isinstance(phi, RandomFeatures)
+    w = phi.projection.to(q)
+    root = math.sqrt(phi.scale)
     exponents = [x * root @ w.T - ((x * root) ** 2).sum(-1, keepdim=True) / 2 for x in (q, k)]
     return torch.einsum("bhif,bhjf->bhij", exponents[0].exp(), exponents[1].exp()) / len(w)
 
 
-def dense(q, k, v, kernel, *, causal=False, visible=None):
+def dense(q, k, v, phi, *, causal=False, key_mask=None):
     """Output and weights by the whole table: form it, hide, normalise rows, average."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -52,11 +52,11 @@ def dense(q, k, v, kernel, *, causal=False, visible=None):
     if causal:
         at = torch.arange(k.shape[2])
         seen = seen & (at[None, :] <= at[k.shape[2] - q.shape[2] :, None])
-    if visible is not None:
-        seen = seen & visible[:, None, None]
-        k = torch.where(visible[:, None, :, None], k, 0.0)
-        v = torch.where(visible[:, None, :, None], v, 0.0)
-    table = torch.where(seen, similarity_by_hand(q, k, kernel), 0.0)
+    if key_mask is not None:
+        seen = seen & key_mask[:, None, None]
+        k = torch.where(key_mask[:, None, :, None], k, 0.0)
+        v = torch.where(key_mask[:, None, :, None], v, 0.0)
+    table = torch.where(seen, similarity_by_hand(q, k, phi), 0.0)
     total = table.sum(-1, keepdim=True)
     weights = torch.where(total > 0, table / torch.where(total > 0, total, 1.0), 0.0)
     return weights @ v, weights
@@ -79,15 +79,15 @@ def test_causal_average_worked_by_hand():
     torch.testing.assert_close(attended.normaliser.flatten(), torch.tensor([5.0, 9.0]))
 
 
-@every_kernel
+@every_feature_map
 @pytest.mark.parametrize("kv_head", [6, 3, 1], ids=["multi-head", "grouped", "multi-query"])
 @pytest.mark.parametrize(("causal", "query"), [(False, QUERY), (True, KEY), (True, QUERY)])
-def test_attention_equals_the_normalised_table(kernel, kv_head, causal, query):
+def test_attention_equals_the_normalised_table(phi, kv_head, causal, query):
     """Taking the sum over keys first, or chunk by chunk, gives what the whole table gives; gradients too."""
     q, k, v = draw(query, kv_head=kv_head, grad=True)
-    visible = torch.rand(BATCH, KEY) < 0.8
-    ours = attend_linear(q, k, v, kernel, causal=causal, visible=visible, chunk=4).out
-    expected, _ = dense(q, k, v, kernel, causal=causal, visible=visible)
+    key_mask = torch.rand(BATCH, KEY) < 0.8
+    ours = attend_linear(q, k, v, phi, causal=causal, key_mask=key_mask, chunk=4).out
+    expected, _ = dense(q, k, v, phi, causal=causal, key_mask=key_mask)
     torch.testing.assert_close(ours, expected, **DOUBLE)
     direction = torch.randn_like(ours)
     for ours_grad, expected_grad in zip(
@@ -98,59 +98,59 @@ def test_attention_equals_the_normalised_table(kernel, kv_head, causal, query):
         torch.testing.assert_close(ours_grad, expected_grad, atol=1e-8, rtol=1e-8)
 
 
-@every_kernel
+@every_feature_map
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 29, 64])
-def test_the_chunk_length_does_not_matter(kernel, chunk):
+def test_the_chunk_length_does_not_matter(phi, chunk):
     """Whether or not it divides the length, a chunk only decides where sums are split."""
     q, k, v = draw(KEY)
-    expected = attend_linear(q, k, v, kernel, causal=True, chunk=5, return_state=True)
-    ours = attend_linear(q, k, v, kernel, causal=True, chunk=chunk, return_state=True)
+    expected = attend_linear(q, k, v, phi, causal=True, chunk=5, return_state=True)
+    ours = attend_linear(q, k, v, phi, causal=True, chunk=chunk, return_state=True)
     torch.testing.assert_close(ours.out, expected.out, **DOUBLE)
     torch.testing.assert_close(ours.normaliser, expected.normaliser, **DOUBLE)
     torch.testing.assert_close(ours.state.S, expected.state.S, **DOUBLE)
     torch.testing.assert_close(ours.state.z, expected.state.z, **DOUBLE)
 
 
-@every_kernel
+@every_feature_map
 @pytest.mark.parametrize("chunk", [1, 4, 100])
-def test_the_chunk_length_does_not_change_a_gradient(kernel, chunk):
+def test_the_chunk_length_does_not_change_a_gradient(phi, chunk):
     """Causal or not, however many chunks are computed again."""
     q, k, v = draw(KEY, grad=True)
     gradient = torch.randn(BATCH, HEAD, KEY, V_DIM, dtype=torch.float64)
     for causal in (True, False):
         runs = []
         for size in (3, chunk):
-            out = attend_linear(q, k, v, kernel, causal=causal, chunk=size).out
+            out = attend_linear(q, k, v, phi, causal=causal, chunk=size).out
             runs.append((out, *torch.autograd.grad(out, (q, k, v), gradient)))
         for one, other in zip(*runs, strict=True):
             torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
 
 
-@every_kernel
-def test_decoding_token_by_token_equals_the_causal_form(kernel):
+@every_feature_map
+def test_decoding_token_by_token_equals_the_causal_form(phi):
     """At every position the recurrent step gives the chunked form's row, and ends in its state."""
     q, k, v = draw(KEY)
-    whole = attend_linear(q, k, v, kernel, causal=True, chunk=4, return_state=True)
+    whole = attend_linear(q, k, v, phi, causal=True, chunk=4, return_state=True)
     state = None
     for at in range(KEY):
         here = slice(at, at + 1)
-        out, state = linear_step(q[:, :, here], k[:, :, here], v[:, :, here], state, kernel)
+        out, state = linear_step(q[:, :, here], k[:, :, here], v[:, :, here], state, phi)
         torch.testing.assert_close(out, whole.out[:, :, here], **DOUBLE)
     torch.testing.assert_close(state.S, whole.state.S, **DOUBLE)
     torch.testing.assert_close(state.z, whole.state.z, **DOUBLE)
 
 
-@every_kernel
+@every_feature_map
 @pytest.mark.parametrize("cut", [1, 11, 28])
-def test_a_state_stands_for_the_keys_it_has_seen(kernel, cut):
+def test_a_state_stands_for_the_keys_it_has_seen(phi, cut):
     """A prompt taken in two parts, the first as a state, gives the rows and gradients of one part."""
     q, k, v = draw(KEY, grad=True)
-    whole = attend_linear(q, k, v, kernel, causal=True).out
+    whole = attend_linear(q, k, v, phi, causal=True).out
     first = attend_linear(
-        q[:, :, :cut], k[:, :, :cut], v[:, :, :cut], kernel, causal=True, chunk=4, return_state=True
+        q[:, :, :cut], k[:, :, :cut], v[:, :, :cut], phi, causal=True, chunk=4, return_state=True
     )
     second = attend_linear(
-        q[:, :, cut:], k[:, :, cut:], v[:, :, cut:], kernel, causal=True, chunk=3, state=first.state
+        q[:, :, cut:], k[:, :, cut:], v[:, :, cut:], phi, causal=True, chunk=3, state=first.state
     )
     ours = torch.cat([first.out, second.out], 2)
     torch.testing.assert_close(ours, whole, **DOUBLE)
@@ -163,13 +163,13 @@ def test_a_state_stands_for_the_keys_it_has_seen(kernel, cut):
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
 
 
-@every_kernel
-def test_without_causal_a_state_is_seen_by_every_query(kernel):
+@every_feature_map
+def test_without_causal_a_state_is_seen_by_every_query(phi):
     """Keys given as a state count as if they had been given as keys."""
     q, k, v = draw()
-    earlier = attend_linear(q, k[:, :, :17], v[:, :, :17], kernel, return_state=True).state
-    ours = attend_linear(q, k[:, :, 17:], v[:, :, 17:], kernel, state=earlier, return_state=True)
-    whole = attend_linear(q, k, v, kernel, return_state=True)
+    earlier = attend_linear(q, k[:, :, :17], v[:, :, :17], phi, return_state=True).state
+    ours = attend_linear(q, k[:, :, 17:], v[:, :, 17:], phi, state=earlier, return_state=True)
+    whole = attend_linear(q, k, v, phi, return_state=True)
     torch.testing.assert_close(ours.out, whole.out, **DOUBLE)
     torch.testing.assert_close(ours.state.S, whole.state.S, **DOUBLE)
 
@@ -193,14 +193,14 @@ def test_selected_states_are_those_of_the_chosen_batch_entries():
     assert torch.equal(chosen.z, torch.stack([state.z[1], state.z[1], state.z[0]]))
 
 
-@every_kernel
-def test_a_hidden_token_leaves_the_state_as_it_was(kernel):
+@every_feature_map
+def test_a_hidden_token_leaves_the_state_as_it_was(phi):
     """In a batch of prompts of different lengths, a padded step changes nothing, NaN or not."""
     q, k, v = draw(1, 1)
-    _, state = linear_step(q, k, v, None, kernel)
-    visible = torch.tensor([[True], [False]])
+    _, state = linear_step(q, k, v, None, phi)
+    key_mask = torch.tensor([[True], [False]])
     k[1], v[1] = math.nan, math.inf
-    out, after = linear_step(q, k, v, state, kernel, visible=visible)
+    out, after = linear_step(q, k, v, state, phi, key_mask=key_mask)
     assert torch.equal(after.S[1], state.S[1])
     assert torch.equal(after.z[1], state.z[1])
     assert not torch.equal(after.z[0], state.z[0])
@@ -216,8 +216,8 @@ def test_more_random_features_come_closer_to_softmax():
     softmax = F.scaled_dot_product_attention(q, k, v)
 
     def error(n_feature: int) -> float:
-        kernels = [RandomFeatures.draw(17, n_feature, seed=seed) for seed in range(10)]
-        errors = [(attend_linear(q, k, v, kernel).out - softmax).square().mean() for kernel in kernels]
+        maps = [RandomFeatures.draw(17, n_feature, seed=seed) for seed in range(10)]
+        errors = [(attend_linear(q, k, v, phi).out - softmax).square().mean() for phi in maps]
         return float(torch.stack(errors).mean().sqrt())
 
     coarse, fine = error(128), error(2048)
@@ -227,18 +227,18 @@ def test_more_random_features_come_closer_to_softmax():
 def test_a_long_query_does_not_overflow_random_features():
     """Each query row is scaled by its own largest feature, so exp stays finite in float32."""
     q, k, v = draw(dtype=torch.float32)
-    out = attend_linear(q * 1e4, k, v, KERNELS[3]).out
+    out = attend_linear(q * 1e4, k, v, FEATURE_MAPS[3]).out
     assert out.isfinite().all()
     assert (out.abs() <= v.abs().max() * 1.001).all()
 
 
-@every_kernel
+@every_feature_map
 @pytest.mark.parametrize("causal", [True, False])
-def test_garbage_in_hidden_keys_never_leaks(kernel, causal):
+def test_garbage_in_hidden_keys_never_leaks(phi, causal):
     """NaN and infinity in hidden keys and values change no output and no gradient."""
     q, k, v = draw(KEY)
-    visible = torch.ones(BATCH, KEY, dtype=torch.bool)
-    visible[0, 3:9] = visible[1, 20:] = False
+    key_mask = torch.ones(BATCH, KEY, dtype=torch.bool)
+    key_mask[0, 3:9] = key_mask[1, 20:] = False
     spoilt_k, spoilt_v = k.clone(), v.clone()
     spoilt_k[0, :, 3:9], spoilt_v[1, :, 20:] = math.nan, math.inf
     spoilt_v[0, :, 3:9], spoilt_k[1, :, 20:] = -math.inf, math.nan
@@ -246,7 +246,7 @@ def test_garbage_in_hidden_keys_never_leaks(kernel, causal):
     results = []
     for keys, values in ((k, v), (spoilt_k, spoilt_v)):
         inputs = [x.clone().requires_grad_() for x in (q, keys, values)]
-        out = attend_linear(*inputs, kernel, causal=causal, visible=visible, chunk=4).out
+        out = attend_linear(*inputs, phi, causal=causal, key_mask=key_mask, chunk=4).out
         results.append((out, *torch.autograd.grad(out, inputs, direction)))
     for clean, spoilt in zip(*results, strict=True):
         assert torch.equal(clean, spoilt)
@@ -254,10 +254,10 @@ def test_garbage_in_hidden_keys_never_leaks(kernel, causal):
     assert (results[1][3][1, :, 20:] == 0).all()
 
 
-@every_kernel
+@every_feature_map
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("garbage", [math.nan, math.inf])
-def test_garbage_in_a_padded_query_reaches_no_gradient(kernel, causal, garbage):
+def test_garbage_in_a_padded_query_reaches_no_gradient(phi, causal, garbage):
     """Nobody uses its output; the gradients are those of a finite query whose output nobody uses."""
     q, k, v = draw(KEY)
     spoilt = q.clone()
@@ -267,22 +267,22 @@ def test_garbage_in_a_padded_query_reaches_no_gradient(kernel, causal, garbage):
     results = []
     for queries in (q, spoilt):
         inputs = [x.clone().requires_grad_() for x in (queries, k, v)]
-        out = attend_linear(*inputs, kernel, causal=causal, chunk=4).out
+        out = attend_linear(*inputs, phi, causal=causal, chunk=4).out
         results.append(torch.autograd.grad(out, inputs, direction))
     for clean, dirty in zip(*results, strict=True):
         torch.testing.assert_close(clean, dirty)
 
 
-@every_kernel
+@every_feature_map
 @pytest.mark.parametrize("chunk", [4, 64])
-def test_a_future_value_that_is_not_finite_reaches_no_earlier_row(kernel, chunk):
+def test_a_future_value_that_is_not_finite_reaches_no_earlier_row(phi, chunk):
     """Inside a chunk a future value has weight 0, and 0 times NaN must not count."""
     q, k, v = draw(KEY, dtype=torch.float64)
     q, k = q.abs(), k.abs()  # under relu too, every row then sees every key before it
-    clean = attend_linear(q, k, v, kernel, causal=True, chunk=chunk).out
+    clean = attend_linear(q, k, v, phi, causal=True, chunk=chunk).out
     v[1, 2, 18, 3], v[0, 1, 9, 0] = math.nan, math.inf
     k[0, 0, 21] = math.nan
-    out = attend_linear(q, k, v, kernel, causal=True, chunk=chunk).out
+    out = attend_linear(q, k, v, phi, causal=True, chunk=chunk).out
     assert torch.equal(out[1, :, :18], clean[1, :, :18])
     assert torch.equal(out[0, :, :9], clean[0, :, :9])
     assert torch.equal(out[0, 4:, :21], clean[0, 4:, :21])
@@ -291,13 +291,13 @@ def test_a_future_value_that_is_not_finite_reaches_no_earlier_row(kernel, chunk)
     assert out[0, :2, 21:].isnan().all()
 
 
-@every_kernel
+@every_feature_map
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_row_that_sees_nothing_is_0_with_finite_gradients(kernel, causal):
+def test_a_row_that_sees_nothing_is_0_with_finite_gradients(phi, causal):
     """All keys hidden for one batch entry: output 0, normaliser 0, gradients 0 there and finite elsewhere."""
     q, k, v = draw(KEY, grad=True)
-    visible = torch.tensor([[False] * KEY, [True] * KEY])
-    attended = attend_linear(q, k, v, kernel, causal=causal, visible=visible, chunk=4)
+    key_mask = torch.tensor([[False] * KEY, [True] * KEY])
+    attended = attend_linear(q, k, v, phi, causal=causal, key_mask=key_mask, chunk=4)
     assert (attended.out[0] == 0).all()
     assert (attended.normaliser[0] == 0).all()
     for grad in torch.autograd.grad(attended.out.square().sum() + attended.out.sum(), (q, k, v)):
@@ -329,8 +329,8 @@ def test_rounding_under_the_quadratic_map_is_not_taken_for_weight(causal):
     assert (out.abs() <= v.abs().max()).all()
 
 
-@every_kernel
-def test_gradients_agree_with_finite_differences(kernel):
+@every_feature_map
+def test_gradients_agree_with_finite_differences(phi):
     """gradcheck along random directions, with grouped heads, padding, a state in and a state out."""
 
     def away_from_0(*shape: int) -> Tensor:
@@ -342,10 +342,10 @@ def test_gradients_agree_with_finite_differences(kernel):
     k = away_from_0(1, 2, 7, QK_DIM).requires_grad_()
     v = torch.randn(1, 2, 7, 3, dtype=torch.float64, requires_grad=True)
     # Of the form a real state has: the sum of the features of some keys.
-    features = kernel.phi(torch.randn(1, 2, 17, QK_DIM, dtype=torch.float64))
+    features = phi.phi(torch.randn(1, 2, 17, QK_DIM, dtype=torch.float64))
     S = (features.mT @ torch.randn(1, 2, 17, 3, dtype=torch.float64)).requires_grad_()
     z = features.sum(2).requires_grad_()
-    visible = torch.tensor([[True, True, False, True, True, False, True]])
+    key_mask = torch.tensor([[True, True, False, True, True, False, True]])
 
     def run(q, k, v, S, z):
         results = []
@@ -354,9 +354,9 @@ def test_gradients_agree_with_finite_differences(kernel):
                 q,
                 k,
                 v,
-                kernel,
+                phi,
                 causal=causal,
-                visible=visible,
+                key_mask=key_mask,
                 state=LinearState(S, z),
                 chunk=2,
                 return_state=True,
@@ -367,8 +367,8 @@ def test_gradients_agree_with_finite_differences(kernel):
     assert torch.autograd.gradcheck(run, (q, k, v, S, z), fast_mode=True)
 
 
-@every_kernel
-def test_a_step_has_the_gradients_of_the_causal_form(kernel):
+@every_feature_map
+def test_a_step_has_the_gradients_of_the_causal_form(phi):
     """Training through decoding steps is training through the chunked form."""
     q, k, v = draw(3, 3)
     # A query near its own key: were they nearly orthogonal, a square near 0 would be divided by itself.
@@ -377,9 +377,9 @@ def test_a_step_has_the_gradients_of_the_causal_form(kernel):
     state, outs = None, []
     for at in range(3):
         here = slice(at, at + 1)
-        out, state = linear_step(q[:, :, here], k[:, :, here], v[:, :, here], state, kernel)
+        out, state = linear_step(q[:, :, here], k[:, :, here], v[:, :, here], state, phi)
         outs.append(out)
-    stepped, whole = torch.cat(outs, 2), attend_linear(q, k, v, kernel, causal=True).out
+    stepped, whole = torch.cat(outs, 2), attend_linear(q, k, v, phi, causal=True).out
     direction = torch.randn_like(whole)
     for one, other in zip(
         torch.autograd.grad(stepped, (q, k, v), direction),
@@ -389,17 +389,17 @@ def test_a_step_has_the_gradients_of_the_causal_form(kernel):
         torch.testing.assert_close(one, other, atol=1e-8, rtol=1e-8)
 
 
-@every_kernel
+@every_feature_map
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)])
-def test_half_precision_sums_in_float32(kernel, dtype, tolerance):
+def test_half_precision_sums_in_float32(phi, dtype, tolerance):
     """Outputs are those of the same numbers in float64, rounded once to the dtype (two units of its eps)."""
     q, k, v = draw(KEY, dtype=dtype)
-    attended = attend_linear(q, k, v, kernel, causal=True, chunk=4, return_state=True)
-    expected, _ = dense(q.double(), k.double(), v.double(), kernel, causal=True)
+    attended = attend_linear(q, k, v, phi, causal=True, chunk=4, return_state=True)
+    expected, _ = dense(q.double(), k.double(), v.double(), phi, causal=True)
     assert attended.out.dtype == dtype
     assert attended.state.S.dtype == attended.normaliser.dtype == torch.float32
     torch.testing.assert_close(attended.out.double(), expected, atol=tolerance, rtol=tolerance)
-    out, state = linear_step(q[:, :, -1:], k[:, :, -1:], v[:, :, -1:], None, kernel)
+    out, state = linear_step(q[:, :, -1:], k[:, :, -1:], v[:, :, -1:], None, phi)
     assert out.dtype == dtype
     assert state.S.dtype == torch.float32
 
@@ -415,15 +415,15 @@ def test_autocast_does_not_reach_the_sums():
     assert torch.equal(ours_grad, torch.autograd.grad(expected.sum(), q)[0])
 
 
-@every_kernel
-def test_heads_in_the_layout_of_a_projection_give_the_same(kernel):
+@every_feature_map
+def test_heads_in_the_layout_of_a_projection_give_the_same(phi):
     """Inputs that are transposed views, as layers make them, need not be contiguous."""
     q, k, v = draw(KEY, grad=True)
     views = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v)]
     assert not views[0].is_contiguous()
     for causal in (True, False):
-        expected = attend_linear(q, k, v, kernel, causal=causal, chunk=4).out
-        ours = attend_linear(*views, kernel, causal=causal, chunk=4).out
+        expected = attend_linear(q, k, v, phi, causal=causal, chunk=4).out
+        ours = attend_linear(*views, phi, causal=causal, chunk=4).out
         torch.testing.assert_close(ours, expected, **DOUBLE)
         for one, other in zip(
             torch.autograd.grad(ours.sum(), views),
@@ -433,19 +433,19 @@ def test_heads_in_the_layout_of_a_projection_give_the_same(kernel):
             torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
 
 
-@every_kernel
+@every_feature_map
 @pytest.mark.parametrize(("causal", "query"), [(False, QUERY), (True, KEY), (True, QUERY)])
-def test_a_tile_of_weights_is_that_block_of_the_table(kernel, causal, query):
+def test_a_tile_of_weights_is_that_block_of_the_table(phi, causal, query):
     """From q, k and the normaliser alone, any tile of the weights can be recovered."""
     q, k, v = draw(query)
-    visible = torch.rand(BATCH, KEY) < 0.8
-    k[~visible.T[None].expand(KV_HEAD, -1, -1).permute(2, 0, 1)] = math.nan
-    normaliser = attend_linear(q, k, v, kernel, causal=causal, visible=visible).normaliser
-    _, expected = dense(q, k, v, kernel, causal=causal, visible=visible)
+    key_mask = torch.rand(BATCH, KEY) < 0.8
+    k[~key_mask.T[None].expand(KV_HEAD, -1, -1).permute(2, 0, 1)] = math.nan
+    normaliser = attend_linear(q, k, v, phi, causal=causal, key_mask=key_mask).normaliser
+    _, expected = dense(q, k, v, phi, causal=causal, key_mask=key_mask)
     rows, cols = slice(3, 10), slice(5, 28)
-    tile = linear_weights(q, k, normaliser, kernel, rows, cols, causal=causal, visible=visible)
+    tile = linear_weights(q, k, normaliser, phi, rows, cols, causal=causal, key_mask=key_mask)
     torch.testing.assert_close(tile, expected[:, :, rows, cols], **DOUBLE)
-    whole = linear_weights(q, k, normaliser, kernel, causal=causal, visible=visible)
+    whole = linear_weights(q, k, normaliser, phi, causal=causal, key_mask=key_mask)
     torch.testing.assert_close(whole, expected, **DOUBLE)
 
 
@@ -484,14 +484,14 @@ def test_the_backward_pass_keeps_inputs_and_one_state_a_chunk():
     assert sum(x.numel() for x in held) <= sum(x.numel() for x in (q, k, v)) + chunks * (state + 1)
 
 
-@every_kernel
+@every_feature_map
 @pytest.mark.parametrize("causal", [True, False])
-def test_it_can_be_differentiated_twice(kernel, causal):
+def test_it_can_be_differentiated_twice(phi, causal):
     """By finite differences of the gradient."""
     q, k, v = (torch.randn(1, 2, 5, QK_DIM, dtype=torch.float64, requires_grad=True) for _ in range(3))
 
     def attended(*inputs):
-        return attend_linear(*inputs, kernel, causal=causal, chunk=2).out
+        return attend_linear(*inputs, phi, causal=causal, chunk=2).out
 
     assert torch.autograd.gradgradcheck(attended, (q, k, v), atol=1e-4)
 
@@ -506,12 +506,12 @@ def test_any_shape_agrees_with_the_table(data):
     query = size(0, key) if causal else size(0, 20)
     name = data.draw(st.sampled_from(["elu1", "relu", "quadratic", "favor"]))
     qk_dim, v_dim = size(1, 6), size(0, 5)
-    kernel = feature_map(name, qk_dim=qk_dim, n_feature=size(1, 9))
+    phi = feature_map(name, qk_dim=qk_dim, n_feature=size(1, 9))
     source = torch.Generator().manual_seed(size(0, 1000))
     q = torch.randn(batch, kv_head * group, query, qk_dim, dtype=torch.float64, generator=source)
     k = torch.randn(batch, kv_head, key, qk_dim, dtype=torch.float64, generator=source)
     v = torch.randn(batch, kv_head, key, v_dim, dtype=torch.float64, generator=source)
-    visible = torch.rand(batch, key, generator=source) < 0.7
-    ours = attend_linear(q, k, v, kernel, causal=causal, visible=visible, chunk=chunk).out
-    expected, _ = dense(q, k, v, kernel, causal=causal, visible=visible)
+    key_mask = torch.rand(batch, key, generator=source) < 0.7
+    ours = attend_linear(q, k, v, phi, causal=causal, key_mask=key_mask, chunk=chunk).out
+    expected, _ = dense(q, k, v, phi, causal=causal, key_mask=key_mask)
     torch.testing.assert_close(ours, expected, atol=1e-8, rtol=1e-8)

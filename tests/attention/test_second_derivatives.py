@@ -10,8 +10,8 @@ from regard.attention.visibility import Visibility
 RULES = {
     "all": None,
     "causal": ScoreRule(visible=Visibility(causal=True)),
-    "padded": ScoreRule(scale=0.3, visible=Visibility(keys=torch.arange(7)[None] < 5)),
-    "blind": ScoreRule(visible=Visibility(causal=True, keys=torch.arange(7)[None] > 1)),
+    "padded": ScoreRule(scale=0.3, visible=Visibility(key_mask=torch.arange(7)[None] < 5)),
+    "blind": ScoreRule(visible=Visibility(causal=True, key_mask=torch.arange(7)[None] > 1)),
 }
 
 

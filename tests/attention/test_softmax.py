@@ -75,7 +75,7 @@ def test_a_sink_learns_on_every_path(path):
     source = torch.Generator().manual_seed(5)
     q, k, v = (torch.randn(1, n, 5, 3, generator=source, dtype=torch.float64) for n in (4, 2, 2))
     sink = torch.randn(4, generator=source, dtype=torch.float64)
-    visible = Visibility(causal=True, keys=torch.tensor([[False, True, True, True, False]]))
+    visible = Visibility(causal=True, key_mask=torch.tensor([[False, True, True, True, False]]))
 
     def attended(q, k, v, sink):
         out, lse = attend(q, k, v, ScoreRule(visible=visible, sink=sink), path=path)
@@ -128,7 +128,7 @@ RULES = {
     "window": ScoreRule(visible=Visibility(causal=True, window=2)),
     "lengths": ScoreRule(visible=Visibility(lengths=torch.tensor([5, 0]))),
     "causal padding": ScoreRule(
-        visible=Visibility(causal=True, keys=torch.tensor([[False, True, True, False, True]] * 2))
+        visible=Visibility(causal=True, key_mask=torch.tensor([[False, True, True, False, True]] * 2))
     ),
     "slope": ScoreRule(bias=SlopeBias(torch.tensor([0.3, 0.1, 0.5, 0.2])), scale=0.7),
 }
@@ -187,8 +187,8 @@ def test_the_plain_path_is_differentiable_twice():
     [
         Visibility(lengths=torch.tensor([0, 3])),
         Visibility(lengths=torch.tensor([[0, 1, 0, 5, 7], [7, 0, 0, 0, 2]])),
-        Visibility(keys=torch.zeros(1, 7, dtype=torch.bool)),
-        Visibility(causal=True, keys=torch.tensor([[False] * 3 + [True] * 4] * 2)),
+        Visibility(key_mask=torch.zeros(1, 7, dtype=torch.bool)),
+        Visibility(causal=True, key_mask=torch.tensor([[False] * 3 + [True] * 4] * 2)),
         Visibility(window=2, start=8),
         Visibility(dense=torch.zeros(2, 6, 5, 7, dtype=torch.bool)),
     ],
@@ -348,7 +348,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_strides_do_not_matter(path, layout, dtype):
     """The same numbers laid out otherwise, last stride among them, give the same result and gradient."""
-    rule = ScoreRule(visible=Visibility(causal=True, keys=torch.rand(2, 11) < 0.8))
+    rule = ScoreRule(visible=Visibility(causal=True, key_mask=torch.rand(2, 11) < 0.8))
     tensors = [torch.randn(2, heads, n, 5).to(dtype) for heads, n in ((6, 7), (3, 11), (3, 11))]
     laid_out = [LAYOUTS[layout](t) for t in tensors]
     assert any(a.stride() != b.stride() for a, b in zip(laid_out, tensors, strict=True))
@@ -428,7 +428,7 @@ def test_rows_that_span_several_kernel_blocks_agree(n_key):
     keys = torch.ones(1, n_key, dtype=torch.bool)
     keys[:, :700] = False
     keys[:, 710:1030] = False
-    case = Case(q, k, v, ScoreRule(visible=Visibility(causal=True, keys=keys)))
+    case = Case(q, k, v, ScoreRule(visible=Visibility(causal=True, key_mask=keys)))
     out_weight, lse_weight = torch.randn(1, 2, n_key, 8).double(), torch.randn(1, 2, n_key).double()
     plain, tiled, fused = (gradients(case, path, out_weight, lse_weight) for path in PATHS)
     for a, b, c in zip(plain, tiled, fused, strict=True):

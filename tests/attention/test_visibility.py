@@ -35,7 +35,7 @@ def sized(draw):
         (Visibility(causal=True, window=2, start=1), ["11000", "01100", "00110"]),
         (Visibility(lengths=torch.tensor([2])), ["11000"] * 3),
         (Visibility(lengths=torch.tensor([[0, 5, 1]])), ["00000", "11111", "10000"]),
-        (Visibility(keys=torch.tensor([[False, True, True, False, True]])), ["01101"] * 3),
+        (Visibility(key_mask=torch.tensor([[False, True, True, False, True]])), ["01101"] * 3),
         (
             Visibility(query_segment=torch.tensor([[7, 7, 9]]), key_segment=torch.tensor([[7, 9, 9, 7, 1]])),
             ["10010", "10010", "01100"],
@@ -145,13 +145,13 @@ def test_without_keys_no_row_sees():
 
 
 @given(sized())
-def test_visible_keys_is_what_keys_and_lengths_leave(problem):
+def test_combined_key_mask_is_what_keys_and_lengths_leave(problem):
     """One row for each sequence, without the parts that look at the query."""
     visible, (batch, _, _, n_key) = problem
-    by_key = Visibility(lengths=visible.lengths, keys=visible.keys)
+    by_key = Visibility(lengths=visible.lengths, key_mask=visible.key_mask)
     if visible.lengths is not None and visible.lengths.dim() == 2:
-        by_key = Visibility(keys=visible.keys)
-    keys = visible.visible_keys(n_key)
+        by_key = Visibility(key_mask=visible.key_mask)
+    keys = visible.combined_key_mask(n_key)
     assert (keys is not None) == visible.by_key
     if keys is not None:
         assert torch.equal(keys.expand(batch, n_key), table_of(by_key, batch, 1, 1, n_key)[:, 0, 0])
@@ -169,14 +169,14 @@ RIGHT = torch.tensor([[True] * 11, [True] * 5 + [False] * 6, [True] * 8 + [False
         Visibility(causal=True, start=4),
         Visibility(causal=True, window=3),
         Visibility(causal=True, start=4, window=3),
-        Visibility(keys=LEFT),
-        Visibility(keys=RIGHT),
-        Visibility(causal=True, keys=LEFT),
-        Visibility(causal=True, keys=LEFT[:1]),
-        Visibility(causal=True, keys=RIGHT),
-        Visibility(causal=True, window=3, keys=RIGHT),
-        Visibility(causal=True, start=4, keys=RIGHT),
-        Visibility(causal=True, start=4, keys=LEFT),
+        Visibility(key_mask=LEFT),
+        Visibility(key_mask=RIGHT),
+        Visibility(causal=True, key_mask=LEFT),
+        Visibility(causal=True, key_mask=LEFT[:1]),
+        Visibility(causal=True, key_mask=RIGHT),
+        Visibility(causal=True, window=3, key_mask=RIGHT),
+        Visibility(causal=True, start=4, key_mask=RIGHT),
+        Visibility(causal=True, start=4, key_mask=LEFT),
     ],
     ids=(
         "all causal cache local local-cache left right causal-left all-causal-left causal-right local-right "

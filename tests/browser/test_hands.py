@@ -54,7 +54,7 @@ def test_a_control_keeps_the_focus_that_it_has(looker, served, control):
 def test_after_a_control_click_arrows_choose_again(looker, served):
     """Adding a head by control-click does not make arrows add more."""
     looker.open(served[1](layer=1, head=2, view="lines"), wait=".lines")
-    looker.page.click(".tile[data-head='0.3']", modifiers=["Control"])
+    looker.page.click(".thumb[data-head='0.3']", modifiers=["Control"])
     assert looker.page.evaluate("() => regard.state.more") == [[0, 3]]
     looker.page.keyboard.press("ArrowDown")
     assert looker.page.evaluate("() => [regard.state.layer, regard.state.head, regard.state.more]") == [
@@ -150,7 +150,7 @@ def test_the_layers_of_a_second_model_are_reached_in_a_grid_of_their_own(looker,
     """Two models beside each other have two grids; the second chooses in the second panel alone."""
     looker.open(served[1](compare="model", other=f"linear{RANDOM}", layer=5, head=1))
     looker.page.wait_for_selector(".mappaper >> nth=1")
-    looker.page.click(".grid >> nth=1 >> .tile[data-head='1.3']")
+    looker.page.click(".grid >> nth=1 >> .thumb[data-head='1.3']")
     state = looker.page.evaluate("() => regard.state")
     assert [state[name] for name in ("layer", "head", "layer2", "head2")] == [5, 1, 1, 3]
 

@@ -92,7 +92,7 @@ def test_the_widget_lives_in_a_cell_of_600_pixels(lab, browser):
     model = load("minilm", random=True)
     made = trace(model, TEXT)
     row = page.evaluate(
-        f"async () => [...(await {FOUND}.source.block({{layer: 3, head: 7, r0: 4, r1: 5, c0: 0, c1: 14, "
+        f"async () => [...(await {FOUND}.source.tile({{layer: 3, head: 7, r0: 4, r1: 5, c0: 0, c1: 14, "
         "nRow: 1, nCol: 14, valued: false})).values]"
     )
     assert row == pytest.approx(made.row(3, 7, 4).tolist(), abs=2e-6)

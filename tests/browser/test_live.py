@@ -126,7 +126,7 @@ def test_heads_are_sorted_by_a_measure_and_filtered_by_a_label(looker, served):
     """The grid follows the measures: largest first; a label leaves its own heads alone."""
     looker.open(served[1]())
     looker.page.select_option("select[aria-label='order of the heads']", "entropy")
-    order = looker.page.locator(".tile").evaluate_all("all => all.map(t => t.dataset.head)")
+    order = looker.page.locator(".thumb").evaluate_all("all => all.map(t => t.dataset.head)")
     values = looker.page.evaluate("() => regard.facts.measures.entropy.values")
     found = [values[int(layer)][int(head)] for layer, head in (name.split(".") for name in order)]
     assert found == sorted(found, reverse=True)
@@ -134,7 +134,7 @@ def test_heads_are_sorted_by_a_measure_and_filtered_by_a_label(looker, served):
     labels = looker.page.evaluate("() => regard.facts.labels.map(r => r.map(l => l && l.label))")
     some = next(label for row in labels for label in row if label)
     looker.page.select_option("select[aria-label='label']", some)
-    assert looker.page.locator(".tile").count() == sum(row.count(some) for row in labels)
+    assert looker.page.locator(".thumb").count() == sum(row.count(some) for row in labels)
 
 
 def test_keys_change_the_view_and_switch_a_head_off(looker, served):

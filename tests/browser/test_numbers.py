@@ -18,7 +18,7 @@ RULES = {
     "plain": ScoreRule(),
     "causal from a cache": ScoreRule(visible=Visibility(causal=True, start=4)),
     "window": ScoreRule(visible=Visibility(window=3, start=2)),
-    "padding": ScoreRule(visible=Visibility(keys=torch.arange(KEY)[None] % 4 != 1)),
+    "padding": ScoreRule(visible=Visibility(key_mask=torch.arange(KEY)[None] % 4 != 1)),
     "lengths": ScoreRule(visible=Visibility(lengths=torch.arange(QUERY)[None] + 2)),
     "segments": ScoreRule(
         visible=Visibility(
@@ -58,7 +58,7 @@ def block(page, head, n_row, n_col, valued=False):
         """async ([head, nRow, nCol, valued]) => {
             const {queries, keys} = regard.source.meta.layers[0];
             const region = {layer: 0, head, r0: 0, r1: queries, c0: 0, c1: keys, nRow, nCol, valued};
-            return [...(await regard.source.block(region)).values].map(v => Number.isNaN(v) ? null : v);
+            return [...(await regard.source.tile(region)).values].map(v => Number.isNaN(v) ? null : v);
         }""",
         [head, n_row, n_col, valued],
     )

@@ -160,7 +160,7 @@ def test_the_exported_file_needs_no_network(browser, exported, made):
     page.wait_for_function("() => window.regard && regard.source && !regard.stage.waiting")
     page.wait_for_function("() => regard.overview.element.dataset.filled === 'all'")
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert page.locator(".tile canvas").count() == 72
+    assert page.locator(".thumb canvas").count() == 72
     assert page.is_disabled("button.switch")
     assert "saved page" in page.get_attribute("button.switch", "title")
     context.close()

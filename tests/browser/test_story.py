@@ -304,7 +304,7 @@ def test_a_path_of_views_is_one_file_that_plays_without_a_server(story, browser,
     page.click("button[aria-label='on']")
     assert "second" in page.inner_text(".tour")
     row = page.evaluate(
-        "async () => [...(await regard.source.block({layer: 2, head: 3, r0: 4, r1: 5, c0: 0, c1: 14, nRow: 1,"
+        "async () => [...(await regard.source.tile({layer: 2, head: 3, r0: 4, r1: 5, c0: 0, c1: 14, nRow: 1,"
         " nCol: 14, valued: false})).values]"
     )
     assert row == pytest.approx(made.row(2, 3, 4).tolist(), abs=2e-6)
@@ -316,7 +316,7 @@ def test_the_grid_shows_what_each_head_does_to_the_prediction(looker, served):
     looker.open(served[1](model="linear (random)", tint="effect"))
     looker.page.wait_for_function("() => regard.effects.found", timeout=60_000)
     assert "without the head" in looker.page.inner_text(".legend")
-    colours = looker.page.locator(".tile").evaluate_all("all => all.map(t => t.style.backgroundColor)")
+    colours = looker.page.locator(".thumb").evaluate_all("all => all.map(t => t.style.backgroundColor)")
     assert len(set(colours)) > 1
     assert all(colours)
 

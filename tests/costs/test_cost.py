@@ -154,15 +154,15 @@ def test_the_published_sizes_have_their_parameters(family):
         assert parameters(config).value(sizes_of(config)) == n_parameter
 
 
-@pytest.mark.parametrize("kernel", ["elu1", "relu", "quadratic", "favor"])
+@pytest.mark.parametrize("name", ["elu1", "relu", "quadratic", "favor"])
 @torch.no_grad()
-def test_linear_attention_costs_what_the_counter_counts(kernel):
+def test_linear_attention_costs_what_the_counter_counts(name):
     """The sums and their reading, not causal, with 3 key heads for 6."""
-    layer = MultiHeadAttention(30, 6, n_kv_head=3, qk_dim=5, v_dim=7, kernel=kernel)
+    layer = MultiHeadAttention(30, 6, n_kv_head=3, qk_dim=5, v_dim=7, feature_map=name)
     block = BlockConfig(
-        **BLOCK, n_kv_head=3, qk_dim=5, v_dim=7, kernel=kernel, attention_bias=False, ff_bias=False
+        **BLOCK, n_kv_head=3, qk_dim=5, v_dim=7, feature_map=name, attention_bias=False, ff_bias=False
     )
-    config = TransformerConfig(vocab=41, block=block, n_encoder_layer=1, head="none")
+    config = TransformerConfig(vocab=41, block=block, n_encoder_layer=1, lm_head="none")
     found = cost(config, "prefill", batch=2, length=11)
     ours = [row.n_operation for row in found.rows if " ff " not in row.name]
     assert counted(lambda: layer(torch.randn(2, 11, 30))) == sum(ours)
@@ -171,7 +171,7 @@ def test_linear_attention_costs_what_the_counter_counts(kernel):
 @torch.no_grad()
 def test_a_linear_layers_cache_is_its_state():
     """The state has the formula's bytes, however long the past."""
-    block = BlockConfig(**BLOCK, n_kv_head=3, kernel="quadratic")
+    block = BlockConfig(**BLOCK, n_kv_head=3, feature_map="quadratic")
     config = TransformerConfig(vocab=41, block=block, n_decoder_layer=2)
     model, cache = Transformer(config).eval(), Transformer(config).new_cache()
     for length in (13, 29):
@@ -223,7 +223,7 @@ def test_the_bytes_of_a_decoding_step_are_those_of_its_tensors():
         each.nbytes for each in [*projections, *scores, *softmax, *weighted, out, layer.out.weight, y]
     )
     block = BlockConfig(**BLOCK, n_kv_head=2, qk_dim=5, v_dim=7, attention_bias=False)
-    config = TransformerConfig(vocab=41, block=block, n_decoder_layer=1, head="none")
+    config = TransformerConfig(vocab=41, block=block, n_decoder_layer=1, lm_head="none")
     rows = cost(config, "decode", batch=3, length=13).rows
     assert sum(row.n_byte for row in rows if row.name.partition(" ")[0] not in ("ff", "embedding")) == moved
 

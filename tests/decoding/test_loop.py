@@ -20,7 +20,7 @@ class Chain(torch.nn.Module):
         self.table = torch.nn.Parameter(table)
         self.eval()
 
-    def begin(self, prompt, visible=None, *, start_token=None):
+    def begin(self, prompt, key_mask=None, *, start_token=None):
         return self.table[prompt[:, -1]].detach(), self
 
     def next(self, tokens):

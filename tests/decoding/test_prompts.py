@@ -13,17 +13,17 @@ BYTES = byte_tokenizer()
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_batch_hides_exactly_its_padding(side):
-    """Where visible, each row is its text's ids; elsewhere it is padding, on the side asked for."""
+    """Where key_mask is True, each row is its text's ids; elsewhere it is padding, on the side asked for."""
     texts = ["hello", "hi", "épée"]
     batch = encoded(texts, BYTES, side=side)
-    assert batch.ids.shape == batch.visible.shape == (3, 6)
+    assert batch.ids.shape == batch.key_mask.shape == (3, 6)
     assert batch.ids.dtype == torch.long
     assert batch.texts == tuple(texts)
-    for row, visible, text in zip(batch.ids, batch.visible, texts, strict=True):
-        assert row[visible].tolist() == list(text.encode())
-        assert (row[~visible] == BYTES.special.pad).all()
-        n = int(visible.sum())
-        assert (visible[-n:] if side == "left" else visible[:n]).all()
+    for row, key_mask, text in zip(batch.ids, batch.key_mask, texts, strict=True):
+        assert row[key_mask].tolist() == list(text.encode())
+        assert (row[~key_mask] == BYTES.special.pad).all()
+        n = int(key_mask.sum())
+        assert (key_mask[-n:] if side == "left" else key_mask[:n]).all()
 
 
 def test_padding_needs_no_id_of_its_own():
@@ -37,14 +37,14 @@ def test_a_padded_batch_of_minilm_has_its_pad_id():
     """[PAD] is id 0 and hidden."""
     batch = encoded(["a cat", "cat"], TextTokenizer.from_folder(hub.get("minilm")))
     assert batch.ids.tolist() == [[101, 1037, 4937, 102], [101, 4937, 102, 0]]
-    assert batch.visible.tolist() == [[True] * 4, [True, True, True, False]]
+    assert batch.key_mask.tolist() == [[True] * 4, [True, True, True, False]]
 
 
 @pytest.mark.parametrize("given", [[3, 5], [[3, 5]], torch.tensor([3, 5]), torch.tensor([[3, 5]])])
 def test_ids_come_as_lists_or_tensors_of_one_row_or_several(given):
     """One row may be given as itself; nothing is hidden, and there are no texts."""
     batch = encoded(given, None)
-    assert (batch.ids.tolist(), batch.visible, batch.texts) == ([[3, 5]], None, None)
+    assert (batch.ids.tolist(), batch.key_mask, batch.texts) == ([[3, 5]], None, None)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_why_of_a_masked_model_and_of_ours():
     assert math.isfinite(said.score)
     with pytest.raises(ArgumentError, match="must hide one word"):
         why(bert, "the cat")
-    with pytest.raises(UnsupportedError, match="foretells a token"):
+    with pytest.raises(UnsupportedError, match="predicts a token"):
         why(tiny("t5"), "the cat")
     with pytest.raises(ArgumentError, match="target must be one token"):
         why(tiny("gpt2"), "the cat", target="mat")

@@ -101,10 +101,10 @@ def linear_case(rng):
     q, k, v, _ = draw(rng)
     k, v = (torch.randn_like(t.float()) for t in (k, v))
     q = q.float()
-    kernel = feature_map(rng.choice(("elu1", "relu")), qk_dim=q.shape[3])
+    phi = feature_map(rng.choice(("elu1", "relu")), qk_dim=q.shape[3])
     causal = q.shape[2] <= k.shape[2] and rng.random() < 0.5
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
-    out = attend_linear(*leaves, kernel, causal=causal).out
+    out = attend_linear(*leaves, phi, causal=causal).out
     grads = torch.autograd.grad(torch.where(torch.isfinite(out), out, 0.0).sum(), leaves)
     bad = ~torch.isfinite(q).all(-1)
     assert torch.isfinite(out[~bad]).all() or q[~bad].abs().max() > 1e17

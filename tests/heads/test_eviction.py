@@ -45,7 +45,7 @@ def test_the_share_lost_is_that_of_the_dense_weights(evict, family):
     seen = trace(tiny(family), ["the cat sat on the mat because", "a dog was here"])
     for batch, n_token in ((0, 30), (1, 14)):
         got = lost_attention(seen, evict, at=AT, batch=batch)
-        start = 0 if seen.real is None else int(seen.real[batch].int().argmax())
+        start = 0 if seen.key_mask is None else int(seen.key_mask[batch].int().argmax())
         for index, layer in enumerate(seen.layers):
             weights = whole(layer)[batch, :, start : start + n_token, start : start + n_token]
             wanted = plainly(weights, evict, 2 if family == "llama" else 1)

@@ -15,7 +15,7 @@ from regard.tracing.traces import Trace
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]])
 
 
-def decoder(norm="rms", tied=True, head_scale=1.0):
+def decoder(norm="rms", tied=True, lm_head_scale=1.0):
     block = BlockConfig(
         model_dim=12,
         n_head=6,
@@ -27,7 +27,7 @@ def decoder(norm="rms", tied=True, head_scale=1.0):
         attention_bias=norm == "layer",
     )
     config = TransformerConfig(
-        vocab=13, block=block, n_decoder_layer=3, n_position=19, tied=tied, head_scale=head_scale
+        vocab=13, block=block, n_decoder_layer=3, n_position=19, tied=tied, lm_head_scale=lm_head_scale
     )
     model = Transformer(config).eval()
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_value_weighted_attention_can_be_measured():
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_parts_of_a_score_add_up(norm, tied):
     """Heads, embeddings, feed-forward and biases, each through the frozen norm, make up the logit."""
-    model = decoder(norm, tied, head_scale=0.7).double()
+    model = decoder(norm, tied, lm_head_scale=0.7).double()
     found = logit_attribution(model, TOKENS, 7, position=5)
     parts = {}
 

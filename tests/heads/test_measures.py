@@ -28,7 +28,7 @@ RULES = {
     "scaled": ScoreRule(scale=0.9, visible=Visibility(causal=True)),
     "window": ScoreRule(visible=Visibility(causal=True, window=7)),
     "two-sided window": ScoreRule(visible=Visibility(window=5)),
-    "padding": ScoreRule(visible=Visibility(keys=torch.arange(N)[None] < 19)),
+    "padding": ScoreRule(visible=Visibility(key_mask=torch.arange(N)[None] < 19)),
     "segments": ScoreRule(visible=Visibility(query_segment=SEGMENT, key_segment=SEGMENT)),
     "distance bias": ScoreRule(bias=DistanceBias(torch.randn(6, 2 * N), N)),
     "slopes": ScoreRule(bias=SlopeBias(torch.rand(6)), visible=Visibility(causal=True)),
@@ -59,8 +59,8 @@ def compare(measured, whole, visible, rtol=2e-5, **facts):
                 assert math.isnan(value), name
 
 
-def facts_of(real=None):
-    facts = token_facts(WORDS, IDS, real=real)
+def facts_of(key_mask=None):
+    facts = token_facts(WORDS, IDS, key_mask=key_mask)
     return {
         "tokens_special": facts.special.tolist(),
         "punctuation": facts.punctuation.tolist(),
@@ -147,8 +147,8 @@ def test_padding_neither_looks_nor_is_looked_at():
     """The measures of a padded text are those of the text alone."""
     rule = RULES["padding"]
     trace, _ = traced(rule)
-    real = torch.arange(N) < 19
-    padded = measure(Trace(trace.layers, trace.tokens, ids=IDS[None], real=real[None]))
+    key_mask = torch.arange(N) < 19
+    padded = measure(Trace(trace.layers, trace.tokens, ids=IDS[None], key_mask=key_mask[None]))
     layer = trace.layers[0]
     short = LayerTrace("layer", layer.q[:, :, :19], layer.k[:, :, :19], layer.lse[:, :, :19], ScoreRule())
     alone = measure(Trace((short,), (tuple(WORDS[:19]),), ids=IDS[None, :19]))
@@ -158,10 +158,10 @@ def test_padding_neither_looks_nor_is_looked_at():
 
 def test_padding_on_the_left_moves_the_first_position():
     """A text after padding has the measures of the text alone, the weight on its first token too."""
-    rule = ScoreRule(visible=Visibility(causal=True, keys=torch.arange(N)[None] >= 4))
+    rule = ScoreRule(visible=Visibility(causal=True, key_mask=torch.arange(N)[None] >= 4))
     trace, _ = traced(rule)
-    real = torch.arange(N) >= 4
-    padded = measure(Trace(trace.layers, trace.tokens, ids=IDS[None], real=real[None]))
+    key_mask = torch.arange(N) >= 4
+    padded = measure(Trace(trace.layers, trace.tokens, ids=IDS[None], key_mask=key_mask[None]))
     layer = trace.layers[0]
     causal = ScoreRule(visible=Visibility(causal=True))
     short = LayerTrace("layer", layer.q[:, :, 4:], layer.k[:, :, 4:], layer.lse[:, :, 4:], causal)
@@ -287,7 +287,7 @@ def test_the_first_position_is_never_rare():
     """A word that stands first and nowhere else is not rare: heads look there for another reason."""
     tokens = ["The", *["the", "cat", "sat"] * 5]
     assert not token_facts(tokens).rare[0]
-    padded = token_facts(["[PAD]", *tokens], real=torch.arange(17) > 0)
+    padded = token_facts(["[PAD]", *tokens], key_mask=torch.arange(17) > 0)
     assert not padded.rare[:2].any()
     assert padded.rare.sum() == 2  # a tenth of fifteen words
 

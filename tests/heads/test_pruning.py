@@ -243,7 +243,7 @@ def test_all_weights_can_be_had_from_uneven_groups():
 @pytest.mark.parametrize("kept", [(0, 1, 3, 4), (0, 3, 4)], ids=["even groups", "uneven groups"])
 def test_linear_attention_is_pruned_too(kept):
     """Without some heads a linear layer gives what it gives when their part of the output matrix is 0."""
-    config = BlockConfig(model_dim=24, n_head=6, n_kv_head=2, ff_dim=5, kernel="elu1")
+    config = BlockConfig(model_dim=24, n_head=6, n_kv_head=2, ff_dim=5, feature_map="elu1")
     whole = MultiHeadAttention(**attention_options(config, causal=True))
     pruned = PrunedAttention(config, kept, causal=True)
     kv_heads = sorted({head // 3 for head in kept})

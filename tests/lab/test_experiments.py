@@ -158,7 +158,7 @@ def importance_upside_down(patch):
 def only_the_latest_are_kept(patch):
     """A cache that keeps its last positions, whatever the policy."""
 
-    def kept(self, looked_at, real=None):
+    def kept(self, looked_at, key_mask=None):
         n_key = looked_at.shape[2]
         return torch.arange(max(0, n_key - self.budget), n_key).expand(*looked_at.shape[:2], -1)
 

@@ -98,10 +98,10 @@ def test_padding_stays_hidden_while_decoding():
     x = random(BATCH, LENGTH, MODEL_DIM)
     keys = torch.ones(BATCH, LENGTH, dtype=torch.bool)
     keys[1, :3] = False
-    wanted = decoder.layer(x, visible=Visibility(keys=keys))
-    decoder.feed(x[:, :5], visible=Visibility(keys=keys[:, :5]))
+    wanted = decoder.layer(x, visible=Visibility(key_mask=keys))
+    decoder.feed(x[:, :5], visible=Visibility(key_mask=keys[:, :5]))
     for i in range(5, LENGTH):
-        got = decoder.feed(x[:, i : i + 1], visible=Visibility(keys=keys[:, : i + 1]))
+        got = decoder.feed(x[:, i : i + 1], visible=Visibility(key_mask=keys[:, : i + 1]))
         torch.testing.assert_close(got, wanted[:, i : i + 1], **EXACT)
 
 

@@ -37,7 +37,7 @@ def test_absorbed_is_the_naive_form(query_latent_dim):
     """Outputs and gradients, with padding."""
     layer = build(query_latent_dim)
     x = torch.randn(2, 11, MODEL_DIM, dtype=torch.float64, requires_grad=True)
-    visible = Visibility(keys=torch.rand(2, 11) < 0.8)
+    visible = Visibility(key_mask=torch.rand(2, 11) < 0.8)
     results = []
     for absorbed in (False, True):
         out = layer(x, visible=visible, turn=turn(0, 11), absorbed=absorbed)

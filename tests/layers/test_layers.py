@@ -106,7 +106,7 @@ def test_causal_self_attention_equals_the_loop(n_kv_head, window):
     keys = torch.tensor([[True] * 5, [True, True, True, False, True]])
     reach = window or 5
     wanted, _ = by_hand(layer, x, x, lambda b, i, j: i - reach < j <= i and keys[b, j])
-    torch.testing.assert_close(layer(x, visible=Visibility(keys=keys)), wanted, **EXACT)
+    torch.testing.assert_close(layer(x, visible=Visibility(key_mask=keys)), wanted, **EXACT)
 
 
 def test_gradients_of_the_layer_are_those_of_its_differences():

@@ -12,7 +12,7 @@ from regard.layers.attention import MultiHeadAttention
 from regard.models.families import FAMILIES, initialise
 from regard.models.transformer import Transformer
 
-KERNELS = ["elu1", "relu", "quadratic", "favor"]
+FEATURE_MAPS = ["elu1", "relu", "quadratic", "favor"]
 
 
 def dense(layer, x, memory, keys, causal):
@@ -24,7 +24,7 @@ def dense(layer, x, memory, keys, causal):
     v = layer.value(memory).unflatten(-1, (layer.n_kv_head, -1))
     outs = []
     for head in range(layer.n_head):
-        table = layer.kernel.similarity(q[:, :, head], k[:, :, head // group])
+        table = layer.feature_map.similarity(q[:, :, head], k[:, :, head // group])
         seen = (
             torch.ones_like(table, dtype=torch.bool) if not causal else torch.ones_like(table).tril().bool()
         )
@@ -37,28 +37,28 @@ def dense(layer, x, memory, keys, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_linear_layer_equals_its_dense_table(kernel, causal):
+@pytest.mark.parametrize("name", FEATURE_MAPS)
+def test_a_linear_layer_equals_its_dense_table(name, causal):
     """With grouped heads and padding, output and weights are those of the written-out similarities."""
-    layer = MultiHeadAttention(30, 6, n_kv_head=2, v_dim=7, causal=causal, kernel=kernel).double()
+    layer = MultiHeadAttention(30, 6, n_kv_head=2, v_dim=7, causal=causal, feature_map=name).double()
     x = torch.randn(2, 13, 30, dtype=torch.float64)
     keys = torch.ones(2, 13, dtype=torch.bool)
     keys[1, 9:] = False
-    out, weights = layer(x, visible=Visibility(keys=keys), return_weights=True)
+    out, weights = layer(x, visible=Visibility(key_mask=keys), return_weights=True)
     torch.testing.assert_close(out, dense(layer, x, None, keys, causal))
     sums = weights.sum(-1)
     empty = (weights == 0).all(-1)  # a query that relu leaves nothing in common with any key
-    assert kernel == "relu" or not empty.any()
+    assert name == "relu" or not empty.any()
     torch.testing.assert_close(sums, (~empty).to(sums.dtype))
     assert (weights[1, :, :, 9:] == 0).all()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_linear_cross_layer_equals_its_dense_table(kernel):
+@pytest.mark.parametrize("name", FEATURE_MAPS)
+def test_a_linear_cross_layer_equals_its_dense_table(name):
     """Queries of one sequence over the keys of another, with the memory's sum kept in the cache."""
     from regard.layers.cache import LayerCache
 
-    layer = MultiHeadAttention(20, 5, kernel=kernel).double()
+    layer = MultiHeadAttention(20, 5, feature_map=name).double()
     x, memory = torch.randn(3, 7, 20, dtype=torch.float64), torch.randn(3, 11, 20, dtype=torch.float64)
     expected = dense(layer, x, memory, None, False)
     torch.testing.assert_close(layer(x, memory), expected)
@@ -67,23 +67,23 @@ def test_a_linear_cross_layer_equals_its_dense_table(kernel):
     torch.testing.assert_close(torch.cat(steps, dim=1), expected)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_linear_layer_records_what_gives_its_weights(kernel):
+@pytest.mark.parametrize("name", FEATURE_MAPS)
+def test_a_linear_layer_records_what_gives_its_weights(name):
     """The recorded q, k, normaliser and rule give back every weight."""
-    layer = MultiHeadAttention(12, 3, causal=True, kernel=kernel)
+    layer = MultiHeadAttention(12, 3, causal=True, feature_map=name)
     seen = []
     _, weights = layer(torch.randn(1, 7, 12), record=lambda *given: seen.append(given), return_weights=True)
     ((name, q, k, _, _, normaliser, rule),) = seen
     assert name == "attention"
     assert isinstance(rule, LinearRule)
-    again = linear_weights(q, k, normaliser, rule.kernel, causal=rule.causal, visible=rule.keys)
+    again = linear_weights(q, k, normaliser, rule.feature_map, causal=rule.causal, key_mask=rule.key_mask)
     torch.testing.assert_close(again, weights)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", FEATURE_MAPS)
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @torch.no_grad()
-def test_a_linear_transformer_decodes_with_a_state_of_fixed_size(family, kernel):
+def test_a_linear_transformer_decodes_with_a_state_of_fixed_size(family, name):
     """Step by step equals the whole text at every position, and the cache does not grow."""
     from dataclasses import replace
 
@@ -99,7 +99,7 @@ def test_a_linear_transformer_decodes_with_a_state_of_fixed_size(family, kernel)
         },
     }
     config = FAMILIES[family].config(sizes[family])
-    config = replace(config, block=replace(config.block, kernel=kernel))
+    config = replace(config, block=replace(config.block, feature_map=name))
     model = initialise(Transformer(config), seed=3).double().eval()
     for parameter in model.parameters():
         parameter.mul_(3.0)
@@ -125,7 +125,7 @@ def test_what_linear_attention_cannot_do_is_refused():
     """Dropout of weights, a scale, a window and pairs have no meaning without scores."""
     for options in ({"dropout": 0.1}, {"scale": 0.5}, {"window": 3, "causal": True}):
         with pytest.raises(UnsupportedError, match="forms no scores"):
-            MultiHeadAttention(12, 3, kernel="elu1", **options)
-    layer = MultiHeadAttention(12, 3, kernel=feature_map("relu"))
+            MultiHeadAttention(12, 3, feature_map="elu1", **options)
+    layer = MultiHeadAttention(12, 3, feature_map=feature_map("relu"))
     with pytest.raises(UnsupportedError, match="no pairs"):
         layer(torch.randn(1, 5, 12), visible=Visibility(lengths=torch.full((1, 5), 3)))

@@ -111,7 +111,7 @@ CONFIGS = {
         n_position=None,
         n_bucket=8,
         max_distance=11,
-        head_scale=20**-0.5,
+        lm_head_scale=20**-0.5,
     ),
 }
 
@@ -145,21 +145,21 @@ def padded():
     return torch.arange(PROMPT) >= torch.tensor([0, 2, 3])[:, None]
 
 
-def recomputed(model, prompt, visible, fed):
+def recomputed(model, prompt, key_mask, fed):
     """The scores after all that was fed, by one forward pass over the whole: no cache, no packed weights."""
     with torch.no_grad():
         if model.encoder is not None:
-            return model(prompt, fed, visible=visible).logits[:, -1]
+            return model(prompt, fed, key_mask=key_mask).logits[:, -1]
         whole = torch.cat([prompt, fed], dim=1)
-        if visible is not None:
-            visible = torch.cat([visible, torch.ones_like(fed, dtype=torch.bool)], dim=1)
-        return model(whole, visible=visible).logits[:, -1]
+        if key_mask is not None:
+            key_mask = torch.cat([key_mask, torch.ones_like(fed, dtype=torch.bool)], dim=1)
+        return model(whole, key_mask=key_mask).logits[:, -1]
 
 
-def begin(model, prompt, visible=None):
+def begin(model, prompt, key_mask=None):
     """A running decode, and what the decoder has been fed beyond the prompt."""
     start = 1 if model.encoder is not None else None
-    _, decoding = model.begin(prompt, visible, start_token=start)
+    _, decoding = model.begin(prompt, key_mask, start_token=start)
     return decoding, prompt.new_full((len(prompt), 0 if start is None else 1), 1)
 
 
@@ -168,13 +168,13 @@ def begin(model, prompt, visible=None):
 def test_every_step_equals_the_whole_computed_again(name, padding):
     """Token by token, the scores are those of one readable forward pass over everything so far."""
     model, prompt = build(name), tokens(BATCH, PROMPT)
-    visible = padded() if padding else None
-    decoding, fed = begin(model, prompt, visible)
+    key_mask = padded() if padding else None
+    decoding, fed = begin(model, prompt, key_mask)
     for _ in range(STEPS):
         new = tokens(BATCH)
         fed = torch.cat([fed, new[:, None]], dim=1)
         scores = decoding.next(new)
-        torch.testing.assert_close(scores, recomputed(model, prompt, visible, fed), **CLOSE)
+        torch.testing.assert_close(scores, recomputed(model, prompt, key_mask, fed), **CLOSE)
     assert decoding.engine is not None  # and it was the packed weights that did it
 
 

@@ -45,13 +45,13 @@ def build(**fields):
 def batch_of_sentences(side="right"):
     """Source tokens of different lengths with padding at one side or between, its visibility, the target."""
     source = torch.randint(CONFIG.source_vocab, (3, 7))
-    visible = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
+    key_mask = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
     if side == "left":
-        visible = visible.flip(1)
+        key_mask = key_mask.flip(1)
     elif side == "between":
-        visible[1] = torch.tensor([0, 1, 0, 0, 0, 1, 0]).bool()
-        visible[2] = torch.tensor([1, 1, 0, 1, 0, 1, 1]).bool()
-    return source, visible, torch.randint(CONFIG.target_vocab, (3, 5))
+        key_mask[1] = torch.tensor([0, 1, 0, 0, 0, 1, 0]).bool()
+        key_mask[2] = torch.tensor([1, 1, 0, 1, 0, 1, 1]).bool()
+    return source, key_mask, torch.randint(CONFIG.target_vocab, (3, 5))
 
 
 def step(cell, x, state, p, suffix):
@@ -132,9 +132,9 @@ def reference(model, tokens, target, gate=1.0):
     return torch.stack(all_logits), torch.stack(alignment) if alignment else None
 
 
-def reference_batch(model, source, visible, target, gate=1.0):
+def reference_batch(model, source, key_mask, target, gate=1.0):
     """The reference sentence by sentence, each without its padding."""
-    sentences = [row[seen].tolist() for row, seen in zip(source, visible, strict=True)]
+    sentences = [row[seen].tolist() for row, seen in zip(source, key_mask, strict=True)]
     return [reference(model, s, t, gate) for s, t in zip(sentences, target.tolist(), strict=True)]
 
 
@@ -169,9 +169,9 @@ def test_one_step_worked_by_hand():
 def test_logits_and_gradients_equal_the_step_loop(fields):
     """A padded batch gives every sentence the logits, and every weight the gradient, of the plain loop."""
     model = build(**fields)
-    source, visible, target = batch_of_sentences()
-    wanted = torch.stack([logits for logits, _ in reference_batch(model, source, visible, target)])
-    got = model(source, target, visible=visible).logits
+    source, key_mask, target = batch_of_sentences()
+    wanted = torch.stack([logits for logits, _ in reference_batch(model, source, key_mask, target)])
+    got = model(source, target, key_mask=key_mask).logits
     torch.testing.assert_close(got, wanted, **CLOSE)
     direction = torch.randn_like(wanted)
     parameters = dict(model.named_parameters())
@@ -188,12 +188,12 @@ def test_logits_and_gradients_equal_the_step_loop(fields):
 def test_every_kind_trains_under_autocast(fields):
     """On any processor: oneDNN's LSTM in half precision, which few have, is not what runs."""
     model = build(**fields).float()
-    source, visible, target = batch_of_sentences()
-    wanted = model(source, target, visible=visible).logits
-    for given in (visible, torch.ones_like(visible), None):
+    source, key_mask, target = batch_of_sentences()
+    wanted = model(source, target, key_mask=key_mask).logits
+    for given in (key_mask, torch.ones_like(key_mask), None):
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model(source, target, visible=given).logits
-        if given is visible:  # some twenty roundings to 8 bits lie between tokens and logits
+            logits = model(source, target, key_mask=given).logits
+        if given is key_mask:  # some twenty roundings to 8 bits lie between tokens and logits
             assert (logits - wanted).norm() <= 20 * 2**-9 * wanted.norm()
         logits.float().sum().backward()
 
@@ -202,9 +202,9 @@ def test_every_kind_trains_under_autocast(fields):
 def test_any_number_of_layers_equals_the_step_loop(n_layer):
     """One layer and three, the last one's state asking, give the plain loop's logits."""
     model = build(n_layer=n_layer, cell="lstm", bidirectional=True)
-    source, visible, target = batch_of_sentences()
-    wanted = torch.stack([logits for logits, _ in reference_batch(model, source, visible, target)])
-    torch.testing.assert_close(model(source, target, visible=visible).logits, wanted, **CLOSE)
+    source, key_mask, target = batch_of_sentences()
+    wanted = torch.stack([logits for logits, _ in reference_batch(model, source, key_mask, target)])
+    torch.testing.assert_close(model(source, target, key_mask=key_mask).logits, wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("side", ["left", "between"])
@@ -213,31 +213,31 @@ def test_any_number_of_layers_equals_the_step_loop(n_layer):
 def test_padding_may_stand_anywhere(side, both, score):
     """Padding before or between the words is passed over as padding after them is."""
     model = build(bidirectional=both, score=score)
-    source, visible, target = batch_of_sentences(side)
-    wanted = torch.stack([logits for logits, _ in reference_batch(model, source, visible, target)])
-    torch.testing.assert_close(model(source, target, visible=visible).logits, wanted, **CLOSE)
+    source, key_mask, target = batch_of_sentences(side)
+    wanted = torch.stack([logits for logits, _ in reference_batch(model, source, key_mask, target)])
+    torch.testing.assert_close(model(source, target, key_mask=key_mask).logits, wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("fields", KINDS)
 def test_padding_changes_nothing(fields):
     """More padding, and other tokens in it, leave every logit as it was."""
     model = build(**fields)
-    source, visible, target = batch_of_sentences()
-    logits = model(source, target, visible=visible).logits
-    other = torch.where(visible, source, (source + 1) % CONFIG.source_vocab)
+    source, key_mask, target = batch_of_sentences()
+    logits = model(source, target, key_mask=key_mask).logits
+    other = torch.where(key_mask, source, (source + 1) % CONFIG.source_vocab)
     longer = torch.cat([other, torch.randint(CONFIG.source_vocab, (3, 4))], 1)
-    longer_visible = torch.cat([visible, torch.zeros(3, 4, dtype=torch.bool)], 1)
-    torch.testing.assert_close(model(longer, target, visible=longer_visible).logits, logits, **CLOSE)
+    longer_key_mask = torch.cat([key_mask, torch.zeros(3, 4, dtype=torch.bool)], 1)
+    torch.testing.assert_close(model(longer, target, key_mask=longer_key_mask).logits, logits, **CLOSE)
 
 
 def test_padding_is_never_read():
     """With NaN as the vector of the padding's token, logits and gradients are finite."""
     model = build(bidirectional=True)
-    source, visible, target = batch_of_sentences()
-    source = torch.where(visible, source.clamp(min=1), 0)
+    source, key_mask, target = batch_of_sentences()
+    source = torch.where(key_mask, source.clamp(min=1), 0)
     with torch.no_grad():
         model.encoder.embedding.weight[0] = math.nan
-    logits = model(source, target, visible=visible).logits
+    logits = model(source, target, key_mask=key_mask).logits
     assert torch.isfinite(logits).all()
     logits.sum().backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
@@ -247,7 +247,7 @@ def test_all_visible_is_the_same_as_not_saying_so():
     """The packed and the plain way of running the encoder agree where there is no padding."""
     model = build(bidirectional=True, cell="lstm")
     source, _, target = batch_of_sentences()
-    said = model(source, target, visible=torch.ones(3, 7, dtype=torch.bool)).logits
+    said = model(source, target, key_mask=torch.ones(3, 7, dtype=torch.bool)).logits
     torch.testing.assert_close(said, model(source, target).logits, **CLOSE)
 
 
@@ -255,9 +255,9 @@ def test_all_visible_is_the_same_as_not_saying_so():
 def test_recorded_alignment_is_every_steps_softmax(fields):
     """One call a step: exp(score - lse) is the loop's weights, 0 on padding, and gives the output."""
     model = build(**fields)
-    source, visible, target = batch_of_sentences("between")
+    source, key_mask, target = batch_of_sentences("between")
     calls, record = recorder()
-    model(source, target, visible=visible, record=record)
+    model(source, target, key_mask=key_mask, record=record)
     names, queries, all_k, all_v, outs, lses, rules = zip(*calls, strict=True)
     assert names == ("decoder.cross",) * 5
     assert model.attention_names == ["decoder.cross"]
@@ -270,7 +270,7 @@ def test_recorded_alignment_is_every_steps_softmax(fields):
     torch.testing.assert_close(recovered, weights(q, k, rule), **CLOSE)
     torch.testing.assert_close(recovered @ v, out, **CLOSE)
     for row, seen, (_, alignment) in zip(
-        recovered[:, 0], visible, reference_batch(model, source, visible, target), strict=True
+        recovered[:, 0], key_mask, reference_batch(model, source, key_mask, target), strict=True
     ):
         torch.testing.assert_close(row[:, seen], alignment, **CLOSE)
         assert (row[:, ~seen] == 0).all()
@@ -304,13 +304,13 @@ def test_keys_are_projected_once_a_sentence(fields):
 def test_a_gate_scales_what_attention_brings():
     """The context is multiplied by the gate at each step, in the forward pass and in decoding."""
     model = build()
-    source, visible, target = batch_of_sentences()
-    reference_logits = reference_batch(model, source, visible, target, gate=0.25)
+    source, key_mask, target = batch_of_sentences()
+    reference_logits = reference_batch(model, source, key_mask, target, gate=0.25)
     wanted = torch.stack([logits for logits, _ in reference_logits])
     with regard.intervene(model) as run:
         run.gate(layer=0, by=0.25)
-        torch.testing.assert_close(model(source, target, visible=visible).logits, wanted, **CLOSE)
-        first, decoding = model.begin(source, visible, start_token=int(target[0, 0]))
+        torch.testing.assert_close(model(source, target, key_mask=key_mask).logits, wanted, **CLOSE)
+        first, decoding = model.begin(source, key_mask, start_token=int(target[0, 0]))
         torch.testing.assert_close(first[0], wanted[0, 0], **CLOSE)
         torch.testing.assert_close(decoding.next(target[:, 1])[0], wanted[0, 1], **CLOSE)
 
@@ -331,12 +331,12 @@ def test_one_word_of_the_target_can_be_gated_alone():
 def test_decoding_word_by_word_equals_teacher_forcing(fields):
     """begin and next give the logits, and record the alignment, of one forward pass over the same words."""
     model = build(**fields)
-    source, visible, target = batch_of_sentences()
+    source, key_mask, target = batch_of_sentences()
     target[:, 0] = CONFIG.bos
     whole, record_whole = recorder()
-    wanted = model(source, target, visible=visible, record=record_whole).logits
+    wanted = model(source, target, key_mask=key_mask, record=record_whole).logits
     steps, record_step = recorder()
-    logits, decoding = model.begin(source, visible, record=record_step)
+    logits, decoding = model.begin(source, key_mask, record=record_step)
     got = [logits, *(decoding.next(tokens) for tokens in target[:, 1:].unbind(1))]
     torch.testing.assert_close(torch.stack(got, 1), wanted, **CLOSE)
     assert len(steps) == (0 if fields["score"] == "none" else 5)
@@ -350,16 +350,16 @@ def test_decoding_word_by_word_equals_teacher_forcing(fields):
 def test_reordered_sequences_go_on_as_themselves(fields):
     """After reorder, each sequence's next logits are those of the source and words it now stands for."""
     model = build(**fields)
-    source, visible, target = batch_of_sentences()
+    source, key_mask, target = batch_of_sentences()
     target[:, 0] = CONFIG.bos
     kept = torch.tensor([2, 0, 2, 1])
     new_word = torch.tensor([3, 5, 7, 11])
-    _, decoding = model.begin(source, visible)
+    _, decoding = model.begin(source, key_mask)
     decoding.next(target[:, 1])
     decoding.reorder(kept)
     got = decoding.next(new_word)
     words = torch.cat([target[kept, :2], new_word[:, None]], 1)
-    wanted = model(source[kept], words, visible=visible[kept]).logits[:, -1]
+    wanted = model(source[kept], words, key_mask=key_mask[kept]).logits[:, -1]
     torch.testing.assert_close(got, wanted, **CLOSE)
 
 
@@ -391,8 +391,8 @@ def test_config_and_weights_make_the_same_model_again():
     again = Seq2Seq(Seq2SeqConfig.from_dict(json.loads(json.dumps(asdict(model.config))))).double().eval()
     assert again.config == model.config
     again.load_state_dict(model.state_dict())
-    source, visible, target = batch_of_sentences()
-    first, second = (m(source, target, visible=visible).logits for m in (model, again))
+    source, key_mask, target = batch_of_sentences()
+    first, second = (m(source, target, key_mask=key_mask).logits for m in (model, again))
     assert torch.equal(first, second)
 
 
@@ -403,8 +403,8 @@ def test_it_learns_to_reverse(score):
     config = Seq2SeqConfig(11, 11, embed_dim=16, hidden_dim=32, score=score, bidirectional=True, bos=1, eos=2)
     model = Seq2Seq(config).double()  # in float32 rounding alone decides how soon: 40 to 110 steps
     lengths = torch.randint(2, 6, (29,))
-    visible = torch.arange(5) < lengths[:, None]
-    source = torch.where(visible, torch.randint(3, 11, (29, 5)), 0)
+    key_mask = torch.arange(5) < lengths[:, None]
+    source = torch.where(key_mask, torch.randint(3, 11, (29, 5)), 0)
     answer = torch.zeros(29, 6, dtype=torch.long)
     for row, length in enumerate(lengths.tolist()):
         answer[row, :length] = source[row, :length].flip(0)
@@ -413,13 +413,13 @@ def test_it_learns_to_reverse(score):
     counts = torch.arange(6) <= lengths[:, None]
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(100):
-        logits = model(source, target, visible=visible).logits
+        logits = model(source, target, key_mask=key_mask).logits
         loss = torch.nn.functional.cross_entropy(logits[counts], answer[counts])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
     with torch.no_grad():
-        logits, decoding = model.begin(source, visible)
+        logits, decoding = model.begin(source, key_mask)
         written = [logits.argmax(-1)]
         for _ in range(5):
             written.append(decoding.next(written[-1]).argmax(-1))

@@ -54,8 +54,8 @@ def test_steps_and_padding_change_nothing(name):
     steps = [model(part, cache=cache).logits for part in ids.split([4, 1, 1, 5, 2], 1)]
     torch.testing.assert_close(torch.cat(steps, 1), whole)
     padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), ids], 1)
-    visible = torch.arange(18)[None] >= 5
-    torch.testing.assert_close(model(padded, visible=visible).logits[:, 5:], whole)
+    key_mask = torch.arange(18)[None] >= 5
+    torch.testing.assert_close(model(padded, key_mask=key_mask).logits[:, 5:], whole)
     model.float()
     written = generate(model, [ids[0, :6].tolist()], max_new=4).tokens[0]
     text = ids[:, :6]
@@ -108,7 +108,7 @@ def test_norms_after_are_on_what_is_added():
         ({"window": 3}, {"local": (True,)}, "Got 1 of 3 layers, window 3"),
         ({}, {"local": (True, True, False)}, "window None"),
         ({"window": 3}, {"positions": "rotary", "local_rotary_base": 5.0}, "which layers differ"),
-        ({"kernel": "elu1", "sinks": True}, {}, "linear attention forms no scores"),
+        ({"feature_map": "elu1", "sinks": True}, {}, "linear attention forms no scores"),
         ({"softcap": 0.0}, {}, "softcap must be"),
         ({}, {"positions": "rotary", "rotary_dim": 9}, "must be even"),
     ],

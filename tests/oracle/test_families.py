@@ -243,21 +243,21 @@ def test_one_stack_gives_the_same_hidden_states_and_logits(pair, name, padding):
     """Every layer's hidden states and the logits are theirs, wherever the padding stands."""
     theirs, ours = pair(ONE_STACK[name])
     tokens = torch.randint(3, VOCAB, (3, 13))
-    visible = torch.ones(3, 13, dtype=torch.bool)
+    key_mask = torch.ones(3, 13, dtype=torch.bool)
     if padding == "right":
-        visible[1, 9:] = visible[2, 5:] = False
+        key_mask[1, 9:] = key_mask[2, 5:] = False
     elif padding == "left":
-        visible[1, :4] = visible[2, :8] = False
-    positions = (visible.long().cumsum(-1) - 1).clamp(min=0)
+        key_mask[1, :4] = key_mask[2, :8] = False
+    positions = (key_mask.long().cumsum(-1) - 1).clamp(min=0)
     expected = theirs(
-        input_ids=tokens, attention_mask=visible.long(), position_ids=positions, output_hidden_states=True
+        input_ids=tokens, attention_mask=key_mask.long(), position_ids=positions, output_hidden_states=True
     )
-    got = ours.model(tokens, visible=visible, return_layers=True)
+    got = ours.model(tokens, key_mask=key_mask, return_layers=True)
     assert len(got.layers) == len(expected.hidden_states)
     for mine, other in zip(got.layers, expected.hidden_states, strict=True):
-        close(mine[visible], other[visible])
+        close(mine[key_mask], other[key_mask])
     if hasattr(expected, "logits"):
-        close(got.logits[visible], expected.logits[visible])
+        close(got.logits[key_mask], expected.logits[key_mask])
     if padding != "left" and getattr(expected, "pooler_output", None) is not None:
         close(got.pooled, expected.pooler_output)
 
@@ -287,15 +287,15 @@ def test_t5_gives_the_same_logits_and_memory(pair, name):
     """Encoder, decoder and cross-attention agree with padding in the source and with the cache."""
     theirs, ours = pair(BOTH_STACKS[name])
     source, target = torch.randint(3, VOCAB, (3, 17)), torch.randint(3, VOCAB, (3, 7))
-    visible = torch.ones(3, 17, dtype=torch.bool)
-    visible[1, 11:] = visible[2, :4] = False
-    expected = theirs(input_ids=source, attention_mask=visible.long(), decoder_input_ids=target)
-    got = ours.model(source, target, visible=visible)
-    close(got.memory[visible], expected.encoder_last_hidden_state[visible])
+    key_mask = torch.ones(3, 17, dtype=torch.bool)
+    key_mask[1, 11:] = key_mask[2, :4] = False
+    expected = theirs(input_ids=source, attention_mask=key_mask.long(), decoder_input_ids=target)
+    got = ours.model(source, target, key_mask=key_mask)
+    close(got.memory[key_mask], expected.encoder_last_hidden_state[key_mask])
     close(got.logits, expected.logits)
     cache = ours.model.new_cache()
     steps = [
-        ours.model(None, token[:, None], visible=visible, memory=got.memory, cache=cache).logits
+        ours.model(None, token[:, None], key_mask=key_mask, memory=got.memory, cache=cache).logits
         for token in target.unbind(1)
     ]
     close(torch.cat(steps, dim=1), expected.logits)
@@ -316,17 +316,17 @@ def test_t5_generates_what_transformers_generates(pair, name, n_beam, length_pen
     """Greedy and beam search find the same answers to sources of different lengths."""
     theirs, ours = pair(BOTH_STACKS[name])
     source = torch.randint(3, VOCAB, (3, 11))
-    visible = torch.ones(3, 11, dtype=torch.bool)
-    visible[1, 6:] = False
+    key_mask = torch.ones(3, 11, dtype=torch.bool)
+    key_mask[1, 6:] = False
     expected = theirs.generate(
         input_ids=source,
-        attention_mask=visible.long(),
+        attention_mask=key_mask.long(),
         max_new_tokens=12,
         num_beams=n_beam,
         length_penalty=length_penalty,
         do_sample=False,
     )
-    rows = [row[mask].tolist() for row, mask in zip(source, visible, strict=True)]
+    rows = [row[mask].tolist() for row, mask in zip(source, key_mask, strict=True)]
     got = generate(ours, rows, max_new=12, n_beam=n_beam, length_penalty=length_penalty)
     assert got.tokens == tuple(continued(row[1:], 1) for row in expected)
 

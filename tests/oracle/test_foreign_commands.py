@@ -23,7 +23,7 @@ NO_TEXT = {
     "prune": "foretells no token",
     "generate": "generates no text",
 }
-NO_ONE_TEXT = {"why": "foretells a token after one text", "prune": "foretells no token"}
+NO_ONE_TEXT = {"why": "predicts a token from one text", "prune": "foretells no token"}
 NO_ANSWER = {**NO_ONE_TEXT, "heads": "an encoder-decoder answers"}
 REFUSED = {
     **dict.fromkeys(ENCODERS, NO_TEXT),

@@ -22,9 +22,9 @@ def test_minilm_gives_the_embeddings_of_transformers():
     ours = load("minilm")
     theirs = BertModel.from_pretrained(hub.get("minilm")).eval()
     batch = encoded(TEXTS, ours.tokenizer)
-    expected = theirs(input_ids=batch.ids, attention_mask=batch.visible.long())
-    got = ours.model(batch.ids, visible=batch.visible)
-    real = batch.visible
+    expected = theirs(input_ids=batch.ids, attention_mask=batch.key_mask.long())
+    got = ours.model(batch.ids, key_mask=batch.key_mask)
+    real = batch.key_mask
     torch.testing.assert_close(got.hidden[real], expected.last_hidden_state[real], rtol=0, atol=1e-5)
     torch.testing.assert_close(got.pooled, expected.pooler_output, rtol=0, atol=1e-5)
 

@@ -92,7 +92,7 @@ def test_cross_attention_equals_that_of_torch(dtype, memory_dim, padded):
     hidden = torch.arange(N_KEY) >= lengths[:, None] if padded else None
     wanted, _ = peer(x, memory, memory, key_padding_mask=hidden)
     by_length = ours(x, memory, visible=Visibility(lengths=lengths) if padded else None)
-    by_key = ours(x, memory, visible=None if hidden is None else Visibility(keys=~hidden))
+    by_key = ours(x, memory, visible=None if hidden is None else Visibility(key_mask=~hidden))
     torch.testing.assert_close(by_length, wanted, **TOLERANCE[dtype])
     torch.testing.assert_close(by_key, wanted, **TOLERANCE[dtype])
     assert_same_gradients(by_length, wanted, x, memory)
@@ -110,7 +110,7 @@ def test_causal_attention_with_padding_equals_that_of_torch(dtype, batch):
     hidden = torch.zeros(batch, N_QUERY, dtype=torch.bool)
     hidden[-1, 4:] = True
     wanted, _ = peer(x, x, x, attn_mask=future, key_padding_mask=hidden)
-    got = ours(x, visible=Visibility(keys=~hidden))
+    got = ours(x, visible=Visibility(key_mask=~hidden))
     torch.testing.assert_close(got, wanted, **TOLERANCE[dtype])
     visible, bias = Visibility.from_torch_masks(future, hidden, N_HEAD)
     assert bias is None
@@ -175,7 +175,7 @@ def test_an_encoder_block_equals_that_of_torch(dtype, activation, norm_first, bi
     x = torch.randn(BATCH, N_QUERY, MODEL_DIM, dtype=dtype, requires_grad=True)
     hidden = torch.arange(N_QUERY) >= torch.tensor([N_QUERY, 3])[:, None]
     wanted = peer(x, src_key_padding_mask=hidden)
-    got = ours(x, visible=Visibility(keys=~hidden))
+    got = ours(x, visible=Visibility(key_mask=~hidden))
     torch.testing.assert_close(got, wanted, **TOLERANCE[dtype])
     assert_same_gradients(got, wanted, x)
 
@@ -192,6 +192,6 @@ def test_a_decoder_block_equals_that_of_torch(dtype, activation, norm_first, bia
     hidden = torch.arange(N_KEY) >= torch.tensor([4, N_KEY])[:, None]
     future = torch.ones(N_QUERY, N_QUERY, dtype=torch.bool).triu(1)
     wanted = peer(x, memory, tgt_mask=future, memory_key_padding_mask=hidden)
-    got = ours(x, memory, memory_visible=Visibility(keys=~hidden))
+    got = ours(x, memory, memory_visible=Visibility(key_mask=~hidden))
     torch.testing.assert_close(got, wanted, **TOLERANCE[dtype])
     assert_same_gradients(got, wanted, x, memory)

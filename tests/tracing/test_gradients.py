@@ -81,7 +81,7 @@ def test_score_gradients_of_a_foreign_model():
 def test_an_objective_stands_for_a_prediction():
     """A model without logits needs to be told what is predicted."""
     config = TransformerConfig(
-        vocab=61, block=BlockConfig(model_dim=24, n_head=3, ff_dim=31), n_encoder_layer=1, head="none"
+        vocab=61, block=BlockConfig(model_dim=24, n_head=3, ff_dim=31), n_encoder_layer=1, lm_head="none"
     )
     model = initialise(Transformer(config), 0).eval()
     ids = torch.randint(0, 61, (1, 7))

@@ -32,7 +32,7 @@ RULES = {
     "plain": ScoreRule(),
     "scale and softcap": ScoreRule(scale=0.7, softcap=3.0),
     "causal window": ScoreRule(visible=Visibility(causal=True, start=2, window=5)),
-    "padding": ScoreRule(visible=Visibility(keys=PADDING)),
+    "padding": ScoreRule(visible=Visibility(key_mask=PADDING)),
     "lengths": ScoreRule(visible=Visibility(lengths=torch.tensor([0, 7]))),
     "segments": ScoreRule(
         visible=Visibility(query_segment=SEGMENT[:, :N_QUERY].contiguous(), key_segment=SEGMENT)
@@ -56,8 +56,8 @@ def one_of_each():
     sink = torch.randn(N_HEAD)
     layers.append(LayerTrace("sink", q, k, attend(q, k, v).lse, ScoreRule(sink=sink), kind="cross"))
     for name in ("elu1", "relu", "quadratic", "favor"):
-        kernel = feature_map(name, qk_dim=QK_DIM, n_feature=17)
-        layers.append(LinearLayerTrace.of(name, q, k, v, kernel, causal=True, visible=PADDING))
+        phi = feature_map(name, qk_dim=QK_DIM, n_feature=17)
+        layers.append(LinearLayerTrace.of(name, q, k, v, phi, causal=True, key_mask=PADDING))
     seen = Visibility(causal=True)
     layers.append(DenseLayerTrace("dense", torch.rand(BATCH, N_HEAD, N_QUERY, N_KEY), "cross", seen))
     return Trace(
@@ -65,7 +65,7 @@ def one_of_each():
         tokens=(tuple("abcdefghijk"), ("", "é", "\n", "🙂", *"efghijk")),
         source_tokens=(tuple("0123456789xyz"),) * BATCH,
         ids=torch.arange(22).view(2, 11),
-        real=torch.ones(2, 11, dtype=torch.bool),
+        key_mask=torch.ones(2, 11, dtype=torch.bool),
         text=("one", "two"),
         facts={"name": "model", "n_layer": 3, "trained": False, "licence": None, "scale": 0.5},
         checks=Checks(
@@ -90,8 +90,30 @@ def test_a_saved_trace_comes_back_whole(tmp_path):
     for name in ("tokens", "source_tokens", "text", "facts", "checks"):
         assert getattr(after, name) == getattr(before, name), name
     assert torch.equal(after.ids, before.ids)
-    assert torch.equal(after.real, before.real)
+    assert torch.equal(after.key_mask, before.key_mask)
     assert torch.equal(after.layers[0].v, before.layers[0].v)
+
+
+def with_older_names(described):
+    """A description of a trace as it was written before `key_mask` and `feature_map` had these names."""
+    described["real"] = described.pop("key_mask")
+    for layer in described["layers"]:
+        if layer["type"] == "linear":
+            layer["keys"], layer["kernel"] = layer.pop("key_mask"), layer.pop("feature_map")
+        for visible in (layer.get("rule", {}).get("visible"), layer.get("visibility")):
+            if visible is not None:
+                visible["keys"] = visible.pop("key_mask")
+
+
+def test_a_file_with_the_older_names_of_fields_comes_back_whole(tmp_path):
+    """Files written before fields were renamed give the same weights."""
+    before = one_of_each()
+    before.save(tmp_path / "a.trace")
+    rewritten(tmp_path / "a.trace", lambda metadata, described, tensors: with_older_names(described))
+    after = Trace.load(tmp_path / "a.trace")
+    assert torch.equal(after.key_mask, before.key_mask)
+    for one, other in zip(before.layers, after.layers, strict=True):
+        assert torch.equal(whole(one), whole(other)), one.name
 
 
 @dataclass(frozen=True, repr=False)

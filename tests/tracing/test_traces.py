@@ -34,7 +34,7 @@ def some_rules():
         "scale": ScoreRule(scale=1.7),
         "causal": ScoreRule(visible=Visibility(causal=True, start=N_KEY - N_QUERY)),
         "window": ScoreRule(visible=Visibility(causal=True, start=4, window=3)),
-        "padding": ScoreRule(visible=Visibility(keys=padding)),
+        "padding": ScoreRule(visible=Visibility(key_mask=padding)),
         "lengths": ScoreRule(visible=Visibility(lengths=torch.tensor([0, 11]))),
         "segments": ScoreRule(
             visible=Visibility(
@@ -224,18 +224,18 @@ def test_hidden_garbage_does_not_reach_a_weight():
     assert bool((table[1, :, :, 17:] == 0).all())
 
 
-@pytest.mark.parametrize("kernel", ["elu1", "relu", "quadratic", "favor"])
+@pytest.mark.parametrize("name", ["elu1", "relu", "quadratic", "favor"])
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-def test_linear_attention_is_recovered_by_tile(kernel, causal):
+def test_linear_attention_is_recovered_by_tile(name, causal):
     """The weights of a linear layer give its output, and a tile is a block of them."""
-    phi = feature_map(kernel, qk_dim=QK_DIM, n_feature=31)
+    phi = feature_map(name, qk_dim=QK_DIM, n_feature=31)
     keys = torch.ones(BATCH, N_KEY, dtype=torch.bool)
     keys[1, 19:] = False
     q, k, v = (torch.randn(BATCH, n, size, QK_DIM) for n, size in ((N_HEAD, N_QUERY), (3, N_KEY), (3, N_KEY)))
-    layer = LinearLayerTrace.of("linear", q, k, v, phi, causal=causal, visible=keys)
+    layer = LinearLayerTrace.of("linear", q, k, v, phi, causal=causal, key_mask=keys)
     table = layer.block(*EVERYTHING)
     out = (table.unflatten(1, (3, 2)) @ v[:, :, None]).flatten(1, 2)
-    wanted = attend_linear(q, k, v, phi, causal=causal, visible=keys).out
+    wanted = attend_linear(q, k, v, phi, causal=causal, key_mask=keys).out
     assert torch.allclose(out, wanted, atol=1e-4)
     assert torch.allclose(layer.tile(1, 4, slice(5, 16), slice(2, 19)), table[1, 4, 5:16, 2:19], atol=1e-6)
     seen = layer.visible(*EVERYTHING, 1, 4)

@@ -218,7 +218,7 @@ def test_every_form_of_pytorchs_call_is_answered_and_kept_compact(name):
     was = {
         "causal": visible.causal and visible.everything is False and visible.window is None,
         "window": visible.window == 4,
-        "keys": visible.keys is not None and visible.dense is None,
+        "keys": visible.key_mask is not None and visible.dense is None,
         "dense": visible.dense is not None,
         "line": type(layer.rule.bias).__name__ == "DistanceBias",
         "table": type(layer.rule.bias).__name__ == "DenseBias",

@@ -44,7 +44,7 @@ def test_the_loss_is_the_mean_over_real_tokens(model):
     objective = Objective(build_model(settings, tokenizer)).eval()
     examples = [Fixed().get(0, index) for index in range(7)]
     batch = padded(examples, 0)
-    together = objective(batch.source, batch.visible, batch.inputs, batch.labels)
+    together = objective(batch.source, batch.source_key_mask, batch.inputs, batch.labels)
     alone = 0.0
     for each in examples:
         source, inputs = torch.tensor([each.source]), torch.tensor([each.inputs])
@@ -69,7 +69,7 @@ def test_accumulated_batches_are_one_large_batch():
         ]
     one = padded(examples, 0)
     whole = training_of(clip=0.0)
-    loss = whole.objective(one.source, one.visible, one.inputs, one.labels) / one.n_label
+    loss = whole.objective(one.source, one.source_key_mask, one.inputs, one.labels) / one.n_label
     loss.backward()
     measured = small.update()
     any_order = one.n_label * torch.finfo(torch.float32).eps  # one rounding for each term of the sum
@@ -122,11 +122,11 @@ def test_label_smoothing_mixes_in_every_word():
     """The smoothed loss is (1 - s) of the plain one and s of the mean over the vocabulary."""
     training = training_of(label_smoothing=0.3)
     batch, _ = training.batches.at(Place())
-    logits = training.objective.model(batch.source, batch.inputs, visible=batch.visible).logits
+    logits = training.objective.model(batch.source, batch.inputs, key_mask=batch.source_key_mask).logits
     chances = logits.log_softmax(-1)[batch.labels != IGNORED]
     labels = batch.labels[batch.labels != IGNORED]
     wanted = -0.7 * chances.gather(1, labels[:, None]).sum() - 0.3 * chances.mean(-1).sum()
-    found = training.objective(batch.source, batch.visible, batch.inputs, batch.labels)
+    found = training.objective(batch.source, batch.source_key_mask, batch.inputs, batch.labels)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
 
 

@@ -52,7 +52,7 @@ def test_tensors_that_do_not_fit_are_named_with_their_shapes(door, q, k, v, mess
             ShapeError,
             r"lengths must be whole numbers. Got dtype torch.float32",
         ),
-        (lambda: Visibility(keys=t(2, 7)), ShapeError, r"keys must be boolean, True = may look"),
+        (lambda: Visibility(key_mask=t(2, 7)), ShapeError, r"key_mask must be boolean, True = may look"),
         (
             lambda: Visibility(dense=t(5, 7, dtype=BOOL)),
             ShapeError,
@@ -65,7 +65,11 @@ def test_tensors_that_do_not_fit_are_named_with_their_shapes(door, q, k, v, mess
             r"between 0 and .* 7. Got values from 1 to 8",
         ),
         (lambda: Visibility(lengths=torch.tensor([-1, 1])), ArgumentError, r"Got values from -1 to 1"),
-        (lambda: Visibility(keys=t(2, 8, dtype=BOOL)), ShapeError, r"keys has key 8, attention has 7"),
+        (
+            lambda: Visibility(key_mask=t(2, 8, dtype=BOOL)),
+            ShapeError,
+            r"key_mask has key 8, attention has 7",
+        ),
         (
             lambda: Visibility(dense=t(1, 3, 5, 7, dtype=BOOL)),
             ShapeError,
@@ -77,7 +81,7 @@ def test_tensors_that_do_not_fit_are_named_with_their_shapes(door, q, k, v, mess
             r"query_segment has query 4, attention has 5",
         ),
         (
-            lambda: Visibility(keys=t(2, 7, dtype=BOOL).to("meta")),
+            lambda: Visibility(key_mask=t(2, 7, dtype=BOOL).to("meta")),
             ShapeError,
             r"visibility is on meta and q on cpu",
         ),

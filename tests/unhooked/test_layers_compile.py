@@ -94,7 +94,7 @@ def test_a_compiled_block_with_memory_gives_the_same_numbers():
     """Self- and cross-attention, LayerNorm after the residual, padding in the memory."""
     block = Block(BlockConfig(20, 5, 23, norm_first=False, activation="gelu_tanh"), causal=True, cross=True)
     keys = torch.arange(11) < torch.tensor([[11], [4]])
-    memory_visible = Visibility(keys=keys)
+    memory_visible = Visibility(key_mask=keys)
     x, memory = torch.randn(2, 7, 20), torch.randn(2, 11, 20)
     assert_compiles("aot_eager", block, x, memory, memory_visible=memory_visible)
 

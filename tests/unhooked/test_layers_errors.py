@@ -99,9 +99,13 @@ def test_whole_numbers_are_refused_under_autocast_too():
         ),
         (Visibility(lengths=torch.tensor([-1, 5])), ArgumentError, "Got values from -1 to 5"),
         (Visibility(lengths=torch.tensor([3, 3, 3])), ShapeError, "lengths has batch 3, attention has 2"),
-        (Visibility(keys=torch.ones(2, 4, dtype=torch.bool)), ShapeError, "keys has key 4, attention has 5"),
         (
-            Visibility(keys=torch.ones(2, 5, dtype=torch.bool, device="meta")),
+            Visibility(key_mask=torch.ones(2, 4, dtype=torch.bool)),
+            ShapeError,
+            "key_mask has key 4, attention has 5",
+        ),
+        (
+            Visibility(key_mask=torch.ones(2, 5, dtype=torch.bool, device="meta")),
             ShapeError,
             "on meta and q on cpu",
         ),

@@ -65,7 +65,7 @@ def test_random_features_of_another_width_are_refused():
 def test_a_name_is_not_a_kernel():
     """The error says how to make one from a name."""
     with pytest.raises(
-        ArgumentError, match=r"kernel is 'elu1': it must be a FeatureMap.*feature_map\('elu1'\)"
+        ArgumentError, match=r"feature_map is 'elu1': it must be a FeatureMap.*feature_map\('elu1'\)"
     ):
         attend_linear(Q, K, V, "elu1")
 
@@ -89,18 +89,19 @@ def test_a_chunk_has_at_least_one_position(chunk):
         attend_linear(Q, K, V, ELU1, chunk=chunk)
 
 
-@pytest.mark.parametrize("visible", [torch.ones(2, 6, dtype=torch.bool), torch.ones(2, 7)])
-def test_visible_of_another_shape_or_dtype_is_refused(visible):
+@pytest.mark.parametrize("key_mask", [torch.ones(2, 6, dtype=torch.bool), torch.ones(2, 7)])
+def test_a_key_mask_of_another_shape_or_dtype_is_refused(key_mask):
     """One bool for each key, and nothing else."""
-    with pytest.raises(ShapeError, match=r"visible must be a bool tensor on cpu, one entry for each key"):
-        attend_linear(Q, K, V, ELU1, visible=visible)
+    with pytest.raises(ShapeError, match=r"key_mask must be a bool tensor on cpu, one entry for each key"):
+        attend_linear(Q, K, V, ELU1, key_mask=key_mask)
 
 
 def test_a_state_of_another_kernel_is_refused():
     """A state made with other features cannot be added to."""
     state = attend_linear(Q, K, V, ELU1, return_state=True).state
     with pytest.raises(
-        ShapeError, match=r"state is of another layer or kernel: S must be \(batch 2, kv_head 3, feature 21"
+        ShapeError,
+        match=r"state is of another layer or feature map: S must be \(batch 2, kv_head 3, feature 21",
     ):
         attend_linear(Q, K, V, Quadratic(), state=state)
 

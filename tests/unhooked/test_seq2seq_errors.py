@@ -71,19 +71,19 @@ def test_tokens_that_cannot_be_read_are_refused(model, source, target, error, me
 
 
 @pytest.mark.parametrize(
-    ("visible", "error", "message"),
+    ("key_mask", "error", "message"),
     [
-        (torch.tensor([[1, 1, 0], [0, 0, 0]]).bool(), ArgumentError, "sequence 1 has no visible token"),
+        (torch.tensor([[1, 1, 0], [0, 0, 0]]).bool(), ArgumentError, "sequence 1 has no real token"),
         (torch.ones(2, 4).bool(), ShapeError, r"must cover the source, .* = \(2, 3\). Got shape \(2, 4\)"),
-        (torch.ones(2, 3), ShapeError, "visible must be boolean, True = a real token. Got dtype"),
+        (torch.ones(2, 3), ShapeError, "key_mask must be boolean, True = a real token. Got dtype"),
     ],
 )
-def test_a_visibility_that_does_not_fit_is_refused(model, visible, error, message):
+def test_a_key_mask_that_does_not_fit_is_refused(model, key_mask, error, message):
     """Both ways into the model check it."""
     with pytest.raises(error, match=message):
-        model(SOURCE, TARGET, visible=visible)
+        model(SOURCE, TARGET, key_mask=key_mask)
     with pytest.raises(error, match=message):
-        model.begin(SOURCE, visible)
+        model.begin(SOURCE, key_mask)
 
 
 def test_decoding_needs_a_word_to_start_with():

@@ -51,8 +51,8 @@ def layer(**changed):
         ({"v": torch.zeros(2, 2, 5, 3)}, "k and v differ"),
         ({"rule": ScoreRule(sink=torch.zeros(5))}, r"sink must be \(head,\) = \(6,\)"),
         (
-            {"rule": ScoreRule(visible=Visibility(keys=torch.ones(2, 5).bool()))},
-            "keys has key 5, attention has 7",
+            {"rule": ScoreRule(visible=Visibility(key_mask=torch.ones(2, 5).bool()))},
+            "key_mask has key 5, attention has 7",
         ),
         ({"rule": ScoreRule(bias=DistanceBias(torch.zeros(6, 3), 1))}, "covers distances"),
     ],
@@ -68,8 +68,10 @@ def test_a_linear_layer_of_parts_that_do_not_fit_is_refused():
     q, k = torch.zeros(1, 2, 5, 3), torch.zeros(1, 2, 7, 3)
     with pytest.raises(ShapeError, match="one number for each query"):
         LinearLayerTrace("a", q, k, torch.zeros(1, 2, 7), feature_map("elu1"))
-    with pytest.raises(ShapeError, match=r"keys must be \(batch, key\) = \(1, 7\)"):
-        LinearLayerTrace("a", q, k, torch.zeros(1, 2, 5), feature_map("elu1"), keys=torch.ones(1, 5).bool())
+    with pytest.raises(ShapeError, match=r"key_mask must be \(batch, key\) = \(1, 7\)"):
+        LinearLayerTrace(
+            "a", q, k, torch.zeros(1, 2, 5), feature_map("elu1"), key_mask=torch.ones(1, 5).bool()
+        )
     with pytest.raises(ShapeError, match="drawn for qk_dim 4"):
         LinearLayerTrace("a", q, k, torch.zeros(1, 2, 5), feature_map("favor", qk_dim=4))
     with pytest.raises(ShapeError, match="at most as many"):
@@ -184,11 +186,11 @@ def one_of_each():
     q, k, v = torch.randn(2, 6, 5, 3), torch.randn(2, 3, 7, 3), torch.randn(2, 3, 7, 3)
     keys = torch.ones(2, 7).bool()
     bias = DistanceBias(torch.randn(6, 11), 4)
-    rule = ScoreRule(visible=Visibility(causal=True, start=0, keys=keys), bias=bias)
+    rule = ScoreRule(visible=Visibility(causal=True, start=0, key_mask=keys), bias=bias)
     return Trace(
         (
             LayerTrace("softmax", q, k, attend(q, k, v, rule).lse, rule, v),
-            LinearLayerTrace.of("favor", q, k, v, feature_map("favor", qk_dim=3, n_feature=5), visible=keys),
+            LinearLayerTrace.of("favor", q, k, v, feature_map("favor", qk_dim=3, n_feature=5), key_mask=keys),
             DenseLayerTrace("dense", torch.rand(2, 6, 5, 7), "cross"),
         ),
         tokens=(tuple("abcde"),) * 2,

@@ -64,12 +64,12 @@ def test_a_tile_is_that_block_of_the_weights(session, dtype, error):
 @pytest.mark.parametrize("n", [83, 307], ids=["weight by weight", "by largest score"])
 def test_an_overview_is_the_largest_of_each_block(n, valued):
     """Both ways of pooling give the maximum over visible cells, NaN where there is none."""
-    rule = ScoreRule(visible=Visibility(causal=True, keys=torch.arange(n)[None] % 7 != 3))
+    rule = ScoreRule(visible=Visibility(causal=True, key_mask=torch.arange(n)[None] % 7 != 3))
     q, k, v = torch.randn(1, 6, n, 5) * 2, torch.randn(1, 3, n, 5), torch.randn(1, 3, n, 5)
     document = Document(Trace((LayerTrace("one", q, k, attend(q, k, v, rule).lse, rule, v),)))
     found = document.tile(0, 4, slice(0, n), slice(0, n), 13, 11, valued=valued)
     scores = (q[0, 4] @ k[0, 2].T / 5**0.5).double()
-    visible = torch.ones(n, n).tril().bool() & rule.visible.keys
+    visible = torch.ones(n, n).tril().bool() & rule.visible.key_mask
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
     if valued:
         weights = weights * v[0, 2].double().norm(dim=-1)

@@ -2,16 +2,18 @@
 
 import type { Theme } from "./colour";
 import { Comparison } from "./comparison";
+import type { PageContext } from "./context";
 import { fill, h, number, option } from "./dom";
 import { Finder } from "./finder";
 import { Machine } from "./machine";
 import { Overview, type Place } from "./overview";
 import { NEEDS_MODEL, Panels } from "./panels";
 import { Player } from "./player";
-import { Share } from "./share";
-import { EmbeddedTiles, type EmbeddedDoc } from "./sources";
-import { placeTip, sideTokens, Stage } from "./stage";
-import { fromHash, START, toHash, type State } from "./state";
+import { type AtlasView, type PageView, VIEWS } from "./registry";
+import { type Drawing, Share } from "./share";
+import { type EmbeddedDoc, EmbeddedTiles } from "./sources";
+import { placeTip, Stage, sideTokens } from "./stage";
+import { fromHash, START, type State, toHash } from "./state";
 import { Story } from "./story";
 import { TopBar } from "./topbar";
 import { HEAD_NAMES, Tour } from "./tour";
@@ -37,6 +39,10 @@ const PLAIN: Partial<State> = {
   filter: "",
 };
 
+/** What decides a run of the model: a state with another key needs another trace. */
+const runKey = ({ model, text, target, off, doc, write }: State): string =>
+  JSON.stringify([model, text, target, off, doc, write]);
+
 export class App {
   readonly element = h("div", { class: "regard" });
   state: State;
@@ -57,15 +63,14 @@ export class App {
   private loading = 0;
   private stopper = new AbortController();
   private asked = ""; // the run that is shown or under way
-  private readonly panels = new Panels(this);
-  private readonly story = new Story(this);
-  private readonly machine = new Machine(this);
-  private readonly finder = new Finder(this);
-  readonly share = new Share(this);
+  private readonly panels: Panels;
+  private readonly story: Story;
+  private readonly machine: Machine;
+  private readonly share: Share;
   private effects: { id: string; found: Effects | null } = { id: "", found: null };
   private readonly tour = new Tour((scene) => this.goTo(scene));
   private readonly atlas: HTMLElement;
-  private readonly comparison = new Comparison(this);
+  private readonly comparison: Comparison;
   private limit: number | null = null;
   private addressTimer: ReturnType<typeof setTimeout> | undefined;
 
@@ -76,7 +81,18 @@ export class App {
     this.state = { ...START, ...config.start, ...(config.useHash ? fromHash(location.hash) : {}) };
     const change = (patch: Partial<State>) => this.change(patch);
     const failed = (error: unknown) => this.failed(error);
-    this.top = new TopBar(this, change);
+    const context = this.context();
+    this.panels = new Panels(context);
+    this.story = new Story(context);
+    this.machine = new Machine(context);
+    const finder = new Finder(context);
+    this.share = new Share(context, () => this.drawing());
+    this.comparison = new Comparison(context);
+    this.top = new TopBar(context, {
+      share: this.share.element,
+      help: () => this.tour.open(),
+      stop: () => this.stopper.abort(),
+    });
     const zoomed = (zoom: State["zoom"]) => {
       this.state = { ...this.state, zoom };
       this.writeAddress();
@@ -111,25 +127,25 @@ export class App {
       "div",
       { class: "body" },
       h(
-          "aside",
-          { class: "side left", "aria-label": "All heads" },
-          h("h2", {}, "All heads"),
-          this.gridTools,
-          this.overview.element,
-          this.other,
-          this.overview2.element,
-          this.legend,
-          panel("Predictions", true, h("div", { class: "inside" }, this.panels.offs), this.panels.predicting),
-          this.writing,
-          panel("Which head does it?", false, this.finder.element),
-        ),
-        h("main", { class: "main" }, this.headline, this.stage.controls, this.stage.element, this.stage.foot),
-        h(
-          "aside",
-          { class: "side right", "aria-label": "This head" },
-          panel("Why this weight", true, this.panels.why),
-          panel("Facts of the head", true, this.panels.about),
-        ),
+        "aside",
+        { class: "side left", "aria-label": "All heads" },
+        h("h2", {}, "All heads"),
+        this.gridTools,
+        this.overview.element,
+        this.other,
+        this.overview2.element,
+        this.legend,
+        panel("Predictions", true, h("div", { class: "inside" }, this.panels.offs), this.panels.predicting),
+        this.writing,
+        panel("Which head does it?", false, finder.element),
+      ),
+      h("main", { class: "main" }, this.headline, this.stage.controls, this.stage.element, this.stage.foot),
+      h(
+        "aside",
+        { class: "side right", "aria-label": "This head" },
+        panel("Why this weight", true, this.panels.why),
+        panel("Facts of the head", true, this.panels.about),
+      ),
     );
     fill(
       this.element,
@@ -144,6 +160,35 @@ export class App {
       this.stage.announced,
     );
     this.listen();
+  }
+
+  /** What the parts of the page get to see of it. */
+  private context(): PageContext {
+    const app = this; // getters have a `this` of their own
+    return {
+      get state() {
+        return app.state;
+      },
+      get source() {
+        return app.source;
+      },
+      get facts() {
+        return app.facts;
+      },
+      get theme() {
+        return app.theme;
+      },
+      get models() {
+        return app.models;
+      },
+      backend: this.backend,
+      docs: this.config.docs,
+      change: (patch) => this.change(patch),
+      look: (patch) => this.look(patch),
+      failed: (error) => this.failed(error),
+      render: () => this.render(),
+      drawn: () => this.drawn(),
+    };
   }
 
   async start(): Promise<void> {
@@ -174,14 +219,6 @@ export class App {
     return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   }
 
-  openHelp(): void {
-    this.tour.open();
-  }
-
-  get modelChoices(): ModelChoice[] {
-    return this.models;
-  }
-
   /** The server is back, perhaps a new one: it takes the trace again. */
   private again(): void {
     this.say([]);
@@ -205,18 +242,29 @@ export class App {
     );
   }
 
-  failed(error: unknown): void {
+  private failed(error: unknown): void {
     this.say([error instanceof Error ? error.message : String(error)]);
   }
 
   change(patch: Partial<State>): void {
-    const moves = ["at", "layer", "head", "query", "key", "view", "model", "text", "compare", "sort", "filter"];
+    const moves = [
+      "at",
+      "layer",
+      "head",
+      "query",
+      "key",
+      "view",
+      "model",
+      "text",
+      "compare",
+      "sort",
+      "filter",
+    ];
     // A scene's caption is about its view: who goes elsewhere leaves it.
     if (!("scene" in patch) && moves.some((name) => name in patch)) patch = { ...patch, scene: null };
     this.state = { ...this.state, ...patch };
     this.writeAddress();
-    const { model, text, target, off, doc, write } = this.state;
-    const key = JSON.stringify([model, text, target, off, doc, write]);
+    const key = runKey(this.state);
     if (key !== this.asked) {
       this.asked = key;
       void this.load();
@@ -235,7 +283,7 @@ export class App {
   }
 
   /** What a picture of the page is of; the map has one of its own. */
-  drawing(): { root: HTMLElement; links: (canvas: HTMLCanvasElement) => string } {
+  private drawing(): Drawing {
     const { state, stage } = this;
     const view = state.view === "lines" ? stage.lines : stage.text;
     const root = { story: this.story, machine: this.machine, atlas: view }[state.at].element;
@@ -267,13 +315,9 @@ export class App {
   }
 
   /** Look at a text, also at one that could not be looked at before. */
-  look(patch: Partial<State>): void {
+  private look(patch: Partial<State>): void {
     this.asked = "";
     this.change(patch);
-  }
-
-  stop(): void {
-    this.stopper.abort();
   }
 
   private async load(): Promise<void> {
@@ -317,15 +361,10 @@ export class App {
       Object.assign(fresh, { query: null, key: null });
     if (before && before.meta.tokens.join("\u0000") !== source.meta.tokens.join("\u0000"))
       Object.assign(fresh, { zoom: null, chosen: [], ...this.sameWords(before, source, fresh.layer!) });
-    if (!this.state.model)
-      this.asked = JSON.stringify([
-        (fresh.model = source.meta.modelKey),
-        (fresh.text = source.meta.text),
-        this.state.target,
-        this.state.off,
-        this.state.doc,
-        this.state.write,
-      ]);
+    if (!this.state.model) {
+      Object.assign(fresh, { model: source.meta.modelKey, text: source.meta.text });
+      this.asked = runKey({ ...this.state, ...fresh });
+    }
     if (source.meta.generated) this.writing.open = true;
     this.element.classList.toggle("writes", source.meta.generated !== null);
     this.panels.renew();
@@ -360,7 +399,7 @@ export class App {
   }
 
   /** Resolves once the map is drawn: what the eye waits for comes before measures and predictions. */
-  async drawn(): Promise<void> {
+  private async drawn(): Promise<void> {
     do await new Promise((resolve) => setTimeout(resolve, 30));
     while (this.stage.waiting);
   }
@@ -465,7 +504,14 @@ export class App {
       });
     }
     const label = this.facts?.labels[at.layer]?.[at.head];
-    const chip = label ? h("span", { class: "chip", title: `${HEAD_NAMES[label.label] ?? ""} ${label.rule}` }, h("i"), label.label) : null;
+    const chip = label
+      ? h(
+          "span",
+          { class: "chip", title: `${HEAD_NAMES[label.label] ?? ""} ${label.rule}` },
+          h("i"),
+          label.label,
+        )
+      : null;
     chip?.style.setProperty("--label", this.overview.colourOf(label!.label));
     fill(
       this.headline,
@@ -546,8 +592,9 @@ export class App {
         "span",
         {},
         state.tint === "effect"
-          ? (this.effects.found?.what ?? "Switching heads off…") + ": orange is more, blue is less than nothing."
-          : "Small pictures: each has its own scale, square root of the largest weight of each block. Shift-click compares.",
+          ? (this.effects.found?.what ?? "Switching heads off…") +
+              ": orange is more, blue is less than nothing."
+          : "Small pictures: each has its own scale, square root of the largest weight of each group of cells. Shift-click compares.",
       ),
     );
   }
@@ -565,7 +612,9 @@ export class App {
       const from = event.composedPath()[0] as HTMLElement;
       if (/^(INPUT|TEXTAREA|SELECT)$/.test(from.tagName) || event.ctrlKey || event.metaKey || event.altKey)
         return;
-      const at = ({ s: "story", m: "machine", a: "atlas" } as const)[event.key as "s"];
+      const wanted = Object.entries(VIEWS).find(([, { key }]) => key === event.key);
+      const [name, level] = [wanted?.[0], wanted?.[1].level];
+      const at = level === "page" ? (name as PageView) : null;
       if (at) return this.change({ at, scene: null });
       if (event.key === "?") return this.tour.open();
       if (event.key === "p") return void this.element.classList.toggle("presenting");
@@ -575,7 +624,7 @@ export class App {
         return;
       }
       if (this.state.at !== "atlas") return;
-      const view = ({ "1": "map", "2": "lines", "3": "text" } as const)[event.key as "1"];
+      const view = level === "atlas" ? (name as AtlasView) : null;
       if (view) this.change({ view });
       else if (event.key === "x") this.panels.offs.querySelector<HTMLButtonElement>(".switch")?.click();
     });
@@ -598,14 +647,7 @@ export class App {
     try {
       const source = await this.backend.open(file.name, await file.arrayBuffer());
       this.state = { ...this.state, model: source.meta.modelKey, text: source.meta.text, off: [], write: 0 };
-      this.asked = JSON.stringify([
-        this.state.model,
-        this.state.text,
-        this.state.target,
-        [],
-        this.state.doc,
-        0,
-      ]);
+      this.asked = runKey(this.state);
       this.adopt(source);
     } catch (error) {
       this.failed(error);

@@ -1,6 +1,6 @@
 // Numbers to colours. Lightness alone carries the order, so that every kind of colour blindness can read it.
 
-import type { Block } from "./types";
+import type { Tile } from "./types";
 
 export type ScaleName = "linear" | "sqrt" | "log";
 export type Theme = "light" | "dark";
@@ -120,18 +120,18 @@ export function inkOn(value: number, how: Colouring): string {
   return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#14161c" : "#ffffff";
 }
 
-/** A block as a picture of one pixel for each number. */
-export function paint(block: Block, how: Colouring): HTMLCanvasElement {
+/** A tile as a picture of one pixel for each number. */
+export function paint(tile: Tile, how: Colouring): HTMLCanvasElement {
   const canvas = document.createElement("canvas");
-  canvas.width = block.nCol;
-  canvas.height = block.nRow;
+  canvas.width = tile.nCol;
+  canvas.height = tile.nRow;
   const context = canvas.getContext("2d")!;
-  const image = context.createImageData(block.nCol, block.nRow);
+  const image = context.createImageData(tile.nCol, tile.nRow);
   const colours = (how.diverging ? DIVERGING : SEQUENTIAL)[how.theme];
   const hidden = HIDDEN[how.theme];
-  for (let i = 0; i < block.values.length; i++) {
-    const value = block.values[i]!;
-    if (value !== value) {
+  for (let i = 0; i < tile.values.length; i++) {
+    const value = tile.values[i]!;
+    if (Number.isNaN(value)) {
       for (let c = 0; c < 3; c++) image.data[4 * i + c] = hidden[c]!;
     } else {
       const at = 3 * place(value, how);

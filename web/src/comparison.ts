@@ -1,6 +1,6 @@
 // The second panel: another head, another run of the model, another text.
 
-import type { App } from "./app";
+import type { PageContext } from "./context";
 import { h, option } from "./dom";
 import { NEEDS_MODEL } from "./panels";
 import { EmbeddedTiles } from "./sources";
@@ -8,15 +8,20 @@ import type { Shown } from "./stage";
 import type { CompareName } from "./state";
 import type { TileSource } from "./types";
 
+type Needs = Pick<
+  PageContext,
+  "state" | "source" | "backend" | "models" | "docs" | "change" | "failed" | "render"
+>;
+
 export class Comparison {
   private second: { key: string; source: TileSource } | null = null;
   private asking = ""; // what the second panel waits for
 
-  constructor(private readonly app: App) {}
+  constructor(private readonly page: Needs) {}
 
   /** What stands in the second panel; null while there is nothing, or not yet. */
   shown(): Shown | null {
-    const { state } = this.app;
+    const { state } = this.page;
     if (state.compare === "none") return null;
     void this.load();
     const source = this.second?.source;
@@ -28,7 +33,7 @@ export class Comparison {
 
   /** What a panel is called: its model and head, or its text where texts are compared. */
   titled(source: TileSource, { layer, head }: { layer: number; head: number }): string {
-    const { compare } = this.app.state;
+    const { compare } = this.page.state;
     const { title, text, off } = source.meta;
     const place = `layer ${layer} · head ${head}`;
     if (compare === "text" || compare === "document") return `${place} · “${text}”`;
@@ -37,7 +42,7 @@ export class Comparison {
   }
 
   private async load(): Promise<void> {
-    const { state, backend, source } = this.app;
+    const { state, backend, source } = this.page;
     if (!source) return;
     const { compare, other } = state;
     const key = JSON.stringify([compare, other, source.meta.id]);
@@ -55,9 +60,7 @@ export class Comparison {
       let found: TileSource | null = null;
       if (compare === "head") found = source;
       else if (compare === "document")
-        found = this.app.config.docs[Number(other)]
-          ? new EmbeddedTiles(this.app.config.docs[Number(other)]!)
-          : null;
+        found = this.page.docs[Number(other)] ? new EmbeddedTiles(this.page.docs[Number(other)]!) : null;
       else if (backend && compare === "random")
         found = await backend.trace({ ...request, model: `${meta.modelKey} (untrained)` });
       else if (backend && compare === "model" && other)
@@ -66,24 +69,24 @@ export class Comparison {
         found = await backend.trace({ ...request, text: other });
       else if (backend && compare === "heads off") found = await backend.trace(request);
       if (
-        JSON.stringify([this.app.state.compare, this.app.state.other, this.app.source?.meta.id]) !== key ||
+        JSON.stringify([this.page.state.compare, this.page.state.other, this.page.source?.meta.id]) !== key ||
         !found
       )
         return;
       this.second = { key, source: found };
       this.asking = "";
-      this.app.render();
+      this.page.render();
     } catch (error) {
       if (this.asking !== key) return;
       this.asking = "";
-      this.app.failed(error);
-      this.app.change({ compare: "none" });
+      this.page.failed(error);
+      this.page.change({ compare: "none" });
     }
   }
 
   /** What to compare with, as controls. */
   controls(): HTMLElement {
-    const { state, backend } = this.app;
+    const { state, backend } = this.page;
     const live = backend !== null;
     const names: [CompareName, string, boolean][] = [
       ["none", "nothing", true],
@@ -92,23 +95,25 @@ export class Comparison {
       ["model", "another model", live],
       ["text", "another text", live],
       ["heads off", "before switching off", live && state.off.length > 0],
-      ["document", "another sequence", this.app.config.docs.length > 1],
+      ["document", "another sequence", this.page.docs.length > 1],
     ];
     const pick = (compare: CompareName) => {
       const other =
         compare === "model"
-          ? (this.app.modelChoices.find((m) => m.key !== state.model && m.present)?.key ?? "")
+          ? (this.page.models.find((m) => m.key !== state.model && m.present)?.key ?? "")
           : compare === "text"
-            ? (this.app.source?.meta.text ?? "")
+            ? (this.page.source?.meta.text ?? "")
             : compare === "document"
               ? String(state.doc === 0 ? 1 : 0)
               : "";
       const same = compare !== "head";
-      this.app.change({
+      this.page.change({
         compare,
         other,
         layer2: state.layer,
-        head2: same ? state.head : (state.head + 1) % (this.app.source?.meta.layers[state.layer]?.heads ?? 1),
+        head2: same
+          ? state.head
+          : (state.head + 1) % (this.page.source?.meta.layers[state.layer]?.heads ?? 1),
       });
     };
     return h(
@@ -129,15 +134,16 @@ export class Comparison {
           "select",
           {
             "aria-label": "other model",
-            onchange: (event: Event) => this.app.change({ other: (event.target as HTMLSelectElement).value }),
+            onchange: (event: Event) =>
+              this.page.change({ other: (event.target as HTMLSelectElement).value }),
           },
-          this.app.modelChoices.map((m) => option(m.key, m.name, m.key === state.other, !m.present)),
+          this.page.models.map((m) => option(m.key, m.name, m.key === state.other, !m.present)),
         ),
       state.compare === "text" &&
         h("input", {
           "aria-label": "other text",
           value: state.other,
-          onchange: (event: Event) => this.app.change({ other: (event.target as HTMLInputElement).value }),
+          onchange: (event: Event) => this.page.change({ other: (event.target as HTMLInputElement).value }),
         }),
       state.compare !== "none" &&
         !this.second &&
@@ -150,7 +156,7 @@ export class Comparison {
             type: "checkbox",
             checked: state.difference,
             onchange: (event: Event) =>
-              this.app.change({ difference: (event.target as HTMLInputElement).checked }),
+              this.page.change({ difference: (event.target as HTMLInputElement).checked }),
           }),
           "difference",
         ),

@@ -23,7 +23,11 @@ export function h<K extends keyof HTMLElementTagNameMap>(
 }
 
 /** The same for SVG. */
-export function svg(tag: string, props: Record<string, string | number> = {}, ...children: Child[]): SVGElement {
+export function svg(
+  tag: string,
+  props: Record<string, string | number> = {},
+  ...children: Child[]
+): SVGElement {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(props)) element.setAttribute(name, String(value));
   append(element, children);

@@ -1,6 +1,6 @@
 // Which head sends a word to another? Answered over sentences that mark both, against chance.
 
-import type { App } from "./app";
+import type { PageContext } from "./context";
 import { fill, h, percent } from "./dom";
 
 const SENTENCES = [
@@ -10,12 +10,14 @@ const SENTENCES = [
   "She liked the [book] because *it* was funny",
 ];
 
+type Needs = Pick<PageContext, "source" | "backend" | "change" | "failed">;
+
 export class Finder {
   readonly element = h("div", { class: "inside" });
   private readonly lines = h("textarea", { "aria-label": "sentences", rows: 5, spellcheck: false });
   private readonly found = h("div", { role: "status" });
 
-  constructor(private readonly app: App) {
+  constructor(private readonly page: Needs) {
     this.lines.value = SENTENCES.join("\n");
     fill(
       this.element,
@@ -27,11 +29,12 @@ export class Finder {
   }
 
   private search(): void {
-    const { app } = this;
-    if (!app.backend || !app.source) return app.failed(new Error("Searching needs a model: `regard look` has one."));
+    const { page } = this;
+    if (!page.backend || !page.source)
+      return page.failed(new Error("Searching needs a model: `regard look` has one."));
     fill(this.found, h("p", { class: "quiet" }, "Reading the sentences…"));
-    app.backend
-      .search(app.source.meta, this.lines.value.split("\n"))
+    page.backend
+      .search(page.source.meta, this.lines.value.split("\n"))
       .then(({ heads, pairs, offset, baseline, chance }) =>
         fill(
           this.found,
@@ -47,7 +50,11 @@ export class Finder {
               h(
                 "li",
                 {},
-                h("button", { type: "button", class: "link", onclick: () => app.change({ layer, head }) }, `head ${layer}.${head}`),
+                h(
+                  "button",
+                  { type: "button", class: "link", onclick: () => page.change({ layer, head }) },
+                  `head ${layer}.${head}`,
+                ),
                 h("span", { class: "num" }, percent(share)),
               ),
             ),
@@ -56,7 +63,7 @@ export class Finder {
       )
       .catch((error: unknown) => {
         fill(this.found);
-        app.failed(error);
+        page.failed(error);
       });
     return undefined;
   }

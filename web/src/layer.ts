@@ -1,7 +1,7 @@
 // A layer whose queries, keys and row sums are in the page: any weight is exp(score - lse), as in tracing.py.
 
-import { tensorAt, type TensorPlace } from "./binary";
-import type { LayerMeta, MachineRow, ModelPart, Region, Block, ScoreParts } from "./types";
+import { type TensorPlace, tensorAt } from "./binary";
+import type { LayerMeta, MachineRow, ModelPart, Region, ScoreParts, Tile } from "./types";
 
 export interface PackedLayer {
   tensors: Record<string, TensorPlace>;
@@ -236,7 +236,13 @@ export class EmbeddedLayer {
   }
 
   /** What was kept of the model for this layer. The machine of other layers begins at the query. */
-  private fromModel(parts: ScoreParts, kept: number[], head: number, query: number, key: number): Partial<MachineRow> {
+  private fromModel(
+    parts: ScoreParts,
+    kept: number[],
+    head: number,
+    query: number,
+    key: number,
+  ): Partial<MachineRow> {
     const wrote = this.packed.wrote?.[`${head}.${query}`];
     const push = wrote?.push && { ...wrote.push, byKey: kept.map((i) => wrote.push!.byKey[i]!) };
     const model = {
@@ -247,7 +253,9 @@ export class EmbeddedLayer {
       ...wrote,
       push,
     };
-    return wrote ? { model } : { model, without: "What the head writes back was kept for the words of the tour alone." };
+    return wrote
+      ? { model }
+      : { model, without: "What the head writes back was kept for the words of the tour alone." };
   }
 
   /** One vector of a tensor (head, position, dim) or (position, dim); null where there is no such tensor. */
@@ -260,21 +268,21 @@ export class EmbeddedLayer {
   }
 }
 
-/** Where nearly equal blocks begin and end: the same division as `pooled` of trace_layers.py. */
-export function blockEnds(first: number, last: number, n: number): number[] {
+/** Where nearly equal groups begin and end: the same division as `pooled` of trace_layers.py. */
+export function groupEnds(first: number, last: number, n: number): number[] {
   const size = last - first;
   const count = Math.min(n, size);
   return Array.from({ length: count + 1 }, (_, i) => first + Math.floor((size * i) / count));
 }
 
-/** The largest weight of each block, in strips with a pause between them so that the page stays alive. */
+/** The largest weight of each group of cells, in strips with a pause between them so that the page stays alive. */
 export async function pooled(
   layer: EmbeddedLayer,
   region: Region,
   pause: () => Promise<void>,
-): Promise<Block> {
-  const rowEnds = blockEnds(region.r0, region.r1, region.nRow);
-  const colEnds = blockEnds(region.c0, region.c1, region.nCol);
+): Promise<Tile> {
+  const rowEnds = groupEnds(region.r0, region.r1, region.nRow);
+  const colEnds = groupEnds(region.c0, region.c1, region.nCol);
   const nRow = rowEnds.length - 1;
   const nCol = colEnds.length - 1;
   const width = region.c1 - region.c0;
@@ -289,7 +297,7 @@ export async function pooled(
           let top = values[row * nCol + col]!;
           for (let c = colEnds[col]! - region.c0; c < colEnds[col + 1]! - region.c0; c++) {
             const weight = weights[r * width + c]!;
-            if (!(weight <= top) && weight === weight) top = weight;
+            if (!(weight <= top) && !Number.isNaN(weight)) top = weight;
           }
           values[row * nCol + col] = top;
         }

@@ -2,8 +2,8 @@
 
 import { CATEGORY, type Theme } from "./colour";
 import { fill, h, number } from "./dom";
-import type { Block, TileSource } from "./types";
-import { isSpecial, labels, wordsOf, type Word } from "./words";
+import type { Tile, TileSource } from "./types";
+import { isSpecial, labels, type Word, wordsOf } from "./words";
 
 export interface LineHead {
   layer: number;
@@ -37,13 +37,13 @@ const MOST = 256; // tokens of one window: more lines are a tangle, so long text
 const LEAST = 0.004; // links below are not drawn; their weight still counts in the numbers
 
 /** Weights between words: those of a word's keys are summed, those of its queries averaged. */
-export function byWord(block: Block, rows: Word[], cols: Word[], r0: number, c0: number): Block {
+export function byWord(tile: Tile, rows: Word[], cols: Word[], r0: number, c0: number): Tile {
   const values = new Float32Array(rows.length * cols.length);
   rows.forEach((row, i) => {
     cols.forEach((col, j) => {
       let sum = 0;
       for (let r = row.first; r < row.last; r++)
-        for (let c = col.first; c < col.last; c++) sum += block.values[(r - r0) * block.nCol + c - c0]! || 0;
+        for (let c = col.first; c < col.last; c++) sum += tile.values[(r - r0) * tile.nCol + c - c0]! || 0;
       values[i * cols.length + j] = sum / (row.last - row.first);
     });
   });
@@ -51,31 +51,31 @@ export function byWord(block: Block, rows: Word[], cols: Word[], r0: number, c0:
 }
 
 /** Columns left out, and each row's rest made to sum to 1 again; a row with nothing left stays 0. */
-export function without(block: Block, left: boolean[]): Block {
-  const values = new Float32Array(block.values.length);
-  for (let r = 0; r < block.nRow; r++) {
+export function without(tile: Tile, left: boolean[]): Tile {
+  const values = new Float32Array(tile.values.length);
+  for (let r = 0; r < tile.nRow; r++) {
     let sum = 0;
-    for (let c = 0; c < block.nCol; c++) if (!left[c]) sum += block.values[r * block.nCol + c]! || 0;
-    for (let c = 0; c < block.nCol; c++)
-      values[r * block.nCol + c] = left[c] || sum <= 0 ? 0 : (block.values[r * block.nCol + c]! || 0) / sum;
+    for (let c = 0; c < tile.nCol; c++) if (!left[c]) sum += tile.values[r * tile.nCol + c]! || 0;
+    for (let c = 0; c < tile.nCol; c++)
+      values[r * tile.nCol + c] = left[c] || sum <= 0 ? 0 : (tile.values[r * tile.nCol + c]! || 0) / sum;
   }
-  return { ...block, values };
+  return { ...tile, values };
 }
 
 /** Keys that most queries look at most: those whose mean weight is above a half. */
-export function sinks(block: Block): boolean[] {
-  return Array.from({ length: block.nCol }, (_, c) => {
+export function sinks(tile: Tile): boolean[] {
+  return Array.from({ length: tile.nCol }, (_, c) => {
     let sum = 0;
-    for (let r = 0; r < block.nRow; r++) sum += block.values[r * block.nCol + c]! || 0;
-    return block.nCol > 2 && sum / block.nRow > 0.5;
+    for (let r = 0; r < tile.nRow; r++) sum += tile.values[r * tile.nCol + c]! || 0;
+    return tile.nCol > 2 && sum / tile.nRow > 0.5;
   });
 }
 
 /** The smallest weight of each row that is drawn: its `most` largest are; 0: all. */
-function leastDrawn(block: Block, most: number): Float32Array {
-  return Float32Array.from({ length: block.nRow }, (_, r) => {
+function leastDrawn(tile: Tile, most: number): Float32Array {
+  return Float32Array.from({ length: tile.nRow }, (_, r) => {
     if (!most) return 0;
-    const row = block.values.slice(r * block.nCol, (r + 1) * block.nCol).sort();
+    const row = tile.values.slice(r * tile.nCol, (r + 1) * tile.nCol).sort();
     return row[Math.max(0, row.length - most)] ?? 0;
   });
 }
@@ -113,9 +113,9 @@ export class LinesView {
           source.meta.layers[layer]!.queries === rowTokens.length &&
           source.meta.layers[layer]!.keys === colTokens.length,
       );
-      const blocks = await Promise.all(
+      const tiles = await Promise.all(
         fitting.map(({ layer, head }) =>
-          source.block({ layer, head, r0, r1, c0, c1, nRow: r1 - r0, nCol: c1 - c0, valued: options.valued }),
+          source.tile({ layer, head, r0, r1, c0, c1, nRow: r1 - r0, nCol: c1 - c0, valued: options.valued }),
         ),
       );
       if (ticket !== this.ticket) return;
@@ -134,15 +134,15 @@ export class LinesView {
       const cols = options.words
         ? shift(wordsOf(colTokens.slice(c0, c1)), c0)
         : each(colTokens.slice(c0, c1), c0);
-      let shown = blocks.map((block) =>
+      let shown = tiles.map((tile) =>
         options.words
-          ? byWord(block, rows, cols, r0, c0)
-          : { ...block, values: block.values.map((v) => v || 0) },
+          ? byWord(tile, rows, cols, r0, c0)
+          : { ...tile, values: tile.values.map((v) => v || 0) },
       );
       let left: boolean[] = cols.map(() => false);
       if (options.noSpecial) {
-        left = cols.map((word, c) => word.special || shown.some((block) => sinks(block)[c]!));
-        shown = shown.map((block) => without(block, left));
+        left = cols.map((word, c) => word.special || shown.some((tile) => sinks(tile)[c]!));
+        shown = shown.map((tile) => without(tile, left));
       }
       this.render(rows, cols, shown, fitting, options, left, {
         r0,
@@ -166,7 +166,7 @@ export class LinesView {
   private render(
     rows: Word[],
     cols: Word[],
-    blocks: Block[],
+    tiles: Tile[],
     heads: LineHead[],
     options: LineOptions,
     left: boolean[],
@@ -222,7 +222,7 @@ export class LinesView {
     const queries = side(rows, "query");
     const keys = side(cols, "key");
     const most = options.links === "auto" ? (rows.length > ALL_UP_TO ? 3 : 0) : Number(options.links) || 0;
-    const least = blocks.map((block) => leastDrawn(block, most));
+    const least = tiles.map((tile) => leastDrawn(tile, most));
     const notes = [
       most > 0 &&
         `Drawn are the ${most === 1 ? "strongest link" : `${most} strongest links`} of each token. A token you point at has them all.`,
@@ -282,7 +282,7 @@ export class LinesView {
       h("div", { class: "heads2" }, h("span", {}, "query → looks"), h("span", {}, "key → is looked at")),
       h("div", { class: "board" }, queries, canvas, keys),
     );
-    const draw = () => this.draw(canvas, queries, keys, rows, cols, blocks, least, options, height);
+    const draw = () => this.draw(canvas, queries, keys, rows, cols, tiles, least, options, height);
     new ResizeObserver(draw).observe(canvas);
     draw();
   }
@@ -293,7 +293,7 @@ export class LinesView {
     keys: HTMLElement,
     rows: Word[],
     cols: Word[],
-    blocks: Block[],
+    tiles: Tile[],
     least: Float32Array[],
     options: LineOptions,
     height: number,
@@ -311,14 +311,15 @@ export class LinesView {
     const lit = (r: number, c: number) =>
       hovered ? (hovered.side === "query" ? r === hovered.index : c === hovered.index) : !any || chosen[r]!;
     // On a dark ground a thin line needs more of its colour.
-    const faint = (strength: number) => (options.theme === "dark" ? 0.9 * strength ** 0.7 : 0.75 * strength ** 1.2);
+    const faint = (strength: number) =>
+      options.theme === "dark" ? 0.9 * strength ** 0.7 : 0.75 * strength ** 1.2;
     let top = 1e-9;
-    for (const block of blocks) for (const v of block.values) if (v > top) top = v;
+    for (const tile of tiles) for (const v of tile.values) if (v > top) top = v;
     this.links = [];
-    blocks.forEach((block, i) => {
-      for (let r = 0; r < block.nRow; r++) {
-        for (let c = 0; c < block.nCol; c++) {
-          const weight = block.values[r * block.nCol + c]!;
+    tiles.forEach((tile, i) => {
+      for (let r = 0; r < tile.nRow; r++) {
+        for (let c = 0; c < tile.nCol; c++) {
+          const weight = tile.values[r * tile.nCol + c]!;
           if (weight < LEAST * top || !lit(r, c) || (!hovered && weight < least[i]![r]!)) continue;
           const strength = weight / top;
           const focus = hovered || any;
@@ -349,10 +350,9 @@ export class LinesView {
         token.classList.toggle("dim", (hovered !== null || any) && (found === null || found < 0.01 * top));
       });
     const over = (r: number[], c: number[]) =>
-      blocks.reduce(
-        (sum, block) =>
-          sum +
-          r.reduce((a, row) => a + c.reduce((b, col) => b + block.values[row * block.nCol + col]!, 0), 0),
+      tiles.reduce(
+        (sum, tile) =>
+          sum + r.reduce((a, row) => a + c.reduce((b, col) => b + tile.values[row * tile.nCol + col]!, 0), 0),
         0,
       );
     const active =

@@ -1,18 +1,24 @@
 // The machine: how one weight comes about, step by step, every number the model's own until you overwrite one.
 
-import type { App } from "./app";
 import { CATEGORY } from "./colour";
+import type { PageContext } from "./context";
 import { fill, h, number, percent } from "./dom";
 import { sideTokens } from "./stage";
 import type { MachineRow, TileSource } from "./types";
 import { bars, showWhy } from "./why";
 import { label, labels, linkNames } from "./words";
 
-const NOTHING_KEPT = "This page has no model and kept nothing more of this layer: the machine begins at the query and the key.";
+const NOTHING_KEPT =
+  "This page has no model and kept nothing more of this layer: the machine begins at the query and the key.";
 const PACE = 1600; // milliseconds a step
 
 /** Weights of a row: softmax of score / temperature over what is visible; `rest` stands for keys left out. */
-export function softmaxRow(row: MachineRow, scores: number[], visible: boolean[], temperature: number): number[] {
+export function softmaxRow(
+  row: MachineRow,
+  scores: number[],
+  visible: boolean[],
+  temperature: number,
+): number[] {
   const hot = scores.map((score, i) => (visible[i] ? score / temperature : -Infinity));
   // The rest of a long row is one number at temperature 1; at another it cannot be known and is left out.
   const all = row.rest === null || temperature !== 1 ? hot : [...hot, row.rest];
@@ -22,6 +28,8 @@ export function softmaxRow(row: MachineRow, scores: number[], visible: boolean[]
   return hot.map((score) => Math.exp(score - top) / sum);
 }
 
+type Needs = Pick<PageContext, "state" | "source" | "theme" | "change" | "failed">;
+
 export class Machine {
   readonly element = h("main", { class: "machine", "aria-label": "Machine" });
   private readonly heading = h("p", { class: "finding" });
@@ -29,7 +37,13 @@ export class Machine {
   private readonly slider = h("input", { type: "range", min: "1", "aria-label": "step of the computation" });
   private readonly playing = h("button", { type: "button" });
   private readonly changed = h("p", { class: "caution", role: "status" });
-  private readonly heat = h("input", { type: "range", min: "-2", max: "2", step: "0.1", "aria-label": "temperature" });
+  private readonly heat = h("input", {
+    type: "range",
+    min: "-2",
+    max: "2",
+    step: "0.1",
+    "aria-label": "temperature",
+  });
   private readonly heatSaid = h("span", { class: "num" });
   private readonly code = h("pre", {});
   private timer: ReturnType<typeof setInterval> | null = null;
@@ -40,7 +54,7 @@ export class Machine {
   private scores: number[] = [];
   private visible: boolean[] = [];
 
-  constructor(private readonly app: App) {
+  constructor(private readonly page: Needs) {
     this.slider.addEventListener("input", () => {
       const wanted = Number(this.slider.value);
       this.pause();
@@ -61,7 +75,12 @@ export class Machine {
       ),
       this.changed,
       this.steps,
-      h("details", { class: "panel code" }, h("summary", {}, "in code"), h("div", { class: "inside" }, this.code)),
+      h(
+        "details",
+        { class: "panel code" },
+        h("summary", {}, "in code"),
+        h("div", { class: "inside" }, this.code),
+      ),
     );
     this.go(this.step);
   }
@@ -106,7 +125,7 @@ export class Machine {
   }
 
   show(source: TileSource): void {
-    const { layer, head, query, key } = this.app.state;
+    const { layer, head, query, key } = this.page.state;
     if (query === null || key === null) {
       this.asked = "";
       this.row = null;
@@ -115,7 +134,7 @@ export class Machine {
       this.changed.hidden = true;
       return;
     }
-    const asked = JSON.stringify([source.meta.id, layer, head, query, key, this.app.theme]);
+    const asked = JSON.stringify([source.meta.id, layer, head, query, key, this.page.theme]);
     if (asked === this.asked) return;
     this.asked = asked;
     this.row = null;
@@ -129,14 +148,14 @@ export class Machine {
         this.row = row;
         this.reset();
       })
-      .catch((error: unknown) => this.app.failed(error));
+      .catch((error: unknown) => this.page.failed(error));
   }
 
   private draw(): void {
-    const { row, app } = this;
-    const { layer, head, query, key } = app.state;
+    const { row, page } = this;
+    const { layer, head, query, key } = page.state;
     if (!row || query === null || key === null) return;
-    const source = app.source!;
+    const source = page.source!;
     const meta = source.meta.layers[layer]!;
     const [rows, cols] = [sideTokens(source, layer, "rows"), sideTokens(source, layer, "cols")];
     const colNames = labels(cols);
@@ -153,8 +172,16 @@ export class Machine {
     if (!row.keys.length) {
       this.count = 1;
       const inside = h("div", {});
-      showWhy(inside, parts, names, app.theme, null);
-      fill(this.steps, h("li", { class: "card" }, h("p", {}, "This layer has no softmax over scores: these are all its numbers."), inside));
+      showWhy(inside, parts, names, page.theme, null);
+      fill(
+        this.steps,
+        h(
+          "li",
+          { class: "card" },
+          h("p", {}, "This layer has no softmax over scores: these are all its numbers."),
+          inside,
+        ),
+      );
       this.changed.hidden = true;
       this.code.textContent = "";
       return;
@@ -170,9 +197,11 @@ export class Machine {
     this.heatSaid.textContent = number(this.temperature);
     const at = row.keys.indexOf(key);
     const name = (i: number) => colNames[row.keys[i]!]!;
-    const vector = (title: string, values: number[], colour = CATEGORY[0]!) => bars(title, values, colour, app.theme);
+    const vector = (title: string, values: number[], colour = CATEGORY[0]!) =>
+      bars(title, values, colour, page.theme);
     const sum = parts.products.reduce((a, b) => a + b, 0);
-    const same = (a: number[], b: number[]) => a.every((x, i) => Math.abs(x - b[i]!) < 1e-4 * (1 + Math.abs(x)));
+    const same = (a: number[], b: number[]) =>
+      a.every((x, i) => Math.abs(x - b[i]!) < 1e-4 * (1 + Math.abs(x)));
     const cards: [string, string, (HTMLElement | string | null)[]][] = [];
     if (model) {
       cards.push([
@@ -191,12 +220,7 @@ export class Machine {
           `Positions turn both, ${q} by ${query} steps and ${k} by ${key}: where they stand now counts.`,
           [vector("q", parts.q), vector("k", parts.k)],
         ]);
-    } else
-      cards.push([
-        "q, k",
-        row.without ?? NOTHING_KEPT,
-        [vector("q", parts.q), vector("k", parts.k)],
-      ]);
+    } else cards.push(["q, k", row.without ?? NOTHING_KEPT, [vector("q", parts.q), vector("k", parts.k)]]);
     cards.push([
       "score",
       parts.additive
@@ -225,7 +249,12 @@ export class Machine {
         [vector("v", row.values[at]!, CATEGORY[6]!), vector("Σ w v", mix, CATEGORY[6]!)],
       ]);
     }
-    if (model?.push) cards.push(["W_o, and the next token", "W_o writes the answer back; this is what it adds to the scores of next tokens.", [this.pushes(model.push, weights, own)]]);
+    if (model?.push)
+      cards.push([
+        "W_o, and the next token",
+        "W_o writes the answer back; this is what it adds to the scores of next tokens.",
+        [this.pushes(model.push, weights, own)],
+      ]);
     else if (model?.added !== undefined)
       cards.push([
         "W_o",
@@ -238,7 +267,13 @@ export class Machine {
     fill(
       this.steps,
       cards.map(([title, says, inside], i) =>
-        h("li", { class: "card", "data-step": title }, h("h2", {}, `${i + 1}  ${title}`), h("p", {}, says), inside),
+        h(
+          "li",
+          { class: "card", "data-step": title },
+          h("h2", {}, `${i + 1}  ${title}`),
+          h("p", {}, says),
+          inside,
+        ),
       ),
     );
     this.steps.dataset["weight"] = String(weights[at]!);
@@ -268,7 +303,13 @@ export class Machine {
   }
 
   /** A row as bars with names; long rows show the largest. */
-  private chart(values: number[], seen: (i: number) => boolean, name: (i: number) => string, at: number, what: string): HTMLElement {
+  private chart(
+    values: number[],
+    seen: (i: number) => boolean,
+    name: (i: number) => string,
+    at: number,
+    what: string,
+  ): HTMLElement {
     const order = values
       .map((_, i) => i)
       .sort((a, b) => values[b]! - values[a]!)
@@ -306,11 +347,16 @@ export class Machine {
       "div",
       { class: shown.length > 11 ? "chart crowded" : "chart" },
       all,
-      shown.length < values.length && h("span", { class: "quiet" }, `and ${values.length - shown.length} smaller`),
+      shown.length < values.length &&
+        h("span", { class: "quiet" }, `and ${values.length - shown.length} smaller`),
     );
   }
 
-  private pushes(push: { tokens: string[]; byKey: number[][] }, weights: number[], own: number[]): HTMLElement {
+  private pushes(
+    push: { tokens: string[]; byKey: number[][] },
+    weights: number[],
+    own: number[],
+  ): HTMLElement {
     const total = (w: number[], t: number) => push.byKey.reduce((a, by, i) => a + w[i]! * by[t]!, 0);
     const rows = push.tokens.map((token, t) => {
       const [now, was] = [total(weights, t), total(own, t)];

@@ -1,7 +1,7 @@
 // One module for all places: `mount` for the page, the default export for a notebook (anywidget).
 
 import { App, type Config } from "./app";
-import { RemoteBackend, type EmbeddedDoc } from "./sources";
+import { type EmbeddedDoc, RemoteBackend } from "./sources";
 import type { State } from "./state";
 import css from "./style.css";
 import { HttpTransport, MessageTransport, type WidgetModel } from "./transport";
@@ -31,11 +31,7 @@ const data = host && document.getElementById("regard-data");
 if (host && data?.textContent) {
   const page = JSON.parse(data.textContent) as PageData;
   const backend = page.token === null ? null : new RemoteBackend(new HttpTransport(page.token));
-  const app = mount(
-    host,
-    { docs: page.docs, start: page.start, path: page.path, useHash: true },
-    backend,
-  );
+  const app = mount(host, { docs: page.docs, start: page.start, path: page.path, useHash: true }, backend);
   (globalThis as unknown as { regard: App }).regard = app; // for the curious, at the console
 }
 

@@ -1,8 +1,8 @@
 // The heat map: rows are queries, columns keys. From the whole of it down to single cells with their numbers.
 
-import { HIDDEN, inkOn, paint, type Colouring } from "./colour";
+import { type Colouring, HIDDEN, inkOn, paint } from "./colour";
 import { Pyramid, type Rect } from "./tiles";
-import type { Block, TileSource } from "./types";
+import type { Tile, TileSource } from "./types";
 import { labels } from "./words";
 
 export interface Viewport {
@@ -33,7 +33,7 @@ export interface MapContent {
   rows: string[];
   cols: string[];
   view: Viewport | null;
-  seed: Block | null;
+  seed: Tile | null;
 }
 
 const MOST_PX = 72;
@@ -46,7 +46,7 @@ export class MapView {
   readonly canvas = document.createElement("canvas");
   pyramid: Pyramid | null = null;
   private before: Pyramid | null = null; // shown faintly until the new one has something
-  private seed: Block | null = null;
+  private seed: Tile | null = null;
   private readonly kept = new Map<string, Pyramid>();
   private rows: string[] = [];
   private cols: string[] = [];
@@ -80,13 +80,7 @@ export class MapView {
 
   show({ source, layer, head, valued, rows, cols, view, seed }: MapContent): void {
     const now = this.pyramid;
-    if (
-      !now ||
-      now.source !== source ||
-      now.layer !== layer ||
-      now.head !== head ||
-      now.valued !== valued
-    ) {
+    if (!now || now.source !== source || now.layer !== layer || now.head !== head || now.valued !== valued) {
       now?.stop();
       const meta = source.meta.layers[layer]!;
       const same = now && now.meta.queries === meta.queries && now.meta.keys === meta.keys;
@@ -234,11 +228,11 @@ export class MapView {
     const tile = this.pyramid?.overview;
     let best = { row: (r0 + r1) / 2, col: (c0 + c1) / 2 };
     if (!tile) return best;
-    const [high, wide] = [tile.r1 / tile.block.nRow, tile.c1 / tile.block.nCol];
+    const [high, wide] = [tile.r1 / tile.numbers.nRow, tile.c1 / tile.numbers.nCol];
     let top = -1;
-    tile.block.values.forEach((value, i) => {
-      const row = Math.floor((Math.floor(i / tile.block.nCol) + 0.5) * high);
-      const col = Math.floor(((i % tile.block.nCol) + 0.5) * wide);
+    tile.numbers.values.forEach((value, i) => {
+      const row = Math.floor((Math.floor(i / tile.numbers.nCol) + 0.5) * high);
+      const col = Math.floor(((i % tile.numbers.nCol) + 0.5) * wide);
       if (row < r0 || row >= r1 || col < c0 || col >= c1 || !(value > top)) return;
       top = value;
       best = { row, col };
@@ -397,17 +391,12 @@ export class MapView {
     pyramid.want(level, rect);
     context.save();
     context.beginPath();
-    context.rect(
-      x0,
-      y0,
-      Math.min(w, (this.cols.length - x) * px),
-      Math.min(h, (this.rows.length - y) * py),
-    );
+    context.rect(x0, y0, Math.min(w, (this.cols.length - x) * px), Math.min(h, (this.rows.length - y) * py));
     context.clip();
     context.imageSmoothingEnabled = false;
     if (pyramid.ready) {
       this.before = null;
-      this.tiles(context, pyramid, level, rect);
+      this.drawTiles(context, pyramid, level, rect);
     } else if (this.seed) {
       let top = 1e-9;
       for (const value of this.seed.values) if (value > top) top = value;
@@ -415,7 +404,7 @@ export class MapView {
       context.drawImage(picture, x0 - x * px, y0 - y * py, this.cols.length * px, this.rows.length * py);
     } else if (this.before) {
       context.globalAlpha = 0.4;
-      this.tiles(context, this.before, level, rect);
+      this.drawTiles(context, this.before, level, rect);
       context.globalAlpha = 1;
     }
     this.cells(context, rect);
@@ -429,7 +418,7 @@ export class MapView {
     this.minimap(context);
   }
 
-  private tiles(context: CanvasRenderingContext2D, pyramid: Pyramid, level: number, rect: Rect): void {
+  private drawTiles(context: CanvasRenderingContext2D, pyramid: Pyramid, level: number, rect: Rect): void {
     const { x, y, px } = this.view;
     for (const tile of pyramid.shown(level, rect)) {
       context.drawImage(
@@ -544,7 +533,12 @@ export class MapView {
     if (this.row !== null && !this.selected) {
       context.strokeStyle = "#e8590c";
       context.lineWidth = 2;
-      context.strokeRect(this.x0 - x * px + 1, this.y0 + (this.row - y) * py, this.cols.length * px - 2, Math.max(py, 4));
+      context.strokeRect(
+        this.x0 - x * px + 1,
+        this.y0 + (this.row - y) * py,
+        this.cols.length * px - 2,
+        Math.max(py, 4),
+      );
     }
     if (this.selected) {
       const [wide, high] = [Math.max(px, 5), Math.max(py, 5)];
@@ -571,7 +565,9 @@ export class MapView {
       1.02 * letter <= cell ? 1 : Math.ceil((air * letter) / cell);
     const every = { row: step(size.row, py, 1.2), col: step(size.col, px, 1.6) };
     const marked = (index: number, which: "row" | "col") =>
-      index === this.hovered?.[which] || index === this.selected?.[which] || (which === "row" && index === this.row);
+      index === this.hovered?.[which] ||
+      index === this.selected?.[which] ||
+      (which === "row" && index === this.row);
     const shown = (first: number, last: number, which: "row" | "col") => {
       const step = every[which];
       const list: number[] = [];

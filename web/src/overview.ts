@@ -3,7 +3,7 @@
 import { css, paint, type Theme } from "./colour";
 import { fill, h } from "./dom";
 import { LABELS } from "./registry";
-import { aborted, type Block, type Effects, type HeadFacts, type LayerMeta, type TileSource } from "./types";
+import { aborted, type Effects, type HeadFacts, type LayerMeta, type Tile, type TileSource } from "./types";
 
 export interface Place {
   layer: number;
@@ -29,13 +29,13 @@ const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export class Overview {
   readonly element = h("div", { class: "grid", role: "grid", tabIndex: 0 });
-  private tiles = new Map<string, HTMLButtonElement>();
+  private thumbs = new Map<string, HTMLButtonElement>();
   private order: Place[] = [];
   private columns = 1;
   private source: TileSource | null = null;
   private stopper = new AbortController();
   private built = "";
-  private pictures = new Map<string, { block: Block; paint: (theme: Theme) => HTMLCanvasElement }>();
+  private pictures = new Map<string, { tile: Tile; paint: (theme: Theme) => HTMLCanvasElement }>();
 
   constructor(
     private readonly pick: (place: Place, extra: boolean) => void,
@@ -54,8 +54,8 @@ export class Overview {
   private chosen: Place = { layer: 0, head: 0 };
 
   /** The small picture of a head of this trace, where it is there. */
-  picture(source: TileSource, { layer, head }: Place): Block | null {
-    return source === this.source ? (this.pictures.get(`${layer}.${head}`)?.block ?? null) : null;
+  picture(source: TileSource, { layer, head }: Place): Tile | null {
+    return source === this.source ? (this.pictures.get(`${layer}.${head}`)?.tile ?? null) : null;
   }
 
   show(what: Shown): void {
@@ -78,30 +78,30 @@ export class Overview {
     const all = (what.effects?.values ?? []).flat().map((value) => Math.abs(value ?? 0));
     const largest = Math.max(1e-12, ...all);
     this.element.classList.toggle("tinted", what.effects !== null);
-    for (const [name, tile] of this.tiles) {
+    for (const [name, thumb] of this.thumbs) {
       const [layer, head] = name.split(".").map(Number) as [number, number];
       const effect = what.effects?.values[layer]?.[head];
       const how = { scale: "sqrt", theme: what.theme, top: largest, diverging: true } as const;
-      tile.style.backgroundColor = typeof effect === "number" ? css(effect, how) : "";
+      thumb.style.backgroundColor = typeof effect === "number" ? css(effect, how) : "";
       const is = (place: Place | null) => place !== null && place.layer === layer && place.head === head;
-      tile.classList.toggle("chosen", is(what.chosen));
-      tile.classList.toggle("second", is(what.second));
-      tile.classList.toggle(
+      thumb.classList.toggle("chosen", is(what.chosen));
+      thumb.classList.toggle("second", is(what.second));
+      thumb.classList.toggle(
         "also",
         what.more.some(([l, x]) => l === layer && x === head),
       );
-      tile.classList.toggle(
+      thumb.classList.toggle(
         "off",
         what.off.some(([l, x]) => l === layer && x === head),
       );
-      tile.setAttribute("aria-selected", String(is(what.chosen)));
-      if (is(what.chosen)) this.reveal(tile);
+      thumb.setAttribute("aria-selected", String(is(what.chosen)));
+      if (is(what.chosen)) this.reveal(thumb);
     }
   }
 
-  /** Scroll the grid, and nothing around it, until a tile is in view. */
-  private reveal(tile: HTMLElement): void {
-    const [box, at] = [this.element.getBoundingClientRect(), tile.getBoundingClientRect()];
+  /** Scroll the grid, and nothing around it, until a thumb is in view. */
+  private reveal(thumb: HTMLElement): void {
+    const [box, at] = [this.element.getBoundingClientRect(), thumb.getBoundingClientRect()];
     if (at.top < box.top) this.element.scrollTop -= box.top - at.top + 6;
     else if (at.bottom > box.bottom) this.element.scrollTop += at.bottom - box.bottom + 6;
   }
@@ -120,7 +120,7 @@ export class Overview {
     this.element.style.setProperty("--columns", String(this.columns));
     this.element.classList.toggle("dense", this.columns > 12);
     this.element.classList.toggle("flat", !byLayer);
-    this.tiles.clear();
+    this.thumbs.clear();
     const rows: HTMLElement[] = [];
     const twoSided = source.meta.kind === "encoder-decoder";
     this.element.classList.toggle("named", twoSided);
@@ -135,31 +135,35 @@ export class Overview {
         );
         rows.push(row);
       }
-      row.appendChild(this.tile(place, facts, theme, values?.[place.layer]?.[place.head] ?? null));
+      row.appendChild(this.thumb(place, facts, theme, values?.[place.layer]?.[place.head] ?? null));
     });
     fill(this.element, rows.length ? rows : h("p", { class: "quiet" }, "No head has this label."));
   }
 
-  private tile(place: Place, facts: HeadFacts | null, theme: Theme, value: number | null): HTMLButtonElement {
+  private thumb(
+    place: Place,
+    facts: HeadFacts | null,
+    theme: Theme,
+    value: number | null,
+  ): HTMLButtonElement {
     const name = `${place.layer}.${place.head}`;
     const label = facts?.labels[place.layer]?.[place.head]?.label;
-    const tile = h("button", {
+    const thumb = h("button", {
       type: "button",
-      class: "tile",
+      class: "thumb",
       role: "gridcell",
       tabIndex: -1,
       "data-head": name,
       "aria-label": `layer ${place.layer}, head ${place.head}${label ? `, ${label}` : ""}${value === null ? "" : `, ${value.toFixed(3)}`}`,
-      onclick: (event: MouseEvent) =>
-        this.pick(place, event.shiftKey || event.ctrlKey || event.metaKey),
-      onpointerenter: () => this.hover(place, tile),
-      onpointerleave: () => this.hover(null, tile),
+      onclick: (event: MouseEvent) => this.pick(place, event.shiftKey || event.ctrlKey || event.metaKey),
+      onpointerenter: () => this.hover(place, thumb),
+      onpointerleave: () => this.hover(null, thumb),
     });
-    if (label) tile.style.setProperty("--label", this.colourOf(label));
+    if (label) thumb.style.setProperty("--label", this.colourOf(label));
     const picture = this.pictures.get(name);
-    if (picture) tile.appendChild(picture.paint(theme));
-    this.tiles.set(name, tile);
-    return tile;
+    if (picture) thumb.appendChild(picture.paint(theme));
+    this.thumbs.set(name, thumb);
+    return thumb;
   }
 
   /** The chosen head first, then its layer, then the others. Short texts need one question for all heads; those
@@ -179,25 +183,25 @@ export class Overview {
       const some = queue.splice(0, many);
       try {
         const heads = some.map(({ layer, head }): [number, number] => [layer, head]);
-        const blocks = await source.small(heads, SMALL, signal);
-        some.forEach((place, i) => this.filled(place, blocks[i]!, theme));
+        const tiles = await source.small(heads, SMALL, signal);
+        some.forEach((place, i) => this.filled(place, tiles[i]!, theme));
       } catch (error) {
         if (aborted(error)) return;
-        for (const { layer, head } of some) this.tiles.get(`${layer}.${head}`)?.classList.add("failed");
+        for (const { layer, head } of some) this.thumbs.get(`${layer}.${head}`)?.classList.add("failed");
       }
     }
     if (!signal.aborted) this.element.dataset["filled"] = "all";
   }
 
-  private filled({ layer, head }: Place, block: Block, theme: Theme): void {
+  private filled({ layer, head }: Place, tile: Tile, theme: Theme): void {
     let top = 1e-9;
-    for (const v of block.values) if (v > top) top = v;
+    for (const v of tile.values) if (v > top) top = v;
     const picture = {
-      block,
-      paint: (theme: Theme) => paint(block, { scale: "sqrt", theme, top, diverging: false }),
+      tile,
+      paint: (theme: Theme) => paint(tile, { scale: "sqrt", theme, top, diverging: false }),
     };
     this.pictures.set(`${layer}.${head}`, picture);
-    this.tiles.get(`${layer}.${head}`)?.replaceChildren(picture.paint(theme));
+    this.thumbs.get(`${layer}.${head}`)?.replaceChildren(picture.paint(theme));
   }
 
   /** Resolves once every head has its picture. */

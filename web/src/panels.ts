@@ -1,7 +1,7 @@
 // The panels beside the stage: why this weight, facts of the head, predictions. Each asks again only when
 // what it shows has changed.
 
-import type { App } from "./app";
+import type { PageContext } from "./context";
 import { fill, h, number } from "./dom";
 import { showFacts, showPredictions } from "./facts";
 import { sideTokens } from "./stage";
@@ -13,6 +13,11 @@ export const NEEDS_MODEL =
 
 const LONG = 1024; // tokens: predictions of longer texts wait until they are asked for
 
+type Needs = Pick<
+  PageContext,
+  "state" | "facts" | "theme" | "backend" | "change" | "failed" | "render" | "drawn"
+>;
+
 export class Panels {
   readonly why = h("div", { class: "inside" });
   readonly about = h("div", { class: "inside" });
@@ -23,7 +28,7 @@ export class Panels {
 
   private insisted = ""; // the long text whose predictions were asked for
 
-  constructor(private readonly app: App) {}
+  constructor(private readonly page: Needs) {}
 
   /** Forget what was asked: the trace is another one. */
   renew(): void {
@@ -32,7 +37,7 @@ export class Panels {
   }
 
   render(source: TileSource): void {
-    const { view, query } = this.app.state;
+    const { view, query } = this.page.state;
     // Where words are masked, a click on one masks it.
     if (source.meta.predicts === "masked" && view === "text" && query !== null) this.position = query;
     this.drawWhy(source);
@@ -41,8 +46,8 @@ export class Panels {
   }
 
   private drawWhy(source: TileSource): void {
-    const { layer, head, query, key } = this.app.state;
-    const wanted = JSON.stringify([source.meta.id, layer, head, query, key, this.app.theme, this.position]);
+    const { layer, head, query, key } = this.page.state;
+    const wanted = JSON.stringify([source.meta.id, layer, head, query, key, this.page.theme, this.position]);
     if (wanted === this.done.why) return;
     this.done.why = wanted;
     if (query === null || key === null) {
@@ -57,9 +62,9 @@ export class Panels {
       .parts(layer, head, query, key)
       .then((parts) => {
         if (wanted !== this.done.why) return;
-        showWhy(this.why, parts, names, this.app.theme, this.gradient(source, { layer, head, query, key }));
+        showWhy(this.why, parts, names, this.page.theme, this.gradient(source, { layer, head, query, key }));
       })
-      .catch((error: unknown) => this.app.failed(error));
+      .catch((error: unknown) => this.page.failed(error));
   }
 
   private gradient(
@@ -67,11 +72,11 @@ export class Panels {
     at: { layer: number; head: number; query: number; key: number },
   ): HTMLElement | null {
     const { meta } = source;
-    if (!this.app.backend || meta.predicts === null || meta.generated)
+    if (!this.page.backend || meta.predicts === null || meta.generated)
       return h(
         "p",
         { class: "quiet" },
-        this.app.backend ? "" : "The gradient of a prediction on this score needs a live model.",
+        this.page.backend ? "" : "The gradient of a prediction on this score needs a live model.",
       );
     const answer = h("span", { class: "num" });
     const ask = h(
@@ -82,7 +87,7 @@ export class Panels {
         onclick: () => {
           answer.textContent = " …";
           const position = this.position ?? meta.tokens.length - 1;
-          this.app
+          this.page
             .backend!.gradient(meta, { ...at, position })
             .then((found) => {
               answer.textContent = ` ${number(found.gradient)} for ${found.token}`;
@@ -90,7 +95,7 @@ export class Panels {
             })
             .catch((error: unknown) => {
               answer.textContent = "";
-              this.app.failed(error);
+              this.page.failed(error);
             });
         },
       },
@@ -100,33 +105,33 @@ export class Panels {
   }
 
   private drawFacts(source: TileSource): void {
-    const { layer, head, valued } = this.app.state;
-    const wanted = JSON.stringify([source.meta.id, layer, head, valued, !!this.app.facts]);
+    const { layer, head, valued } = this.page.state;
+    const wanted = JSON.stringify([source.meta.id, layer, head, valued, !!this.page.facts]);
     if (wanted === this.done.facts) return;
     this.done.facts = wanted;
     const names = { rows: sideTokens(source, layer, "rows"), cols: sideTokens(source, layer, "cols") };
     const canValue = source.meta.layers[layer]!.values;
     const draw = (pairs: Parameters<typeof showFacts>[2]) =>
-      showFacts(this.about, this.app.facts, pairs, { layer, head }, names, valued, canValue, {
-        value: (on) => this.app.change({ valued: on }),
-        pair: ({ query, key }) => this.app.change({ query, key }),
+      showFacts(this.about, this.page.facts, pairs, { layer, head }, names, valued, canValue, {
+        value: (on) => this.page.change({ valued: on }),
+        pair: ({ query, key }) => this.page.change({ query, key }),
       });
     draw(null);
-    this.app
+    this.page
       .drawn()
       .then(() => (wanted === this.done.facts ? source.pairs(layer, head) : null))
       .then((pairs) => {
         if (pairs && wanted === this.done.facts) draw(pairs);
       })
-      .catch((error: unknown) => this.app.failed(error));
+      .catch((error: unknown) => this.page.failed(error));
   }
 
   private drawPredictions(source: TileSource): void {
-    const { off, layer, head } = this.app.state;
+    const { off, layer, head } = this.page.state;
     const { meta } = source;
     const isOff = off.some(([l, x]) => l === layer && x === head);
-    const live = this.app.backend !== null && meta.kind !== "unknown" && !meta.generated;
-    const why = !this.app.backend
+    const live = this.page.backend !== null && meta.kind !== "unknown" && !meta.generated;
+    const why = !this.page.backend
       ? NEEDS_MODEL
       : meta.generated
         ? "A text being written is shown as it was. End the writing to switch heads off."
@@ -134,7 +139,7 @@ export class Panels {
           ? "Only a model that is loaded here can be run again."
           : "";
     const toggle = () =>
-      this.app.change({
+      this.page.change({
         off: isOff ? off.filter(([l, x]) => l !== layer || x !== head) : [...off, [layer, head]],
       });
     fill(
@@ -145,7 +150,7 @@ export class Panels {
         isOff ? `Switch head ${layer}.${head} on` : `Switch head ${layer}.${head} off`,
       ),
       off.length > 0 &&
-        h("button", { type: "button", onclick: () => this.app.change({ off: [] }) }, "all on"),
+        h("button", { type: "button", onclick: () => this.page.change({ off: [] }) }, "all on"),
       off.map(([l, x]) => h("span", { class: "chip" }, h("i"), `${l}.${x} off`)),
     );
     const wanted = JSON.stringify([meta.id, this.position]);
@@ -161,7 +166,7 @@ export class Panels {
         {
           at: (position) => {
             this.position = position;
-            this.app.render();
+            this.page.render();
           },
         },
       );
@@ -171,7 +176,7 @@ export class Panels {
       const insist = () => {
         this.insisted = meta.id;
         this.done.predict = "";
-        this.app.render();
+        this.page.render();
       };
       const note = "A text this long takes the model a while to read again.";
       fill(
@@ -182,9 +187,9 @@ export class Panels {
       return undefined;
     }
     show(null, null);
-    this.app
+    this.page
       .drawn()
-      .then(() => this.app.backend!.predict(meta, this.position))
+      .then(() => this.page.backend!.predict(meta, this.position))
       .then((answer) => {
         if (wanted === this.done.predict) show(answer, null);
       })

@@ -14,7 +14,12 @@ export function picture(width: number, height: number, theme: Theme, inside: str
 }
 
 /** What is drawn inside `root`, all of it, however little is scrolled into view. `links` draws a canvas anew. */
-export function snapshot(root: HTMLElement, theme: Theme, title: string, links: (canvas: HTMLCanvasElement) => string): string {
+export function snapshot(
+  root: HTMLElement,
+  theme: Theme,
+  title: string,
+  links: (canvas: HTMLCanvasElement) => string,
+): string {
   const measure = document.createElement("canvas").getContext("2d")!;
   const [left, top] = [root.getBoundingClientRect().left, root.getBoundingClientRect().top];
   const ends = { x0: Infinity, y0: Infinity, x1: -Infinity, y1: -Infinity };
@@ -56,7 +61,10 @@ export function snapshot(root: HTMLElement, theme: Theme, title: string, links: 
     }
     const { a, b, c, d, e, f } = element.getScreenCTM()!;
     place(element.getBoundingClientRect());
-    const line = style.stroke === "none" ? "" : ` stroke="${style.stroke}" stroke-width="${style.strokeWidth}" stroke-linecap="round"`;
+    const line =
+      style.stroke === "none"
+        ? ""
+        : ` stroke="${style.stroke}" stroke-width="${style.strokeWidth}" stroke-linecap="round"`;
     return `<path d="${element.getAttribute("d")}" transform="matrix(${[a, b, c, d, e - left, f - top].map(round).join(" ")})" fill="${style.fill}"${line} opacity="${style.opacity}"/>`;
   };
   const draw = (node: Node): string => {
@@ -65,25 +73,41 @@ export function snapshot(root: HTMLElement, theme: Theme, title: string, links: 
     const style = getComputedStyle(node);
     if (style.display === "none" || style.visibility === "hidden") return "";
     if (node instanceof SVGElement)
-      return node instanceof SVGSVGElement ? [...node.children].map(draw).join("") : shape(node as SVGGraphicsElement, style);
+      return node instanceof SVGSVGElement
+        ? [...node.children].map(draw).join("")
+        : shape(node as SVGGraphicsElement, style);
     const box = node.getBoundingClientRect();
     let out = "";
     const filled = !/^rgba\(.*, 0\)$/.test(style.backgroundColor);
-    const edge = parseFloat(style.borderTopWidth) && parseFloat(style.borderLeftWidth) ? style.borderTopColor : style.outlineStyle === "solid" ? style.outlineColor : "";
+    const edge =
+      parseFloat(style.borderTopWidth) && parseFloat(style.borderLeftWidth)
+        ? style.borderTopColor
+        : style.outlineStyle === "solid"
+          ? style.outlineColor
+          : "";
     if (node !== root && box.width && (filled || edge))
       out += `<rect ${place(box)} rx="${Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2)}" fill="${filled ? style.backgroundColor : "none"}"${edge ? ` stroke="${edge}"` : ""}/>`;
     if (node instanceof HTMLCanvasElement) {
       const vectors = links(node);
       const at = place(box);
-      out += vectors ? `<g transform="translate(${round(box.left - left)},${round(box.top - top)})">${vectors}</g>` : `<image ${at} href="${node.toDataURL()}"/>`;
-    } else if (node instanceof HTMLImageElement) out += `<image ${place(box)} preserveAspectRatio="none" href="${node.src}"/>`;
+      out += vectors
+        ? `<g transform="translate(${round(box.left - left)},${round(box.top - top)})">${vectors}</g>`
+        : `<image ${at} href="${node.toDataURL()}"/>`;
+    } else if (node instanceof HTMLImageElement)
+      out += `<image ${place(box)} preserveAspectRatio="none" href="${node.src}"/>`;
     else if (node instanceof HTMLInputElement) {
-      const inner = new DOMRect(box.left + parseFloat(style.paddingLeft), box.top + 2, box.width, box.height - 4);
+      const inner = new DOMRect(
+        box.left + parseFloat(style.paddingLeft),
+        box.top + 2,
+        box.width,
+        box.height - 4,
+      );
       out += letters(node.value, inner, style);
     }
     let inside = [...node.childNodes].map(draw).join("");
     // What an element cuts off is cut off here too; what only has to be scrolled to is not.
-    if (style.overflowX === "hidden" && inside) inside = `<svg ${place(box)} viewBox="${[box.left - left, box.top - top, box.width, box.height].map(round).join(" ")}">${inside}</svg>`;
+    if (style.overflowX === "hidden" && inside)
+      inside = `<svg ${place(box)} viewBox="${[box.left - left, box.top - top, box.width, box.height].map(round).join(" ")}">${inside}</svg>`;
     return style.opacity === "1" ? out + inside : `<g opacity="${style.opacity}">${out}${inside}</g>`;
   };
   const inside = draw(root);

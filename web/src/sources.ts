@@ -1,22 +1,22 @@
 // The kinds of TileSource: a trace in the page, one behind a server or a notebook, and a difference of two.
 
 import { float16, float32, fromBase64 } from "./binary";
-import { EmbeddedLayer, pooled, type PackedLayer } from "./layer";
+import { EmbeddedLayer, type PackedLayer, pooled } from "./layer";
 import type {
   Backend,
-  Block,
   DocMeta,
   Effects,
   HeadFacts,
   MachineRow,
+  ModelChoice,
   Pair,
   PredictionAnswer,
-  ModelChoice,
   Progress,
   Region,
   Scene,
   ScoreParts,
   Search,
+  Tile,
   TileSource,
   TraceRequest,
 } from "./types";
@@ -58,14 +58,15 @@ export class EmbeddedTiles implements TileSource {
     );
   }
 
-  block(region: Region, signal?: AbortSignal): Promise<Block> {
+  tile(region: Region, signal?: AbortSignal): Promise<Tile> {
     return pooled(this.layers[region.layer]!, region, breather(signal));
   }
 
-  async small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Block[]> {
-    const blocks: Block[] = [];
-    for (const [layer, head] of heads) blocks.push(await this.block(whole(this.meta, layer, head, cells), signal));
-    return blocks;
+  async small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Tile[]> {
+    const tiles: Tile[] = [];
+    for (const [layer, head] of heads)
+      tiles.push(await this.tile(whole(this.meta, layer, head, cells), signal));
+    return tiles;
   }
 
   async parts(layer: number, head: number, query: number, key: number): Promise<ScoreParts> {
@@ -86,7 +87,7 @@ export class EmbeddedTiles implements TileSource {
       for (let key = 0; key < keys; key++) {
         const weight = row[key]!;
         if (best.length < 10 || weight > best[best.length - 1]!.weight) {
-          if (weight !== weight) continue;
+          if (Number.isNaN(weight)) continue;
           best.push({ query, key, weight });
           best.sort((a, b) => b.weight - a.weight);
           best = best.slice(0, 10);
@@ -126,7 +127,7 @@ class RemoteTiles implements TileSource {
     private readonly transport: Transport,
   ) {}
 
-  async block(region: Region, signal?: AbortSignal): Promise<Block> {
+  async tile(region: Region, signal?: AbortSignal): Promise<Tile> {
     // Few cells are read as numbers, so they come whole; many are looked at, and half the bits are enough.
     const exact = region.nRow * region.nCol <= 4096 || region.nRow === 1;
     const bytes = new Uint8Array(
@@ -142,13 +143,14 @@ class RemoteTiles implements TileSource {
     return { nRow, nCol, values: exact ? float32(bytes) : float16(bytes) };
   }
 
-  async small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Block[]> {
+  async small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Tile[]> {
     const asked = { doc: this.meta.id, heads, cells };
     const values = float16(new Uint8Array(await this.transport.ask("small", asked, undefined, signal)));
     let at = 0;
     return heads.map(([layer, head]) => {
       const { nRow, nCol } = whole(this.meta, layer, head, cells);
-      return { nRow, nCol, values: values.slice(at, (at += nRow * nCol)) };
+      at += nRow * nCol;
+      return { nRow, nCol, values: values.slice(at - nRow * nCol, at) };
     });
   }
 
@@ -165,7 +167,8 @@ class RemoteTiles implements TileSource {
   }
 
   facts(): Promise<HeadFacts> {
-    return (this.known ??= askJson<HeadFacts>(this.transport, "facts", { doc: this.meta.id }));
+    this.known ??= askJson<HeadFacts>(this.transport, "facts", { doc: this.meta.id });
+    return this.known;
   }
 }
 
@@ -246,15 +249,15 @@ export class DifferenceTiles implements TileSource {
     this.meta = a.meta;
   }
 
-  async block(region: Region, signal?: AbortSignal): Promise<Block> {
+  async tile(region: Region, signal?: AbortSignal): Promise<Tile> {
     const [x, y] = await Promise.all([
-      this.a.block({ ...region, ...this.of }, signal),
-      this.b.block({ ...region, ...this.minus }, signal),
+      this.a.tile({ ...region, ...this.of }, signal),
+      this.b.tile({ ...region, ...this.minus }, signal),
     ]);
     return { ...x, values: x.values.map((value, i) => value - y.values[i]!) };
   }
 
-  small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Block[]> {
+  small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Tile[]> {
     return this.a.small(heads, cells, signal);
   }
 

@@ -1,13 +1,13 @@
 // The middle of the page: one head, or two beside each other, as map, lines or text.
 
-import { css, valueAt, type Colouring, type ScaleName, SCALE_NAMES, type Theme } from "./colour";
+import { type Colouring, css, SCALE_NAMES, type ScaleName, type Theme, valueAt } from "./colour";
 import { choice, fill, h, number, option } from "./dom";
 import { LinesView, type LinkCount } from "./lines";
-import { hiddenCss, MapView, type Cell, type Viewport } from "./mapview";
+import { type Cell, hiddenCss, MapView, type Viewport } from "./mapview";
 import { DifferenceTiles } from "./sources";
-import type { State } from "./state";
+import { type State, titlesOf } from "./state";
 import { gridOf, TextView } from "./textview";
-import type { Block, TileSource } from "./types";
+import type { Tile, TileSource } from "./types";
 import { labels, sameToken } from "./words";
 
 export interface Shown {
@@ -71,7 +71,7 @@ class MapPanel {
     return this.difference.source;
   }
 
-  show(source: TileSource, at: { layer: number; head: number }, state: State, seed: Block | null): void {
+  show(source: TileSource, at: { layer: number; head: number }, state: State, seed: Tile | null): void {
     if (source !== this.source || at.layer !== this.layer || at.head !== this.head) this.rows.clear();
     this.source = source;
     this.layer = at.layer;
@@ -94,7 +94,7 @@ class MapPanel {
     let found = this.rows.get(key);
     if (!found) {
       const { keys } = this.source!.meta.layers[this.layer]!;
-      found = this.source!.block({
+      found = this.source!.tile({
         layer: this.layer,
         head: this.head,
         r0: query,
@@ -132,7 +132,7 @@ export class Stage {
 
   constructor(
     private readonly events: StageEvents,
-    private readonly seedOf: (shown: Shown) => Block | null,
+    private readonly seedOf: (shown: Shown) => Tile | null,
   ) {
     this.panels = [new MapPanel(this, events, false), new MapPanel(this, events, true)];
     this.lines = new LinesView((chosen) => events.change({ chosen }), events.error);
@@ -210,7 +210,15 @@ export class Stage {
         ];
         void this.lines.show(
           a.source,
-          { heads, words: state.words, noSpecial: state.noSpecial, chosen: state.chosen, links: state.links, valued, theme },
+          {
+            heads,
+            words: state.words,
+            noSpecial: state.noSpecial,
+            chosen: state.chosen,
+            links: state.links,
+            valued,
+            theme,
+          },
           rows,
           cols,
         );
@@ -257,7 +265,9 @@ export class Stage {
       );
     fill(
       this.controls,
-      choice("view", { map: "Map", lines: "Lines", text: picture ? "Picture" : "Text" }, state.view, (view) => change({ view })),
+      choice("view", { ...titlesOf("atlas"), ...(picture ? { text: "Picture" } : {}) }, state.view, (view) =>
+        change({ view }),
+      ),
       state.view !== "lines" &&
         h(
           "label",
@@ -394,7 +404,14 @@ export class Stage {
         h("span", {}, this.panels[0].map.grain),
       );
     } else if (this.state.view === "text" && gridOf(this.a!.source, this.a!.layer)) {
-      fill(this.foot, h("span", {}, `Lit is what is looked at: light is the weight over the largest one (${SCALE_NAMES[this.state.scale]}).`));
+      fill(
+        this.foot,
+        h(
+          "span",
+          {},
+          `Lit is what is looked at: light is the weight over the largest one (${SCALE_NAMES[this.state.scale]}).`,
+        ),
+      );
     } else if (this.state.view === "text") {
       fill(this.foot, this.bar(this.colouring(false, 1), "share of the largest"), causal);
     } else

@@ -3,12 +3,13 @@
 import type { ScaleName, Theme } from "./colour";
 import type { LinkCount } from "./lines";
 import type { Viewport } from "./mapview";
+import { type AtlasView, type PageView, VIEWS } from "./registry";
 
-export type ViewName = "map" | "lines" | "text";
+export type ViewName = AtlasView;
 export type CompareName = "none" | "head" | "random" | "model" | "text" | "heads off" | "document";
 
 /** How near: a sentence and its arcs, how one weight comes about, or everything. */
-export type Altitude = "story" | "machine" | "atlas";
+export type Altitude = PageView;
 
 export interface State {
   at: Altitude;
@@ -104,7 +105,7 @@ const rounded = (view: Viewport) => ({
 export function fromHash(hash: string): Partial<State> {
   const out: Record<string, unknown> = {};
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
-    if (!(name in START)) continue;
+    if (!Object.hasOwn(START, name)) continue;
     const usual = START[name as keyof State];
     if (typeof usual === "string") {
       if (allowed(name, text)) out[name] = text;
@@ -120,9 +121,20 @@ export function fromHash(hash: string): Partial<State> {
   return out as Partial<State>;
 }
 
+/** The names of the views of one level: of the whole page, or of a head in the atlas. */
+export const viewsOf = (level: "page" | "atlas"): string[] =>
+  Object.keys(VIEWS).filter((name) => VIEWS[name as PageView].level === level);
+
+/** What these views are called on their buttons. */
+export const titlesOf = <L extends "page" | "atlas">(level: L) =>
+  Object.fromEntries(viewsOf(level).map((name) => [name, VIEWS[name as PageView].title])) as Record<
+    L extends "page" ? PageView : AtlasView,
+    string
+  >;
+
 const WORDS: Record<string, string[]> = {
-  at: ["story", "machine", "atlas"],
-  view: ["map", "lines", "text"],
+  at: viewsOf("page"),
+  view: viewsOf("atlas"),
   scale: ["linear", "sqrt", "log"],
   range: ["own", "one"],
   compare: ["none", "head", "random", "model", "text", "heads off", "document"],

@@ -1,11 +1,12 @@
 // The story: a sentence across the page, one token chosen, and an arc to each token it looks at.
 
-import type { App } from "./app";
+import type { PageContext } from "./context";
 import { fill, h, percent, svg } from "./dom";
 import { sideTokens } from "./stage";
+import type { State } from "./state";
 import { gridOf, TextView } from "./textview";
 import type { TileSource } from "./types";
-import { characters, isSpecial, label, labels, linkNames, spelling, wordsOf, type Word } from "./words";
+import { characters, isSpecial, label, labels, linkNames, spelling, type Word, wordsOf } from "./words";
 
 const SHOWN = 0.02; // arcs of smaller weights are left out; the sentence below still has their number
 const WINDOW = 90; // tokens of a long text that are shown around the chosen one
@@ -21,6 +22,11 @@ interface Before extends Row {
   from: string;
   to: string;
 }
+
+type Needs = Pick<
+  PageContext,
+  "state" | "source" | "facts" | "theme" | "backend" | "change" | "look" | "failed" | "render"
+>;
 
 export class Story {
   readonly element = h("main", { class: "story", "aria-label": "Story" });
@@ -39,14 +45,14 @@ export class Story {
   private row: Row | null = null;
   private drawn = "";
 
-  constructor(private readonly app: App) {
+  constructor(private readonly page: Needs) {
     this.picture = new TextView(
-      (query) => app.change({ query, key: null }),
-      (error) => app.failed(error),
+      (query) => page.change({ query, key: null }),
+      (error) => page.failed(error),
       () => undefined,
     );
     this.trying.addEventListener("click", () => this.tryAnother());
-    this.machine.addEventListener("click", () => app.change({ at: "machine", scene: app.state.scene }));
+    this.machine.addEventListener("click", () => page.change({ at: "machine", scene: page.state.scene }));
     fill(
       this.element,
       this.board,
@@ -60,7 +66,7 @@ export class Story {
   }
 
   async show(source: TileSource): Promise<void> {
-    const { layer, head, query, key } = this.app.state;
+    const { layer, head, query, key } = this.page.state;
     const meta = source.meta.layers[layer]!;
     const rows = sideTokens(source, layer, "rows");
     const cols = sideTokens(source, layer, "cols");
@@ -71,22 +77,22 @@ export class Story {
     else this.write(source, rows, cols);
     this.hint.textContent = grid
       ? "Click a patch of the picture, or a token beside it, to see what it looks at: lit is what it looks at most."
-      : this.app.backend
-      ? "Click a word to see what it looks at. Click it again to change it."
-      : "Click a word to see what it looks at. A saved page has no model: `regard look` lets you change words.";
-    const [word, instead] = this.app.state.suggest;
-    this.trying.hidden = !this.app.backend || !word || !wordsOf(cols).some(({ text }) => text === word);
+      : this.page.backend
+        ? "Click a word to see what it looks at. Click it again to change it."
+        : "Click a word to see what it looks at. A saved page has no model: `regard look` lets you change words.";
+    const [word, instead] = this.page.state.suggest;
+    this.trying.hidden = !this.page.backend || !word || !wordsOf(cols).some(({ text }) => text === word);
     this.trying.textContent = `Change ${word} to ${instead}`;
     if (query === null) {
       this.row = null;
-      fill(this.said, this.app.facts ? "" : "Measuring what each head does…");
+      fill(this.said, this.page.facts ? "" : "Measuring what each head does…");
       this.machine.hidden = true;
       this.drawArcs();
       return;
     }
     const region = { layer, head, r0: query, r1: query + 1, c0: 0, c1: meta.keys, nRow: 1, nCol: meta.keys };
     try {
-      const { values } = await source.block({ ...region, valued: false });
+      const { values } = await source.tile({ ...region, valued: false });
       if (ticket !== this.ticket) return;
       this.row = { tokens: cols, weights: values };
       let best = 0;
@@ -112,7 +118,7 @@ export class Story {
       this.compareWithBefore();
       this.drawArcs(at);
     } catch (error) {
-      this.app.failed(error);
+      this.page.failed(error);
     }
   }
 
@@ -145,27 +151,31 @@ export class Story {
     );
   }
 
-  private draw(source: TileSource, rows: string[], cols: string[], at = this.app.state.key): void {
-    const { layer, head, query, scale } = this.app.state;
+  private draw(source: TileSource, rows: string[], cols: string[], at = this.page.state.key): void {
+    const { layer, head, query, scale } = this.page.state;
     this.drawn = "";
     if (!this.sentence.contains(this.picture.element)) fill(this.sentence, this.picture.element);
-    const how = { scale, theme: this.app.theme, top: 1, diverging: false };
+    const how = { scale, theme: this.page.theme, top: 1, diverging: false };
     this.picture.show(source, layer, head, false, rows, cols, query, at, "looks at", how);
   }
 
   private write(source: TileSource, rows: string[], cols: string[]): void {
-    const { layer, query, key } = this.app.state;
+    const { layer, query, key } = this.page.state;
     const meta = source.meta.layers[layer]!;
     const cross = meta.rows !== meta.cols;
-    const wanted = JSON.stringify([source.meta.id, layer, query, key, !!this.app.backend]);
+    const wanted = JSON.stringify([source.meta.id, layer, query, key, !!this.page.backend]);
     if (wanted === this.drawn) return;
     this.drawn = wanted;
     const line = (tokens: string[], side: "query" | "key" | "both") => {
       const near = (side === "key" ? key : query) ?? 0;
-      const first = tokens.length > WINDOW ? Math.max(0, Math.min(near - WINDOW / 2, tokens.length - WINDOW)) : 0;
+      const first =
+        tokens.length > WINDOW ? Math.max(0, Math.min(near - WINDOW / 2, tokens.length - WINDOW)) : 0;
       const last = Math.min(tokens.length, first + WINDOW);
       const apart = ["pieces", "plain"].includes(spelling(tokens)); // spaces are not in the tokens
-      const text = characters(tokens).flatMap(({ text, count }) => [text, ...Array<string>(count - 1).fill("·")]);
+      const text = characters(tokens).flatMap(({ text, count }) => [
+        text,
+        ...Array<string>(count - 1).fill("·"),
+      ]);
       const buttons = text.slice(first, last).map((token, j) => {
         const i = first + j;
         const joined = token.startsWith("##");
@@ -177,7 +187,8 @@ export class Story {
             "data-index": i,
             "data-side": side,
             "aria-pressed": side === "key" ? undefined : String(i === query),
-            title: side !== "key" && this.app.backend ? "click: what it looks at; click again: change it" : "",
+            title:
+              side !== "key" && this.page.backend ? "click: what it looks at; click again: change it" : "",
             onclick: () => this.click(side, i, tokens),
           },
           joined ? token.slice(2) : label(token),
@@ -194,19 +205,16 @@ export class Story {
         last < tokens.length && " …",
       );
     };
-    fill(
-      this.sentence,
-      cross ? [line(cols, "key"), line(rows, "query")] : line(cols, "both"),
-    );
+    fill(this.sentence, cross ? [line(cols, "key"), line(rows, "query")] : line(cols, "both"));
     this.element.classList.toggle("cross", cross);
   }
 
   private click(side: "query" | "key" | "both", index: number, tokens: string[]): void {
-    const { state } = this.app;
-    if (side === "key") return this.app.change({ key: index });
-    if (index === state.query && side === "both" && this.app.backend) return this.edit(index, tokens);
+    const { state } = this.page;
+    if (side === "key") return this.page.change({ key: index });
+    if (index === state.query && side === "both" && this.page.backend) return this.edit(index, tokens);
     this.before = null;
-    return this.app.change({ query: index, key: null });
+    return this.page.change({ query: index, key: null });
   }
 
   /** The word becomes a field: Enter reads the text with it, Escape leaves it. */
@@ -221,7 +229,7 @@ export class Story {
       if (!this.editing) return;
       this.editing = null;
       this.drawn = "";
-      this.app.render();
+      this.page.render();
     };
     field.addEventListener("keydown", (event) => {
       event.stopPropagation();
@@ -237,32 +245,37 @@ export class Story {
 
   /** The change that is proposed with the text; afterwards the way back is. */
   private tryAnother(): void {
-    const { state, source } = this.app;
+    const { state, source } = this.page;
     const [from, to] = state.suggest as [string, string];
     const tokens = sideTokens(source!, state.layer, "cols");
     const word = wordsOf(tokens).find(({ text }) => text === from);
-    this.app.state = { ...state, suggest: [to, from] };
-    if (word) this.commit(word, tokens, to);
+    if (word) this.commit(word, tokens, to, { suggest: [to, from] });
   }
 
-  private commit(word: Word, tokens: string[], now: string): void {
-    const { app } = this;
-    const text = app.source!.meta.text;
+  private commit(word: Word, tokens: string[], now: string, more: Partial<State> = {}): void {
+    const { page } = this;
+    const text = page.source!.meta.text;
     const place = placeOf(text, word, wordsOf(tokens));
     this.editing?.restore();
     if (!now || now === word.text) return;
     if (place === null) {
-      app.failed(new Error(`“${word.text}” is not spelled so in the text: change it in the field above.`));
+      page.failed(new Error(`“${word.text}” is not spelled so in the text: change it in the field above.`));
       return;
     }
     if (this.row) this.before = { ...this.row, from: word.text, to: now };
-    app.look({ text: text.slice(0, place) + now + text.slice(place + word.text.length), scene: null });
+    page.look({
+      ...more,
+      text: text.slice(0, place) + now + text.slice(place + word.text.length),
+      scene: null,
+    });
   }
 
-  private drawArcs(chosen: number | null = this.app.state.key): void {
+  private drawArcs(chosen: number | null = this.page.state.key): void {
     const box = this.arcs.getBoundingClientRect();
-    const { query } = this.app.state;
-    const from = this.sentence.querySelector<HTMLElement>(`[data-side]:not([data-side="key"])[data-index="${query}"]`);
+    const { query } = this.page.state;
+    const from = this.sentence.querySelector<HTMLElement>(
+      `[data-side]:not([data-side="key"])[data-index="${query}"]`,
+    );
     if (!this.row || query === null || !from || !box.width) return this.arcs.replaceChildren();
     const cross = this.element.classList.contains("cross");
     const a = from.getBoundingClientRect();
@@ -272,7 +285,9 @@ export class Story {
     const named = new Set([...(cross || box.width < 700 ? [] : strong.slice(-NAMED)), chosen]);
     const [out, numbers]: [SVGElement[], SVGElement[]] = [[], []];
     for (const index of strong) {
-      const to = this.sentence.querySelector<HTMLElement>(`[data-side]:not([data-side="query"])[data-index="${index}"]`);
+      const to = this.sentence.querySelector<HTMLElement>(
+        `[data-side]:not([data-side="query"])[data-index="${index}"]`,
+      );
       const weight = this.row.weights[index]!;
       if (!to || Number.isNaN(weight)) continue;
       const b = to.getBoundingClientRect();
@@ -284,7 +299,12 @@ export class Story {
         : apart < 0
           ? [a.top - box.top, b.bottom - box.top]
           : [a.bottom - box.top, b.top - box.top];
-      const high = across ? 0 : Math.min(0.62 * parseFloat(getComputedStyle(from).lineHeight) + 0.09 * Math.abs(x2 - x1), Math.max(12, Math.min(y1, y2) - 16));
+      const high = across
+        ? 0
+        : Math.min(
+            0.62 * parseFloat(getComputedStyle(from).lineHeight) + 0.09 * Math.abs(x2 - x1),
+            Math.max(12, Math.min(y1, y2) - 16),
+          );
       const middle = (y1 + y2) / 2;
       const path = across
         ? `M${x1},${y1} C${x1},${middle} ${x2},${middle} ${x2},${y2}`
@@ -298,11 +318,13 @@ export class Story {
         opacity: 0.25 + 0.75 * Math.sqrt(weight),
         "data-key": index,
       });
-      link.addEventListener("click", () => this.app.change({ at: "machine", key: index }));
+      link.addEventListener("click", () => this.page.change({ at: "machine", key: index }));
       out.push(link);
       if (!named.has(index) || (across && index !== chosen)) continue; // between lines there is room for one
       const [tx, ty] = across ? [(x1 + x2) / 2, middle] : [(x1 + x2) / 2, middle - 0.98 * high - 6];
-      numbers.push(svg("text", { x: tx, y: Math.max(11, ty), class: index === chosen ? "chosen" : "" }, percent(weight)));
+      numbers.push(
+        svg("text", { x: tx, y: Math.max(11, ty), class: index === chosen ? "chosen" : "" }, percent(weight)),
+      );
     }
     this.arcs.replaceChildren(...out, ...numbers); // no arc over a number
   }
@@ -312,7 +334,10 @@ export class Story {
 export function placeOf(text: string, word: Word, words: Word[]): number | null {
   const wanted = word.text.toLowerCase();
   const nth = words.filter((other) => other.first < word.first && other.text.toLowerCase() === wanted).length;
-  const whole = new RegExp(`(?<![\\p{L}\\p{N}])${wanted.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}(?![\\p{L}\\p{N}])`, "giu");
+  const whole = new RegExp(
+    `(?<![\\p{L}\\p{N}])${wanted.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}(?![\\p{L}\\p{N}])`,
+    "giu",
+  );
   const places = [...text.matchAll(whole)].map((match) => match.index);
   return places[nth] ?? places[places.length - 1] ?? null;
 }

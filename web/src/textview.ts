@@ -1,7 +1,7 @@
 // Text: the sentence itself, shaded by what one token looks at, or by who looks at it. For a vision model that is
 // its picture, lit where a patch looks.
 
-import { css, inkOn, share, type Colouring } from "./colour";
+import { type Colouring, css, inkOn, share } from "./colour";
 import { choice, fill, h, number } from "./dom";
 import type { Grid, TileSource } from "./types";
 import { characters, isSpecial, label, spelling } from "./words";
@@ -42,7 +42,8 @@ export class TextView {
     const cross = meta.rows !== meta.cols;
     const looking = reading === "looks at";
     const grid = gridOf(source, layer);
-    const inPicture = (i: number) => grid !== null && i >= grid.before && i < grid.before + grid.rows * grid.columns;
+    const inPicture = (i: number) =>
+      grid !== null && i >= grid.before && i < grid.before + grid.rows * grid.columns;
     const actors = looking ? rowTokens : colTokens; // hovered
     const shaded = looking ? colTokens : rowTokens;
     const ask = (index: number): Promise<Float32Array> => {
@@ -51,8 +52,10 @@ export class TextView {
         : { r0: 0, r1: meta.queries, c0: index, c1: index + 1, nRow: meta.queries, nCol: 1 };
       const key = String(index);
       let found = this.rows.get(key);
-      if (!found)
-        this.rows.set(key, (found = source.block({ layer, head, valued, ...region }).then((b) => b.values)));
+      if (!found) {
+        found = source.tile({ layer, head, valued, ...region }).then((tile) => tile.values);
+        this.rows.set(key, found);
+      }
       return found;
     };
     const caption = h("p", { class: "quiet caption", "aria-live": "polite" });
@@ -99,7 +102,9 @@ export class TextView {
     const move = (event: KeyboardEvent, index: number) => {
       const line = inPicture(index) ? grid!.columns : 1;
       const step = { ArrowRight: 1, ArrowDown: line, ArrowLeft: -1, ArrowUp: -line }[event.key];
-      const words = [...(event.currentTarget as HTMLElement).closest(".running")!.querySelectorAll<HTMLElement>(".word")];
+      const words = [
+        ...(event.currentTarget as HTMLElement).closest(".running")!.querySelectorAll<HTMLElement>(".word"),
+      ];
       if (step !== undefined) words[index + step]?.focus();
       else if (event.key === "Enter" || event.key === " ") this.pick(index);
       else return;
@@ -112,32 +117,32 @@ export class TextView {
       ]);
     const line = (tokens: string[], act: boolean, name: string) => {
       const pieces = spelled(tokens).map((token, i) => {
-          const joined = token.startsWith("##");
-          const space = parted && i > 0 && !joined ? " " : "";
-          const span = h(
-            "span",
-            {
-              class: `word${isSpecial(token) ? " special" : ""}${joined ? " joined" : ""}${act && i === chosen ? " chosen" : ""}${i === marked ? " marked" : ""}`,
-              "data-index": i,
-              ...(act
-                ? {
-                    role: "button",
-                    tabIndex: i === (chosen ?? 0) ? 0 : -1,
-                    "aria-label": inPicture(i) ? `patch ${token}` : `${label(token)}, ${i}`,
-                    "aria-pressed": String(i === chosen),
-                  }
-                : {}),
-            },
-            inPicture(i) ? "" : joined ? token.slice(2) : token.replace(/^▁/, " ").replaceAll("␣", " "),
-          );
-          if (act) {
-            span.addEventListener("pointerenter", () => void shade(i));
-            span.addEventListener("pointerleave", () => void shade(chosen));
-            span.addEventListener("focus", () => void shade(i));
-            span.addEventListener("blur", () => void shade(chosen));
-            span.addEventListener("click", () => this.pick(i));
-            span.addEventListener("keydown", (event) => move(event, i));
-          }
+        const joined = token.startsWith("##");
+        const space = parted && i > 0 && !joined ? " " : "";
+        const span = h(
+          "span",
+          {
+            class: `word${isSpecial(token) ? " special" : ""}${joined ? " joined" : ""}${act && i === chosen ? " chosen" : ""}${i === marked ? " marked" : ""}`,
+            "data-index": i,
+            ...(act
+              ? {
+                  role: "button",
+                  tabIndex: i === (chosen ?? 0) ? 0 : -1,
+                  "aria-label": inPicture(i) ? `patch ${token}` : `${label(token)}, ${i}`,
+                  "aria-pressed": String(i === chosen),
+                }
+              : {}),
+          },
+          inPicture(i) ? "" : joined ? token.slice(2) : token.replace(/^▁/, " ").replaceAll("␣", " "),
+        );
+        if (act) {
+          span.addEventListener("pointerenter", () => void shade(i));
+          span.addEventListener("pointerleave", () => void shade(chosen));
+          span.addEventListener("focus", () => void shade(i));
+          span.addEventListener("blur", () => void shade(chosen));
+          span.addEventListener("click", () => this.pick(i));
+          span.addEventListener("keydown", (event) => move(event, i));
+        }
         return [space, span];
       });
       if (!grid) return h("p", { class: "running", role: "group", "aria-label": name }, pieces);

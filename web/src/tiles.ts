@@ -1,18 +1,18 @@
-// A pyramid of tiles: level n shows blocks of 2^n x 2^n cells. Only what is in view is asked for.
+// A pyramid of tiles: level n shows squares of 2^n x 2^n cells. Only what is in view is asked for.
 
-import { paint, type Colouring } from "./colour";
-import { aborted, type Block, type Region, type TileSource } from "./types";
+import { type Colouring, paint } from "./colour";
+import { aborted, type Region, type Tile, type TileSource } from "./types";
 
 export const TILE = 256;
 const MOST = 64; // tiles kept of a head: 64 x 256 KiB
 
-export interface Tile {
+export interface PlacedTile {
   level: number;
   r0: number;
   r1: number;
   c0: number;
   c1: number;
-  block: Block;
+  numbers: Tile;
   canvas: HTMLCanvasElement | null;
   painted: string;
 }
@@ -25,7 +25,7 @@ export interface Rect {
 }
 
 export class Pyramid {
-  private readonly tiles = new Map<string, Tile>();
+  private readonly tiles = new Map<string, PlacedTile>();
   private readonly pending = new Map<string, AbortController>();
   readonly top: number; // the level at which one tile is all
   span = 0; // the weight that gets the last colour; 0 until something is seen
@@ -49,7 +49,7 @@ export class Pyramid {
   }
 
   /** The tile that is all of the head, once it is here. */
-  get overview(): Tile | undefined {
+  get overview(): PlacedTile | undefined {
     return this.tiles.get(`${this.top}/0/0`);
   }
 
@@ -104,9 +104,9 @@ export class Pyramid {
       valued: this.valued,
     };
     try {
-      const block = await this.source.block(region, controller.signal);
-      if (level === this.top) this.measure(block);
-      this.tiles.set(key, { level, r0, r1, c0, c1, block, canvas: null, painted: "" });
+      const numbers = await this.source.tile(region, controller.signal);
+      if (level === this.top) this.measure(numbers);
+      this.tiles.set(key, { level, r0, r1, c0, c1, numbers, canvas: null, painted: "" });
       if (this.tiles.size > MOST) this.forget(key);
     } catch (error) {
       if (!aborted(error)) this.onError(error);
@@ -118,8 +118,8 @@ export class Pyramid {
 
   /** In a long text a few weights near 1 would leave all others dark: the 1 in 200 largest dots share the
    * last colour there, and the legend says so. */
-  private measure(block: Block): void {
-    const sizes = block.values
+  private measure(tile: Tile): void {
+    const sizes = tile.values
       .map(Math.abs)
       .filter((v) => !Number.isNaN(v))
       .sort();
@@ -137,7 +137,7 @@ export class Pyramid {
   }
 
   /** Tiles that touch the view: those of `level` where they are all here, else coarser ones under them. */
-  shown(level: number, view: Rect): Tile[] {
+  shown(level: number, view: Rect): PlacedTile[] {
     const touching = [...this.tiles.values()].filter(
       (t) => t.level >= level && t.r0 < view.r1 && t.r1 > view.r0 && t.c0 < view.c1 && t.c1 > view.c0,
     );
@@ -148,10 +148,10 @@ export class Pyramid {
     return touching.sort((a, b) => b.level - a.level);
   }
 
-  picture(tile: Tile, how: Colouring): HTMLCanvasElement {
+  picture(tile: PlacedTile, how: Colouring): HTMLCanvasElement {
     const painted = `${how.scale}${how.theme}${how.top}${how.diverging}`;
     if (!tile.canvas || tile.painted !== painted) {
-      tile.canvas = paint(tile.block, how);
+      tile.canvas = paint(tile.numbers, how);
       tile.painted = painted;
     }
     return tile.canvas;
@@ -160,7 +160,7 @@ export class Pyramid {
   /** The exact weight of a cell, where a tile of single cells is there. */
   cell(row: number, col: number): number | undefined {
     const tile = this.tiles.get(`0/${Math.floor(row / TILE)}/${Math.floor(col / TILE)}`);
-    return tile?.block.values[(row - tile.r0) * tile.block.nCol + col - tile.c0];
+    return tile?.numbers.values[(row - tile.r0) * tile.numbers.nCol + col - tile.c0];
   }
 
   stop(): void {

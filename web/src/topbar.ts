@@ -1,10 +1,15 @@
 // The bar above: which model, which text, and what goes with the page as a whole.
 
-import type { App } from "./app";
 import { paint, type Theme } from "./colour";
+import type { PageContext } from "./context";
 import { choice, fill, h, option } from "./dom";
-import type { State } from "./state";
+import { titlesOf } from "./state";
 import type { Progress } from "./types";
+
+type Needs = Pick<
+  PageContext,
+  "state" | "source" | "theme" | "backend" | "models" | "docs" | "change" | "look" | "failed"
+>;
 
 export class TopBar {
   readonly element = h("header", { class: "top" });
@@ -33,30 +38,30 @@ export class TopBar {
   private running = false;
 
   constructor(
-    private readonly app: App,
-    private readonly change: (patch: Partial<State>) => void,
+    private readonly page: Needs,
+    extras: { share: HTMLElement; help: () => void; stop: () => void },
   ) {
     const submit = (event: Event) => {
       event.preventDefault();
       if (!this.text.value.trim()) {
         this.text.focus();
-        return this.app.failed(new Error("The text is empty: type at least one word."));
+        return this.page.failed(new Error("The text is empty: type at least one word."));
       }
-      return this.app.look({ text: this.text.value, target: this.target.value, write: 0, off: [] });
+      return this.page.look({ text: this.text.value, target: this.target.value, write: 0, off: [] });
     };
     this.run.addEventListener("click", (event) => {
       if (!this.running) return;
       event.preventDefault();
-      this.app.stop();
+      extras.stop();
     });
     for (const area of [this.text, this.target])
       area.addEventListener("keydown", (event) => {
         if (event.key === "Enter" && !event.shiftKey) submit(event);
       });
     this.model.addEventListener("change", () =>
-      this.change({
+      this.page.change({
         model: this.model.value,
-        text: this.app.modelChoices.find((m) => m.key === this.model.value)?.given ? "" : this.text.value,
+        text: this.page.models.find((m) => m.key === this.model.value)?.given ? "" : this.text.value,
         off: [],
         write: 0,
         more: [],
@@ -65,7 +70,7 @@ export class TopBar {
       }),
     );
     this.themer.addEventListener("click", () =>
-      this.change({ theme: this.app.theme === "dark" ? "light" : "dark" }),
+      this.page.change({ theme: this.page.theme === "dark" ? "light" : "dark" }),
     );
     fill(
       this.element,
@@ -81,10 +86,10 @@ export class TopBar {
       h(
         "div",
         { class: "extras" },
-        app.share.element,
+        extras.share,
         h(
           "button",
-          { type: "button", "aria-label": "words and keys", title: "words and keys", onclick: () => app.openHelp() },
+          { type: "button", "aria-label": "words and keys", title: "words and keys", onclick: extras.help },
           "?",
         ),
         this.themer,
@@ -96,34 +101,35 @@ export class TopBar {
   busy(progress: Progress | null): void {
     this.running = progress !== null;
     const layers = progress?.total ? ` ${progress.done} / ${progress.total} layers` : "";
-    fill(this.run, progress ? [h("span", { class: "spin", "aria-hidden": "true" }), `Stop${layers}`] : "Look");
+    fill(
+      this.run,
+      progress ? [h("span", { class: "spin", "aria-hidden": "true" }), `Stop${layers}`] : "Look",
+    );
   }
 
   render(): void {
-    const { app } = this;
-    const { state, source } = app;
+    const { page } = this;
+    const { state, source } = page;
     fill(
       this.altitudes,
-      choice("how near", { story: "Story", machine: "Machine", atlas: "Atlas" }, state.at, (at) =>
-        this.change({ at, scene: null }),
-      ),
+      choice("view of the page", titlesOf("page"), state.at, (at) => this.page.change({ at, scene: null })),
     );
     const key = JSON.stringify([
       state.model,
       state.text,
       state.target,
-      app.theme,
-      app.modelChoices.length,
+      page.theme,
+      page.models.length,
       source?.meta.id,
     ]);
     if (key === this.shown) return;
     this.shown = key;
-    fill(this.brand, mark(app.theme), "Regard");
-    const live = app.backend !== null;
+    fill(this.brand, mark(page.theme), "Regard");
+    const live = page.backend !== null;
     const reason = live ? "" : "This saved page has no model: `regard look` opens it live.";
-    const docs = app.config.docs;
+    const docs = page.docs;
     const choices = live
-      ? app.modelChoices.map((m) =>
+      ? page.models.map((m) =>
           option(
             m.key,
             m.present ? m.name : `${m.name} (get it: ${m.command})`,
@@ -132,7 +138,7 @@ export class TopBar {
           ),
         )
       : [option("", source?.meta.title ?? "", true)];
-    if (live && state.model && !app.modelChoices.some((m) => m.key === state.model))
+    if (live && state.model && !page.models.some((m) => m.key === state.model))
       choices.unshift(option(state.model, source?.meta.title ?? state.model, true));
     fill(this.model, choices);
     if (!live && docs.length > 1) {
@@ -142,11 +148,11 @@ export class TopBar {
           option(String(i), `${i + 1}: ${doc.meta.text.slice(0, 40) || doc.meta.title}`, i === state.doc),
         ),
       );
-      this.model.onchange = () => this.change({ doc: Number(this.model.value) });
+      this.model.onchange = () => this.page.change({ doc: Number(this.model.value) });
     } else this.model.disabled = !live;
     this.text.value = state.text || source?.meta.text || "";
     this.target.value = state.target;
-    const kind = app.modelChoices.find((m) => m.key === state.model)?.kind ?? source?.meta.kind;
+    const kind = page.models.find((m) => m.key === state.model)?.kind ?? source?.meta.kind;
     this.target.hidden = kind !== "encoder-decoder";
     for (const control of [this.text, this.target, this.run]) {
       control.disabled = !live;

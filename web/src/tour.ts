@@ -9,16 +9,20 @@ export const GLOSSARY: Record<string, string> = {
   token: "A piece of text that the model reads as one: a word, part of one, or a sign.",
   query: "The token that looks. It asks with a vector of numbers made from what it is.",
   key: "A token that is looked at. It answers with a vector of its own; where query and key fit, the score is high.",
-  value: "What a token gives to those that look at it: a third vector. Values are added up, each times its weight.",
+  value:
+    "What a token gives to those that look at it: a third vector. Values are added up, each times its weight.",
   weight: "How much a query takes from a key: 0 is nothing, 1 is all. The weights of one query sum to 1.",
   head: "One of several attentions that run beside each other, each with its own queries, keys and values. Head 3.1 is head 1 of layer 3, counted from 0.",
-  layer: "One step of the model. Each has several heads, and works on what the steps before made of the text.",
+  layer:
+    "One step of the model. Each has several heads, and works on what the steps before made of the text.",
   score: "Query times key: one number for how well they fit, before softmax.",
-  softmax: "Turns the scores of a row into weights: exp of each, divided by their sum. All are positive and sum to 1.",
+  softmax:
+    "Turns the scores of a row into weights: exp of each, divided by their sum. All are positive and sum to 1.",
   mask: "What hides keys from a query, such as the future from a model that writes. A hidden key has weight 0.",
   sink: "A token that takes the weight of heads with nothing to find: often the first one, or [SEP].",
   map: "A head as a picture: a row for each query, a column for each key, dark where the weight is large.",
-  induction: "Looking at what followed an earlier copy of the same token: the way a model repeats what it has seen.",
+  induction:
+    "Looking at what followed an earlier copy of the same token: the way a model repeats what it has seen.",
 };
 
 /** What a head is called, in words for somebody who reads the name for the first time. */
@@ -45,11 +49,19 @@ export class Tour {
 
   constructor(private readonly go: (scene: number | null) => void) {
     const list = (said: Record<string, string>) =>
-      h("dl", {}, Object.entries(said).map(([term, what]) => [h("dt", {}, term), h("dd", {}, what)]));
+      h(
+        "dl",
+        {},
+        Object.entries(said).map(([term, what]) => [h("dt", {}, term), h("dd", {}, what)]),
+      );
     const keys = KEYS.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)]);
     fill(
       this.help,
-      h("button", { type: "button", class: "closing", "aria-label": "close", onclick: () => this.help.close() }, "×"),
+      h(
+        "button",
+        { type: "button", class: "closing", "aria-label": "close", onclick: () => this.help.close() },
+        "×",
+      ),
       h("h2", {}, "Words"),
       list(GLOSSARY),
       h("h2", {}, "What heads are called"),
@@ -73,7 +85,11 @@ export class Tour {
       fill(
         this.element,
         scenes.length > 0 &&
-          h("button", { type: "button", class: "primary", onclick: () => this.go(0) }, `Tour in ${scenes.length} views`),
+          h(
+            "button",
+            { type: "button", class: "primary", onclick: () => this.go(0) },
+            `Tour in ${scenes.length} views`,
+          ),
       );
       return;
     }
@@ -84,7 +100,11 @@ export class Tour {
       if (!this.seen.has(part.term)) explained.push(part.term);
       this.seen.add(part.term);
       const open = () => this.open();
-      return h("button", { type: "button", class: "term", title: GLOSSARY[part.term], onclick: open }, part.term);
+      return h(
+        "button",
+        { type: "button", class: "term", title: GLOSSARY[part.term], onclick: open },
+        part.term,
+      );
     });
     const step = (by: number, name: string, sign: string) =>
       h(

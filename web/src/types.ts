@@ -74,13 +74,13 @@ export interface Region {
   r1: number;
   c0: number;
   c1: number;
-  nRow: number; // blocks of nearly equal size, each shown by its largest weight
+  nRow: number; // groups of nearly equal size, each shown by its largest weight
   nCol: number;
   valued: boolean; // weight times the length of the value vector
 }
 
-/** Row-major numbers; NaN where every cell of a block is hidden. */
-export interface Block {
+/** Row-major numbers; NaN where every cell of a group is hidden. */
+export interface Tile {
   nRow: number;
   nCol: number;
   values: Float32Array;
@@ -146,9 +146,9 @@ export interface ModelChoice {
 /** Anything that can be drawn: three kinds answer, so that no view knows where its numbers come from. */
 export interface TileSource {
   readonly meta: DocMeta;
-  block(region: Region, signal?: AbortSignal): Promise<Block>;
+  tile(region: Region, signal?: AbortSignal): Promise<Tile>;
   /** Pictures of whole heads, of at most `cells` rows and columns. */
-  small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Block[]>;
+  small(heads: [number, number][], cells: number, signal?: AbortSignal): Promise<Tile[]>;
   parts(layer: number, head: number, query: number, key: number): Promise<ScoreParts>;
   machine(layer: number, head: number, query: number, key: number): Promise<MachineRow>;
   pairs(layer: number, head: number): Promise<Pair[]>;
@@ -194,7 +194,11 @@ export interface PredictionAnswer {
 export interface Backend {
   models(): Promise<ModelChoice[]>;
   /** Run the model; `maxNew` lets it write. `told` hears of its layers as they are done. */
-  trace(request: TraceRequest, told?: (progress: Progress) => void, signal?: AbortSignal): Promise<TileSource>;
+  trace(
+    request: TraceRequest,
+    told?: (progress: Progress) => void,
+    signal?: AbortSignal,
+  ): Promise<TileSource>;
   predict(doc: DocMeta, position: number | null): Promise<PredictionAnswer>;
   gradient(
     doc: DocMeta,

@@ -8,16 +8,31 @@ import type { ScoreParts } from "./types";
 export function bars(name: string, values: number[], colour: string, theme: Theme): HTMLElement {
   const top = Math.max(1e-9, ...values.map(Math.abs));
   const path = (sign: number, fill: string) =>
-    svg("path", { fill, d: values.map((v, i) => (sign * v > 0 ? `M${i + 0.05},1v${(-v / top).toFixed(4)}h.9V1z` : "")).join("") });
-  const line = svg("path", { fill: theme === "dark" ? "#3a3f4c" : "#dfe2e8", d: `M0,.99h${values.length}v.02H0z` });
+    svg("path", {
+      fill,
+      d: values.map((v, i) => (sign * v > 0 ? `M${i + 0.05},1v${(-v / top).toFixed(4)}h.9V1z` : "")).join(""),
+    });
+  const line = svg("path", {
+    fill: theme === "dark" ? "#3a3f4c" : "#dfe2e8",
+    d: `M0,.99h${values.length}v.02H0z`,
+  });
   const said = `${name}: ${values.length} numbers from ${number(Math.min(...values))} to ${number(Math.max(...values))}`;
   const view = `0 0 ${values.length} 2`;
-  const drawn = svg("svg", { class: "bars", role: "img", "aria-label": said, viewBox: view, preserveAspectRatio: "none" });
+  const drawn = svg("svg", {
+    class: "bars",
+    role: "img",
+    "aria-label": said,
+    viewBox: view,
+    preserveAspectRatio: "none",
+  });
   drawn.append(line, path(1, colour), path(-1, CATEGORY[1]!));
   const note = h("span", { class: "quiet" }, "");
   drawn.addEventListener("pointermove", (event) => {
     const box = drawn.getBoundingClientRect();
-    const at = Math.min(values.length - 1, Math.floor(((event.clientX - box.left) / box.width) * values.length));
+    const at = Math.min(
+      values.length - 1,
+      Math.floor(((event.clientX - box.left) / box.width) * values.length),
+    );
     note.textContent = `[${at}] ${number(values[at]!)}`;
   });
   drawn.addEventListener("pointerleave", () => (note.textContent = ""));

@@ -9,12 +9,18 @@ export function isSpecial(token: string): boolean {
 export function label(token: string): string {
   const bare = token.replace(/^▁/, " ").trim();
   // Signs that steer a terminal have pictures of their own.
+  // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is looked for
   const shown = bare.replace(/[\0-\x1f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)));
   return shown || (token ? "␣" : "∅");
 }
 
 /** The two ends of a link by name; where the names are the same, with their positions. */
-export function linkNames(rows: string[], cols: string[], query: number, key: number): { query: string; key: string } {
+export function linkNames(
+  rows: string[],
+  cols: string[],
+  query: number,
+  key: number,
+): { query: string; key: string } {
   const [q, k] = [labels(rows)[query]!, labels(cols)[key]!];
   return q === k && rows === cols ? { query: `${q} (${query})`, key: `${k} (${key})` } : { query: q, key: k };
 }
@@ -24,9 +30,7 @@ const BYTES = /\\x[89a-f][0-9a-f]/; // part of a character, as the tokenizer spe
 /** What tokens are called. Parts of one character (an emoji of several byte tokens) are called by it, counted. */
 export function labels(tokens: string[]): string[] {
   return characters(tokens).flatMap(({ text, count }) =>
-    count === 1
-      ? [label(text)]
-      : Array.from({ length: count }, (_, i) => `${label(text)} ${i + 1}/${count}`),
+    count === 1 ? [label(text)] : Array.from({ length: count }, (_, i) => `${label(text)} ${i + 1}/${count}`),
   );
 }
 

@@ -30,6 +30,7 @@ class Data:
 
     __slots__ = ()
     word: ClassVar[str]  # by which a file names the class; the class's name unless given
+    older_names: ClassVar[Mapping[str, str]] = {}  # of fields, in files written before: the present names
 
     def __init_subclass__(cls) -> None:
         if "word" not in cls.__dict__:
@@ -59,7 +60,8 @@ class Data:
         if word not in kinds:
             raise ArgumentError(f"no {cls.__name__} is of type {word!r}: there are {', '.join(kinds)}.")
         hints = _hints(kinds[word])  # type: ignore[arg-type]  # a class can be hashed
-        values = {name: value for name, value in described.items() if name != "type"}
+        older = kinds[word].older_names
+        values = {older.get(name, name): value for name, value in described.items() if name != "type"}
         for name, value in values.items():
             if name not in hints:
                 raise ArgumentError(f"a {kinds[word].__name__} has no {name!r}.")

@@ -188,7 +188,7 @@ class RandomFeatures(FeatureMap):
         return x @ (self.projection.to(x) * math.sqrt(self.scale)).T
 
 
-KERNELS = ("elu1", "relu", "quadratic", "favor")
+FEATURE_MAPS = ("elu1", "relu", "quadratic", "favor")
 
 
 def feature_map(
@@ -205,8 +205,8 @@ def feature_map(
     >>> feature_map("quadratic", c=2.0)
     Quadratic(c=2.0)
     """
-    if name not in KERNELS:
-        raise ArgumentError(f"no feature map is called {name!r}: there are {', '.join(KERNELS)}.")
+    if name not in FEATURE_MAPS:
+        raise ArgumentError(f"no feature map is called {name!r}: there are {', '.join(FEATURE_MAPS)}.")
     if name == "quadratic":
         return Quadratic(c)
     if name != "favor":

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.data import Data
-from regard.attention.feature_maps import KERNELS, FeatureMap
+from regard.attention.feature_maps import FEATURE_MAPS, FeatureMap
 from regard.attention.scores import ScoreRule, no_autocast
 from regard.attention.shapes import KEY_WORDS, QUERY_WORDS, Keys, Queries, Values, check_attention, named
 from regard.attention.torch_ops import all_finite, needs_graph
@@ -65,9 +65,9 @@ class LinearAttended(Data):
 class LinearRule(Data):
     """What stands in the place of a `ScoreRule` where a layer is linear: all that `linear_weights` needs."""
 
-    kernel: FeatureMap
+    feature_map: FeatureMap
     causal: bool = False
-    keys: Bool[Tensor, "batch key"] | None = None  # False: padding
+    key_mask: Bool[Tensor, "batch key"] | None = None  # False: padding
 
 
 Rule = ScoreRule | LinearRule
@@ -77,10 +77,10 @@ def attend_linear(
     q: Queries,
     k: Keys,
     v: Values,
-    kernel: FeatureMap,
+    feature_map: FeatureMap,
     *,
     causal: bool = False,
-    visible: Bool[Tensor, "batch key"] | None = None,
+    key_mask: Bool[Tensor, "batch key"] | None = None,
     state: LinearState | None = None,
     chunk: int | None = None,
     return_state: bool = False,
@@ -88,7 +88,7 @@ def attend_linear(
     """Averages of v weighted by phi(q) . phi(k), in time and memory linear in the length.
 
     With `causal`, the queries stand at the last positions of the keys, and each sees the keys up to its
-    own. Every query also sees what `state` holds. `visible` hides padding, True = may look. `chunk` is the
+    own. Every query also sees what `state` holds. `key_mask` is False where a key is padding. `chunk` is the
     length inside which similarities are formed, chosen by map and heads unless given; any gives the same.
 
     >>> from regard.attention import EluPlusOne
@@ -97,10 +97,10 @@ def attend_linear(
     >>> attend_linear(q, k, v, EluPlusOne(), causal=True).out.flatten()
     tensor([0.0000, 1.5000, 3.0000])
     """
-    _check(q, k, v, kernel, visible, state)
+    _check(q, k, v, feature_map, key_mask, state)
     n_query, n_key, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     if chunk is None:  # few heads leave room for longer chunks, of which there are fewer
-        chunk = kernel.chunk * (2 if k.shape[0] * k.shape[1] <= 16 else 1)
+        chunk = feature_map.chunk * (2 if k.shape[0] * k.shape[1] <= 16 else 1)
     if chunk < 1:
         raise ArgumentError(f"chunk is {chunk}: it must be at least 1, or None for the map's own.")
     if causal and n_query > n_key:
@@ -114,22 +114,22 @@ def attend_linear(
         finite = q.isfinite().all(-1)
         q = torch.where(finite[..., None], q, 0.0)
     if causal and not all_finite(v):  # 0 times NaN is NaN: it would reach back through its weight of 0
-        bad = ~v.isfinite() if visible is None else ~v.isfinite() & visible[:, None, :, None]
+        bad = ~v.isfinite() if key_mask is None else ~v.isfinite() & key_mask[:, None, :, None]
         v, spoilt = v.masked_fill(bad, 0), bad.cumsum(2) > 0
     before = n_key - n_query if causal else n_key  # positions that all queries see
     earlier, now = (
-        (k[:, :, part], v[:, :, part], None if visible is None else visible[:, part])
+        (k[:, :, part], v[:, :, part], None if key_mask is None else key_mask[:, part])
         for part in (slice(before), slice(before, None))
     )
     sums: Any = _joined(state)
     with no_autocast(q.device):
         if before or not causal:
             for part in _chunks(chunk, *earlier):
-                sums = _run(_added, kernel, *part, sums)
+                sums = _run(_added, feature_map, *part, sums)
         made, stop = [], 0
         for part in _chunks(chunk, q, *(now if causal else (None, None, None))):
             stop += chunk
-            *rows, sums = _run(_answered, kernel, *part, sums, return_state or stop < n_query)
+            *rows, sums = _run(_answered, feature_map, *part, sums, return_state or stop < n_query)
             made.append(rows)
     out, normaliser = (torch.cat(rows, 2) for rows in zip(*made, strict=True))
     out = out.to(q.dtype)
@@ -148,22 +148,22 @@ def linear_step(
     k: Float[Tensor, "batch kv_head 1 qk_dim"],
     v: Float[Tensor, "batch kv_head 1 v_dim"],
     state: LinearState | None,
-    kernel: FeatureMap,
+    feature_map: FeatureMap,
     *,
-    visible: Bool[Tensor, "batch 1"] | None = None,
+    key_mask: Bool[Tensor, "batch 1"] | None = None,
 ) -> tuple[Float[Tensor, "batch head 1 v_dim"], LinearState]:
     """One token of causal decoding: its output, and the state that includes it.
 
     Costs the same at every position. The state given is left as it was, so that a search may go back to it.
     """
-    _check(q, k, v, kernel, visible, state)
+    _check(q, k, v, feature_map, key_mask, state)
     if q.shape[2] != 1 or k.shape[2] != 1:
         raise ShapeError(
             f"a step takes one token: there are {q.shape[2]} queries and {k.shape[2]} keys. "
             f"attend_linear(..., causal=True, return_state=True) takes many."
         )
     with no_autocast(q.device):
-        out, _, sums = _answered(kernel, q, k, v, visible, _joined(state), True)
+        out, _, sums = _answered(feature_map, q, k, v, key_mask, _joined(state), True)
     return out.to(v.dtype), _state(sums)
 
 
@@ -171,31 +171,33 @@ def linear_weights(
     q: Queries,
     k: Keys,
     normaliser: Float[Tensor, "batch head query"],
-    kernel: FeatureMap,
+    feature_map: FeatureMap,
     rows: slice = slice(None),
     cols: slice = slice(None),
     *,
     causal: bool = False,
-    visible: Bool[Tensor, "batch key"] | None = None,
+    key_mask: Bool[Tensor, "batch key"] | None = None,
 ) -> Float[Tensor, "batch head rows cols"]:
     """Weights of `rows` x `cols`, as phi(q_i) . phi(k_j) / normaliser_i: costs its own area only.
 
-    `normaliser` is the one `attend_linear` gave for the same q, k and kernel.
+    `normaliser` is the one `attend_linear` gave for the same q, k and feature map.
     """
-    _check(q, k, None, kernel, visible, None)
+    _check(q, k, None, feature_map, key_mask, None)
     if normaliser.shape != q.shape[:3]:
         raise ShapeError(
             f"the normaliser has shape {tuple(normaliser.shape)}: it must have one number for each query. "
             f"Got q {named(QUERY_WORDS, q.shape)}."
         )
     queries, keys = _grouped(q[:, :, rows], k), k[:, :, cols].to(normaliser.dtype)
-    seen = torch.ones_like(keys[:, :1, :, 0], dtype=torch.bool) if visible is None else visible[:, None, cols]
+    seen = (
+        torch.ones_like(keys[:, :1, :, 0], dtype=torch.bool) if key_mask is None else key_mask[:, None, cols]
+    )
     keys = keys.masked_fill(~seen[..., None], 0)
     with no_autocast(q.device):
-        if kernel.direct:
-            table = kernel.similarity(queries, keys)
+        if feature_map.direct:
+            table = feature_map.similarity(queries, keys)
         else:
-            table = kernel.phi_query(queries) @ kernel.phi(keys).mT
+            table = feature_map.phi_query(queries) @ feature_map.phi(keys).mT
     table = _by_head(table, q)
     if causal:
         positions = torch.arange(k.shape[2], device=q.device)
@@ -204,19 +206,21 @@ def linear_weights(
     return table.masked_fill(~seen[:, :, None], 0) / below.masked_fill(below == 0, math.inf)
 
 
-def _added(kernel: FeatureMap, k: Tensor, v: Tensor, visible: Tensor | None, sums: Tensor | None) -> Tensor:
+def _added(
+    feature_map: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None, sums: Tensor | None
+) -> Tensor:
     """The sums, S with z as a last column, after these keys and values."""
-    keys, values = _keys(k, v, visible)
-    added = kernel.phi(keys).mT @ values
+    keys, values = _keys(k, v, key_mask)
+    added = feature_map.phi(keys).mT @ values
     return added if sums is None else sums + added
 
 
 def _answered(
-    kernel: FeatureMap,
+    feature_map: FeatureMap,
     q: Tensor,
     k: Tensor | None,
     v: Tensor | None,
-    visible: Tensor | None,
+    key_mask: Tensor | None,
     sums: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -231,16 +235,16 @@ def _answered(
     totals: Any = None
     asked: Any = None
     features: Any = None
-    if sums is not None or not kernel.direct:
-        asked = kernel.phi_query(rows)
+    if sums is not None or not feature_map.direct:
+        asked = feature_map.phi_query(rows)
     if sums is not None:
         totals = asked @ sums
-        floor = floor + kernel.rounding(rows, sums[..., -1])
+        floor = floor + feature_map.rounding(rows, sums[..., -1])
     if k is not None and v is not None:
-        keys, values = _keys(k, v, visible)
-        if keep or not kernel.direct:
-            features = kernel.phi(keys)
-        table = kernel.similarity(rows, keys) if kernel.direct else asked @ features.mT
+        keys, values = _keys(k, v, key_mask)
+        if keep or not feature_map.direct:
+            features = feature_map.phi(keys)
+        table = feature_map.similarity(rows, keys) if feature_map.direct else asked @ features.mT
         table.unflatten(2, (q.shape[1] // k.shape[1], q.shape[2])).tril_()
         totals = table @ values if totals is None else totals + table @ values
         if keep:
@@ -254,12 +258,12 @@ def _answered(
     return _by_head(out, q), _by_head(normaliser, q)[..., 0], sums
 
 
-def _keys(k: Tensor, v: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+def _keys(k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Keys, and values with a column of ones for z; where hidden, both are 0, whatever they held."""
     keys, values = k.to(_summing(k)), F.pad(v.to(_summing(k)), (0, 1), value=1.0)
-    if visible is None:
+    if key_mask is None:
         return keys, values
-    hidden = ~visible[:, None, :, None]
+    hidden = ~key_mask[:, None, :, None]
     return keys.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
 
 
@@ -310,23 +314,23 @@ def _check(
     q: Tensor,
     k: Tensor,
     v: Tensor | None,
-    kernel: FeatureMap,
-    visible: Tensor | None,
+    feature_map: FeatureMap,
+    key_mask: Tensor | None,
     state: LinearState | None,
 ) -> None:
     """Raise unless all that was given fits together."""
     check_attention(q, k, v)
-    if not isinstance(kernel, FeatureMap):
+    if not isinstance(feature_map, FeatureMap):
         raise ArgumentError(
-            f"kernel is {kernel!r}: it must be a FeatureMap. feature_map('elu1') makes one; "
-            f"the names are {', '.join(KERNELS)}."
+            f"feature_map is {feature_map!r}: it must be a FeatureMap. feature_map('elu1') makes one; "
+            f"the names are {', '.join(FEATURE_MAPS)}."
         )
-    feature = kernel.dim(q.shape[3])
+    feature = feature_map.dim(q.shape[3])
     wanted_flags = torch.bool, (k.shape[0], k.shape[2]), k.device
-    if visible is not None and (visible.dtype, tuple(visible.shape), visible.device) != wanted_flags:
+    if key_mask is not None and (key_mask.dtype, tuple(key_mask.shape), key_mask.device) != wanted_flags:
         raise ShapeError(
-            f"visible must be a bool tensor on {k.device}, one entry for each key, True = may look. "
-            f"Got {visible.dtype} on {visible.device} of shape {tuple(visible.shape)}, "
+            f"key_mask must be a bool tensor on {k.device}, one entry for each key, True = may look. "
+            f"Got {key_mask.dtype} on {key_mask.device} of shape {tuple(key_mask.shape)}, "
             f"k {named(KEY_WORDS, k.shape)}."
         )
     if state is not None and v is not None:
@@ -334,7 +338,7 @@ def _check(
         S, z, dtype = state.S, state.z, _summing(k)
         if (tuple(S.shape), S.dtype, S.device) != (wanted, dtype, k.device) or z.shape != S.shape[:3]:
             raise ShapeError(
-                f"the state is of another layer or kernel: S must be {named(words, wanted)} of {dtype} on "
-                f"{k.device}, and z the same without v_dim. "
+                f"the state is of another layer or feature map: S must be "
+                f"{named(words, wanted)} of {dtype} on {k.device}, and z the same without v_dim. "
                 f"Got S {tuple(S.shape)} of {S.dtype} on {S.device}, z {tuple(z.shape)}."
             )

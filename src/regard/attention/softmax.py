@@ -297,7 +297,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Te
     # What is added stays exact: in bfloat16 a bias of 100 would move in steps of 0.5.
     mask_dtype = torch.promote_types(q.dtype, torch.float32)
     if _flag_says_it(rule):
-        keys = visible.visible_keys(k.shape[2])
+        keys = visible.combined_key_mask(k.shape[2])
         draw = None if keys is None else partial(_as_added, keys[:, None, None], mask_dtype)
         out, lse = kernels.flash(q, k, v, draw, visible.causal, scale)
     else:

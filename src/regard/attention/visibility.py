@@ -10,8 +10,9 @@ query x key table can be drawn on its own and nothing of size query x key need e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,7 +24,7 @@ from regard.errors import ArgumentError, ShapeError
 
 _WORDS = {
     "lengths": ("batch", "query"),  # or for the whole sequence: ("batch",)
-    "keys": ("batch", "key"),
+    "key_mask": ("batch", "key"),
     "query_segment": ("batch", "query"),
     "key_segment": ("batch", "key"),
     "dense": ("batch", "head", "query", "key"),
@@ -45,10 +46,11 @@ class Visibility(Data):
     start: int = 0  # absolute position of the first query
     window: int | None = None  # |query_pos - key_pos| < window
     lengths: Int[Tensor, "batch"] | Int[Tensor, "batch query"] | None = None  # keys before this one
-    keys: Bool[Tensor, "_batch key"] | None = None  # False: padding
+    key_mask: Bool[Tensor, "_batch key"] | None = None  # False: padding
     query_segment: Int[Tensor, "batch query"] | None = None  # a query sees the keys of its own segment
     key_segment: Int[Tensor, "batch key"] | None = None
     dense: Bool[Tensor, "_batch _head query key"] | None = None  # whatever nothing above can say
+    older_names: ClassVar[Mapping[str, str]] = {"keys": "key_mask"}
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < _FAR:
@@ -63,7 +65,7 @@ class Visibility(Data):
             tensor: Tensor | None = getattr(self, name)
             if tensor is None:
                 continue
-            boolean = name in ("keys", "dense")
+            boolean = name in ("key_mask", "dense")
             if tensor.is_floating_point() or (tensor.dtype == torch.bool) != boolean:
                 wanted = "boolean, True = may look" if boolean else "whole numbers"
                 raise ShapeError(f"{name} must be {wanted}. Got dtype {tensor.dtype}.")
@@ -86,7 +88,7 @@ class Visibility(Data):
     @property
     def by_key(self) -> bool:
         """Whether some keys are hidden from all queries of a sequence alike."""
-        return self.keys is not None or (self.lengths is not None and self.lengths.dim() == 1)
+        return self.key_mask is not None or (self.lengths is not None and self.lengths.dim() == 1)
 
     @property
     def by_pair(self) -> bool:
@@ -119,7 +121,7 @@ class Visibility(Data):
             start=positional[0].start if positional else 0,
             window=min(windows, default=None),
             lengths=_both(torch.minimum, *lengths),
-            keys=_both(torch.logical_and, self.keys, other.keys),
+            key_mask=_both(torch.logical_and, self.key_mask, other.key_mask),
             query_segment=first.query_segment,
             key_segment=first.key_segment,
             dense=dense,
@@ -141,8 +143,8 @@ class Visibility(Data):
         if self.lengths is not None:
             lengths = self.lengths[:, None] if self.lengths.dim() == 1 else self.lengths[:, rows]
             visible = visible & (key_pos < lengths[:, None, :, None])
-        if self.keys is not None:
-            visible = visible & self.keys[:, None, None, cols]
+        if self.key_mask is not None:
+            visible = visible & self.key_mask[:, None, None, cols]
         if self.query_segment is not None and self.key_segment is not None:
             same = self.query_segment[:, rows, None] == self.key_segment[:, None, cols]
             visible = visible & same[:, None]
@@ -160,7 +162,7 @@ class Visibility(Data):
     @property
     def device(self) -> torch.device | None:
         """Where the tensors are; None where there are none."""
-        tensors = (self.lengths, self.keys, self.key_segment, self.dense)
+        tensors = (self.lengths, self.key_mask, self.key_segment, self.dense)
         return next((tensor.device for tensor in tensors if tensor is not None), None)
 
     def sees_all(self, rows: slice, cols: slice) -> bool:
@@ -185,9 +187,9 @@ class Visibility(Data):
             stop = min(stop, last + self.window)
         return slice(min(begin, n_key), max(stop, min(begin, n_key)))
 
-    def visible_keys(self, n_key: int) -> Bool[Tensor, "_batch key"] | None:
-        """`keys` and one-dimensional `lengths` as one row of booleans for each sequence."""
-        visible = self.keys
+    def combined_key_mask(self, n_key: int) -> Bool[Tensor, "_batch key"] | None:
+        """`key_mask` and one-dimensional `lengths` as one row of booleans for each sequence."""
+        visible = self.key_mask
         if self.lengths is not None and self.lengths.dim() == 1:
             within = torch.arange(n_key, device=self.lengths.device) < self.lengths[:, None]
             visible = within if visible is None else visible & within
@@ -211,7 +213,7 @@ class Visibility(Data):
         if not n_key:
             return flags.new_zeros(*flags.shape[:2], n_query)
         if not self.by_pair and self.window is None:
-            keys = self.visible_keys(n_key)
+            keys = self.combined_key_mask(n_key)
             so_far = (flags if keys is None else flags & keys[:, None]).cumsum(-1) > 0
             last_seen = torch.full((n_query,), n_key - 1, device=flags.device)
             if self.causal:
@@ -243,7 +245,7 @@ class Visibility(Data):
                 continue
             words = words[: tensor.dim()]
             for axis, word in enumerate(words):
-                may_be_one = name in ("dense", "keys") and word in ("batch", "head")
+                may_be_one = name in ("dense", "key_mask") and word in ("batch", "head")
                 if tensor.shape[axis] != wanted[word] and not (may_be_one and tensor.shape[axis] == 1):
                     raise ShapeError(
                         f"{name} has {word} {tensor.shape[axis]}, attention has {wanted[word]}: "
@@ -288,7 +290,7 @@ class Visibility(Data):
             hidden, key_bias = key_padding_mask, None
             if hidden.dtype != torch.bool:
                 hidden, key_bias = _taken_apart(key_padding_mask)
-            visible = visible & cls(keys=~hidden)
+            visible = visible & cls(key_mask=~hidden)
             bias = _both(torch.add, bias, None if key_bias is None else key_bias[:, None, None])
         return visible, bias
 
@@ -362,7 +364,7 @@ def _recognise(table: Tensor) -> Visibility | None:
         drawn = attempt.tile(slice(0, n_query), slice(0, n_key), table.device)
         unseen = drawn.any(2)[:, 0] & ~one.any(1)
         if bool(unseen.any()):
-            attempt = replace(attempt, keys=~unseen)
+            attempt = replace(attempt, key_mask=~unseen)
             drawn = drawn & attempt.tile(slice(0, n_query), slice(0, n_key))
         if bool((drawn == one[:, None]).all()):
             return attempt

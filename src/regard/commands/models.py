@@ -56,7 +56,7 @@ def _in_words(field: dict[str, str]) -> dict[str, str]:
     layers = [n_layer for n_layer in (take("n_encoder_layer"), take("n_decoder_layer")) if n_layer != "0"]
     shown = {
         "a token sees": sees[take("stacks")],
-        "learns to say": says[take("head")],
+        "learns to say": says[take("lm_head")],
         "positions": positions[take("positions")],
         "scores": {"1/sqrt(qk_dim)": "q·k / sqrt(d)", "1": "q·k"}[take("scale")],
         "heads": f"{take('n_head')}, of keys {take('key/value heads').partition(' ')[0]}",

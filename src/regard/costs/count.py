@@ -40,7 +40,7 @@ class Counted:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The steps it can take."""
-        return ("train", "prefill", "decode") if self.model.head == "language" else ("train", "prefill")
+        return ("train", "prefill", "decode") if self.model.lm_head == "language" else ("train", "prefill")
 
     def cost(self, phase: Phase, *, batch: int = 1, length: int, dtype: torch.dtype = torch.float32) -> Cost:
         """The cost of a training step or prefill of `length` tokens, or of one token after `length` of them.
@@ -77,7 +77,7 @@ class Counted:
         model, both = self.model.inner, self.model.kind == "encoder-decoder"
         tokens = torch.zeros(batch, length, dtype=torch.long, device="meta")
         answer = "decoder_input_ids" if both else "input_ids"
-        more: dict[str, Any] = {"use_cache": True} if self.model.head == "language" else {}
+        more: dict[str, Any] = {"use_cache": True} if self.model.lm_head == "language" else {}
         if phase == "train":
             with torch.enable_grad(), ModuleTracker() as modules, _Noted(modules) as noted:
                 model(**{"input_ids": tokens, answer: tokens}, **more)[0].float().sum().backward()

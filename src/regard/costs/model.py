@@ -11,7 +11,7 @@ are left out. Hidden scores are computed and counted, as the plain path does.
 
     b batch      t new tokens   n tokens in the cache before them   m tokens of the memory (encoder)
     d model_dim  h heads        g key heads   k qk_dim   v v_dim    f ff_dim   V vocabulary   L layers
-    p features of a kernel      c, r latent and rotary numbers of multi-head latent attention
+    p features of a feature map c, r latent and rotary numbers of multi-head latent attention
     w keys that a layer with a window reads and keeps
 
 When it decodes, a layer with a window reads and keeps the window alone, as a cache that rolls does; our own
@@ -170,7 +170,7 @@ def cost(
         raise UnsupportedError("an encoder sees its whole input at once: it has no decoding step.")
     if config.kept_heads is not None:
         raise UnsupportedError("the cost of a pruned model differs from layer to layer: it is not computed.")
-    if latent is not None and (config.kind != "decoder" or block.kernel or block.attention_bias):
+    if latent is not None and (config.kind != "decoder" or block.feature_map or block.attention_bias):
         raise UnsupportedError("latent attention is costed for a decoder with softmax and without biases.")
     memory = (length if memory is None else memory) if both else 0
     new, cached = (1, length) if phase == "decode" else (1 if both and phase == "prefill" else length, 0)
@@ -186,10 +186,13 @@ def cost(
         looked_at = _block(block, t, keys, m if both else None, read_anew, latent, fused)
         rows += [row.times(L, L, "decoder " if both else "") for row in looked_at]
     rows.insert(0, Row("embedding", activations=2 * b * embedded * d))
-    asked, masked = b * (t if phase == "train" or config.head == "masked" else ONE), config.head == "masked"
+    asked, masked = (
+        b * (t if phase == "train" or config.lm_head == "masked" else ONE),
+        config.lm_head == "masked",
+    )
     if masked:
         rows.append(_product("head projection", asked, d, d, bias=True))
-    if config.head != "none":
+    if config.lm_head != "none":
         rows.append(_product("vocabulary", asked, d, V, bias=masked))
     if config.pooler:
         rows.append(_product("pooler", b, d, d, bias=True))
@@ -219,8 +222,8 @@ def sizes_of(config: TransformerConfig, latent: Latent | None = None) -> dict[st
         "E": config.n_encoder_layer,
         "L": config.n_decoder_layer,
     }
-    if block.kernel is not None:
-        sizes["p"] = feature_map(block.kernel, qk_dim=qk_dim).dim(qk_dim)
+    if block.feature_map is not None:
+        sizes["p"] = feature_map(block.feature_map, qk_dim=qk_dim).dim(qk_dim)
     if latent is not None:
         sizes |= {"c": latent.latent, "r": latent.rotary}
     return sizes
@@ -257,10 +260,10 @@ def _attention(
     parts = [_product("query", tokens, d, h * k, bias)]
     if projected.terms:
         parts += [_product(name, b * projected, d, g * dim, bias) for name, dim in (("key", k), ("value", v))]
-    if block.kernel is None:
+    if block.feature_map is None:
         parts += _look(queries, keys, g, k, v, fused)
     else:
-        parts += _linear(block.kernel, queries, projected)
+        parts += _linear(block.feature_map, queries, projected)
     if block.output_gate:
         parts.append(_product("gate", tokens, d, h * v, bias))
     return [*parts, _product("output", tokens, h * v, d, bias if block.out_bias is None else block.out_bias)]
@@ -279,7 +282,7 @@ def _look(
     ]
 
 
-def _linear(kernel: str, queries: Formula, projected: Formula) -> list[Row]:
+def _linear(name: str, queries: Formula, projected: Formula) -> list[Row]:
     """Kernelised attention: sums over keys, read by queries; z is one column more than v.
 
     Causal training and prefill add, inside each chunk, products that depend on the chunk's length alone.
@@ -287,7 +290,7 @@ def _linear(kernel: str, queries: Formula, projected: Formula) -> list[Row]:
     state = b * g * p * (v + 1)
     collected, read = b * g * projected, b * h * queries
     parts = []
-    if kernel == "favor":  # its features are products themselves
+    if name == "favor":  # its features are products themselves
         parts.append(Row("features", 2 * (collected + read) * k * p, weights=k * p))
     if projected.terms:
         parts.append(Row("state", 2 * collected * p * (v + 1), collected * (k + v) + state))
@@ -313,8 +316,8 @@ def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formu
     norm = 2 * d if block.norm == "layer" else d
     total = (
         (V + config.n_token_type) * d
-        + (config.head == "masked") * (d * d + d + V + norm)
-        + (config.head != "none" and not config.tied) * (V * d)
+        + (config.lm_head == "masked") * (d * d + d + V + norm)
+        + (config.lm_head != "none" and not config.tied) * (V * d)
         + config.pooler * (d * d + d)
         + (config.positions == "learned") * (config.n_position or 0) * d
         + config.embed_norm * norm
@@ -337,7 +340,7 @@ def _held(config: TransformerConfig, latent: Latent | None) -> Formula:
     kept, both = n + t if config.block.window is None else w, config.kind == "encoder-decoder"
     if latent is not None:
         return L * b * kept * (c + r)
-    if config.block.kernel is not None:
+    if config.block.feature_map is not None:
         return (1 + both) * L * b * g * p * (v + 1)
     return L * b * (kept + both * m) * g * (k + v)
 
@@ -372,9 +375,9 @@ def what_if(config: TransformerConfig) -> dict[str, tuple[TransformerConfig, Lat
     models: dict[str, tuple[TransformerConfig, Latent | None]] = {}
     for count in counts if len(counts) <= 4 else (*counts[:2], *counts[-2:]):
         kind = "multi-query" if count == 1 else "multi-head" if count == n_head else "grouped"
-        grouped = replace(block, n_kv_head=count, kernel=None)
+        grouped = replace(block, n_kv_head=count, feature_map=None)
         models[f"{count} kv ({kind})"] = (replace(config, block=grouped), None)
-    bare = replace(block, n_kv_head=None, kernel=None, attention_bias=False, out_bias=None)
+    bare = replace(block, n_kv_head=None, feature_map=None, attention_bias=False, out_bias=None)
     qk_dim = block.qk_dim or block.model_dim // n_head
     return models | {"latent": (replace(config, block=bare), Latent.usual(qk_dim))}
 

@@ -1,6 +1,6 @@
 """Text from a model, token by token: one loop for every model and every way of choosing.
 
-A model takes part by having `begin(prompt, visible, start_token=...)`, which reads the prompt and returns
+A model takes part by having `begin(prompt, key_mask, start_token=...)`, which reads the prompt and returns
 the scores of the next token and a `Decoding` that is fed one token at a time.
 """
 
@@ -127,7 +127,7 @@ class Texts:
         says = loaded or module
         self.model: Decodable = module
         self.choice, self.max_new, self.cache = choice, max_new, cache
-        self.prompt, self.visible, self.n_prompt = read.ids, read.visible, read.ids.shape[0]
+        self.prompt, self.key_mask, self.n_prompt = read.ids, read.key_mask, read.ids.shape[0]
         self.stop = frozenset(getattr(says, "stop_tokens", ()) if stop is None else stop)
         self.start_token = getattr(says, "start_token", None) if start_token is None else start_token
         self.generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -141,12 +141,12 @@ class Texts:
         if getattr(self.model, "training", False):
             raise ArgumentError("the model is in training mode, with dropout on: call model.eval() first.")
         more = {} if self.cache is None else {"cache": self.cache}
-        scores, decoding = self.model.begin(self.prompt, self.visible, start_token=self.start_token, **more)
+        scores, decoding = self.model.begin(self.prompt, self.key_mask, start_token=self.start_token, **more)
         written = self.prompt
         if self.start_token is not None:  # the prompt is another text than the answer
             written = self.prompt.new_full((self.n_prompt, 1), self.start_token)
-        elif self.visible is not None:  # padding, on the left, counts as the last token once more
-            written = self.prompt.where(self.visible, self.prompt[:, -1:])
+        elif self.key_mask is not None:  # padding, on the left, counts as the last token once more
+            written = self.prompt.where(self.key_mask, self.prompt[:, -1:])
         for length in range(1, self.max_new + 1):
             scores = scores.float().log_softmax(-1) if self.compares_sums else scores
             tokens, order = self.choose(self.choice.penalised(scores, written), length)

@@ -23,8 +23,10 @@ def fill_mask(model: Loaded, text: str, *, top: int = 5) -> list[FilledMask]:
     tokenizer = model.tokenizer
     if tokenizer is None or tokenizer.special.mask is None:
         raise UnsupportedError("this model's tokenizer has no mask token.")
-    if model.model.head != "masked":
-        raise UnsupportedError(f"{model.facts.name} has head {model.model.head!r}: it must be 'masked'.")
+    if model.model.lm_head != "masked":
+        raise UnsupportedError(
+            f"{model.facts.name} has lm_head {model.model.lm_head!r}: it must be 'masked'."
+        )
     ids, special, mask = tokenizer.encode(text), tokenizer.special, tokenizer.special.mask
     spelled = tokenizer.tokens([mask])[0]
     if mask not in ids and spelled in text:  # a tokenizer of bytes reads the name as text

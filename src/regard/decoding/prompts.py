@@ -20,7 +20,7 @@ class Encoded:
     """Texts as token ids."""
 
     ids: Int[Tensor, "batch position"]
-    visible: Bool[Tensor, "batch position"] | None  # False: padding; None: there is none
+    key_mask: Bool[Tensor, "batch position"] | None  # False: padding; None: there is none
     texts: tuple[str, ...] | None = None  # where all were given as text
 
     def __repr__(self) -> str:
@@ -60,10 +60,10 @@ def encoded(
     if filler is None:
         special = getattr(tokenizer, "special", None)
         filler = getattr(tokenizer, "pad_token_id", None) if special is None else special.pad
-    real = rectangle([[1] * len(row) for row in lists], 0, side=side).bool()
+    key_mask = rectangle([[1] * len(row) for row in lists], 0, side=side).bool()
     return Encoded(
         rectangle(lists, filler or 0, side=side).to(device),
-        None if bool(real.all()) else real.to(device),
+        None if bool(key_mask.all()) else key_mask.to(device),
         texts if len(texts) == len(rows) else None,
     )
 

@@ -79,16 +79,16 @@ class Asked:
     ) -> Asked:
         """A text or ids, and a token or its text; by default the likeliest after the last, or at the mask."""
         loaded = loaded_of(model, tokenizer)
-        if loaded.model.head == "none" or loaded.model.kind == "encoder-decoder":
+        if loaded.model.lm_head == "none" or loaded.model.kind == "encoder-decoder":
             raise UnsupportedError(
-                f"{loaded.facts.name} is {loaded.model.kind} with head {loaded.model.head!r}: this needs one "
-                "that foretells a token after one text."
+                f"{loaded.facts.name} is {loaded.model.kind} with lm_head {loaded.model.lm_head!r}: "
+                "this needs one that predicts a token from one text."
             )
         ids = encoded(text, loaded.tokenizer, loaded.device).ids
         if ids.shape[0] != 1:
             raise ArgumentError(f"one text is asked about. Got {ids.shape[0]}.")
         if position is None:
-            position = _mask(loaded, ids) if loaded.model.head == "masked" else ids.shape[1] - 1
+            position = _mask(loaded, ids) if loaded.model.lm_head == "masked" else ids.shape[1] - 1
         position = whole_index("position", position, ids.shape[1])
         chosen = _token(loaded, token, "target")
         if chosen is None:

@@ -329,7 +329,7 @@ def write_folder(loaded: Loaded, folder: str | Path, config: Said) -> None:
     """Write a model with this config.json, its tensors under their published names, and its tokenizer."""
     folder, model, state = Path(folder), loaded.model, loaded.model.state_dict()
     family, names = _published(model)
-    prefix = "" if model.head == "none" else None
+    prefix = "" if model.lm_head == "none" else None
     tensors = {
         family.prefixed(name, prefix): names[ours[0]].given(
             [state[part].cpu() for part in ours], model.sizes.n_head

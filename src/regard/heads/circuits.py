@@ -171,7 +171,7 @@ def blocks_of(loaded: Loaded) -> dict[str, nn.Module]:
 
 
 def _check_decoder(what: str, loaded: Loaded) -> None:
-    kind, head = loaded.model.kind, loaded.model.head
+    kind, head = loaded.model.kind, loaded.model.lm_head
     if kind != "decoder" or head != "language":
         raise UnsupportedError(f"{what} of decoders with a language head. This is {kind}, head {head!r}.")
 
@@ -223,7 +223,7 @@ class Ending(Stream):
         model, hidden, self.logits = loaded.model, self.out.hidden, self.out.logits[0]
         if isinstance(model, Transformer):
             table: Any = model.token if model.unembed is None else model.unembed
-            unembed = table.weight * model.config.head_scale
+            unembed = table.weight * model.config.lm_head_scale
         else:
             table = getattr(model, "unembed", None)
             unembed = getattr(table, "weight", None)
@@ -494,11 +494,11 @@ def logit_lens(
     """
     loaded = loaded_of(model, tokenizer)
     own = loaded.model
-    if own.kind == "encoder-decoder" or own.head == "none":
+    if own.kind == "encoder-decoder" or own.lm_head == "none":
         raise UnsupportedError("a logit lens needs one stack, a decoder or an encoder, with a head on it.")
     read = encoded(text_or_tokens, loaded.tokenizer, loaded.device)
     with seeing(blocks_of(loaded).values()) as seen:
-        out = own(read.ids, visible=read.visible)
+        out = own(read.ids, key_mask=read.key_mask)
     streams = [next(iter(seen.values()))[0], *(gave for _, gave in seen.values())]
     if isinstance(own, Transformer):
         stack = own.encoder if own.decoder is None else own.decoder

@@ -173,12 +173,12 @@ def _check_table(name: str, table: Tensor, loaded: Loaded) -> None:
 def loss_of(loaded: Loaded) -> Loss:
     """The loss a model was trained with: of each next token, or of hidden tokens."""
     model = loaded.model
-    if model.head == "language" and model.kind == "decoder":
+    if model.lm_head == "language" and model.kind == "decoder":
         return next_token_loss
     special = None if loaded.tokenizer is None else loaded.tokenizer.special
-    if model.head == "masked" and special is not None and special.mask is not None:
+    if model.lm_head == "masked" and special is not None and special.mask is not None:
         return partial(masked_token_loss, mask=special.mask)
-    name = f"{loaded.facts.name} ({model.kind}, head {model.head!r})"
+    name = f"{loaded.facts.name} ({model.kind}, lm_head {model.lm_head!r})"
     raise UnsupportedError(f"{name} foretells no token, so it has no loss of its own: give `loss`.")
 
 

@@ -192,14 +192,18 @@ def lost_attention(
     if not layers:
         raise ArgumentError("a cache is of self-attention over one text: this trace has no such layer.")
     batch = whole_index("batch", batch, trace.n_batch)
-    real = torch.ones(layers[0].n_key, dtype=torch.bool) if trace.real is None else trace.real[batch].cpu()
-    first, n_real = int(real.int().argmax()), int(real.sum())
+    key_mask = (
+        torch.ones(layers[0].n_key, dtype=torch.bool)
+        if trace.key_mask is None
+        else trace.key_mask[batch].cpu()
+    )
+    first, n_real = int(key_mask.int().argmax()), int(key_mask.sum())
     at = n_real // 2 if at is None else at
     if not 1 <= at < n_real:
         raise ArgumentError(f"at must be 1 at least and below the {n_real} tokens there are. Got {at}.")
     shares = torch.full((len(trace.layers), max(layer.n_head for layer in trace.layers)), torch.nan)
     for index, layer in enumerate(trace.layers):
-        if layer in layers and layer.n_key == len(real):
+        if layer in layers and layer.n_key == len(key_mask):
             if layer.visibility is not None and layer.visibility.everything:
                 raise UnsupportedError(f"{layer.name} sees the future: only a decoder has a cache.")
             counted, n_kv_head = evict.counted(at), layer.n_kv_head

@@ -140,14 +140,14 @@ class TokenFacts:
     punctuation: Bool[Tensor, "key"]
     rare: Bool[Tensor, "key"]
     ids: Int[Tensor, "key"] | None = None
-    real: Bool[Tensor, "key"] | None = None  # False: padding; None: no token is
+    key_mask: Bool[Tensor, "key"] | None = None  # False: padding; None: no token is
 
 
 def token_facts(
     tokens: Sequence[str],
     ids: Int[Tensor, "key"] | None = None,
     *,
-    real: Bool[Tensor, "key"] | None = None,
+    key_mask: Bool[Tensor, "key"] | None = None,
     counts: Int[Tensor, "vocab"] | None = None,
     special_ids: Collection[int] = (),
 ) -> TokenFacts:
@@ -172,7 +172,7 @@ def token_facts(
     spelled = [_SPECIAL.fullmatch(token.strip()) is not None for token in tokens]
     special = [known or name in special_ids for known, name in zip(spelled, names, strict=True)]
     punctuation = [is_punctuation(token) and not s for token, s in zip(tokens, special, strict=True)]
-    exists = [True] * n_key if real is None else real.tolist()
+    exists = [True] * n_key if key_mask is None else key_mask.tolist()
     words = [at for at in range(n_key) if exists[at] and not special[at] and not punctuation[at]]
     if len(words) > 1 and words[0] == exists.index(True):
         # Heads rest at the first position whatever stands there, and what stands there is often rare.
@@ -183,7 +183,7 @@ def token_facts(
     rare = [at in least for at in range(n_key)]
     where = None if ids is None else ids.device
     kinds = torch.tensor([special, punctuation, rare], dtype=torch.bool, device=where)
-    return TokenFacts(kinds[0], kinds[1], kinds[2], ids, real)
+    return TokenFacts(kinds[0], kinds[1], kinds[2], ids, key_mask)
 
 
 def is_punctuation(token: str) -> bool:
@@ -227,7 +227,7 @@ def copies(facts: TokenFacts, shift: int) -> Copies:
     if facts.ids is None:
         raise ArgumentError("copies of tokens are found by their ids: these facts have none.")
     places = torch.arange(len(facts.ids), device=facts.ids.device)
-    left_out = facts.special if facts.real is None else facts.special | ~facts.real
+    left_out = facts.special if facts.key_mask is None else facts.special | ~facts.key_mask
     # What is left out gets an id that no other has, so that nothing is its copy.
     ids = torch.where(left_out, -1 - places, facts.ids.long())
     order = torch.argsort(ids, stable=True)
@@ -307,14 +307,18 @@ class _Frame:
         known: dict[str, Any],
     ) -> None:
         tokens, device = trace.key_tokens(layer.name, batch), layer.tensors[0].device
-        real = None if trace.real is None else trace.real[batch].to(device)
+        key_mask = None if trace.key_mask is None else trace.key_mask[batch].to(device)
         of_keys = layer.kind == "self" and not trace._in_encoder(layer)
         if of_keys and trace.ids is not None and trace.ids.shape[1] == layer.n_key:
-            facts = token_facts(tokens, trace.ids[batch].to(device), real=real, **known)
+            facts = token_facts(tokens, trace.ids[batch].to(device), key_mask=key_mask, **known)
         else:  # copies of a source's tokens are known by their spelling: its ids are not kept
             names = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
             facts = token_facts(tokens, torch.tensor([names[token] for token in tokens], device=device))
-            real = real if layer.kind == "cross" and real is not None and len(real) == layer.n_query else None
+            key_mask = (
+                key_mask
+                if layer.kind == "cross" and key_mask is not None and len(key_mask) == layer.n_query
+                else None
+            )
         n_query, n_key = layer.n_query, layer.n_key
         q, k = (torch.zeros(1, 1, n, 1, device=device) for n in (n_query, n_key))
         rule = ScoreRule(visible=visible.part(batch, 0))
@@ -322,17 +326,17 @@ class _Frame:
         has_positions = layer.kind == "self" and n_key >= n_query
         start = visible.start if has_positions else 0
         n_visible = torch.zeros(n_query, dtype=torch.long, device=device)
-        real = torch.ones_like(n_visible, dtype=torch.bool) if real is None else real
+        key_mask = torch.ones_like(n_visible, dtype=torch.bool) if key_mask is None else key_mask
         reached = torch.zeros(n_key, dtype=torch.bool, device=device)
         sees = torch.zeros(len(OFFSETS), n_query, dtype=torch.bool, device=device)  # a key at that offset
         for rows, cols in uniform.row_blocks(1):
             seen = uniform.visible(rows, cols)
             n_visible[rows] = seen.sum(-1)
-            reached[cols] |= seen[real[rows]].any(0)
+            reached[cols] |= seen[key_mask[rows]].any(0)
             if has_positions:
                 at, is_there = _beside(rows, cols, start, device)
                 sees[:, rows] = (seen.gather(1, at) & is_there).T
-        choice = (n_visible >= 2) & real
+        choice = (n_visible >= 2) & key_mask
         none = torch.zeros_like(choice)
         first = int(reached.int().argmax()) if n_key else 0
         sees_first = uniform.visible(slice(0, n_query), slice(first, first + 1)).any(-1)

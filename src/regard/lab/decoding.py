@@ -29,7 +29,7 @@ UNITS = {"bytes moved": "bytes", "bytes of the cache": "bytes", "operations": "o
 def _formula(n_kv_head: int, n_cached: int) -> tuple[int, int, int]:
     """Bytes moved, bytes of the cache and operations of the step, as the cost model has them."""
     block = BlockConfig(model_dim=DIM, n_head=N_HEAD, n_kv_head=n_kv_head, ff_dim=1, attention_bias=False)
-    config = TransformerConfig(vocab=1, block=block, n_decoder_layer=1, head="none")
+    config = TransformerConfig(vocab=1, block=block, n_decoder_layer=1, lm_head="none")
     whole = cost(config, "decode", batch=BATCH, length=n_cached)
     rows = [row for row in whole.rows if not row.name.startswith(("ff ", "embedding"))]
     return sum(row.n_byte for row in rows), whole.cache_bytes, sum(row.n_operation for row in rows)

@@ -52,7 +52,9 @@ class Reader(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.name, self.value, self.asked = (nn.Embedding(n, DIM) for n in (N_NAME, N_VALUE, N_NAME))
-        self.linear = MultiHeadAttention(DIM, 1, causal=True, kernel="elu1") if kind == "linear" else None
+        self.linear = (
+            MultiHeadAttention(DIM, 1, causal=True, feature_map="elu1") if kind == "linear" else None
+        )
         self.delta = DeltaAttention(DIM, 1) if kind == "delta" else None
         self.answer = nn.Linear(DIM, N_VALUE)
 

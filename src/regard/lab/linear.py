@@ -13,15 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention import Quadratic, ScoreRule, Visibility, attend, attend_linear, feature_map
-from regard.attention.feature_maps import KERNELS
+from regard.attention.feature_maps import FEATURE_MAPS
 from regard.lab.learning import Lookup, answered, teach
 from regard.lab.spec import Lab
 
-CLAIM = """A kernel phi(q) . phi(k) makes attention linear in length; the quadratic map is exactly (q.k +
-c)^2; and simple kernels separate keys worse than softmax does."""
-PREDICTION = """Operations grow with the power 2 of the length for softmax and 1 for every kernel, the largest
-tensor likewise; the quadratic map is exact to rounding; after equal training softmax answers surely more than
-elu1."""
+CLAIM = """A feature map phi(q) . phi(k) makes attention linear in length; the quadratic map is exactly (q.k +
+c)^2; and simple maps separate keys worse than softmax does."""
+PREDICTION = """Operations grow with the power 2 of the length for softmax and 1 for every feature map, the
+largest tensor likewise; the quadratic map is exact to rounding; after equal training softmax answers surely
+more than elu1."""
 
 DIM = 16
 CAUSAL = ScoreRule(visible=Visibility(causal=True))
@@ -44,15 +44,15 @@ class Largest(TorchDispatchMode):
 
 
 @torch.no_grad()
-def _counted(kernel: Any, n: int) -> tuple[int, int, float]:
-    """Operations, bytes of the largest tensor, and seconds; without a kernel, of softmax."""
+def _counted(phi: Any, n: int) -> tuple[int, int, float]:
+    """Operations, bytes of the largest tensor, and seconds; without a feature map, of softmax."""
     q, k, v = (torch.randn(1, 1, n, DIM) for _ in range(3))
 
     def call() -> None:
-        if kernel is None:
+        if phi is None:
             attend(q, k, v, CAUSAL, path="plain")
-        else:  # chunks of one length, so that kernels are compared at the same number of them
-            attend_linear(q, k, v, kernel, causal=True, chunk=64)
+        else:  # chunks of one length, so that maps are compared at the same number of them
+            attend_linear(q, k, v, phi, causal=True, chunk=64)
 
     with FlopCounterMode(display=False) as counter:
         call()
@@ -68,35 +68,35 @@ def _exactness() -> float:
     q, k, v = (torch.randn(2, 3, 19, 5, dtype=torch.float64) for _ in range(3))
     table = (ScoreRule(scale=1.0).scores(q, k) + c).square().tril()
     expected = table / table.sum(-1, keepdim=True) @ v
-    kernel = Quadratic(c)
-    features = (kernel.phi(q) @ kernel.phi(k).mT - (q @ k.mT + c).square()).abs().max()
-    out = attend_linear(q, k, v, kernel, causal=True, chunk=4).out
+    quadratic = Quadratic(c)
+    features = (quadratic.phi(q) @ quadratic.phi(k).mT - (q @ k.mT + c).square()).abs().max()
+    out = attend_linear(q, k, v, quadratic, causal=True, chunk=4).out
     return max(float((out - expected).abs().max()), float(features))
 
 
 def run(lab: Lab) -> None:
-    kernels = ("elu1", "quadratic") if lab.quick else KERNELS
+    names = ("elu1", "quadratic") if lab.quick else FEATURE_MAPS
     lengths = (512, 1024, 2048) if lab.quick else (256, 512, 1024, 2048, 4096)
-    maps = {"softmax": None, **{name: feature_map(name, qk_dim=DIM, n_feature=32) for name in kernels}}
+    maps = {"softmax": None, **{name: feature_map(name, qk_dim=DIM, n_feature=32) for name in names}}
     counts = {}
-    for name, kernel in maps.items():
-        counts[name] = work, held, _ = list(zip(*(_counted(kernel, n) for n in lengths), strict=True))
+    for name, phi in maps.items():
+        counts[name] = work, held, _ = list(zip(*(_counted(phi, n) for n in lengths), strict=True))
         grown = lab.exact(f"power of length, operations, {name}", math.log2(work[-1] / work[-2]))
         kept = lab.exact(f"power of length, largest tensor, {name}", math.log2(held[-1] / held[-2]))
-        power = 1 if kernel else 2
+        power = 1 if phi else 2
         lab.near(f"{name}: operations grow with length to the power {power}", grown, power, slack=0.05)
-        if kernel:
+        if phi:
             lab.below(f"{name}: the largest tensor grows no faster than length", kept, 1.01)
         else:
             lab.near("softmax: the largest tensor grows with its square", kept, 2.0, slack=0.01)
     for index, (what, unit) in enumerate(UNITS.items()):
-        lines = {name: of_kernel[index] for name, of_kernel in counts.items()}
+        lines = {name: of_map[index] for name, of_map in counts.items()}
         lab.draw.lines(what.capitalize(), lengths, lines, "length N", unit, log="xy")
     exact = lab.exact("quadratic: largest difference from (q . k + c)^2", _exactness())
     lab.below("the quadratic map is exact", exact, 1e-10)
     shares = {}
     for name in maps:
-        model = Lookup(DIM, 24, 16, n_value=6, n_head=1, kernel=name if maps[name] else None)
+        model = Lookup(DIM, 24, 16, n_value=6, n_head=1, feature_map=name if maps[name] else None)
         teach(model, model.examples, 160 if lab.quick else 1200)
         shares[name] = answered(lab, f"answered, {name}", model, model.examples(1000))
     lab.draw.bars("A look-up task", shares, "share answered")

@@ -38,7 +38,7 @@ def _by_hand(layer: MultiHeadAttention, x: Tensor) -> Tensor:
 def _cost(v_dim: int) -> dict[str, int]:
     """What the cost model says of one layer."""
     block = BlockConfig(DIM, N_HEAD, ff_dim=1, v_dim=v_dim, qk_dim=QK_DIM, attention_bias=False)
-    config = TransformerConfig(vocab=1, block=block, n_decoder_layer=1, head="none")
+    config = TransformerConfig(vocab=1, block=block, n_decoder_layer=1, lm_head="none")
     whole = cost(config, "prefill", batch=BATCH, length=LENGTH)
     rows = [row for row in whole.rows if not row.name.startswith(("ff ", "embedding"))]
     n_parameter = sum(row.weights.value(whole.sizes) for row in rows)

@@ -8,8 +8,9 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.attention import feature_maps
 from regard.attention import softmax as attention
-from regard.attention.feature_maps import FeatureMap, feature_map
+from regard.attention.feature_maps import FeatureMap
 from regard.attention.linear import LinearRule, Rule, attend_linear, linear_weights
 from regard.attention.scores import Bias, ScoreRule, SlopeBias, alibi_slopes
 from regard.attention.shapes import Heads, Vectors, check_divides, check_dropout, check_rank, check_sizes
@@ -64,8 +65,8 @@ class MultiHeadAttention(nn.Module):
 
     `layer(x)` is self-attention, `layer(x, memory)` cross-attention. `n_kv_head` below `n_head` makes it
     grouped (Ainslie et al. 2023), 1 makes it multi-query (Shazeer 2019). Sizes of a head are free of
-    `model_dim / n_head`: the output projection always returns `model_dim`. A `kernel` (elu1, relu, quadratic,
-    favor) makes it linear: time and memory O(N), and a state of fixed size in place of the cache.
+    `model_dim / n_head`: the output projection always returns `model_dim`. A `feature_map` (elu1, relu,
+    quadratic, favor) makes it linear: time and memory O(N), and a state of fixed size in place of the cache.
 
     `softcap` bounds the scores; `qk_norm` (its eps) puts an RMS norm on each head's queries and keys, before
     they turn; `sinks` learns a score for each head that takes part in the softmax and has no value; `alibi`
@@ -91,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         causal: bool = False,
         window: int | None = None,
-        kernel: str | FeatureMap | None = None,
+        feature_map: str | FeatureMap | None = None,
         softcap: float | None = None,
         qk_norm: float | None = None,
         sinks: bool = False,
@@ -109,10 +110,12 @@ class MultiHeadAttention(nn.Module):
         self.n_head, self.n_kv_head, self.qk_dim, self.v_dim = n_head, n_kv_head, qk_dim, v_dim
         self.dropout = dropout
         self.rule = ScoreRule(scale, Visibility(causal=causal, window=window), softcap=softcap)
-        self.kernel = feature_map(kernel, qk_dim=qk_dim) if isinstance(kernel, str) else kernel
-        if kernel is not None and (dropout or sinks or alibi or {scale, window, softcap} != {None}):
+        if isinstance(feature_map, str):
+            feature_map = feature_maps.feature_map(feature_map, qk_dim=qk_dim)
+        self.feature_map = feature_map
+        if feature_map is not None and (dropout or sinks or alibi or {scale, window, softcap} != {None}):
             raise UnsupportedError(
-                "linear attention forms no scores: with a kernel no dropout, scale, window, softcap, "
+                "linear attention forms no scores: with a feature map no dropout, scale, window, softcap, "
                 f"sinks or alibi. Got {dropout=}, {scale=}, {window=}, {softcap=}, {sinks=}, {alibi=}."
             )
         self.query = nn.Linear(model_dim, n_head * qk_dim, bias)
@@ -161,7 +164,7 @@ class MultiHeadAttention(nn.Module):
             k = k if turn is None else turn(k)
         q = q if turn is None else turn(q)
         start, rule = 0, None
-        if self.kernel is None:
+        if self.feature_map is None:
             if cache is not None and not remembered:
                 k, v, start = cache.append(k, v)
             k, v = self._spread(k, v)
@@ -171,10 +174,17 @@ class MultiHeadAttention(nn.Module):
         else:
             start = 0 if cache is None or memory is not None else cache.length
             k, v = self._spread(k, v)
-            looks = self._linear_rule(self.kernel, k, visible, bias, start)
+            looks = self._linear_rule(self.feature_map, k, visible, bias, start)
             state, keep = (None, False) if cache is None else (cache.state, True)
             made = attend_linear(
-                q, k, v, self.kernel, causal=looks.causal, visible=looks.keys, state=state, return_state=keep
+                q,
+                k,
+                v,
+                self.feature_map,
+                causal=looks.causal,
+                key_mask=looks.key_mask,
+                state=state,
+                return_state=keep,
             )
             if cache is not None and made.state is not None:
                 cache.keep(made.state, k.shape[2])
@@ -185,7 +195,9 @@ class MultiHeadAttention(nn.Module):
             return projected
         if rule is not None:
             return projected, attention.weights(q, k, rule)
-        return projected, linear_weights(q, k, lse, looks.kernel, causal=looks.causal, visible=looks.keys)
+        return projected, linear_weights(
+            q, k, lse, looks.feature_map, causal=looks.causal, key_mask=looks.key_mask
+        )
 
     def _check_heads(self, n_head: int, n_kv_head: int) -> None:
         check_divides("n_head", n_head, "n_kv_head", n_kv_head)
@@ -196,16 +208,16 @@ class MultiHeadAttention(nn.Module):
         return k, v
 
     def _linear_rule(
-        self, kernel: FeatureMap, k: Tensor, visible: Visibility | None, bias: Bias | None, start: int
+        self, feature_map: FeatureMap, k: Tensor, visible: Visibility | None, bias: Bias | None, start: int
     ) -> LinearRule:
-        """What `_rule` is to a layer with a kernel."""
+        """What `_rule` is to a layer with a feature map."""
         if bias is not None or (visible is not None and (visible.by_pair or visible.window is not None)):
             raise UnsupportedError("linear attention hides keys and the future only: no bias, no pairs.")
         causal = self.rule.visible.causal or (visible is not None and visible.causal)
         stop = start + k.shape[2]
-        keys = None if visible is None else visible.visible_keys(stop)
+        keys = None if visible is None else visible.combined_key_mask(stop)
         keys = None if keys is None else keys.expand(k.shape[0], -1)[:, start:stop]
-        return LinearRule(kernel, causal, keys)
+        return LinearRule(feature_map, causal, keys)
 
     def _rule(self, visible: Visibility | None, bias: Bias | None, start: int) -> ScoreRule:
         """The layer's rule for queries that start at this position."""

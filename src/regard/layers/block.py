@@ -71,7 +71,7 @@ class BlockConfig:
     out_bias: bool | None = None  # of the output projection; None: as attention_bias
     ff_bias: bool = True
     scale: float | None = None  # None: 1 / sqrt(qk_dim)
-    kernel: str | None = None  # a feature map's name: linear attention in place of softmax
+    feature_map: str | None = None  # a feature map's name: linear attention in place of softmax
     window: int | None = None
     softcap: float | None = None  # cap * tanh(score / cap) (Gemma 2)
     qk_norm: bool = False  # an RMS norm on each head's queries and keys (Qwen3, Gemma 3)
@@ -170,11 +170,13 @@ class Block(nn.Module):
 
 def attention_options(config: BlockConfig, *, causal: bool) -> dict[str, Any]:
     """What `MultiHeadAttention` is made of in such a block."""
-    same = "model_dim n_head n_kv_head qk_dim v_dim out_bias scale kernel softcap sinks alibi output_gate"
+    same = (
+        "model_dim n_head n_kv_head qk_dim v_dim out_bias scale feature_map softcap sinks alibi output_gate"
+    )
     return {
         **{name: getattr(config, name) for name in same.split()},
         "bias": config.attention_bias,
-        "dropout": config.dropout if config.kernel is None else 0.0,
+        "dropout": config.dropout if config.feature_map is None else 0.0,
         "causal": causal,
         "window": config.window if causal else None,
         "qk_norm": config.norm_eps if config.qk_norm else None,

@@ -140,12 +140,12 @@ class LayerCache:
             return flags[:, None, : self.length].expand(-1, self._k.shape[1], -1)
         return flags[:, None].expand(-1, self._k.shape[1], -1).gather(2, self.held)
 
-    def visibility(self, keys: Bool[Tensor, "batch _key"], n_head: int) -> Visibility:
-        """Which keys are real, those held and then the new ones; `keys` has all that was read and the new."""
-        held = self.of_held(keys)
+    def visibility(self, key_mask: Bool[Tensor, "batch _key"], n_head: int) -> Visibility:
+        """Return which keys are real: those held, then the new ones. `key_mask` covers all that was read."""
+        held = self.of_held(key_mask)
         if held is None or self.held is None:
-            return Visibility(keys=keys)
-        new = keys[:, None, self.read :]
+            return Visibility(key_mask=key_mask)
+        new = key_mask[:, None, self.read :]
         flags = torch.cat([held, new.expand(-1, held.shape[1], -1)], 2)
         flags = flags.repeat_interleave(n_head // held.shape[1], 1)
         return Visibility(dense=flags[:, :, None].expand(-1, -1, new.shape[2], -1))

@@ -99,11 +99,11 @@ class Evict:
     def kept(
         self,
         looked_at: Float[Tensor, "batch kv_head key"],
-        real: Bool[Tensor, "batch kv_head key"] | None = None,
+        key_mask: Bool[Tensor, "batch kv_head key"] | None = None,
     ) -> Int[Tensor, "batch kv_head kept"]:
         """The positions that stay, in their order; `looked_at` has how much `counted` looked at each.
 
-        What is not `real` is padding: it goes first, and is counted by no policy.
+        What `key_mask` has as False is padding: it goes first, and is counted by no policy.
         """
         n_key = looked_at.shape[2]
         slot = torch.arange(n_key, device=looked_at.device).expand_as(looked_at)
@@ -112,15 +112,15 @@ class Evict:
         recent, ranked = self.recent or 0, looked_at
         always = slot >= n_key - recent
         if self.policy == "streaming":
-            first = slot if real is None else real.long().cumsum(-1) - 1
+            first = slot if key_mask is None else key_mask.long().cumsum(-1) - 1
             ranked, always = slot.to(looked_at.dtype), first < (self.sinks or 0)
         elif self.policy == "snapkv":
             pool = self.pool or 1
             smooth = F.avg_pool1d(ranked[..., :-recent], pool, stride=1, padding=pool // 2)
             ranked = torch.cat([smooth, ranked[..., -recent:]], 2)
         ranked = ranked.masked_fill(always, torch.inf)
-        if real is not None:
-            ranked = ranked.masked_fill(~real, -1.0)
+        if key_mask is not None:
+            ranked = ranked.masked_fill(~key_mask, -1.0)
         return ranked.topk(self.budget, dim=-1).indices.sort(-1).values
 
 
@@ -132,7 +132,9 @@ class Evicting:
     ) -> None:
         self.evict, self.cache, self.record = evict, cache, record
         self.rotary = rotary if evict.moves(rotary is not None) else None
-        self.real: Tensor | None = None  # (batch, position): what has been read and is no padding; None: all
+        self.key_mask: Tensor | None = (
+            None  # (batch, position): what has been read and is no padding; None: all
+        )
         self._looked_at: dict[int, Tensor] = {}  # by layer, (batch, kv_head, key)
 
     def __call__(
@@ -149,18 +151,18 @@ class Evicting:
             looked_at = sums.unflatten(1, (k.shape[1], -1)).sum(2)
             if before is not None:
                 looked_at = looked_at + F.pad(before, (0, n_new))
-            real = layer.of_held(self.real)
-            kept = self.evict.kept(looked_at, real)
+            key_mask = layer.of_held(self.key_mask)
+            kept = self.evict.kept(looked_at, key_mask)
             if kept.shape[2] < k.shape[2]:
                 looked_at = looked_at.gather(2, kept)
-                layer.select(kept, None if self.rotary is None else self._moved(k, kept, real))
+                layer.select(kept, None if self.rotary is None else self._moved(k, kept, key_mask))
             self._looked_at[index] = looked_at
         return changed
 
-    def _moved(self, k: Tensor, kept: Tensor, real: Tensor | None) -> Tensor:
+    def _moved(self, k: Tensor, kept: Tensor, key_mask: Tensor | None) -> Tensor:
         """The kept keys, each turned to its place among those that are kept."""
         assert self.rotary is not None
-        here = torch.ones_like(k[..., 0], dtype=torch.bool) if real is None else real
+        here = torch.ones_like(k[..., 0], dtype=torch.bool) if key_mask is None else key_mask
         old = (here.long().cumsum(-1) - 1).clamp(min=0).gather(2, kept)
         new = (here.gather(2, kept).long().cumsum(-1) - 1).clamp(min=0)
         stay = k.gather(2, kept[..., None].expand(-1, -1, -1, k.shape[3]))
@@ -171,7 +173,7 @@ class Evicting:
         """Where the next tokens stand, where that is not their place in the text."""
         if self.rotary is None or not self.cache.read:
             return None
-        held, k = self.cache[0].of_held(self.real), self.cache[0].k
+        held, k = self.cache[0].of_held(self.key_mask), self.cache[0].k
         assert k is not None  # something has been read
         # Padding goes first: all heads of a sequence hold as many real positions.
         start = k.new_full((1,), k.shape[2], dtype=torch.long) if held is None else held[:, 0].sum(-1)

@@ -1,6 +1,6 @@
 """Decoding one token at a time at the speed at which memory gives the weights.
 
-    engine(model) -> Engine | None      Engine.step(model, tokens, cache, visible) -> scores | None
+    engine(model) -> Engine | None      Engine.step(model, tokens, cache, key_mask) -> scores | None
 
 The readable `forward` says what a model computes; this computes the same for one new token of each sequence,
 to rounding. What is faster: products that all threads read at once (`packing`), q, k and v as one
@@ -51,13 +51,13 @@ class Engine:
         model: Transformer,
         tokens: Int[Tensor, "batch"],
         cache: KVCache,
-        visible: Tensor | None,
+        key_mask: Tensor | None,
         *,
         memory: bool = False,
     ) -> Float[Tensor, "batch vocab"] | None:
         """The scores of the token after these, which are added to the cache; None if `forward` must do it.
 
-        `visible` (batch, key) covers the cached and new tokens, or with `memory` the encoder's.
+        `key_mask` (batch, key) covers the cached and new tokens, or with `memory` the encoder's.
         """
         start, held, stack = cache.length, cache[0].k, model.decoder
         unusual = model.training or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
@@ -67,17 +67,17 @@ class Engine:
         if tokens.shape != (held.shape[0],) or held.dtype != torch.float32:
             return None
         with torch.inference_mode():
-            real = None if memory else visible
-            if real is not None and real.shape != (len(tokens), start + 1):
+            own = None if memory else key_mask
+            if own is not None and own.shape != (len(tokens), start + 1):
                 return None
-            positions = torch.tensor([[start]]) if real is None else real.sum(1, keepdim=True) - 1
+            positions = torch.tensor([[start]]) if own is None else own.sum(1, keepdim=True) - 1
             try:
                 x = model.embed(tokens[:, None], positions)[:, 0]
             except IndexError:
                 return None  # forward says which token is wrong
             added = cross_added = None
-            if visible is not None:
-                hidden = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, None, None]
+            if key_mask is not None:
+                hidden = torch.zeros(key_mask.shape).masked_fill_(~key_mask, -torch.inf)[:, None, None]
                 added, cross_added = (None, hidden) if memory else (hidden, None)
             if stack.relative is not None:
                 bias = stack.relative(1, start + 1, start).values.contiguous()[None, :, None]
@@ -89,8 +89,8 @@ class Engine:
             for layer, local, past, across in layers:
                 x = layer(x, past, across, added, cross_added, local_matrix if local else matrix)
             x = x if stack.norm is None else stack.norm(x)
-            head_scale = model.config.head_scale
-            scores = self.unembed(x if head_scale == 1.0 else x * head_scale)
+            lm_head_scale = model.config.lm_head_scale
+            scores = self.unembed(x if lm_head_scale == 1.0 else x * lm_head_scale)
         return scores.clone()  # a tensor that may be used anywhere
 
 
@@ -173,7 +173,7 @@ def why_not(model: Transformer) -> str | None:
     config, block, decoder = model.config, model.config.block, model.decoder
     if type(model).__name__ != "Transformer":
         return f"a {type(model).__name__} may compute something else than a Transformer"
-    if decoder is None or config.head != "language":
+    if decoder is None or config.lm_head != "language":
         return "only a decoder with a language head generates"
     blocks = cast(list[Block], list(decoder.blocks))
     looks = [look for block in blocks for look in (block.attention, block.cross) if look is not None]
@@ -181,10 +181,10 @@ def why_not(model: Transformer) -> str | None:
     unusual = {
         "the model is in training mode": model.training,
         "sinks, gates, feature maps, softcaps and ALiBi are left to the readable path": (
-            block.sinks or block.output_gate or block.kernel or block.softcap or block.alibi
+            block.sinks or block.output_gate or block.feature_map or block.softcap or block.alibi
         ),
         "token types and a softcap of the head are left to the readable path": (
-            config.n_token_type or config.head_softcap
+            config.n_token_type or config.lm_head_softcap
         ),
         "attention layers differ, as after pruning": (
             len({(look.n_head, look.n_kv_head, look.qk_dim, look.rule.scale) for look in looks}) > 1

@@ -38,13 +38,13 @@ class Foreign(Model):
         find = getattr(inner, "get_output_embeddings", None)
         with suppress(NotImplementedError):  # some say so instead of having none
             self.unembed = find() if callable(find) else None
-        self.head: Literal["language", "masked", "none"] = "none" if self.unembed is None else "language"
+        self.lm_head: Literal["language", "masked", "none"] = "none" if self.unembed is None else "language"
         if "MaskedLM" in type(inner).__name__:
-            self.head = "masked"
+            self.lm_head = "masked"
         self.kind: Literal["encoder", "decoder", "encoder-decoder"] = "encoder"
         if getattr(self.config, "is_encoder_decoder", False):
             self.kind = "encoder-decoder"
-        elif self.head == "language":
+        elif self.lm_head == "language":
             self.kind = "decoder"
         start = getattr(text, "decoder_start_token_id", None)
         self.start_token = start if isinstance(start, int) else None
@@ -84,8 +84,8 @@ class Foreign(Model):
         tokens: Int[Tensor, "batch position"],
         target: Int[Tensor, "batch target_position"] | None = None,
         *,
-        visible: Bool[Tensor, "batch key"] | None = None,
-        target_visible: Bool[Tensor, "batch target_key"] | None = None,
+        key_mask: Bool[Tensor, "batch key"] | None = None,
+        target_key_mask: Bool[Tensor, "batch target_key"] | None = None,
         record: Record | None = None,
         logits: Literal["all", "last", "none"] = "all",
         **more: Any,
@@ -96,8 +96,8 @@ class Foreign(Model):
             out = self.inner(tokens)
             out = out if isinstance(out, Tensor) else out[0] if isinstance(out, tuple) else out.logits
             return Output(hidden=out, logits=out)
-        given = {"input_ids": tokens, "attention_mask": visible}
-        given |= {"decoder_input_ids": target, "decoder_attention_mask": target_visible}
+        given = {"input_ids": tokens, "attention_mask": key_mask}
+        given |= {"decoder_input_ids": target, "decoder_attention_mask": target_key_mask}
         whole = {name: part.long() for name, part in given.items() if part is not None}
         out = self.inner(**whole, return_dict=True, **more)
         scores = out.get("logits")
@@ -110,14 +110,14 @@ class Foreign(Model):
             hidden=hidden, logits=None if logits == "none" else scores, pooled=out.get("pooler_output")
         )
 
-    def _decoding(self, prompt: Tensor, visible: Tensor | None, record: Record | None) -> ForeignDecoding:
+    def _decoding(self, prompt: Tensor, key_mask: Tensor | None, record: Record | None) -> ForeignDecoding:
         _refuse(record)
-        if self.head != "language":
+        if self.lm_head != "language":
             raise UnsupportedError(
-                f"{self.family} is {self.kind} with head {self.head!r} and generates no text. For masked "
-                "words use fill_mask."
+                f"{self.family} is {self.kind} with lm_head {self.lm_head!r} and generates no text. "
+                "For masked words use fill_mask."
             )
-        return ForeignDecoding(self, prompt, visible)
+        return ForeignDecoding(self, prompt, key_mask)
 
 
 def _refuse(record: Record | None) -> None:
@@ -132,18 +132,18 @@ class ForeignDecoding:
     """One running decode: the model's own cache, and which positions are padding."""
 
     @torch.no_grad()
-    def __init__(self, model: Foreign, prompt: Tensor, visible: Tensor | None) -> None:
+    def __init__(self, model: Foreign, prompt: Tensor, key_mask: Tensor | None) -> None:
         self.model, self.past = model, None
-        self.visible = torch.ones_like(prompt, dtype=torch.bool) if visible is None else visible
+        self.key_mask = torch.ones_like(prompt, dtype=torch.bool) if key_mask is None else key_mask
         self.both = model.kind == "encoder-decoder"
         self.memory: Any = None
         if self.both:
-            self.memory = model.inner.get_encoder()(input_ids=prompt, attention_mask=self.visible.long())  # type: ignore[operator]
+            self.memory = model.inner.get_encoder()(input_ids=prompt, attention_mask=self.key_mask.long())  # type: ignore[operator]
 
     def next(self, tokens: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
         """The scores of the token after these, one new token for each sequence."""
         if not self.both:
-            self.visible = torch.cat([self.visible, self.visible.new_ones(tokens.shape[0], 1)], 1)
+            self.key_mask = torch.cat([self.key_mask, self.key_mask.new_ones(tokens.shape[0], 1)], 1)
         return self.feed(tokens[:, None])
 
     @torch.no_grad()
@@ -152,9 +152,9 @@ class ForeignDecoding:
         given: dict[str, Any] = {"input_ids": tokens}
         if self.both:
             given = {"encoder_outputs": self.memory, "decoder_input_ids": tokens}
-        elif not bool(self.visible.all()):  # how many real tokens stand before each
-            given["position_ids"] = (self.visible.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        given |= {"attention_mask": self.visible.long(), "past_key_values": self.past}
+        elif not bool(self.key_mask.all()):  # how many real tokens stand before each
+            given["position_ids"] = (self.key_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        given |= {"attention_mask": self.key_mask.long(), "past_key_values": self.past}
         out = self.model.inner(**given, use_cache=True, return_dict=True)
         self.past = out.get("past_key_values")
         if self.past is None:
@@ -165,7 +165,7 @@ class ForeignDecoding:
     def reorder(self, sequences: Int[Tensor, "new_batch"]) -> None:
         """Go on with these sequences in this order, as beam search does."""
         self.past.batch_select_indices(sequences)  # type: ignore[attr-defined]
-        self.visible = self.visible.index_select(0, sequences)
+        self.key_mask = self.key_mask.index_select(0, sequences)
         if self.memory is not None:
             states = self.memory.last_hidden_state.index_select(0, sequences)
             self.memory = type(self.memory)(last_hidden_state=states)

@@ -85,12 +85,12 @@ class Model(nn.Module, ABC):
     """A model over tokens: a `Transformer`, or the recurrent `Seq2Seq`.
 
     `model(tokens)`, or `model(tokens, target)` with an encoder and a decoder, gives an `Output`. All take
-    `visible` and `target_visible` (True: a real token), `record`, and `logits="none"`.
+    `key_mask` and `target_key_mask` (True: a real token), `record`, and `logits="none"`.
     """
 
     family: str  # of published models, or "seq2seq", or "custom"
     kind: Literal["encoder", "decoder", "encoder-decoder"]
-    head: Literal["language", "masked", "none"]
+    lm_head: Literal["language", "masked", "none"]
     start_token: int | None = None  # what an answer begins with, if the model itself knows
     stop_tokens: tuple[int, ...] = ()  # what ends a text, if the model itself knows
 
@@ -106,14 +106,14 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def _decoding(self, *given: Any, **options: Any) -> Any:
-        """A `Decoding` whose encoder has read the prompt, `given` with `visible` and `record`; one without
+        """A `Decoding` whose encoder has read the prompt, `given` with `key_mask` and `record`; one without
         can be fed it.
         """
 
     def begin(
         self,
         prompt: Int[Tensor, "batch position"],
-        visible: Bool[Tensor, "batch position"] | None = None,
+        key_mask: Bool[Tensor, "batch position"] | None = None,
         *,
         start_token: int | None = None,
         record: Record | None = None,
@@ -126,14 +126,14 @@ class Model(nn.Module, ABC):
         go of what has been read.
         """
         if self.kind != "encoder-decoder":
-            decoding = self._decoding(prompt, visible, record, **options)
+            decoding = self._decoding(prompt, key_mask, record, **options)
             return decoding.feed(prompt), decoding
         start_token = self.start_token if start_token is None else start_token
         if start_token is None:
             raise ArgumentError(
                 "an encoder-decoder needs a word to start with: give start_token, or the config a bos."
             )
-        decoding = self._decoding(prompt, visible, record, **options)
+        decoding = self._decoding(prompt, key_mask, record, **options)
         return decoding.next(prompt.new_full((prompt.shape[0],), start_token)), decoding
 
 

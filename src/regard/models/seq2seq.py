@@ -184,14 +184,14 @@ class Encoder(nn.Module):
             self.merge_cell = nn.Linear(2 * dim, dim) if config.cell == "lstm" else None
 
     def forward(
-        self, tokens: Int[Tensor, "batch position"], visible: Bool[Tensor, "batch position"] | None = None
+        self, tokens: Int[Tensor, "batch position"], key_mask: Bool[Tensor, "batch position"] | None = None
     ) -> tuple[Float[Tensor, "batch position hidden_dim"] | None, State]:
-        """The outputs and the last states. Tokens not `visible`, wherever they stand, are not read."""
-        if visible is None:
+        """The outputs and the last states. Tokens whose `key_mask` is False are not read."""
+        if key_mask is None:
             outputs, state = run(self.recurrent, self.embedding(tokens))
         else:  # the real tokens first, in their order
-            order = visible.int().argsort(dim=1, descending=True, stable=True)
-            outputs, state = read(self.recurrent, self.embedding(tokens.gather(1, order)), visible.sum(1))
+            order = key_mask.int().argsort(dim=1, descending=True, stable=True)
+            outputs, state = read(self.recurrent, self.embedding(tokens.gather(1, order)), key_mask.sum(1))
             outputs = outputs.gather(1, order.argsort(dim=1)[..., None].expand_as(outputs))
         if self.merge_outputs is not None:
             outputs = self.merge_outputs(outputs)
@@ -206,7 +206,7 @@ class Source(NamedTuple):
 
     values: Float[Tensor, "batch key hidden_dim"] | None  # the encoder's outputs; None: no attention
     keys: Float[Tensor, "batch 1 key qk_dim"] | None  # projected, once
-    visible: Bool[Tensor, "batch key"] | None  # None: all
+    key_mask: Bool[Tensor, "batch key"] | None  # None: all
     context: Float[Tensor, "batch hidden_dim"]  # the last layer's last state: what is seen without attention
 
 
@@ -239,7 +239,7 @@ class Decoder(nn.Module):
             # Every input is known beforehand: no need to go step by step.
             context = source.context[:, None].expand(-1, tokens.shape[1], -1)
             return run(self.recurrent, torch.cat([context, embedded], -1), state)
-        visible = None if source.visible is None else Visibility(keys=source.visible)
+        visible = None if source.key_mask is None else Visibility(key_mask=source.key_mask)
         look = partial(self.attention, visible=visible, record=record, name=_NAME, projected_keys=source.keys)
         layers: list[LayerState] = list(zip(*(part.unbind(0) for part in state), strict=True))
         hidden = []
@@ -253,8 +253,8 @@ class Decoder(nn.Module):
 class Seq2Seq(Model):
     """An encoder and a decoder over tokens: `model(source, target)` gives the logits of each next word.
 
-    `visible` says which source tokens are real (True) and which padding; padding changes nothing. A word of
-    the target sees only those before it, and padding stands after it: `target_visible` changes nothing.
+    `key_mask` says which source tokens are real (True) and which padding; padding changes nothing. A word of
+    the target sees only those before it, and padding stands after it: `target_key_mask` changes nothing.
     `record` gets the alignment of each step as a layer with one head, "decoder.cross".
 
     >>> config = Seq2SeqConfig(source_vocab=11, target_vocab=13, embed_dim=4, hidden_dim=8)
@@ -266,7 +266,7 @@ class Seq2Seq(Model):
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         self.config = config
-        self.family, self.kind, self.head = "seq2seq", "encoder-decoder", "language"
+        self.family, self.kind, self.lm_head = "seq2seq", "encoder-decoder", "language"
         self.start_token = config.bos
         self.stop_tokens = () if config.eos is None else (config.eos,)
         self.encoder = Encoder(config)
@@ -286,13 +286,13 @@ class Seq2Seq(Model):
         source: Int[Tensor, "batch position"],
         target: Int[Tensor, "batch target_position"],
         *,
-        visible: Bool[Tensor, "batch position"] | None = None,
-        target_visible: Bool[Tensor, "batch target_position"] | None = None,
+        key_mask: Bool[Tensor, "batch position"] | None = None,
+        target_key_mask: Bool[Tensor, "batch target_position"] | None = None,
         logits: Literal["all", "none"] = "all",
         record: Record | None = None,
     ) -> Output:
         """Logits after each target token, the true ones before it given (teacher forcing)."""
-        seen, state = self.encode(source, visible)
+        seen, state = self.encode(source, key_mask)
         check_tokens("target", target, self.config.target_vocab)
         if target.shape[0] != source.shape[0]:
             raise ShapeError(
@@ -306,19 +306,19 @@ class Seq2Seq(Model):
     def encode(
         self,
         source: Int[Tensor, "batch position"],
-        visible: Bool[Tensor, "batch position"] | None = None,
+        key_mask: Bool[Tensor, "batch position"] | None = None,
     ) -> tuple[Source, State]:
         """What the decoder looks at, and the state it starts from."""
         check_tokens("source", source, self.config.source_vocab)
-        if visible is not None:
-            _check_visible(visible, source)
-        values, state = self.encoder(source, visible)
+        if key_mask is not None:
+            _check_key_mask(key_mask, source)
+        values, state = self.encoder(source, key_mask)
         attention = self.decoder.attention
         keys = None if attention is None or values is None else attention.project_keys(values)
-        return Source(values, keys, visible, context=state[0][-1]), state
+        return Source(values, keys, key_mask, context=state[0][-1]), state
 
-    def _decoding(self, prompt: Tensor, visible: Tensor | None, record: Record | None) -> Seq2SeqDecoding:
-        return Seq2SeqDecoding(self, *self.encode(prompt, visible), record)
+    def _decoding(self, prompt: Tensor, key_mask: Tensor | None, record: Record | None) -> Seq2SeqDecoding:
+        return Seq2SeqDecoding(self, *self.encode(prompt, key_mask), record)
 
 
 class Seq2SeqDecoding:
@@ -367,16 +367,16 @@ def _side_by_side(state: Tensor) -> Tensor:
     return directions.transpose(1, 2).flatten(2)
 
 
-def _check_visible(visible: Tensor, source: Tensor) -> None:
-    if visible.dtype != torch.bool:
-        raise ShapeError(f"visible must be boolean, True = a real token. Got dtype {visible.dtype}.")
-    if visible.shape != source.shape:
+def _check_key_mask(key_mask: Tensor, source: Tensor) -> None:
+    if key_mask.dtype != torch.bool:
+        raise ShapeError(f"key_mask must be boolean, True = a real token. Got dtype {key_mask.dtype}.")
+    if key_mask.shape != source.shape:
         raise ShapeError(
-            f"visible must cover the source, (batch, position) = {tuple(source.shape)}. "
-            f"Got shape {tuple(visible.shape)}."
+            f"key_mask must cover the source, (batch, position) = {tuple(source.shape)}. "
+            f"Got shape {tuple(key_mask.shape)}."
         )
-    empty = (~visible.any(1)).nonzero().flatten()
+    empty = (~key_mask.any(1)).nonzero().flatten()
     if empty.numel():
         raise ArgumentError(
-            f"sequence {int(empty[0])} has no visible token: the encoder needs at least one to read."
+            f"sequence {int(empty[0])} has no real token: the encoder needs at least one to read."
         )

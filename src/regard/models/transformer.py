@@ -55,10 +55,10 @@ class TransformerConfig:
     n_token_type: int = 0  # BERT: which of two sentences a token is in
     embed_norm: bool = False  # BERT: a norm right after the embeddings
     final_norm: bool = True  # a norm after the last block; not where norms come after (BERT)
-    head: Literal["language", "masked", "none"] = "language"
+    lm_head: Literal["language", "masked", "none"] = "language"
     tied: bool = True  # the head's matrix is the embedding's
-    head_scale: float = 1.0  # T5 tied: the hidden state times model_dim^-1/2
-    head_softcap: float | None = None  # cap * tanh(logit / cap) (Gemma 2)
+    lm_head_scale: float = 1.0  # T5 tied: the hidden state times model_dim^-1/2
+    lm_head_softcap: float | None = None  # cap * tanh(logit / cap) (Gemma 2)
     embed_scale: float = 1.0  # Gemma: token vectors times model_dim^1/2
     pooler: bool = False  # BERT: tanh of a projection of the first token
     family: str = "custom"
@@ -70,7 +70,7 @@ class TransformerConfig:
         "n_position": (1, 2**24),
         **dict.fromkeys(("rotary_base", "local_rotary_base"), (1, 1e30)),
         "rotary_dim": (2, math.inf),
-        "head_softcap": (1e-6, math.inf),
+        "lm_head_softcap": (1e-6, math.inf),
     }
 
     def __post_init__(self) -> None:
@@ -151,9 +151,9 @@ class MaskedHead(nn.Module):
 class Transformer(Model):
     """An encoder, a decoder or both, over tokens.
 
-    `model(tokens)` for an encoder or a decoder; `model(source, target)` for both. `visible` says which tokens
-    are real (True) and which padding; a real token's position is the number of real tokens before it, so
-    padding on either side changes nothing. With a `cache`, `tokens` are the new ones, `visible` covers
+    `model(tokens)` for an encoder or a decoder; `model(source, target)` for both. `key_mask` says which
+    tokens are real (True) and which padding; a real token's position is the number of real tokens before it,
+    so padding on either side changes nothing. With a `cache`, `tokens` are the new ones, `key_mask` covers
     the cached ones too.
     """
 
@@ -161,7 +161,7 @@ class Transformer(Model):
         super().__init__()
         block = config.block
         self.config = config
-        self.family, self.kind, self.head = config.family, config.kind, config.head
+        self.family, self.kind, self.lm_head = config.family, config.kind, config.lm_head
         self.packed: Literal["float32", "float16"] = "float32"  # the weights that decoding reads, see `fast`
         self.token = nn.Embedding(config.vocab, block.model_dim)
         self.position: nn.Module | None = None
@@ -183,9 +183,9 @@ class Transformer(Model):
         self.dropout = nn.Dropout(block.dropout)
         self.encoder = Stack(config, "encoder") if config.n_encoder_layer else None
         self.decoder = Stack(config, "decoder") if config.n_decoder_layer else None
-        self.masked_head = MaskedHead(config) if config.head == "masked" else None
+        self.masked_head = MaskedHead(config) if config.lm_head == "masked" else None
         self.unembed = None
-        if config.head != "none" and not config.tied:
+        if config.lm_head != "none" and not config.tied:
             self.unembed = nn.Linear(block.model_dim, config.vocab, bias=False)
         self.pooler = nn.Linear(block.model_dim, block.model_dim) if config.pooler else None
         fit_pruned(self)
@@ -223,8 +223,8 @@ class Transformer(Model):
         tokens: Int[Tensor, "batch position"] | None,
         target: Int[Tensor, "batch target_position"] | None = None,
         *,
-        visible: Bool[Tensor, "batch key"] | None = None,
-        target_visible: Bool[Tensor, "batch target_key"] | None = None,
+        key_mask: Bool[Tensor, "batch key"] | None = None,
+        target_key_mask: Bool[Tensor, "batch target_key"] | None = None,
         positions: Int[Tensor, "_batch position"] | None = None,
         token_types: Int[Tensor, "batch position"] | None = None,
         memory: Float[Tensor, "batch memory_position model_dim"] | None = None,
@@ -240,16 +240,24 @@ class Transformer(Model):
             if tokens is None or target is not None or memory is not None:
                 raise ArgumentError(f"a model that is {self.config.kind} only takes one sequence, `tokens`.")
             stack = self.encoder or self.decoder
-            hidden = run(stack, tokens, visible, positions, token_types, cache=cache, layers=layers)
+            hidden = run(stack, tokens, key_mask, positions, token_types, cache=cache, layers=layers)
         else:
             if memory is None:
                 if tokens is None:
                     raise ArgumentError("give the source `tokens`, or the encoder's output as `memory`.")
-                memory = run(self.encoder, tokens, visible, positions, token_types)
+                memory = run(self.encoder, tokens, key_mask, positions, token_types)
             if target is None:
                 return Output(hidden=memory, memory=memory)
             hidden = run(
-                self.decoder, target, target_visible, None, None, memory, visible, cache=cache, layers=layers
+                self.decoder,
+                target,
+                target_key_mask,
+                None,
+                None,
+                memory,
+                key_mask,
+                cache=cache,
+                layers=layers,
             )
         return Output(
             hidden=hidden,
@@ -263,27 +271,27 @@ class Transformer(Model):
         self, hidden: Float[Tensor, "batch position model_dim"]
     ) -> Float[Tensor, "batch position vocab"] | None:
         """The head: a score for each word of the vocabulary; None for a model without one."""
-        if self.config.head == "none":
+        if self.config.lm_head == "none":
             return None
         if self.masked_head is not None:
             hidden = self.masked_head(hidden)
-        if self.config.head_scale != 1.0:
-            hidden = hidden * self.config.head_scale
+        if self.config.lm_head_scale != 1.0:
+            hidden = hidden * self.config.lm_head_scale
         weight = self.token.weight if self.unembed is None else self.unembed.weight
         bias = None if self.masked_head is None else self.masked_head.bias
         scores = nn.functional.linear(hidden, weight, bias)
-        cap = self.config.head_softcap
+        cap = self.config.lm_head_softcap
         return scores if cap is None else cap * torch.tanh(scores / cap)
 
     def _run(
         self,
         stack: Stack | None,
         tokens: Tensor,
-        keys: Tensor | None,
+        key_mask: Tensor | None,
         positions: Tensor | None,
         token_types: Tensor | None,
         memory: Tensor | None = None,
-        memory_keys: Tensor | None = None,
+        memory_key_mask: Tensor | None = None,
         *,
         cache: KVCache | None = None,
         record: Record | None = None,
@@ -294,21 +302,21 @@ class Transformer(Model):
         if cache is not None and stack is self.encoder:
             raise UnsupportedError("an encoder sees its whole input at once: it takes no cache.")
         start = 0 if cache is None else cache.read
-        self._check(tokens, keys, start)
+        self._check(tokens, key_mask, start)
         if positions is None:  # how many real tokens stand before each
             positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
-            if keys is not None:
-                positions = (keys.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
+            if key_mask is not None:
+                positions = (key_mask.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
         x = self.embed(tokens, positions, token_types)
         turn, local_turn = self.turns(positions)
-        visible = None if keys is None else Visibility(keys=keys)
-        memory_visible = None if memory_keys is None else Visibility(keys=memory_keys)
+        visible = None if key_mask is None else Visibility(key_mask=key_mask)
+        memory_visible = None if memory_key_mask is None else Visibility(key_mask=memory_key_mask)
         bias = None if stack.relative is None else stack.relative(x.shape[1], start + x.shape[1], start)
         for index, (block, local) in enumerate(zip(stack.blocks, stack.local, strict=True)):
             if layers is not None:
                 layers.append(x)
-            if cache is not None and keys is not None:
-                visible = cache[index].visibility(keys, cast(Block, block).attention.n_head)
+            if cache is not None and key_mask is not None:
+                visible = cache[index].visibility(key_mask, cast(Block, block).attention.n_head)
             x = block(
                 x,
                 memory,
@@ -352,17 +360,17 @@ class Transformer(Model):
         out: Tensor = self.dropout(x)
         return out
 
-    def _check(self, tokens: Tensor, keys: Tensor | None, start: int) -> None:
+    def _check(self, tokens: Tensor, key_mask: Tensor | None, start: int) -> None:
         check_tokens("tokens", tokens, self.config.vocab)
         n_key = start + tokens.shape[1]
-        if keys is not None and tuple(keys.shape) != (tokens.shape[0], n_key):
+        if key_mask is not None and tuple(key_mask.shape) != (tokens.shape[0], n_key):
             raise ShapeError(
-                f"visible must cover all {n_key} positions ({start} cached, {tokens.shape[1]} new) of "
-                f"{tokens.shape[0]} sequences. Got shape {tuple(keys.shape)}."
+                f"key_mask must cover all {n_key} positions ({start} cached, {tokens.shape[1]} new) of "
+                f"{tokens.shape[0]} sequences. Got shape {tuple(key_mask.shape)}."
             )
         limit = self.config.n_position
         # Rotary and relative positions go on beyond the limit, if worse; learned ones end there.
-        if self.position is not None and limit is not None and keys is None and n_key > limit:
+        if self.position is not None and limit is not None and key_mask is None and n_key > limit:
             raise ArgumentError(
                 f"{n_key} tokens are more than the model's limit of {limit}: shorten the input."
             )
@@ -376,14 +384,14 @@ class TransformerDecoding:
         self,
         model: Transformer,
         prompt: Tensor,
-        visible: Tensor | None,
+        key_mask: Tensor | None,
         record: Record | None = None,
         cache: Evict | None = None,
     ) -> None:
-        if model.config.head != "language" or model.decoder is None:
+        if model.config.lm_head != "language" or model.decoder is None:
             raise UnsupportedError(
-                f"a model that is {model.config.kind} with head {model.config.head!r} generates no text: "
-                "only a decoder with a language head does. For masked words use fill_mask."
+                f"a model that is {model.config.kind} with lm_head {model.config.lm_head!r} generates "
+                "no text: only a decoder with a language head does. For masked words use fill_mask."
             )
         self.model, self.record = model, record
         self.cache = model.new_cache()
@@ -391,24 +399,24 @@ class TransformerDecoding:
         if cache is not None:
             check_evicts(model.config)
             self.record = self.evicting = Evicting(cache, self.cache, model.rotary, record)
-        self.visible = None if visible is None or bool(visible.all()) else visible
+        self.key_mask = None if key_mask is None or bool(key_mask.all()) else key_mask
         self.memory: Tensor | None = None
         if model.encoder is not None:
-            self.memory = model(prompt, visible=self.visible, record=record).memory
+            self.memory = model(prompt, key_mask=self.key_mask, record=record).memory
 
     @cached_property
     def engine(self) -> fast.Engine | None:
         """What takes a step faster; None: what is recorded or unusual takes the readable path."""
-        readable = self.record is not None or (self.visible is not None and not fast.finite(self.cache))
+        readable = self.record is not None or (self.key_mask is not None and not fast.finite(self.cache))
         return None if readable else fast.engine(self.model)
 
     def next(self, tokens: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
         """The scores of the token after these, one new token for each sequence."""
         model, both = self.model, self.memory is not None
-        if not both and self.visible is not None:
-            self.visible = torch.cat([self.visible, self.visible.new_ones(tokens.shape[0], 1)], dim=1)
+        if not both and self.key_mask is not None:
+            self.key_mask = torch.cat([self.key_mask, self.key_mask.new_ones(tokens.shape[0], 1)], dim=1)
         if self.cache.length and self.engine is not None:
-            scores = self.engine.step(model, tokens, self.cache, self.visible, memory=both)
+            scores = self.engine.step(model, tokens, self.cache, self.key_mask, memory=both)
             if scores is not None:
                 return scores
         return self.feed(tokens[:, None])
@@ -418,11 +426,11 @@ class TransformerDecoding:
         """The scores of the token after the last of these."""
         positions = None
         if self.evicting is not None:
-            self.evicting.real = self.visible
+            self.evicting.key_mask = self.key_mask
             positions = self.evicting.positions(tokens.shape[1])
         output = self.model(
             *((tokens,) if self.memory is None else (None, tokens)),
-            visible=self.visible,
+            key_mask=self.key_mask,
             positions=positions,
             memory=self.memory,
             cache=self.cache,
@@ -437,8 +445,8 @@ class TransformerDecoding:
         self.cache.reorder(sequences)
         if self.evicting is not None:
             self.evicting.reorder(sequences)
-        if self.visible is not None:
-            self.visible = self.visible.index_select(0, sequences)
+        if self.key_mask is not None:
+            self.key_mask = self.key_mask.index_select(0, sequences)
         if self.memory is not None:
             self.memory = self.memory.index_select(0, sequences)
 
@@ -448,7 +456,7 @@ def check_evicts(config: TransformerConfig) -> None:
     block, scaling = config.block, config.rotary_scaling
     reasons = {
         "an encoder-decoder reads its prompt with the encoder": config.kind != "decoder",
-        "linear attention keeps a sum of the past, not its positions": block.kernel is not None,
+        "linear attention keeps a sum of the past, not its positions": block.feature_map is not None,
         f"a window of {block.window} or ALiBi counts positions that would be gone": (
             block.window is not None or block.alibi
         ),

@@ -289,7 +289,7 @@ def read_visible(visible: Tensor, n_query: int | None = None) -> Visibility:
         if visible.shape[axis] > 1 and bool((visible == visible.narrow(axis, 0, 1)).all()):
             visible = visible.narrow(axis, 0, 1)
     if visible.shape[1:3] == (1, 1):
-        return Visibility(keys=visible[:, 0, 0])
+        return Visibility(key_mask=visible[:, 0, 0])
     return Visibility.from_dense(visible.expand(-1, -1, n_query or visible.shape[2], -1))
 
 

@@ -59,7 +59,7 @@ class GrowingTrace(Recorder):
             k, v = (torch.cat([getattr(step, side).detach() for step in steps], 2) for side in "kv")
             known = [keys for step in steps if (keys := getattr(step.rule, "keys", None)) is not None]
             keys = torch.cat(known, 1) if len(known) == len(steps) else None
-            called = replace(called, k=k, v=v, rule=replace(rule, keys=keys))
+            called = replace(called, k=k, v=v, rule=replace(rule, key_mask=keys))
         step, so_far = self.layer_of(name, called), self.rows.get(name)
         if so_far is not None and not so_far.goes_on_with(step):
             raise TraceError(
@@ -81,9 +81,9 @@ class GrowingTrace(Recorder):
             self.fed = fed
         elif any(name in self.rows for name in step.rows):
             ids = torch.cat([before.ids, fed.ids], 1)
-            self.fed = Fed(ids=ids, source_ids=before.source_ids, real=fed.real)
+            self.fed = Fed(ids=ids, source_ids=before.source_ids, key_mask=fed.key_mask)
         else:  # an encoder, then its decoder
-            self.fed = Fed(ids=fed.ids, source_ids=before.ids, real=fed.real)
+            self.fed = Fed(ids=fed.ids, source_ids=before.ids, key_mask=fed.key_mask)
         for layer in step.layers:
             self.keep(layer)
         for check in step.checks.values():
@@ -120,8 +120,8 @@ class GrowingTrace(Recorder):
         if not self.rows:
             raise TraceError("nothing was recorded: give this object as `record` when decoding begins.")
         fed = self.fed if ids is None else Fed(ids=ids, source_ids=source_ids)
-        if fed.real is not None and (fed.ids is None or fed.real.shape != fed.ids.shape):
-            fed = replace(fed, real=None)
+        if fed.key_mask is not None and (fed.ids is None or fed.key_mask.shape != fed.ids.shape):
+            fed = replace(fed, key_mask=None)
         return assemble(self, fed, tokenizer, facts or {})
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -399,12 +399,13 @@ class LinearLayerTrace(AnyLayer):
     q: Float[Tensor, "batch head query qk_dim"]
     k: Float[Tensor, "batch kv_head key qk_dim"] = field()
     normaliser: Float[Tensor, "batch head query"]  # sum_j phi(q_i) . phi(k_j); 0: the row sees nothing
-    kernel: FeatureMap
+    feature_map: FeatureMap
     causal: bool = False  # the queries stand at the last positions of the keys
-    keys: Bool[Tensor, "batch key"] | None = None  # False: padding
+    key_mask: Bool[Tensor, "batch key"] | None = None  # False: padding
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
     word: ClassVar[str] = "linear"
+    older_names: ClassVar[Mapping[str, str]] = {"kernel": "feature_map", "keys": "key_mask"}
 
     def __post_init__(self) -> None:
         check_attention(self.q, self.k, self.v)
@@ -414,8 +415,8 @@ class LinearLayerTrace(AnyLayer):
                 "with causal, queries stand at the last positions of the keys: there are at most as many. "
                 f"Got {self.q.shape[2]} queries and {self.k.shape[2]} keys."
             )
-        _check_shape("keys must be (batch, key) =", self.keys, (self.k.shape[0], self.k.shape[2]))
-        self.kernel.dim(self.q.shape[3])  # raises where the map was drawn for another
+        _check_shape("key_mask must be (batch, key) =", self.key_mask, (self.k.shape[0], self.k.shape[2]))
+        self.feature_map.dim(self.q.shape[3])  # raises where the map was drawn for another
 
     @classmethod
     def of(
@@ -424,34 +425,36 @@ class LinearLayerTrace(AnyLayer):
         q: Float[Tensor, "batch head query qk_dim"],
         k: Float[Tensor, "batch kv_head key qk_dim"],
         v: Float[Tensor, "batch kv_head key v_dim"],
-        kernel: FeatureMap,
+        feature_map: FeatureMap,
         *,
         causal: bool = False,
-        visible: Bool[Tensor, "batch key"] | None = None,
+        key_mask: Bool[Tensor, "batch key"] | None = None,
         keep_v: bool = False,
     ) -> LinearLayerTrace:
         """The trace of `attend_linear` on these inputs."""
-        normaliser = attend_linear(q, k, v, kernel, causal=causal, visible=visible).normaliser
+        normaliser = attend_linear(q, k, v, feature_map, causal=causal, key_mask=key_mask).normaliser
         kept = v.detach() if keep_v else None
-        return cls(name, q.detach(), k.detach(), normaliser.detach(), kernel, causal, visible, kept)
+        return cls(name, q.detach(), k.detach(), normaliser.detach(), feature_map, causal, key_mask, kept)
 
     @property
     def visibility(self) -> Visibility:
         start = self.n_key - self.n_query if self.causal else 0
-        return Visibility(causal=self.causal, start=start, keys=self.keys)
+        return Visibility(causal=self.causal, start=start, key_mask=self.key_mask)
 
     def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
         q, k, normaliser = (self.of_head(tensor, batch, head) for tensor in (self.q, self.k, self.normaliser))
-        keys = None if self.keys is None else chosen(self.keys, 0, batch)
-        return linear_weights(q, k, normaliser, self.kernel, rows, cols, causal=self.causal, visible=keys)
+        key_mask = None if self.key_mask is None else chosen(self.key_mask, 0, batch)
+        return linear_weights(
+            q, k, normaliser, self.feature_map, rows, cols, causal=self.causal, key_mask=key_mask
+        )
 
     def score_parts(self, batch: int, head: int, query: int, key: int) -> ScoreParts:
         """The features of one weight, their products and sum, and the normaliser of its row."""
         parts = AnyLayer.score_parts(self, batch, head, query, key)
         rows, cols = self._cell(query, key)
         at = self._at(batch, head)
-        q = self.kernel.phi_query(self.of_head(self.q, *at)[0, 0, rows].float())[0]
-        k = self.kernel.phi(self.of_head(self.k, *at)[0, 0, cols].float())[0]
+        q = self.feature_map.phi_query(self.of_head(self.q, *at)[0, 0, rows].float())[0]
+        k = self.feature_map.phi(self.of_head(self.k, *at)[0, 0, cols].float())[0]
         return replace(
             parts,
             q=tuple(q.tolist()),
@@ -462,7 +465,7 @@ class LinearLayerTrace(AnyLayer):
         )
 
     def factors(self, batch: int) -> dict[str, Tensor]:
-        q, k = self.kernel.phi_query(self.q[batch].float()), self.kernel.phi(self.k[batch].float())
+        q, k = self.feature_map.phi_query(self.q[batch].float()), self.feature_map.phi(self.k[batch].float())
         return {"q": q, "k": k, "normaliser": self.normaliser[batch]}
 
     def row_sums(self, rows: slice) -> RowSums:
@@ -471,7 +474,7 @@ class LinearLayerTrace(AnyLayer):
 
     def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
         """How many roundings, of what size, a weight may be off by: of a sum of n positive terms, sqrt(n)."""
-        return 4 * math.sqrt(self.n_key + self.kernel.dim(self.q.shape[3])), 1.0
+        return 4 * math.sqrt(self.n_key + self.feature_map.dim(self.q.shape[3])), 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -126,7 +126,9 @@ class Recorder:
         v = self._stored(called.v) if self.keep_v and called.v is not None else None
         rule = called.rule.mapped(self._shared)
         if isinstance(rule, LinearRule):
-            return LinearLayerTrace(name, q, k, sums, rule.kernel, rule.causal, rule.keys, v, called.kind)
+            return LinearLayerTrace(
+                name, q, k, sums, rule.feature_map, rule.causal, rule.key_mask, v, called.kind
+            )
         return LayerTrace(name, q, k, sums, rule, v, called.kind, called.alike)
 
     def widen(self, v: Tensor) -> None:
@@ -166,15 +168,15 @@ def expected(
     kind: Kind,
     n_query: int,
     n_key: int,
-    real: Tensor | None = None,
-    source_real: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    source_key_mask: Tensor | None = None,
     reads_source: bool = False,
 ) -> Visibility:
     """What may be seen in a layer of ours, by what is known of model and input; queries are the last keys."""
     causal = kind == "self" and name.startswith("decoder")
     of_source = kind == "cross" or (reads_source and name.startswith("encoder"))
-    keys = source_real if of_source else real
-    return Visibility(causal=causal, start=n_key - n_query if causal else 0, keys=keys)
+    keys = source_key_mask if of_source else key_mask
+    return Visibility(causal=causal, start=n_key - n_query if causal else 0, key_mask=keys)
 
 
 def wanted_layers(names: Sequence[str], layers: Sequence[int | str]) -> list[str]:

@@ -50,8 +50,8 @@ class Fed:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     ids: Int[Tensor, "batch position"] | None = None  # of the sequence that queries stand for
     source_ids: Int[Tensor, "batch source_position"] | None = None
-    real: Bool[Tensor, "batch _position"] | None = None  # False: padding; of a step, of all tokens so far
-    source_real: Bool[Tensor, "batch source_position"] | None = None
+    key_mask: Bool[Tensor, "batch _position"] | None = None  # False: padding; of a step, of all tokens so far
+    source_key_mask: Bool[Tensor, "batch source_position"] | None = None
     text: tuple[str, ...] | None = None  # or the names of images
     grid: Grid | None = None  # of a vision model
 
@@ -111,7 +111,9 @@ def observe(
             raise TraceError("this model has no attention layer: there is nothing to trace.")
         wanted = None if layers is None else wanted_layers(module.attention_names, layers)
         both = fed.source_ids is not None
-        expect = partial(expected, real=fed.real, source_real=fed.source_real, reads_source=both)
+        expect = partial(
+            expected, key_mask=fed.key_mask, source_key_mask=fed.source_key_mask, reads_source=both
+        )
         recorder = Recorder(layers=wanted, expect=expect, **options)
         output = module(*fed.args, **fed.kwargs, logits=logits, record=recorder)
         return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
@@ -128,7 +130,7 @@ def observe(
             raise
         raise ArgumentError(f"{_NO_ANSWER} {type(module).__name__} says: {error}") from error
     if answer:
-        fed = replace(fed, ids=answer[0], source_ids=fed.ids, real=None, source_real=fed.real)
+        fed = replace(fed, ids=answer[0], source_ids=fed.ids, key_mask=None, source_key_mask=fed.key_mask)
     if not recorder.seen and not recorder.keep_graph:
         _take_returned(module, fed, recorder)
     if not recorder.seen:
@@ -173,7 +175,7 @@ def assemble(recorder: Recorder, fed: Fed, tokenizer: Any, facts: Mapping[str, P
         tokens=labels(fed.ids, tokenizer) if fed.grid is None else (fed.grid.names,) * layers[0].n_batch,
         source_tokens=labels(fed.source_ids, tokenizer),
         ids=fed.ids,
-        real=fed.real,
+        key_mask=fed.key_mask,
         text=fed.text,
         facts={**facts, **more},
         checks=checks,
@@ -202,16 +204,16 @@ def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token
         )
     device = next(model.parameters()).device
     read = encoded(given, tokenizer, device)
-    visible = {"visible": read.visible}
+    mask = {"key_mask": read.key_mask}
     if model.kind != "encoder-decoder":
         if target is not None:
             raise ArgumentError("only an encoder-decoder has a target: give the whole text as one.")
-        return Fed((read.ids,), visible, read.ids, real=read.visible, text=read.texts)
+        return Fed((read.ids,), mask, read.ids, key_mask=read.key_mask, text=read.texts)
     if target is None:
         raise ArgumentError(_NO_ANSWER)
-    ids, real = _answer(target, tokenizer, device, start_token)
-    kwargs = {**visible, "target_visible": real}
-    return Fed((read.ids, ids), kwargs, ids, read.ids, real, read.visible, read.texts)
+    ids, key_mask = _answer(target, tokenizer, device, start_token)
+    kwargs = {**mask, "target_key_mask": key_mask}
+    return Fed((read.ids, ids), kwargs, ids, read.ids, key_mask, read.key_mask, read.texts)
 
 
 def _answer(
@@ -220,9 +222,9 @@ def _answer(
     """What a decoder reads, and where it is no padding: ids as they are, a text after the start token."""
     read = encoded(target, tokenizer, device)
     if start is None or isinstance(target, Tensor | np.ndarray):
-        return read.ids, read.visible
-    real = None if read.visible is None else F.pad(read.visible, (1, 0), value=True)
-    return F.pad(read.ids, (1, 0), value=start), real
+        return read.ids, read.key_mask
+    key_mask = None if read.key_mask is None else F.pad(read.key_mask, (1, 0), value=True)
+    return F.pad(read.ids, (1, 0), value=start), key_mask
 
 
 def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> Fed:
@@ -237,8 +239,8 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
     if isinstance(given, str | list):
         read = encoded(given, tokenizer, device)
         text, given = read.texts, read.ids if read.texts is None else {"input_ids": read.ids}
-        if text is not None and read.visible is not None:
-            given["attention_mask"] = read.visible.long()
+        if text is not None and read.key_mask is not None:
+            given["attention_mask"] = read.key_mask.long()
     if isinstance(given, Tensor) and target is not None:
         given = {"input_ids": given}
     if isinstance(given, Mapping):
@@ -259,13 +261,13 @@ def fed_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], text: tuple[str, ..
     """A call of anybody's model, and what is known of it by the names of its arguments."""
     ids = token_ids(kwargs.get("input_ids", args[0] if args else None))
     answer = token_ids(kwargs.get("decoder_input_ids"))
-    real, answer_real = (
+    key_mask, answer_key_mask = (
         mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()) else None
         for mask in (kwargs.get("attention_mask"), kwargs.get("decoder_attention_mask"))
     )
     if answer is None:
-        return Fed(args, kwargs, ids, real=real, text=text)
-    return Fed(args, kwargs, answer, ids, answer_real, real, text)
+        return Fed(args, kwargs, ids, key_mask=key_mask, text=text)
+    return Fed(args, kwargs, answer, ids, answer_key_mask, key_mask, text)
 
 
 def _both(model: nn.Module) -> bool:

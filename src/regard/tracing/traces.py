@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -143,18 +143,19 @@ class Trace(Data):
     tokens: tuple[tuple[str, ...], ...] = ()  # of the queries, one line for each sequence of the batch
     source_tokens: tuple[tuple[str, ...], ...] = ()  # what the encoder read, in an encoder-decoder
     ids: Int[Tensor, "batch position"] | None = None
-    real: Bool[Tensor, "batch position"] | None = None  # False: padding; None: no token is
+    key_mask: Bool[Tensor, "batch position"] | None = None  # False: padding; None: no token is
     text: tuple[str, ...] | None = None
     facts: Mapping[str, Plain] = field(default_factory=dict)
     checks: Checks = field(default_factory=Checks)
     grid: Grid | None = None  # of a vision model: where in the image its positions are
+    older_names: ClassVar[Mapping[str, str]] = {"real": "key_mask"}
 
     def __post_init__(self) -> None:
         names = [layer.name for layer in self.layers]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ArgumentError(f"layers need names of their own. {twice} occur more than once.")
-        for name, tensor in (("ids", self.ids), ("real", self.real)):
+        for name, tensor in (("ids", self.ids), ("key_mask", self.key_mask)):
             if tensor is not None:
                 check_rank(name, tensor, ("batch", "position"))
 

@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     """Several examples, padded."""
 
     source: Int[Tensor, "batch position"] | None
-    visible: Bool[Tensor, "batch position"] | None  # of the source
+    source_key_mask: Bool[Tensor, "batch position"] | None  # of the source
     inputs: Int[Tensor, "batch target_position"]
     labels: Int[Tensor, "batch target_position"]  # IGNORED where there is nothing to say
 
@@ -199,8 +199,8 @@ def padded(examples: Sequence[Example], pad: int) -> Batch:
         return Batch(None, None, inputs, labels)
     source = rectangle(sources, pad)
     lengths = torch.tensor([len(row) for row in sources])
-    visible = torch.arange(source.shape[1])[None] < lengths[:, None]
-    return Batch(source, None if bool(visible.all()) else visible, inputs, labels)
+    source_key_mask = torch.arange(source.shape[1])[None] < lengths[:, None]
+    return Batch(source, None if bool(source_key_mask.all()) else source_key_mask, inputs, labels)
 
 
 def _length(example: Example) -> int:

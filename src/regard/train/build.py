@@ -78,13 +78,13 @@ class Objective(nn.Module):
     def forward(
         self,
         source: Int[Tensor, "batch position"] | None,
-        visible: Bool[Tensor, "batch position"] | None,
+        source_key_mask: Bool[Tensor, "batch position"] | None,
         inputs: Int[Tensor, "batch target_position"],
         labels: Int[Tensor, "batch target_position"],
     ) -> Float[Tensor, ""]:
         """Cross entropy summed over the labels that count, padding left out."""
         given = (inputs,) if source is None else (source, inputs)
-        output: Output = self.model(*given, visible=visible)
+        output: Output = self.model(*given, key_mask=source_key_mask)
         assert output.logits is not None
         smoothing = self.label_smoothing if self.training else 0.0
         return nn.functional.cross_entropy(

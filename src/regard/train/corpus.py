@@ -144,7 +144,7 @@ def _write(settings: Settings, tokenizer: TextTokenizer, paths: Sequence[str], d
 
 
 def _open_text(settings: Settings, tokenizer: TextTokenizer, data: Path) -> Corpus:
-    masked = transformer_config(settings, tokenizer).head == "masked"
+    masked = transformer_config(settings, tokenizer).lm_head == "masked"
     mask, vocab = tokenizer.special.mask if masked else None, tokenizer.vocab_size
 
     def held_out(file: TokenFile, first: int = 0) -> HeldOut:

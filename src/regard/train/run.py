@@ -265,7 +265,7 @@ class _Running:
         objective = Objective(loaded.model.to(self.device)).eval()
         loss = mean_loss(objective, held_out.examples, max(settings.batch_tokens, 2048), self.pad, limit)
         values: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
-        if loaded.model.head == "masked":  # a masked word's loss says nothing of a whole text's size
+        if loaded.model.lm_head == "masked":  # a masked word's loss says nothing of a whole text's size
             return values, []
         if settings.task == "lm":
             values["bits_per_byte"] = loss / math.log(2) / held_out.bytes_per_token

@@ -107,11 +107,15 @@ def head_output(
     row = traced.row(document.batch, head, query).float()
     adds = v @ out.float().T  # what each key would add to the query's vector at weight 1
     push = None
-    reaches_scores = config.kind == "decoder" and config.head == "language" and config.head_softcap is None
+    reaches_scores = (
+        config.kind == "decoder" and config.lm_head == "language" and config.lm_head_softcap is None
+    )
     if reaches_scores and vectors.last is not None:
         assert model.decoder is not None  # its last norm read that
         last = vectors.last[query].float()
-        unembed = (model.token if model.unembed is None else model.unembed).weight.float() * config.head_scale
+        unembed = (
+            model.token if model.unembed is None else model.unembed
+        ).weight.float() * config.lm_head_scale
         raised = Norm.of(model.decoder.norm, last).held(last.double(), adds.double()).float()
         order = (unembed @ (row @ raised)).argsort(descending=True)
         tokens = [*order[:_TOKENS].tolist(), *order[-_TOKENS:].tolist()]

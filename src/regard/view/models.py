@@ -135,7 +135,7 @@ def made(shape: str, seed: int, device: str | torch.device = "cpu") -> Loaded:
     """
     tokenizer = byte_tokenizer(263)
     if shape == "linear":
-        block = BlockConfig(model_dim=64, n_head=4, ff_dim=256, kernel="elu1")
+        block = BlockConfig(model_dim=64, n_head=4, ff_dim=256, feature_map="elu1")
         config = TransformerConfig(vocab=263, block=block, n_decoder_layer=2, n_position=2048)
         model: Model = initialise(Transformer(config), seed)
     else:

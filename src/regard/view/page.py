@@ -231,7 +231,10 @@ def _layer(layer: AnyLayer, batch: int) -> Json:
     if layer.v is not None:
         tensors["v"] = layer.v[batch]
     pairwise = visible.lengths is not None and visible.lengths.dim() == 2
-    hidden = {"seen": visible.visible_keys(layer.n_key), "lengths": visible.lengths if pairwise else None}
+    hidden = {
+        "seen": visible.combined_key_mask(layer.n_key),
+        "lengths": visible.lengths if pairwise else None,
+    }
     hidden |= {"query_segment": visible.query_segment, "key_segment": visible.key_segment}
     for name, tensor in (hidden | {"pairs": visible.dense}).items():
         if tensor is not None:

@@ -47,7 +47,7 @@ class Prediction:
 
     def __init__(self, loaded: Loaded, document: Document, position: int | None = None) -> None:
         self.loaded, self.document, self.fed = loaded, document, document.ids
-        self.kind, tokenizer = PREDICTS[loaded.model.head], tokenizer_of(loaded)
+        self.kind, tokenizer = PREDICTS[loaded.model.lm_head], tokenizer_of(loaded)
         self.at = len(self.fed) - 1 if position is None else position
         if not 0 <= self.at < len(self.fed):
             raise ArgumentError(f"there is no position {self.at}: there are {len(self.fed)} tokens.")
@@ -108,8 +108,10 @@ def effects(loaded: Loaded, document: Document) -> Json:
     scores, _ = said.scores()
     likeliest = scores.argmax()
     name = said.names(likeliest[None])[0]
-    adds_up = config.block.writes_as_is and config.block.kernel is None and config.head_softcap is None
-    if config.kind == "decoder" and config.head == "language" and adds_up:
+    adds_up = (
+        config.block.writes_as_is and config.block.feature_map is None and config.lm_head_softcap is None
+    )
+    if config.kind == "decoder" and config.lm_head == "language" and adds_up:
         written = logit_attribution(loaded, torch.tensor([said.fed]), int(likeliest))
         return {"what": f"what the head adds to the score of “{name}”", "values": written.heads.tolist()}
     if len(said.fed) > _MOST_TOKENS:
@@ -135,7 +137,7 @@ def gradients(loaded: Loaded, document: Document, position: int) -> tuple[ScoreG
     options: dict[str, Any] = {} if source is None else {"target": torch.tensor([ids], device=device)}
     at = min(position, len(ids) - 1)
     with torch.no_grad():
-        if loaded.model.head == "none":
+        if loaded.model.lm_head == "none":
             said = Prediction(loaded, document)
             nearest = int(said.scores()[0].argmax())
             example = said.vectors[nearest].to(device)

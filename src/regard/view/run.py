@@ -110,7 +110,12 @@ def describe_model(loaded: Loaded, text: str) -> Json:
     kind = loaded.model.kind
     source = encode(loaded, text)[0] if kind == "encoder-decoder" else None
     special = tokenizer_of(loaded).special.all()
-    return {"kind": kind, "predicts": PREDICTS[loaded.model.head], "source": source, "special_ids": special}
+    return {
+        "kind": kind,
+        "predicts": PREDICTS[loaded.model.lm_head],
+        "source": source,
+        "special_ids": special,
+    }
 
 
 def run_model(

@@ -68,4 +68,4 @@ class BERT(Family):
     def derived(self, said: Published) -> Said:
         names = said.get("architectures") or ()
         masked = any("MaskedLM" in name or "PreTraining" in name for name in names)
-        return {"head": "masked" if masked else "none", "pooler": not masked}
+        return {"lm_head": "masked" if masked else "none", "pooler": not masked}

@@ -150,7 +150,7 @@ class Family:
         refuse(said, self.refused)
         names = said.get("architectures") or ()
         bare = any(name.endswith("Model") and "LMHead" not in name for name in names)
-        values = {"family": self.name, "head": "none" if bare else "language", **self.fields}
+        values = {"family": self.name, "lm_head": "none" if bare else "language", **self.fields}
         stated = {**self.usual, **{key: value for key, value in said.items() if value is not None}}
         values |= {path: stated[key] for key, path in self.keys.items()}
         values["block.v_dim"] = values.get("block.qk_dim")
@@ -185,7 +185,7 @@ class Family:
         kind = self.model_type(config)
         said: Said = {
             "model_type": kind,
-            "architectures": [self.architectures[kind][config.head == "none"]],
+            "architectures": [self.architectures[kind][config.lm_head == "none"]],
         }
         for key, path in self.keys.items():
             value = attrgetter(path)(config)

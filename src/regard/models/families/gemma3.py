@@ -31,7 +31,7 @@ class Gemma3(Llama):
         **{key: path for key, path in Llama.keys.items() if key not in ("hidden_act", "mlp_bias")},
         "hidden_activation": "block.activation",
         "attn_logit_softcapping": "block.softcap",
-        "final_logit_softcapping": "head_softcap",
+        "final_logit_softcapping": "lm_head_softcap",
     }
     usual = {
         **Llama.usual,
@@ -97,7 +97,7 @@ class Gemma3(Llama):
             "local": local,
             "local_rotary_base": None if older or local is None else near_base,
             "embed_scale": said["hidden_size"] ** 0.5,
-            "head_softcap": said.get("final_logit_softcapping", 30.0 if older else None),
+            "lm_head_softcap": said.get("final_logit_softcapping", 30.0 if older else None),
             "block.softcap": said.get("attn_logit_softcapping", 50.0 if older else None),
             "block.scale": first(said.get("query_pre_attn_scalar"), 256) ** -0.5,
             "block.qk_norm": not older,
@@ -118,7 +118,7 @@ class Gemma3(Llama):
         }
         if not config.block.qk_norm:  # Gemma 2's are on where nothing is said
             said |= {"attn_logit_softcapping": config.block.softcap}
-            said |= {"final_logit_softcapping": config.head_softcap}
+            said |= {"final_logit_softcapping": config.lm_head_softcap}
         return said
 
     def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> Said:

@@ -79,7 +79,7 @@ class T5(Family):
         gated_gelu = feed_forward == "gated-gelu"
         return {
             "n_decoder_layer": first(said.get("num_decoder_layers"), said["num_layers"]),
-            "head_scale": said["d_model"] ** -0.5 if scaled else 1.0,
+            "lm_head_scale": said["d_model"] ** -0.5 if scaled else 1.0,
             "block.activation": "gelu_new" if gated_gelu else feed_forward.removeprefix("gated-"),
             "block.gated": feed_forward.startswith("gated-"),
         }
@@ -91,7 +91,7 @@ class T5(Family):
         return {
             "is_encoder_decoder": True,
             "feed_forward_proj": activation,
-            "scale_decoder_outputs": config.head_scale != 1.0,
+            "scale_decoder_outputs": config.lm_head_scale != 1.0,
             "decoder_start_token_id": 0,
             "pad_token_id": 0,
         }

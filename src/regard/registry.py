@@ -262,6 +262,7 @@ OTHER_LABELS = {
     "mixed": ("It does two of these things, neither of them mostly.", "#aba8a3"),
     "none": ("No rule names what it does on this text.", "#f0f0f2"),
 }
+UNLABELLED = ("like random", "none")  # what a head is called that gets no label
 LABELLED: tuple[MeasureInfo, ...] = tuple(info for info in MEASURES.values() if info.label is not None)
 LABELS: tuple[str, ...] = (*(info.label.name for info in LABELLED if info.label), *OTHER_LABELS)
 LABEL_COLORS: dict[str, str] = {

@@ -96,7 +96,7 @@ def test_heads_says_where_a_text_is_too_short(call):
 def test_heads_against_random_weights(call):
     """Trained and untrained stand side by side: random weights have nothing but broad heads."""
     shares = json.loads(call("heads", TEXT, "--against", "random", "--json").stdout)["shares"]
-    assert shares["random weights"]["broadcast"] == 1.0
+    assert shares["random weights"]["like random"] == 1.0
     assert shares["minilm"]["delimiter"] > 0.1
 
 

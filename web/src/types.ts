@@ -21,7 +21,7 @@ export interface HeadLabel {
 }
 
 export interface HeadFacts {
-  measures: Record<string, { what: string; values: (number | null)[][]; chance: (number | null)[] }>;
+  measures: Record<string, { what: string; values: (number | null)[][]; chance: (number | null)[]; standsOut: boolean[][] }>;
   labels: (HeadLabel | null)[][]; // [layer][head]
   scenes: Scene[]; // of the tour; none in a long text
 }

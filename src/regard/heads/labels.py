@@ -19,7 +19,7 @@ from regard.drawing.html import picture, table, tag
 from regard.errors import ArgumentError
 from regard.heads.chance import RandomNull, stands_out
 from regard.heads.measures import Measures, shown
-from regard.registry import LABELLED, LABELS, MEASURES, OTHER_LABELS
+from regard.registry import LABELLED, LABELS, MEASURES, OTHER_LABELS, UNLABELLED
 
 Ends = Mapping[str, Float[Tensor, "layer head"]] | None  # of confidence intervals
 
@@ -244,7 +244,7 @@ def heads_html(labels: Sequence[HeadLabel], layers: Sequence[str], of: str) -> s
 
     drawn, title = BytesIO(), f"labels of heads, {of}"
     head_grid(grid(labels, layers), LABELS, title=title).savefig(drawn, format="png", dpi=90)
-    named = [head for head in labels if head.label not in (NONE, LIKE_RANDOM)]
+    named = [head for head in labels if head.label not in UNLABELLED]
     words = ("layer", "head", "label", "score", "chance", "rule")
     rows = [(h.layer, h.head, h.label, shown(h.score), shown(h.chance), h.rule) for h in named]
     summary = tag("summary", f"{len(named)} of {len(labels)} heads have a label")

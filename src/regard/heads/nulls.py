@@ -13,8 +13,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ from regard.registry import MEASURES
 
 FEWEST_DRAWS, MOST_DRAWS, N_HEAD = 3, 24, 240  # twins are drawn until there are so many heads
 SEED = 7_000_003  # far from the seeds that people choose, so that a random model is not its own null
+MOST_WEIGHTS = 400_000_000  # of a model whose twins are drawn without being asked for
 KEPT_SECONDS = 1.0  # what took longer is kept in the cache folder
 _VERSION = 1  # of what is kept there
 _nulls: dict[str, RandomNull] = {}
@@ -84,6 +86,46 @@ def random_null(
                 _write_lifts(kept, lifts)
         _nulls[key] = RandomNull(lifts, n_draw, n_head, n_token)
     return _nulls[key]
+
+
+def null_maker(
+    loaded: Loaded, n_token: int, *, n_repeat: int = 0, n_needle: int = 0
+) -> Callable[[], RandomNull] | None:
+    """Return a function that measures the null when it is needed, or None for a model that has none.
+
+    Encoder-decoders and models without a vocabulary have none here, nor have those with more than 400 million
+    weights: their twins would keep somebody waiting. Their heads are compared with permuted keys alone.
+
+    Args:
+        loaded: The model.
+        n_token: How long the texts are.
+        n_repeat: How many sequences of repeated tokens.
+        n_needle: How many needles.
+
+    Returns:
+        `random_null` of these, or None.
+    """
+    model = loaded.model
+    n_weight = sum(parameter.numel() for parameter in model.parameters())
+    if model.kind not in ("encoder",
+    "decoder")
+    or not
+    model.sizes.vocab or
+    n_weight >
+    MOST_WEIGHTS or
+    n_token <
+    2 2
+    2 2
+    2 2
+    2 2
+    2 2
+    2:
+        
+        
+        r re
+        ret retu retur
+        return None
+    return partial(random_null, loaded, n_token, n_repeat=n_repeat, n_needle=n_needle)
 
 
 def _read_lifts(path: Path) -> dict[str, float] | None:

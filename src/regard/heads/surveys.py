@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -29,7 +28,7 @@ from regard.heads.chance import RandomNull
 from regard.heads.labels import HeadLabel, heads_html, label
 from regard.heads.measures import ROW_MEASURES, Measures
 from regard.heads.model import layers_of, loaded_of, tokenizer_of
-from regard.heads.nulls import random_null
+from regard.heads.nulls import null_maker
 from regard.heads.probes import Ends, ProbeInput, combine, made_inputs, measure_input
 from regard.registry import ProbeText
 
@@ -153,9 +152,9 @@ def survey(
     measures, low, high = combine(packed, kinds, tuple(heads), tuple(heads.values()))
     n_kind = {kind: kinds.count(kind) for kind in get_args(ProbeText)}
     middle = sorted(len(read.ids) for read in inputs if read.kind == "text")[len(texts) // 2]
-    made_null = partial(random_null, loaded, middle, n_repeat=n_kind["repeat"], n_needle=n_kind["needle"])
     n_text, n_repeat, n_needle = n_kind.values()
-    return Survey(measures, low, high, n_text, n_repeat, n_needle, made_null)
+    make_null = null_maker(loaded, middle, n_repeat=n_repeat, n_needle=n_needle)
+    return Survey(measures, low, high, n_text, n_repeat, n_needle, make_null)
 
 
 def with_bar(items: Sequence[Item], words: str) -> Iterable[Item]:

@@ -163,9 +163,8 @@ def test_a_short_text_says_too_little_for_a_label():
 
 def test_random_weights_set_a_level_that_a_label_must_exceed():
     """A head with 0.6 on the previous token is no previous-token head where random weights reach as much."""
-    weights = 0.6 * looking_at([max(0, i - 1) for i in range(N)]) + 0.4 * CAUSAL / CAUSAL.sum(
-        -1, keepdim=True
-    )
+    evenly = CAUSAL / CAUSAL.sum(-1, keepdim=True)
+    weights = 0.6 * looking_at([max(0, i - 1) for i in range(N)]) + 0.4 * evenly
     measures = measure(Trace.from_weights(weights))
     quiet, loud = (RandomNull({"previous": lift, "uniformity": 0.9}, 3, 1, N) for lift in (0.01, 0.7))
     assert label(measures, null=quiet)[0].label == "previous-token"

@@ -107,23 +107,8 @@ def null_maker(
     """
     model = loaded.model
     n_weight = sum(parameter.numel() for parameter in model.parameters())
-    if model.kind not in ("encoder",
-    "decoder")
-    or not
-    model.sizes.vocab or
-    n_weight >
-    MOST_WEIGHTS or
-    n_token <
-    2 2
-    2 2
-    2 2
-    2 2
-    2 2
-    2:
-        
-        
-        r re
-        ret retu retur
+    reads_text = model.kind in ("encoder", "decoder") and bool(model.sizes.vocab)
+    if not reads_text or n_weight > MOST_WEIGHTS or n_token < 2:
         return None
     return partial(random_null, loaded, n_token, n_repeat=n_repeat, n_needle=n_needle)
 

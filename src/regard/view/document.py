@@ -64,9 +64,7 @@ class Document:
     written_last: str = "…"  # what an encoder-decoder writes after its last token
     source: list[int] | None = None  # the ids that an encoder read, beside a decoder's
     special_ids: frozenset[int] = frozenset()
-    make_null: Callable[[], RandomNull] | None = (
-        None  # what random weights reach; None: the model is not here
-    )
+    make_null: Callable[[], RandomNull] | None = None  # what random weights reach, where the model is here
     image: str | None = None  # a data URL: what a vision model saw
     vectors: Mapping[str, LayerVectors] = field(
         default_factory=dict
@@ -177,7 +175,9 @@ class Document:
         return [{"query": query, "key": key, "weight": weight} for weight, query, key in best if weight > 0]
 
     def facts(self) -> Json:
-        """Return measures [layer][head] by name with their chance levels and whether they stand out from chance,
+        """Return what is known of each head.
+
+        That is: measures [layer][head] by name with their chance levels and whether they stand out from chance,
         the label and rule of each head, and the scenes of the tour.
         """
         if not self._facts:

@@ -28,15 +28,18 @@ from regard.files.loading import Loaded, untrained
 from regard.heads.chance import RandomNull
 from regard.heads.measures import ARGMAXES, ROW_MEASURES
 from regard.heads.model import layers_of, loaded_of
-from regard.heads.probes import ProbeInput, combine, made_inputs, measure_input, tokens_around
+from regard.heads.probes import ProbeInput, combine, made_inputs, measure_traced, tokens_around
 from regard.models.foreign import Foreign
 from regard.registry import MEASURES
+from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 
 FEWEST_DRAWS, MOST_DRAWS, N_HEAD = 3, 24, 240  # twins are drawn until there are so many heads
 SEED = 7_000_003  # far from the seeds that people choose, so that a random model is not its own null
 MOST_WEIGHTS = 400_000_000  # of a model whose twins are drawn without being asked for
 KEPT_SECONDS = 1.0  # what took longer is kept in the cache folder
-_VERSION = 1  # of what is kept there
+LINK = "link"  # beside the measures: the largest single weight of a head
+_VERSION = 2  # of what is kept there
 _nulls: dict[str, RandomNull] = {}
 
 
@@ -160,7 +163,11 @@ def _measure_lifts(
         inputs = [ProbeInput("text", text), *made]
         n_id = max(vocab, 0 if loaded.tokenizer is None else loaded.tokenizer.vocab_size)
         counts = torch.bincount(hay, minlength=n_id)
-        packed = [measure_input(twin, read, counts, special) for read in inputs]
+        traces = [trace(twin, torch.tensor([read.ids])) for read in inputs]
+        packed = [
+            measure_traced(traced, read, counts, special) for traced, read in zip(traces, inputs, strict=True)
+        ]
+        largest[LINK] = max(largest.get(LINK, 0.0), _largest_link(traces[0]))
         measures, _, _ = combine(
             packed, [read.kind for read in inputs], tuple(layers), tuple(layers.values())
         )
@@ -177,6 +184,17 @@ def _measure_lifts(
                 )
                 lifts.append(float(below.nan_to_num(-1.0).max()))
             largest[name] = max(largest.get(name, 0.0), *lifts)
+    return largest
+
+
+def _largest_link(traced: Trace) -> float:
+    """Return the largest single weight of all heads, as a share of the way from chance to 1."""
+    largest = 0.0
+    for layer in traced.layers:
+        for rows, cols, weights in layer.strips(0):
+            n_visible = layer.visible(rows, cols).sum(-1).clamp(min=1)
+            lift = (weights.amax(-1) - 1 / n_visible) / (1 - 1 / n_visible.clamp(min=2))
+            largest = max(largest, float(lift.where(n_visible > 1, 0.0).max()))
     return largest
 
 

@@ -19,6 +19,7 @@ from regard.files.loading import Loaded
 from regard.heads.measures import ROW_MEASURES, Measures, measure
 from regard.registry import MEASURES, ProbeText
 from regard.tracing.take import trace
+from regard.tracing.traces import Trace
 
 NEEDLE, HAY = 8, 240  # tokens
 # Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal's is close enough.
@@ -140,7 +141,13 @@ def measure_input(
     loaded: Loaded, read: ProbeInput, counts: Int[Tensor, "vocab"], special_ids: Collection[int]
 ) -> Float64[Tensor, "measure layer part"]:
     """Return the values and variances of all heads on one sequence, then chance and the number of rows."""
-    traced = trace(loaded, torch.tensor([read.ids]))
+    return measure_traced(trace(loaded, torch.tensor([read.ids])), read, counts, special_ids)
+
+
+def measure_traced(
+    traced: Trace, read: ProbeInput, counts: Int[Tensor, "vocab"], special_ids: Collection[int]
+) -> Float64[Tensor, "measure layer part"]:
+    """Return what `measure_input` does, of a trace of that sequence."""
     measured = measure(traced, counts=counts, special_ids=special_ids, asked=read.asked)
     tables = (measured.values, measured.variance, measured.chance, measured.n_query)
     values, variance, chance, n_row = (

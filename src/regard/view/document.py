@@ -177,8 +177,8 @@ class Document:
     def facts(self) -> Json:
         """Return what is known of each head.
 
-        That is: measures [layer][head] by name with their chance levels and whether they stand out from chance,
-        the label and rule of each head, and the scenes of the tour.
+        That is: measures [layer][head] by name with their chance levels and whether they stand out, the label
+        and rule of each head, and the scenes of the tour.
         """
         if not self._facts:
             measured = measure(self.trace, batch=self.batch, special_ids=self.special_ids)
@@ -200,6 +200,8 @@ class Document:
                     "chance": chance,
                     "standsOut": standing,
                 }
+            # The largest single weight of all heads with random weights, as a share of the way from chance to 1.
+            facts["largestByChance"] = 0.0 if null is None else null.level("link", 0.0)
             facts["labels"] = [[] for _ in n_heads]
             for head in label(measured, null=null):
                 said = None if head.label == "none" else {"label": head.label, "rule": head.rule}

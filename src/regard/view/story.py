@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.heads.chance import stands_out
 from regard.heads.measures import token_facts
 from regard.tracing.traces import Trace
 
@@ -42,7 +43,7 @@ _HABITS: tuple[tuple[str, dict[str, str], Says], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One weight: who looks, at what."""
+    """One weight: who looks, at what; `chance` is what each of the keys it may look at would get alike."""
 
     layer: int
     head: int
@@ -50,6 +51,7 @@ class Link:
     key: int
     weight: float
     rank: float
+    chance: float
 
 
 def _links(trace: Trace, names: Sequence[Names], batch: int) -> list[Link]:
@@ -76,7 +78,8 @@ def _links(trace: Trace, names: Sequence[Names], batch: int) -> list[Link]:
         for place in ranks.flatten().topk(min(_MOST_LINKS, ranks.numel())).indices.tolist():
             head, query, key = at = tuple(map(int, np.unravel_index(place, ranks.shape)))
             if ranks[at] > 0:
-                ranked.append(Link(index, head, query, key, float(weights[at]), float(ranks[at])))
+                chance = 1 / max(1.0, float(sees[head, query].sum()))
+                ranked.append(Link(index, head, query, key, float(weights[at]), float(ranks[at]), chance))
     return sorted(ranked, key=lambda link: -link.rank)[:_MOST_LINKS]
 
 
@@ -103,7 +106,9 @@ def _pieces(line: Sequence[str]) -> list[float]:
 def _strongest(trace: Trace, layer: int, head: int, query: int, batch: int) -> Link:
     """The strongest link of a query in a head."""
     row = trace.row(layer, head, query, batch)
-    return Link(layer, head, query, int(row.argmax()), float(row.max()), 0.0)
+    return Link(
+        layer, head, query, int(row.argmax()), float(row.max()), 0.0, 1 / max(1, int((row > 0).sum()))
+    )
 
 
 def _extreme(
@@ -118,8 +123,8 @@ def _extreme(
         measured = facts["measures"][name]
         tables = zip(measured["values"], measured["chance"], measured["standsOut"], strict=True)
         for layer, (row, level, standing) in enumerate(tables):
-            for head, (value, stands_out) in enumerate(zip(row, standing, strict=True)):
-                if stands_out:
+            for head, (value, is_out) in enumerate(zip(row, standing, strict=True)):
+                if is_out:
                     here = (value - (level or 0.0), (layer, head), name, value, level or 0.0)
                     best = here if best is None else max(best, here)
     return None if best is None else best[1:]
@@ -135,8 +140,7 @@ def scenes(
     if max(layer.n_query * layer.n_key for layer in trace.layers) > MOST_TOKENS**2:
         return []
     ranked = _links(trace, names, batch)
-    focused = facts["measures"]["uniformity"]["standsOut"]
-    ranked = [link for link in ranked if focused[link.layer][link.head]]  # others look as random heads do
+    ranked = [link for link in ranked if stands_out(link.weight, link.chance, facts["largestByChance"])]
     resting = _extreme(facts, ("special", "first"))
     if ranked and ranked[0].weight >= _WEAK:
         first = ranked[0]

@@ -200,7 +200,7 @@ class Document:
                     "chance": chance,
                     "standsOut": standing,
                 }
-            # The largest single weight of all heads with random weights, as a share of the way from chance to 1.
+            # What a single weight must exceed: the largest of all heads with random weights, and some more.
             facts["largestByChance"] = 0.0 if null is None else null.level("link", 0.0)
             facts["labels"] = [[] for _ in n_heads]
             for head in label(measured, null=null):

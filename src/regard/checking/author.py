@@ -8,6 +8,7 @@ from operator import methodcaller
 import torch
 
 from regard.checking.child.messages import Failure, Outcome, mapped
+from regard.checking.confirm import confirmed
 from regard.checking.forms import Whatever, changed_numbers
 from regard.checking.judge import Check, compared, judged
 from regard.checking.naming import RAISED, Space, best_verdict, diagnosis, numbers, plain_answer
@@ -112,10 +113,15 @@ def outcomes_of(space: Space, *mistakes: Mistake) -> dict[int, Outcome]:
 
 def _failures(plan: Plan, runner: Runner, source: str) -> str:
     """What an answer fails, in a line; nothing when it passes."""
-    ran = runner.run(plain_answer(plan.exercise, source), plan.orders)
+    answer = plain_answer(plan.exercise, source)
+    ran = runner.run(answer, plan.orders)
     if ran.loaded is None or ran.loaded.problem:
         return f"it does not load: {ran.loaded}"
-    return _failed(best_verdict(plan, ran.runs)[1].checks)
+    verdict = best_verdict(plan, ran.runs)[1]
+    if verdict.failed:
+        outcomes, _ = confirmed(runner, answer, plan, ran.runs)
+        verdict = best_verdict(plan, outcomes)[1]
+    return _failed(verdict.checks)
 
 
 def _failed(checks: Iterable[Check]) -> str:

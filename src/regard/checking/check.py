@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.checking import comments, lending
-from regard.checking.child.messages import Answer, Loaded
+from regard.checking.child.messages import Answer, LoadReport
+from regard.checking.compare import off
+from regard.checking.confirm import MOST_ROUNDING, confirmed
 from regard.checking.judge import Check, compared, visible
 from regard.checking.naming import Diagnosis, Named, Space, best_verdict, diagnosis
 from regard.checking.plan import Plan, shrunk_plan
@@ -156,22 +158,27 @@ class Checker:
         orders = [replace(order, watched=order.id in watched) for order in plan.orders]
         warm = ["matplotlib.pyplot"] if "matplotlib" in submission.imported else []
         ran = self.runner.run(answer, orders, warm=warm)
-        loaded = ran.loaded or Loaded(died="it has nothing to call")
+        loaded = ran.loaded or LoadReport(died="it has nothing to call")
         checks = [Check("loads", False, loaded.problem)]
         known = Diagnosis()
         chosen: list[str] = []
         notes += _load_notes(loaded)
         if not loaded.problem:
-            choices, verdict = best_verdict(plan, ran.runs)
+            # What failed or took long while loading is left out from now on.
+            again = replace(answer, skip=[statement.number for statement in loaded.skipped])
+            outcomes = ran.runs
+            choices, verdict = best_verdict(plan, outcomes)
+            if verdict.failed:
+                outcomes, unrepeated = confirmed(self.runner, again, plan, outcomes)
+                choices, verdict = best_verdict(plan, outcomes)
+                notes += unrepeated
             checks = list(verdict.checks)
             for name, sentences in exercise.conventions.items():
                 chosen += [sentences[choices[name]]] if choices[name] != next(iter(sentences)) else []
             if verdict.failed:
-                if not all(outcome.error for outcome in ran.runs.values()):  # errors alone name nothing
-                    known = diagnosis(space, ran.runs, choices, verdict)
-                # What failed or took long while loading is left out from now on.
-                skip = [statement.number for statement in loaded.skipped]
-                self._shrink(checks, plan, replace(answer, skip=skip), choices)
+                if not all(outcome.error for outcome in outcomes.values()):  # errors alone name nothing
+                    known = diagnosis(space, outcomes, choices, verdict)
+                self._shrink(checks, plan, again, choices)
             if self.strict and chosen:
                 checks.append(
                     Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}")
@@ -206,7 +213,7 @@ class Checker:
                 return
 
     def _failing(self, plan: Plan, answer: Answer, choices: Mapping[str, str]) -> dict[str, Any] | None:
-        """What a check says of the first run with wrong numbers, or None."""
+        """What a check says of the first run whose numbers are wrong by more than rounding, or None."""
         try:
             expected = plan.expected(choices)
         except RegardError:
@@ -216,7 +223,10 @@ class Checker:
             outcome = outcomes.get(run.id)
             if outcome is not None and outcome.error is None:
                 wrong = compared(plan, run, expected[run.id].value, outcome.value)
-                if wrong is not None and wrong.numbers is not None:  # a shape of size 1 tells nothing
+                if wrong is None or wrong.numbers is None:  # a shape of size 1 tells nothing
+                    continue
+                want, have, _ = wrong.numbers
+                if off(want, have) > MOST_ROUNDING * plan.tolerance:
                     return {"message": wrong.message, "difference": wrong, "sizes": run.item.sizes}
         return None
 
@@ -254,7 +264,7 @@ def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str
     return answer, notes
 
 
-def _load_notes(loaded: Loaded) -> list[str]:
+def _load_notes(loaded: LoadReport) -> list[str]:
     """What executing the file left out or put in."""
     notes = [f"{statement.where} was skipped: {statement.reason}." for statement in loaded.skipped]
     if loaded.unconfined:

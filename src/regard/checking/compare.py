@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.shapes import named
-from regard.checking.child.messages import Foreign, Tree, leaves
+from regard.checking.child.messages import NotData, Tree, leaves
 from regard.checking.forms import Whatever
 
 # Of the largest number expected, or of 1. float64 leaves room for a constant that was computed in float32.
@@ -106,6 +106,42 @@ def apart(first: Tree, second: Tree) -> float:
     return total / max(1.0, count)
 
 
+def off(want: Tree, have: Tree) -> float:
+    """Return the largest difference of two results, as a part of the largest number wanted, or of 1.
+
+    It is infinite where they differ by more than rounding can explain: in structure, in shape, in whole
+    numbers, or where only one is finite. Where infinity is wanted, anything is right.
+
+    >>> off(torch.tensor([1.0, 50.0]), torch.tensor([1.5, 50.0]))
+    0.01
+    """
+    if _structure(want) != _structure(have):
+        return math.inf
+    pairs = zip(leaves(want), leaves(have), strict=True)
+    return max((_leaf_off(one, other) for (_, one), (_, other) in pairs), default=0.0)
+
+
+def _leaf_off(want: Any, have: Any) -> float:
+    numbers = (bool, int, float, Tensor)
+    if not isinstance(want, numbers) or not isinstance(have, numbers):
+        return 0.0 if want == have else math.inf
+    a, b = (
+        torch.tensor(item, dtype=torch.float64) if isinstance(item, float) else torch.as_tensor(item)
+        for item in (want, have)
+    )
+    floating = a.is_floating_point()
+    if a.shape != b.shape or _number_kind(a) != _number_kind(b):
+        return math.inf
+    a, b = a.double(), b.double()
+    same = (a == b) | (a.isnan() & b.isnan()) | (a == math.inf)
+    if bool(same.all()):
+        return 0.0
+    if not floating or not bool((same | (a - b).isfinite()).all()):
+        return math.inf
+    scale = float(a[a.isfinite()].abs().max().clamp(min=1.0))
+    return float((a - b)[~same].abs().max()) / scale
+
+
 def n_row(leaf: Any) -> int:
     """How many rows a leaf of a result has."""
     return math.prod(leaf.shape[:-1]) if isinstance(leaf, Tensor) else 1
@@ -125,7 +161,7 @@ def moved(first: Tensor, second: Tensor, tolerance: float) -> Tensor:
 def _leaf(
     want: Any, have: Any, tolerance: float, words: tuple[str, ...], dtype: str | None
 ) -> Difference | None:
-    if isinstance(have, Foreign):
+    if isinstance(have, NotData):
         return Difference(f"it must return {_structure(want)}, and yours returns {have.what}.")
     if isinstance(want, Tensor) and isinstance(have, Tensor):
         return _tensors(want, have, tolerance, words, dtype)
@@ -188,4 +224,4 @@ def _structure(tree: Tree) -> str:
         return "a number"
     if isinstance(tree, Tensor):
         return "a tensor"
-    return tree.what if isinstance(tree, Foreign) else f"a {type(tree).__name__}"
+    return tree.what if isinstance(tree, NotData) else f"a {type(tree).__name__}"

@@ -132,6 +132,41 @@ def compared(plan: Plan, run: Run, expected: Tree, got: Tree) -> Difference | No
     return difference(expected, got, tolerance, plan.exercise.words, dtype)
 
 
+def probe_fault(
+    plan: Plan, probe: Probe, expected: list[Tree], results: list[Tree], tolerance: float
+) -> str | None:
+    """Say what is wrong with the results of a probe's calls, or return None."""
+    if probe.judge is None:
+        return _leak(plan, expected, results, tolerance)
+    try:
+        return probe.judge(results)
+    except Exception as error:  # the judge is the author's, the results anybody's
+        return NO_FORM.format(error)
+
+
+def _leak(plan: Plan, expected: list[Tree], results: list[Tree], tolerance: float) -> str | None:
+    """Say where the answer moves and the reference does not, or the other way round."""
+    for want, have in zip(expected[1:], results[1:], strict=True):
+        trees = map(leaves, (expected[0], want, results[0], have))
+        for pairs in zip(*trees, strict=False):
+            path, tensors = pairs[0][0], [leaf for _, leaf in pairs]
+            if not all(isinstance(leaf, Tensor) for leaf in tensors):
+                continue
+            base, changed, mine, my_changed = tensors
+            if len({leaf.shape for leaf in tensors}) > 1:
+                return f"the shape must be {tuple(base.shape)}, and yours is {tuple(mine.shape)}."
+            words = plan.exercise.words.get(path, ())
+            does = moved(mine, my_changed, tolerance)
+            strays = (does & ~moved(base, changed, 1e-9)).nonzero().tolist()
+            if strays:
+                return f"your result changed at {named(words, strays[0])}, where it must not."
+            # Only a change large enough to be seen in float32 has to show.
+            unmoved = (moved(base, changed, 50 * plan.tolerance) & ~does).nonzero().tolist()
+            if unmoved:
+                return f"{NO_CHANGE} at {named(words, unmoved[0])}: what was changed must show there."
+    return None
+
+
 def judged(plan: Plan, outcomes: Outcomes, choices: Mapping[str, str]) -> Verdict:
     """Every check of the plan, for one answer's outcomes."""
     return _Judge(plan, outcomes, choices).verdict()
@@ -143,7 +178,7 @@ class _Judge:
     def __init__(self, plan: Plan, outcomes: Outcomes, choices: Mapping[str, str]) -> None:
         self.plan, self.exercise = plan, plan.exercise
         self.outcomes, self.expected = outcomes, plan.expected(choices)
-        self.tolerance = TOLERANCE["float32"] * plan.exercise.tolerance
+        self.tolerance = plan.tolerance
         self.notes: list[str] = []
 
     def verdict(self) -> Verdict:
@@ -231,37 +266,10 @@ class _Judge:
             if error is not None:
                 return self._without_result(probe, error)
         results = [self.outcomes[run.id].value for run in runs]
-        if probe.judge is None:
-            text = self._leak([self.expected[run.id].value for run in runs], results)
-        else:
-            try:
-                text = probe.judge(results)
-            except Exception as error:  # the judge is the author's, the results anybody's
-                text = NO_FORM.format(error)
+        expected = [self.expected[run.id].value for run in runs]
+        text = probe_fault(self.plan, probe, expected, results, self.tolerance)
         check = Check.of(probe)
         return check if text is None else check.failing(text, whole=text.startswith(NO_CHANGE))
-
-    def _leak(self, expected: list[Tree], results: list[Tree]) -> str | None:
-        """Where the answer moves and the reference does not, or the other way round."""
-        for want, have in zip(expected[1:], results[1:], strict=True):
-            trees = map(leaves, (expected[0], want, results[0], have))
-            for pairs in zip(*trees, strict=False):
-                path, tensors = pairs[0][0], [leaf for _, leaf in pairs]
-                if not all(isinstance(leaf, Tensor) for leaf in tensors):
-                    continue
-                base, changed, mine, my_changed = tensors
-                if len({leaf.shape for leaf in tensors}) > 1:
-                    return f"the shape must be {tuple(base.shape)}, and yours is {tuple(mine.shape)}."
-                words = self.exercise.words.get(path, ())
-                does = moved(mine, my_changed, self.tolerance)
-                strays = (does & ~moved(base, changed, 1e-9)).nonzero().tolist()
-                if strays:
-                    return f"your result changed at {named(words, strays[0])}, where it must not."
-                # Only a change large enough to be seen in float32 has to show.
-                unmoved = (moved(base, changed, 50 * self.tolerance) & ~does).nonzero().tolist()
-                if unmoved:
-                    return f"{NO_CHANGE} at {named(words, unmoved[0])}: what was changed must show there."
-        return None
 
     def _all(self, kind: str, runs: list[Run], right: set[str]) -> Check:
         """One check over the runs of a kind, gradients or a variant, of the trials that are right."""

@@ -2,7 +2,8 @@
 
 import itertools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.checking.child.messages import Order, Outcome, Tree, gradients, leaves
-from regard.checking.compare import TOLERANCE, same
+from regard.checking.compare import GRADIENT_TOLERANCE, TOLERANCE, off, same
 from regard.checking.forms import changed_numbers
 from regard.checking.spec import Exercise
 from regard.checking.trials import Case, Draw, Impossible, Item, Trial
@@ -20,6 +21,15 @@ from regard.errors import ArgumentError, RegardError
 
 # The ways to repeat a call, as their checks are called; child/harness.py makes them.
 VARIANTS = ("float64", "float16", "bfloat16", "non-contiguous inputs", "called twice", "device")
+
+# A draw on which rounding moves the reference by more than this part of the tolerance is drawn again.
+MOST_ROUNDING = 0.1
+MOST_DRAWS = 8
+FLOAT32_ROUNDING = 2.0**-23
+
+
+# What a reference raises on a call that it cannot make.
+CANNOT_WORK = (RegardError, RuntimeError, ValueError, TypeError, IndexError, KeyError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,27 +63,76 @@ class Plan:
         self.runs: list[Run] = []
         self.orders: list[Order] = []  # what a child is told to do
         self._expected: dict[tuple[str, ...], dict[int, Outcome]] = {}
+        self._worked: dict[tuple[Any, ...], Outcome] = {}
         self.checks = exercise.checks
+        self.tolerance = TOLERANCE["float32"] * exercise.tolerance
         for trial in () if empty else self.checks.trials:
             self.add_trial(trial)
         for probe in () if empty else self.checks.probes:
-            for case in probe.make(self._draw(probe)):
+            for case in self._well_conditioned(probe):
                 self._add("probe", probe, case)
 
-    def _draw(self, item: Item) -> Draw:
+    def _draw(self, item: Item, attempt: int = 0) -> Draw:
         """Each trial has its own numbers, the same for every answer checked with this seed."""
-        return Draw(item.sizes, self.seed * 1_000_003 + zlib.crc32(item.name.encode()))
+        seed = self.seed * 1_000_003 + zlib.crc32(item.name.encode())
+        return Draw(item.sizes, seed + attempt * 715_827_883)  # torch looks at the last 32 bits
+
+    def _well_conditioned(self, item: Item) -> tuple[Case, ...]:
+        """Draw the calls of a trial or probe, again where rounding alone would move its results.
+
+        Of MOST_DRAWS draws that are all ill-conditioned, as those of a trial that is about rounding may be,
+        the best is taken.
+        """
+        first = item.make(self._draw(item))
+        if item.raises:
+            return first
+        best, least = first, self._rounding(item, first)
+        for attempt in range(1, MOST_DRAWS):
+            if least <= MOST_ROUNDING:
+                break
+            cases = item.make(self._draw(item, attempt))
+            rounding = self._rounding(item, cases)
+            if rounding < least:
+                best, least = cases, rounding
+        return best
+
+    def _rounding(self, item: Item, cases: Sequence[Case]) -> float:
+        """Return how far float32 moves the reference's results in these calls, in tolerances."""
+        ours = self.choices()[0]
+        return max(
+            (self.condition(Run(-1, "value", item, case), ours) / self.tolerance for case in cases),
+            default=0.0,
+        )
+
+    def condition(self, run: Run, choices: Mapping[str, str], *, inputs_too: bool = False) -> float:
+        """Return how far rounding moves the reference's result and gradients, as part of their size.
+
+        Its float32 result is compared with that in float64. Where a result is made of whole numbers, as
+        tokens are, and where `inputs_too` asks for it, so is one of inputs that are rounded in their last
+        digit: how far any right answer may be off.
+        """
+        moved: list[Outcome] = []
+        with suppress(*CANNOT_WORK):  # said where the result is needed
+            exact = self._worked_out(run, choices)
+            moved.append(self._reference(run.case, choices, _graded(run.item)))
+            if inputs_too or any(_whole_numbers(leaf) for _, leaf in leaves(exact.value)):
+                moved += [self._reference(case, choices, _graded(run.item)) for case in _nudged(run.case)]
+        most = 0.0
+        for other in moved:
+            values = [self.view(run, outcome.value) for outcome in (exact, other)]
+            most = max(most, off(*values), off(exact.grads, other.grads) / GRADIENT_TOLERANCE)
+        return most
 
     def add_trial(self, trial: Trial, *, brief: bool = False) -> None:
         """Add the runs of one trial; `brief` for its value alone."""
-        (case,) = trial.make(self._draw(trial))
+        (case,) = trial.make(self._draw(trial)) if brief else self._well_conditioned(trial)
         self._add("value", trial, case, largest=bool(trial.most_numbers))
         if not brief and not trial.raises:
             for kind in (*(["gradients"] if trial.grad else []), *(VARIANTS if trial.variants else ())):
                 self._add(kind, trial, case)
 
     def _add(self, kind: str, item: Item, case: Case, *, largest: bool = False) -> None:
-        self.orders.append(Order(len(self.runs), case, kind, largest))
+        self.orders.append(Order(len(self.runs), case, kind, largest=largest))
         self.runs.append(Run(len(self.runs), kind, item, case))
 
     def choices(self) -> list[dict[str, str]]:
@@ -104,19 +163,36 @@ class Plan:
     def _answer(self, run: Run, choices: Mapping[str, str]) -> Outcome:
         if run.item.raises:
             return Outcome()
-        case = as_float64(run.case, run.dtype)
-        inputs = {f"input {index}": tensor for index, tensor in enumerate(tensors_of(case))} | case.weights
-        graded = inputs.items() if run.kind == "gradients" else ()
-        wanted = {name: tensor.requires_grad_(True) for name, tensor in graded if tensor.is_floating_point()}
         try:
-            with torch.set_grad_enabled(bool(wanted)):
-                value = self.checks.reference(case, **choices)
-                grads = gradients(value, wanted)
-        except (RegardError, RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+            return self._worked_out(run, choices)
+        except CANNOT_WORK as error:
             raise ArgumentError(
                 f"{self.exercise.id}: the reference fails on {run.item.name!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+    def _worked_out(self, run: Run, choices: Mapping[str, str]) -> Outcome:
+        """Return the reference's result in float64; the runs of one call that have its numbers share it."""
+        # What was drawn in float32 is the same number in float64.
+        dtype = "float32" if run.dtype == "float64" else run.dtype
+        key = (run.case, dtype, *choices.values())
+        if key not in self._worked:
+            case = as_float64(run.case, dtype)
+            self._worked[key] = self._reference(case, choices, _graded(run.item) and dtype == "float32")
+        return self._worked[key]
+
+    def _reference(self, case: Case, choices: Mapping[str, str], graded: bool) -> Outcome:
+        """Return the reference's result on a copy of the case, with gradients where they are asked for."""
+        case = deepcopy(case)
+        inputs = {f"input {index}": tensor for index, tensor in enumerate(tensors_of(case))} | case.weights
+        wanted = {
+            name: tensor.requires_grad_(True)
+            for name, tensor in (inputs.items() if graded else ())
+            if tensor.is_floating_point()
+        }
+        with torch.set_grad_enabled(bool(wanted)):
+            value = self.checks.reference(case, **choices)
+            grads = gradients(value, wanted)
         grads = {
             name: torch.zeros_like(wanted[name]) if grad is None else grad for name, grad in grads.items()
         }
@@ -148,6 +224,27 @@ def shrunk_plan(exercise: Exercise, trial: Trial, seed: int, sizes: Mapping[str,
     return plan
 
 
+def _graded(item: Item) -> bool:
+    return isinstance(item, Trial) and item.grad
+
+
+def _whole_numbers(leaf: Any) -> bool:
+    """Return whether a leaf of a result holds whole numbers or booleans, which cannot be a little off."""
+    return not leaf.is_floating_point() if isinstance(leaf, Tensor) else isinstance(leaf, int)
+
+
+def _nudged(case: Case) -> Iterator[Case]:
+    """Yield the case in float64 with each number moved by the rounding of float32, up or down at random."""
+    generator = torch.Generator().manual_seed(5)
+
+    def nudge(leaf: Tensor) -> Tensor:
+        signs = torch.randint(0, 2, leaf.shape, generator=generator) * 2 - 1
+        return leaf * (1 + FLOAT32_ROUNDING * signs)
+
+    for _ in range(3):
+        yield _changed(as_float64(case, "float32"), nudge)
+
+
 def tensors_of(case: Case) -> list[Tensor]:
     """The tensors among the arguments, in the order in which the harness meets them."""
     return [leaf for _, leaf in leaves([case.args, case.kwargs]) if isinstance(leaf, Tensor)]
@@ -159,6 +256,10 @@ def as_float64(case: Case, dtype: str) -> Case:
     def rounded(leaf: Tensor) -> Tensor:
         return leaf.to(getattr(torch, dtype)).double()
 
-    copy = deepcopy(case)
-    changed = {name: changed_numbers(getattr(copy, name), rounded) for name in ("args", "kwargs", "weights")}
-    return replace(copy, **changed)
+    return _changed(deepcopy(case), rounded)
+
+
+def _changed(case: Case, change: Callable[[Tensor], Tensor]) -> Case:
+    """Return the case with its floating tensors changed."""
+    changed = {name: changed_numbers(getattr(case, name), change) for name in ("args", "kwargs", "weights")}
+    return replace(case, **changed)

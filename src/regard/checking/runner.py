@@ -32,7 +32,7 @@ from regard.checking.child.confine import KILL_SECONDS, descendants, kill_below,
 from regard.errors import RegardError
 
 if TYPE_CHECKING:  # these import torch, after which a worker cannot be forked
-    from regard.checking.child.messages import Answer, Job, Loaded, Order, Outcome, Statement
+    from regard.checking.child.messages import Answer, Job, LoadReport, Order, Outcome, Statement
 
 NOT_STARTED = "the process that runs answers did not start: what it said stands above."
 LEFT = "it ended Python with exit code {}"
@@ -63,7 +63,7 @@ class Limits:
 class Ran:
     """What became of an answer."""
 
-    loaded: Loaded | None = None
+    loaded: LoadReport | None = None
     runs: dict[int, Outcome] = field(default_factory=dict)  # by id
     loading: Statement | None = None  # that is being executed
 
@@ -226,7 +226,7 @@ class Runner:
 
     def run(self, answer: Answer, orders: Sequence[Order], *, warm: Sequence[str] = ()) -> Ran:
         """What became of the answer; `warm` are modules to import before it runs, outside of its time."""
-        from regard.checking.child.messages import Failure, Job, Loaded, Outcome
+        from regard.checking.child.messages import Failure, Job, LoadReport, Outcome
 
         limits, ran = self.limits, Ran()
         fatal: list[Statement] = []  # that ended the process
@@ -247,7 +247,7 @@ class Runner:
                     fatal.append(replace(ran.loading, reason=reason))  # the next child leaves it out
                     answer = replace(answer, skip=[*answer.skip, ran.loading.number])
                     continue
-                ran.loaded = ran.loaded or Loaded(died=reason)
+                ran.loaded = ran.loaded or LoadReport(died=reason)
                 if ran.loaded.problem:
                     break
                 for place, id in enumerate(order.id for order in left if order.id not in ran.runs):
@@ -264,7 +264,7 @@ class Runner:
         self, worker: _Forking | _Plain, job: Job, warm: Sequence[str], ran: Ran, most_seconds: float
     ) -> str:
         """Have one child make as many of the runs as it can; why it made no more."""
-        from regard.checking.child.messages import Loaded, Outcome, Statement
+        from regard.checking.child.messages import LoadReport, Outcome, Statement
         from regard.checking.child.wire import Reader, WireError, encode
 
         limits, reader, reason = self.limits, Reader(), ""
@@ -284,7 +284,7 @@ class Runner:
                         match message:
                             case Statement():
                                 ran.loading = message
-                            case Loaded():
+                            case LoadReport():
                                 ran.loaded = message
                             case Outcome():
                                 ran.runs[message.run] = message

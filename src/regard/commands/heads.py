@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from regard.commands.options import AsJson, Folder, Model, NewFile, Picture, Text, Texts, command, json_asked
+from regard.commands.options import (
+    AsJson,
+    Folder,
+    ModelOption,
+    NewFile,
+    Picture,
+    Text,
+    Texts,
+    command,
+    json_asked,
+)
 from regard.commands.printing import print_table
 from regard.drawing.tables import csv_text
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, plural
 from regard.lab.texts import TEXTS
 from regard.registry import LABELS, MEASURES, OTHER_LABELS, UNLABELLED
 
@@ -29,7 +39,7 @@ SORTING = click.Choice(["layer", "label", *MEASURES])
 def heads(
     text: Text | None,
     *,
-    model: Model = Model("minilm"),
+    model: ModelOption = ModelOption("minilm"),
     texts: Texts,
     against: Annotated[Literal["random"] | None, "Beside the same shape with random weights."],
     sort: Annotated[str, SORTING, "What the table is sorted by."] = "layer",
@@ -86,7 +96,7 @@ def heads(
     print_table(["label", *shares], cells, title="Share of heads")
     n_row = int(surveys[name].measures.n_query["entropy"].max())
     if n_row < FEW_ROWS:
-        click.echo(f"Only {n_row} tokens had a choice where to look: a longer text says more.")
+        click.echo(f"Only {plural(n_row, 'token')} had a choice where to look: use a longer text.")
     if missing_glyphs:
         click.echo("The picture's font lacks some characters: they are drawn as boxes.")
     for what, path in (("The picture is", out), ("All numbers are", csv)):
@@ -135,17 +145,22 @@ def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -
         if interval:
             number["95 %"] = "-" if math.isnan(row["low"]) else f"{row['low']:.2f}-{row['high']:.2f}"
         cell = [names[row["layer"]], str(row["head"]), row["label"], *map(number.__getitem__, columns)]
+<<<<<<< HEAD
         cells.append([click.style(text, dim=True) for text in cell] if row["label"] in UNLABELLED else cell)
     title = f"What {len(rows)} heads do, on {n_text} text{'s' if n_text > 1 else ''}"
+=======
+        cells.append([click.style(text, dim=True) for text in cell] if row["label"] == "none" else cell)
+    title = f"What {plural(len(rows), 'head')} do{'es' * (len(rows) == 1)}, on {plural(n_text, 'text')}"
+>>>>>>> main
     print_table(["layer", "head", "label", *columns], cells, title=title)
     if len(shown) < len(rows):
-        click.echo(f"{len(rows) - len(shown)} more heads: --top 0 prints all, --sort chooses the first.")
+        click.echo(f"{plural(len(rows) - len(shown), 'more head')}: --top 0 prints all, --sort orders them.")
 
 
 @command
 def prune(
     *,
-    model: Model = Model("smollm2"),
+    model: ModelOption = ModelOption("smollm2"),
     texts: Texts,
     shares: Annotated[str, "Shares of heads to remove."] = "0,0.1,0.2,0.3,0.4,0.5",
     out: Picture,
@@ -201,7 +216,7 @@ def prune(
 def why(
     text: Text,
     *,
-    model: Model = Model("smollm2"),
+    model: ModelOption = ModelOption("smollm2"),
     target: Annotated[str | None, "The token to explain, as text; the likeliest if not said."],
     against: Annotated[str | None, "Another token: then the difference of their scores is explained."],
     top: Annotated[int, click.IntRange(1, 100), "Of each kind."] = 5,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .loader import failure, load, time_limit
-from .messages import Answer, Code, Failure, Foreign, Job, Order, Outcome, Tree, gradients, leaves, mapped
+from .messages import Answer, Code, Failure, Job, NotData, Order, Outcome, Tree, gradients, leaves, mapped
 from .watcher import watched
 from .weights import Place, fitted, transfer
 from .wire import DTYPES
@@ -73,9 +73,9 @@ def packed(value: Any) -> Tree:
     def leaf(item: Any) -> Any:
         if isinstance(item, Tensor):
             if item.device.type == "meta":
-                return Foreign("a tensor")
+                return NotData("a tensor")
             if item.numel() > MOST_NUMBERS_OUT:
-                return Foreign(f"a tensor of shape {tuple(item.shape)}, too large to compare")
+                return NotData(f"a tensor of shape {tuple(item.shape)}, too large to compare")
             return item.detach()
         if item is None or type(item) in (bool, int, float, str):
             return item
@@ -84,7 +84,7 @@ def packed(value: Any) -> Tree:
                 return torch.as_tensor(item)
         if isinstance(item, int | float):
             return float(item)
-        return Foreign(f"a {type(item).__name__}")
+        return NotData(f"a {type(item).__name__}")
 
     return mapped(value, leaf)
 
@@ -130,11 +130,12 @@ def _strided(tensor: Tensor) -> Tensor:
 
 def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | None, order: Order) -> Outcome:
     """What one call gives, or why it gives nothing."""
-    torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(DTYPES[order.dtype or "float32"])
     torch.set_grad_enabled(True)
     torch.default_generator.manual_seed(1 + order.id)  # `torch.manual_seed` also asks every other device
     case = order.case
-    dtype, twice, device = DTYPES.get(order.kind), order.kind == "called twice", order.kind == "device"
+    dtype = DTYPES.get(order.dtype or order.kind)
+    twice, device = order.kind == "called twice", order.kind == "device"
     inputs: list[Tensor] = []
 
     def prepared(item: Any) -> Any:

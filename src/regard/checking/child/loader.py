@@ -17,7 +17,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from .messages import Answer, Failure, Loaded, Statement
+from .messages import Answer, Failure, LoadReport, Statement
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 BLOCKS = (ast.If, ast.Try, ast.With)
@@ -168,7 +168,7 @@ def _executed(statement: ast.stmt) -> ast.stmt:
     return statement
 
 
-def load(answer: Answer, send: Callable[[Statement], None]) -> tuple[Loaded, dict[str, Any]]:
+def load(answer: Answer, send: Callable[[Statement], None]) -> tuple[LoadReport, dict[str, Any]]:
     """Execute the cells; a statement that fails is skipped and reported, and the rest goes on.
 
     Returns the report, and what is called, by name. A statement that may not end is announced before it runs.
@@ -218,4 +218,4 @@ def load(answer: Answer, send: Callable[[Statement], None]) -> tuple[Loaded, dic
     sys.meta_path.remove(finder)
     subjects = {name: bound.get((name, at), names.get(name)) for name, at in answer.subjects.items()}
     missing = [name for name, value in subjects.items() if value is None]
-    return Loaded(skipped, finder.stubbed, finder.lent_d2l, missing), subjects
+    return LoadReport(skipped, finder.stubbed, finder.lent_d2l, missing), subjects

@@ -1,6 +1,6 @@
 """What the checker and the process that runs an answer say to one another, and the nests of values in it.
 
-The checker sends a `Job`. Back come a `Statement` before it runs, where it may not end, `Loaded`, and an
+The checker sends a `Job`. Back come a `Statement` before it runs, where it may not end, `LoadReport`, and an
 `Outcome` for each run. No message to an answer holds an expected value.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Tree = Any  # nests of lists, tuples and dicts with tensors, numbers, texts, None, `Code`, `Foreign`
+Tree = Any  # nests of lists, tuples and dicts with tensors, numbers, texts, None, `Code`, `NotData`
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class NotData:
     """In place of a result that is no data, in words: "a Linear"."""
 
     what: str
@@ -92,6 +92,7 @@ class Order:
     id: int
     case: Case
     kind: str = "value"  # "gradients", or a variant: see plan.py
+    dtype: str = ""  # repeat it in this dtype, which new tensors have then too
     largest: bool = False  # note the largest tensor made on the way
     watched: bool = False  # compare shape comments
 
@@ -148,7 +149,7 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadReport:
     """What executing the file gave."""
 
     skipped: list[Statement] = field(default_factory=list)
@@ -219,7 +220,7 @@ def gradients(value: Any, wanted: dict[str, Tensor]) -> dict[str, Tensor | None]
     terms = []
     for _, leaf in leaves(value):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            factor = torch.randn(leaf.shape, generator=generator).to(leaf.dtype)
+            factor = torch.randn(leaf.shape, generator=generator, dtype=torch.float32).to(leaf.dtype)
             terms += [(leaf * factor).sum()] if leaf.requires_grad else []
     if not terms:
         return {}

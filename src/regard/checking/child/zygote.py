@@ -21,7 +21,7 @@ import torch
 
 from . import confine
 from .harness import work
-from .messages import Failure, Loaded, Outcome
+from .messages import Failure, LoadReport, Outcome
 from .uncompiled import leave_out_the_compiler
 from .wire import Reader, encode
 
@@ -92,7 +92,7 @@ def _run(folder: str) -> None:
             contextlib.redirect_stderr(nowhere),
         ):
             if "files" in unconfined and job.must_confine:
-                send(Loaded(died=NOT_CONFINED))
+                send(LoadReport(died=NOT_CONFINED))
             else:
                 work(job, send, unconfined)
         status = 0

@@ -145,13 +145,8 @@ def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -
         if interval:
             number["95 %"] = "-" if math.isnan(row["low"]) else f"{row['low']:.2f}-{row['high']:.2f}"
         cell = [names[row["layer"]], str(row["head"]), row["label"], *map(number.__getitem__, columns)]
-<<<<<<< HEAD
         cells.append([click.style(text, dim=True) for text in cell] if row["label"] in UNLABELLED else cell)
-    title = f"What {len(rows)} heads do, on {n_text} text{'s' if n_text > 1 else ''}"
-=======
-        cells.append([click.style(text, dim=True) for text in cell] if row["label"] == "none" else cell)
     title = f"What {plural(len(rows), 'head')} do{'es' * (len(rows) == 1)}, on {plural(n_text, 'text')}"
->>>>>>> main
     print_table(["layer", "head", "label", *columns], cells, title=title)
     if len(shown) < len(rows):
         click.echo(f"{plural(len(rows) - len(shown), 'more head')}: --top 0 prints all, --sort orders them.")

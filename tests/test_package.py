@@ -275,8 +275,8 @@ PACKAGES = {
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
     "experiments": "Estimate Finding PatchEffects Why patch_effects why",
-    "heads": """AgainstChance Attribution Circuit ComparedScore Composition Curve HeadLabel LABELS LabelRule
-        Measures RULES RandomNull RelationScore ScoreSplit Sentence Survey Word ablated ablation
+    "heads": """LABELS RULES AgainstChance Attribution Circuit ComparedScore Composition Curve HeadLabel LabelRule
+        Measures RandomNull RelationScore ScoreSplit Sentence Survey Word ablated ablation
         columns_of composition head_means importance label largest_share logit_attribution
         logit_lens lost_attention mean_loss measure ov_circuit planted_needle prune pruning_curve
         qk_circuit random_null ranked_heads read_conllu repeated_tokens rollout save_pruned

@@ -124,13 +124,13 @@ def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -
     """The table of heads, with as many measures as the terminal has room for."""
     from regard.layers.layer_id import LayerId, layer_labels
 
+    layers = list(dict.fromkeys(row["layer"] for row in rows))  # in their order, whatever the rows' is
     sorted_by = [sort] if sort not in ("layer", "label") else []
     if sort == "label":
         rows = sorted(rows, key=lambda row: (row["label"] in OTHER_LABELS, row["label"]))
     elif sorted_by:
         rows = sorted(rows, key=lambda row: -math.inf if math.isnan(row[sort]) else row[sort], reverse=True)
     shown = rows[: top or None]
-    layers = list(dict.fromkeys(row["layer"] for row in rows))
     # The column is headed "layer": a number alone says enough.
     labels = layer_labels([LayerId.parse(name) for name in layers])
     names = {name: label.removeprefix("layer ") for name, label in zip(layers, labels, strict=True)}

@@ -272,6 +272,7 @@ def _serve(session: Session, view: dict[str, Any], port: int | None, no_browser:
     if wanted not in (0, opened):
         click.echo(f"Port {wanted} is taken: the page is at port {opened}.", err=True)
     token = make_token()
+    view = session.address(view)  # in which a long text is named, not spelled out
     address = link(token, opened, view)
     click.echo(f"The page is at {address}\nCtrl-C ends it.")
     if not no_browser and browser_possible():

@@ -24,7 +24,7 @@ from regard.attention import kernels
 from regard.layers.attention import MultiHeadAttention
 from regard.layers.block import Block, FeedForward
 from regard.layers.cache import KVCache, LayerCache
-from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, SinusoidalPositions, Turn
+from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, RotaryCosSin, SinusoidalPositions
 from regard.models.packing import Product, pack
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ class Engine:
             if stack.relative is not None:
                 bias = stack.relative(1, start + 1, start).values.contiguous()[None, :, None]
                 added = bias if added is None else bias + added
-            turn, local_turn = model.turns(positions)
-            matrix = _matrix(turn, held.shape[-1])  # one product turns queries and keys
-            local_matrix = matrix if local_turn is turn else _matrix(local_turn, held.shape[-1])
+            rotary, local_rotary = model.rotary_cos_sin(positions)
+            matrix = _matrix(rotary, held.shape[-1])  # one product rotates queries and keys
+            local_matrix = matrix if local_rotary is rotary else _matrix(local_rotary, held.shape[-1])
             layers = zip(self.layers, stack.local, cache.layers, cache.cross, strict=True)
             for layer, local, past, across in layers:
                 x = layer(x, past, across, added, cross_added, local_matrix if local else matrix)
@@ -94,12 +94,12 @@ class Engine:
         return scores.clone()  # a tensor that may be used anywhere
 
 
-def _matrix(turn: Turn | None, dim: int) -> Tensor | None:
-    """What a turn makes of each unit vector: (dim, dim), or one for each sequence."""
-    if turn is None:
+def _matrix(rotary: RotaryCosSin | None, dim: int) -> Tensor | None:
+    """Return what the rotation makes of each unit vector: (dim, dim), or one for each sequence."""
+    if rotary is None:
         return None
-    units = torch.eye(dim)[None, :, None].expand(turn.cos.shape[0], -1, -1, -1)
-    return turn(units)[:, :, 0].squeeze(0)
+    units = torch.eye(dim)[None, :, None].expand(rotary.cos.shape[0], -1, -1, -1)
+    return rotary(units)[:, :, 0].squeeze(0)
 
 
 def _packed_block(block: Block, packed: Callable[..., Product]) -> Callable[..., Tensor]:
@@ -130,7 +130,7 @@ def _packed_block(block: Block, packed: Callable[..., Product]) -> Callable[...,
         remembered: LayerCache,
         added: Tensor | None,  # the bias where visible and -inf elsewhere
         cross_added: Tensor | None,
-        turn: Tensor | None,
+        rotary: Tensor | None,
     ) -> Tensor:
         batch = x.shape[0]
         read = norm(x) if norm_first else x
@@ -138,8 +138,8 @@ def _packed_block(block: Block, packed: Callable[..., Product]) -> Callable[...,
         qk = qkv[:, :split]
         if look.query_norm is not None and look.key_norm is not None:
             qk = torch.cat([look.query_norm(qk[:, :n_head]), look.key_norm(qk[:, n_head:])], 1)
-        if turn is not None:
-            qk = (qk.view(batch, split, dim) @ turn).unsqueeze(2)
+        if rotary is not None:
+            qk = (qk.view(batch, split, dim) @ rotary).unsqueeze(2)
         with torch.inference_mode(False), torch.no_grad():  # buffers that may be written to anywhere
             k, v, _ = past.append(qk[:, n_head:], qkv[:, split:])
         if window is not None:

@@ -26,9 +26,9 @@ from regard.layers.positions import (
     LearnedPositions,
     RelativeBias,
     Rotary,
+    RotaryCosSin,
     RotaryScaling,
     SinusoidalPositions,
-    Turn,
 )
 from regard.models import fast
 from regard.models.model import Model, Output, Sizes, check_tokens
@@ -175,7 +175,7 @@ class Transformer(Model):
         self.rotary = self.local_rotary = None  # of all layers, and of the local ones if they differ
         if config.positions == "rotary":
             rotary = partial(
-                Rotary, block.qk_dim or block.model_dim // block.n_head, turned=config.rotary_dim
+                Rotary, block.qk_dim or block.model_dim // block.n_head, rotary_dim=config.rotary_dim
             )
             usual = rotary(config.rotary_base, config.rotary_scaling)
             self.rotary, self.local_rotary = (usual, None) if config.full_positions else (None, usual)
@@ -375,7 +375,7 @@ class Transformer(Model):
             if key_mask is not None:
                 positions = (key_mask.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
         x = self.embed(tokens, positions, token_types)
-        turn, local_turn = self.turns(positions)
+        rotary, local_rotary = self.rotary_cos_sin(positions)
         visible = None if key_mask is None else Visibility(key_mask=key_mask)
         memory_visible = None if memory_key_mask is None else Visibility(key_mask=memory_key_mask)
         bias = None if stack.relative is None else stack.relative(x.shape[1], start + x.shape[1], start)
@@ -390,7 +390,7 @@ class Transformer(Model):
                 visible=visible,
                 memory_visible=memory_visible,
                 bias=bias,
-                turn=local_turn if local else turn,
+                rotary=local_rotary if local else rotary,
                 cache=None if cache is None else cache[index],
                 cross_cache=None if cache is None else cache.cross[index],
                 record=record,
@@ -401,10 +401,12 @@ class Transformer(Model):
             layers.append(x)
         return x
 
-    def turns(self, positions: Int[Tensor, "_batch position"]) -> tuple[Turn | None, Turn | None]:
-        """The rotary turns of these positions: of the layers that see everything, and of the local ones."""
-        turn = None if self.rotary is None else self.rotary(positions)
-        return turn, turn if self.local_rotary is None else self.local_rotary(positions)
+    def rotary_cos_sin(
+        self, positions: Int[Tensor, "_batch position"]
+    ) -> tuple[RotaryCosSin | None, RotaryCosSin | None]:
+        """Return the rotations of these positions: for layers that see everything, and for local ones."""
+        rotary = None if self.rotary is None else self.rotary(positions)
+        return rotary, rotary if self.local_rotary is None else self.local_rotary(positions)
 
     def embed(
         self,

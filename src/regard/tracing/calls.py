@@ -187,7 +187,7 @@ def refuse_dropout(dropout: float) -> None:
         )
 
 
-def row_sums(called: AttentionCall, kernel: Tensor | None, few: int = _FEW) -> Tensor:
+def log_sum_exp(called: AttentionCall, kernel: Tensor | None, few: int = _FEW) -> Tensor:
     """The log-sum-exp of every row of a call; `kernel` are those of a kernel, where there was one.
 
     Scores may be so large that rounding of their sum shows in weights. If they are `few` enough, they are

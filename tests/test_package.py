@@ -281,8 +281,8 @@ PACKAGES = {
         pruning_curve qk_circuit ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
         score_relations score_split survey to_dataframe value_weighted""",
     "layers": """AdditiveAttention Block BlockConfig DeltaAttention Evict FeedForward KVCache LatentAttention
-        LayerCache LearnedPositions MultiHeadAttention Record RelativeBias Rotary RotaryScaling
-        SinusoidalPositions RotaryCosSin merge_heads sinusoidal split_heads""",
+        LayerCache LearnedPositions MultiHeadAttention Record RelativeBias Rotary RotaryCosSin
+        RotaryScaling SinusoidalPositions merge_heads sinusoidal split_heads""",
     "models": "Output Seq2Seq Seq2SeqConfig Transformer TransformerConfig",
     "recurrent": """GRUWeights LSTMWeights RNNWeights gru_forward gru_step last_state lstm_forward lstm_step
         rnn_forward rnn_step""",

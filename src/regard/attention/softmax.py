@@ -270,18 +270,18 @@ def _tiles(q: Tensor, k: Tensor, rule: ScoreRule, heads: int | None = None) -> I
 
 
 def _why_not_fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: float) -> str | None:
-    """The reason why no kernel can do this, or None."""
-    if rule.additive is not None:
-        return "additive scores are no dot product"
-    if rule.softcap is not None:
-        return "the kernel has no softcap"
-    if rule.learned and torch.is_grad_enabled():
-        return "the kernel gives no gradient to a learned bias"
-    if dropout:
-        return "the kernel's dropout could not be reproduced from its log-sum-exp"
-    if v.shape[3] != q.shape[3]:
-        return f"the kernel needs v_dim = qk_dim, got {v.shape[3]} and {q.shape[3]}"
-    return kernels.why_not(q, k, masked=rule.visible.by_key or not _flag_says_it(rule))
+    """Return the reason why no kernel can do this, or None."""
+    return kernels.why_not(
+        q,
+        k,
+        v_dim=v.shape[3],
+        mask=rule.visible.by_key or not _flag_says_it(rule),
+        gradients=needs_graph(q, k, v),
+        bias_gradients=rule.learned and torch.is_grad_enabled(),
+        additive=rule.additive is not None,
+        softcap=rule.softcap is not None,
+        dropout=dropout > 0,
+    )
 
 
 def _flag_says_it(rule: ScoreRule) -> bool:

@@ -187,7 +187,7 @@ class MultiHeadAttention(nn.Module):
                 return_state=keep,
             )
             if cache is not None and made.state is not None:
-                cache.keep(made.state, k.shape[2])
+                cache.append_state(made.state, k.shape[2])
             heads, lse = reported(record, name, q, k, v, made.out, made.normaliser, looks), made.normaliser
         merged = merge_heads(heads)
         projected: Tensor = self.out(merged if self.gate is None else merged * torch.sigmoid(self.gate(x)))

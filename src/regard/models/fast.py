@@ -4,8 +4,9 @@
 
 The readable `forward` says what a model computes; this computes the same for one new token of each sequence,
 to rounding. What is faster: products that all threads read at once (`packing`), q, k and v as one
-product, gate and up as one, and nothing checked twice. Attention goes through `attention` as everywhere. None
-means that something is unusual (`why_not` says what): the caller then takes `forward`.
+product, gate and up as one, and nothing checked twice. Attention is the kernel `ONE_QUERY` of the table that
+`attend` asks, called without `attend`'s checks, which `why_not` makes once for the model. None means that
+something is unusual (`why_not` says what): the caller then takes `forward`.
 """
 
 from __future__ import annotations
@@ -189,7 +190,6 @@ def why_not(model: Transformer) -> str | None:
         "attention layers differ, as after pruning": (
             len({(look.n_head, look.n_kv_head, look.qk_dim, look.rule.scale) for look in looks}) > 1
         ),
-        "the attention kernel needs v_dim = qk_dim": looks[0].v_dim != looks[0].qk_dim,
         "packed weights are for float32 on the CPU": any(
             weight.device.type != "cpu" or weight.dtype != torch.float32 for weight in weights
         ),
@@ -209,7 +209,9 @@ def why_not(model: Transformer) -> str | None:
             return f"{name} is a {type(module).__name__}"
         if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
             return f"{name or 'the model'} has hooks"
-    return kernels.why_not(weights[0][None, None], weights[0][None, None], masked=True)
+    query = weights[0].new_empty(1, looks[0].n_head, 1, looks[0].qk_dim)
+    key = weights[0].new_empty(1, looks[0].n_kv_head, 1, looks[0].qk_dim)
+    return kernels.ONE_QUERY.why_not(query, key, v_dim=looks[0].v_dim, mask=True)
 
 
 # Packed weights live as long as their model, and are packed anew when it changes.

@@ -85,7 +85,7 @@ for turn in range(int(sys.argv[2])):
     elif part == "rows":
         parts["lengths"] = torch.randint(0, key + 1, (batch, query))
     elif part == "keys":
-        parts["keys"] = torch.rand(key, size(batch, 1)).t() < 0.5
+        parts["key_mask"] = torch.rand(key, size(batch, 1)).t() < 0.5
     elif part == "dense":
         parts["dense"] = (torch.rand(key, query, size(head, 1), size(batch, 1)) < 0.5).permute(3, 2, 1, 0)
     bias = None

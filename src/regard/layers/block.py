@@ -90,11 +90,6 @@ class BlockConfig:
         if not self.norm_first and (self.norm_after or self.parallel):
             raise ArgumentError("norm_after and parallel are of blocks whose norms come first.")
 
-    @property
-    def writes_as_is(self) -> bool:
-        """Whether what a head gives goes through its output matrix alone into the residual stream."""
-        return self.norm_first and not self.norm_after and not self.output_gate
-
 
 def make_norm(config: BlockConfig) -> nn.Module:
     """LayerNorm or RMSNorm."""

@@ -26,6 +26,7 @@ from regard.layers.attention import MultiHeadAttention
 from regard.layers.block import Block, FeedForward
 from regard.layers.cache import KVCache, LayerCache
 from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, RotaryCosSin, SinusoidalPositions
+from regard.models import mechanisms
 from regard.models.packing import Product, pack
 
 if TYPE_CHECKING:
@@ -171,22 +172,19 @@ def _joined(packed: Callable[..., Product], *linears: nn.Linear) -> Product:
 
 def why_not(model: Transformer) -> str | None:
     """The reason why this model takes the readable path, or None."""
-    config, block, decoder = model.config, model.config.block, model.decoder
+    config, decoder = model.config, model.decoder
     if type(model).__name__ != "Transformer":
         return f"a {type(model).__name__} may compute something else than a Transformer"
     if decoder is None or config.lm_head != "language":
         return "only a decoder with a language head generates"
+    reason = mechanisms.why_not(config, "decoding")
+    if reason is not None:
+        return reason
     blocks = cast(list[Block], list(decoder.blocks))
     looks = [look for block in blocks for look in (block.attention, block.cross) if look is not None]
     weights = list(model.parameters())
     unusual = {
         "the model is in training mode": model.training,
-        "sinks, gates, feature maps, softcaps and ALiBi are left to the readable path": (
-            block.sinks or block.output_gate or block.feature_map or block.softcap or block.alibi
-        ),
-        "token types and a softcap of the head are left to the readable path": (
-            config.n_token_type or config.lm_head_softcap
-        ),
         "attention layers differ, as after pruning": (
             len({(look.n_head, look.n_kv_head, look.qk_dim, look.rule.scale) for look in looks}) > 1
         ),

@@ -30,7 +30,7 @@ from regard.layers.positions import (
     RotaryScaling,
     SinusoidalPositions,
 )
-from regard.models import fast
+from regard.models import fast, mechanisms
 from regard.models.model import Model, Output, Sizes, check_tokens
 from regard.models.pruned import check_kept_heads, fit_pruned
 
@@ -521,20 +521,7 @@ class TransformerDecoding:
 
 
 def check_evicts(config: TransformerConfig) -> None:
-    """Raise unless a cache of this model can let positions go."""
-    block, scaling = config.block, config.rotary_scaling
-    reasons = {
-        "an encoder-decoder reads its prompt with the encoder": config.kind != "decoder",
-        "linear attention keeps a sum of the past, not its positions": block.feature_map is not None,
-        f"a window of {block.window} or ALiBi counts positions that would be gone": (
-            block.window is not None or block.alibi
-        ),
-        "dynamic and yarn scaling turn keys by more than their positions": (
-            scaling is not None and scaling.kind in ("dynamic", "yarn")
-        ),
-        "pruned layers may have keys that no even group of heads shares": config.kept_heads is not None,
-        "relative positions are counted over all keys": config.positions == "relative",
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise UnsupportedError(f"Evict is for decoders that look at all of the past: {reason}.")
+    """Raise `UnsupportedError` unless a cache of this model can drop positions."""
+    reason = mechanisms.why_not(config, "eviction")
+    if reason is not None:
+        raise UnsupportedError(f"Evict is for decoders that look at all of the past: {reason}.")

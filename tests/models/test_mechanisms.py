@@ -8,9 +8,10 @@ import torch
 
 from regard.costs import cost
 from regard.errors import UnsupportedError
+from regard.experiments import prune
 from regard.files.loading import Loaded, described
 from regard.files.tokenizer import byte_tokenizer
-from regard.heads import ov_circuit, prune, qk_circuit
+from regard.heads import ov_circuit, qk_circuit
 from regard.layers.block import BlockConfig
 from regard.layers.eviction import Evict
 from regard.layers.positions import RotaryScaling

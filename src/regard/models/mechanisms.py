@@ -34,7 +34,7 @@ class Mechanism:
         used: Whether a config has it; given a `BlockConfig` where the fields are a block's.
         decoding: Packed decoding, one token at memory speed (`models/fast.py`).
         costs: Operations and bytes by formula (`regard.costs.cost`).
-        pruning: Removing heads (`regard.heads.prune`).
+        pruning: Removing heads (`regard.experiments.prune`).
         eviction: A cache that drops positions (`regard.Evict`).
         circuits: What heads write, as matrices (`regard.heads.ov_circuit`, `composition`).
         qk_circuits: What heads look for, as matrices (`regard.heads.qk_circuit`); needs `circuits` too.

@@ -492,6 +492,7 @@ class DenseLayerTrace(AnyLayer):
     values: Float[Tensor, "batch head query key"]
     kind: Kind = "self"
     visibility: Visibility | None = None
+    v: Float[Tensor, "batch kv_head key v_dim"] | None = None  # where values were kept
     word: ClassVar[str] = "dense"
 
     def __post_init__(self) -> None:

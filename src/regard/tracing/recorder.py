@@ -63,6 +63,7 @@ class Recorder:
         self.checks: dict[str, LayerCheck] = {}  # of several steps the first that failed, or the last
         # For gradients: what of the graph holds a layer's output, of every step, and how it becomes heads.
         self.graph: dict[str, list[tuple[Tensor, Callable[[Tensor], Tensor]]]] = {}
+        self.doubts: dict[str, int | None] = {}  # layers of which it is not sure what are heads
         self.remarks: dict[str, str] = {}  # what is to be said of a foreign model, for the facts of a trace
         self._keys: Tensor | None = None  # of the layer seen last
         self._copies: Any = WeakTensorKeyDictionary()  # of tensors that rules share
@@ -118,7 +119,8 @@ class Recorder:
         """What is kept of a call."""
         if called.rule is None:
             assert called.weights is not None  # without a rule the weights are there
-            return DenseLayerTrace(name, _copied(called.weights), called.kind)
+            v = self._stored(called.v) if self.keep_v and called.v is not None else None
+            return DenseLayerTrace(name, _copied(called.weights), called.kind, v=v)
         assert called.q is not None  # a rule is one of queries and keys
         assert called.k is not None
         assert called.lse is not None
@@ -134,7 +136,12 @@ class Recorder:
     def widen(self, v: Tensor) -> None:
         """More values of the layer taken last, beside those it has."""
         layer = self.rows[self.seen[-1]].last if self.seen[-1] in self.rows else None
-        if isinstance(layer, LayerTrace) and layer.v is not None:
+        if isinstance(layer, LayerTrace | DenseLayerTrace) and layer.v is not None:
+            v = self._stored(v).expand(*layer.v.shape[:3], -1) if layer.v.shape[1] >= v.shape[1] else v
+            if v.shape[:3] != layer.v.shape[:3]:  # heads that shared values no longer do
+                group = v.shape[1] // layer.v.shape[1]
+                layer = replace(layer, v=layer.v.repeat_interleave(group, 1))
+            assert layer.v is not None
             self.rows[layer.name] = Rows(replace(layer, v=torch.cat([layer.v, self._stored(v)], -1)))
 
     def choose(self) -> None:
@@ -251,7 +258,7 @@ class Rows:
         if len(rows) == 1:
             return last
         if isinstance(last, DenseLayerTrace):
-            return replace(last, values=self._table(rows, 0.0))
+            return replace(last, values=self._table(rows, 0.0), v=self.v)
         assert self.k is not None  # only weights come without
         q = torch.cat(rows, 2)
         sums = torch.cat([step.sums for step in self._steps if step.sums is not None], 2)

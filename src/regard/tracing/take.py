@@ -8,6 +8,7 @@ The forward pass runs once, with the attention it would have run with; queries, 
 """
 
 import inspect
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -34,13 +35,14 @@ from regard.tracing.images import grid_of, read_images, takes_images
 from regard.tracing.layers import DenseLayerTrace
 from regard.tracing.recorder import Recorder, expected, wanted_layers
 from regard.tracing.traces import Grid, Plain, Trace, TraceChecks
-from regard.tracing.watch import attention_layers, uncompiled, watching
+from regard.tracing.watch import attention_layers, measure_layouts, uncompiled, watching
 
 _NO_ANSWER = (
     "an encoder-decoder answers: give `target`, the answer, or use trace_generation to have it written by "
     "the model."
 )
 Layers = Sequence[int | str] | None  # by index or name; None: all
+_DEAR = 2.0  # seconds: a model that takes as long is not run again to measure what are heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +125,7 @@ def observe(
         given, images = read_images(module, given, processor)
     fed = foreign_input(module, given, target, tokenizer)
     recorder, answer = Recorder(layers=layers, **options), list[Tensor]()
+    began = time.perf_counter()
     try:
         with _noting_answer(module, fed, answer), watching(module, recorder):
             output = module(*fed.args, **fed.kwargs)
@@ -130,6 +133,13 @@ def observe(
         if not _both(module) or target is not None or "decoder" not in str(error):
             raise
         raise ArgumentError(f"{_NO_ANSWER} {type(module).__name__} says: {error}") from error
+    if recorder.doubts and not recorder.keep_graph:
+        recorder = _measured(module, fed, recorder, time.perf_counter() - began, layers, options)
+    if recorder.doubts:
+        recorder.remarks["layout"] = (
+            "which dimensions of weights are sequences and which are heads is what is usual, not measured, in "
+            f"{', '.join(recorder.doubts)}"
+        )
     if answer:
         fed = replace(fed, ids=answer[0], source_ids=fed.ids, key_mask=None, source_key_mask=fed.key_mask)
     if not recorder.seen and not recorder.keep_graph:
@@ -148,6 +158,26 @@ def observe(
     if fed.ids is None:
         fed = replace(fed, text=images, grid=grid_of(module, fed.args, fed.kwargs, processor))
     return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
+
+
+def _measured(
+    module: nn.Module,
+    fed: ModelInput,
+    recorder: Recorder,
+    seconds: float,
+    layers: Layers,
+    options: dict[str, Any],
+) -> Recorder:
+    """The recorder of a run in which it is known what are heads, as far as that can be measured."""
+    if seconds > _DEAR:
+        return recorder
+    layouts = measure_layouts(module, fed.args, fed.kwargs)
+    if not layouts:
+        return recorder
+    again = Recorder(layers=layers, **options)
+    with torch.no_grad(), watching(module, again, layouts=layouts):
+        module.forward(*fed.args, **fed.kwargs)  # not through hooks: for those who look on, the model has run
+    return again
 
 
 def assemble(recorder: Recorder, fed: ModelInput, tokenizer: Any, facts: Mapping[str, Plain]) -> Trace:

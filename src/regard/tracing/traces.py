@@ -33,7 +33,15 @@ from regard.tracing.pooling import Pooling, block_ends, pooled_max
 Plain = str | int | float | bool | None
 Which = int | str  # a layer, by index or name
 
-_MARKS = ("unverified", "not_seen", "changed", "as_returned")  # facts that say what the trace is not
+_MARKS = (
+    "unverified",
+    "not_seen",
+    "changed",
+    "also_used",
+    "layout",
+    "as_returned",
+    "other_softmax",
+)  # facts that say what the trace is not
 _SMALL = 40  # blocks of a small picture
 _SMALL_COST = 1 << 28  # weights read for them: about a second's work
 

@@ -4,10 +4,10 @@
 
 Every product of two tensors is marked, and so is all that is made of it; a softmax turns the mark into one
 of weights. So do exponentials that are divided by their sums. Views and permutations pass weights on; so do
-masks, gates and mixed heads, which change them. When weights meet values, in a product or in a weighted sum, a
-use of the layer is complete. What was done to the product on the way (scale, softcap, bias, mask) is read off
-the scores themselves. Only where queries, keys and that rule give back every single weight are they kept; else
-the weights are, as they are.
+masks, gates and mixed heads, which change them. When weights meet values, in a product or in a weighted sum,
+a use of the layer is complete. What was done to the product on the way (scale, softcap, bias, mask) is read
+off the scores themselves. Only where queries, keys and that rule give back every single weight are they kept;
+else the weights are, as they are.
 
 To change weights, what the model did to them is done again: its own softmax is given other scores, and every
 function that has used the weights so far is called again with the new ones (`Rewrite`).
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -375,8 +376,10 @@ class Follower:
             mark = max(products, key=lambda pair: pair[0])[1]
             factor = _factor(name, args)
             if factor is not None:
-                times = {"scale": mark.scale * factor} if mark.cap is None else {"cap": mark.cap * factor}
-                mark = replace(mark, **times)
+                if mark.cap is None:
+                    mark = replace(mark, scale=mark.scale * factor)
+                else:
+                    mark = replace(mark, cap=mark.cap * factor)
             elif name in ("tanh", "tanh_"):
                 mark = replace(mark, cap=1.0)
             elif name in (
@@ -544,7 +547,7 @@ class Follower:
 
         def arrange_weights(weights: Tensor) -> Tensor:
             sizes = [size for size, letter in zip(shape, letters, strict=True) if letter in terms.left_at]
-            return _arranged(weights.reshape(sizes), terms.left_at, written.order)  # type: ignore[union-attr]
+            return _arranged(weights.reshape(sizes), terms.left_at, written.order)
 
         return Written(
             written.weights,
@@ -708,7 +711,7 @@ def _moved_dim(
         return given
 
     try:
-        lines = [one for one in _tensors((func(*tree_map(new, args), **tree_map(new, kwargs)),))]
+        lines = list(_tensors((func(*tree_map(new, args), **tree_map(new, kwargs)),)))
         probe = lines[next(at for at, one in enumerate(made) if one is value)]
     except (RuntimeError, TypeError, ValueError, IndexError, StopIteration):
         return None
@@ -873,6 +876,10 @@ def _arranged(tensor: Tensor, at: str, wanted: list[str]) -> Tensor:
     return ordered[tuple(slice(None) if letter in at else None for letter in wanted)]
 
 
+def _zeroed(cells: Tensor, given: Tensor) -> Tensor:
+    return given.flatten().index_fill(0, cells, 0.0).view_as(given)
+
+
 class Rewrite:
     """The weights of a layer computed once more, from other scores or with other weights.
 
@@ -890,8 +897,8 @@ class Rewrite:
             or any(use.function is None or use.scores is None for use in self.uses)
         ):
             raise UnsupportedError(
-                "its softmax is written so that it cannot be computed again (in place, or without exp): edges "
-                "cannot be cut here, nor weights exchanged. Heads can be gated, and outputs patched."
+                "its softmax is written so that it cannot be computed again (in place, or without exp): "
+                "edges cannot be cut here, nor weights exchanged. Heads can be gated, and outputs patched."
             )
         self.scores = [use.scores.clone() for use in self.uses if use.scores is not None]  # in order
         self.edits: list[list[Callable[[Tensor], Tensor]]] = [
@@ -967,9 +974,7 @@ class Rewrite:
             self.final.append(lambda weights: weights.masked_fill(chosen, 0.0))
             return
         for at, cells in self._chosen(chosen):
-            self.edits[at].append(
-                lambda given, cells=cells: given.flatten().index_fill(0, cells, 0.0).view_as(given)
-            )
+            self.edits[at].append(partial(_zeroed, cells))
 
     def put(self, weights: Tensor, chosen: Tensor) -> None:
         """Put other weights in the place of these, as they meet the values."""
@@ -1088,7 +1093,7 @@ def _place(step: Step, use: SoftmaxUse, known: Any) -> None:
 
 def _fits(shape: torch.Size, whole: torch.Size) -> bool:
     try:
-        return torch.broadcast_shapes(shape, whole) == whole
+        return bool(torch.broadcast_shapes(shape, whole) == whole)
     except RuntimeError:
         return False
 

@@ -60,12 +60,13 @@ class AttentionCall:
     weights: Tensor | None = None  # (batch, head, query, key)
     scores: Tensor | None = None
     before: int = 0  # queries that the layer has had in this call of the model
-    # Of attention written by hand: computes its weights once more, the softmaxes they are of, and whether it was
-    # measured which of its dimensions are heads.
+    # Of attention written by hand: computes its weights once more, the softmaxes they are of, and whether it
+    # was measured which of its dimensions are heads.
     rewrite: Callable[[], Any] | None = None
     lost: tuple[Any, ...] = ()
     layout_sure: bool = True
-    # A layer whose weights meet several values: the same token for all, which use it is, where its values begin.
+    # A layer whose weights meet several values: the same token for all, which use it is, and where its
+    # values begin.
     token: Any = None
     use: int = 0
     v_start: int = 0
@@ -87,8 +88,10 @@ class AttentionCall:
             return self.scores[:, heads, rows]
         if not isinstance(self.rule, ScoreRule) or self.q is None or self.k is None:
             raise UnsupportedError(
-                f"{self.name} has no scores that are known (linear attention forms none): its edges cannot "
-                "be cut, nor its scores exchanged. A head of it can be gated, and its outputs patched."
+                f"{self.name} has no scores that are known here ("
+                + ("linear attention forms none" if self.rule is not None else "its softmax was not seen")
+                + "): its edges cannot be cut, nor its scores exchanged. A head of it can be gated, and its "
+                "outputs patched."
             )
         k = of_heads(self.k, heads, self.q.shape[1])
         return self.rule.part(heads, None).scores(self.q[:, heads], k, rows)

@@ -188,8 +188,12 @@ class InterventionRun:
         self.changes.append(change)
 
     def _no_layer(self, layer: int | str) -> str:
-        seen = ", ".join(self.layers) or "none"
-        return f"there is no attention layer {layer!r}: layers are numbers from 0, or {seen}."
+        if not self.layers:
+            return f"there is no attention layer {layer!r}: no attention was seen that can be changed."
+        last = f"0 to {len(self.layers) - 1}" if len(self.layers) > 1 else "0"
+        return (
+            f"there is no attention layer {layer!r}: there are {last}, or by name {', '.join(self.layers)}."
+        )
 
     def _hook(self, name: str) -> list[tuple[Tensor, At, At]]:
         """The patches of a module, whose output is seen from now on."""
@@ -264,8 +268,8 @@ class InterventionRun:
                 return out
             if not called.layout_sure and any(one.tells_heads_apart for one in mine):
                 raise UnsupportedError(
-                    f"{called.name}: which dimensions of its weights are sequences and which are heads could not "
-                    "be measured here. Leave out head and batch, or call the model with tensors alone."
+                    f"{called.name}: which dimensions of its weights are sequences and which are heads could "
+                    "not be measured here. Leave out head and batch, or call the model with tensors alone."
                 )
             if called.rewrite is not None:
                 edits = [one for one in mine if one.edit is not None]
@@ -273,7 +277,8 @@ class InterventionRun:
                 if edits and not called.use:  # later uses of the weights are given the new ones
                     self._gone(called, edits, "leaves PyTorch")
                     rewrite = called.rewrite()
-                    if any([one.rewritten(called, rewrite) for one in edits]):
+                    took_place = [one.rewritten(called, rewrite) for one in edits]
+                    if any(took_place):
                         out = called.to_heads(rewrite.run())
             if mine:
                 self._of_outputs.append((called, mine))

@@ -1,8 +1,9 @@
 """Which of the leading dimensions of weights are sequences and which are heads.
 
-(batch, head), (batch * head), (head * batch), (batch, window, head) and others look the same where numbers are
-equal. What a model means is found by experiment: one sequence of its input is changed, and the weights that
-move are those of that sequence; then one position of it, which moves all heads, and windows only where it is.
+(batch, head), (batch * head), (head * batch), (batch, window, head) and others look the same where numbers
+are equal. What a model means is found by experiment: one sequence of its input is changed, and the weights
+that move are those of that sequence; then one position of it, which moves all heads, and windows only where
+it is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ class Layout:
         parts: For each leading dimension the sizes it is made of, outermost first.
         heads: Which of all those parts are heads, by their number; the others are sequences.
         sure: Whether this was measured, or can only be so; else it is what is usual.
-        n_batch: Sequences of the model's input, which are the first part of the batch; None: not known.
     """
 
     parts: tuple[Sizes, ...]
@@ -107,17 +107,18 @@ def measured(
             sequence = dim, moved
             break
     # One position: of the last sequence, where there are several.
-    dim = None if sequence is None else sequence[0]
-    place = {0: 1, 1: 0, None: 0}[dim] if data.dim() > (1 if not data.is_floating_point() else 2) else None
-    if dim is None and data.shape[0] == 1 and data.dim() > 2:
-        place = 1
+    of_batch = None if sequence is None else sequence[0]
+    place: int | None = None
+    if data.dim() > (2 if data.is_floating_point() else 1):
+        place = 1 if of_batch == 0 or (of_batch is None and data.shape[0] == 1) else 0
     local: dict[str, Tensor] = {}
     if place is not None and data.shape[place] > 1:
-        local = _moved(before, run(*_changed(args, kwargs, data, dim, data.shape[dim or 0] - 1, place)))
+        last = data.shape[of_batch or 0] - 1
+        local = _moved(before, run(*_changed(args, kwargs, data, of_batch, last, place)))
     layouts = {}
     for name, weights in before.items():
         lead = tuple(weights.shape[:-2])
-        n_batch = 1 if sequence is None or dim is None else data.shape[dim]
+        n_batch = 1 if of_batch is None else data.shape[of_batch]
         of_sequence = None if sequence is None else sequence[1].get(name)
         layout = _layout(lead, n_batch, of_sequence, local.get(name), n_head.get(name))
         if layout is not None:
@@ -167,9 +168,9 @@ def _layout(
                 seen = seen.narrow(other, sizes[other] - 1, 1)
         if bool(_along(seen, split.index((at, part))).all()):
             heads.append((at, part))
-    if len(heads) > 1 and n_head is not None and n_head in [parts[at][part] for at, part in heads]:
-        if math.prod(parts[at][part] for at, part in heads) != n_head:
-            heads = [next((at, part) for at, part in heads if parts[at][part] == n_head)]
+    sizes_of_heads = [parts[at][part] for at, part in heads]
+    if len(heads) > 1 and n_head in sizes_of_heads and math.prod(sizes_of_heads) != n_head:
+        heads = [heads[sizes_of_heads.index(n_head)]]
     return Layout(tuple(parts), tuple(split.index(one) for one in heads), True)
 
 

@@ -110,6 +110,7 @@ def observe(
     if isinstance(module, Model):
         attention_layers(module)  # raises where one drops weights
         fed = our_input(module, given, target, tokenizer, start)
+        _refuse_empty(fed)
         if not module.attention_names:
             raise TraceError("this model has no attention layer: there is nothing to trace.")
         wanted = None if layers is None else wanted_layers(module.attention_names, layers)
@@ -124,6 +125,7 @@ def observe(
     if takes_images(module) and not isinstance(given, Tensor | Mapping | tuple):
         given, images = read_images(module, given, processor)
     fed = foreign_input(module, given, target, tokenizer)
+    _refuse_empty(fed)
     recorder, answer = Recorder(layers=layers, **options), list[Tensor]()
     began = time.perf_counter()
     try:
@@ -137,7 +139,7 @@ def observe(
         recorder = _measured(module, fed, recorder, time.perf_counter() - began, layers, options)
     if recorder.doubts:
         recorder.remarks["layout"] = (
-            "which dimensions of weights are sequences and which are heads is what is usual, not measured, in "
+            "which dimensions of weights are sequences and which are heads is assumed, not measured, in "
             f"{', '.join(recorder.doubts)}"
         )
     if answer:
@@ -147,6 +149,10 @@ def observe(
     if not recorder.seen:
         not_seen = recorder.remarks.get("not_seen")
         unfollowed = f" Not followed: {not_seen}." if not_seen else ""
+        others = recorder.remarks.get("other_softmax")
+        unfollowed += f" Softmaxes that met no values: in {others}." if others else ""
+        if not unfollowed:
+            unfollowed = " No softmax of it was seen."
         raise TraceError(
             f"{type(module).__name__} made no attention call that can be seen: traced are "
             "F.scaled_dot_product_attention, nn.MultiheadAttention, flex_attention, the attention registry "
@@ -274,6 +280,8 @@ def foreign_input(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> 
             given["attention_mask"] = read.key_mask.long()
     if isinstance(given, Tensor) and target is not None:
         given = {"input_ids": given}
+    if isinstance(given, Mapping) and target is None and _takes_one(model, given):
+        return model_input(({name: array(value) for name, value in given.items()},), {})
     if isinstance(given, Mapping):
         kwargs = {name: array(value) for name, value in given.items()}
         if target is not None:
@@ -301,6 +309,23 @@ def model_input(
     if answer is None:
         return ModelInput(args, kwargs, ids, key_mask=key_mask, text=text)
     return ModelInput(args, kwargs, answer, ids, answer_key_mask, key_mask, text)
+
+
+def _refuse_empty(fed: ModelInput) -> None:
+    """Raise where a model is given no sequence, or sequences of no position."""
+    for value in (*fed.args, *fed.kwargs.values()):
+        if isinstance(value, Tensor) and value.dim() and not value.numel():
+            raise ArgumentError(f"there is nothing to attend to: an input has shape {tuple(value.shape)}.")
+
+
+def _takes_one(model: nn.Module, given: Mapping[str, Any]) -> bool:
+    """Whether a model is given a mapping as its one argument, not by the names of its arguments."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return False
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    needed = [one for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    return not named and len(needed) == 1 and not {one.name for one in parameters} & set(given)
 
 
 def _both(model: nn.Module) -> bool:

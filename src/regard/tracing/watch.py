@@ -24,7 +24,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
@@ -41,7 +41,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.attention import torch_ops
 from regard.attention.linear import Rule
 from regard.attention.scores import ScoreRule
-from regard.errors import ShapeError, UnsupportedError
+from regard.errors import UnsupportedError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record
 from regard.layers.latent import LatentAttention
 from regard.layers.layer_id import Kind, LayerId, nth_call
@@ -114,14 +114,11 @@ def _other_threads(interceptor: AttentionInterceptor) -> Iterator[None]:
     thread, before = threading.get_ident(), {thread.ident for thread in threading.enumerate()}
 
     def note(module: nn.Module, args: Any) -> None:
-        if (
-            threading.get_ident() != thread
-            and threading.get_ident() not in before
-            and not _interceptors.get()
-        ):
-            if module in interceptor.names:
-                name = interceptor.names[module]
-                interceptor.follow.notes.append((f"{name} (it runs in another thread)", None))
+        here = threading.get_ident()
+        unseen = here != thread and here not in before and not _interceptors.get()
+        if unseen and module in interceptor.names:
+            name = interceptor.names[module]
+            interceptor.follow.notes.append((f"{name} (it runs in another thread)", None))
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
     try:
@@ -469,7 +466,9 @@ class AttentionInterceptor(TorchFunctionMode):
         if isinstance(caller.module, nn.MultiheadAttention) and len(lead) == 1:
             inner = caller.module.num_heads
             return Layout(((lead[0] // inner, inner),), (1,), True)
-        layout = usual(lead, caller.batch, caller.n_head, certain=self.certain)
+        # A model that is given (batch, head, position, dim) keeps to it.
+        as_given = len(lead) == 2 and len(caller.given) == 4 and caller.given[:2] == lead
+        layout = usual(lead, caller.batch, caller.n_head, certain=self.certain or as_given)
         if not layout.sure:
             self.doubts[name] = caller.n_head
         return layout
@@ -616,10 +615,14 @@ class AttentionInterceptor(TorchFunctionMode):
 
         bare, weights = weights.detach(), four(weights, lead)
         v = None if v is None else four(v, lead)
-        scores = None
-        if softmax.scores is not None:
-            with suppress(RuntimeError, ShapeError):
-                scores = four(softmax.scores)
+
+        def own(tensor: Tensor, lead: tuple[int, ...] | None = None) -> Tensor:
+            """What is folded in another way than the weights that meet the values."""
+            sizes = tuple(tensor.shape[:-2] if lead is None else lead)
+            same = sizes == tuple(math.prod(part) for part in layout.parts)
+            return (layout if same else usual(sizes, caller.batch, caller.n_head)).four(tensor, lead)
+
+        scores = None if softmax.scores is None else own(softmax.scores)
         changing = written.again is not None and self.change is not None
         called = AttentionCall(
             "",
@@ -635,9 +638,9 @@ class AttentionInterceptor(TorchFunctionMode):
         )
         known = None
         if self.recorder is not None and not again:
-            given_same = softmax.scores is not None and by_hand.same_weights(softmax, weights.detach(), four)
+            given_same = softmax.scores is not None and by_hand.same_weights(softmax, weights.detach(), own)
             if given_same or softmax.scores is None:
-                known = None if v is None else by_hand.explained(called, softmax.product, four)
+                known = None if v is None else by_hand.explained(called, softmax.product, own)
             if not given_same and softmax.scores is not None:
                 self.rewritten.append(softmax.use.module or caller.name)
         if same is None:
@@ -659,8 +662,8 @@ class AttentionInterceptor(TorchFunctionMode):
     ) -> Tensor:
         """Record a call, as far as it is known; its output, or what takes its place.
 
-        A layer whose weights meet several values, `again`, is one layer: those stand side by side. Changes are
-        made by the innermost interceptor: the others have seen the call then.
+        A layer whose weights meet several values, `again`, is one layer: those stand side by side. Changes
+        are made by the innermost interceptor: the others have seen the call then.
         """
         assert called.out is not None  # whoever computed it gave one
         self.n_seen += 1
@@ -692,7 +695,7 @@ class AttentionInterceptor(TorchFunctionMode):
         while frame is not None:
             seen = frame.f_locals
             if not place and not frame.f_globals.get("__name__", "").startswith(
-                ("torch", "regard.tracing", "einops")
+                ("torch", "regard.tracing", "einops", "jaxtyping", "beartype")
             ):
                 place = f", {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
             module = seen.get("self")
@@ -707,7 +710,7 @@ class AttentionInterceptor(TorchFunctionMode):
                 if module is self.model:
                     for value in (*seen.values(), *(seen.get("kwargs") or {}).values()):
                         if isinstance(value, Tensor) and value.dim() > 1:
-                            return replace(caller, batch=value.shape[0])
+                            return replace(caller, batch=value.shape[0], given=tuple(value.shape))
             frame = frame.f_back
         return caller
 
@@ -726,6 +729,7 @@ class _Caller:
     call: int  # a number for this run of it
     batch: int | None = None  # sequences that the model was given: the first size of its first tensor
     place: str = ""  # in which line of the source
+    given: tuple[int, ...] = ()  # the shape of that tensor
 
     @property
     def n_head(self) -> int | None:

@@ -3,9 +3,9 @@
 import math
 
 import torch
-from harness import BATCH, DIM, HEAD, Idiom, N
 from torch import nn
 from torch.nn import functional as F
+from tracing.idioms.harness import BATCH, DIM, HEAD, Idiom, N
 
 
 class Plain(Idiom):
@@ -414,14 +414,10 @@ class Linear2(Idiom):
 
     def forward(self, x):
         q, k, v = self.heads(x)
-        outs, kept = [], []
-        for b in range(BATCH):
-            for h in range(HEAD):
-                kept.append(F.linear(q[b, h], k[b, h]))
-        s = torch.stack(kept).view(BATCH, HEAD, N, N)
+        products = [F.linear(q[b, h], k[b, h]) for b in range(BATCH) for h in range(HEAD)]
+        s = torch.stack(products).view(BATCH, HEAD, N, N)
         a = self.met(self.weights(self.scores(s).softmax(-1)))
-        outs = a @ v
-        return self.merge(self.gate(outs))
+        return self.merge(self.gate(a @ v))
 
 
 class InPlace(Idiom):

@@ -1,12 +1,13 @@
 """What an idiom is, and how it is judged: against its own weights, and against changes made in its own code.
 
-An idiom is a module that keeps its weights by hand, `self.kept`, a list of (batch, head, query, key), and that has
-hooks of its own for changes: `self.cut`, (layer, batch, head, query, key) of a score to be -inf (None: all), and
-`self.gate`, (layer, head, factor) for the output of a head.
+An idiom is a module that keeps its weights by hand in `self.kept`, a list of (batch, head, query, key), and
+whose code has switches of its own: `scores` for a score of -inf, `weights` for rows of 0, `met` for other
+weights, `gate` for the output of a head.
 """
 
 import math
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -130,7 +131,8 @@ def judge(kind):
             for mine, other in zip(weights, kept, strict=True)
         )
         if not same:
-            shapes = f"{[tuple(w.shape) for w in weights]} for {[None if w is None else tuple(w.shape) for w in kept]}"
+            seen, noted = ([None if w is None else tuple(w.shape) for w in some] for some in (weights, kept))
+            shapes = f"{seen} for {noted}"
             if marks:
                 return Verdict("marked", f"{shapes}; {marks}")
             return Verdict("WRONG", f"{found!r} {shapes}")
@@ -142,7 +144,7 @@ def judge(kind):
 
 def _changes(model, given, plain, kept):
     layer = len(kept) - 1
-    n_batch, n_head, n_query, n_key = kept[layer].shape
+    n_batch, n_head, n_query, _ = kept[layer].shape
     at = {"batch": n_batch - 1, "head": n_head - 1, "query": n_query - 1}
     # An edge that matters.
     key = int(kept[layer][at["batch"], at["head"], at["query"]].argmax())
@@ -162,11 +164,8 @@ def _changes(model, given, plain, kept):
 
     other = tuple(t.flip(0) if isinstance(t, torch.Tensor) and t.dim() > 2 else t for t in given)
     source = None
-    with torch.no_grad():
-        try:
-            source = regard.trace(model, other, keep_v=True)
-        except RegardError:
-            pass
+    with torch.no_grad(), suppress(RegardError):
+        source = regard.trace(model, other, keep_v=True)
     model(*other)
     new = model.kept[layer].clone()
     model(*given)

@@ -1,11 +1,11 @@
-"""Idioms that are not a softmax of dot products alone: additive, pooled, mixed, windowed, normalised otherwise."""
+"""Idioms that are not only a softmax of dot products: additive, pooled, mixed, windowed."""
 
 import math
 
 import torch
-from harness import BATCH, DIM, HEAD, Idiom, N
 from torch import nn
 from torch.nn import functional as F
+from tracing.idioms.harness import BATCH, DIM, HEAD, Idiom, N
 
 
 class Bahdanau(Idiom):

@@ -1,11 +1,10 @@
-"""Attention in the ways people write it: equal to its own weights, or refused or marked; never silently wrong."""
+"""Attention in the ways people write it: equal to its own, or refused or marked; never silently wrong."""
 
 import inspect
 
-import dot_products
-import others
 import pytest
-from harness import Idiom, judge
+from tracing.idioms import dot_products, others
+from tracing.idioms.harness import Idiom, judge
 
 IDIOMS = {
     name: kind

@@ -312,7 +312,7 @@ def _copied(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _summed_over_keys(weights: Tensor, v: Tensor) -> Tensor:
-    """Weights times values, some keys at a time: a sum of all of a long text would round more than kernels do."""
+    """Weights times values, some keys at a time: one long sum would round more than kernels do."""
     n_key = weights.shape[3]
     if n_key <= _AT_ONCE:
         return weights @ v.to(weights.dtype)

@@ -27,7 +27,7 @@ from train_peers import StepLoop, TorchDecoder, TorchEncoderDecoder
 
 from regard.files.loading import load
 from regard.models.seq2seq import Seq2Seq
-from regard.train.batches import IGNORED, Batch, Batches, BlockExamples, Example, Place
+from regard.train.batches import IGNORED, Batch, Batches, BlockExamples, DataPosition, Example
 from regard.train.build import Objective, build_model
 from regard.train.corpus import open_corpus
 from regard.train.distributed import World
@@ -55,15 +55,15 @@ class Held(Batches):
     """The first few batches, over and over: what is timed is the update, not the making of them."""
 
     def __init__(self, batches: Batches, count: int = N_BATCH) -> None:
-        place = Place()
+        place = DataPosition()
         self.held: list[Batch] = []
         for _ in range(count):
             batch, place = batches.at(place)
             self.held.append(batch)
 
-    def at(self, place: Place) -> tuple[Batch, Place]:
+    def at(self, place: DataPosition) -> tuple[Batch, DataPosition]:
         """The next one."""
-        return self.held[place.batch], Place(0, (place.batch + 1) % len(self.held))
+        return self.held[place.batch], DataPosition(0, (place.batch + 1) % len(self.held))
 
     @property
     def tokens(self) -> float:
@@ -114,7 +114,7 @@ def peer(module: nn.Module, forward: Forward, settings: Settings, batches: Held)
     """One update of another's model in a plain loop, with the optimiser and the clipping that ours has."""
     module.train()
     optimizer = make_optimizer(module, settings, fused=True)
-    at = Place()
+    at = DataPosition()
 
     def update() -> float:
         nonlocal at
@@ -212,7 +212,7 @@ def recurrent(settings: Settings, batches: Held) -> dict[str, Case]:
     assert isinstance(model, Seq2Seq)
     loop = StepLoop(model.config).take(model)
     same_size(ours.objective, loop, LOOP)
-    batch, _ = batches.at(Place())
+    batch, _ = batches.at(DataPosition())
     with torch.no_grad():
         theirs = functional.cross_entropy(
             loop(batch).flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum"

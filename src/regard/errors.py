@@ -44,7 +44,7 @@ class TrainError(RegardError):
 
 
 def no_such(what: str, name: str, known: Iterable[str]) -> str:
-    """What is said of a name that there is not: the nearest that there is, and all of them.
+    """Return the message for an unknown name: the nearest known one, and all of them.
 
     >>> no_such("exercise", "baem", ["attention", "beam"])
     "there is no exercise 'baem'. Did you mean 'beam'? There are: attention, beam."
@@ -53,3 +53,12 @@ def no_such(what: str, name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name[:80], known, n=1)
     meant = f" Did you mean {near[0]!r}?" if near else ""
     return f"there is no {what} {name[:80]!r}.{meant} There are: {', '.join(known)}."
+
+
+def plural(count: int, noun: str, several: str | None = None) -> str:
+    """Return a count with its noun, in the singular for 1.
+
+    >>> plural(1, "head"), plural(1200, "head"), plural(0, "query", "queries")
+    ('1 head', '1,200 heads', '0 queries')
+    """
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"

@@ -12,7 +12,7 @@ import torch
 import regard
 from regard.checking.check import _load_notes
 from regard.checking.child.confine import landlock_version, readable
-from regard.checking.child.messages import Answer, Case, Cell, Loaded, Order
+from regard.checking.child.messages import Answer, Case, Cell, LoadReport, Order
 from regard.checking.runner import Limits, Runner
 from regard.checking.starters import new_exercise
 
@@ -107,7 +107,7 @@ def test_memory_is_summed_over_all_processes():
 
 def test_what_could_not_be_withheld_is_told():
     """A system without Landlock gives a note."""
-    (note,) = _load_notes(Loaded(unconfined=["files", "the network"]))
+    (note,) = _load_notes(LoadReport(unconfined=["files", "the network"]))
     assert "files, the network" in note
 
 

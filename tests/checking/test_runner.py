@@ -191,3 +191,30 @@ def test_the_worker_ends_with_its_owner():
         time.sleep(0.05)
     else:
         assert not Path(f"/proc/{worker}").exists()
+
+
+def test_a_slow_call_is_tried_once_more_alone_and_told_with_its_seconds():
+    """Seconds of computing count; a call that is done within twice its limit is slow, not endless."""
+    burns = (
+        "from time import process_time\ndef f(x):\n    start = process_time()\n"
+        "    while process_time() < start + 0.1 * len(x): pass\n    return x\n"
+    )
+    with Runner(1, Limits(run_seconds=0.3)) as quick:
+        result = ran(quick, burns)
+    assert result.runs[0].error is None
+    assert result.runs[1].error is None or result.runs[1].error.kind == "slow"
+    assert result.runs[2].error.kind == "slow"
+    assert 0.5 <= float(result.runs[2].error.message) < 0.6
+
+
+@zygote
+def test_the_time_that_a_worker_computed_before_is_not_the_answers(monkeypatch):
+    """A zygote that has served a whole class has computed for long, and may not have forked yet."""
+    with Runner() as runner:
+        zygotes_pid = runner.idle.queue[0].pid
+        monkeypatch.setattr("regard.checking.runner.descendants", lambda pid: [])
+        monkeypatch.setattr(
+            "regard.checking.runner.activity", lambda pids: (99.0 if zygotes_pid in pids else 0.0, True)
+        )
+        runs = ran(runner, with_line("time.sleep(0.5)")).runs
+    assert [run.error for run in runs.values()] == [None, None, None]

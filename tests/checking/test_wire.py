@@ -64,7 +64,7 @@ def test_messages_are_cut_wherever_the_stream_is():
         b'{"Seen": [0, 0, {"$dict": [["x", ["many"]]]}, null]}',
         b'{"Seen": [0, 0]}',
         b'{"Statement": ["", "0", ""]}',
-        b'{"Foreign": [{"$tuple": []}]}',
+        b'{"NotData": [{"$tuple": []}]}',
     ],
 )
 def test_bytes_that_are_no_message_are_refused(header):
@@ -80,7 +80,7 @@ def test_a_message_arrives_with_its_fields():
     (got,) = Reader().feed(encode(sent))
     assert torch.equal(got.value[0], sent.value[0])
     assert (got.run, got.error, got.seen) == (2, sent.error, [seen])
-    assert set(CLASSES) >= {"Job", "Answer", "Loaded", "Outcome"}
+    assert set(CLASSES) >= {"Job", "Answer", "LoadReport", "Outcome"}
 
 
 @hypothesis.given(st.binary(max_size=200))

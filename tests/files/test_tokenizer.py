@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from regard.errors import ArgumentError, LoadError, UnsupportedError
 from regard.files import hub
-from regard.files.tokenizer import SpecialIds, TextTokenizer, byte_tokenizer, gguf_tokenizer
+from regard.files.gguf_tokenizer import gguf_tokenizer
+from regard.files.tokenizer import SpecialIds, TextTokenizer, byte_tokenizer
 
 BYTES = byte_tokenizer()
 
@@ -187,20 +188,65 @@ def test_a_gguf_tokenizer_by_hand():
     assert gguf_tokenizer(GGUF).decode([3, 2, 4]) == "ab<tool>"
 
 
+# SentencePiece: "ab" is better than "bc", so that "abc" is "ab c", and "a" with its space is best of all.
+PIECES = {"<unk>": 0, "<s>": 0, "</s>": 0, "<0xC3>": 0, "<0xA9>": 0, "▁": -9, "a": -8, "b": -8, "c": -8}
+PIECES |= {"bc": -4, "ab": -3, "▁a": -2, "<tool>": 0}
+SPM = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": list(PIECES),
+    "tokenizer.ggml.scores": list(PIECES.values()),
+    "tokenizer.ggml.token_type": [2, 3, 3, 6, 6, 1, 1, 1, 1, 1, 1, 1, 4],
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+}
+
+
+def test_sentence_piece_merges_by_score_by_hand():
+    """The best token is made first, a space is put in front, what is not a piece is spelled in bytes."""
+    tokenizer, ids = gguf_tokenizer(SPM), {piece: index for index, piece in enumerate(PIECES)}
+    spelled = {
+        "abc": ["<s>", "▁a", "bc"],
+        "cabc": ["<s>", "▁", "c", "ab", "c"],
+        "a a": ["<s>", "▁a", "▁a"],
+        "bé": ["<s>", "▁", "b", "<0xC3>", "<0xA9>"],
+        "b<tool>": ["<s>", "▁", "b", "<tool>"],
+    }
+    for text, pieces in spelled.items():
+        assert tokenizer.encode(text) == [ids[piece] for piece in pieces]
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    bare = gguf_tokenizer(
+        SPM | {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": False}
+    )
+    assert bare.encode("abc") == [ids["ab"], ids["c"]]
+
+
+def test_a_gemmas_pieces_rank_by_their_place_and_its_spaces_are_spaces():
+    """Gemma's scores do not follow its merges; a run of spaces is stored as it is."""
+    tokens = [*PIECES, "  "]
+    gemma = SPM | {"general.architecture": "gemma3", "tokenizer.ggml.tokens": tokens}
+    gemma |= {"tokenizer.ggml.scores": [0] * 14, "tokenizer.ggml.add_space_prefix": False}
+    gemma |= {"tokenizer.ggml.token_type": [*SPM["tokenizer.ggml.token_type"], 1]}
+    tokenizer = gguf_tokenizer(gemma)
+    assert tokenizer.encode("abc", add_special=False) == [tokens.index("a"), tokens.index("bc")]
+    assert tokenizer.encode("b  c", add_special=False) == [tokens.index(piece) for piece in ("b", "  ", "c")]
+    assert tokenizer.decode(tokenizer.encode("b  c")) == "b  c"
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"tokenizer.ggml.model": "llama"}, UnsupportedError, "tokenizer 'llama'"),
+        ({"tokenizer.ggml.model": "t5"}, UnsupportedError, "tokenizer 't5'"),
+        ({"tokenizer.ggml.model": "llama"}, LoadError, "without a score and a type for each"),
         ({"tokenizer.ggml.pre": "mystery"}, UnsupportedError, "in the way 'mystery'"),
         ({"tokenizer.ggml.pre": None}, UnsupportedError, "in the way 'None'"),
-        ({"tokenizer.ggml.tokens": None}, LoadError, "without lists"),
+        ({"tokenizer.ggml.tokens": None}, LoadError, "no list of tokens"),
         ({"tokenizer.ggml.tokens": ["a", "b", "ab", "a", "c"]}, LoadError, "1 occur twice"),
         (
             {"tokenizer.ggml.merges": ["a z"]},
             LoadError,
             "be built: .*`z` out of vocabulary",
         ),
-        ({"tokenizer.ggml.merges": ["a b a"]}, LoadError, "without lists of tokens, and of pairs"),
+        ({"tokenizer.ggml.merges": ["a b a"]}, LoadError, "without a list of pairs"),
         ({"tokenizer.ggml.token_type": [1, 1]}, LoadError, "5 tokens and 2 token types"),
         ({"tokenizer.ggml.token_type": 3}, LoadError, "token types"),
         ({"tokenizer.ggml.bos_token_id": 5}, LoadError, "bos token id 5: it must be in 0 to 4"),

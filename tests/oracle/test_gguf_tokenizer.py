@@ -8,16 +8,19 @@ several spaces, or a numeral outside ASCII follows anything: there we follow the
 import re
 from functools import cache
 from itertools import pairwise
+from random import Random
 
 import pytest
 import regex
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
+from transformers.integrations.gguf import convert_gguf_tokenizer
 
 from regard.files import hub
 from regard.files import raw as files
 from regard.files.gguf import read_header
+from regard.files.gguf_tokenizer import gguf_tokenizer
 
 TEXTS = {
     "prose": "The quick brown fox doesn't jump; it's asleep. They've said we'll see.",
@@ -150,3 +153,21 @@ def test_chat_writes_what_the_model_s_own_template_writes(ours, theirs, system):
     turns.append({"role": "user", "content": "What is a tide?"})
     expected = theirs.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert ours.chat("What is a tide?", system=system) == expected
+
+
+def test_sentence_piece_is_what_transformers_makes_of_it():
+    """On a vocabulary of some hundred pieces with distinct scores: the same ids for texts of its letters."""
+    random = Random(5)
+    letters = "abcde"
+    words = sorted({"".join(random.choices("▁" + letters, k=random.randint(2, 6))) for _ in range(300)})
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *letters, *words]
+    n_fixed = 3 + 256
+    scores = [0.0] * n_fixed + [-float(rank) for rank in random.sample(range(1000), len(tokens) - n_fixed)]
+    types = [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - n_fixed)
+    stated = {"tokenizer_type": "llama", "tokens": tokens, "scores": scores, "token_type": types}
+    theirs, _ = convert_gguf_tokenizer("llama", stated)
+    names = {"model": "llama", "tokens": tokens, "scores": scores, "token_type": types}
+    ours = gguf_tokenizer({f"tokenizer.ggml.{name}": value for name, value in names.items()})
+    for _ in range(200):
+        text = "".join(random.choices(letters + "  é", k=random.randint(1, 30))).lstrip()
+        assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False).ids

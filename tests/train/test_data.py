@@ -11,9 +11,9 @@ from regard.train.batches import (
     IGNORED,
     Batches,
     BlockExamples,
+    DataPosition,
     Example,
     PairExamples,
-    Place,
     bucketed,
     one_pass,
     padded,
@@ -131,8 +131,8 @@ def series(batches, place, count):
 def test_batches_go_on_from_any_place(tmp_path):
     """The batches after a place are the same, whether the ones before it were made or not."""
     batches = batches_of(tmp_path / "t")
-    whole, _ = series(batches, Place(), 251)
-    head, place = series(batches, Place(), 97)
+    whole, _ = series(batches, DataPosition(), 251)
+    head, place = series(batches, DataPosition(), 97)
     rest, _ = series(batches_of(tmp_path / "u"), place, 251 - 97)
     for one, other in zip(whole, [*head, *rest], strict=True):
         assert torch.equal(one.source, other.source)
@@ -142,7 +142,7 @@ def test_batches_go_on_from_any_place(tmp_path):
 def test_an_epoch_holds_every_example_once(tmp_path):
     """Shuffling, windows and buckets lose nothing and repeat nothing, and epochs differ in order."""
     batches = batches_of(tmp_path / "t")
-    place, seen = Place(), [[], []]
+    place, seen = DataPosition(), [[], []]
     while (epoch := place.window // batches.n_window) < 2:
         batch, place = batches.at(place)
         for source, labels in zip(batch.source, batch.labels, strict=True):
@@ -156,7 +156,7 @@ def test_an_epoch_holds_every_example_once(tmp_path):
 
 def test_a_batch_has_no_more_tokens_than_asked_for(tmp_path):
     """Rows times the longest, padding included, stays within the limit."""
-    for batch in series(batches_of(tmp_path / "t"), Place(), 113)[0]:
+    for batch in series(batches_of(tmp_path / "t"), DataPosition(), 113)[0]:
         rows = batch.inputs.shape[0]
         assert rows * max(batch.source.shape[1], batch.inputs.shape[1]) <= 149
 
@@ -171,7 +171,7 @@ def test_buckets_waste_less_than_chance():
 
 def test_the_parts_of_a_batch_are_the_batch(tmp_path):
     """Rows go to one process each; a process without a row gets one that does not count."""
-    batch, _ = batches_of(tmp_path / "t").at(Place())
+    batch, _ = batches_of(tmp_path / "t").at(DataPosition())
     parts = [batch.part(rank, 3) for rank in range(3)]
     assert sum(part.n_label for part in parts) == batch.n_label
     assert sum(part.inputs.shape[0] for part in parts) == batch.inputs.shape[0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.errors import TrainError
-from regard.train.batches import IGNORED, Batches, Example, Place, padded
+from regard.train.batches import IGNORED, Batches, DataPosition, Example, padded
 from regard.train.build import Objective, build_model
 from regard.train.distributed import World
 from regard.train.loop import Training, learning_rate
@@ -58,7 +58,7 @@ def test_the_loss_is_the_mean_over_real_tokens(model):
 def test_accumulated_batches_are_one_large_batch():
     """Three batches for one update give the gradient of all their examples at once."""
     small = training_of(batch_tokens=24 * 8 // 3, accumulate=5, clip=0.0)
-    place, examples = Place(), []
+    place, examples = DataPosition(), []
     for _ in range(5):
         batch, place = small.batches.at(place)
         examples += [
@@ -121,7 +121,7 @@ def test_the_learning_rate_follows_its_schedule(schedule, step, wanted):
 def test_label_smoothing_mixes_in_every_word():
     """The smoothed loss is (1 - s) of the plain one and s of the mean over the vocabulary."""
     training = training_of(label_smoothing=0.3)
-    batch, _ = training.batches.at(Place())
+    batch, _ = training.batches.at(DataPosition())
     logits = training.objective.model(batch.source, batch.inputs, key_mask=batch.source_key_mask).logits
     chances = logits.log_softmax(-1)[batch.labels != IGNORED]
     labels = batch.labels[batch.labels != IGNORED]

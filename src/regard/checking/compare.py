@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.shapes import named
-from regard.checking.child.messages import Foreign, Tree, leaves
+from regard.checking.child.messages import NotData, Tree, leaves
 from regard.checking.forms import Whatever
 
 # Of the largest number expected, or of 1. float64 leaves room for a constant that was computed in float32.
@@ -161,7 +161,7 @@ def moved(first: Tensor, second: Tensor, tolerance: float) -> Tensor:
 def _leaf(
     want: Any, have: Any, tolerance: float, words: tuple[str, ...], dtype: str | None
 ) -> Difference | None:
-    if isinstance(have, Foreign):
+    if isinstance(have, NotData):
         return Difference(f"it must return {_structure(want)}, and yours returns {have.what}.")
     if isinstance(want, Tensor) and isinstance(have, Tensor):
         return _tensors(want, have, tolerance, words, dtype)
@@ -224,4 +224,4 @@ def _structure(tree: Tree) -> str:
         return "a number"
     if isinstance(tree, Tensor):
         return "a tensor"
-    return tree.what if isinstance(tree, Foreign) else f"a {type(tree).__name__}"
+    return tree.what if isinstance(tree, NotData) else f"a {type(tree).__name__}"

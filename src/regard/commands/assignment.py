@@ -13,7 +13,7 @@ import click
 from regard.commands.exercises import HideSolutions, workers
 from regard.commands.options import READABLE, File, Folder, Group, JsonFlag, NewFile, print_json
 from regard.commands.printing import print_table
-from regard.errors import ArgumentError, LoadError
+from regard.errors import ArgumentError, LoadError, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -175,7 +175,7 @@ def _print(title: str, grades: Sequence[Grade], as_json: bool) -> None:
         return
     columns = ("students", "exercise", "mistake", "say")
     mean = sum(grade.points for grade in grades) / len(grades)
-    click.echo(f"{title}: {len(grades)} students, mean {mean:.1f} of {grades[0].out_of:g} points.")
+    click.echo(f"{title}: {plural(len(grades), 'student')}, mean {mean:.1f} of {grades[0].out_of:g} points.")
     if common := marks.common_mistakes(grades)[:MOST_LISTED]:
         rows = [(f"{row['students']} of {row['of']}", *(row[key] for key in columns[1:])) for row in common]
         print_table(columns, rows)

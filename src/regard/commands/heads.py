@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from regard.commands.options import AsJson, Folder, Model, NewFile, Picture, Text, Texts, command, json_asked
+from regard.commands.options import (
+    AsJson,
+    Folder,
+    ModelOption,
+    NewFile,
+    Picture,
+    Text,
+    Texts,
+    command,
+    json_asked,
+)
 from regard.commands.printing import print_table
 from regard.drawing.tables import csv_text
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, plural
 from regard.lab.texts import TEXTS
-from regard.registry import LABELS, MEASURES
+from regard.registry import LABELS, MEASURES, OTHER_LABELS, UNLABELLED
 
 if TYPE_CHECKING:
     from regard.heads import Survey
@@ -29,7 +38,7 @@ SORTING = click.Choice(["layer", "label", *MEASURES])
 def heads(
     text: Text | None,
     *,
-    model: Model = Model("minilm"),
+    model: ModelOption = ModelOption("minilm"),
     texts: Texts,
     against: Annotated[Literal["random"] | None, "Beside the same shape with random weights."],
     sort: Annotated[str, SORTING, "What the table is sorted by."] = "layer",
@@ -40,9 +49,11 @@ def heads(
 ) -> AsJson:
     """Say what each head does on TEXT, or on every line of a file, and draw layers x heads by label.
 
-    A label needs a score that reaches its threshold and lies above what looking everywhere alike
-    would give on the same text. Most heads get none. Without TEXT a few built-in ones are read. TEXT may
-    name a .trace file, of any model, which is measured as it is.
+    A label needs a score that reaches its threshold and stands out: from a head that looks at every key
+    alike, from the same weights with the keys permuted, and from all heads of the same architecture with
+    random weights. A model with random weights gets no label but "like random". Without TEXT a few built-in
+    texts are read. TEXT may name a .trace file, of any model, which is measured as it is, without the last
+    comparison.
     """
     piped = csv == Path("-")
     if piped and json_asked():
@@ -84,7 +95,7 @@ def heads(
     print_table(["label", *shares], cells, title="Share of heads")
     n_row = int(surveys[name].measures.n_query["entropy"].max())
     if n_row < FEW_ROWS:
-        click.echo(f"Only {n_row} tokens had a choice where to look: a longer text says more.")
+        click.echo(f"Only {plural(n_row, 'token')} had a choice where to look: use a longer text.")
     if missing_glyphs:
         click.echo("The picture's font lacks some characters: they are drawn as boxes.")
     for what, path in (("The picture is", out), ("All numbers are", csv)):
@@ -112,19 +123,19 @@ def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -
     """The table of heads, with as many measures as the terminal has room for."""
     from regard.layers.layer_id import LayerId, layer_labels
 
+    layers = list(dict.fromkeys(row["layer"] for row in rows))  # in their order, whatever the rows' is
     sorted_by = [sort] if sort not in ("layer", "label") else []
     if sort == "label":
-        rows = sorted(rows, key=lambda row: (row["label"] in ("none", "mixed"), row["label"]))
+        rows = sorted(rows, key=lambda row: (row["label"] in OTHER_LABELS, row["label"]))
     elif sorted_by:
         rows = sorted(rows, key=lambda row: -math.inf if math.isnan(row[sort]) else row[sort], reverse=True)
     shown = rows[: top or None]
-    layers = list(dict.fromkeys(row["layer"] for row in rows))
     # The column is headed "layer": a number alone says enough.
     labels = layer_labels([LayerId.parse(name) for name in layers])
     names = {name: label.removeprefix("layer ") for name, label in zip(layers, labels, strict=True)}
     interval = ["95 %"] * (n_text > 1)
-    room = shutil.get_terminal_size().columns - 40 - max(map(len, names.values())) - 12 * len(interval)
-    columns = ["score", "chance", *interval]
+    room = shutil.get_terminal_size().columns - 46 - max(map(len, names.values())) - 12 * len(interval)
+    columns = ["score", "chance", "null", *interval]
     for measure in dict.fromkeys([*sorted_by, *MEASURES]):
         room -= 2 + len(measure)
         columns += [measure] if room >= 0 or measure == sort else []
@@ -134,17 +145,17 @@ def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -
         if interval:
             number["95 %"] = "-" if math.isnan(row["low"]) else f"{row['low']:.2f}-{row['high']:.2f}"
         cell = [names[row["layer"]], str(row["head"]), row["label"], *map(number.__getitem__, columns)]
-        cells.append([click.style(text, dim=True) for text in cell] if row["label"] == "none" else cell)
-    title = f"What {len(rows)} heads do, on {n_text} text{'s' if n_text > 1 else ''}"
+        cells.append([click.style(text, dim=True) for text in cell] if row["label"] in UNLABELLED else cell)
+    title = f"What {plural(len(rows), 'head')} do{'es' * (len(rows) == 1)}, on {plural(n_text, 'text')}"
     print_table(["layer", "head", "label", *columns], cells, title=title)
     if len(shown) < len(rows):
-        click.echo(f"{len(rows) - len(shown)} more heads: --top 0 prints all, --sort chooses the first.")
+        click.echo(f"{plural(len(rows) - len(shown), 'more head')}: --top 0 prints all, --sort orders them.")
 
 
 @command
 def prune(
     *,
-    model: Model = Model("smollm2"),
+    model: ModelOption = ModelOption("smollm2"),
     texts: Texts,
     shares: Annotated[str, "Shares of heads to remove."] = "0,0.1,0.2,0.3,0.4,0.5",
     out: Picture,
@@ -165,7 +176,7 @@ def prune(
         raise ArgumentError(f"--shares must be numbers with commas between. Got {shares!r}.") from error
     loaded = model.load()
     from regard.drawing.figures import curves, save_figure
-    from regard.heads import importance, prune, pruning_curve, ranked_heads, save_pruned
+    from regard.experiments import importance, prune, pruning_curve, ranked_heads, save_pruned
     from regard.heads.surveys import with_bar
 
     importances = importance(loaded, lines[0::2])
@@ -200,48 +211,70 @@ def prune(
 def why(
     text: Text,
     *,
-    model: Model = Model("smollm2"),
-    target: Annotated[str | None, "The token to explain, as text; the likeliest if not said."],
+    model: ModelOption = ModelOption("smollm2"),
+    target: Annotated[str | None, "The token to explain, as text; the likeliest if not given."],
     against: Annotated[str | None, "Another token: then the difference of their scores is explained."],
     top: Annotated[int, click.IntRange(1, 100), "Of each kind."] = 5,
+    pairs: Annotated[bool, "Switch the strongest heads off in pairs, too."] = False,
+    budget: Annotated[float, click.FloatRange(1), "Seconds for each kind; beyond, a part is run."] = 120.0,
     out: Picture,
 ) -> AsJson:
-    """Say which heads, edges and positions moved the token after TEXT, by switching them off.
+    """Say which heads, positions and edges moved the token after TEXT, by switching each of them off.
 
-    Candidates come from one backward pass and from what heads write toward the token. Each is then
-    switched off, and so are some at random: what changes the answer no more than those means
-    nothing.
+    Every number was run, all heads, positions and edges of the last row as rows of a batch. A question mark
+    stands where 19 of 20 parts of the same kind, drawn at random, change as much.
     """
     loaded = model.load()
     from regard.experiments import why as explain
 
-    answer = explain(loaded, text, target=target, against=against, top=top, seed=model.seed)
+    answer = explain(
+        loaded, text, target=target, against=against, top=top, pairs=pairs, budget=budget, seed=model.seed,
+        progress=not json_asked(),
+    )  # fmt: skip
     if out is not None:
         from regard.drawing.figures import save_figure
 
         save_figure(answer.figure(), out)
+    click.echo(answer.sentence)
     rivals = ", ".join(f"{name!r} {chance:.1%}" for name, chance in answer.likeliest)
     click.echo(f"After {text!r}: {rivals}")
     number = "log-probability" if answer.against is None else f"score over {answer.against!r}"
-    click.echo(f"Explained: {answer.target!r}, {number} {answer.score:.3f}. What changes it, switched off:")
     rows = [
         [
             finding.kind,
             finding.what,
+            f"{100 * finding.probability:.1f} %",
+            f"{finding.change:+.3f}{' ?' if finding.beyond_chance is False else ''}",
+            "" if finding.direct is None else f"{finding.direct:+.3f}",
             "" if finding.weight is None else f"{finding.weight:.3f}",
-            "" if finding.written is None else f"{finding.written:+.3f}",
-            f"{finding.estimated:+.3f}",
-            f"{finding.ran:+.3f}{'' if finding.beyond_chance else ' ?'}",
         ]
         for finding in answer.findings
     ]
-    print_table(("", "switched off", "weight", "written", "estimated", "ran"), rows)
-    levels = ", ".join(f"{kind} {value:.3f}" for kind, value in answer.chance.items())
-    click.echo(f"?: no more than parts drawn at random change it (19 of 20 change less than: {levels}).")
-    click.echo(f"Estimates and runs agree by rank: {answer.agreement:.2f}. Estimates are of first order.")
+    columns = ("", "switched off", f"{answer.target!r} then", f"{number}, total", "direct", "weight")
+    print_table(columns, rows)
+    if answer.pairs:
+        rows = [
+            [" and ".join(pair.heads), f"{pair.change:+.3f}", f"{pair.sum:+.3f}"] for pair in answer.pairs
+        ]
+        print_table(("heads", "off together", "sum of each alone"), rows)
+    for ran in (answer.heads, answer.positions, answer.edges):
+        if ran is not None:
+            click.secho(f"{ran.run_note} {ran.chance_note}", dim=True)
+    click.secho("?: no more than that. direct: everything else kept as it was.", dim=True)
     if answer.note:
         click.echo(f"Not known: {answer.note}")
     if out is not None:
         click.echo(f"The picture is in {out}")
-    names = [field.name for field in fields(answer) if field.name not in ("heads", "layers")]
-    return {**{name: getattr(answer, name) for name in names}, "png": out}
+    shown = "model tokens target against score probability likeliest sentence findings pairs note".split()
+    every = {
+        ran.of: [
+            {"part": part, "change": change, "probability": chance}
+            for part, change, chance in zip(
+                ran.parts, ran.changes.tolist(), ran.probabilities.tolist(), strict=True
+            )
+        ]
+        for ran in (answer.heads, answer.positions, answer.edges)
+        if ran is not None
+    }
+    chance = {ran.of: ran.chance for ran in (answer.heads, answer.positions, answer.edges) if ran is not None}
+    return {**{name: getattr(answer, name) for name in shown}, "chance": chance, "all": every, "png": out}

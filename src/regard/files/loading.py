@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, LoadError, UnsupportedError, no_such
-from regard.files import hub
+from regard.files import hub, hugging_face
 from regard.files import raw as files
 from regard.files.safetensors import LazyTensor, write_safetensors
 from regard.files.tokenizer import TextTokenizer, byte_tokenizer, read_json
@@ -108,6 +108,7 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     packed: str = "float32",
+    revision: str | None = None,
 ) -> Loaded:
     """The model of that name, or in that folder or file.
 
@@ -129,21 +130,16 @@ def load(
     elif name in hub.MODELS and not path.exists():
         raw = files.read(hub.get(name))
         loaded = _from_raw(replace(raw, name=name, licence=raw.licence or hub.MODELS[name].licence), dtype)
-    elif (stated := foreign_config(path)) is not None:
-        loaded = _foreign(path, stated, dtype)
     elif path.exists():
-        try:
-            loaded = _from_raw(files.read(path), dtype)
-        except UnsupportedError as lacking:  # a family of ours, with something that transformers may have
-            try:
-                config = read_json(path / "config.json")
-                loaded = _foreign(path, config, dtype, f"Ours does not: {lacking}")
-            except LoadError:
-                raise lacking from None
+        loaded = _from_path(path, dtype)
+    elif hugging_face.repository(name) is not None:
+        loaded = _from_path(hugging_face.get(name, revision), dtype)
+        loaded = replace(loaded, facts=replace(loaded.facts, name=name))
     else:
         raise LoadError(
-            f"{no_such('model', name, hub.MODELS)} With random=True (--random) also {', '.join(_shapes())}; "
-            "and there is no such file or folder."
+            f"{no_such('model', name, hub.MODELS)} There is no such file or folder either. Models of the "
+            "Hugging Face Hub are named owner/name, as in Qwen/Qwen3-0.6B. With random=True (--random) also "
+            f"{', '.join(_shapes())}."
         )
     loaded.model.to(device, dtype)
     if packed == "float16":
@@ -152,6 +148,20 @@ def load(
         facts = replace(loaded.facts, packed=packed, notes=(*loaded.facts.notes, note))
         loaded = replace(loaded, facts=facts)
     return loaded
+
+
+def _from_path(path: Path, dtype: torch.dtype) -> Loaded:
+    """Load a folder or file: by our own code where we have the family, otherwise by transformers."""
+    if (stated := foreign_config(path)) is not None:
+        return _foreign(path, stated, dtype)
+    try:
+        return _from_raw(files.read(path), dtype)
+    except UnsupportedError as lacking:  # a family of ours, with something that transformers may have
+        try:
+            config = read_json(path / "config.json")
+            return _foreign(path, config, dtype, f"Ours does not: {lacking}")
+        except LoadError:
+            raise lacking from None
 
 
 def _from_raw(raw: files.RawModel, dtype: torch.dtype) -> Loaded:
@@ -190,7 +200,9 @@ def _loaded(
 ) -> Loaded:
     """A model for use, with a tokenizer of bytes where a Transformer's files have none."""
     tokenizer, vocab, notes = raw.tokenizer, model.sizes.vocab, [*raw.notes, *more_notes]
-    if tokenizer is None and vocab >= 256 and not isinstance(model, Seq2Seq):
+    # A vocabulary that is there and cannot be rebuilt must not be replaced by another one silently.
+    without = tokenizer is None and not raw.vocabulary_refused
+    if without and vocab >= 256 and not isinstance(model, Seq2Seq):
         tokenizer = byte_tokenizer(vocab)
         notes.append("Text is fed as bytes, which this model was not trained on.")
     elif tokenizer is not None and tokenizer.vocab_size > vocab:

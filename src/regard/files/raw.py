@@ -22,8 +22,9 @@ from torch import Tensor
 
 from regard.errors import LoadError, UnsupportedError
 from regard.files.gguf import Metadata, read_header
+from regard.files.gguf_tokenizer import gguf_tokenizer
 from regard.files.safetensors import LazyTensor, open_safetensors
-from regard.files.tokenizer import TextTokenizer, gguf_tokenizer, read_json, read_text
+from regard.files.tokenizer import TextTokenizer, read_json, read_text
 from regard.models.families import FAMILIES, Family, Published, Said
 
 INDEX = "model.safetensors.index.json"
@@ -42,6 +43,7 @@ class RawModel:
     licence: str | None = None  # as the file states it
     quantisation: str | None = None  # such as "Q4_1 (4-bit)", None if weights are plain floats
     notes: tuple[str, ...] = ()  # what a user should be told, such as why there is no tokenizer
+    vocabulary_refused: bool = False  # the file has a vocabulary that cannot be rebuilt
 
 
 def read(path: str | Path) -> RawModel:
@@ -121,7 +123,8 @@ def read_gguf(path: Path) -> RawModel:
         notes = (f"No tokenizer: {error} The model takes ids, not text.",)
     said = (metadata.get(key) for key in ("general.name", "general.license"))
     name, licence = (words if isinstance(words, str) else None for words in said)
-    return RawModel(path, config, tensors, tokenizer, name, licence, _quantisation(tensors), notes)
+    stored_as = _quantisation(tensors)
+    return RawModel(path, config, tensors, tokenizer, name, licence, stored_as, notes, tokenizer is None)
 
 
 def _weight_files(folder: Path) -> tuple[list[Path], set[str]]:

@@ -3,15 +3,14 @@
     tokenizer = TextTokenizer.from_folder("folder")
     tokenizer.decode(tokenizer.encode("hello"))      # "hello"
 
-Three sources: a `tokenizer.json`, the metadata of a GGUF file, and `byte_tokenizer`, which has one
-token for each byte and so can feed any text to a model that was never trained.
+Three sources: a `tokenizer.json`, the metadata of a GGUF file (`gguf_tokenizer.py`), and `byte_tokenizer`,
+which has one token for each byte and so can feed any text to a model that was never trained.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import tokenizers
 from jaxtyping import Int
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
 from regard.errors import ArgumentError, LoadError, UnsupportedError
@@ -71,7 +70,7 @@ class TextTokenizer:
         folder = Path(folder)
         path = folder / "tokenizer.json"
         text = read_text(path)
-        with _library_errors(f"{path} does not describe a tokenizer that can be built"):
+        with library_errors(f"{path} does not describe a tokenizer that can be built"):
             backend = Tokenizer.from_str(text)
             backend.no_truncation()
             backend.no_padding()
@@ -85,7 +84,7 @@ class TextTokenizer:
                 for role in ROLES:
                     token = stated.get(f"{role}_token")
                     token = token.get("content") if isinstance(token, dict) else token
-                    with _library_errors(f"{folder / file_name} names a token that cannot be"):
+                    with library_errors(f"{folder / file_name} names a token that cannot be"):
                         index = backend.token_to_id(token) if isinstance(token, str) else None
                     if index is not None:
                         named[role] = index
@@ -122,7 +121,7 @@ class TextTokenizer:
         """The text of `ids`; special tokens are left out unless `skip_special` is False."""
         hidden = self.special.all() if skip_special else ()
         wanted = [int(index) for index in ids if int(index) not in hidden]
-        with _library_errors("the tokenizer cannot write these ids"):
+        with library_errors("the tokenizer cannot write these ids"):
             return str(self.backend.decode(wanted, skip_special_tokens=skip_special))
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, "position"]) -> list[str]:
@@ -161,7 +160,7 @@ class TextTokenizer:
                 f"The text has a lone surrogate, {text[error.start]!r} at position {error.start}: "
                 "it is not Unicode text, so it has no bytes to encode."
             ) from error
-        with _library_errors("the tokenizer cannot read this text"):
+        with library_errors("the tokenizer cannot read this text"):
             return self.backend.encode(text, add_special_tokens=add_special)
 
 
@@ -225,81 +224,13 @@ def byte_tokenizer(vocab_size: int = 263, first: str | None = None, last: str | 
     return TextTokenizer(backend, SpecialIds(**special))
 
 
-# How text is cut before byte pairs are merged, by GGUF's tokenizer.ggml.pre. A vocabulary whose cut is not
-# listed is refused: another cut would give other ids than those the model was trained on, silently.
-_DIGITS = pre_tokenizers.Digits(individual_digits=True)
-_LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = pre_tokenizers.Split(Regex(_LLAMA3_PATTERN), behavior="isolated")
-_CUTS: dict[str, tuple[pre_tokenizers.PreTokenizer, ...]] = {
-    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2"), ()),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (_DIGITS,)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), (_LLAMA3,)),
-}
-_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
-# Our roles -> the words in GGUF's keys, spelled as they are there.
-_GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding",
-               "sep": "seperator", "mask": "mask", "unk": "unknown"}  # fmt: skip
-
-
-def gguf_tokenizer(
-    metadata: Mapping[str, Any], source: str = "the GGUF file", *, usual_cut: str | None = None
-) -> TextTokenizer:
-    """The byte-level BPE tokenizer that a GGUF file's metadata describes; `usual_cut` where they do not say.
-
-    `UnsupportedError` for another kind of tokenizer or an unknown way of cutting text; `LoadError` for
-    metadata that contradict themselves.
-    """
-    said: dict[str, Any] = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
-    model, cut = said.get("model"), str(said.get("pre", usual_cut))
-    if model != "gpt2":
-        raise UnsupportedError(f"{source} has tokenizer {model!r}: byte-level BPE ('gpt2') can be rebuilt.")
-    if cut not in _CUTS:
-        raise UnsupportedError(f"{source} cuts text in the way {cut!r}: known are {', '.join(_CUTS)}.")
-    tokens, merges, types = (said.get(key, ()) for key in ("tokens", "merges", "token_type"))
-    lists = isinstance(tokens, list) and isinstance(merges, list)
-    strings = lists and all(isinstance(word, str) for word in tokens + merges)
-    if not strings or any(merge.count(" ") != 1 for merge in merges):
-        raise LoadError(f"{source} has byte-level BPE without lists of tokens, and of pairs of them.")
-    vocab = {token: index for index, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        raise LoadError(f"{source} has {len(tokens)} tokens: {len(tokens) - len(vocab)} occur twice.")
-    n_type = len(types) if hasattr(types, "__len__") else 1
-    if n_type not in (0, len(tokens)):
-        raise LoadError(f"{source} has {len(tokens)} tokens and {n_type} token types: one each is needed.")
-    stated_ids = {role: said.get(f"{word}_token_id") for role, word in _GGUF_ROLES.items()}
-    ids = {role: index for role, index in stated_ids.items() if index is not None}
-    for role, index in ids.items():
-        if type(index) is not int or not 0 <= index < len(tokens):
-            rule = f"it must be in 0 to {len(tokens) - 1}"
-            raise LoadError(f"{source} gives {_GGUF_ROLES[role]} token id {index!r}: {rule}.")
-    with _library_errors(f"{source} does not describe a tokenizer that can be built"):
-        pairs, cut_whole = [tuple(merge.split(" ")) for merge in merges], _LLAMA3 in _CUTS[cut]
-        backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=cut_whole))
-        to_bytes = pre_tokenizers.ByteLevel(bool(said.get("add_space_prefix")), use_regex=not cut_whole)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([*_CUTS[cut], to_bytes])
-        backend.decoder = decoders.ByteLevel()
-        for kind, add in ((_CONTROL, backend.add_special_tokens), (_USER_DEFINED, backend.add_tokens)):
-            add([AddedToken(t, normalized=False) for t, of in zip(tokens, types, strict=False) if of == kind])
-        if said.get("add_bos_token") and "bos" in ids:
-            bos = tokens[ids["bos"]]
-            backend.post_processor = processors.TemplateProcessing(
-                single=[bos, "$A"], pair=None, special_tokens=[(bos, ids["bos"])]
-            )
-    template = str(metadata.get("tokenizer.chat_template"))
-    stated = re.search(r"<\|im_start\|>system\n(.{1,2000}?)<\|im_end\|>", template)
-    return TextTokenizer(backend, SpecialIds(**ids), stated[1] if stated else None)
-
-
 # The byte of each character of byte-level BPE: a printable one's own, the others from 256 on in order.
 _PRINTABLE, _SPARE = pre_tokenizers.ByteLevel.alphabet(), map(chr, range(256, 512))
 _BYTE_OF = {chr(byte) if chr(byte) in _PRINTABLE else next(_SPARE): byte for byte in range(256)}
 
 
 @contextmanager
-def _library_errors(what: str) -> Iterator[None]:
+def library_errors(what: str) -> Iterator[None]:
     """Turn whatever the tokenizers library raises into a `LoadError`; a Rust panic is a BaseException."""
     try:
         yield

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import attend
+from regard.errors import plural
 from regard.lab.learning import Lookup, answered, teach
 from regard.lab.spec import Lab
 from regard.layers import MultiHeadAttention
@@ -41,9 +42,9 @@ def run(lab: Lab) -> None:
     losses, shares, n_parameters = {}, {}, set()
     for n_head in (1, 2) if lab.quick else (1, 2, 4, 8):
         model = Lookup(DIM, n_name=6, n_pair=5, n_value=6, n_asked=2, n_head=n_head)
-        label = f"{n_head} head{'s' if n_head > 1 else ''}"
+        label = plural(n_head, "head")
         losses[label] = teach(model, model.examples, 160 if lab.quick else 1500, clip=False)
-        shares[label] = answered(lab, f"both right, {n_head} heads", model, model.examples(1000))
+        shares[label] = answered(lab, f"both right, {plural(n_head, 'head')}", model, model.examples(1000))
         n_parameters.add(sum(weight.numel() for weight in model.attention.parameters()))
     transpose, reshape = (
         lab.exact(f"error of permuted outputs, {split}", _moved_with_the_input(split))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from regard.errors import plural
 from regard.lab.spec import Lab
 from regard.layers import LatentAttention, LayerCache, MultiHeadAttention
 
@@ -58,7 +59,7 @@ def run(lab: Lab) -> None:
         numbers = (2 * n_head * DIM, 2 * n_group * DIM, LATENT + ROTARY)  # of a token
         layers = (_shared(n_head, n_head), _shared(n_head, n_group), _latent(n_head))
         for name, number, layer in zip(kept, numbers, layers, strict=True):
-            measured = lab.exact(f"bytes, {n_head} heads, {name}", _kept(layer, n_token))
+            measured = lab.exact(f"bytes, {plural(n_head, 'head')}, {name}", _kept(layer, n_token))
             kept[name].append(measured)
             lab.equal(f"{measured.name}, as the formula says", measured, number * FLOAT * n_token)
     lab.draw.lines(f"Cache of {n_token} tokens", heads, kept, "heads", "bytes", log="xy")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import ScoreRule, masked_softmax, weights
+from regard.errors import plural
 from regard.lab.spec import Lab
 from regard.layers import MultiHeadAttention, merge_heads, split_heads
 
@@ -95,9 +96,9 @@ def run(lab: Lab) -> None:
     for n_head in (1, 3):
         distances = _operations(n_head, x)
         n_crooked = sum(distance > 1e-9 for distance in distances)
-        lab.exact(f"nonlinear operations, {n_head} heads", n_crooked)
+        lab.exact(f"nonlinear operations, {plural(n_head, 'head')}", n_crooked)
         counts["linear"].append(len(distances) - n_crooked)
         counts["nonlinear"].append(n_crooked)
-        lab.equal(f"{n_head} heads: 4 linear operations, the projections", counts["linear"][-1], 4)
-        lab.equal(f"{n_head} heads: 3 nonlinear operations a head", n_crooked, 3 * n_head)
+        lab.equal(f"{plural(n_head, 'head')}: 4 linear operations, the projections", counts["linear"][-1], 4)
+        lab.equal(f"{plural(n_head, 'head')}: 3 nonlinear operations per head", n_crooked, 3 * n_head)
     lab.draw.grouped_bars("Nonlinear operations", ("1 head", "3 heads"), counts, "operations")

@@ -8,6 +8,7 @@ Gradients are those of random models; recall is after training on distances up t
 import torch
 from torch import Tensor
 
+from regard.errors import plural
 from regard.lab.learning import answered, teach
 from regard.lab.spec import Lab, Measurement
 from regard.layers import BlockConfig
@@ -92,7 +93,7 @@ def run(lab: Lab) -> None:
     n_layer, window = (3, 5) if lab.quick else (8, 5)
     gradients = torch.stack([_influence(n_layer, window) for _ in range(8 if lab.quick else 24)]).T.tolist()
     influence = lab.means("log10 gradient, distance", dict(enumerate(gradients)))
-    lines = {f"{n_layer} layers, window {window}": influence}
+    lines = {f"{plural(n_layer, 'layer')}, window {window}": influence}
     lab.draw.lines("Gradient that arrives", range(len(influence)), lines, "distance", "log10 of its norm")
     what = "log10 gradient, edge minus one window back"
     edge = lab.difference(what, gradients[-1], gradients[window - 1])

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-__all__ = ["Run", "Settings", "train"]
-_HOME = {"Run": "run", "Settings": "settings", "train": "run"}
+__all__ = ["Settings", "TrainingRun", "train"]
+_HOME = {"TrainingRun": "run", "Settings": "settings", "train": "run"}
 
 
 def __getattr__(name: str) -> Any:

@@ -129,7 +129,7 @@ class BlockExamples:
         return Example(None, np.where(chosen, changed, block), np.where(chosen, block, IGNORED))
 
 
-class Place(NamedTuple):
+class DataPosition(NamedTuple):
     """Where in the data the next batch is."""
 
     window: int = 0
@@ -149,13 +149,13 @@ class Batches:
         self.n_window = -(-len(examples) // WINDOW)  # of an epoch
         self._groups: tuple[int, list[list[Example]]] = (-1, [])  # of a window
 
-    def at(self, place: Place) -> tuple[Batch, Place]:
+    def at(self, place: DataPosition) -> tuple[Batch, DataPosition]:
         """The batch there, and the place after it."""
         if self._groups[0] != place.window:
             self._groups = (place.window, self._window(place.window))
         groups = self._groups[1]
         last = place.batch + 1 == len(groups)
-        after = Place(place.window + 1) if last else Place(place.window, place.batch + 1)
+        after = DataPosition(place.window + 1) if last else DataPosition(place.window, place.batch + 1)
         return padded(groups[place.batch], self.pad), after
 
     def _window(self, window: int) -> list[list[Example]]:

@@ -1,8 +1,8 @@
 """One update after another.
 
 Everything that happens in an update is a function of its number: the learning rate, the random numbers of
-dropout and the place in the data follow from `Progress`, which a checkpoint holds whole. So a run that is
-killed and resumed ends with the bits of a run that was not.
+dropout and the place in the data follow from `TrainingProgress`, which a checkpoint holds whole. So a run
+that is killed and resumed ends with the bits of a run that was not.
 """
 
 import math
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import TrainError
-from regard.train.batches import Batches, Place
+from regard.train.batches import Batches, DataPosition
 from regard.train.build import Objective
 from regard.train.distributed import World, as_held, whole, without_sync, wrapped
 from regard.train.settings import Settings
@@ -26,7 +26,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW remembers of each weight, besi
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingProgress:
     """How far training is; all of it is in a checkpoint."""
 
     step: int = 0
@@ -84,7 +84,7 @@ class Training:
         sharded = world.size > 1 and settings.sharding == "fsdp"
         self.fused = not sharded and device.type in ("cpu", "cuda")
         self.optimizer = make_optimizer(self.objective, settings, fused=self.fused)
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         half = settings.precision == "bf16" or (
             settings.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
         )
@@ -94,7 +94,7 @@ class Training:
         """One update of the weights; its loss, the gradient's length and the learning rate."""
         progress, settings, world = self.progress, self.settings, self.world
         step = progress.step + 1
-        place = Place(progress.window, progress.batch)
+        place = DataPosition(progress.window, progress.batch)
         batches = []
         for _ in range(settings.accumulate):
             batch, place = self.batches.at(place)
@@ -161,7 +161,7 @@ class Training:
                 moments = {moment: as_held(tensors[f"{moment}.{name}"], parameter) for moment in MOMENTS}
                 moments["step"] = tensors[f"step.{name}"].to(self.device if self.fused else "cpu")
                 self.optimizer.state[parameter] = moments
-        self.progress = Progress(**progress)
+        self.progress = TrainingProgress(**progress)
 
 
 @contextmanager

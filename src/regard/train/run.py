@@ -48,7 +48,7 @@ _MOST_BLOCKS = 4096  # held-out blocks or pairs whose loss is taken at an evalua
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """What a run has come to."""
 
     folder: Path
@@ -67,7 +67,7 @@ class Run:
         return bool(self.scores)
 
 
-def train(settings: Settings, *, quiet: bool = False) -> Run:
+def train(settings: Settings, *, quiet: bool = False) -> TrainingRun:
     """Train as the settings say, into a new folder."""
     with joined(settings) as world:
         folder = Path(world.from_first(str(_new_folder(settings)) if world.first else ""))
@@ -76,7 +76,7 @@ def train(settings: Settings, *, quiet: bool = False) -> Run:
         return _run(folder, world, quiet, new=settings)
 
 
-def resume(folder: str | Path, *, quiet: bool = False) -> Run:
+def resume(folder: str | Path, *, quiet: bool = False) -> TrainingRun:
     """Go on with the run in that folder, from its last checkpoint."""
     folder = Path(folder)
     if not (folder / "config.toml").is_file():
@@ -90,11 +90,11 @@ def resume(folder: str | Path, *, quiet: bool = False) -> Run:
         return _run(folder, world, quiet)
 
 
-def _done(folder: Path) -> Run | None:
+def _done(folder: Path) -> TrainingRun | None:
     """What result.json says; None where there is none, or a damaged one, which is then made again."""
     try:
         done = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        run = Run(folder, done["step"], done["stopped"], done["scores"])
+        run = TrainingRun(folder, done["step"], done["stopped"], done["scores"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     sound = type(run.step) is int and isinstance(run.stopped, str) and isinstance(run.scores, dict)
@@ -117,7 +117,7 @@ def _new_folder(settings: Settings) -> Path:
     return folder
 
 
-def _run(folder: Path, world: World, quiet: bool, new: Settings | None = None) -> Run:
+def _run(folder: Path, world: World, quiet: bool, new: Settings | None = None) -> TrainingRun:
     """Train in this folder while no other process does; a `new` run's settings are written into it."""
 
     def begin() -> None:
@@ -200,7 +200,7 @@ class _Running:
             notes.append(f"bits will differ from an uninterrupted run: {', '.join(differs)}")
         return notes
 
-    def go(self) -> Run:
+    def go(self) -> TrainingRun:
         """Train to the end, or to where somebody stops it."""
         progress = self.training.progress
         try:
@@ -211,7 +211,7 @@ class _Running:
                         f"stopped by {stopped} at step {progress.step}, and saved. "
                         f"Go on with: regard train --resume {self.folder}"
                     )
-                    return Run(self.folder, progress.step, stopped)
+                    return TrainingRun(self.folder, progress.step, stopped)
                 return self._finish(stopped)
         except (TrainError, SafetensorError, OSError) as error:
             said = error if isinstance(error, TrainError) else f"the run {self.folder} cannot go on: {error}."
@@ -297,7 +297,7 @@ class _Running:
 
         self.world.by_first(write)
 
-    def _finish(self, stopped: str) -> Run:
+    def _finish(self, stopped: str) -> TrainingRun:
         """The result: the best model, or the mean of the best ones, with its scores and pictures."""
         progress = self.training.progress
         result: dict[str, Any] = {}
@@ -335,4 +335,4 @@ class _Running:
             write_whole(self.folder / "result.json", json.dumps(result, indent=2, ensure_ascii=False))
             self.display.note(f"{self.folder}: {figures(scores)}")
         result = self.world.from_first(result)
-        return Run(self.folder, progress.step, stopped, result["scores"])
+        return TrainingRun(self.folder, progress.step, stopped, result["scores"])

@@ -12,81 +12,94 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 from regard.errors import ArgumentError, LoadError, no_such
+from regard.files.families import families_with
 
 Task = Literal["dates", "translate", "lm", "reverse", "copy", "sort", "recall"]
 GENERATED: tuple[Task, ...] = ("dates", "reverse", "copy", "sort", "recall")
+RECURRENT = "seq2seq"
+# Language models see one text; every other task reads a source and writes an answer.
+LANGUAGE_MODELS = tuple(families_with("decoder", "encoder"))
+ANSWERING_MODELS = (RECURRENT, *families_with("encoder-decoder"))
 
 
-def _said(default: Any, help_text: str, least: int | None = None, below: int | None = None) -> Any:
-    return field(default=default, metadata={"help": help_text, "least": least, "below": below})
+def _setting(
+    default: Any,
+    help_text: str,
+    least: int | None = None,
+    below: int | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """Return a dataclass field with its help, its limits and, where they are computed, its choices."""
+    limits = {"least": least, "below": below, "choices": choices}
+    return field(default=default, metadata={"help": help_text, **limits})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One training run. The field's help is what `regard train --help` says of it."""
+    """Hold every option of a training run; each field's help is shown by `regard train --help`."""
 
-    task: Task = _said("dates", "What is learned.")  # noqa: RUF009  # a field, as field() makes it
-    out: str = _said("", "The run's folder; by default a new one under runs/.")
-    seed: int = _said(0, "Of the weights, the order of the data and dropout.", 0)
+    task: Task = _setting("dates", "What the model learns.")  # noqa: RUF009  # a field, as field() makes it
+    out: str = _setting("", "Folder for the run. By default a new one under runs/.")
+    seed: int = _setting(0, "Random seed of the weights, the order of the data and dropout.", 0)
     # data
-    pairs: tuple[str, ...] = _said((), "translate: a TSV of pairs, or, given twice, two aligned files.")
-    text: tuple[str, ...] = _said((), "lm: a text file, once or more.")
-    valid: tuple[str, ...] = _said((), "Held-out data, as `pairs` or `text`; by default a part of those.")
-    test: tuple[str, ...] = _said((), "What the finished model is scored on; by default the held-out data.")
-    valid_fraction: float = _said(0.1, "The part held out where `valid` is not given.", 0, below=1)
-    bad_lines: Literal["skip", "refuse"] = _said("skip", "What to do with lines that cannot be used.")
-    max_length: int = _said(256, "A line with more tokens than this on one side counts as bad.", 1)
-    tokenizer: Literal["char", "word", "bpe"] = _said("char", "What a token is; bpe is byte-level.")
-    vocab: int = _said(8000, "The largest vocabulary.", 1)
-    symbols: int = _said(50, "Generated tasks: how many different words.", 1)
-    min_words: int = _said(1, "Generated tasks: the shortest sequence.", 1)
-    max_words: int = _said(25, "Generated tasks: the longest sequence.", 1)
-    test_words: int = _said(0, "Generated tasks: the longest held-out sequence; 0: as max_words.", 0)
-    # model
-    model: Literal["seq2seq", "t5", "gpt2", "llama", "qwen3", "gemma3", "gpt_neox", "bert"] = _said(
-        "seq2seq", "The kind of model."
+    pairs: tuple[str, ...] = _setting(
+        (), "translate: TSV file of pairs, or two aligned files (give it twice)."
     )
-    cell: Literal["gru", "lstm", "rnn"] = _said("gru", "seq2seq: the recurrent cell.")
-    score: Literal["additive", "dot", "general", "none"] = _said("additive", "seq2seq: the attention.")
-    bidirectional: bool = _said(True, "seq2seq: the encoder also reads from the end.")
-    embed_dim: int = _said(64, "seq2seq: width of the embeddings.", 1)
-    hidden_dim: int = _said(128, "seq2seq: width of the states.", 1)
-    n_layer: int = _said(1, "Layers; of an encoder-decoder, in each stack.", 1)
-    model_dim: int = _said(128, "Transformers: width.", 1)
-    n_head: int = _said(4, "Transformers: attention heads.", 1)
-    ff_dim: int = _said(0, "Transformers: width of the feed-forward; 0: four times model_dim.", 0)
-    context: int = _said(64, "lm: tokens the model sees at once.", 2)
+    text: tuple[str, ...] = _setting((), "lm: a text file; may be given several times.")
+    valid: tuple[str, ...] = _setting((), "Validation data, like `pairs` or `text`; default: part of those.")
+    test: tuple[str, ...] = _setting((), "Test data for the finished model. By default the validation data.")
+    valid_fraction: float = _setting(0.1, "Fraction held out for validation without `valid`.", 0, below=1)
+    bad_lines: Literal["skip", "refuse"] = _setting("skip", "What to do with unusable lines.")
+    max_length: int = _setting(256, "Lines with more tokens than this on one side are unusable.", 1)
+    tokenizer: Literal["char", "word", "bpe"] = _setting("char", "Kind of tokens; bpe is byte-level.")
+    vocab: int = _setting(8000, "Maximum vocabulary size.", 1)
+    symbols: int = _setting(50, "Generated tasks: number of different words.", 1)
+    min_words: int = _setting(1, "Generated tasks: minimum sequence length.", 1)
+    max_words: int = _setting(25, "Generated tasks: maximum sequence length.", 1)
+    test_words: int = _setting(0, "Generated tasks: maximum length of held-out sequences; 0: max_words.", 0)
+    # model
+    model: str = _setting(RECURRENT, "The architecture.", choices=(*ANSWERING_MODELS, *LANGUAGE_MODELS))
+    cell: Literal["gru", "lstm", "rnn"] = _setting("gru", "seq2seq: recurrent cell.")
+    score: Literal["additive", "dot", "general", "none"] = _setting("additive", "seq2seq: attention score.")
+    bidirectional: bool = _setting(True, "seq2seq: the encoder reads in both directions.")
+    embed_dim: int = _setting(64, "seq2seq: embedding size.", 1)
+    hidden_dim: int = _setting(128, "seq2seq: hidden size.", 1)
+    n_layer: int = _setting(1, "Number of layers; in each stack of an encoder-decoder.", 1)
+    model_dim: int = _setting(128, "Transformers: model dimension.", 1)
+    n_head: int = _setting(4, "Transformers: number of attention heads.", 1)
+    ff_dim: int = _setting(0, "Transformers: feed-forward dimension; 0: four times model_dim.", 0)
+    context: int = _setting(64, "lm: context length in tokens.", 2)
     # optimisation
-    steps: int = _said(1000, "Updates of the weights.", 1)
-    batch_tokens: int = _said(4096, "Tokens of one batch, padding included, over all processes.", 1)
-    accumulate: int = _said(1, "Batches whose gradients make one update.", 1)
-    lr: float = _said(1e-3, "The highest learning rate.")
-    min_lr: float = _said(0.0, "cosine: the part of lr that is left at the end.")
-    schedule: Literal["cosine", "inverse_sqrt", "constant"] = _said("cosine", "How lr falls after warm-up.")
-    warmup: int = _said(100, "Updates in which lr rises from 0.", 0)
-    beta1: float = _said(0.9, "AdamW.", 0, below=1)
-    beta2: float = _said(0.98, "AdamW.", 0, below=1)
-    weight_decay: float = _said(0.01, "AdamW, of matrices only.", 0)
-    clip: float = _said(1.0, "The longest gradient; 0: any.", 0)
-    dropout: float = _said(0.1, "The part of activations set to 0.", 0, below=1)
-    label_smoothing: float = _said(0.0, "The part of the target spread over the vocabulary.", 0, below=1)
-    precision: Literal["auto", "float32", "bf16"] = _said("auto", "auto: bf16 on a GPU that has it.")
-    compile: bool = _said(False, "Use torch.compile.")
+    steps: int = _setting(1000, "Number of updates.", 1)
+    batch_tokens: int = _setting(4096, "Tokens in a batch, including padding, over all processes.", 1)
+    accumulate: int = _setting(1, "Batches accumulated for one update.", 1)
+    lr: float = _setting(1e-3, "Peak learning rate.")
+    min_lr: float = _setting(0.0, "cosine: final learning rate as a fraction of lr.")
+    schedule: Literal["cosine", "inverse_sqrt", "constant"] = _setting("cosine", "Schedule after warm-up.")
+    warmup: int = _setting(100, "Warm-up updates, in which the learning rate rises from 0.", 0)
+    beta1: float = _setting(0.9, "AdamW: decay of the mean of gradients.", 0, below=1)
+    beta2: float = _setting(0.98, "AdamW: decay of the mean of squared gradients.", 0, below=1)
+    weight_decay: float = _setting(0.01, "AdamW: weight decay, applied to matrices only.", 0)
+    clip: float = _setting(1.0, "Maximum gradient norm; 0 disables clipping.", 0)
+    dropout: float = _setting(0.1, "Dropout probability.", 0, below=1)
+    label_smoothing: float = _setting(0.0, "Probability spread over the vocabulary.", 0, below=1)
+    precision: Literal["auto", "float32", "bf16"] = _setting("auto", "auto: bf16 on a GPU that supports it.")
+    compile: bool = _setting(False, "Use torch.compile.")
     # running
-    eval_every: int = _said(200, "Updates between evaluations.", 1)
-    eval_size: int = _said(500, "Held-out examples decoded at an evaluation.", 1)
-    save_every: int = _said(200, "Updates between checkpoints.", 1)
-    log_every: int = _said(10, "Updates between lines of metrics.", 1)
-    patience: int = _said(0, "Evaluations without a better score before stopping; 0: never.", 0)
-    keep_best: int = _said(1, "How many of the best models are kept.", 1)
-    average: bool = _said(False, "The result is the mean of the kept models, not the best of them.")
-    device: str = _said("cpu", "cpu, cuda, cuda:1, mps.")
-    threads: int = _said(0, "CPU threads; 0: as PyTorch finds them. Bits depend on it.", 0)
-    tensorboard: bool = _said(True, "Write metrics for TensorBoard too, where it is installed.")
-    sharding: Literal["ddp", "fsdp"] = _said("ddp", "Under torchrun: copies of the model, or parts of it.")
+    eval_every: int = _setting(200, "Updates between evaluations.", 1)
+    eval_size: int = _setting(500, "Examples decoded at each evaluation.", 1)
+    save_every: int = _setting(200, "Updates between checkpoints.", 1)
+    log_every: int = _setting(10, "Updates between logged metrics.", 1)
+    patience: int = _setting(0, "Stop after this many evaluations without improvement; 0: never.", 0)
+    keep_best: int = _setting(1, "Number of best models to keep.", 1)
+    average: bool = _setting(False, "Average the kept models instead of taking the best.")
+    device: str = _setting("cpu", "Device: cpu, cuda, cuda:1, mps.")
+    threads: int = _setting(0, "CPU threads; 0: PyTorch's default. Results depend on it in the last bits.", 0)
+    tensorboard: bool = _setting(True, "Log to TensorBoard too, if it is installed.")
+    sharding: Literal["ddp", "fsdp"] = _setting("ddp", "Under torchrun: replicas (ddp) or shards (fsdp).")
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -96,8 +109,7 @@ class Settings:
                 rule = f"at least {least}" if below is None else f"at least {least} and below {below}"
                 raise ArgumentError(f"{setting.name} must be {rule}. Got {value}.")
         data = {"translate": "pairs", "lm": "text"}.get(self.task)
-        families = [name for name in get_args(_TYPES["model"]) if name not in ("seq2seq", "t5")]
-        models = families if self.task == "lm" else ["seq2seq", "t5"]
+        models = LANGUAGE_MODELS if self.task == "lm" else ANSWERING_MODELS
         paths = {name: ", ".join(getattr(self, name)) for name in ("pairs", "text", "valid", "test")}
         unused = [f"{name}. Got {paths[name]}" for name in ("pairs", "text") if name != data and paths[name]]
         many = [name for name in ("pairs", "valid", "test") if len(getattr(self, name)) > 2]
@@ -109,7 +121,7 @@ class Settings:
             ),
             f"task {self.task} needs a model of {', '.join(models)}. Got {self.model}.": self.model in models,
             f"model_dim must be a multiple of n_head. Got {self.model_dim} and {self.n_head}.": (
-                self.model == "seq2seq" or self.model_dim % self.n_head == 0
+                self.model == RECURRENT or self.model_dim % self.n_head == 0
             ),
             f"{many} must be one TSV file or two aligned ones. Got {[paths[name] for name in many]}.": (
                 self.task == "lm" or not many
@@ -126,7 +138,14 @@ class Settings:
 
     @classmethod
     def of(cls, task: str, given: Mapping[str, Any] | None = None) -> Settings:
-        """The settings of a task: its own defaults, then what is given.
+        """Return the settings of a task: its own defaults, overridden by what is given.
+
+        Args:
+            task: Name of the task, such as "dates".
+            given: Settings by name, which override the defaults.
+
+        Returns:
+            The settings, checked.
 
         >>> Settings.of("dates", {"steps": 7}).steps
         7
@@ -136,7 +155,7 @@ class Settings:
 
     @classmethod
     def read(cls, path: str | Path, given: Mapping[str, Any] | None = None) -> Settings:
-        """The settings in a TOML file; `given` has the last word."""
+        """Read settings from a TOML file; `given` overrides them."""
         path = Path(path)
         try:
             values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -151,7 +170,7 @@ class Settings:
             raise ArgumentError(f"{path}: {error}") from error
 
     def to_toml(self) -> str:
-        """Every setting as TOML, which `read` reads.
+        """Return every setting as TOML, which `read` reads.
 
         >>> Settings().to_toml().splitlines()[0]
         'task = "dates"'
@@ -191,7 +210,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def checked(name: str, value: Any) -> Any:
-    """A setting's value in its type; an error that names the setting where it is of another."""
+    """Return a setting's value in its type; raise an error that names the setting if it does not fit."""
     if name not in _TYPES:
         raise ArgumentError(no_such("setting", name, _TYPES))
     from regard.attention.data import fitting  # imports torch, which a list of settings does without
@@ -202,8 +221,13 @@ def checked(name: str, value: Any) -> Any:
             fitting(name, item, str) for item in (value if isinstance(value, list | tuple) else [value])
         )
     value = fitting(name, value, kind)
+    if (choices := CHOICES.get(name)) and value not in choices:
+        raise ArgumentError(no_such(name, value, choices))
     return float(value) if kind is float else value
 
 
 _TYPES: dict[str, Any] = get_type_hints(Settings)
+CHOICES: dict[str, tuple[str, ...]] = {
+    setting.name: setting.metadata["choices"] for setting in fields(Settings) if setting.metadata["choices"]
+}
 HELP: dict[str, str] = {setting.name: setting.metadata["help"] for setting in fields(Settings)}

@@ -1,6 +1,6 @@
 """What the checker and the process that runs an answer say to one another, and the nests of values in it.
 
-The checker sends a `Job`. Back come a `Statement` before it runs, where it may not end, `Loaded`, and an
+The checker sends a `Job`. Back come a `Statement` before it runs, where it may not end, `LoadReport`, and an
 `Outcome` for each run. No message to an answer holds an expected value.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Tree = Any  # nests of lists, tuples and dicts with tensors, numbers, texts, None, `Code`, `Foreign`
+Tree = Any  # nests of lists, tuples and dicts with tensors, numbers, texts, None, `Code`, `NotData`
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class NotData:
     """In place of a result that is no data, in words: "a Linear"."""
 
     what: str
@@ -112,7 +112,9 @@ class Job:
 class Failure:
     """Why a run has no result: an exception, a limit, or the end of the process."""
 
-    kind: str  # "error", "construct", "gradient", "time", "missing", "died", "not run", "unsent", "unfit"
+    # "error", "construct", "gradient", "time" (not finished), "slow" (finished, and too late), "missing",
+    # "died", "not run", "unsent" or "unfit"
+    kind: str
     type: str = ""
     message: str = ""
     where: str = ""  # the answer's own line
@@ -149,7 +151,7 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadReport:
     """What executing the file gave."""
 
     skipped: list[Statement] = field(default_factory=list)
@@ -182,6 +184,7 @@ class Outcome:
     largest: int = 0
     unfit: Unfit = field(default_factory=Unfit)
     error: Failure | None = None
+    seconds: float = 0.0  # of computing
     seen: list[Seen] = field(default_factory=list)
 
 

@@ -13,6 +13,7 @@ from regard.checking.reports.html import section, word
 from regard.drawing.html import Markup, joined, table, tag
 from regard.drawing.html import page as whole_page
 from regard.drawing.tables import csv_text
+from regard.errors import plural
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins that a spreadsheet would compute
 VISIBILITY = {"never": "hidden", "after due date": "after_due_date", "after published": "after_published"}
@@ -87,7 +88,7 @@ def summary(title: str, grades: Sequence[Grade], pages: Mapping[str, str]) -> st
     `pages` has the address of each student's feedback.
     """
     totals = [grade.points for grade in grades]
-    figures = f"{len(grades)} students, mean {mean(totals):.1f}, median {median(totals):.1f}"
+    figures = f"{plural(len(grades), 'student')}, mean {mean(totals):.1f}, median {median(totals):.1f}"
     ids = [mark.exercise for mark in grades[0].marks]
     exercises = []
     for id, *marks in zip(ids, *(grade.marks for grade in grades), strict=True):

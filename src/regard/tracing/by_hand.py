@@ -108,6 +108,8 @@ _REARRANGING = frozenset(
         "squeeze",
     }
 )
+# These leave every dimension where it is.
+_IN_PLACE_OF = frozenset({"contiguous", "clone", "detach", "tril", "triu", "roll", "flip", "pad"})
 # What these make of scores is no longer scores: hidden states, mostly.
 _PROJECTED = frozenset(
     {"linear", "addmm", "conv1d", "conv2d", "layer_norm", "embedding", "rms_norm", "group_norm"}
@@ -468,7 +470,7 @@ class Follower:
         if name in _REARRANGING:
             for value in made:
                 self.marks[value] = replace(
-                    mark, key_dim=_moved_dim(func, args, kwargs, tensor, mark.key_dim, value, made)
+                    mark, key_dim=_moved_dim(func, name, args, kwargs, tensor, mark.key_dim, value, made)
                 )
             return None
         for value in made:
@@ -685,7 +687,14 @@ def _met(uses: Iterable[SoftmaxUse]) -> None:
 
 
 def _moved_dim(
-    func: Any, args: Any, kwargs: Any, tensor: Tensor, dim: int | None, value: Tensor, made: list[Tensor]
+    func: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    tensor: Tensor,
+    dim: int | None,
+    value: Tensor,
+    made: list[Tensor],
 ) -> int | None:
     """The dimension of the keys in what a function that moves numbers made; None where it is not known.
 
@@ -695,6 +704,8 @@ def _moved_dim(
     if dim is None:
         return None
     dim %= tensor.dim()
+    if name in _IN_PLACE_OF:
+        return dim
     n_key = tensor.shape[dim]
     if n_key < 2:
         return value.dim() - 1 if dim == tensor.dim() - 1 else None
@@ -717,10 +728,11 @@ def _moved_dim(
         return None
     if probe.shape != value.shape:
         return None
+    probe = probe[tuple(slice(None) if stride else slice(0, 1) for stride in probe.stride())]  # no repeats
     differ = [
         at
         for at in range(probe.dim())
-        if probe.shape[at] > 1 and probe.stride(at) and not bool((probe == probe.narrow(at, 0, 1)).all())
+        if probe.shape[at] > 1 and not bool((probe == probe.narrow(at, 0, 1)).all())
     ]
     return differ[0] if len(differ) == 1 else None
 

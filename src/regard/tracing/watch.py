@@ -23,6 +23,7 @@ import math
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -592,9 +593,8 @@ class AttentionInterceptor(TorchFunctionMode):
         )
         # Weights that meet several values, as they are, are one layer whose values stand side by side.
         known_uses = self.layers.setdefault(softmax.use, [])
-        same = next(
-            (at for at, (_, other, _) in enumerate(known_uses) if _same(other, weights.detach())), None
-        )
+        met = weights if written.met is None else written.met
+        same = next((at for at, (_, other, _) in enumerate(known_uses) if _is(other(), met)), None)
         again = same is not None
         if not again:
             self.named.append(nth_call(caller.name, self.named))
@@ -602,7 +602,7 @@ class AttentionInterceptor(TorchFunctionMode):
             if not again:
                 self.stated[self.named[-1]] = caller.n_head
                 self.raw[self.named[-1]] = weights.detach().expand(*lead, *weights.shape[-2:])
-                known_uses.append((None, weights.detach(), 0))
+                known_uses.append((None, weakref.ref(met), 0))
             return out
         layout = self._layout(self.named[-1], caller, lead)
         four = layout.four
@@ -613,7 +613,7 @@ class AttentionInterceptor(TorchFunctionMode):
         def cells(weights: Tensor) -> Tensor:
             return four(weights, lead)
 
-        bare, weights = weights.detach(), four(weights, lead)
+        weights = four(weights, lead)
         v = None if v is None else four(v, lead)
 
         def own(tensor: Tensor, lead: tuple[int, ...] | None = None) -> Tensor:
@@ -645,10 +645,10 @@ class AttentionInterceptor(TorchFunctionMode):
                 self.rewritten.append(softmax.use.module or caller.name)
         if same is None:
             token, v_start = object(), 0
-            known_uses.append((token, bare, 0 if v is None else v.shape[-1]))
+            known_uses.append((token, weakref.ref(met), 0 if v is None else v.shape[-1]))
         else:
-            token, _, v_start = known_uses[same]
-            known_uses[same] = token, bare, v_start + (0 if v is None else v.shape[-1])
+            token, other, v_start = known_uses[same]
+            known_uses[same] = token, other, v_start + (0 if v is None else v.shape[-1])
         return self._passed(caller, called, known or called, token, again, v_start)
 
     def _passed(
@@ -713,6 +713,10 @@ class AttentionInterceptor(TorchFunctionMode):
                             return replace(caller, batch=value.shape[0], given=tuple(value.shape))
             frame = frame.f_back
         return caller
+
+
+def _is(one: Tensor | None, other: Tensor) -> bool:
+    return one is other or _same(one, other)
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:

@@ -275,12 +275,13 @@ PACKAGES = {
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
     "experiments": "Estimate Finding PatchEffects Why patch_effects why",
-    "heads": """AgainstChance Attribution Circuit ComparedScore Composition Curve HeadLabel LABELS LabelRule
-        Measures RULES RandomNull RelationScore ScoreSplit Sentence Survey Word ablated ablation
-        columns_of composition head_means importance label largest_share logit_attribution
-        logit_lens lost_attention mean_loss measure ov_circuit planted_needle prune pruning_curve
-        qk_circuit random_null ranked_heads read_conllu repeated_tokens rollout save_pruned
-        score_pairs score_relations score_split stands_out survey to_dataframe value_weighted""",
+    "heads": """LABELS RULES AgainstChance Attribution Circuit ComparedScore Composition Curve HeadLabel
+        LabelRule Measures RandomNull RelationScore ScoreSplit Sentence Survey Word ablated
+        ablation columns_of composition head_means importance label largest_share
+        logit_attribution logit_lens lost_attention mean_loss measure ov_circuit planted_needle
+        prune pruning_curve qk_circuit random_null ranked_heads read_conllu repeated_tokens
+        rollout save_pruned score_pairs score_relations score_split stands_out survey
+        to_dataframe value_weighted""",
     "layers": """AdditiveAttention Block BlockConfig DeltaAttention Evict FeedForward KVCache LatentAttention
         LayerCache LearnedPositions MultiHeadAttention Record RelativeBias Rotary RotaryScaling
         SinusoidalPositions Turn merge_heads sinusoidal split_heads""",

@@ -23,7 +23,6 @@ INCOMPLETE = {
     "costs",
     "decoding",
     "drawing",
-    "experiments",
     "files",
     "heads",
     "layers",

@@ -12,9 +12,9 @@ from tiny_models import TEXT, target_of, tiny
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.checking.submission import read as read_submission
+from regard.experiments import prune, save_pruned
 from regard.files.loading import load, save
 from regard.files.tokenizer import TextTokenizer
-from regard.heads import prune, save_pruned
 from regard.models.families import FAMILIES, initialise
 from regard.models.transformer import Transformer
 from regard.tracing.layers import LayerTrace
@@ -227,9 +227,9 @@ def test_traces(record_property, tmp_path):
             found.row(index, layer.n_head - 1, layer.n_query - 1)
             found.column(index, 0, layer.n_key - 1)
             found.pooled(index, None, 3, 3)
-            layer.visible(slice(None), slice(None))
+            layer.visible(0, slice(None), slice(None))
             if isinstance(layer, LayerTrace):
-                layer.score_parts(0, 0, 0, 0)
+                layer.score_parts(0, 0, 0)
         for document in documents_of(found):
             json.dumps(document.meta())
             document.facts()

@@ -8,17 +8,9 @@ from torch import nn
 
 import regard
 from regard.errors import ArgumentError, UnsupportedError
+from regard.experiments import ablation, head_means, importance, mean_loss, pruning_curve
 from regard.files.loading import load
-from regard.heads import (
-    ablation,
-    head_means,
-    importance,
-    logit_attribution,
-    mean_loss,
-    pruning_curve,
-    survey,
-    value_weighted,
-)
+from regard.heads import logit_attribution, survey, value_weighted
 from regard.heads.circuits import projections
 from regard.heads.model import layers_of, loaded_of
 
@@ -168,9 +160,9 @@ def test_a_survey_a_curve_and_means_of_a_foreign_model(any_decoder):
         layer = trace.layer(0)
         v = layer.v.repeat_interleave(4 // layer.v.shape[1], 1)
         size = torch.einsum("mv,kv->km", matrix[:, 1], v[0, 1]).norm(dim=-1)
-        cells = layer.weights(0, 1) * size
+        cells = layer.weights(1) * size
         torch.testing.assert_close(
-            weighted.layer(0).weights(0, 1),
+            weighted.layer(0).weights(1),
             (cells / cells.sum(-1, keepdim=True)).detach(),
             rtol=1e-4,
             atol=1e-6,

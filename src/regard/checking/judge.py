@@ -28,6 +28,9 @@ HALF_NOTE = (
 )
 NO_GRADIENT = "it computes in NumPy{}, and no gradient passes through that: use torch's operations."
 ON_CPU = "a new tensor is made on the CPU, whatever the device of the inputs: pass device={}."
+# Torch says so where a tensor that is float32 by itself meets inputs of another dtype.
+DTYPE_WORDS = ("expected scalar type", "same dtype")
+DTYPE_NOTE = "a new tensor is float32, whatever the dtype of the inputs is: pass dtype=x.dtype."
 DEVICE_WORDS = ("not on the expected device", "on the same device", "at least two devices", "device meta")
 # Of errors where the ordinary call gives a result: kinds of runs, words, what is said, whether it is a fault.
 # An answer that checks itself does so with more digits than half precision has, and one that looks at numbers
@@ -37,6 +40,7 @@ ERRORS = (
     (("device",), DEVICE_WORDS, ON_CPU, True),
     (("device", "bfloat16"), IN_NUMPY, NUMPY_NOTE, False),
     (("float16",), ("without overflow",), HALF_NOTE, False),
+    (("float64", "float16", "bfloat16"), DTYPE_WORDS, DTYPE_NOTE, False),
     (("float16", "bfloat16"), ("not implemented for", "AssertionError"), "", False),
     (("device",), ("",), "", False),
 )
@@ -128,7 +132,7 @@ def compared(plan: Plan, run: Run, expected: Tree, got: Tree) -> Difference | No
         return Difference(NO_FORM.format(error))
     floating = any(tensor.is_floating_point() for tensor in run.tensors)
     dtype = run.dtype if floating and plan.checks.view is None else None
-    tolerance = TOLERANCE[run.dtype] * plan.exercise.tolerance
+    tolerance = TOLERANCE[run.dtype]
     return difference(expected, got, tolerance, plan.exercise.words, dtype)
 
 
@@ -187,11 +191,11 @@ class _Judge:
         trials = [check for run in values if (check := self._value(run)) is not None]
         probes = [check for probe in self.plan.checks.probes if (check := self._probe(probe)) is not None]
         checks = [*([self._parameters(values)] if self.exercise.is_class else []), *trials, *probes]
+        checks.append(self._unchanged(values))
         right = {check.name for check in trials if check.passed}  # whose ordinary calls are right
         for kind in ("gradients", *VARIANTS):
             runs = [run for run in self.plan.runs if run.kind == kind]
-            checks += [self._all(kind, runs, right)] if runs else []
-        checks.append(self._unchanged(values))
+            checks += [self._noted(self._all(kind, runs, right))] if runs else []
         guesses = [guess for run in values for guess in self.outcomes[run.id].unfit.guessed]
         guessed = ", ".join(dict.fromkeys(guesses))
         wrong = any(not check.passed and check.kind == "wrong" for check in checks)
@@ -212,16 +216,17 @@ class _Judge:
     def _parameters(self, values: list[Run]) -> Check:
         """Whether the weights have their places.
 
-        Biases that nobody asked for are no fault unless there is an option for them.
+        Biases that nobody asked for are set to zero; whether they are a fault, the exercise says.
         """
         for run in values:
             unfit = self.outcomes[run.id].unfit
             if run.item.raises:
                 continue
-            with_bias = self.exercise.has_bias_option
-            ours, yours = unfit.ours, [*unfit.yours, *(unfit.zeroed if with_bias else [])]
-            if unfit.zeroed and not with_bias:
-                zeroed = ", ".join(unfit.zeroed)
+            ours, yours = unfit.ours, unfit.yours
+            zeroed = ", ".join(unfit.zeroed)
+            if zeroed and self.exercise.biases == "none" and not (ours or yours):
+                return Check("parameters", False, f"biases that the task does not ask for: {zeroed}.")
+            if zeroed and not self.exercise.biases:
                 self.notes.append(f"biases that are not asked for were set to zero: {zeroed}.")
             if ours or yours:
                 text = "the parameters do not fit. Expected, without a place: {}. Yours, left over: {}."
@@ -270,6 +275,13 @@ class _Judge:
         text = probe_fault(self.plan, probe, expected, results, self.tolerance)
         check = Check.of(probe)
         return check if text is None else check.failing(text, whole=text.startswith(NO_CHANGE))
+
+    def _noted(self, check: Check) -> Check:
+        """Return the check, passed with a note where it failed in what the task does not ask for."""
+        if check.passed or check.name not in self.plan.noted or not check.tried:
+            return check
+        self.notes.append(f"not counted, {check.name}: {check.message}")
+        return replace(check, passed=True, message="")
 
     def _all(self, kind: str, runs: list[Run], right: set[str]) -> Check:
         """One check over the runs of a kind, gradients or a variant, of the trials that are right."""
@@ -337,7 +349,7 @@ class _Judge:
             if changed:
                 names = argument_names(self.plan, run)
                 which = ", ".join(names[f"input {index}"] for index in changed if f"input {index}" in names)
-                text = f"{run.item.name}: {which} is not what it was before the call."
+                text = f"{run.item.name}: {which} was changed by the call."
                 return Check("inputs unchanged", False, text, "fragile")
         return Check("inputs unchanged", True, kind="fragile")
 
@@ -349,7 +361,8 @@ def error_message(error: Failure) -> str:
     if error.type == "NotImplementedError":
         return f"not written yet{_at(error)}."
     sentences = {
-        "time": f"it takes too long: an endless loop?{f', at {error.where}' if error.where else ''}",
+        "time": f"it is too slow: not finished after {error.message} s of computing{_at(error)}.",
+        "slow": f"it is too slow: this call takes {error.message} s of computing.",
         "died": f"it had to be stopped: {error.message}.",
         "unfit": UNFIT,
         "not run": "not run, because calls before it took too long or ended the process.",

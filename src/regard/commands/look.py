@@ -151,7 +151,7 @@ def look(
         if traced.n_query * traced.n_key > MOST_PRINTED**2:
             raise ArgumentError(f"--json prints at most {MOST_PRINTED**2} weights: shorten TEXT.")
         rows, cols = document.names(layer)
-        weights = traced.tile(document.batch, head, slice(None), slice(None)).tolist()
+        weights = traced.tile(head, slice(None), slice(None), batch=document.batch).tolist()
         shown = {"model": document.title, "layer": layer, "head": head, "rows": rows, "cols": cols}
         return {**shown, "weights": weights, "notices": document.notices, "files": [at for _, at in written]}
     if asked.terminal:
@@ -249,8 +249,8 @@ def _draw(document: Document, layer: int, head: int) -> None:
     traced = document.trace.layers[layer]
     fits = max(1, (console.width - LABEL_WIDTH - 1) // 2)
     rows, cols = slice(0, min(traced.n_query, fits)), slice(0, min(traced.n_key, fits))
-    weights = traced.tile(document.batch, head, rows, cols).float().cpu()
-    visible = traced.visible(rows, cols, document.batch, head).cpu()
+    weights = traced.tile(head, rows, cols, batch=document.batch).float().cpu()
+    visible = traced.visible(head, rows, cols, batch=document.batch).cpu()
     title = f"{document.title}, layer {layer}, head {head}: rows look, columns are looked at."
     console.print(title, markup=False)
     console.print(f"“{printable(document.text)}”\n", markup=False, soft_wrap=True)

@@ -191,8 +191,8 @@ def _largest_link(traced: Trace) -> float:
     """Return the largest single weight of all heads, as a share of the way from chance to 1."""
     largest = 0.0
     for layer in traced.layers:
-        for rows, cols, weights in layer.strips(0):
-            n_visible = layer.visible(rows, cols).sum(-1).clamp(min=1)
+        for rows, cols, weights in layer.strips():
+            n_visible = layer.visible(0, rows, cols).sum(-1).clamp(min=1)
             lift = (weights.amax(-1) - 1 / n_visible) / (1 - 1 / n_visible.clamp(min=2))
             largest = max(largest, float(lift.where(n_visible > 1, 0.0).max()))
     return largest

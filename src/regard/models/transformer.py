@@ -6,7 +6,7 @@ Read `TransformerConfig` for what can differ, `families/` for who differs how.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, cast
 
@@ -15,12 +15,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.data import Ranges, check_fields
+from regard.attention.scores import Bias
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.layers.attention import Record
 from regard.layers.block import ACTIVATIONS, Block, BlockConfig, make_norm
-from regard.layers.cache import KVCache
+from regard.layers.cache import KVCache, LayerCache
 from regard.layers.eviction import Evict, Evicting
+from regard.layers.layer_id import Kind, LayerId
 from regard.layers.positions import (
     LearnedPositions,
     RelativeBias,
@@ -63,6 +65,8 @@ class TransformerConfig:
     pooler: bool = False  # BERT: tanh of a projection of the first token
     family: str = "custom"
     kept_heads: tuple[tuple[int, ...], ...] | None = None  # pruned: those left, for each of `attention_names`
+    # How weights are drawn before training, see `Transformer.reset_parameters`: no part of what is computed.
+    initial: Literal["normal", "scaled", "fan_in"] = field(default="normal", compare=False)
 
     ranges: ClassVar[Ranges] = {
         **dict.fromkeys("vocab n_bucket max_distance".split(), (1, math.inf)),
@@ -131,6 +135,27 @@ class Stack(nn.Module):
         self.norm = make_norm(config.block) if config.final_norm else None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockInputs:
+    """What every block of a stack is given beside the residual stream.
+
+    Attributes:
+        turn: The rotary cosines and sines of layers that see everything.
+        local_turn: Those of layers with a window.
+        visible: Which keys are real, where some are padding.
+        memory: The encoder's output, which a decoder's cross-attention reads.
+        memory_visible: Which of its positions are real.
+        bias: The stack's relative positions.
+    """
+
+    turn: Turn | None = None
+    local_turn: Turn | None = None
+    visible: Visibility | None = None
+    memory: Tensor | None = None
+    memory_visible: Visibility | None = None
+    bias: Bias | None = None
+
+
 class MaskedHead(nn.Module):
     """BERT's: a projection, activation and norm before the embeddings' matrix, and a bias of its own."""
 
@@ -189,6 +214,69 @@ class Transformer(Model):
             self.unembed = nn.Linear(block.model_dim, config.vocab, bias=False)
         self.pooler = nn.Linear(block.model_dim, block.model_dim) if config.pooler else None
         fit_pruned(self)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the weights that training starts from: biases are 0, norms 1, matrices normally distributed.
+
+        `config.initial` names the standard deviation: "normal" is 0.02 (Devlin et al. 2019), "scaled" divides
+        it by sqrt(2 n_layer) where a block writes to the residual stream (Radford et al. 2019, 2.3), "fan_in"
+        is n_in^-1/2 (Raffel et al. 2020, code). The matrix that gives the logits has at most what leaves an
+        untrained loss near log(vocab).
+
+        Args:
+            generator: Source of the random numbers. Default: PyTorch's own.
+        """
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif "norm" in name:
+                parameter.fill_(1.0)
+            elif parameter.is_meta:
+                continue
+            else:
+                numbers = torch.empty(parameter.shape).normal_(
+                    std=self._initial_std(name), generator=generator
+                )
+                parameter.copy_(numbers)
+
+    def _initial_std(self, name: str) -> float:
+        """Return the standard deviation of one matrix before training."""
+        config, block = self.config, self.config.block
+        std, n_layer = 0.02, config.n_encoder_layer + config.n_decoder_layer
+        if config.initial == "scaled" and name.endswith(("out.weight", "down.weight")):
+            std /= math.sqrt(2 * n_layer)
+        elif config.initial == "fan_in":
+            heads_dim = block.n_head * (block.qk_dim or block.model_dim // block.n_head)
+            # Attention without a scale needs smaller queries.
+            n_in = {
+                "query": block.model_dim * heads_dim // block.n_head,
+                "out": heads_dim,
+                "down": block.ff_dim,
+            }
+            std = n_in.get(name.split(".")[-2], block.model_dim) ** -0.5
+            std = 1.0 if name == "token.weight" else std
+        gives_logits = name == ("token.weight" if config.tied else "unembed.weight")
+        return min(std, self._largest_logit_std()) if gives_logits and config.lm_head != "none" else std
+
+    def _largest_logit_std(self) -> float:
+        """Return the standard deviation of the logits' matrix that leaves an untrained loss near log(vocab).
+
+        The last hidden state has the length sqrt(model_dim), times `lm_head_scale`. Logits of variance s^2
+        add s^2 / 2 to the loss: at most 2 % here. Where the matrix is the embeddings' too, the hidden state
+        still points to the token that was read, less so with every block that adds to it, and this token's
+        logit adds log(1 + (exp(logit) - 1) / vocab): at most 3 %.
+        """
+        config, dim = self.config, self.config.block.model_dim
+        log_vocab = max(math.log(config.vocab), math.log(2))
+        bound = math.sqrt(0.04 * log_vocab / dim)
+        if config.tied and config.lm_head == "language":
+            n_layer = config.n_decoder_layer or config.n_encoder_layer
+            # Weights by fan-in start with embeddings as large as all that blocks add to them.
+            kept = 1.0 if config.initial == "fan_in" else 1 / math.sqrt(1 + n_layer)
+            bound = min(bound, math.log1p(0.03 * config.vocab * log_vocab) / (dim * kept))
+        return bound / config.lm_head_scale
 
     @property
     def sizes(self) -> Sizes:
@@ -204,10 +292,11 @@ class Transformer(Model):
 
     @property
     def attention_names(self) -> list[str]:
-        config, kinds = self.config, ("self",) if self.encoder is None else ("self", "cross")
-        read = [f"encoder.{index}.self" for index in range(config.n_encoder_layer)]
-        written = [f"decoder.{index}.{kind}" for index in range(config.n_decoder_layer) for kind in kinds]
-        return read + written
+        config = self.config
+        kinds: tuple[Kind, ...] = ("self",) if self.encoder is None else ("self", "cross")
+        read = [LayerId("encoder", index) for index in range(config.n_encoder_layer)]
+        written = [LayerId("decoder", at, kind) for at in range(config.n_decoder_layer) for kind in kinds]
+        return list(map(str, read + written))
 
     def new_cache(self) -> KVCache:
         """An empty cache for decoding."""
@@ -308,31 +397,73 @@ class Transformer(Model):
             if key_mask is not None:
                 positions = (key_mask.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
         x = self.embed(tokens, positions, token_types)
-        turn, local_turn = self.turns(positions)
-        visible = None if key_mask is None else Visibility(key_mask=key_mask)
-        memory_visible = None if memory_key_mask is None else Visibility(key_mask=memory_key_mask)
-        bias = None if stack.relative is None else stack.relative(x.shape[1], start + x.shape[1], start)
-        for index, (block, local) in enumerate(zip(stack.blocks, stack.local, strict=True)):
+        given = self.block_inputs(stack, positions, start + x.shape[1], key_mask, memory, memory_key_mask)
+        for index, block in enumerate(stack.blocks):
             if layers is not None:
                 layers.append(x)
             if cache is not None and key_mask is not None:
-                visible = cache[index].visibility(key_mask, cast(Block, block).attention.n_head)
-            x = block(
+                n_head = cast(Block, block).attention.n_head
+                given = replace(given, visible=cache[index].visibility(key_mask, n_head))
+            x = self.run_block(
+                stack,
+                index,
                 x,
-                memory,
-                visible=visible,
-                memory_visible=memory_visible,
-                bias=bias,
-                turn=local_turn if local else turn,
+                given,
                 cache=None if cache is None else cache[index],
                 cross_cache=None if cache is None else cache.cross[index],
                 record=record,
-                name=f"{stack.name}.{index}",
             )
         x = x if stack.norm is None else stack.norm(x)
         if layers is not None:
             layers.append(x)
         return x
+
+    def block_inputs(
+        self,
+        stack: Stack,
+        positions: Int[Tensor, "_batch position"],
+        n_key: int,
+        key_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_key_mask: Tensor | None = None,
+    ) -> BlockInputs:
+        """Compute what every block of a stack is given for queries at `positions`, the last of `n_key`."""
+        turn, local_turn = self.turns(positions)
+        n_query = positions.shape[1]
+        return BlockInputs(
+            turn,
+            local_turn,
+            None if key_mask is None else Visibility(key_mask=key_mask),
+            memory,
+            None if memory_key_mask is None else Visibility(key_mask=memory_key_mask),
+            None if stack.relative is None else stack.relative(n_query, n_key, n_key - n_query),
+        )
+
+    def run_block(
+        self,
+        stack: Stack,
+        index: int,
+        x: Float[Tensor, "batch position model_dim"],
+        given: BlockInputs,
+        *,
+        cache: LayerCache | None = None,
+        cross_cache: LayerCache | None = None,
+        record: Record | None = None,
+    ) -> Float[Tensor, "batch position model_dim"]:
+        """Run one block of a stack: so a run can start at any layer, from the state that another run kept."""
+        out: Tensor = stack.blocks[index](
+            x,
+            given.memory,
+            visible=given.visible,
+            memory_visible=given.memory_visible,
+            bias=given.bias,
+            turn=given.local_turn if stack.local[index] else given.turn,
+            cache=cache,
+            cross_cache=cross_cache,
+            record=record,
+            name=f"{stack.name}.{index}",
+        )
+        return out
 
     def turns(self, positions: Int[Tensor, "_batch position"]) -> tuple[Turn | None, Turn | None]:
         """The rotary turns of these positions: of the layers that see everything, and of the local ones."""

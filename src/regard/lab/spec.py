@@ -213,14 +213,14 @@ class Lab:
         self.measurements.append(measurement)
         return measurement
 
-    def near(self, what: str, number: Number, predicted: float, *, slack: float = 0.0) -> None:
+    def near(self, what: str, number: Number, predicted: Number, *, slack: float = 0.0) -> None:
         """Check that `predicted` lies in the interval, widened by a share `slack` of it."""
         room, (low, high) = slack * abs(predicted), interval(number)
         holds = low - room <= predicted <= high + room  # NaN never holds
         rule = f"within reach of {predicted:.4g}" + (f", widened by {slack:.0%}" if slack else "")
         self.checks.append(LabCheck(what, rule, _said(number), "holds" if holds else "fails"))
 
-    def equal(self, what: str, number: Number, predicted: float, *, rounding: float = 0.0) -> None:
+    def equal(self, what: str, number: Number, predicted: Number, *, rounding: float = 0.0) -> None:
         """Check that both are the same, up to `rounding` of it (of 1 where it is smaller)."""
         holds = abs(_plain(number) - predicted) <= rounding * max(1.0, abs(predicted))
         rule = f"equal to {predicted:.6g}" + (f" to {rounding:.0e}" if rounding else "")

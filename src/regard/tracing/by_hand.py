@@ -1165,7 +1165,7 @@ def explained(
     some_uniform = uniform_rows if bool(uniform_rows.any()) else None
     k, v = without_repeats(q, k, called.v.detach())
     known = replace(called, q=q, k=k, v=v, rule=rule, uniform_rows=some_uniform)
-    lse = row_sums(known, None, _FEW)  # of these scores, not of the model's: rounding in both cancels
+    lse = log_sum_exp(known, None, _FEW)  # of these scores, not of the model's: rounding in both cancels
     recovered = LayerTrace("", q, k, lse, rule, uniform_rows=some_uniform).block(None, *everywhere)
     if not reach(recovered - weights.to(recovered.dtype)) <= min(4 * noise, _CLOSE):
         return None

@@ -53,10 +53,10 @@ from regard.tracing.calls import (
     AttentionCall,
     LogSumExp,
     as_it_is,
+    log_sum_exp,
     read_call,
     read_registered,
     refuse_dropout,
-    row_sums,
 )
 from regard.tracing.layout import Layout, measured, usual
 from regard.tracing.recorder import Recorder

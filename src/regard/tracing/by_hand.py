@@ -30,7 +30,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.attention.scores import DenseBias, ScoreRule
 from regard.attention.visibility import hidden_by
 from regard.errors import ShapeError, UnsupportedError
-from regard.tracing.calls import AttentionCall, compact_bias, read_visible, row_sums, without_repeats
+from regard.tracing.calls import AttentionCall, compact_bias, log_sum_exp, read_visible, without_repeats
 from regard.tracing.layers import LayerTrace, all_scores, reach
 
 SOFTMAX = frozenset({"softmax", "_softmax", "_safe_softmax", "special_softmax"})

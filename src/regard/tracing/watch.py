@@ -360,9 +360,8 @@ class AttentionInterceptor(TorchFunctionMode):
         self.n_seen = 0
         self.last: tuple[Any, ...] = (0, None, None)  # call, q and k of the last layer
         self.token: Any = None  # of the layer that was seen last: its second use has the same
-        self.layers: dict[
-            by_hand.SoftmaxUse, list[tuple[Any, Tensor, int]]
-        ] = {}  # token, weights, values so far
+        # Of each softmax the uses of its weights: a token, the weights while they live, values so far.
+        self.layers: dict[by_hand.SoftmaxUse, list[tuple[Any, Any, int]]] = {}
         self.rewritten: list[str] = []  # where a softmax was taken that is not what met the values
         self.layouts = layouts or {}  # as measured, by the names of layers
         self.raw = raw  # where given, the weights of each layer are put here, and nothing else is done
@@ -554,7 +553,7 @@ class AttentionInterceptor(TorchFunctionMode):
         query = args[0] if args and read is read_call else None
         if isinstance(query, Tensor) and query.dim() == 3 and not self.certain:
             called = self._folded(caller, called)
-        known = called if self.recorder is None else replace(called, lse=row_sums(called, lse))
+        known = called if self.recorder is None else replace(called, lse=log_sum_exp(called, lse))
         last, self.last = self.last, (caller.call, known.q, known.k)
         again = last[0] == caller.call and all(map(_same, last[1:], self.last[1:]))
         self.token = self.token if again else object()

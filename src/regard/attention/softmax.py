@@ -46,7 +46,12 @@ _PLAIN_UP_TO = 1 << 20
 
 
 class Attended(NamedTuple):
-    """What attention returns."""
+    """What attention returns.
+
+    Attributes:
+        out: ``(batch, head, query, v_dim)``.
+        lse: ``(batch, head, query)``, the natural log of each row's sum of exp(score); -inf: it sees no key.
+    """
 
     out: Float[Tensor, "batch head query v_dim"]
     lse: Float[Tensor, "batch head query"]  # natural log of the row's sum of exp(score); -inf: sees no key
@@ -64,20 +69,36 @@ def attend(
     dropout: float = 0.0,
     path: Path | None = None,
 ) -> Attended:
-    """Every query's average of the values, weighted by softmax over its scores, and the row log-sum-exp.
+    """Average the values, weighted by softmax over each query's scores, and return the row log-sum-exp too.
 
-    Query heads are a multiple of key heads (multi-head, grouped, multi-query); keys are never repeated in
-    memory. A row that sees nothing has output 0 and lse -inf; in any other, lse includes the rule's sink,
-    whose weight nothing gets. What is hidden may hold NaN or inf: it reaches neither output nor gradient. A
-    query that is itself not finite, or sees a key or value that is not, has output and lse NaN; under a rule
-    that hides anything it passes no gradient either. Finite queries and keys whose scores overflow are an
-    `ArgumentError`, unless compiled.
+    A row that sees nothing has output 0 and lse -inf; in any other, lse includes the rule's sink, which has
+    no value. What is masked may hold NaN or inf: it reaches neither output nor gradient. A query that is
+    itself not finite, or sees a key or value that is not, has output and lse NaN; under a rule that masks
+    anything it passes no gradient either.
 
-    >>> q = k = v = torch.eye(2)[None, None]
-    >>> out, lse = attend(q, k, v)
-    >>> weight = torch.exp(q[0, 0, 0] @ k[0, 0, 1] / 2**0.5 - lse[0, 0, 0])
-    >>> bool(torch.isclose(weight, out[0, 0, 0, 1]))
-    True
+    Args:
+        q: Queries, ``(batch, head, query, qk_dim)``.
+        k: Keys, ``(batch, kv_head, key, qk_dim)``; ``head`` is a multiple of ``kv_head`` (multi-head,
+            grouped, multi-query), and keys are never repeated in memory.
+        v: Values, ``(batch, kv_head, key, v_dim)``.
+        rule: How scores are computed and which keys are masked. Default: scaled dot product, nothing masked.
+        dropout: Probability with which a weight is set to 0.
+        path: "plain", "tiled" or "fused". Default: the fastest that can do it.
+
+    Returns:
+        Output and log-sum-exp, in which any weight is exp(score - lse).
+
+    Raises:
+        ShapeError: If the inputs or the rule do not fit together.
+        ArgumentError: If scores of finite queries and keys overflow, unless compiled.
+        UnsupportedError: If `path` is "fused" and no kernel can do this; the message says why.
+
+    Example:
+        >>> q = k = v = torch.eye(2)[None, None]
+        >>> out, lse = attend(q, k, v)
+        >>> weight = torch.exp(q[0, 0, 0] @ k[0, 0, 1] / 2**0.5 - lse[0, 0, 0])
+        >>> bool(torch.isclose(weight, out[0, 0, 0, 1]))
+        True
     """
     rule = _checked(q, k, v, rule)
     check_dropout(dropout)
@@ -100,7 +121,7 @@ def attend(
         if sound and (visible.everything or all_finite(k)):
             return Attended(*_with_sink(out, lse, rule))
         path = "tiled" if visible.everything else path
-    q, k, v, poisoned = _quarantine(q, k, v, rule.visible)
+    q, k, v, nonfinite_rows = _quarantine(q, k, v, rule.visible)
     if path == "fused":
         out, lse, sound = _fused(q, k, v, rule)
         path = "fused" if sound else "tiled"
@@ -108,33 +129,61 @@ def attend(
         out, lse = (_plain if path == "plain" else _tiled)(q, k, v, rule, dropout)
         _check_range(q, k, lse, rule)
     out, lse = _with_sink(out, lse, rule)
-    return Attended(_spoilt(out, poisoned), lse if poisoned is None else torch.where(poisoned, math.nan, lse))
+    return Attended(
+        _with_nan_rows(out, nonfinite_rows),
+        lse if nonfinite_rows is None else torch.where(nonfinite_rows, math.nan, lse),
+    )
 
 
 def weights(q: Queries, k: Keys, rule: ScoreRule | None = None) -> Float[Tensor, "batch head query key"]:
-    """All attention weights: rows sum to 1, to less where a sink takes part, to 0 where one sees nothing.
+    """Compute all attention weights.
 
-    >>> weights(torch.zeros(1, 1, 1, 3), torch.ones(1, 1, 2, 3))[0, 0]
-    tensor([[0.5000, 0.5000]])
+    Args:
+        q: Queries, ``(batch, head, query, qk_dim)``.
+        k: Keys, ``(batch, kv_head, key, qk_dim)``; ``head`` is a multiple of ``kv_head``.
+        rule: How scores are computed and which keys are masked. Default: scaled dot product, nothing masked.
+
+    Returns:
+        ``(batch, head, query, key)``. Rows sum to 1, to less where a sink takes part, to 0 where every key is
+        masked.
+
+    Raises:
+        ShapeError: If the inputs or the rule do not fit together.
+
+    Example:
+        >>> weights(torch.zeros(1, 1, 1, 3), torch.ones(1, 1, 2, 3))[0, 0]
+        tensor([[0.5000, 0.5000]])
     """
     rule = _checked(q, k, None, rule)
     if k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], 0)
-    q, k, _, poisoned = _quarantine(q, k, None, rule.visible)
+    q, k, _, nonfinite_rows = _quarantine(q, k, None, rule.visible)
     rows, lse = _softmax(rule.scores(q, k))
     _check_range(q, k, lse, rule)
     rows, _ = _with_sink(rows, lse, rule)
-    return _spoilt(rows, poisoned).to(q.dtype)
+    return _with_nan_rows(rows, nonfinite_rows).to(q.dtype)
 
 
 def masked_softmax(
     scores: Float[Tensor, "batch query key"],
     valid_lens: Int[Tensor, "batch"] | Int[Tensor, "batch query"] | None = None,
 ) -> Float[Tensor, "batch query key"]:
-    """Softmax over the first `valid_lens` keys of each sequence (1-D) or of each query (2-D); 0 elsewhere.
+    """Compute the softmax over the first `valid_lens` keys; weights of the others are 0.
 
-    >>> masked_softmax(torch.zeros(1, 1, 4), torch.tensor([2]))[0].tolist()
-    [[0.5, 0.5, 0.0, 0.0]]
+    Args:
+        scores: ``(batch, query, key)``.
+        valid_lens: ``(batch,)``, for each sequence, or ``(batch, query)``, for each query. Default: all keys.
+
+    Returns:
+        ``(batch, query, key)``, in the dtype of the scores; a row of length 0 is 0.
+
+    Raises:
+        ShapeError: If the shapes do not fit.
+        ArgumentError: If a length is negative or above the number of keys.
+
+    Example:
+        >>> masked_softmax(torch.zeros(1, 1, 4), torch.tensor([2]))[0].tolist()
+        [[0.5, 0.5, 0.0, 0.0]]
     """
     check_rank("scores", scores, ("batch", "query", "key"))
     check_same_kind(scores=scores)
@@ -152,17 +201,28 @@ def masked_softmax(
 def attend_hard(
     q: Queries, k: Keys, v: Values, rule: ScoreRule | None = None, *, straight_through: bool = False
 ) -> Float[Tensor, "batch head query v_dim"]:
-    """Each query's value of its most similar visible key (the first on ties), 0 where it sees nothing.
+    """Return each query's value of its most similar visible key (the first on ties).
 
-    Also 0 where a sink's score is higher than that of every key.
+    argmax has no gradient, so only the winning values get one.
 
-    argmax has no gradient, so only the winning values get one. With `straight_through`, queries and keys
-    are given the gradient soft attention would have given them (Bengio et al. 2013).
+    Args:
+        q: Queries, ``(batch, head, query, qk_dim)``.
+        k: Keys, ``(batch, kv_head, key, qk_dim)``.
+        v: Values, ``(batch, kv_head, key, v_dim)``.
+        rule: How scores are computed and which keys are masked. Default: scaled dot product, nothing masked.
+        straight_through: Give queries and keys the gradient that soft attention would have given them
+            (Bengio et al. 2013).
+
+    Returns:
+        ``(batch, head, query, v_dim)``; 0 where a query sees nothing, or a sink's score is above all others.
+
+    Raises:
+        ShapeError: If the inputs or the rule do not fit together.
     """
     rule = _checked(q, k, v, rule)
     if q.shape[0] == 0 or q.shape[2] == 0 or k.shape[2] == 0:
         return _nothing_to_see(q, k, v).out
-    clean_q, clean_k, clean_v, poisoned = _quarantine(q, k, v, rule.visible)
+    clean_q, clean_k, clean_v, nonfinite_rows = _quarantine(q, k, v, rule.visible)
     group = q.shape[1] // k.shape[1]
     with torch.no_grad():
         blocks = [rule.scores(clean_q, clean_k, rows).max(-1) for rows, _ in _tiles(q, k, rule)]
@@ -179,7 +239,7 @@ def attend_hard(
     if straight_through:
         soft = attend(q, k, v.detach(), rule).out
         out = out + torch.where(torch.isfinite(soft), soft - soft.detach(), 0.0)
-    return _spoilt(out, poisoned)
+    return _with_nan_rows(out, nonfinite_rows)
 
 
 def _checked(q: Tensor, k: Tensor, v: Tensor | None, rule: ScoreRule | None) -> ScoreRule:
@@ -267,18 +327,18 @@ def _tiles(q: Tensor, k: Tensor, rule: ScoreRule, heads: int | None = None) -> I
 
 
 def _why_not_fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: float) -> str | None:
-    """The reason why no kernel can do this, or None."""
-    if rule.additive is not None:
-        return "additive scores are no dot product"
-    if rule.softcap is not None:
-        return "the kernel has no softcap"
-    if rule.learned and torch.is_grad_enabled():
-        return "the kernel gives no gradient to a learned bias"
-    if dropout:
-        return "the kernel's dropout could not be reproduced from its log-sum-exp"
-    if v.shape[3] != q.shape[3]:
-        return f"the kernel needs v_dim = qk_dim, got {v.shape[3]} and {q.shape[3]}"
-    return kernels.why_not(q, k, masked=rule.visible.by_key or not _flag_says_it(rule))
+    """Return the reason why no kernel can do this, or None."""
+    return kernels.why_not(
+        q,
+        k,
+        v_dim=v.shape[3],
+        mask=rule.visible.by_key or not _flag_says_it(rule),
+        gradients=needs_graph(q, k, v),
+        bias_gradients=rule.learned and torch.is_grad_enabled(),
+        additive=rule.additive is not None,
+        softcap=rule.softcap is not None,
+        dropout=dropout > 0,
+    )
 
 
 def _flag_says_it(rule: ScoreRule) -> bool:
@@ -389,14 +449,14 @@ def _quarantine(
     bad_query = ~torch.isfinite(q).all(-1)
     bad_key = ~(torch.isfinite(k).all(-1) & torch.isfinite(value).all(-1))
     bad_key = bad_key.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    spoiled = bad_query | visible.rows_seeing(bad_key, q.shape[2])
+    nonfinite_rows = bad_query | visible.rows_seeing(bad_key, q.shape[2])
     q, k, value = (torch.where(torch.isfinite(t), t, 0.0) for t in (q, k, value))
-    return q, k, value, spoiled
+    return q, k, value, nonfinite_rows
 
 
-def _spoilt(rows: Tensor, poisoned: Tensor | None) -> Tensor:
+def _with_nan_rows(rows: Tensor, nonfinite_rows: Tensor | None) -> Tensor:
     """Rows that are NaN where something that is not finite reached them."""
-    return rows if poisoned is None else torch.where(poisoned[..., None], math.nan, rows)
+    return rows if nonfinite_rows is None else torch.where(nonfinite_rows[..., None], math.nan, rows)
 
 
 def _nothing_to_see(q: Tensor, k: Tensor, v: Tensor) -> Attended:

@@ -18,6 +18,7 @@ from regard.heads.model import attention_of, layers_of, tokenizer_of
 from regard.heads.nulls import null_maker
 from regard.layers.attention import MultiHeadAttention
 from regard.layers.layer_id import LayerId
+from regard.models.mechanisms import why_not
 from regard.models.model import Model, Output
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
@@ -137,7 +138,7 @@ def _recipes(model: Model) -> dict[str, Json]:
             "qkNorm": attention.query_norm is not None,
             "bias": attention.query.bias is not None,
             "gate": config.block.output_gate,
-            "writesAsIs": config.block.writes_as_is,
+            "writesAsIs": why_not(config.block, "machine") is None,
         }
     return recipes
 

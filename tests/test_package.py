@@ -275,10 +275,11 @@ PACKAGES = {
     "costs": """Cost Counted Formula Latent Machine Placed Row cost leading measure_machine parameters placed
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
-    "experiments": """Change Curve Effect Effects Finding HeadGate HeadPair KnockOut LogitReading ModelPart
-        PatchEffects PatchModule PatchOutputs PatchWeights PredictionTarget RowEngine RowScores Why ablated
-        ablation effects head_means importance losses_without mean_loss patch_effects prune pruning_curve
-        ranked_heads save_pruned why""",
+    "experiments": """TASKS Change CircuitCurve Curve Effect Effects Finding HeadGate HeadPair KnockOut
+        LogitReading ModelPart PatchEffects PatchModule PatchOutputs PatchWeights PredictionTarget
+        RowEngine RowScores ScoredCircuit TaskPrompts Why ablated ablation circuit effects head_means
+        importance losses_without mean_loss patch_effects prune pruning_curve ranked_heads save_pruned
+        task_prompts why""",
     "heads": """LABELS RULES Attribution Circuit Composition HeadLabel LabelRule Measures
         RelationScore ScoreSplit Sentence Survey Word columns_of composition label logit_attribution
         logit_lens lost_attention measure ov_circuit planted_needle qk_circuit read_conllu

@@ -280,11 +280,11 @@ PACKAGES = {
         RowEngine RowScores ScoredCircuit TaskPrompts Why ablated ablation circuit effects head_means
         importance losses_without mean_loss patch_effects prune pruning_curve ranked_heads save_pruned
         task_prompts why""",
-    "heads": """LABELS RULES Attribution Circuit Composition HeadLabel LabelRule Measures
-        RelationScore ScoreSplit Sentence Survey Word columns_of composition label logit_attribution
-        logit_lens lost_attention measure ov_circuit planted_needle qk_circuit read_conllu
-        repeated_tokens rollout score_pairs score_relations score_split survey to_dataframe
-        value_weighted""",
+    "heads": """LABELS RULES AgainstChance Attribution Circuit ComparedScore Composition HeadLabel
+        LabelRule Measures RandomNull RelationScore ScoreSplit Sentence Survey Word columns_of
+        composition label largest_share logit_attribution logit_lens lost_attention measure ov_circuit
+        planted_needle qk_circuit random_null read_conllu repeated_tokens rollout score_pairs
+        score_relations score_split stands_out survey to_dataframe value_weighted""",
     "layers": """AdditiveAttention Block BlockConfig DeltaAttention Evict FeedForward KVCache LatentAttention
         LayerCache LearnedPositions MultiHeadAttention Record RelativeBias Rotary RotaryScaling
         SinusoidalPositions Turn merge_heads sinusoidal split_heads""",

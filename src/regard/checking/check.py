@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.checking import comments, lending
+from regard.checking.apart import Defined, defined_names, rivals, without
 from regard.checking.child.messages import Answer, LoadReport
 from regard.checking.compare import off
 from regard.checking.confirm import MOST_ROUNDING, confirmed
@@ -21,6 +22,7 @@ from regard.checking.submission import Answered, Submission, answered, read, una
 from regard.errors import ArgumentError, RegardError
 
 SHRINK_ROUNDS = 3
+DOUBLED = "{} takes a softmax of rows that are probabilities already: they sum to 1 before it."
 COMMENT_RUNS = 4
 
 
@@ -60,6 +62,7 @@ class Result:
             "file": self.file,
             "exercise": self.exercise,
             "passed": self.passed,
+            "seed": self.seed,
             "mistakes": [
                 {"name": mistake.name, "hint": mistake.hints[0]}
                 for named in self.mistakes
@@ -91,15 +94,16 @@ class Checker:
         self.comments_count, self.strict = comments_count, strict
         self.portable = frozenset(portable)
         self.lock = threading.Lock()
-        self._spaces: dict[str, Space] = {}
+        self._spaces: dict[tuple[str, ...], Space] = {}
 
-    def space(self, exercise: Exercise) -> Space:
-        """The exercise's plan and its choices."""
+    def space(self, exercise: Exercise, offer: Mapping[str, str] | None = None) -> Space:
+        """Return the exercise's plan and its choices; `offer` says how its calls are made, if not as ours."""
+        key = (exercise.id, *(exercise.offers[0] if offer is None else offer).values())
         with self.lock:
-            if exercise.id not in self._spaces:
-                plan = Plan(exercise, self.seed, portable=exercise.id in self.portable)
-                self._spaces[exercise.id] = Space(plan)
-            space = self._spaces[exercise.id]
+            if key not in self._spaces:
+                portable = exercise.id in self.portable
+                self._spaces[key] = Space(Plan(exercise, self.seed, portable=portable, offer=offer))
+            space = self._spaces[key]
             space.plan.expected(space.plan.choices()[0])
         return space
 
@@ -108,17 +112,22 @@ class Checker:
     ) -> Iterator[Result]:
         """Results of all files, in order, as they come; whatever a file does, the others have theirs.
 
-        Of the paths of `maybe`, as those of a folder, files that answer nothing have no result.
+        Of the paths of `maybe`, as those of a folder, files that answer nothing have no result, and none has
+        one for what another of them defines: an answer is kept from those that define the same.
         """
         paths = {file if isinstance(file, str) else file.path: file for file in files}
+        defined = defined_names(path for path in paths if path in maybe)
         with ThreadPoolExecutor(max(1, self.runner.n_worker)) as pool:
             futures = [
-                pool.submit(self._file, path, file, only, path in maybe) for path, file in paths.items()
+                pool.submit(self._file, path, file, only, path in maybe, defined)
+                for path, file in paths.items()
             ]
             for future in futures:
                 yield from future.result()
 
-    def _file(self, path: str, file: str | Submission, only: str | None, maybe: bool) -> list[Result]:
+    def _file(
+        self, path: str, file: str | Submission, only: str | None, maybe: bool, defined: Defined
+    ) -> list[Result]:
         """The results of one file; where it cannot be read or the check itself fails, one that says so."""
         try:
             submission = read(file) if isinstance(file, str) else file
@@ -130,7 +139,12 @@ class Checker:
         results: dict[str | None, Result] = {}
         for answer in answers:
             try:
-                result = self.check(submission, answer)
+                withheld = rivals(submission, answer.subjects, defined)
+                with without(submission, withheld) as alone:
+                    mine = {definition.name for definition in alone.definitions}
+                    if not set(answer.subjects) <= mine:
+                        continue  # it is imported from a file that is checked itself
+                    result = self.check(alone, answer)
             except Exception as error:
                 result = _unreadable(path, answer.exercise.id, _ours(error))
             # Of two definitions that turn out to answer the same exercise, the later one counts.
@@ -143,17 +157,26 @@ class Checker:
 
     def check(self, submission: Submission, answer: Answered) -> Result:
         """The result of one exercise in one file; of exercises with one signature, that whose weights fit."""
-        result = self._check(submission, answer)
+        result = self._offered(submission, answer)
         for rival in answer.rivals if _misfit(result) else ():
-            other = self._check(submission, replace(answer, exercise=rival))
+            other = self._offered(submission, replace(answer, exercise=rival))
             if not _misfit(other):
                 return other
         return result
 
-    def _check(self, submission: Submission, answers: Answered) -> Result:
+    def _offered(self, submission: Submission, answer: Answered) -> Result:
+        """Check with calls made in our way; where that fails, with those that the task accepts too."""
+        ours, *others = answer.exercise.offers
+        best = self._check(submission, answer, ours)
+        for offer in () if best.passed else others:
+            other = self._check(submission, answer, offer)
+            best = other if other.share > best.share else best
+        return best
+
+    def _check(self, submission: Submission, answers: Answered, offer: Mapping[str, str]) -> Result:
         began = time.monotonic()
         exercise = answers.exercise
-        space = self.space(exercise)
+        space = self.space(exercise, offer)
         plan = space.plan
         answer, notes = message(submission, answers)
         values = [run.id for run in plan.runs if run.kind == "value"]
@@ -183,11 +206,12 @@ class Checker:
                     known = diagnosis(space, outcomes, choices, verdict)
                 self._shrink(checks, plan, again, choices)
             if self.strict and chosen:
-                checks.append(
-                    Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}")
-                )
+                text = f"here only our choice counts: {' '.join(chosen)}"
+                checks.append(Check("as the task says", False, text))
                 chosen = []
             notes += verdict.notes
+            doubled = dict.fromkeys(line for outcome in outcomes.values() for line in outcome.doubled)
+            notes += [DOUBLED.format(line) for line in doubled]
             if answer.notes:
                 wrong: dict[int, str] = {}
                 for outcome in ran.runs.values():
@@ -208,7 +232,7 @@ class Checker:
         for index, check in enumerate(checks):
             if check.name in trials and check.difference is not None and check.difference.numbers is not None:
                 for _ in range(SHRINK_ROUNDS):
-                    smaller = shrunk_plan(plan.exercise, trials[check.name], self.seed, checks[index].sizes)
+                    smaller = shrunk_plan(plan, trials[check.name], checks[index].sizes)
                     failing = self._failing(smaller, answer, choices)
                     if failing is None:
                         return
@@ -274,6 +298,7 @@ def _load_notes(loaded: LoadReport) -> list[str]:
         notes.append(f"this system kept nothing from the answer of: {', '.join(loaded.unconfined)}.")
     if loaded.d2l:
         notes.append("d2l is not installed: the few names of it that homework uses were lent.")
+    notes += [DOUBLED.format(line) for line in loaded.doubled]
     if loaded.stubbed:
         notes.append(f"not installed here, replaced by a stub: {', '.join(loaded.stubbed)}.")
     return notes

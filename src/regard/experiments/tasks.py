@@ -42,8 +42,8 @@ _NEAR = "cabinet table river door garden school window car".split()
 _CAPITALS = dict(
     pair.split(":")
     for pair in """France:Paris Germany:Berlin Italy:Rome Spain:Madrid Japan:Tokyo Russia:Moscow
-    England:London Austria:Vienna Egypt:Cairo Greece:Athens Portugal:Lisbon Ireland:Dublin Sweden:Stockholm Poland:Warsaw
-    Cuba:Havana Iran:Tehran Iraq:Baghdad China:Beijing""".split()
+    England:London Austria:Vienna Egypt:Cairo Greece:Athens Portugal:Lisbon Ireland:Dublin
+    Sweden:Stockholm Poland:Warsaw Cuba:Havana Iran:Tehran Iraq:Baghdad China:Beijing""".split()
 )
 
 

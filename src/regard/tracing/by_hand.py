@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.attention.scores import DenseBias, ScoreRule
-from regard.tracing.calls import AttentionCall, compact_bias, read_visible, row_sums, without_repeats
+from regard.tracing.calls import AttentionCall, compact_bias, log_sum_exp, read_visible, without_repeats
 from regard.tracing.layers import LayerTrace, all_scores, reach
 
 SOFTMAX = ("softmax", "_softmax", "_safe_softmax", "special_softmax")
@@ -327,7 +327,7 @@ def explained(
     some_uniform = uniform_rows if bool(uniform_rows.any()) else None
     k, v = without_repeats(q, k, called.v.detach())
     known = replace(called, q=q, k=k, v=v, rule=rule, uniform_rows=some_uniform)
-    lse = row_sums(known, None, _FEW)  # of these scores, not of the model's: rounding in both cancels
+    lse = log_sum_exp(known, None, _FEW)  # of these scores, not of the model's: rounding in both cancels
     recovered = LayerTrace("", q, k, lse, rule, uniform_rows=some_uniform).block(None, *everywhere)
     if not reach(recovered - weights.to(recovered.dtype)) <= min(4 * noise, _CLOSE):
         return None

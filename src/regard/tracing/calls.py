@@ -9,7 +9,6 @@ are recognised and kept as a flag, a number or a line of numbers; what is none o
 """
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.attention.kernels import GIVES_LOG_SUM_EXP
 from regard.attention.linear import Rule
 from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule
 from regard.attention.shapes import row_blocks
@@ -29,7 +29,6 @@ from regard.tracing.layers import Shape, all_scores
 # A mask in our terms: who sees whom, what is added, and (batch, head, query) rows that a finite number hides.
 Read = tuple[Visibility, Bias | None, Tensor | None]
 
-_KERNELS = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)")
 # What transformers calls the arguments that `read_call` has.
 _REGISTERED = {"dropout": "dropout_p", "scaling": "scale", "softcap": "softcap", "s_aux": "sink"}
 _FEW = 1 << 18  # scores: summed in less time than the layer around them takes
@@ -115,7 +114,7 @@ class LogSumExp(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if _KERNELS.match(func.__name__):
+        if GIVES_LOG_SUM_EXP.match(func.__name__):
             self.lse = out[1]
         return out
 
@@ -187,7 +186,7 @@ def refuse_dropout(dropout: float) -> None:
         )
 
 
-def row_sums(called: AttentionCall, kernel: Tensor | None, few: int = _FEW) -> Tensor:
+def log_sum_exp(called: AttentionCall, kernel: Tensor | None, few: int = _FEW) -> Tensor:
     """The log-sum-exp of every row of a call; `kernel` are those of a kernel, where there was one.
 
     Scores may be so large that rounding of their sum shows in weights. If they are `few` enough, they are

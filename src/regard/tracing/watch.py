@@ -50,10 +50,10 @@ from regard.tracing.calls import (
     AttentionCall,
     LogSumExp,
     as_it_is,
+    log_sum_exp,
     read_call,
     read_registered,
     refuse_dropout,
-    row_sums,
 )
 from regard.tracing.recorder import Recorder
 
@@ -384,7 +384,7 @@ class AttentionInterceptor(TorchFunctionMode):
             return given
         out = given if isinstance(given, Tensor) else given[0]
         called = read(self.masks, out, *args, **kwargs)
-        known = called if self.recorder is None else replace(called, lse=row_sums(called, lse))
+        known = called if self.recorder is None else replace(called, lse=log_sum_exp(called, lse))
         changed = self._passed(caller, called, known)
         return changed if isinstance(given, Tensor) else (changed, *given[1:])
 

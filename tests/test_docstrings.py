@@ -18,16 +18,13 @@ import regard
 # and none is ever added.
 INCOMPLETE = {
     "allocation",
-    "attention",
     "checking",
     "costs",
-    "decoding",
     "drawing",
     "files",
     "heads",
     "layers",
     "models",
-    "recurrent",
     "tracing",
     "train",
 }

@@ -212,3 +212,14 @@ def test_what_does_not_fit_is_said(draw, words):
     """A wrong number of labels is refused with the numbers, and so is nothing."""
     with pytest.raises(ShapeError, match=words):
         draw()
+
+
+def test_a_map_of_weights_that_were_softmaxed_twice_says_so():
+    """The classic slip of a plotting cell; weights themselves, masked or not, are drawn without a word."""
+    scores = torch.randn(5, 5, generator=torch.Generator().manual_seed(3))
+    weights = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf).softmax(-1)
+    labels = list("abcde")
+    heat_map(weights, labels, labels)
+    heat_map(scores.softmax(-1), labels, labels)
+    with pytest.warns(UserWarning, match="probabilities already"):
+        heat_map(weights.softmax(-1), labels, labels)

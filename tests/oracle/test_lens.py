@@ -1,4 +1,4 @@
-"""Patching, effects, paths, attribution, logit lens and composition, against TransformerLens on a random GPT-2."""
+"""Patching, effects, paths, attribution, logit lens and composition, against TransformerLens on one GPT-2."""
 
 import json
 import os

@@ -32,6 +32,7 @@ COMMANDS = {
     "look": ("look", "Show what attention looks at."),
     "models": ("models", "List the models one can have, and get them."),
     "prune": ("heads", "Remove heads, and draw what that costs."),
+    "circuit": ("circuit", "Find the few heads that do a task, and score them."),
     "why": ("heads", "Say what moved the next token, by switching it off."),
     "quiz": ("exercises", "Written questions, checked or shown."),
     "start": ("exercises", "Write the starter of an exercise."),

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,16 +14,18 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import to_rgb
+from matplotlib.colors import FuncNorm, LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.registry import LABEL_COLORS
+from regard.registry import DIFFERENCE_COLORS, LABEL_COLORS, WEIGHT_COLORS
 
-PALETTE = "viridis"  # even steps in lightness, and readable with every kind of colour blindness
-DIVERGING = "PuOr_r"  # orange: more; purple: less
+PALETTE = LinearSegmentedColormap.from_list("weights", WEIGHT_COLORS)  # as the page has them
+DIVERGING = LinearSegmentedColormap.from_list("differences", DIFFERENCE_COLORS)  # orange: more; blue: less
+Scale = Literal["linear", "sqrt", "log"]
+_FLOOR = 1e-4  # what the log scale begins with: as the page has it
 HIDDEN = "#e4e4e8"
 CELL = 0.42  # inches
 LARGEST_SIDE = 12.0  # inches
@@ -44,6 +46,7 @@ def heat_map(
     ax: Axes | None = None,
     largest: float | None = None,
     diverging: bool = False,
+    scale: Scale = "linear",
 ) -> Figure:
     """A figure of one head's weights: each row a query, each column a key it looks at.
 
@@ -60,7 +63,7 @@ def heat_map(
     cell = min(CELL, LARGEST_SIDE / max(table.shape))
     figure, ax = _framed(ax, cell * len(cols) + 2.4, cell * len(rows) + 1.7, title, pad=10)
     place = {"ax": ax, "fraction": 0.05, "aspect": 28, "pad": 0.02}
-    bar = _draw_map(ax, table, rows, cols, largest, diverging, bar=place)
+    bar = _draw_map(ax, table, rows, cols, largest, diverging, scale=scale, bar=place)
     bar.set_label("difference of weights" if diverging else "weight", fontsize=9)
     return figure
 
@@ -198,7 +201,7 @@ def effect_maps(
 ) -> Figure:
     """A figure of tables side by side, layers down: name -> (effects, names of its columns).
 
-    One scale for all, symmetric about 0: orange raises, purple lowers. What was not measured stays grey.
+    One scale for all, symmetric about 0: orange raises, blue lowers. What was not measured stays grey.
 
     >>> import torch
     >>> figure = effect_maps({"heads": (torch.tensor([[1.0, -2.0]]), None)}, rows=["0"])
@@ -213,7 +216,7 @@ def effect_maps(
     cell = min(CELL, 0.8 * LARGEST_SIDE / max(sum(widths), len(rows)))
     figure = new_figure(cell * sum(widths) + 3.2, cell * len(rows) + 2.2)
     axes = figure.subplots(1, len(arrays), squeeze=False, width_ratios=widths)[0]
-    colours = colormaps[DIVERGING].with_extremes(bad=HIDDEN)
+    colours = DIVERGING.with_extremes(bad=HIDDEN)
     down = slice(None, None, max(1, math.ceil(len(rows) / 40)))
     for ax, width, (name, array, columns) in zip(axes, widths, arrays, strict=True):
         image = ax.imshow(array, colours, vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
@@ -251,7 +254,7 @@ def head_pictures(
     for layer, row in enumerate(pictures):
         for head, picture in enumerate(row):
             shown = np.sqrt(np.clip(np.where(np.isnan(picture), 0, picture), 0, None))
-            colours = colormaps[PALETTE](shown / (shown.max() or 1.0))
+            colours = PALETTE(shown / (shown.max() or 1.0))
             colours[np.isnan(picture)] = (*to_rgb(HIDDEN), 1.0)
             # Each picture fills its place: sizes differ where queries and keys do.
             down, across = (np.arange(side) * size // side for size in picture.shape)
@@ -401,6 +404,23 @@ def _framed(
     return figure, ax
 
 
+def softmaxed_twice(weights: Float[Tensor, "query key"]) -> bool:
+    """Return whether every row is the softmax of probabilities, some of which are 0, as hidden keys have.
+
+    The logarithm of such a row, moved so that it sums to 1, is the row before the second softmax.
+
+    >>> once = torch.tensor([[1.0, 0.0, 0.0], [0.4, 0.6, 0.0]])
+    >>> softmaxed_twice(once.softmax(-1)), softmaxed_twice(once)
+    (True, False)
+    """
+    rows = weights.double()
+    if rows.shape[-1] < 2 or not bool((rows > 0).all()) or bool(((rows.sum(-1) - 1).abs() > 1e-4).any()):
+        return False
+    logs = rows.log()
+    before = logs + (1 - logs.sum(-1, keepdim=True)) / rows.shape[-1]
+    return bool((before > -1e-5).all()) and bool((before < 1e-5).any())
+
+
 def _checked(
     weights: Tensor, rows: Sequence[str], cols: Sequence[str], visible: Tensor | None = None
 ) -> np.ma.MaskedArray[Any, Any]:
@@ -411,6 +431,12 @@ def _checked(
     if visible is not None and visible.shape != weights.shape:
         shapes = f"visible is {tuple(visible.shape)} and weights is {tuple(weights.shape)}"
         raise ShapeError(f"{shapes}: they must have the same shape (query, key).")
+    if softmaxed_twice(weights.detach()):
+        warnings.warn(
+            "these rows are a softmax of rows that are probabilities already, which makes all weights nearly "
+            "equal: draw the weights themselves.",
+            stacklevel=3,
+        )
     values = weights.detach().float().cpu().numpy()
     return np.ma.masked_array(values, False if visible is None else ~visible.cpu().numpy())
 
@@ -429,6 +455,7 @@ def _draw_map(
     diverging: bool = False,
     *,
     small: bool = False,
+    scale: Scale = "linear",
     bar: dict[str, Any],
 ) -> Colorbar:
     """One head's weights as coloured cells, with words beside them and numbers in them while these fit.
@@ -437,7 +464,7 @@ def _draw_map(
     """
     top, size = _largest(table) if largest is None else largest, 7 if small else 9
     colours, low = (DIVERGING, -top) if diverging else (PALETTE, 0.0)
-    image = ax.imshow(table, colours, vmin=low, vmax=top, aspect="equal")
+    image = ax.imshow(table, colours, norm=_norm(scale, low, top), aspect="equal")
     ax.set_facecolor(HIDDEN)
     ax.set_ylabel(QUERY, fontsize=9)
     ax.set_xlabel(KEY, fontsize=9)
@@ -462,6 +489,26 @@ def _draw_map(
     drawn.outline.set_visible(False)
     drawn.ax.tick_params(labelsize=6 if small else 8, length=2)
     return drawn
+
+
+def _norm(scale: Scale, low: float, top: float) -> Normalize:
+    """Return where numbers stand between the first colour and the last, on either side of 0."""
+    if scale == "linear" or not top > 0:
+        return Normalize(low, top)
+
+    def forward(value: Any) -> Any:
+        size = np.clip(np.abs(value) / top, 0.0, 1.0)
+        if scale == "log":
+            return np.sign(value) * np.where(
+                size > _FLOOR, 1 - np.log(np.maximum(size, _FLOOR)) / np.log(_FLOOR), 0
+            )
+        return np.sign(value) * np.sqrt(size)
+
+    def inverse(part: Any) -> Any:
+        size = np.abs(part)
+        return np.sign(part) * top * (_FLOOR ** (1 - size) if scale == "log" else size**2)
+
+    return FuncNorm((forward, inverse), vmin=low, vmax=top)
 
 
 def _ink_on(colour: object) -> str:

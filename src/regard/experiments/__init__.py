@@ -17,6 +17,7 @@ from regard.experiments.changes import (
     PatchOutputs,
     PatchWeights,
 )
+from regard.experiments.circuits import CircuitCurve, ScoredCircuit, circuit
 from regard.experiments.engine import LogitReading, RowEngine, RowScores
 from regard.experiments.exact import Effect, Effects, ModelPart, effects
 from regard.experiments.explain import Finding, HeadPair, Why, why
@@ -32,11 +33,15 @@ from regard.experiments.losses import (
     ranked_heads,
 )
 from regard.experiments.patching import PatchEffects, patch_effects
+from regard.experiments.paths import PathEffect, PathEffects, path_effects
 from regard.experiments.pruning import prune, save_pruned
 from regard.experiments.targets import PredictionTarget
+from regard.experiments.tasks import TASKS, TaskPrompts, task_prompts
 
 __all__ = [
+    "TASKS",
     "Change",
+    "CircuitCurve",
     "Curve",
     "Effect",
     "Effects",
@@ -50,21 +55,28 @@ __all__ = [
     "PatchModule",
     "PatchOutputs",
     "PatchWeights",
+    "PathEffect",
+    "PathEffects",
     "PredictionTarget",
     "RowEngine",
     "RowScores",
+    "ScoredCircuit",
+    "TaskPrompts",
     "Why",
     "ablated",
     "ablation",
+    "circuit",
     "effects",
     "head_means",
     "importance",
     "losses_without",
     "mean_loss",
     "patch_effects",
+    "path_effects",
     "prune",
     "pruning_curve",
     "ranked_heads",
     "save_pruned",
+    "task_prompts",
     "why",
 ]

@@ -128,8 +128,9 @@ def load(
     if random:
         loaded = _random(name, seed)
     elif name in hub.MODELS and not path.exists():
-        raw = files.read(hub.get(name))
-        loaded = _from_raw(replace(raw, name=name, licence=raw.licence or hub.MODELS[name].licence), dtype)
+        loaded = _from_path(hub.get(name), dtype)
+        licence = loaded.facts.licence or hub.MODELS[name].licence
+        loaded = replace(loaded, facts=replace(loaded.facts, name=name, licence=licence))
     elif path.exists():
         loaded = _from_path(path, dtype)
     elif hugging_face.repository(name) is not None:

@@ -229,6 +229,11 @@ _PRINTABLE, _SPARE = pre_tokenizers.ByteLevel.alphabet(), map(chr, range(256, 51
 _BYTE_OF = {chr(byte) if chr(byte) in _PRINTABLE else next(_SPARE): byte for byte in range(256)}
 
 
+def byte_characters() -> dict[int, str]:
+    """Return the character that stands for each byte in byte-level BPE."""
+    return {byte: character for character, byte in _BYTE_OF.items()}
+
+
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
     """Turn whatever the tokenizers library raises into a `LoadError`; a Rust panic is a BaseException."""

@@ -74,10 +74,10 @@ _TASKS = "translate transcribe startoflm startofprev nospeech notimestamps".spli
 
 
 def whisper(source: Path, target: Path) -> None:
-    """Write OpenAI's Whisper as transformers has it: tiny.en.pt, gpt2.tiktoken and mel_filters.npz.
+    """Write OpenAI's Whisper as transformers has it: tiny.en.pt and gpt2.tiktoken.
 
     Args:
-        source: The folder with these three files.
+        source: The folder with these two files.
         target: The folder to write.
     """
     stored = torch.load(source / "tiny.en.pt", map_location="cpu", weights_only=True)
@@ -114,12 +114,10 @@ def whisper(source: Path, target: Path) -> None:
         "begin_suppress_tokens": None,
         "tie_word_embeddings": True,
     }
-    filters = np.load(source / "mel_filters.npz", allow_pickle=False)[f"mel_{sizes['n_mels']}"]
     # 16 kHz, 25 ms windows every 10 ms, 30 s: what Whisper was trained with (Radford et al. 2022, 2.2).
     sound = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": sizes["n_mels"]}
     sound |= {"sampling_rate": 16_000, "n_fft": 400, "hop_length": 160, "chunk_length": 30}
     (target / "preprocessor_config.json").write_text(json.dumps(sound, indent=2), encoding="utf-8")
-    write_safetensors({"mel_filters": torch.from_numpy(filters)}, target / "mel_filters.safetensors", {})
     _write(target, tensors, config, tokenizer, bos="<|endoftext|>", eos="<|endoftext|>", pad="<|endoftext|>")
 
 

@@ -26,10 +26,11 @@ import tomllib
 import urllib.parse
 import urllib.request
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from filelock import FileLock
 
@@ -279,7 +280,7 @@ def _download_source(archive: Archive, work: Path) -> Path:
     )
 
 
-def _copy(answer: IO[bytes], target: Path, most: int) -> None:
+def _copy(answer: Any, target: Path, most: int) -> None:
     """Write a download to a file, and stop where it is larger than it may be."""
     with target.open("xb") as file:
         while block := answer.read(1 << 20):
@@ -319,33 +320,18 @@ def _unpack(path: Path, archive: Archive, target: Path) -> None:
             f"The archive {path.name} is not what it should be: its SHA-256 must be {archive.sha256}. "
             f"Got {digest}. It was damaged on the way or replaced; nothing of it was kept."
         )
-    with _members(path) as members:
+    with _opened(path) as read:
         for member in archive.files:
-            with members.read(member) as packed, (target / archive.name_of(member)).open("xb") as unpacked:
+            with read(member) as packed, (target / archive.name_of(member)).open("xb") as unpacked:
                 shutil.copyfileobj(packed, unpacked)
 
 
-class _members:
-    """The files of a wheel or a source archive, one way to read both."""
-
-    def __init__(self, path: Path) -> None:
-        self.wheel = zipfile.ZipFile(path) if path.suffix == ".whl" else None
-        self.source = None if self.wheel else tarfile.open(path)  # noqa: SIM115  # closed in __exit__
-
-    def read(self, member: str) -> IO[bytes]:
-        """Open one file of the archive."""
-        if self.wheel:
-            return self.wheel.open(member)
-        assert self.source is not None
-        packed = self.source.extractfile(member)
-        if packed is None:
-            raise LoadError(f"{member} is not a file of the archive.")
-        return packed
-
-    def __enter__(self) -> "_members":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for archive in (self.wheel, self.source):
-            if archive is not None:
-                archive.close()
+@contextmanager
+def _opened(path: Path) -> Iterator[Callable[[str], Any]]:
+    """Open a wheel or a source archive; yields a function that opens one of its files."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            yield wheel.open
+    else:
+        with tarfile.open(path) as source:
+            yield source.extractfile

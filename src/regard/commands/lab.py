@@ -59,6 +59,7 @@ def cost(
     from regard.costs import cost as cost_of
     from regard.costs import leading, roofline, what_if
     from regard.costs.count import Counted
+    from regard.drawing.figures import save_figure
     from regard.files.loading import checked_device
 
     if isinstance(subject, Counted) and (fused or formulas):
@@ -90,7 +91,7 @@ def cost(
     if out is not None:
         drawn = [costs[phase] for phase in reversed(PHASES) if phase in costs and phase != "train"]
         title = f"{model}: batch {batch}, context {context}, {dtype}, {threads}"
-        roofline.roofline_figure(drawn, machine, title=title).savefig(out, format="png")
+        save_figure(roofline.roofline_figure(drawn, machine, title=title), out)
     first, short = next(iter(phases.values())), roofline.short_number
     size = f"{short(first['parameters'])} parameters, {short(first['weight_bytes'], 'B')}"
     click.echo(f"{model}: {size}; batch {batch}, context {context}")

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 SUGGEST = ["tired", "wide"]  # the word of the sentence that decides what "it" is (Levesque et al. 2012)
 SENTENCE = "The animal didn't cross the street because it was too tired"
+LISTENS = "whisper-tiny"  # what hears a sound where no model is named
 NEEDS_NOTHING = "pocket-gpt"  # what is shown where nothing can be downloaded: it is shipped
-FILES = (".trace", ".txt", ".md")  # endings by which TEXT is known to be a file's name
+FILES = (".trace", ".txt", ".md", ".wav", ".WAV")  # endings by which TEXT is known to be a file's name
 MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are measured before they are shown
 
 
@@ -92,7 +93,10 @@ def look(
     target: Annotated[str | None, "What an encoder-decoder answers; without it the model writes the answer."],
     asked: LookOptions,
 ) -> AsJson:
-    """Open the page of what attention looks at in TEXT, or in the .trace, .txt or .md file that it names.
+    """Open the page of what attention looks at in TEXT, or in the .trace, .txt, .md or .wav file that it names.
+
+    A .wav file of speech is heard by whisper-tiny, or another Whisper: the map shows when in the sound each
+    written word looks, in the head that follows the sound best.
 
     The page is served on this machine alone, until Ctrl-C. Where nobody is there to look (no terminal) and no
     --port is named, one head is drawn as text, and --out names the files to write.
@@ -103,17 +107,23 @@ def look(
     is_file = file is None and path.suffix in FILES and len(text) <= 250
     is_file = is_file and (path.is_file() or not any(map(str.isspace, text)))
     saved = is_file and path.suffix == ".trace"
+    is_sound = is_file and path.suffix.lower() == ".wav"
     if file is not None:
         text = file.read()
-    elif is_file and not saved:
+    elif is_file and not saved and not is_sound:
         text = file_text(path)
     if not text.strip():
         raise ArgumentError("TEXT has no words: give at least one, as in: regard look 'the cat sat'.")
     as_json = json_asked()
-    session, document = _opened(text, target) if saved else _taken(text, model, target)
+    if is_sound:
+        session, document, best = _heard(path, model, target)
+    else:
+        session, document = _opened(text, target) if saved else _taken(text, model, target)
     long = document.trace.layers[0].n_query > MOST_PRINTED  # measuring it takes longer than anybody waits
     scenes = [] if long else document.facts()["scenes"]
     layer, head = (scenes[0]["state"][name] for name in ("layer", "head")) if scenes else (0, 0)
+    if is_sound:
+        layer, head = best
     if asked.layer is not None or asked.head is not None:
         layer, head = asked.layer or 0, asked.head or 0
     for choice in filter(None, [(layer, head), asked.against]):
@@ -173,6 +183,38 @@ def _opened(path: str, target: str | None) -> tuple[Session, Document]:
         raise ArgumentError(f"{path} is a trace, of a model and its text: leave out --model and --target.")
     document, session = documents_of(Trace.load(path))[0], Session(default="")
     return session, session.add(replace(document, model_key=f"file {Path(path).name}"))
+
+
+def _heard(path: Path, model: ModelOption, target: str | None) -> tuple[Session, Document, tuple[int, int]]:
+    """Trace a sound; print what is heard, and when, by the head that follows it best."""
+    chosen = model if model_was_named() else replace(model, name=LISTENS)
+    loaded = chosen.load()
+    from regard.heads.alignment import aligned_heads, monotonic_path
+    from regard.tracing.sounds import takes_sound
+    from regard.tracing.take import trace
+    from regard.view.document import documents_of
+    from regard.view.session import Session
+
+    if not takes_sound(getattr(loaded.model, "inner", loaded.model)):
+        raise ArgumentError(f"{chosen.name} does not listen: a .wav file needs a Whisper, such as {LISTENS}.")
+    heard = trace(loaded, path, target=target)
+    assert heard.timeline is not None
+    tokens, n_sound = heard.tokens[0], heard.timeline.n_sound
+    first = next(at for at, token in enumerate(tokens) if not token.startswith("<|"))
+    best = aligned_heads(heard, first_query=first - 1, n_key=n_sound)[0]
+    if best.score > best.chance:
+        number = f"{best.score:.2f}, {best.chance:.2f} by chance"
+        click.echo(f"Layer {best.layer}, head {best.head} follows the sound best (mean weight {number}):")
+        weights = heard.weights(best.layer, best.head).float()[first - 1 :, :n_sound]
+        times = monotonic_path(weights)[: len(tokens) - first] * heard.timeline.seconds
+        said = (
+            f"{time:.2f} {word.strip()}" for time, word in zip(times.tolist(), tokens[first:], strict=True)
+        )
+        click.echo(" | ".join(said))
+    else:
+        click.echo("No head follows the sound better than chance.")
+    document, session = documents_of(heard)[0], Session(default="")
+    return session, session.add(replace(document, model_key=f"sound {path.name}")), (best.layer, best.head)
 
 
 def _taken(text: str, model: ModelOption, target: str | None) -> tuple[Session, Document]:

@@ -159,7 +159,7 @@ Text = Annotated[str, _some_words]
 Texts = Annotated[list[str] | None, READABLE, _lines, "A text a line."]
 AsJson = object  # what a command returns that has --json
 JsonFlag = Annotated[bool, "--json", "Print the result as JSON."]  # of one that prints it by itself
-Picture = Annotated[NewFile | None, "Write the picture there, as PNG."]
+Picture = Annotated[NewFile | None, "Write the picture there: .png, .svg or .pdf."]
 
 
 @dataclass(frozen=True)

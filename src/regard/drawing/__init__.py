@@ -19,6 +19,7 @@ __all__ = [
     "heat_maps",
     "lines",
     "shaded_text",
+    "timeline_map",
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,13 +19,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.registry import LABEL_COLORS
 
 PALETTE = "viridis"  # even steps in lightness, and readable with every kind of colour blindness
 DIVERGING = "PuOr_r"  # orange: more; purple: less
 HIDDEN = "#e4e4e8"
 CELL = 0.42  # inches
+FORMATS = ("png", "svg", "pdf")  # that pictures are written in
+PICTURES = ("jpg", "jpeg", "gif", "webp", "eps", "ps", "tif", "tiff", "bmp")  # endings of other formats
 LARGEST_SIDE = 12.0  # inches
 QUERY, KEY = "query (looks)", "key (is looked at)"
 MOST_LABELS = 64  # beyond this the words would overlap, so positions are numbered instead
@@ -108,6 +110,74 @@ def heat_maps(
         panel.set_xlabel("key" if index + n_col >= math.prod(places) else "", fontsize=8)
         panel.set_ylabel("query" if col == 0 else "", fontsize=8)
     return figure
+
+
+def timeline_map(
+    weights: Float[Tensor, "query key"],
+    rows: Sequence[str],
+    seconds: float,
+    *,
+    spectrogram: Float[Tensor, "mel frame"] | None = None,
+    path: Int[Tensor, "query"] | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw what each written token looks at in a sound: time along one axis, tokens along the other.
+
+    Args:
+        weights: ``(query, key)``: a row for each token, a column for each position in time.
+        rows: The tokens.
+        seconds: How long all columns last.
+        spectrogram: ``(mel, frame)`` of the same time, drawn above, low tones at the bottom.
+        path: ``(query,)``: a key for each row, drawn as dots.
+        title: Stands above the figure.
+
+    Returns:
+        A figure. The colours run from 0 to the largest weight.
+
+    Example:
+        >>> figure = timeline_map(torch.eye(3), ["a", "b", "c"], 1.5)
+        >>> figure.axes[0].get_xlabel()
+        'seconds (is looked at)'
+    """
+    n_query, n_key = weights.shape
+    if len(rows) != n_query or not weights.numel() or seconds <= 0:
+        raise ShapeError(
+            f"a timeline needs a name for each row, and time. Got weights {tuple(weights.shape)}, "
+            f"{len(rows)} rows, {seconds} seconds."
+        )
+    high = min(LARGEST_SIDE, 0.22 * n_query + 1.2)
+    above = [1.0] if spectrogram is not None else []
+    figure = new_figure(10.0, high + sum(above) + 0.3)
+    axes = figure.subplots(1 + len(above), 1, sharex=True, height_ratios=[*above, high], squeeze=False)[:, 0]
+    ax = axes[-1]
+    ends = (0.0, seconds)
+    if spectrogram is not None:
+        sound = spectrogram.float().cpu().numpy()
+        axes[0].imshow(sound, "magma", aspect="auto", origin="lower", extent=(*ends, 0, len(sound)))
+        axes[0].set_yticks([])
+        axes[0].set_ylabel("sound", fontsize=9)
+        axes[0].tick_params(length=0)
+        axes[0].spines[:].set_visible(False)
+    table, place = weights.float().cpu().numpy(), (*ends, n_query - 0.5, -0.5)
+    image = ax.imshow(table, PALETTE, vmin=0, aspect="auto", extent=place, interpolation="nearest")
+    ax.set_xlabel("seconds (is looked at)", fontsize=9)
+    ax.set_ylabel("token (looks)", fontsize=9)
+    ax.set_yticks(range(n_query), [_visible_word(word) for word in rows], parse_math=False, fontsize=8)
+    ax.tick_params(length=2)
+    ax.spines[:].set_visible(False)
+    if path is not None:
+        middle = (path.cpu().numpy() + 0.5) * seconds / n_key
+        ax.plot(middle, range(n_query), "o", markersize=3.5, markerfacecolor="none", color="#ff7f0e")
+    bar = figure.colorbar(image, ax=list(axes), fraction=0.03, aspect=32, pad=0.01)
+    bar.set_label("weight", fontsize=9)
+    bar.outline.set_visible(False)
+    if title is not None:
+        axes[0].set_title(title, fontsize=10, loc="left", parse_math=False)
+    return figure
+
+
+def _visible_word(word: str) -> str:
+    return word.strip() or "␣"
 
 
 def head_grid(
@@ -380,8 +450,28 @@ def new_figure(wide: float, high: float) -> Figure:
     return figure
 
 
-def save_figure(figure: Figure, path: Path, kind: str = "png") -> bool:
-    """Write a picture; True where its font lacked a character, which is drawn as a box."""
+def save_figure(figure: Figure, path: Path, kind: str | None = None) -> bool:
+    """Write a picture as PNG, SVG or PDF.
+
+    Args:
+        figure: What is written.
+        path: The file. Its ending says the format; a file without a known one is a PNG.
+        kind: The format that was asked for by name, png or svg: a file that ends otherwise is refused, but for
+            a PDF, which is written.
+
+    Returns:
+        Whether the font lacked a character, which is drawn as a box.
+
+    Raises:
+        ArgumentError: If the file's ending is that of another format.
+    """
+    ending = path.suffix.lower().removeprefix(".")
+    by_ending = ending if ending in FORMATS else None
+    if ending in PICTURES and by_ending is None:
+        raise ArgumentError(f"{path} cannot be written: a picture is {', '.join(FORMATS)}, not {ending}.")
+    if kind is not None and by_ending not in (None, kind, "pdf"):
+        raise ArgumentError(f"{path} cannot be written as {kind.upper()}: its ending says {ending.upper()}.")
+    kind = "pdf" if by_ending == "pdf" else kind or by_ending or "png"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         figure.savefig(path, format=kind)

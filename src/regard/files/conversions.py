@@ -123,17 +123,17 @@ def whisper(source: Path, target: Path) -> None:
 
 def _tiktoken(text: str) -> Tokenizer:
     """Return GPT-2's byte-level BPE from tiktoken's list of tokens by rank, with Whisper's special tokens."""
-    ranks = {}
+    ranks: dict[bytes, int] = {}
     for line in text.splitlines():
         token, rank = line.split()
         ranks[base64.b64decode(token)] = int(rank)
     letters = byte_characters()
-    vocab = {"".join(letters[byte] for byte in token): rank for token, rank in ranks.items()}
-    merges = []
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        if len(token) > 1:
-            left, right = _last_merge(token, ranks, rank)
-            merges.append(tuple("".join(letters[byte] for byte in part) for part in (left, right)))
+    vocab = {"".join(letters[byte] for byte in piece): place for piece, place in ranks.items()}
+    merges: list[tuple[str, str]] = []
+    for piece, place in sorted(ranks.items(), key=lambda item: item[1]):
+        if len(piece) > 1:
+            left, right = _last_merge(piece, ranks, place)
+            merges.append(("".join(letters[byte] for byte in left), "".join(letters[byte] for byte in right)))
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -32,7 +32,8 @@ from regard.tracing.calls import Called, dense_bytes
 from regard.tracing.images import grid_of, read_images, takes_images
 from regard.tracing.layers import DenseLayerTrace, Kind
 from regard.tracing.recorder import Recorder, expected, wanted_layers
-from regard.tracing.traces import Checks, Grid, Plain, Trace
+from regard.tracing.sounds import read_sound, takes_sound, written_ids
+from regard.tracing.traces import Checks, Grid, Plain, Timeline, Trace
 from regard.tracing.watch import attention_layers, uncompiled, watching
 
 _NO_ANSWER = (
@@ -54,6 +55,7 @@ class Fed:
     source_key_mask: Bool[Tensor, "batch source_position"] | None = None
     text: tuple[str, ...] | None = None  # or the names of images
     grid: Grid | None = None  # of a vision model
+    timeline: Timeline | None = None  # of a speech model
 
 
 def trace(
@@ -120,6 +122,11 @@ def observe(
     processor, images = getattr(whole, "processor", tokenizer), None
     if takes_images(module) and not isinstance(given, Tensor | Mapping | tuple):
         given, images = read_images(module, given, processor)
+    timeline = None
+    if takes_sound(module) and not isinstance(given, Tensor | Mapping | tuple):
+        given, timeline, images = read_sound(module, given, processor)
+        given["decoder_input_ids"] = written_ids(module, given["input_features"], target, tokenizer)
+        target = None
     fed = feed_foreign(module, given, target, tokenizer)
     recorder, answer = Recorder(layers=layers, **options), list[Tensor]()
     try:
@@ -144,6 +151,8 @@ def observe(
             "weights it returns itself go into Trace.from_weights."
         )
     recorder.choose()
+    if timeline is not None:
+        fed = replace(fed, text=images, timeline=timeline)
     if fed.ids is None:
         fed = replace(fed, text=images, grid=grid_of(module, fed.args, fed.kwargs, processor))
     return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
@@ -173,13 +182,14 @@ def assemble(recorder: Recorder, fed: Fed, tokenizer: Any, facts: Mapping[str, P
     return Trace(
         layers=tuple(layers),
         tokens=labels(fed.ids, tokenizer) if fed.grid is None else (fed.grid.names,) * layers[0].n_batch,
-        source_tokens=labels(fed.source_ids, tokenizer),
+        source_tokens=labels(fed.source_ids, tokenizer) if fed.timeline is None else (fed.timeline.names,),
         ids=fed.ids,
         key_mask=fed.key_mask,
         text=fed.text,
         facts={**facts, **more},
         checks=checks,
         grid=fed.grid,
+        timeline=fed.timeline,
     )
 
 

@@ -12,7 +12,7 @@ from rich.cells import set_cell_size
 from rich.text import Text
 from torch import Tensor
 
-from regard.drawing.figures import PALETTE, head_pictures, heat_map, lines, shaded_text
+from regard.drawing.figures import PALETTE, head_pictures, heat_map, lines, shaded_text, timeline_map
 from regard.errors import ArgumentError
 from regard.view.document import Document
 
@@ -69,6 +69,15 @@ def figure_of(
             raise ArgumentError(f"lines are drawn for up to {MOST_LINES} tokens. Got {size[0]} x {size[1]}.")
         weights = torch.from_numpy(np.nan_to_num(document.small(layer, head, MOST_LINES)))
         return lines(weights[None], rows, cols, chosen=None if query is None else [query], title=title)
+    timeline = document.trace.timeline
+    if timeline is not None and traced.kind == "cross" and against is None:
+        n_key, spectrogram = timeline.n_sound, timeline.spectrogram
+        weights = document.trace.weights(layer, head, document.batch).float()[:, :n_key]
+        sound = None
+        if spectrogram is not None:
+            n_frame = round(spectrogram.shape[-1] * n_key / timeline.n_position)
+            sound = spectrogram[document.batch, :, :n_frame]
+        return timeline_map(weights, rows, n_key * timeline.seconds, spectrogram=sound, title=title)
     tile = document.small(layer, head, MOST_DRAWN)
     if against is not None:
         other = document.small(*against, MOST_DRAWN)
@@ -77,7 +86,10 @@ def figure_of(
         tile = tile - other
         title += f", minus layer {against[0]}, head {against[1]}"
     if tile.shape != size:
-        rows, cols = (list(map(str, range(count))) for count in tile.shape)
+        rows, cols = (
+            [str(at * count // drawn) for at in range(drawn)]
+            for count, drawn in zip(size, tile.shape, strict=True)
+        )
         title += f": {size[0]} x {size[1]}, each dot the largest weight of its block"
     weights, visible = torch.from_numpy(np.nan_to_num(tile)), torch.from_numpy(~np.isnan(tile))
     return heat_map(weights, rows, cols, visible=visible, title=title, diverging=against is not None)

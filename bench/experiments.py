@@ -26,14 +26,14 @@ from regard.experiments import patch_effects
 from regard.experiments.answers import Asked
 from regard.files.loading import Loaded, load, save
 from regard.heads.model import head_outputs
-from regard.tracing.interventions import Run
+from regard.tracing.interventions import InterventionRun
 
 SAMPLE = {64: 9, 512: 90, 4096: 6}  # heads that are run, by length
 IN_LENS = 18  # heads that TransformerLens runs at the first length
 OTHER = 17  # the token that is exchanged for the answer
 
 
-def _exchange(run: Run, name: str, head: int, source: Tensor) -> None:
+def _exchange(run: InterventionRun, name: str, head: int, source: Tensor) -> None:
     run.patch(layer=name, head=head, source=source)
 
 

@@ -113,7 +113,7 @@ def time_measures(options: Options) -> RatioTable:
 
         cases: dict[str, Case] = {"attention": forward, "measures": measures}
         if n_token <= 4096:  # 0.6 GiB of weights at 4096
-            whole = traced.layers[0].block(slice(0, n_token), slice(0, n_token))[0]
+            whole = traced.layers[0].block(None, slice(0, n_token), slice(0, n_token))[0]
             ids = traced.ids
             assert ids is not None
 
@@ -143,9 +143,9 @@ def build_dense(n_token: int) -> Case:
     traced = layer_of(n_token)[3]
     ids = traced.ids
     assert ids is not None
-    dense_statistics(layer_of(64)[3].layers[0].block(slice(0, 64), slice(0, 64))[0], ids[0, :64])
+    dense_statistics(layer_of(64)[3].layers[0].block(None, slice(0, 64), slice(0, 64))[0], ids[0, :64])
     everything = slice(0, n_token)
-    return lambda: dense_statistics(traced.layers[0].block(everything, everything)[0], ids[0])
+    return lambda: dense_statistics(traced.layers[0].block(None, everything, everything)[0], ids[0])
 
 
 def weigh_measures(options: Options) -> PlainTable:

@@ -241,7 +241,7 @@ def eager_attentions(model: Any, given: dict[str, Any]) -> list[torch.Tensor]:
 
 def _missing(traced: Trace, wanted: list[torch.Tensor], real: torch.Tensor | None) -> dict[int, str]:
     """Which of the weights wanted are in no layer of the trace."""
-    held = [layer.block(slice(0, layer.n_query), slice(0, layer.n_key)) for layer in traced.layers]
+    held = [layer.block(None, slice(0, layer.n_query), slice(0, layer.n_key)) for layer in traced.layers]
     missing = {}
     for index, weights in enumerate(wanted):
         gaps = [_gap(weights, layer, real) for layer in held]

@@ -62,7 +62,7 @@ def plain_softmax(layer):
 
 
 def whole(layer):
-    return layer.block(slice(0, layer.n_query), slice(0, layer.n_key))
+    return layer.block(None, slice(0, layer.n_query), slice(0, layer.n_key))
 
 
 def target_of(family, *texts):

@@ -68,8 +68,8 @@ def block(page, head, n_row, n_col, valued=False):
 def expected(trace, head):
     """The trace's weights, NaN where hidden."""
     layer = trace.layers[0]
-    visible = layer.visible(slice(None), slice(None), 0, head)
-    return layer.weights(0, head).masked_fill(~visible, float("nan"))
+    visible = layer.visible(head, slice(None), slice(None))
+    return layer.weights(head).masked_fill(~visible, float("nan"))
 
 
 @pytest.mark.parametrize("mechanism", [*RULES, "linear", "dense"])
@@ -150,7 +150,7 @@ def test_why_shows_the_sum_and_the_weight(opened, made):
     """The panel's products sum to the score of the library, and its weight is the trace's."""
     opened.page.mouse.click(*opened.place(4, 6))
     table = opened.page.wait_for_selector("table.sums")
-    parts = made.layers[3].score_parts(0, 7, 4, 6)
+    parts = made.layers[3].score_parts(7, 4, 6)
     assert float(table.get_attribute("data-weight")) == pytest.approx(parts.weight, abs=ERROR)
     assert float(table.get_attribute("data-sum")) * parts.scale == pytest.approx(parts.similarity, abs=1e-5)
     assert f"{parts.weight:.3f}" in table.inner_text()

@@ -166,7 +166,7 @@ def test_an_overwritten_number_is_followed_to_the_end(looker, served, made):
     looker.page.goto(served[1](at="machine", layer=3, head=7, query=4, key=6))
     page = looker.page
     page.wait_for_selector(".card[data-step='softmax']")
-    parts = [made.layers[3].score_parts(0, 7, 4, key).score for key in range(14)]
+    parts = [made.layers[3].score_parts(7, 4, key).score for key in range(14)]
     scores = torch.tensor(parts, dtype=torch.float64)
 
     def weight():

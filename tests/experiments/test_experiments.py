@@ -67,7 +67,7 @@ def test_an_estimate_is_the_slope_toward_the_clean_run(what):
     if what == "weights":
         clean = regard.trace(model, torch.tensor([CLEAN])).layer(0)
         values = regard.trace(model, torch.tensor([CORRUPTED]), keep_v=True).layer(0).v
-        new = torch.stack([clean.weights(0, head) @ values[0, head // 2] for head in range(6)])[None]
+        new = torch.stack([clean.weights(head) @ values[0, head // 2] for head in range(6)])[None]
     asked = Asked.about(model, CORRUPTED, 7, 9, None)
     for head in (0, 4):
         step = asked.run(lambda run: run.patch(layer=0, head=head, source=mine + 1e-3 * (new - mine)))  # noqa: B023
@@ -117,7 +117,7 @@ def test_why_says_what_switching_off_does(neox):
     assert edge.ran == pytest.approx(cut - said.score, abs=1e-5)
     trace = regard.trace(neox, torch.tensor([[5, 17, 3, 42, 8]]), keep_v=True)
     layer = trace.layer(edge.layer)
-    weights, v = layer.weights(0, edge.head)[edge.query], layer.v[0, edge.head]
+    weights, v = layer.weights(edge.head)[edge.query], layer.v[0, edge.head]
     assert edge.weight == pytest.approx(float(weights[edge.key]), rel=1e-4)
     if edge.weight < 0.999:
         rest = weights.clone()

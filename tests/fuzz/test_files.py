@@ -227,9 +227,9 @@ def test_traces(record_property, tmp_path):
             found.row(index, layer.n_head - 1, layer.n_query - 1)
             found.column(index, 0, layer.n_key - 1)
             found.pooled(index, None, 3, 3)
-            layer.visible(slice(None), slice(None))
+            layer.visible(0, slice(None), slice(None))
             if isinstance(layer, LayerTrace):
-                layer.score_parts(0, 0, 0, 0)
+                layer.score_parts(0, 0, 0)
         for document in documents_of(found):
             json.dumps(document.meta())
             document.facts()

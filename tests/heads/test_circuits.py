@@ -144,7 +144,7 @@ def test_the_parts_of_a_score_sum_to_it(family, layer, head, query, key):
     split = score_split(model, ids, layer, head, query, key)
     traced = trace(model, ids).layers[layer]
     rows, cols = slice(query, query + 1), slice(key, key + 1)
-    q, k, _, rule = traced._part(0, head)
+    q, k, _, rule = traced._part(head, 0)
     score = float(all_scores(q, k, rule, rows, cols))
     assert split.score == pytest.approx(score, rel=1e-4, abs=1e-4)
     assert float(split.parts.sum()) == pytest.approx(split.score, rel=1e-12)

@@ -43,7 +43,7 @@ def test_rollout_is_one_row_of_the_product_of_all_layers(block, monkeypatch):
     found = trace(decoder(), TOKENS)
     product = torch.eye(11)
     for layer in found.layers:
-        mean = torch.stack([layer.weights(0, head) for head in range(layer.n_head)]).mean(0)
+        mean = torch.stack([layer.weights(head) for head in range(layer.n_head)]).mean(0)
         product = (mean + torch.eye(11)) / 2 @ product
     for query in (0, 6, -1):
         torch.testing.assert_close(rollout(found, query), product[query])
@@ -53,7 +53,7 @@ def test_rollout_is_one_row_of_the_product_of_all_layers(block, monkeypatch):
 def test_rollout_can_stop_at_a_layer():
     """Through the first layer alone, it is that layer's row."""
     found = trace(decoder(), TOKENS)
-    mean = torch.stack([found.layers[0].weights(0, head) for head in range(6)]).mean(0)
+    mean = torch.stack([found.layers[0].weights(head) for head in range(6)]).mean(0)
     torch.testing.assert_close(rollout(found, 7, layers=[0]), (mean[7] + torch.eye(11)[7]) / 2)
 
 
@@ -67,7 +67,7 @@ def test_value_weighted_attention_is_the_norm_of_what_each_key_sends():
         for head in (0, 5):
             value = layer.v[0, head * 3 // 6]
             sent = value @ out[:, 4 * head : 4 * head + 4].T
-            expected = layer.weights(0, head) * sent.norm(dim=-1)
+            expected = layer.weights(head) * sent.norm(dim=-1)
             expected = expected / expected.sum(-1, keepdim=True)
             torch.testing.assert_close(weighted.weights(index, head), expected, rtol=1e-4, atol=1e-6)
 
@@ -82,7 +82,7 @@ def test_value_weighted_attention_can_be_measured():
     measured = measure(Trace((weighted,), found.tokens, ids=found.ids))
     assert measured["first"].abs().max() < 1e-30
     assert measure(found)["first"][0].min() > 0.0
-    torch.testing.assert_close(weighted.weights(0, 3).sum(-1)[1:], torch.ones(10))
+    torch.testing.assert_close(weighted.weights(3).sum(-1)[1:], torch.ones(10))
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])

@@ -105,7 +105,7 @@ def test_the_parts_of_a_score_sum_to_the_models_own(name):
     """Rotary turns of any kind, queries that are scaled beforehand; every writer has a name."""
     model = uneven(foreign(name))
     split = score_split(model, IDS, 1, 3, 6, 2)
-    wanted = trace(model, IDS).layers[1].score_parts(0, 3, 6, 2).similarity
+    wanted = trace(model, IDS).layers[1].score_parts(3, 6, 2).similarity
     assert split.score == pytest.approx(wanted, rel=1e-3, abs=1e-3)
     assert split.names == ("embedding", *(f"head 0.{head}" for head in range(4)), "feed-forward 0", "bias")
 
@@ -121,7 +121,7 @@ def test_a_qk_circuit_is_the_score_of_two_tokens_so_far_apart(name):
     bare = x - x.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
     lengths = bare.square().mean(-1).sqrt()
     for query, key in ((6, 2), (3, 3)):
-        wanted = layer.score_parts(0, 1, query, key).similarity * lengths[query] * lengths[key]
+        wanted = layer.score_parts(1, query, key).similarity * lengths[query] * lengths[key]
         got = qk_circuit(model, 0, 1, distance=query - key).table()[IDS[0, query], IDS[0, key]]
         assert float(got) == pytest.approx(float(wanted), rel=2e-3, abs=1e-3)
 

@@ -168,9 +168,9 @@ def test_a_survey_a_curve_and_means_of_a_foreign_model(any_decoder):
         layer = trace.layer(0)
         v = layer.v.repeat_interleave(4 // layer.v.shape[1], 1)
         size = torch.einsum("mv,kv->km", matrix[:, 1], v[0, 1]).norm(dim=-1)
-        cells = layer.weights(0, 1) * size
+        cells = layer.weights(1) * size
         torch.testing.assert_close(
-            weighted.layer(0).weights(0, 1),
+            weighted.layer(0).weights(1),
             (cells / cells.sum(-1, keepdim=True)).detach(),
             rtol=1e-4,
             atol=1e-6,

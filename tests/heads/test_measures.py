@@ -92,7 +92,7 @@ def test_half_precision_queries_are_measured_in_float32():
     """A trace kept in bfloat16 gives measures of its weights, not of rounded sums."""
     trace, _ = traced(RULES["causal"], dtype=torch.bfloat16)
     layer = trace.layers[0]
-    whole = layer.block(slice(0, N), slice(0, N))[0]
+    whole = layer.block(None, slice(0, N), slice(0, N))[0]
     measured = measure(trace)
     expected = dense_measures(whole[2], torch.ones(N, N).tril().bool(), **facts_of())
     assert float(measured["entropy"][0, 2]) == pytest.approx(expected["entropy"], rel=1e-4)
@@ -103,7 +103,7 @@ def test_linear_attention_is_measured_too():
     q, k, v = torch.randn(3, 1, 2, N, 5)
     layer = LinearLayerTrace.of("layer", q, k, v, feature_map("elu1"), causal=True)
     trace = Trace((layer,), (tuple(WORDS),), ids=IDS[None])
-    whole = layer.block(slice(0, N), slice(0, N))[0]
+    whole = layer.block(None, slice(0, N), slice(0, N))[0]
     compare(measure(trace), whole, torch.ones(N, N).tril().bool(), **facts_of())
 
 
@@ -139,7 +139,7 @@ def test_in_a_text_of_one_word_all_earlier_tokens_are_copies():
 
 def _mean_without_first(layer):
     """The mean weight on oneself of all rows but the first, twice: once for each layer."""
-    own = layer.block(slice(0, layer.n_query), slice(0, layer.n_key))[0].double()
+    own = layer.block(None, slice(0, layer.n_query), slice(0, layer.n_key))[0].double()
     return own.diagonal(dim1=-2, dim2=-1)[:, 1:].mean(-1).expand(2, -1)
 
 

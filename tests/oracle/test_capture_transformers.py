@@ -129,7 +129,7 @@ def test_the_trace_holds_the_weights_of_eager_mode(name, padded):
     found = trace(model, given)
     assert found.n_layer == len(wanted)
     for layer, weights in zip(found.layers, wanted, strict=True):
-        got = layer.block(slice(0, layer.n_query), slice(0, layer.n_key))
+        got = layer.block(None, slice(0, layer.n_query), slice(0, layer.n_key))
         rows = real_rows(name, given, layer.name, weights)
         # float32 on both sides, scores of a few units: 1e-6 for each rounding of a score.
         assert torch.allclose(got.transpose(1, 2)[rows], weights.transpose(1, 2)[rows], atol=2e-6, rtol=0), (
@@ -207,7 +207,7 @@ def test_a_softcap_and_sinks_are_part_of_the_layer():
     assert {layer.rule.softcap for layer in capped.layers} == {2.0}
     sunk = trace(model_of("gpt_oss"), inputs_of("gpt_oss", padded=False))
     layer = sunk.layers[0]
-    sums = layer.block(slice(0, 13), slice(0, 13)).sum(-1)
+    sums = layer.block(None, slice(0, 13), slice(0, 13)).sum(-1)
     taken = torch.exp(layer.rule.sink[:, None] - layer.lse).float()
     assert torch.allclose(sums + taken, torch.ones(2, 6, 13), atol=1e-5)
     assert float(taken.max()) > 0.01
@@ -280,7 +280,7 @@ def test_a_function_that_a_user_registered_is_observed(registered):
     halved.weights = []
     found = trace(model, given)
     for layer, weights in zip(found.layers, halved.weights, strict=True):
-        assert torch.allclose(layer.block(slice(0, 13), slice(0, 13)), weights, atol=2e-6)
+        assert torch.allclose(layer.block(None, slice(0, 13), slice(0, 13)), weights, atol=2e-6)
     assert found.checks.passed
 
 
@@ -308,7 +308,7 @@ def test_threads_trace_the_same_model_apart(name):
     """Traces taken at the same time in several threads hold their own inputs' weights only."""
     model = model_of(name)
     inputs = [{"input_ids": torch.randint(3, 61, (1, length))} for length in (5, 7, 11, 13)]
-    alone = [trace(model, given).layers[1].block(slice(0, 5), slice(0, 5)) for given in inputs]
+    alone = [trace(model, given).layers[1].block(None, slice(0, 5), slice(0, 5)) for given in inputs]
     together = [None] * len(inputs)
     started = threading.Barrier(len(inputs))
 
@@ -317,7 +317,7 @@ def test_threads_trace_the_same_model_apart(name):
         for _ in range(5):
             found = trace(model, inputs[index])
             assert found.n_layer == 2
-            together[index] = found.layers[1].block(slice(0, 5), slice(0, 5))
+            together[index] = found.layers[1].block(None, slice(0, 5), slice(0, 5))
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(len(inputs))]
     for thread in threads:
@@ -338,7 +338,7 @@ def test_a_model_that_keeps_its_own_attention_is_traced_too():
     with torch.no_grad():
         wanted = model(ids, output_attentions=True).attentions
     for layer, weights in zip(found.layers, wanted, strict=True):
-        assert torch.allclose(layer.block(slice(0, 13), slice(0, 13)), weights, atol=2e-6)
+        assert torch.allclose(layer.block(None, slice(0, 13), slice(0, 13)), weights, atol=2e-6)
         assert layer.rule.visible.causal
         assert layer.rule.bias.values.shape == (1, 3, 1, 13)  # its ALiBi depends on the key alone
 
@@ -389,7 +389,7 @@ def test_generation_with_a_cache_is_one_growing_trace(name, mode):
         for step in steps:
             weights = step[index]
             rows = slice(row, row + weights.shape[2])
-            got = layer.block(rows, slice(rows.stop - weights.shape[3], rows.stop))
+            got = layer.block(None, rows, slice(rows.stop - weights.shape[3], rows.stop))
             real = torch.ones(2, weights.shape[2], dtype=torch.bool)
             if name not in PAIRS and row == 0:
                 real = given["attention_mask"].bool()

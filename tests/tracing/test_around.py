@@ -112,7 +112,7 @@ def test_two_blocks_around_one_model_leave_nothing_behind():
         run.gate(layer=0, by=0.0)
         model(ids)
     assert one.trace.names == other.trace.names == ("h.0", "h.1")
-    assert not watch._doors.get()
+    assert not watch._interceptors.get()
 
 
 def test_outputs_and_gradients_are_the_models_own():

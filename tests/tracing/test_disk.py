@@ -31,7 +31,7 @@ def test_a_trace_on_disk_is_the_trace(folder: Path):
     assert len(disk._MAPS) == 3 * len(inside.layers)  # q, k and v
     assert not any(folder.iterdir())  # their files have no names
     outside.save(folder / "outside.trace")
-    disk.let_go()  # pages are forgotten, numbers are not
+    disk.drop_resident_pages()  # pages are forgotten, numbers are not
     for mine, theirs in zip(inside.layers, outside.layers, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine.tensors, theirs.tensors, strict=True))
     inside.save(folder / "inside.trace")
@@ -62,6 +62,6 @@ def test_pages_that_are_let_go_are_not_counted(folder: Path):
     assert tensor is not None
     assert tensor.sum() == 16 << 20
     full = mapped_bytes()
-    disk.let_go()
+    disk.drop_resident_pages()
     assert full - mapped_bytes() > 60 << 20
     assert tensor.sum() == 16 << 20

@@ -38,7 +38,7 @@ def test_steps_whose_output_is_another_fail_the_check():
 
     _, decoding = loaded.model.begin(ids, record=record)
     decoding.next(torch.tensor([13]))
-    with pytest.warns(UserWarning, match=r"FAILED in decoder\.1\.self:"):
+    with pytest.warns(UserWarning, match=r"FAILED in layer 1:"):
         growing.trace(torch.tensor([[5, 7, 11, 13]]))
 
 

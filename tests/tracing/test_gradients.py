@@ -26,7 +26,7 @@ def test_a_tile_of_score_gradients_is_what_autograd_gives(family):
     found = score_gradients(tiny(family), TEXT, token=101, **target_of(family, "oui"))
     for each in found.layers:
         wanted = dense_score_gradients(each.layer, each.grad_out)
-        got = each.tile(0, 4, slice(2, 9), slice(1, 11))
+        got = each.tile(4, slice(2, 9), slice(1, 11))
         assert torch.allclose(got, wanted[0, 4, 2:9, 1:11], atol=1e-6 * float(wanted.abs().max()) + 1e-9)
     assert any(float(each.grad_out.abs().max()) > 0 for each in found.layers)
 
@@ -73,7 +73,7 @@ def test_score_gradients_of_a_foreign_model():
     frozen = score_gradients(model, ids, token=3)
     for one, other in zip(free.layers, frozen.layers, strict=True):
         wanted = dense_score_gradients(one.layer, one.grad_out)
-        assert torch.allclose(one.tile(0, 2, slice(0, 7), slice(0, 7)), wanted[0, 2], atol=1e-7)
+        assert torch.allclose(one.tile(2, slice(0, 7), slice(0, 7)), wanted[0, 2], atol=1e-7)
         assert torch.allclose(one.grad_out, other.grad_out, atol=1e-6)
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -129,7 +129,9 @@ def test_without_renormalising_the_other_weights_stay(family):
     handle.remove()
     lost = (inputs[0] - inputs[1]).unflatten(-1, (4, 6))
     layer = trace.layer(1)
-    close(lost[:, 6, 0], torch.stack([layer.weights(at, 0)[6, 2] * layer.v[at, 0, 2] for at in range(2)]))
+    close(
+        lost[:, 6, 0], torch.stack([layer.weights(0, batch=at)[6, 2] * layer.v[at, 0, 2] for at in range(2)])
+    )
     assert lost[:, 6, 1:].abs().max() == 0
     assert lost[:, :6].abs().max() == 0
 
@@ -199,7 +201,7 @@ def test_patched_weights_and_scores_make_the_clean_weights():
         run.patch(layer=1, head=3, source=clean, what="scores")
         by_scores = logits_of(model)
     handle.remove()
-    wanted = torch.stack([clean.layer(1).weights(at, 3) @ mine.layer(1).v[at, 3] for at in range(2)])
+    wanted = torch.stack([clean.layer(1).weights(3, batch=at) @ mine.layer(1).v[at, 3] for at in range(2)])
     close(kept[1].unflatten(-1, (4, 6))[:, :, 3], wanted)
     close(by_scores, by_weights)
     with regard.intervene(model) as run:

@@ -23,7 +23,7 @@ from regard.errors import TraceError, UnsupportedError
 from regard.files.loading import load
 from regard.tracing.layers import DenseLayerTrace, LayerTrace, LinearLayerTrace
 from regard.tracing.take import trace
-from regard.tracing.traces import Checks, LayerCheck, Trace
+from regard.tracing.traces import LayerCheck, Trace, TraceChecks
 
 BATCH, N_HEAD, N_QUERY, N_KEY, QK_DIM = 2, 6, 11, 13, 5
 SEGMENT = torch.arange(N_KEY).div(4, rounding_mode="floor").expand(BATCH, -1).contiguous()
@@ -46,7 +46,7 @@ RULES = {
 
 
 def whole(layer):
-    return layer.block(slice(0, layer.n_query), slice(0, layer.n_key))
+    return layer.block(None, slice(0, layer.n_query), slice(0, layer.n_key))
 
 
 def one_of_each():
@@ -68,7 +68,7 @@ def one_of_each():
         key_mask=torch.ones(2, 11, dtype=torch.bool),
         text=("one", "two"),
         facts={"name": "model", "n_layer": 3, "trained": False, "licence": None, "scale": 0.5},
-        checks=Checks(
+        checks=TraceChecks(
             (LayerCheck("plain", 1e-7, 1e-6, 2e-7, 1e-6, 0.0), LayerCheck("x", None, 1.0, 0.0, 1.0, 0.0))
         ),
     )
@@ -85,7 +85,7 @@ def test_a_saved_trace_comes_back_whole(tmp_path):
         assert (one.kind, one.shape) == (other.kind, other.shape)
         assert torch.equal(whole(one), whole(other)), one.name
         for batch, head in ((0, 0), (1, 5)):
-            tiles = (slice(0, N_QUERY), slice(0, N_KEY), batch, head)
+            tiles = (head, slice(0, N_QUERY), slice(0, N_KEY), batch)
             assert torch.equal(one.visible(*tiles), other.visible(*tiles)), one.name
     for name in ("tokens", "source_tokens", "text", "facts", "checks"):
         assert getattr(after, name) == getattr(before, name), name
@@ -133,7 +133,7 @@ class Punished(Bias):
 class Parted(Punished):
     """The same, fit to be traced."""
 
-    def part(self, batch, head):
+    def part(self, head, batch):
         return self
 
 
@@ -142,11 +142,11 @@ def test_a_bias_of_somebody_elses_is_traced_and_saved(tmp_path):
     q, k, v = (torch.randn(BATCH, n, size, QK_DIM) for n, size in ((N_HEAD, N_QUERY), (3, N_KEY), (3, N_KEY)))
     rule = ScoreRule(bias=Parted(torch.randn(N_KEY), 0.5))
     layer = LayerTrace("layer", q, k, attend(q, k, v, rule).lse, rule)
-    assert torch.allclose(layer.weights(1, 4), weights(q, k, rule)[1, 4], atol=1e-6)
+    assert torch.allclose(layer.weights(4, batch=1), weights(q, k, rule)[1, 4], atol=1e-6)
     Trace((layer,)).save(tmp_path / "a.trace")
     again = Trace.load(tmp_path / "a.trace").layers[0]
     assert isinstance(again.rule.bias, Parted)
-    assert torch.equal(again.weights(1, 4), layer.weights(1, 4))
+    assert torch.equal(again.weights(4, batch=1), layer.weights(4, batch=1))
     assert repr(again.rule) == "ScoreRule(bias=Parted(by_key=float32[13], factor=0.5))"
 
 
@@ -155,7 +155,7 @@ def test_a_bias_that_lacks_a_method_is_named_with_it(tmp_path):
     q = torch.randn(1, 2, 3, 5)
     layer = LayerTrace("layer", q, q, torch.zeros(1, 2, 3), ScoreRule(bias=Punished(torch.zeros(3))))
     with pytest.raises(UnsupportedError, match=r"Punished has no `part\(batch, head\)`"):
-        layer.weights(0, 0)
+        layer.weights(0)
 
     class Nothing(Bias):
         tile, check = Punished.tile, Punished.check
@@ -320,7 +320,7 @@ def _set(path, value):
         (_set(("layers",), 5), "does not fit"),
         (_set(("tokens",), [[1, 2]]), "tokens of Trace must be text. Got 1"),
         (_set(("facts",), {"a": [1]}), "facts of Trace must be"),
-        (_set(("checks",), [{"name": "x"}]), "a Checks is described by a mapping"),
+        (_set(("checks",), [{"name": "x"}]), "a TraceChecks is described by a mapping"),
         (_set(("checks", "layers"), [{"name": "x"}]), "missing"),
         (
             lambda metadata, described, tensors: tensors.update({"layers.0.lse": torch.zeros(2, 6, 10)}),

@@ -77,24 +77,24 @@ def test_a_tile_is_that_block_of_the_full_softmax(kind, n_kv_head):
     layer = layer_of(rule, n_kv_head)
     wanted, scores = plain_weights(layer.q, layer.k, rule)
     largest = float(scores[scores > -math.inf].abs().max())
-    tile = layer.tile(1, 4, slice(5, 16), slice(2, 19))
+    tile = layer.tile(4, slice(5, 16), slice(2, 19), batch=1)
     assert tile.shape == (11, 17)
     assert torch.allclose(tile, wanted[1, 4, 5:16, 2:19], rtol=0, atol=1e-6 * max(1, largest / 10))
-    assert torch.allclose(layer.block(*EVERYTHING), wanted, rtol=0, atol=1e-6 * max(1, largest / 10))
+    assert torch.allclose(layer.block(None, *EVERYTHING), wanted, rtol=0, atol=1e-6 * max(1, largest / 10))
 
 
 @pytest.mark.parametrize("kind", RULES)
 def test_rows_columns_and_matrices_are_parts_of_one_table(kind, monkeypatch):
     """`row`, `column`, `weights` and `strips` give the same numbers as the table they are cut from."""
     layer = layer_of(some_rules()[kind])
-    table = layer.block(*EVERYTHING)
+    table = layer.block(None, *EVERYTHING)
     # One head, or a part of it, may be summed in another order than all: a rounding of a score, no more.
-    assert torch.allclose(layer.weights(1, 2), table[1, 2], atol=1e-6)
-    assert torch.allclose(layer.row(0, 3, 7), table[0, 3, 7], atol=1e-6)
-    assert torch.allclose(layer.column(1, 5, 11), table[1, 5, :, 11], atol=1e-6)
-    assert torch.allclose(layer.row(-1, -1, -1), table[-1, -1, -1], atol=1e-6)
+    assert torch.allclose(layer.weights(2, batch=1), table[1, 2], atol=1e-6)
+    assert torch.allclose(layer.row(3, 7), table[0, 3, 7], atol=1e-6)
+    assert torch.allclose(layer.column(5, 11, batch=1), table[1, 5, :, 11], atol=1e-6)
+    assert torch.allclose(layer.row(-1, -1, batch=-1), table[-1, -1, -1], atol=1e-6)
     monkeypatch.setattr(layers, "MOST_ROWS", 5)
-    strips = list(layer.strips(1))
+    strips = list(layer.strips(batch=1))
     assert [rows.stop - rows.start for rows, _, _ in strips] == [5, 5, 5, 4]
     for rows, cols, part in strips:
         assert torch.allclose(part, table[1][:, rows, cols], atol=1e-6)
@@ -105,7 +105,7 @@ def test_rows_columns_and_matrices_are_parts_of_one_table(kind, monkeypatch):
 def test_sums_of_columns_are_those_of_the_table(kind):
     """Of all heads and of one, of all rows and of some; a layer of given weights sums its own."""
     layer = layer_of(some_rules()[kind])
-    table = layer.block(*EVERYTHING)
+    table = layer.block(None, *EVERYTHING)
     trace = Trace((layer, DenseLayerTrace("dense", table)))
     for name in trace.names:
         torch.testing.assert_close(trace.column_sums(name, batch=1), table[1].sum(1), rtol=0, atol=1e-5)
@@ -118,9 +118,9 @@ def test_rows_that_see_all_alike_are_in_the_sums_of_columns():
     layer = layer_of(some_rules()["causal"])
     alike = torch.zeros(BATCH, 1, N_QUERY, dtype=torch.bool)
     alike[:, :, 3] = True
-    marked = replace(layer, alike=alike)
-    torch.testing.assert_close(marked.column_sums(1), marked.block(*EVERYTHING)[1].sum(1))
-    assert not torch.allclose(marked.column_sums(1), layer.column_sums(1))
+    marked = replace(layer, uniform_rows=alike)
+    torch.testing.assert_close(marked.column_sums(batch=1), marked.block(None, *EVERYTHING)[1].sum(1))
+    assert not torch.allclose(marked.column_sums(batch=1), layer.column_sums(batch=1))
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -130,7 +130,7 @@ def test_visible_is_where_the_rule_lets_look(kind):
     rows, cols = slice(3, 14), slice(1, 20)
     wanted = layer.rule.visible.tile(rows, cols).expand(BATCH, N_HEAD, -1, -1)
     for batch, head in ((0, 0), (1, 5)):
-        assert torch.equal(layer.visible(rows, cols, batch, head), wanted[batch, head])
+        assert torch.equal(layer.visible(head, rows, cols, batch), wanted[batch, head])
 
 
 @given(
@@ -144,8 +144,8 @@ def test_pooling_is_the_maximum_or_mean_of_each_block(n_row, n_col, first, how, 
     """Pooled tiles equal the blocks of the whole matrix, reduced one by one."""
     layer = layer_of(some_rules()[kind])
     rows, cols = slice(first, 17), slice(2, 23 - first)
-    got = layer.pooled(1, 2, n_row, n_col, how, rows, cols)
-    table = layer.weights(1, 2)[rows, cols].numpy()
+    got = layer.pooled(2, n_row, n_col, how, rows, cols, batch=1)
+    table = layer.weights(2, batch=1)[rows, cols].numpy()
     row_parts = np.array_split(np.arange(table.shape[0]), min(n_row, table.shape[0]))
     col_parts = np.array_split(np.arange(table.shape[1]), min(n_col, table.shape[1]))
     assert got.shape == (len(row_parts), len(col_parts))
@@ -165,8 +165,8 @@ def test_pooling_is_the_maximum_or_mean_of_each_block(n_row, n_col, first, how, 
 def test_pooling_all_heads_is_pooling_each(how):
     """Without a head, `pooled` stacks what it gives head by head."""
     layer = layer_of(some_rules()["causal"])
-    each = torch.stack([layer.pooled(1, head, 4, 7, how) for head in range(N_HEAD)])
-    assert torch.allclose(layer.pooled(1, None, 4, 7, how), each, atol=1e-6)
+    each = torch.stack([layer.pooled(head, 4, 7, how, batch=1) for head in range(N_HEAD)])
+    assert torch.allclose(layer.pooled(None, 4, 7, how, batch=1), each, atol=1e-6)
 
 
 def test_pooling_never_forms_the_whole_matrix(monkeypatch):
@@ -179,12 +179,12 @@ def test_pooling_never_forms_the_whole_matrix(monkeypatch):
     monkeypatch.setattr(
         LayerTrace,
         "block",
-        lambda self, rows, cols, *at: (
+        lambda self, head, rows, cols, *at: (
             areas.append((rows.stop - rows.start) * (cols.stop - cols.start))
-            or original(self, rows, cols, *at)
+            or original(self, head, rows, cols, *at)
         ),
     )
-    layer.pooled(0, 0, 60, 60)
+    layer.pooled(0, 60, 60)
     assert max(areas) <= 1 << 20
     assert sum(areas) < 0.7 * 3001 * 3001  # the future is not computed
 
@@ -195,15 +195,15 @@ def test_the_numbers_behind_a_weight_make_it():
         scale=0.3, bias=SlopeBias(alibi_slopes(N_HEAD)), visible=Visibility(causal=True, start=4)
     )
     layer = layer_of(rule)
-    parts = layer.score_parts(1, 4, 13, 11)
+    parts = layer.score_parts(4, 13, 11, batch=1)
     q, k = layer.q[1, 4, 13], layer.k[1, 2, 11]
     assert parts.products == pytest.approx((q * k).tolist(), abs=1e-6)
     assert parts.similarity == pytest.approx(0.3 * float(q @ k), abs=1e-6)
     assert parts.bias == pytest.approx(-float(alibi_slopes(N_HEAD)[4]) * 6, abs=1e-6)
     assert parts.score == pytest.approx(parts.similarity + parts.bias, abs=1e-6)
     assert parts.weight == pytest.approx(math.exp(parts.score - parts.lse), rel=1e-5)
-    assert parts.weight == pytest.approx(float(layer.weights(1, 4)[13, 11]), abs=1e-6)
-    hidden = layer.score_parts(0, 0, 1, 22)
+    assert parts.weight == pytest.approx(float(layer.weights(4, batch=1)[13, 11]), abs=1e-6)
+    hidden = layer.score_parts(0, 1, 22)
     assert (hidden.visible, hidden.score, hidden.weight) == (False, -math.inf, 0.0)
 
 
@@ -211,7 +211,7 @@ def test_a_row_that_sees_nothing_has_weights_of_0():
     """No NaN where scores and lse are both -inf."""
     layer = layer_of(some_rules()["lengths"])
     assert bool((layer.lse[0] == -math.inf).all())
-    assert bool((layer.block(*EVERYTHING)[0] == 0).all())
+    assert bool((layer.block(None, *EVERYTHING)[0] == 0).all())
 
 
 def test_hidden_garbage_does_not_reach_a_weight():
@@ -219,7 +219,7 @@ def test_hidden_garbage_does_not_reach_a_weight():
     rule = some_rules()["padding"]
     layer = layer_of(rule)
     layer.k[1, :, 17:] = math.nan
-    table = layer.block(*EVERYTHING)
+    table = layer.block(None, *EVERYTHING)
     assert bool(table.isfinite().all())
     assert bool((table[1, :, :, 17:] == 0).all())
 
@@ -233,15 +233,17 @@ def test_linear_attention_is_recovered_by_tile(name, causal):
     keys[1, 19:] = False
     q, k, v = (torch.randn(BATCH, n, size, QK_DIM) for n, size in ((N_HEAD, N_QUERY), (3, N_KEY), (3, N_KEY)))
     layer = LinearLayerTrace.of("linear", q, k, v, phi, causal=causal, key_mask=keys)
-    table = layer.block(*EVERYTHING)
+    table = layer.block(None, *EVERYTHING)
     out = (table.unflatten(1, (3, 2)) @ v[:, :, None]).flatten(1, 2)
     wanted = attend_linear(q, k, v, phi, causal=causal, key_mask=keys).out
     assert torch.allclose(out, wanted, atol=1e-4)
-    assert torch.allclose(layer.tile(1, 4, slice(5, 16), slice(2, 19)), table[1, 4, 5:16, 2:19], atol=1e-6)
-    seen = layer.visible(*EVERYTHING, 1, 4)
+    assert torch.allclose(
+        layer.tile(4, slice(5, 16), slice(2, 19), batch=1), table[1, 4, 5:16, 2:19], atol=1e-6
+    )
+    seen = layer.visible(4, *EVERYTHING, 1)
     assert bool((table[1, 4][~seen] == 0).all())
     assert int(seen.sum()) == (sum(min(i + 5, 19) for i in range(N_QUERY)) if causal else N_QUERY * 19)
-    assert torch.allclose(layer.pooled(1, 4, 3, 4), layer.pooled(1, None, 3, 4)[4])
+    assert torch.allclose(layer.pooled(4, 3, 4, batch=1), layer.pooled(None, 3, 4, batch=1)[4])
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 5])
@@ -270,7 +272,7 @@ def test_given_labels_stand_at_their_sides():
 def test_all_heads_and_all_sequences_have_axes(kind):
     """None is an axis: of heads, of sequences, of both; NumPy has the same numbers."""
     layer = layer_of(some_rules()[kind])
-    table, trace = layer.block(*EVERYTHING), Trace((layer,))
+    table, trace = layer.block(None, *EVERYTHING), Trace((layer,))
     assert torch.equal(trace.weights(0, None, None), table)
     torch.testing.assert_close(trace.weights(0, None, 1), table[1])
     torch.testing.assert_close(trace.weights(0, -1, None), table[:, -1])
@@ -298,7 +300,7 @@ def test_weights_become_rows_of_a_table(monkeypatch):
         trace.to_dataframe(0)
     monkeypatch.setitem(sys.modules, "pandas", FakePandas)
     table = trace.to_dataframe(0, 4, batch=1)
-    visible = trace.layers[0].visible(*EVERYTHING, 1, 4)
+    visible = trace.layers[0].visible(4, *EVERYTHING, 1)
     assert len(table["weight"]) == int(visible.sum()) < N_QUERY * N_KEY
     at = table["query"], table["key"]
     assert torch.allclose(torch.tensor(table["weight"]), trace.weights(0, 4, 1)[at])
@@ -312,7 +314,7 @@ def test_a_whole_matrix_that_is_large_warns_with_its_size(monkeypatch):
     monkeypatch.setattr("regard.tracing.layers.LARGE", 100)
     layer = DenseLayerTrace("dense", torch.rand(1, 1, 11, 13))
     with pytest.warns(UserWarning, match=r"11 x 13 weights.*use tile, row, column or pooled"):
-        layer.weights(0, 0)
+        layer.weights(0)
 
 
 def test_bytes_count_shared_tensors_once():
@@ -338,19 +340,19 @@ def test_mapping_a_rule_reaches_every_tensor(kind):
 def test_indices_outside_are_refused():
     """Batch, head, query, key and layer are checked against what there is."""
     layer = layer_of(ScoreRule())
-    for wrong in ((2, 0), (-3, 0), (0, 6), (0, -7)):
+    for batch, head in ((2, 0), (-3, 0), (0, 6), (0, -7)):
         with pytest.raises(ArgumentError, match="counted from 0"):
-            layer.tile(*wrong, slice(0, 1), slice(0, 1))
+            layer.tile(head, slice(0, 1), slice(0, 1), batch)
     with pytest.raises(ArgumentError, match="there is no query 19"):
-        layer.row(0, 0, 19)
+        layer.row(0, 19)
     with pytest.raises(ArgumentError, match="there is no key 23"):
-        layer.column(0, 0, 23)
+        layer.column(0, 23)
     with pytest.raises(ArgumentError, match="there is no layer 'other'"):
         Trace((layer,)).layer("other")
     with pytest.raises(ArgumentError, match="there is no layer 1"):
         Trace((layer,)).tile(1, 0, slice(0, 1), slice(0, 1))
     with pytest.raises(ArgumentError, match="without a step"):
-        layer.tile(0, 0, slice(0, 4, 2), slice(0, 1))
+        layer.tile(0, slice(0, 4, 2), slice(0, 1))
 
 
 def test_names_are_unique():

@@ -72,7 +72,7 @@ def test_what_is_returned_prints_in_one_short_line():
     linear = attend_linear(q, q, q, feature_map("favor", qk_dim=5), return_state=True)
     for said in (
         traced.checks,
-        traced.layers[0].score_parts(0, 0, 3, 2),
+        traced.layers[0].score_parts(0, 3, 2),
         gradients,
         gradients.layer(0),
         growing,

@@ -131,7 +131,7 @@ export class Overview {
         row = h(
           "div",
           { role: "row", class: "gridrow" },
-          byLayer && h("span", { class: "rowname", title: name.name }, shortName(name, twoSided)),
+          byLayer && h("span", { class: "rowname", title: name.label }, shortName(name, twoSided)),
         );
         rows.push(row);
       }
@@ -225,9 +225,8 @@ export class Overview {
   }
 }
 
-/** The last number of a layer's name; with an encoder and a decoder, which of them, and × for cross-attention. */
-function shortName({ name, kind }: LayerMeta, twoSided: boolean): string {
-  const side = twoSided ? (name.startsWith("encoder") ? "e" : "d") : "";
-  const index = name.match(/(\d+)(?!.*\d)/)?.[1] ?? "";
-  return `${side}${index}${kind === "cross" ? "×" : ""}`;
+/** A layer's number; with an encoder and a decoder, which of them, and × for cross-attention. */
+function shortName({ stack, index, kind }: LayerMeta, twoSided: boolean): string {
+  const side = twoSided ? (stack.includes("decoder") ? "d" : "e") : "";
+  return `${side}${index ?? ""}${kind === "cross" ? "×" : ""}`;
 }

@@ -4,7 +4,10 @@ export type Plain = string | number | boolean | null;
 export type Side = "tokens" | "source" | "written" | null;
 
 export interface LayerMeta {
-  name: string;
+  name: string; // its stable text, as files have it
+  label: string; // what a person calls it: "layer 23"
+  stack: string; // the stack of layers it stands in
+  index: number | null; // its place there
   kind: "self" | "cross";
   mechanism: "softmax" | "linear" | "dense";
   heads: number;

@@ -120,17 +120,18 @@ def _draw_labels(surveys: dict[str, Survey], out: Path) -> bool:
 
 def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -> None:
     """The table of heads, with as many measures as the terminal has room for."""
+    from regard.layers.layer_id import LayerId, layer_labels
+
     sorted_by = [sort] if sort not in ("layer", "label") else []
     if sort == "label":
         rows = sorted(rows, key=lambda row: (row["label"] in ("none", "mixed"), row["label"]))
     elif sorted_by:
         rows = sorted(rows, key=lambda row: -math.inf if math.isnan(row[sort]) else row[sort], reverse=True)
     shown = rows[: top or None]
-    # By their numbers, where all are of one kind and side.
-    parts = {row["layer"]: row["layer"].split(".") for row in rows}
-    kinds = {tuple(part for part in name if not part.isdigit()) for name in parts.values()}
-    numbers = {name: [part for part in inside if part.isdigit()] for name, inside in parts.items()}
-    names = {name: at[0] if len(kinds) == len(at) == 1 else name for name, at in numbers.items()}
+    layers = list(dict.fromkeys(row["layer"] for row in rows))
+    # The column is headed "layer": a number alone says enough.
+    labels = layer_labels([LayerId.parse(name) for name in layers])
+    names = {name: label.removeprefix("layer ") for name, label in zip(layers, labels, strict=True)}
     interval = ["95 %"] * (n_text > 1)
     room = shutil.get_terminal_size().columns - 40 - max(map(len, names.values())) - 12 * len(interval)
     columns = ["score", "chance", *interval]

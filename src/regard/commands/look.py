@@ -71,7 +71,7 @@ class LookOptions:
     query: Annotated[Number, "The token whose row is shown, counted from 0."]
     against: Annotated[HeadPair | None, "Show the difference from another head."]
     save: Annotated[NewFile | None, "Write the page as one file, and end."]
-    png: Annotated[NewFile | None, "Write a PNG of the view, and end."]
+    png: Annotated[NewFile | None, "Write a picture of the view as PNG (as PDF if it ends in .pdf), and end."]
     svg: Annotated[NewFile | None, "Write an SVG of the view, and end."]
     layers: Annotated[
         list[int] | None, click.STRING, _layers, "Layers of the saved page, such as 0,2-4. All by default."
@@ -93,7 +93,7 @@ def look(
     target: Annotated[str | None, "What an encoder-decoder answers; without it the model writes the answer."],
     asked: LookOptions,
 ) -> AsJson:
-    """Open the page of what attention looks at in TEXT, or in the .trace, .txt, .md or .wav file that it names.
+    """Open the page of what attention looks at in TEXT, or in the .trace, .txt, .md or .wav file it names.
 
     A .wav file of speech is heard by whisper-tiny, or another Whisper: the map shows when in the sound each
     written word looks, in the head that follows the sound best.
@@ -148,7 +148,7 @@ def look(
         if asked.port is not None or (sys.stdout.isatty() and not os.environ.get("CI")):
             _serve(session, view, asked.port, asked.no_browser)
             return None
-        asked = replace(asked, terminal=True)
+        asked = replace(asked, terminal=not is_sound)  # a sound has more positions than a line has places
         if asked.out is not None:
             asked = replace(asked, png=asked.out.with_suffix(".png"), save=asked.out.with_suffix(".html"))
         else:
@@ -161,7 +161,7 @@ def look(
         if traced.n_query * traced.n_key > MOST_PRINTED**2:
             raise ArgumentError(f"--json prints at most {MOST_PRINTED**2} weights: shorten TEXT.")
         rows, cols = document.names(layer)
-        weights = traced.tile(document.batch, head, slice(None), slice(None)).tolist()
+        weights = traced.tile(head, slice(None), slice(None), batch=document.batch).tolist()
         shown = {"model": document.title, "layer": layer, "head": head, "rows": rows, "cols": cols}
         return {**shown, "weights": weights, "notices": document.notices, "files": [at for _, at in written]}
     if asked.terminal:
@@ -207,10 +207,8 @@ def _heard(path: Path, model: ModelOption, target: str | None) -> tuple[Session,
         click.echo(f"Layer {best.layer}, head {best.head} follows the sound best (mean weight {number}):")
         weights = heard.weights(best.layer, best.head).float()[first - 1 :, :n_sound]
         times = monotonic_path(weights)[: len(tokens) - first] * heard.timeline.seconds
-        said = (
-            f"{time:.2f} {word.strip()}" for time, word in zip(times.tolist(), tokens[first:], strict=True)
-        )
-        click.echo(" | ".join(said))
+        words = zip(times.tolist(), tokens[first:], strict=True)
+        click.echo(" | ".join(f"{time:.2f} {word.strip()}" for time, word in words))
     else:
         click.echo("No head follows the sound better than chance.")
     document, session = documents_of(heard)[0], Session(default="")
@@ -276,7 +274,8 @@ def _written(
             from regard.view.picture import figure_of
 
             figure = figure_of(document, layer, head, asked.view or "map", asked.query, asked.against)
-            save_figure(figure, path, kind)
+            if save_figure(figure, path, kind):
+                click.echo("The picture's font lacks some characters: they are drawn as boxes.", err=True)
             done.append(("picture", path))
     return done
 
@@ -291,8 +290,8 @@ def _draw(document: Document, layer: int, head: int) -> None:
     traced = document.trace.layers[layer]
     fits = max(1, (console.width - LABEL_WIDTH - 1) // 2)
     rows, cols = slice(0, min(traced.n_query, fits)), slice(0, min(traced.n_key, fits))
-    weights = traced.tile(document.batch, head, rows, cols).float().cpu()
-    visible = traced.visible(rows, cols, document.batch, head).cpu()
+    weights = traced.tile(head, rows, cols, batch=document.batch).float().cpu()
+    visible = traced.visible(head, rows, cols, batch=document.batch).cpu()
     title = f"{document.title}, layer {layer}, head {head}: rows look, columns are looked at."
     console.print(title, markup=False)
     console.print(f"“{printable(document.text)}”\n", markup=False, soft_wrap=True)

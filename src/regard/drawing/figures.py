@@ -456,8 +456,8 @@ def save_figure(figure: Figure, path: Path, kind: str | None = None) -> bool:
     Args:
         figure: What is written.
         path: The file. Its ending says the format; a file without a known one is a PNG.
-        kind: The format that was asked for by name, png or svg: a file that ends otherwise is refused, but for
-            a PDF, which is written.
+        kind: The format that was asked for by name, png or svg: a file that ends otherwise is refused, but
+            for a PDF, which is written.
 
     Returns:
         Whether the font lacked a character, which is drawn as a box.

@@ -43,7 +43,7 @@ from regard.files.loading import Loaded
 from regard.heads.flow import logit_attribution
 from regard.heads.model import Layers, head_outputs, head_table, layers_of, loaded_of, strongest
 from regard.tracing.gradients import ScoreGradients, score_gradients
-from regard.tracing.interventions import Run, intervene
+from regard.tracing.interventions import InterventionRun, intervene
 from regard.tracing.layers import AnyLayer
 from regard.tracing.take import labels, trace
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 What = Literal["outputs", "weights"]
 Kind = Literal["head", "edge", "position"]
 Token = int | str
-Change = Callable[[Run], None]
+Change = Callable[[InterventionRun], None]
 _CHANCE = 12  # of each kind, drawn at random and switched off
 
 
@@ -288,7 +288,7 @@ def _looking_as(source: AnyLayer, layer: AnyLayer) -> Float[Tensor, "1 head quer
     if layer.v is None:
         raise ArgumentError(f"the values of {layer.name} are not known: patch outputs instead.")
     v = layer.v[0].repeat_interleave(layer.n_head // layer.v.shape[1], 0)
-    rows = [weights.to(v.dtype) @ v[:, cols] for _, cols, weights in source.strips(0)]
+    rows = [weights.to(v.dtype) @ v[:, cols] for _, cols, weights in source.strips()]
     return torch.cat(rows, 1)[None]
 
 
@@ -431,7 +431,7 @@ def _words(part: Finding, tokens: Sequence[str]) -> str:
 def _off(part: Finding, known: Layers, n: int) -> Change:
     """What switches a part off; a position that no other sees still sees itself."""
 
-    def change(run: Run) -> None:
+    def change(run: InterventionRun) -> None:
         if part.layer is None:
             for layer in known:
                 run.knock_out(layer=layer, query=[at for at in range(n) if at != part.key], key=part.key)
@@ -462,8 +462,8 @@ def _scanned(
         heads[index, list(numbers)] = -sums.sum(-1).cpu()
         for at, head in enumerate(numbers):
             for rows, _ in layer.row_blocks(1):
-                weights = layer.tile(0, at, rows, slice(None)).double()
-                slope = gradient.tile(0, at, rows, slice(None)).double()
+                weights = layer.tile(at, rows, slice(None)).double()
+                slope = gradient.tile(at, rows, slice(None)).double()
                 # A row that sees one key only has no other to share with: without it the row gives 0.
                 alone, without = weights >= 1 - 1e-12, -slope / (1 - weights).clamp_min(1e-12)
                 effect = torch.where(alone, -sums[at, rows, None], without)

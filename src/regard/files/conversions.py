@@ -267,7 +267,10 @@ def read_ctranslate2(data: bytes) -> dict[str, Tensor]:
         return int(struct.unpack(f"<{code}", file.read(struct.calcsize(code)))[0])
 
     def text() -> str:
-        return file.read(number("H"))[:-1].decode("utf-8")
+        word = file.read(number("H"))
+        if not word.endswith(b"\0"):
+            raise ValueError("a name does not end")
+        return word[:-1].decode("utf-8")
 
     try:
         version, kind, _ = number("I"), text(), number("I")

@@ -34,8 +34,9 @@ from regard.decoding.prompts import Prompt, encoded
 from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.model import head_outputs, layers_of, loaded_of, path_of, probe
+from regard.layers.layer_id import LayerId
 from regard.models.transformer import Transformer
-from regard.tracing.calls import Called
+from regard.tracing.calls import AttentionCall
 from regard.tracing.layers import LayerTrace
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import module_of, trace
@@ -162,11 +163,10 @@ def blocks_of(loaded: Loaded) -> dict[str, nn.Module]:
     """The block of a stack in which each attention layer stands."""
     inner, blocks = module_of(loaded), dict[str, nn.Module]()
     for name in layers_of(loaded):
-        parts = path_of(loaded.model, name).split(".")
-        n_part = max((n + 1 for n, part in enumerate(parts) if part.isdigit()), default=0)
-        if not n_part:
+        block = LayerId.parse(path_of(loaded.model, name)).block
+        if block is None:
             raise UnsupportedError(f"{loaded.facts.name}: {name} stands in no block of a stack.")
-        blocks[name] = inner.get_submodule(".".join(parts[:n_part]))
+        blocks[name] = inner.get_submodule(block)
     return blocks
 
 
@@ -337,7 +337,7 @@ def turned(loaded: Loaded, reading: Reading, side: str, head: int, position: int
         out[:, position, known.outputs[head]] = vectors.to(out.dtype)
         return out
 
-    def stop(called: Called, out: Tensor) -> Tensor:
+    def stop(called: AttentionCall, out: Tensor) -> Tensor:
         if called.name == name:
             raise _DoneError
         return out
@@ -348,7 +348,7 @@ def turned(loaded: Loaded, reading: Reading, side: str, head: int, position: int
         loaded.model(probe(loaded, 1, position + 1).expand(dim + 1, -1))
     layer = recorder.layers[0]
     assert isinstance(layer, LayerTrace)  # it was one in the probe
-    given = layer.of_head(layer.q if side == "q" else layer.k, None, head)[:, 0, position].double()
+    given = layer.of_head(layer.q if side == "q" else layer.k, head, None)[:, 0, position].double()
     turn = given[:-1].T
     if not close(turn @ vectors[-1].double(), given[-1]):
         raise UnsupportedError(f"what {name} makes of its projections is no linear map of them.")

@@ -19,8 +19,9 @@ from regard.files.loading import Loaded
 from regard.heads.circuits import Ending, projections
 from regard.heads.model import head_table, layers_of, loaded_of
 from regard.layers.eviction import Evict
-from regard.tracing.layers import AnyLayer, Kind, LayerTrace
-from regard.tracing.traces import Checks, Trace
+from regard.layers.layer_id import Kind
+from regard.tracing.layers import AnyLayer, LayerTrace
+from regard.tracing.traces import Trace, TraceChecks
 
 
 def rollout(
@@ -54,7 +55,7 @@ def rollout(
         passed = torch.zeros_like(share)
         for rows, cols in layer.row_blocks(layer.n_head):
             if bool(share[rows].any()):
-                passed[cols] += share[rows] @ layer.block(rows, cols, batch)[0].float().mean(0)
+                passed[cols] += share[rows] @ layer.block(None, rows, cols, batch)[0].float().mean(0)
         share = (share + passed) / 2
     return share
 
@@ -91,7 +92,7 @@ class ValueWeightedLayer(AnyLayer):
             size = torch.einsum("bhkv,hvu,bhku->bhk", v, gram, v).clamp(min=0.0).sqrt()
         total = torch.zeros(layer.shape[:3], device=size.device)
         for rows, cols in layer.row_blocks(layer.n_head * layer.n_batch):
-            block = layer.block(rows, cols).float()
+            block = layer.block(None, rows, cols).float()
             total[:, :, rows] = (block @ size[:, :, cols, None])[..., 0]
         return cls(layer.name, layer.kind, layer.visibility, size, total, layer)
 
@@ -103,11 +104,11 @@ class ValueWeightedLayer(AnyLayer):
         return self.inner.key_range(rows)
 
     def block(
-        self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None
+        self, head: int | None, rows: slice, cols: slice, batch: int | None = None
     ) -> Float[Tensor, "_batch _head rows cols"]:
-        size, total = (self.of_head(tensor, batch, head) for tensor in (self.size, self.total))
+        size, total = (self.of_head(tensor, head, batch) for tensor in (self.size, self.total))
         total = torch.where(total > 0, total, 1.0)[:, :, rows, None]
-        return self.inner.block(rows, cols, batch, head).float() * size[:, :, None, cols] / total
+        return self.inner.block(head, rows, cols, batch).float() * size[:, :, None, cols] / total
 
 
 def value_weighted(trace: Trace, model: Loaded | nn.Module | None = None) -> Trace:
@@ -121,7 +122,7 @@ def value_weighted(trace: Trace, model: Loaded | nn.Module | None = None) -> Tra
         if not isinstance(layer, LayerTrace):
             raise UnsupportedError(f"{layer.name} is no softmax attention with values of its own.")
         layers.append(ValueWeightedLayer.of(layer, matrices.get(layer.name)))
-    return replace(trace, layers=tuple(layers), checks=Checks())
+    return replace(trace, layers=tuple(layers), checks=TraceChecks())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,10 +209,10 @@ def lost_attention(
                 raise UnsupportedError(f"{layer.name} sees the future: only a decoder has a cache.")
             counted, n_kv_head = evict.counted(at), layer.n_kv_head
             rows = slice(first + counted.start, first + counted.stop)
-            prompt = layer.column_sums(batch, rows=rows)[:, first : first + at]
+            prompt = layer.column_sums(batch=batch, rows=rows)[:, first : first + at]
             kept = evict.kept(prompt.unflatten(0, (n_kv_head, -1)).sum(1)[None])[0]
             gone = torch.ones(n_kv_head, at, dtype=torch.bool, device=kept.device).scatter(1, kept, False)
-            later = layer.column_sums(batch, rows=slice(first + at, first + n_real))
+            later = layer.column_sums(batch=batch, rows=slice(first + at, first + n_real))
             gone = gone.repeat_interleave(layer.n_head // n_kv_head, 0)
             lost = (later[:, first : first + at] * gone).sum(-1)
             shares[index, : layer.n_head] = (lost / later.sum(-1)).cpu()

@@ -285,7 +285,7 @@ class _Frame:
             )
         n_query, n_key = layer.n_query, layer.n_key
         q, k = (torch.zeros(1, 1, n, 1, device=device) for n in (n_query, n_key))
-        rule = ScoreRule(visible=visible.part(batch, 0))
+        rule = ScoreRule(visible=visible.part(0, batch))
         uniform = LayerTrace("uniform", q, k, q[..., 0], rule, kind=layer.kind)
         has_positions = layer.kind == "self" and n_key >= n_query
         start = visible.start if has_positions else 0
@@ -294,7 +294,7 @@ class _Frame:
         reached = torch.zeros(n_key, dtype=torch.bool, device=device)
         sees = torch.zeros(len(OFFSETS), n_query, dtype=torch.bool, device=device)  # a key at that offset
         for rows, cols in uniform.row_blocks(1):
-            seen = uniform.visible(rows, cols)
+            seen = uniform.visible(0, rows, cols)
             n_visible[rows] = seen.sum(-1)
             reached[cols] |= seen[key_mask[rows]].any(0)
             if has_positions:
@@ -303,7 +303,7 @@ class _Frame:
         choice = (n_visible >= 2) & key_mask
         none = torch.zeros_like(choice)
         first = int(reached.int().argmax()) if n_key else 0
-        sees_first = uniform.visible(slice(0, n_query), slice(first, first + 1)).any(-1)
+        sees_first = uniform.visible(0, slice(0, n_query), slice(first, first + 1)).any(-1)
         after_first = torch.arange(n_query, device=device) + start > (first if has_positions else 0)
         listed: tuple[Copies, ...] = ()
         if has_positions and start == 0 and n_query == n_key:
@@ -353,12 +353,12 @@ def _sums(
     dtype = torch.promote_types(layer.tensors[0].dtype, torch.float32)
     sums = torch.zeros(len(ROW_MEASURES), layer.n_head, dtype=torch.float64, device=device)
     visible = frame.visible
-    product = layer.log_product(batch) if visible.future_only else None
+    product = layer.log_product(batch=batch) if visible.future_only else None
     with no_autocast(device):
         for rows, cols in layer.row_blocks(layer.n_head):
             # The weights w, and their logarithms z: very low for 0.
             if product is None:
-                w = layer.block(rows, cols, batch)[0].to(dtype).contiguous()
+                w = layer.block(None, rows, cols, batch)[0].to(dtype).contiguous()
                 z = w.clamp(min=math.exp(_HIDDEN)).log_()
             else:
                 q, k = product

@@ -13,10 +13,11 @@ from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded, described
 from regard.files.tokenizer import TextTokenizer
 from regard.layers.attention import MultiHeadAttention
+from regard.layers.layer_id import LayerId, nth_call
 from regard.models.foreign import Foreign
 from regard.models.model import Model
 from regard.models.transformer import Transformer
-from regard.tracing.calls import Called
+from regard.tracing.calls import AttentionCall
 from regard.tracing.take import module_of, trace
 from regard.tracing.watch import watching
 
@@ -85,11 +86,10 @@ def head_outputs(loaded: Loaded) -> Iterator[dict[str, Tensor]]:
     """
     outputs: dict[str, Tensor] = {}
 
-    def keep(called: Called, out: Tensor) -> Tensor:
-        times = sum(name.partition("#")[0] == called.name for name in outputs)
+    def keep(called: AttentionCall, out: Tensor) -> Tensor:
         if torch.is_grad_enabled() and not out.requires_grad:
             out.requires_grad_()
-        outputs[called.name if not times else f"{called.name}#{times + 1}"] = out
+        outputs[nth_call(called.name, outputs)] = out
         return out
 
     with watching(module_of(loaded), None, keep):
@@ -109,11 +109,11 @@ def probe(loaded: Loaded, n_text: int = 1, n_token: int = _PROBE) -> Int[Tensor,
 def path_of(model: Model, name: str) -> str:
     """Where in its model the attention layer of that name stands."""
     if not isinstance(model, Transformer):
-        return name.partition("#")[0]
+        return LayerId.parse(name).module
     if name not in model.attention_names:
         raise ArgumentError(f"there is no attention {name!r}: there are {', '.join(model.attention_names)}.")
-    side, index, kind = name.split(".")
-    return f"{side}.blocks.{index}.{'attention' if kind == 'self' else 'cross'}"
+    layer = LayerId.parse(name)
+    return f"{layer.stack}.blocks.{layer.index}.{'attention' if layer.kind == 'self' else 'cross'}"
 
 
 def attention_of(model: Transformer, name: str) -> MultiHeadAttention:

@@ -77,7 +77,7 @@ def word_attention(
         belongs[list(tokens), word] = 1.0
     n_piece = belongs.sum(0).clamp(min=1.0)
     between = torch.zeros(layer.n_head, len(pieces), len(pieces), device=device)
-    for rows, cols, weights in layer.strips(batch):
+    for rows, cols, weights in layer.strips(batch=batch):
         between += (belongs[rows] / n_piece).mT @ (weights.float() @ belongs[cols])
     return between
 
@@ -135,7 +135,7 @@ def _scores(
         traced = trace(loaded, torch.tensor(tokenizer.encode(text)[:LONGEST]))
         first = traced.layers[0]
         # A causal model is one whose first token sees no other.
-        causal = first.n_key > 1 and not bool(first.visible(slice(0, 1), slice(1, 2))[0, 0])
+        causal = first.n_key > 1 and not bool(first.visible(0, slice(0, 1), slice(1, 2))[0, 0])
         widest = max(layer.n_head for layer in traced.layers)
         predicted = torch.full((len(traced.layers), widest, len(pieces)), -1)  # -1: there is no such head
         for index, layer in enumerate(traced.layers):

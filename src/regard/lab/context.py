@@ -46,7 +46,7 @@ def _read(loaded: Loaded, sentence: str) -> tuple[Tensor, Tensor]:
         layers = loaded.model(traced.ids, return_layers=True, logits="none").layers
     vectors = torch.stack([layer[0, place] for layer in layers or ()]).double()
     row, keys = slice(place, place + 1), slice(0, len(tokens))
-    rows = [layer.block(row, keys)[0, :, 0] for layer in traced.layers]
+    rows = [layer.block(None, row, keys)[0, :, 0] for layer in traced.layers]
     return torch.nn.functional.normalize(vectors, dim=-1), torch.stack(rows).double()
 
 

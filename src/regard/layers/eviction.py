@@ -22,6 +22,7 @@ from regard.attention.scores import ScoreRule
 from regard.errors import ArgumentError
 from regard.layers.attention import Record, reported
 from regard.layers.cache import KVCache
+from regard.layers.layer_id import LayerId
 from regard.layers.positions import Rotary, Turn
 
 Policy = Literal["streaming", "h2o", "snapkv"]
@@ -143,7 +144,8 @@ class Evicting:
         """What the layer gave, or what another record puts in its place; its cache is within the budget."""
         changed = reported(self.record, name, q, k, v, out, lse, rule)
         assert isinstance(rule, ScoreRule)  # who began the decode made sure
-        index = int(name.split(".")[1])
+        index = LayerId.parse(name).index
+        assert index is not None  # checked in check_evicts
         layer, n_new = self.cache[index], q.shape[2]
         before = self._looked_at.get(index)
         if self.evict.policy != "snapkv" or layer.read == n_new:  # SnapKV looks at the prompt alone

@@ -18,6 +18,7 @@ from regard.errors import ArgumentError, LoadError, UnsupportedError
 from regard.layers.attention import MultiHeadAttention
 from regard.layers.block import BlockConfig, attention_options
 from regard.layers.cache import LayerCache
+from regard.layers.layer_id import LayerId
 
 if TYPE_CHECKING:
     from regard.models.transformer import Transformer
@@ -70,7 +71,7 @@ class PrunedAttention(MultiHeadAttention):
         return (out, x.new_zeros(batch, 0, n_query, n_key)) if given.get("return_weights") else out
 
     def _rule(self, visible: Visibility | None, bias: Bias | None, start: int) -> ScoreRule:
-        return super()._rule(visible, None if bias is None else bias.part(None, self.kept), start)
+        return super()._rule(visible, None if bias is None else bias.part(self.kept, None), start)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, kept={self.kept} of {self.n_head_before}"
@@ -99,13 +100,14 @@ def fit_pruned(model: Transformer) -> None:
     for name, kept in zip(model.attention_names, config.kept_heads, strict=True):
         if len(kept) == config.block.n_head:
             continue
-        side, index, kind = name.split(".")
-        stack = model.decoder if side == "decoder" else model.encoder
+        layer = LayerId.parse(name)
+        stack = model.decoder if layer.stack == "decoder" else model.encoder
         assert stack is not None  # attention_names comes from the stacks there are
-        causal = side == "decoder" and kind == "self"
-        attribute = "attention" if kind == "self" else "cross"
-        block = config.decoder_block(int(index)) if causal else config.block
-        setattr(stack.blocks[int(index)], attribute, PrunedAttention(block, kept, causal=causal))
+        assert layer.index is not None
+        causal = layer.stack == "decoder" and layer.kind == "self"
+        attribute = "attention" if layer.kind == "self" else "cross"
+        block = config.decoder_block(layer.index) if causal else config.block
+        setattr(stack.blocks[layer.index], attribute, PrunedAttention(block, kept, causal=causal))
 
 
 def stated_kept_heads(

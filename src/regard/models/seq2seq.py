@@ -28,6 +28,7 @@ from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, LoadError, ShapeError
 from regard.layers.attention import AdditiveAttention, Record, reported
+from regard.layers.layer_id import LayerId
 from regard.models.model import Model, Output, Sizes, check_tokens
 
 Cell = Literal["gru", "lstm", "rnn"]
@@ -351,7 +352,7 @@ class Seq2SeqDecoding:
         self.state = tuple(part.index_select(1, sequences) for part in self.state)
 
 
-_NAME = "decoder.cross"
+_NAME = str(LayerId("decoder", None, "cross"))
 
 
 def _recurrent(config: Seq2SeqConfig, input_dim: int, *, bidirectional: bool = False) -> nn.RNNBase:

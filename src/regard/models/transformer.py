@@ -21,6 +21,7 @@ from regard.layers.attention import Record
 from regard.layers.block import ACTIVATIONS, Block, BlockConfig, make_norm
 from regard.layers.cache import KVCache
 from regard.layers.eviction import Evict, Evicting
+from regard.layers.layer_id import Kind, LayerId
 from regard.layers.positions import (
     LearnedPositions,
     RelativeBias,
@@ -204,10 +205,11 @@ class Transformer(Model):
 
     @property
     def attention_names(self) -> list[str]:
-        config, kinds = self.config, ("self",) if self.encoder is None else ("self", "cross")
-        read = [f"encoder.{index}.self" for index in range(config.n_encoder_layer)]
-        written = [f"decoder.{index}.{kind}" for index in range(config.n_decoder_layer) for kind in kinds]
-        return read + written
+        config = self.config
+        kinds: tuple[Kind, ...] = ("self",) if self.encoder is None else ("self", "cross")
+        read = [LayerId("encoder", index) for index in range(config.n_encoder_layer)]
+        written = [LayerId("decoder", at, kind) for at in range(config.n_decoder_layer) for kind in kinds]
+        return list(map(str, read + written))
 
     def new_cache(self) -> KVCache:
         """An empty cache for decoding."""

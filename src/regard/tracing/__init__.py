@@ -2,26 +2,26 @@
 
 from regard.tracing.generation import GrowingTrace, trace_generation
 from regard.tracing.gradients import LayerGradient, ScoreGradients, score_gradients
-from regard.tracing.interventions import Run, intervene
+from regard.tracing.interventions import InterventionRun, intervene
 from regard.tracing.layers import AnyLayer, DenseLayerTrace, LayerTrace, LinearLayerTrace, ScoreParts
 from regard.tracing.recorder import Recorder
 from regard.tracing.take import trace
-from regard.tracing.traces import Checks, LayerCheck, Trace
+from regard.tracing.traces import LayerCheck, Trace, TraceChecks
 
 __all__ = [
     "AnyLayer",
-    "Checks",
     "DenseLayerTrace",
     "GrowingTrace",
+    "InterventionRun",
     "LayerCheck",
     "LayerGradient",
     "LayerTrace",
     "LinearLayerTrace",
     "Recorder",
-    "Run",
     "ScoreGradients",
     "ScoreParts",
     "Trace",
+    "TraceChecks",
     "intervene",
     "score_gradients",
     "trace",

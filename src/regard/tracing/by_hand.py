@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.attention.scores import DenseBias, ScoreRule
-from regard.tracing.calls import Called, compact_bias, read_visible, row_sums, without_repeats
+from regard.tracing.calls import AttentionCall, compact_bias, read_visible, row_sums, without_repeats
 from regard.tracing.layers import LayerTrace, all_scores, reach
 
 SOFTMAX = ("softmax", "_softmax", "_safe_softmax", "special_softmax")
@@ -55,7 +55,7 @@ class Product:
 
 
 @dataclass(slots=True, eq=False)
-class Fate:
+class SoftmaxUse:
     """What became of a softmax: all that is kept of it when its weights are gone."""
 
     module: str = ""  # where it was taken
@@ -70,7 +70,7 @@ class Weights:
     values: Tensor  # (..., query, key)
     scores: Tensor | None  # None: the softmax too was written by hand
     product: Product | None
-    fate: Fate
+    fate: SoftmaxUse
 
 
 # Weights that met their values: (*lead, query, key), (*lead, key, v_dim), the output, what makes that or its
@@ -105,7 +105,7 @@ class Follower:
         if isinstance(input, Tensor) and isinstance(out, Tensor) and out.dim() > 1 and dim is not None:
             mark = self.marks.get(input)
             product = mark if isinstance(mark, Product) else None
-            fate = Fate(of_scores=product is not None and product.made(input))
+            fate = SoftmaxUse(of_scores=product is not None and product.made(input))
             self.marks[out] = Weights(out.movedim(dim, -1), input.movedim(dim, -1), product, fate)
 
     def _passed_on(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -238,7 +238,7 @@ def _completed(terms: _Terms, out: Tensor, mark: Product | Weights) -> Written |
         right = ((sums - 1).abs() < 1e-3) | (sums == 0)
         if not bool(right.all() & (weights >= 0).all() & (sums > 0).any()):
             return None
-        mark = Weights(weights, None, mark, Fate())
+        mark = Weights(weights, None, mark, SoftmaxUse())
     mark.fate.met = True
 
     def arrange(tensor: Tensor) -> Tensor:
@@ -275,7 +275,9 @@ def to_heads(
     return tensor.flatten(1, len(lead) - 1)
 
 
-def explained(called: Called, product: Product | None, four: Callable[..., Tensor]) -> Called | None:
+def explained(
+    called: AttentionCall, product: Product | None, four: Callable[..., Tensor]
+) -> AttentionCall | None:
     """The call with queries, keys and a rule that give back every one of its weights; None: nothing does."""
     assert called.weights is not None  # it wrote them out
     assert called.v is not None
@@ -321,12 +323,12 @@ def explained(called: Called, product: Product | None, four: Callable[..., Tenso
         if not reach(scores[..., -1] - sink[:, None]) <= noise:
             return None
     rule = replace(rule, visible=visible, bias=bias, sink=sink)
-    alike = blind[..., 0] & (weights.amax(-1) > 0)
-    some_alike = alike if bool(alike.any()) else None
+    uniform_rows = blind[..., 0] & (weights.amax(-1) > 0)
+    some_uniform = uniform_rows if bool(uniform_rows.any()) else None
     k, v = without_repeats(q, k, called.v.detach())
-    known = replace(called, q=q, k=k, v=v, rule=rule, alike=some_alike)
+    known = replace(called, q=q, k=k, v=v, rule=rule, uniform_rows=some_uniform)
     lse = row_sums(known, None, _FEW)  # of these scores, not of the model's: rounding in both cancels
-    recovered = LayerTrace("", q, k, lse, rule, alike=some_alike).block(*everywhere)
+    recovered = LayerTrace("", q, k, lse, rule, uniform_rows=some_uniform).block(None, *everywhere)
     if not reach(recovered - weights.to(recovered.dtype)) <= min(4 * noise, _CLOSE):
         return None
     return replace(known, lse=lse)

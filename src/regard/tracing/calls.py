@@ -23,7 +23,8 @@ from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule
 from regard.attention.shapes import row_blocks
 from regard.attention.visibility import Visibility, hidden_by
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
-from regard.tracing.layers import Kind, Shape, all_scores
+from regard.layers.layer_id import Kind
+from regard.tracing.layers import Shape, all_scores
 
 # A mask in our terms: who sees whom, what is added, and (batch, head, query) rows that a finite number hides.
 Read = tuple[Visibility, Bias | None, Tensor | None]
@@ -40,7 +41,7 @@ def as_it_is(out: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Called:
+class AttentionCall:
     """One call of attention, as it was computed, with whatever graph it has.
 
     Its weights follow from queries, keys and rule; or they are there, where the model wrote them out.
@@ -55,7 +56,7 @@ class Called:
     k: Tensor | None = None
     rule: Rule | None = None
     lse: Tensor | None = None  # where it was asked for; of linear attention its normaliser
-    alike: Tensor | None = None  # rows that see nothing, and are given all keys alike
+    uniform_rows: Tensor | None = None  # rows that see nothing, and are give all keys the same weight
     weights: Tensor | None = None  # (batch, head, query, key)
     scores: Tensor | None = None
     before: int = 0  # queries that the layer has had in this call of the model
@@ -80,7 +81,7 @@ class Called:
                 "be cut, nor its scores exchanged. A head of it can be gated, and its outputs patched."
             )
         k = of_heads(self.k, heads, self.q.shape[1])
-        return self.rule.part(None, heads).scores(self.q[:, heads], k, rows)
+        return self.rule.part(heads, None).scores(self.q[:, heads], k, rows)
 
     def attended(self, weights: Tensor, heads: list[int]) -> Tensor:
         """What these heads make of `weights` (batch, head, rows, key)."""
@@ -103,12 +104,6 @@ class Called:
 def of_heads(tensor: Tensor, heads: list[int], n_head: int) -> Tensor:
     """What these of `n_head` heads use of keys or values (batch, kv_head, key, dim)."""
     return tensor[:, [head * tensor.shape[1] // n_head for head in heads]]
-
-
-def numbered(name: str, seen: list[str]) -> str:
-    """The name of a layer that runs after those `seen`: `name#2` where it runs for the second time."""
-    again = sum(other.partition("#")[0] == name for other in seen)
-    return f"{name}#{again + 1}" if again else name
 
 
 class LogSumExp(TorchDispatchMode):
@@ -141,7 +136,7 @@ def read_call(
     sink: Tensor | None = None,
     turned: bool = False,
     **_: Any,
-) -> Called:
+) -> AttentionCall:
     """A call of scaled_dot_product_attention that gave `out`; by name, what other functions add to it.
 
     `masks` are those that were read so far. `turned`: the output is (batch, query, head, v_dim).
@@ -154,14 +149,14 @@ def read_call(
         attn_mask = _four(attn_mask, lead, False)
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     k, v = without_repeats(q, k, v)
-    visible, bias, alike = read_mask(masks, attn_mask, shape)
+    visible, bias, uniform_rows = read_mask(masks, attn_mask, shape)
     visible = Visibility(causal=True) & visible if is_causal else visible
     rule = ScoreRule(scale=scale, visible=visible, bias=bias, softcap=softcap, sink=sink)
 
     def to_heads(out: Tensor) -> Tensor:
         return out.transpose(1, 2) if turned else out.reshape(*shape[:3], out.shape[-1])
 
-    return Called("", "self", v, out, to_heads, q, k, rule, alike=alike)
+    return AttentionCall("", "self", v, out, to_heads, q, k, rule, uniform_rows=uniform_rows)
 
 
 def read_registered(
@@ -173,7 +168,7 @@ def read_registered(
     value: Tensor,
     attention_mask: Any = None,
     **given: Any,
-) -> Called:
+) -> AttentionCall:
     """A call of a function in the registry of transformers that gave `out`."""
     mask = attention_mask if isinstance(attention_mask, Tensor) else None
     stated = given.get("is_causal")
@@ -192,7 +187,7 @@ def refuse_dropout(dropout: float) -> None:
         )
 
 
-def row_sums(called: Called, kernel: Tensor | None, few: int = _FEW) -> Tensor:
+def row_sums(called: AttentionCall, kernel: Tensor | None, few: int = _FEW) -> Tensor:
     """The log-sum-exp of every row of a call; `kernel` are those of a kernel, where there was one.
 
     Scores may be so large that rounding of their sum shows in weights. If they are `few` enough, they are

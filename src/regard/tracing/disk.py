@@ -38,7 +38,7 @@ def on_disk(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
     return kept
 
 
-def let_go() -> None:
+def drop_resident_pages() -> None:
     """Count no page of such tensors as ours until it is looked at again."""
     for mapped in list(_MAPS):
         mapped.madvise(mmap.MADV_DONTNEED)

@@ -25,9 +25,9 @@ from regard.decoding.loop import generate
 from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
-from regard.tracing.calls import Called
+from regard.tracing.calls import AttentionCall
 from regard.tracing.recorder import Recorded, Recorder, expected
-from regard.tracing.take import Fed, Layers, assemble, facts_of, fed_of, module_of
+from regard.tracing.take import Layers, ModelInput, assemble, facts_of, model_input, module_of
 from regard.tracing.traces import Trace
 from regard.tracing.watch import around_calls, watching
 
@@ -46,10 +46,10 @@ class GrowingTrace(Recorder):
 
     def __init__(self, *, keep_v: bool = False, dtype: torch.dtype | None = None) -> None:
         super().__init__(keep_v=keep_v, dtype=dtype, expect=expected)
-        self.fed = Fed()
-        self._summed: dict[str, list[Called]] = {}  # steps of causal linear attention
+        self.fed = ModelInput()
+        self._summed: dict[str, list[AttentionCall]] = {}  # steps of causal linear attention
 
-    def add(self, called: Called) -> None:
+    def add(self, called: AttentionCall) -> None:
         """Take one step of one layer."""
         rule, name = called.rule, called.name
         if isinstance(rule, LinearRule) and rule.causal:
@@ -74,16 +74,16 @@ class GrowingTrace(Recorder):
         known = [layer for layer in step.layers if layer.name in self.rows]
         return bool(step.rows) and all(self.rows[layer.name].goes_on_with(layer) for layer in known)
 
-    def take(self, step: Recorder, fed: Fed) -> None:
+    def take(self, step: Recorder, fed: ModelInput) -> None:
         """Append what was recorded of a call that does, and what the model was fed in it."""
         before = self.fed
         if before.ids is None or fed.ids is None:
             self.fed = fed
         elif any(name in self.rows for name in step.rows):
             ids = torch.cat([before.ids, fed.ids], 1)
-            self.fed = Fed(ids=ids, source_ids=before.source_ids, key_mask=fed.key_mask)
+            self.fed = ModelInput(ids=ids, source_ids=before.source_ids, key_mask=fed.key_mask)
         else:  # an encoder, then its decoder
-            self.fed = Fed(ids=fed.ids, source_ids=before.ids, key_mask=fed.key_mask)
+            self.fed = ModelInput(ids=fed.ids, source_ids=before.ids, key_mask=fed.key_mask)
         for layer in step.layers:
             self.keep(layer)
         for check in step.checks.values():
@@ -119,7 +119,7 @@ class GrowingTrace(Recorder):
         """The trace of all tokens so far; `ids`, where no call has shown them, are what rows stand for."""
         if not self.rows:
             raise TraceError("nothing was recorded: give this object as `record` when decoding begins.")
-        fed = self.fed if ids is None else Fed(ids=ids, source_ids=source_ids)
+        fed = self.fed if ids is None else ModelInput(ids=ids, source_ids=source_ids)
         if fed.key_mask is not None and (fed.ids is None or fed.key_mask.shape != fed.ids.shape):
             fed = replace(fed, key_mask=None)
         return assemble(self, fed, tokenizer, facts or {})
@@ -187,7 +187,7 @@ class _Watched:
         return scores
 
 
-class Seen:
+class WatchedCalls:
     """What was seen of a model: a trace for each call, or one that grew over the steps of a generation."""
 
     def __init__(self, model: nn.Module, tokenizer: Any) -> None:
@@ -195,7 +195,7 @@ class Seen:
         self._texts: list[tuple[threading.Thread, GrowingTrace]] = []
         self._lock = threading.Lock()
 
-    def _add(self, recorder: Recorder, fed: Fed) -> None:
+    def _add(self, recorder: Recorder, fed: ModelInput) -> None:
         thread = threading.current_thread()  # not its number: the next thread may get that again
         with self._lock:
             last = next((text for other, text in reversed(self._texts) if other is thread), None)
@@ -232,7 +232,7 @@ def watch(
     keep_v: bool = False,
     dtype: torch.dtype | None = None,
     tokenizer: Any = None,
-) -> Iterator[Seen]:
+) -> Iterator[WatchedCalls]:
     """A block in which everything that `model` attends to is seen, whoever calls it.
 
     >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
@@ -242,7 +242,7 @@ def watch(
     ('self_attn',)
     """
     module = module_of(model)
-    seen = Seen(module, tokenizer)
+    seen = WatchedCalls(module, tokenizer)
 
     @contextmanager
     def calling(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
@@ -251,7 +251,7 @@ def watch(
             yield
         if recorder.seen:
             recorder.choose()
-            seen._add(recorder, fed_of(args, kwargs))
+            seen._add(recorder, model_input(args, kwargs))
 
     with around_calls(module, calling):
         yield seen

@@ -34,12 +34,12 @@ class LayerGradient(Data):
     grad_out: Float[Tensor, "batch head query v_dim"]
     row_sum: Float[Tensor, "batch head query"]  # dO_i . O_i
 
-    def tile(self, batch: int, head: int, rows: slice, cols: slice) -> Tile:
+    def tile(self, head: int, rows: slice, cols: slice, batch: int = 0) -> Tile:
         """The gradient with respect to the scores of `rows` x `cols`: costs its own area only."""
         layer = self.layer
         assert layer.v is not None  # kept for this
-        weights = layer.tile(batch, head, rows, cols)
-        v = layer.of_head(layer.v, batch, head)[0, 0, cols].to(self.grad_out.dtype)
+        weights = layer.tile(head, rows, cols, batch)
+        v = layer.of_head(layer.v, head, batch)[0, 0, cols].to(self.grad_out.dtype)
         to_weights = self.grad_out[batch, head, rows] @ v.mT
         return weights * (to_weights - self.row_sum[batch, head, rows, None])
 
@@ -57,7 +57,7 @@ class ScoreGradients(Data):
 
     def tile(self, layer: int | str, head: int, rows: slice, cols: slice, batch: int = 0) -> Tile:
         """The gradient with respect to the scores of `rows` x `cols`; 0 where hidden."""
-        return self.layer(layer).tile(batch, head, rows, cols)
+        return self.layer(layer).tile(head, rows, cols, batch)
 
     def layer(self, index_or_name: int | str) -> LayerGradient:
         """The layer of that index or name."""

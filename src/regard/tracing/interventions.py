@@ -26,20 +26,21 @@ from torch import Tensor, nn
 
 from regard.attention.shapes import row_blocks, whole_index
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
+from regard.layers.layer_id import nth_call
 from regard.models.model import Model
-from regard.tracing.calls import Called, numbered, of_heads
+from regard.tracing.calls import AttentionCall, of_heads
 from regard.tracing.layers import LayerTrace
 from regard.tracing.take import module_of
 from regard.tracing.traces import Trace
-from regard.tracing.watch import Put, around_calls, watching
+from regard.tracing.watch import ReplaceOutput, around_calls, watching
 
 At = int | slice | Sequence[int] | None  # one place, several, or all
 What = Literal["outputs", "weights", "scores"]
 # Given a call and the outputs (batch, head, rows, v_dim) of these heads and rows: what takes their place.
-New = Callable[[Called, Tensor, list[int], slice], Tensor]
+New = Callable[[AttentionCall, Tensor, list[int], slice], Tensor]
 
 
-class Run:
+class InterventionRun:
     """What is changed inside a block, and what of its calls is kept."""
 
     def __init__(self, model: nn.Module, thread: int | None, hooks: ExitStack) -> None:
@@ -89,7 +90,7 @@ class Run:
         self,
         module: str | None = None,
         *,
-        source: Trace | Run | Tensor,
+        source: Trace | InterventionRun | Tensor,
         layer: int | str | None = None,
         head: At = None,
         query: At = None,
@@ -121,7 +122,7 @@ class Run:
                     "a trace holds attention only: call the model once in `with regard.intervene(model) as "
                     f"clean` after `clean.keep({module!r})`, and give source=clean."
                 )
-            tensor = source.kept(module) if isinstance(source, Run) else source
+            tensor = source.kept(module) if isinstance(source, InterventionRun) else source
             if head is not None or key is not None or what != "outputs":
                 raise ArgumentError("a module has one output: head, key and what are for layers.")
             self._hook(module).append((tensor, query, batch))
@@ -203,18 +204,18 @@ class Run:
             out = changed
         return out if isinstance(given, Tensor) else (out, *given[1:])
 
-    def _one_call(self) -> Put:
+    def _one_call(self) -> ReplaceOutput:
         """What is asked, in one call of the model, for the outputs of each layer."""
         seen: list[str] = []
         n_query: Counter[str] = Counter()  # of each layer so far: a recurrent decoder looks word by word
         self._n_call += 1
 
-        def put(called: Called, out: Tensor) -> Tensor:
+        def put(called: AttentionCall, out: Tensor) -> Tensor:
             if isinstance(self._model, Model):
                 called = replace(called, before=n_query[called.name])
                 n_query[called.name] += called.shape[2]
             else:
-                called = replace(called, name=numbered(called.name, seen))
+                called = replace(called, name=nth_call(called.name, seen))
             seen.append(called.name)
             if called.name not in self.layers:
                 self.layers.append(called.name)
@@ -238,8 +239,8 @@ class Run:
 
 
 @contextmanager
-def intervene(model: Any, *, this_thread: bool = False) -> Iterator[Run]:
-    """A block in which calls of `model`, ours or any that can be watched, run with the changes of a `Run`.
+def intervene(model: Any, *, this_thread: bool = False) -> Iterator[InterventionRun]:
+    """A block in which calls of `model` run with the changes of an `InterventionRun`.
 
     With `this_thread` calls of the model in other threads stay as they are.
 
@@ -254,7 +255,7 @@ def intervene(model: Any, *, this_thread: bool = False) -> Iterator[Run]:
     """
     module = module_of(model)
     with ExitStack() as hooks:
-        run = Run(module, threading.get_ident() if this_thread else None, hooks)
+        run = InterventionRun(module, threading.get_ident() if this_thread else None, hooks)
         with around_calls(module, lambda *_: watching(module, None, run._one_call()), run._thread):
             yield run
     run._end()
@@ -276,7 +277,7 @@ class Change:
     times: int = field(default=0, init=False)  # how often it took place
     _n_key: int = field(default=0, init=False)  # of the call before
 
-    def __call__(self, called: Called, out: Tensor) -> Tensor:
+    def __call__(self, called: AttentionCall, out: Tensor) -> Tensor:
         """The outputs of all heads after the change."""
         n_batch, n_head, n_query, n_key = called.shape
         called = replace(called, before=self._first(called))
@@ -290,14 +291,14 @@ class Change:
         for block in _blocks(rows, n_batch * len(heads) * n_key):
             before = out[:, heads, block]
             new = self.new(called, before, heads, block)
-            if called.alike is not None:  # such a row is padding: it stays as it is
-                alike = called.alike.expand(n_batch, n_head, n_query)[:, heads, block, None]
-                new = torch.where(alike, before, new)
+            if called.uniform_rows is not None:  # such a row is padding: it stays as it is
+                uniform_rows = called.uniform_rows.expand(n_batch, n_head, n_query)[:, heads, block, None]
+                new = torch.where(uniform_rows, before, new)
             at = torch.tensor(batch)[:, None, None], torch.tensor(heads)[None, :, None]
             changed[(*at, torch.arange(block.start, block.stop))] = new[batch].to(changed.dtype)
         return changed
 
-    def _first(self, called: Called) -> int:
+    def _first(self, called: AttentionCall) -> int:
         """The position of the first query, after what a cache held; refused where that is not known."""
         n_query, n_key = called.shape[2:]
         before, self._n_key = self._n_key, n_key
@@ -312,7 +313,9 @@ class Change:
         return n_key - n_query
 
 
-def _cut(key: At, renormalise: bool, called: Called, out: Tensor, heads: list[int], rows: slice) -> Tensor:
+def _cut(
+    key: At, renormalise: bool, called: AttentionCall, out: Tensor, heads: list[int], rows: slice
+) -> Tensor:
     """Outputs without these keys: the rest of a row shares what they had."""
     hidden = torch.zeros(called.shape[3], dtype=torch.bool, device=out.device)
     hidden[_positions(key, called.shape[3])] = True
@@ -329,7 +332,12 @@ def _cut(key: At, renormalise: bool, called: Called, out: Tensor, heads: list[in
 
 
 def _gated(
-    by: float | Tensor, toward: Tensor | None, called: Called, out: Tensor, heads: list[int], rows: slice
+    by: float | Tensor,
+    toward: Tensor | None,
+    called: AttentionCall,
+    out: Tensor,
+    heads: list[int],
+    rows: slice,
 ) -> Tensor:
     """Outputs times a factor; what the factor leaves is filled with `toward`, where that is given."""
     n_head, v_dim = len(heads), out.shape[3]
@@ -344,7 +352,7 @@ def _gated(
 
 
 def _traced(
-    trace: Trace, what: What, key: At, called: Called, out: Tensor, heads: list[int], rows: slice
+    trace: Trace, what: What, key: At, called: AttentionCall, out: Tensor, heads: list[int], rows: slice
 ) -> Tensor:
     """Outputs by the outputs, weights or scores of a trace."""
     layer = trace.layer(called.name)
@@ -364,10 +372,10 @@ def _traced(
             raise UnsupportedError(f"{called.name} has no scores that are known in the source.")
         keys = _positions(key, called.shape[3])
         scores = called.scores_of(heads, rows).clone()
-        source = Called(layer.name, layer.kind, None, None, q=layer.q, k=layer.k, rule=layer.rule)
+        source = AttentionCall(layer.name, layer.kind, None, None, q=layer.q, k=layer.k, rule=layer.rule)
         scores[..., keys] = source.scores_of(heads, at).to(scores.dtype).expand_as(scores)[..., keys]
         return called.attended(called.softmax(scores, heads), heads)
-    weights = torch.cat([layer.block(at, slice(0, layer.n_key), None, head) for head in heads], 1)
+    weights = torch.cat([layer.block(head, at, slice(0, layer.n_key)) for head in heads], 1)
     if what == "weights":
         return called.attended(weights, heads).expand_as(out)
     if layer.v is None:
@@ -376,7 +384,7 @@ def _traced(
 
 
 def _given(
-    source: Tensor, what: What, key: At, called: Called, out: Tensor, heads: list[int], rows: slice
+    source: Tensor, what: What, key: At, called: AttentionCall, out: Tensor, heads: list[int], rows: slice
 ) -> Tensor:
     """Outputs that were given as they are, those of all heads and queries."""
     wanted = (*called.shape[:3], out.shape[3])

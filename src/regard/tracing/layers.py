@@ -15,7 +15,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -30,10 +30,10 @@ from regard.attention.scores import ScoreRule
 from regard.attention.shapes import check_attention, check_rank, chosen, whole_index, whole_slice
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError
+from regard.layers.layer_id import Kind, LayerId
 from regard.tracing.pooling import Pooling, block_ends, pooled
 
-Kind = Literal["self", "cross"]
-Block = Float[Tensor, "_batch _head rows cols"]
+WeightBlock = Float[Tensor, "_batch _head rows cols"]
 Tile = Float[Tensor, "rows cols"]
 Matrices = Float[Tensor, "*batch_and_head query key"]
 PerKey = Float[Tensor, "*head key"]
@@ -58,6 +58,11 @@ class AnyLayer(Data, ABC):
     rule: ScoreRule | None = None  # where scores are made by one
 
     @property
+    def id(self) -> LayerId:
+        """Which layer of the model it is: `name` taken apart."""
+        return LayerId.parse(self.name, self.kind)
+
+    @property
     def shape(self) -> Shape:
         """(batch, head, query, key)."""
         assert self.k is not None  # or a subclass knows better
@@ -69,30 +74,30 @@ class AnyLayer(Data, ABC):
         """Who may look at whom; None where it is unknown, and drawn as all visible."""
 
     @abstractmethod
-    def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
-        """Weights of `rows` x `cols`, of one sequence or all (None), of one head or all (None)."""
+    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> WeightBlock:
+        """Weights of `rows` x `cols`, of one head or all (None), of one sequence or all (None)."""
 
     def factors(self, batch: int) -> dict[str, Tensor]:
         """What gives back every weight of one sequence, by the names that the page knows: here themselves."""
-        return {"values": self.block(slice(0, self.n_query), slice(0, self.n_key), batch)[0]}
+        return {"values": self.block(None, slice(0, self.n_query), slice(0, self.n_key), batch)[0]}
 
-    def score_parts(self, batch: int, head: int, query: int, key: int) -> ScoreParts:
+    def score_parts(self, head: int, query: int, key: int, batch: int = 0) -> ScoreParts:
         """How one weight came about, as far as the layer holds it: here the weight alone."""
         cell = self._cell(query, key)
-        visible = bool(self.visible(*cell, batch, head))
-        return ScoreParts(visible=visible, weight=float(self.tile(batch, head, *cell)))
+        visible = bool(self.visible(head, *cell, batch))
+        return ScoreParts(visible=visible, weight=float(self.tile(head, *cell, batch)))
 
     def key_range(self, rows: slice) -> slice:
         """The keys that some query of `rows` may see: weights outside are 0."""
         return (self.visibility or Visibility()).key_range(rows, self.n_key)
 
-    def log_product(self, batch: int, head: int | None = None) -> LogProduct | None:
+    def log_product(self, head: int | None = None, batch: int = 0) -> LogProduct | None:
         """Queries and keys whose product is score - lse, a weight's logarithm, where there are such."""
         return None
 
     def row_sums(self, rows: slice) -> RowSums:
         """What each row must sum to: here what it does."""
-        return self.block(rows, slice(0, self.n_key)).sum(-1)
+        return self.block(None, rows, slice(0, self.n_key)).sum(-1)
 
     def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
         """How many roundings, of what size, a weighted sum of values may be off by."""
@@ -118,23 +123,24 @@ class AnyLayer(Data, ABC):
     def n_key(self) -> int:
         return self.shape[3]
 
-    def tile(self, batch: int, head: int, rows: slice, cols: slice) -> Tile:
+    def tile(self, head: int, rows: slice, cols: slice, batch: int = 0) -> Tile:
         """Weights of `rows` x `cols` of one head: costs its own area only."""
-        return self.block(*self._span(rows, cols), *self._at(batch, head))[0, 0]
+        head_at, batch_at = self._at(head, batch)
+        return self.block(head_at, *self._span(rows, cols), batch_at)[0, 0]
 
-    def row(self, batch: int, head: int, query: int) -> Float[Tensor, "key"]:
+    def row(self, head: int, query: int, batch: int = 0) -> Float[Tensor, "key"]:
         """Where one query looks."""
         query = whole_index("query", query, self.n_query)
-        return self.tile(batch, head, slice(query, query + 1), slice(None))[0]
+        return self.tile(head, slice(query, query + 1), slice(None), batch)[0]
 
-    def column(self, batch: int, head: int, key: int) -> Float[Tensor, "query"]:
+    def column(self, head: int, key: int, batch: int = 0) -> Float[Tensor, "query"]:
         """How much every query looks at one key."""
         key = whole_index("key", key, self.n_key)
-        return self.tile(batch, head, slice(None), slice(key, key + 1))[:, 0]
+        return self.tile(head, slice(None), slice(key, key + 1), batch)[:, 0]
 
-    def weights(self, batch: int | None, head: int | None) -> Matrices:
+    def weights(self, head: int | None, batch: int | None = 0) -> Matrices:
         """One head's whole matrix, or those of all heads or sequences (None); warns where it is large."""
-        batch, head = self._at(batch, head)
+        head, batch = self._at(head, batch)
         n_matrix = (self.n_batch if batch is None else 1) * (self.n_head if head is None else 1)
         n_weight = n_matrix * self.n_query * self.n_key
         if n_weight > LARGE:
@@ -144,33 +150,33 @@ class AnyLayer(Data, ABC):
                 f"{n_weight * 4 / 2**20:.0f} MiB in float32: use tile, row, column or pooled.",
                 stacklevel=2,
             )
-        whole = self.block(*self._span(slice(None), slice(None)), batch, head)
+        whole = self.block(head, *self._span(slice(None), slice(None)), batch)
         whole = whole if batch is None else whole[0]
         return whole if head is None else whole.select(-3, 0)
 
-    def visible(self, rows: slice, cols: slice, batch: int = 0, head: int = 0) -> Bool[Tensor, "rows cols"]:
+    def visible(self, head: int, rows: slice, cols: slice, batch: int = 0) -> Bool[Tensor, "rows cols"]:
         """Which cells of a tile may be looked at: a hidden one is drawn differently from a weight of 0."""
-        visible = (self.visibility or Visibility()).part(*self._at(batch, head))
+        visible = (self.visibility or Visibility()).part(*self._at(head, batch))
         return visible.tile(*self._span(rows, cols), self.tensors[0].device)[0, 0]
 
-    def column_sums(self, batch: int, head: int | None = None, rows: slice = slice(None)) -> PerKey:
+    def column_sums(self, head: int | None = None, rows: slice = slice(None), batch: int = 0) -> PerKey:
         """How much all queries, or those of `rows`, look at each key, of one head or all (None).
 
         In O(N) memory; a few rows at a time.
         """
         n_head, dtype = self.n_head if head is None else 1, self.tensors[0].dtype
         sums = self.tensors[0].new_zeros(n_head, self.n_key, dtype=torch.promote_types(dtype, torch.float32))
-        for _, cols, weights in self.strips(batch, head, rows):
+        for _, cols, weights in self.strips(head, rows, batch):
             sums[:, cols] += weights.sum(1)
         return sums if head is None else sums[0]
 
     def strips(
-        self, batch: int, head: int | None = None, rows: slice = slice(None)
+        self, head: int | None = None, rows: slice = slice(None), batch: int = 0
     ) -> Iterator[tuple[slice, slice, Float[Tensor, "_head rows cols"]]]:
         """All weights of a sequence in strips: some rows, the keys that they can see, and their weights."""
-        at = self._at(batch, head)
+        head_at, batch_at = self._at(head, batch)
         for strip, cols in self.row_blocks(self.n_head if head is None else 1, rows):
-            yield strip, cols, self.block(strip, cols, *at)[0]
+            yield strip, cols, self.block(head_at, strip, cols, batch_at)[0]
 
     def row_blocks(self, n_head: int, rows: slice = slice(None)) -> Iterator[tuple[slice, slice]]:
         """Slices of queries and the keys they can see, of about BLOCK weights of so many heads."""
@@ -190,13 +196,13 @@ class AnyLayer(Data, ABC):
 
     def pooled(
         self,
-        batch: int,
         head: int | None,
         n_row: int,
         n_col: int,
         how: Pooling = "max",
         rows: slice = slice(None),
         cols: slice = slice(None),
+        batch: int = 0,
     ) -> Float[Tensor, "*head n_row n_col"]:
         """An overview: the largest or mean weight of each of `n_row` x `n_col` blocks, never query x key.
 
@@ -208,19 +214,20 @@ class AnyLayer(Data, ABC):
         if n_row < 1 or n_col < 1:
             raise ArgumentError(f"n_row and n_col count blocks: at least 1. Got {n_row} and {n_col}.")
         rows, cols = self._span(rows, cols)
-        at, n_head = self._at(batch, head), self.n_head if head is None else 1
+        head_at, batch_at = self._at(head, batch)
+        n_head = self.n_head if head is None else 1
 
         def table(rows: slice, cols: slice) -> Tensor:
-            return self.block(rows, cols, *at)[0].float()
+            return self.block(head_at, rows, cols, batch_at)[0].float()
 
         tables = pooled(table, self, n_head, (block_ends(rows, n_row), block_ends(cols, n_col)), how)
         return tables if head is None else tables[0]
 
-    def _at(self, batch: int | None, head: int | None) -> tuple[int | None, int | None]:
-        """The indices of a sequence and a head, counted from 0; None: all of them."""
+    def _at(self, head: int | None, batch: int | None) -> tuple[int | None, int | None]:
+        """The indices of a head and a sequence, counted from 0; None: all of them."""
         return (
-            None if batch is None else whole_index("batch", batch, self.n_batch),
             None if head is None else whole_index("head", head, self.n_head),
+            None if batch is None else whole_index("batch", batch, self.n_batch),
         )
 
     def _span(self, rows: slice, cols: slice) -> tuple[slice, slice]:
@@ -230,8 +237,8 @@ class AnyLayer(Data, ABC):
         query, key = whole_index("query", query, self.n_query), whole_index("key", key, self.n_key)
         return slice(query, query + 1), slice(key, key + 1)
 
-    def of_head(self, tensor: Tensor, batch: int | None, head: int | None) -> Tensor:
-        """What one sequence and head use of a tensor (batch, head or kv_head, ...), or of all (None)."""
+    def of_head(self, tensor: Tensor, head: int | None, batch: int | None) -> Tensor:
+        """What one head and sequence use of a tensor (batch, head or kv_head, ...), or of all (None)."""
         shared = None if head is None else head * tensor.shape[1] // self.n_head
         return chosen(chosen(tensor, 0, batch), 1, shared)
 
@@ -277,8 +284,8 @@ class LayerTrace(AnyLayer):
     rule: ScoreRule = field()
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
-    # Rows of padding, mostly, whose keys are all hidden by one finite number: softmax sees them all alike.
-    alike: Bool[Tensor, "_batch _head query"] | None = None
+    # Rows of padding, mostly, whose keys are all masked by one finite number: softmax weighs all equally.
+    uniform_rows: Bool[Tensor, "_batch _head query"] | None = None
     word: ClassVar[str] = "softmax"
 
     def __post_init__(self) -> None:
@@ -291,12 +298,12 @@ class LayerTrace(AnyLayer):
         return self.rule.visible
 
     def key_range(self, rows: slice) -> slice:
-        if self.alike is not None and bool(self.alike[:, :, rows].any()):
+        if self.uniform_rows is not None and bool(self.uniform_rows[:, :, rows].any()):
             return slice(0, self.n_key)
         return self.rule.visible.key_range(rows, self.n_key)
 
-    def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
-        q, k, lse, rule = self._part(batch, head)
+    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> WeightBlock:
+        q, k, lse, rule = self._part(head, batch)
         scores = all_scores(q, k, rule, rows, cols, widen=head is not None)
         lse = lse[:, :, rows, None]
         # Hidden last: exp takes ten times as long where it is given -inf. A row may see nothing: its
@@ -304,33 +311,33 @@ class LayerTrace(AnyLayer):
         weights = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min)).to(scores.dtype)
         if not rule.visible.sees_all(rows, cols):
             weights = torch.where(rule.visible.tile(rows, cols, weights.device), weights, 0.0)
-        if self.alike is not None:
-            alike = self.of_head(self.alike, batch, head)[:, :, rows, None]
-            weights = torch.where(alike, 1 / self.n_key, weights)
+        if self.uniform_rows is not None:
+            uniform_rows = self.of_head(self.uniform_rows, head, batch)[:, :, rows, None]
+            weights = torch.where(uniform_rows, 1 / self.n_key, weights)
         return weights
 
-    def log_product(self, batch: int, head: int | None = None) -> LogProduct | None:
-        if not self.rule.product_only or self.alike is not None:
+    def log_product(self, head: int | None = None, batch: int = 0) -> LogProduct | None:
+        if not self.rule.product_only or self.uniform_rows is not None:
             return None
         dtype = torch.promote_types(self.q.dtype, torch.float32)
-        q, k, lse = (self.of_head(tensor, batch, head).to(dtype) for tensor in (self.q, self.k, self.lse))
+        q, k, lse = (self.of_head(tensor, head, batch).to(dtype) for tensor in (self.q, self.k, self.lse))
         # A row that sees nothing is hidden everywhere: any finite number serves in the place of its -inf.
         lse = lse.masked_fill(lse == -math.inf, 0.0)[..., None]
         wider_q = torch.cat([q * self.rule.scale_for(q.shape[3]), -lse], -1)
         return wider_q[0], F.pad(k, (0, 1), value=1.0)[0]
 
-    def column_sums(self, batch: int, head: int | None = None, rows: slice = slice(None)) -> PerKey:
-        if self.alike is not None:  # rows that no rule explains
-            return AnyLayer.column_sums(self, batch, head, rows)
-        sums = column_sums(*self._part(*self._at(batch, head)), self._span(rows, slice(None))[0])[0]
+    def column_sums(self, head: int | None = None, rows: slice = slice(None), batch: int = 0) -> PerKey:
+        if self.uniform_rows is not None:  # rows that no rule explains
+            return AnyLayer.column_sums(self, head, rows, batch)
+        sums = column_sums(*self._part(*self._at(head, batch)), self._span(rows, slice(None))[0])[0]
         return sums if head is None else sums[0]
 
     def row_sums(self, rows: slice) -> RowSums:
         """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""
         lse = self.lse[:, :, rows]
         wanted = (lse > -math.inf).to(lse.dtype)
-        if self.alike is not None:
-            wanted = torch.where(self.alike[:, :, rows], 1.0, wanted)
+        if self.uniform_rows is not None:
+            wanted = torch.where(self.uniform_rows[:, :, rows], 1.0, wanted)
         if self.rule.sink is None:
             return wanted
         return wanted - torch.where(wanted > 0, torch.exp(self.rule.sink[:, None] - lse), 0.0)
@@ -352,11 +359,11 @@ class LayerTrace(AnyLayer):
         bias = rule.bias_tile(rows, cols)
         return 2 + math.sqrt(qk_dim), size + (0.0 if bias is None else reach(bias))
 
-    def score_parts(self, batch: int, head: int, query: int, key: int) -> ScoreParts:
+    def score_parts(self, head: int, query: int, key: int, batch: int = 0) -> ScoreParts:
         """How one weight came about: the vectors, their products, scale, bias, softcap, score and lse."""
-        parts = AnyLayer.score_parts(self, batch, head, query, key)
+        parts = AnyLayer.score_parts(self, head, query, key, batch)
         rows, cols = self._cell(query, key)
-        q, k, lse, rule = self._part(*self._at(batch, head))
+        q, k, lse, rule = self._part(*self._at(head, batch))
         one_q, one_k, w = q[0, 0, rows.start].float(), k[0, 0, cols.start].float(), rule.additive
         products = one_q * one_k if w is None else w.float() * torch.tanh(one_q + one_k)
         bias = rule.bias_tile(rows, cols)
@@ -378,10 +385,10 @@ class LayerTrace(AnyLayer):
         factors = {"q": self.q[batch], "k": self.k[batch], "lse": self.lse[batch]}
         return factors if self.rule.additive is None else factors | {"additive": self.rule.additive}
 
-    def _part(self, batch: int | None, head: int | None) -> tuple[Tensor, Tensor, Tensor, ScoreRule]:
-        """q, k, lse and rule of one sequence and head, or of all."""
-        q, k, lse = (self.of_head(tensor, batch, head) for tensor in (self.q, self.k, self.lse))
-        return q, k, lse, self.rule.part(batch, head)
+    def _part(self, head: int | None, batch: int | None) -> tuple[Tensor, Tensor, Tensor, ScoreRule]:
+        """q, k, lse and rule of one head and sequence, or of all."""
+        q, k, lse = (self.of_head(tensor, head, batch) for tensor in (self.q, self.k, self.lse))
+        return q, k, lse, self.rule.part(head, batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -391,7 +398,7 @@ class LinearLayerTrace(AnyLayer):
     >>> from regard.attention import feature_map
     >>> q = k = v = torch.zeros(1, 1, 3, 2)
     >>> layer = LinearLayerTrace.of("linear", q, k, v, feature_map("elu1"), causal=True)
-    >>> layer.weights(0, 0)[1]
+    >>> layer.weights(head=0)[1]
     tensor([0.5000, 0.5000, 0.0000])
     """
 
@@ -441,18 +448,18 @@ class LinearLayerTrace(AnyLayer):
         start = self.n_key - self.n_query if self.causal else 0
         return Visibility(causal=self.causal, start=start, key_mask=self.key_mask)
 
-    def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
-        q, k, normaliser = (self.of_head(tensor, batch, head) for tensor in (self.q, self.k, self.normaliser))
+    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> WeightBlock:
+        q, k, normaliser = (self.of_head(tensor, head, batch) for tensor in (self.q, self.k, self.normaliser))
         key_mask = None if self.key_mask is None else chosen(self.key_mask, 0, batch)
         return linear_weights(
             q, k, normaliser, self.feature_map, rows, cols, causal=self.causal, key_mask=key_mask
         )
 
-    def score_parts(self, batch: int, head: int, query: int, key: int) -> ScoreParts:
+    def score_parts(self, head: int, query: int, key: int, batch: int = 0) -> ScoreParts:
         """The features of one weight, their products and sum, and the normaliser of its row."""
-        parts = AnyLayer.score_parts(self, batch, head, query, key)
+        parts = AnyLayer.score_parts(self, head, query, key, batch)
         rows, cols = self._cell(query, key)
-        at = self._at(batch, head)
+        at = self._at(head, batch)
         q = self.feature_map.phi_query(self.of_head(self.q, *at)[0, 0, rows].float())[0]
         k = self.feature_map.phi(self.of_head(self.k, *at)[0, 0, cols].float())[0]
         return replace(
@@ -500,8 +507,8 @@ class DenseLayerTrace(AnyLayer):
     def key_range(self, rows: slice) -> slice:
         return slice(0, self.n_key)  # weights that are given may be anywhere
 
-    def block(self, rows: slice, cols: slice, batch: int | None = None, head: int | None = None) -> Block:
-        return self.of_head(self.values, batch, head)[:, :, rows, cols]
+    def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> WeightBlock:
+        return self.of_head(self.values, head, batch)[:, :, rows, cols]
 
 
 def all_scores(q: Tensor, k: Tensor, rule: ScoreRule, rows: slice, cols: slice, widen: bool = True) -> Tensor:

@@ -31,10 +31,10 @@ def block_ends(part: slice, n_block: int) -> list[int]:
 
 def pooled_max(
     layer: AnyLayer,
-    batch: int,
     head: int,
     row_ends: Sequence[int],
     col_ends: Sequence[int],
+    batch: int = 0,
     lengths: Tensor | None = None,
 ) -> np.ndarray:
     """The largest weight of each block, NaN where all of it is hidden; times `lengths` of the keys if given.
@@ -43,7 +43,7 @@ def pooled_max(
     becomes a weight. A head of 8192 x 8192 is one matrix product in strips and one pass over it.
     """
     n_cell = (row_ends[-1] - row_ends[0]) * (col_ends[-1] - col_ends[0])
-    product = layer.log_product(batch, head) if n_cell >= _PLAIN_FROM else None
+    product = layer.log_product(head, batch) if n_cell >= _PLAIN_FROM else None
     if product is not None and lengths is not None:  # exp of -1e4 is 0, as a length of 0 should be
         longer = lengths.log().clamp(min=-1e4)[None, :, None]
         product = (F.pad(product[0], (0, 1), value=1.0), torch.cat([product[1], longer], -1))
@@ -52,14 +52,14 @@ def pooled_max(
         if product is not None:
             cells = product[0][:, rows] @ product[1][:, cols].mT
         else:
-            cells = layer.block(rows, cols, batch, head)[0].float()
+            cells = layer.block(head, rows, cols, batch)[0].float()
             cells = cells if lengths is None else cells * lengths[cols]
         visible, first = layer.visibility, cols.start
         if visible is None or visible.everything:
             return cells
         if visible.future_only:  # keys up to the first of these queries are seen by all of them
             first = min(cols.stop, max(cols.start, rows.start + visible.start + 1))
-        seen = layer.visible(rows, slice(first, cols.stop), batch, head)
+        seen = layer.visible(head, rows, slice(first, cols.stop), batch)
         cells[..., first - cols.start :].masked_fill_(~seen, -math.inf)
         return cells
 

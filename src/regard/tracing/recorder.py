@@ -15,9 +15,10 @@ from regard.attention.linear import LinearRule, Rule
 from regard.attention.scores import ScoreRule, SlopeBias
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, TraceError
-from regard.tracing.calls import Called, compact_bias, numbered, read_visible
+from regard.layers.layer_id import Kind, LayerId, nth_call
+from regard.tracing.calls import AttentionCall, compact_bias, read_visible
 from regard.tracing.disk import on_disk
-from regard.tracing.layers import DenseLayerTrace, Kind, LayerTrace, LinearLayerTrace, reach
+from regard.tracing.layers import DenseLayerTrace, LayerTrace, LinearLayerTrace, reach
 from regard.tracing.traces import LayerCheck
 
 Recorded = LayerTrace | LinearLayerTrace | DenseLayerTrace
@@ -75,10 +76,9 @@ class Recorder:
         self, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
     ) -> None:
         """Take a layer of ours."""
-        kind: Kind = "cross" if name.endswith("cross") else "self"
-        self.add(Called(name, kind, v, out, q=q, k=k, rule=rule, lse=lse))
+        self.add(AttentionCall(name, LayerId.parse(name).kind, v, out, q=q, k=k, rule=rule, lse=lse))
 
-    def add(self, called: Called) -> None:
+    def add(self, called: AttentionCall) -> None:
         """Keep one layer and check it; or the next step of the one seen last, whose rows are added.
 
         A recurrent decoder has one query a step, and the same keys in all of them.
@@ -86,11 +86,11 @@ class Recorder:
         goes_on = called.k is not None and self._keys is called.k and self.seen[-1] == called.name
         self._keys = called.k if called.shape[2] == 1 and called.kind == "cross" else None
         if not goes_on:
-            self.seen.append(numbered(called.name, self.seen))
+            self.seen.append(nth_call(called.name, self.seen))
         if self.asked is None or {self.seen[-1], len(self.seen) - 1} & self.asked:
             self.keep(self.layer_of(self.seen[-1], called), called)
 
-    def keep(self, layer: Recorded, called: Called | None = None) -> None:
+    def keep(self, layer: Recorded, called: AttentionCall | None = None) -> None:
         """Keep a layer, or the next rows of one that is kept; checked against its call."""
         if layer.name in self.rows:
             self.rows[layer.name].append(layer)
@@ -114,7 +114,7 @@ class Recorder:
         if check.name not in self.checks or self.checks[check.name].passed:
             self.checks[check.name] = check
 
-    def layer_of(self, name: str, called: Called) -> Recorded:
+    def layer_of(self, name: str, called: AttentionCall) -> Recorded:
         """What is kept of a call."""
         if called.rule is None:
             assert called.weights is not None  # without a rule the weights are there
@@ -129,7 +129,7 @@ class Recorder:
             return LinearLayerTrace(
                 name, q, k, sums, rule.feature_map, rule.causal, rule.key_mask, v, called.kind
             )
-        return LayerTrace(name, q, k, sums, rule, v, called.kind, called.alike)
+        return LayerTrace(name, q, k, sums, rule, v, called.kind, called.uniform_rows)
 
     def widen(self, v: Tensor) -> None:
         """More values of the layer taken last, beside those it has."""
@@ -206,7 +206,7 @@ class Rows:
         self.last = layer  # the newest step, whole
         self.k, self.v, self.n_key = layer.k, layer.v, 0
         # Later steps have keys of their own: none of their rows is kept so.
-        self.alike = layer.alike if isinstance(layer, LayerTrace) else None
+        self.uniform_rows = layer.uniform_rows if isinstance(layer, LayerTrace) else None
         self._steps: list[_Step] = []
         self._note(layer, 0)
 
@@ -257,11 +257,13 @@ class Rows:
         sums = torch.cat([step.sums for step in self._steps if step.sums is not None], 2)
         if isinstance(last, LinearLayerTrace):
             return replace(last, q=q, k=self.k, normaliser=sums, v=self.v)
-        alike = self.alike
-        if alike is not None:
-            alike = F.pad(alike.expand(*q.shape[:2], -1), (0, q.shape[2] - alike.shape[2]))
+        uniform_rows = self.uniform_rows
+        if uniform_rows is not None:
+            uniform_rows = F.pad(
+                uniform_rows.expand(*q.shape[:2], -1), (0, q.shape[2] - uniform_rows.shape[2])
+            )
         rule = self._rule(last.rule, q.device)
-        return replace(last, q=q, k=self.k, lse=sums, rule=rule, v=self.v, alike=alike)
+        return replace(last, q=q, k=self.k, lse=sums, rule=rule, v=self.v, uniform_rows=uniform_rows)
 
     def _rule(self, last: ScoreRule, device: torch.device) -> ScoreRule:
         """The rule of all steps, of which `last` is the newest."""
@@ -311,7 +313,7 @@ def _checked(layer: Recorded, v: Tensor, out: Tensor, at: float, expected: Visib
     first = int(at * max(0, layer.n_query - n_row))
     rows = slice(first, min(layer.n_query, first + n_row))
     cols = layer.key_range(rows)  # by the rule, all other weights of these rows are 0
-    weights, v = layer.block(rows, cols), v[:, :, cols]
+    weights, v = layer.block(None, rows, cols), v[:, :, cols]
     value_size = reach(v)
     if not math.isfinite(value_size):  # hidden values may be anything
         v = torch.where(v.isfinite(), v, 0.0)
@@ -319,7 +321,9 @@ def _checked(layer: Recorded, v: Tensor, out: Tensor, at: float, expected: Visib
     batch, n_head, n_row, n_key = weights.shape
     grouped = weights.reshape(batch, v.shape[1], -1, n_key) @ v.to(weights.dtype)
     difference = grouped.reshape(batch, n_head, n_row, v.shape[3]) - out[:, :, rows]
-    if isinstance(layer, LayerTrace) and layer.alike is None:  # a row that sees nothing may give anything
+    if (
+        isinstance(layer, LayerTrace) and layer.uniform_rows is None
+    ):  # a row that sees nothing may give anything
         difference = difference.masked_fill((layer.lse[:, :, rows] == -math.inf)[..., None], 0.0)
     hidden = None
     if expected is not None:

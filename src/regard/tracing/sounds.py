@@ -1,6 +1,7 @@
-"""Speech as models that listen take it: a file's samples, made into a spectrogram by the model's extractor."""
+"""Speech as models that listen take it: samples made into a spectrogram by the model's own extractor."""
 
 import wave
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ MOST_WRITTEN = 224  # tokens: half of Whisper's context, as its authors have it
 def takes_sound(model: nn.Module) -> bool:
     """Return whether a spectrogram is what the model reads."""
     return getattr(model, "main_input_name", None) == "input_features"
+
+
+def is_sound(given: Any) -> bool:
+    """Return whether this is a file's path or samples, not features that are made of them already."""
+    return not isinstance(given, Mapping | tuple | Tensor) or (isinstance(given, Tensor) and given.dim() == 1)
 
 
 def read_sound(
@@ -75,7 +81,8 @@ def _resampled(samples: Float[Tensor, "time"], stored: int, rate: int) -> Float[
     n_kept = min(len(spectrum), n_new // 2 + 1)
     kept = torch.zeros(n_new // 2 + 1, dtype=spectrum.dtype)
     kept[:n_kept] = spectrum[:n_kept]
-    return torch.fft.irfft(kept, n_new) * (n_new / len(samples))
+    heard: Tensor = torch.fft.irfft(kept, n_new) * (n_new / len(samples))
+    return heard
 
 
 def written_ids(

@@ -57,6 +57,8 @@ def read(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made:
     """What `make` makes of the description; its tensors stay in the file until they are looked at."""
 
     def shelf(part: dict[str, Any]) -> Any:
+        if "alike" in part:  # what files of earlier releases call it
+            part["uniform_rows"] = part.pop("alike")
         return tensors[part[_TENSOR]] if part.keys() == {_TENSOR} else part
 
     try:

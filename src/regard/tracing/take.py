@@ -26,14 +26,15 @@ from regard.decoding.prompts import encoded
 from regard.errors import ArgumentError, TraceError
 from regard.files.loading import Loaded
 from regard.files.tokenizer import readable
+from regard.layers.layer_id import Kind
 from regard.models.foreign import Foreign
 from regard.models.model import Model
-from regard.tracing.calls import Called, dense_bytes
+from regard.tracing.calls import AttentionCall, dense_bytes
 from regard.tracing.images import grid_of, read_images, takes_images
-from regard.tracing.layers import DenseLayerTrace, Kind
+from regard.tracing.layers import DenseLayerTrace
 from regard.tracing.recorder import Recorder, expected, wanted_layers
-from regard.tracing.sounds import read_sound, takes_sound, written_ids
-from regard.tracing.traces import Checks, Grid, Plain, Timeline, Trace
+from regard.tracing.sounds import is_sound, read_sound, takes_sound, written_ids
+from regard.tracing.traces import Grid, Plain, Timeline, Trace, TraceChecks
 from regard.tracing.watch import attention_layers, uncompiled, watching
 
 _NO_ANSWER = (
@@ -44,7 +45,7 @@ Layers = Sequence[int | str] | None  # by index or name; None: all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fed:
+class ModelInput:
     """What a model is given, and what of it is known."""
 
     args: tuple[Any, ...] = ()
@@ -108,7 +109,7 @@ def observe(
         tokenizer = model.tokenizer if tokenizer is None else tokenizer
     if isinstance(module, Model):
         attention_layers(module)  # raises where one drops weights
-        fed = feed_ours(module, given, target, tokenizer, start)
+        fed = our_input(module, given, target, tokenizer, start)
         if not module.attention_names:
             raise TraceError("this model has no attention layer: there is nothing to trace.")
         wanted = None if layers is None else wanted_layers(module.attention_names, layers)
@@ -123,11 +124,11 @@ def observe(
     if takes_images(module) and not isinstance(given, Tensor | Mapping | tuple):
         given, images = read_images(module, given, processor)
     timeline = None
-    if takes_sound(module) and not isinstance(given, Tensor | Mapping | tuple):
+    if takes_sound(module) and is_sound(given):
         given, timeline, images = read_sound(module, given, processor)
         given["decoder_input_ids"] = written_ids(module, given["input_features"], target, tokenizer)
         target = None
-    fed = feed_foreign(module, given, target, tokenizer)
+    fed = foreign_input(module, given, target, tokenizer)
     recorder, answer = Recorder(layers=layers, **options), list[Tensor]()
     try:
         with _noting_answer(module, fed, answer), watching(module, recorder):
@@ -158,9 +159,9 @@ def observe(
     return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
 
 
-def assemble(recorder: Recorder, fed: Fed, tokenizer: Any, facts: Mapping[str, Plain]) -> Trace:
+def assemble(recorder: Recorder, fed: ModelInput, tokenizer: Any, facts: Mapping[str, Plain]) -> Trace:
     """The trace of what a recorder has; warns where its self-check failed."""
-    layers, checks = recorder.layers, Checks(tuple(recorder.checks.values()))
+    layers, checks = recorder.layers, TraceChecks(tuple(recorder.checks.values()))
     more: dict[str, Plain] = {"n_layer_traced": len(layers), **recorder.remarks}
     failed = [check.name for check in checks.layers if not check.passed]
     if failed:
@@ -205,7 +206,7 @@ def labels(ids: Tensor | None, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(map(str, row if tokenizer is None else tokenizer.tokens(row))) for row in rows)
 
 
-def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token: int | None) -> Fed:
+def our_input(model: Model, given: Any, target: Any, tokenizer: Any, start_token: int | None) -> ModelInput:
     """What one of our models is given."""
     if isinstance(given, Mapping | tuple):
         raise ArgumentError(
@@ -218,12 +219,12 @@ def feed_ours(model: Model, given: Any, target: Any, tokenizer: Any, start_token
     if model.kind != "encoder-decoder":
         if target is not None:
             raise ArgumentError("only an encoder-decoder has a target: give the whole text as one.")
-        return Fed((read.ids,), mask, read.ids, key_mask=read.key_mask, text=read.texts)
+        return ModelInput((read.ids,), mask, read.ids, key_mask=read.key_mask, text=read.texts)
     if target is None:
         raise ArgumentError(_NO_ANSWER)
     ids, key_mask = _answer(target, tokenizer, device, start_token)
     kwargs = {**mask, "target_key_mask": key_mask}
-    return Fed((read.ids, ids), kwargs, ids, read.ids, key_mask, read.key_mask, read.texts)
+    return ModelInput((read.ids, ids), kwargs, ids, read.ids, key_mask, read.key_mask, read.texts)
 
 
 def _answer(
@@ -237,7 +238,7 @@ def _answer(
     return F.pad(read.ids, (1, 0), value=start), key_mask
 
 
-def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> Fed:
+def foreign_input(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> ModelInput:
     """What anybody's model is given, and its ids and padding where they can be told."""
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
@@ -258,16 +259,18 @@ def feed_foreign(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> F
         if target is not None:
             start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
             kwargs["decoder_input_ids"] = _answer(target, tokenizer, device, start)[0]
-        return fed_of((), kwargs, text)
+        return model_input((), kwargs, text)
     if not isinstance(given, Tensor | tuple):
         raise ArgumentError(
             "give a foreign model a tensor, a mapping of its arguments, a tuple of them, or a text and a "
             f"tokenizer. Got {type(given).__name__}."
         )
-    return fed_of(given if isinstance(given, tuple) else (given,), {})
+    return model_input(given if isinstance(given, tuple) else (given,), {})
 
 
-def fed_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], text: tuple[str, ...] | None = None) -> Fed:
+def model_input(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], text: tuple[str, ...] | None = None
+) -> ModelInput:
     """A call of anybody's model, and what is known of it by the names of its arguments."""
     ids = token_ids(kwargs.get("input_ids", args[0] if args else None))
     answer = token_ids(kwargs.get("decoder_input_ids"))
@@ -276,8 +279,8 @@ def fed_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], text: tuple[str, ..
         for mask in (kwargs.get("attention_mask"), kwargs.get("decoder_attention_mask"))
     )
     if answer is None:
-        return Fed(args, kwargs, ids, key_mask=key_mask, text=text)
-    return Fed(args, kwargs, answer, ids, answer_key_mask, key_mask, text)
+        return ModelInput(args, kwargs, ids, key_mask=key_mask, text=text)
+    return ModelInput(args, kwargs, answer, ids, answer_key_mask, key_mask, text)
 
 
 def _both(model: nn.Module) -> bool:
@@ -285,7 +288,7 @@ def _both(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-def _noting_answer(model: nn.Module, fed: Fed, notes: list[Tensor]) -> AbstractContextManager[Any]:
+def _noting_answer(model: nn.Module, fed: ModelInput, notes: list[Tensor]) -> AbstractContextManager[Any]:
     """A block that notes what the decoder of an encoder-decoder reads, where it makes that up itself."""
     find = getattr(model, "get_decoder", None)
     decoder = find() if _both(model) and fed.source_ids is None and callable(find) else None
@@ -293,13 +296,13 @@ def _noting_answer(model: nn.Module, fed: Fed, notes: list[Tensor]) -> AbstractC
         return nullcontext()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ids = fed_of(args, kwargs).ids
+        ids = model_input(args, kwargs).ids
         notes.extend([] if ids is None else [ids])
 
     return decoder.register_forward_pre_hook(note, with_kwargs=True)
 
 
-def _take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:
+def _take_returned(model: nn.Module, fed: ModelInput, recorder: Recorder) -> None:
     """Weights as the model itself returns them when it is asked to: the last resort, where none was seen."""
     if isinstance(model, torch.jit.ScriptModule):
         return  # it has no signature to ask
@@ -317,7 +320,7 @@ def _take_returned(model: nn.Module, fed: Fed, recorder: Recorder) -> None:
             for index, weights in enumerate(layers):
                 if isinstance(weights, Tensor) and weights.dim() == 4:
                     kind: Kind = "cross" if "cross" in name else "self"
-                    recorder.add(Called(f"{name}.{index}", kind, None, None, weights=weights))
+                    recorder.add(AttentionCall(f"{name}.{index}", kind, None, None, weights=weights))
     if recorder.seen:
         recorder.remarks["as_returned"] = (
             "weights are as returned by the model: no call was seen, nothing checked"

@@ -25,6 +25,7 @@ from regard.attention.shapes import check_rank, whole_index
 from regard.drawing.html import picture, tag
 from regard.drawing.tables import dataframe
 from regard.errors import ArgumentError, ShapeError
+from regard.layers.layer_id import LayerId, layer_labels
 from regard.tracing import store
 from regard.tracing.layers import AnyLayer, DenseLayerTrace, Matrices, PerKey, Tile
 from regard.tracing.pooling import Pooling, block_ends, pooled_max
@@ -59,10 +60,11 @@ class LayerCheck(Data):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Checks(Data):
+class TraceChecks(Data):
     """What every layer's self-check found."""
 
     layers: tuple[LayerCheck, ...] = ()
+    word: ClassVar[str] = "Checks"  # as files have it
 
     def _largest(self, what: str) -> float | None:
         """The largest value of all layers, NaN where one is; None where none is known."""
@@ -96,7 +98,8 @@ class Checks(Data):
     def __str__(self) -> str:
         if not self.layers:
             return "not checked"
-        failed = [layer.name for layer in self.layers if not layer.passed]
+        labels = layer_labels([LayerId.parse(layer.name) for layer in self.layers])
+        failed = [name for name, layer in zip(labels, self.layers, strict=True) if not layer.passed]
         output = "not compared" if self.output is None else f"off by {self.output:.1e} at most"
         verdict = "passed" if not failed else f"FAILED in {', '.join(failed)}"
         hidden = "" if self.hidden is None else f", weight on hidden tokens {self.hidden:.1e}"
@@ -175,7 +178,7 @@ class Trace(Data):
     key_mask: Bool[Tensor, "batch position"] | None = None  # False: padding; None: no token is
     text: tuple[str, ...] | None = None
     facts: Mapping[str, Plain] = field(default_factory=dict)
-    checks: Checks = field(default_factory=Checks)
+    checks: TraceChecks = field(default_factory=TraceChecks)
     grid: Grid | None = None  # of a vision model: where in the image its positions are
     timeline: Timeline | None = None  # of a speech model: when the positions of its encoder are
     older_names: ClassVar[Mapping[str, str]] = {"real": "key_mask"}
@@ -193,6 +196,11 @@ class Trace(Data):
     def names(self) -> tuple[str, ...]:
         """The names of the layers in the order they ran."""
         return tuple(layer.name for layer in self.layers)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What a person calls the layers: "layer 23", with stack and kind only where there are several."""
+        return tuple(layer_labels([layer.id for layer in self.layers]))
 
     @property
     def n_layer(self) -> int:
@@ -233,25 +241,25 @@ class Trace(Data):
 
     def tile(self, layer: Which, head: int, rows: slice, cols: slice, batch: int = 0) -> Tile:
         """Weights of `rows` x `cols` of one head: costs its own area only."""
-        return self.layer(layer).tile(batch, head, rows, cols)
+        return self.layer(layer).tile(head, rows, cols, batch)
 
     def row(self, layer: Which, head: int, query: int, batch: int = 0) -> Float[Tensor, "key"]:
         """Where one query looks."""
-        return self.layer(layer).row(batch, head, query)
+        return self.layer(layer).row(head, query, batch)
 
     def column(self, layer: Which, head: int, key: int, batch: int = 0) -> Float[Tensor, "query"]:
         """How much every query looks at one key."""
-        return self.layer(layer).column(batch, head, key)
+        return self.layer(layer).column(head, key, batch)
 
     def column_sums(
-        self, layer: Which, head: int | None = None, batch: int = 0, rows: slice = slice(None)
+        self, layer: Which, head: int | None = None, rows: slice = slice(None), batch: int = 0
     ) -> PerKey:
         """How much all queries, or those of `rows`, look at each key, of one head or all (None): O(N)."""
-        return self.layer(layer).column_sums(batch, head, rows)
+        return self.layer(layer).column_sums(head, rows, batch)
 
     def weights(self, layer: Which, head: int | None, batch: int | None = 0) -> Matrices:
         """One head's whole matrix; None for all heads, or all sequences, which then have an axis."""
-        return self.layer(layer).weights(batch, head)
+        return self.layer(layer).weights(head, batch)
 
     def to_numpy(self, layer: Which, head: int | None = None, batch: int | None = 0) -> np.ndarray:
         """`weights` as a NumPy array, of float32 at least."""
@@ -265,8 +273,8 @@ class Trace(Data):
         """
         traced = self.layer(layer)
         heads = range(traced.n_head) if head is None else [whole_index("head", head, traced.n_head)]
-        seen = torch.stack([traced.visible(slice(None), slice(None), batch, one) for one in heads])
-        weights = torch.stack([traced.weights(batch, one) for one in heads])[seen]
+        seen = torch.stack([traced.visible(one, slice(None), slice(None), batch) for one in heads])
+        weights = torch.stack([traced.weights(one, batch) for one in heads])[seen]
         at, query, key = (index.tolist() for index in seen.nonzero(as_tuple=True))
         rows, cols = self.query_tokens(layer, batch), self.key_tokens(layer, batch)
         columns: dict[str, list[Any]] = {"head": [heads[index] for index in at], "query": query, "key": key}
@@ -285,7 +293,7 @@ class Trace(Data):
         batch: int = 0,
     ) -> Float[Tensor, "*head n_row n_col"]:
         """An overview of one head or all (None): the largest or mean weight of `n_row` x `n_col` blocks."""
-        return self.layer(layer).pooled(batch, head, n_row, n_col, how, rows, cols)
+        return self.layer(layer).pooled(head, n_row, n_col, how, rows, cols, batch)
 
     def query_tokens(self, layer: Which, batch: int = 0) -> tuple[str, ...]:
         """What labels the rows of a layer's weights: tokens, or positions where their number does not fit."""
@@ -297,7 +305,7 @@ class Trace(Data):
 
     def _in_encoder(self, layer: AnyLayer) -> bool:
         """Whether a layer belongs to the encoder of an encoder-decoder."""
-        return bool(self.source_tokens) and "decoder" not in layer.name and layer.kind == "self"
+        return bool(self.source_tokens) and "decoder" not in layer.id.stack and layer.kind == "self"
 
     def _labels(self, layer: AnyLayer, batch: int, axis: int) -> tuple[str, ...]:
         of_source = (axis == 3 and layer.kind == "cross") or self._in_encoder(layer)
@@ -382,12 +390,12 @@ class Trace(Data):
         for side, labels, size in (("rows", rows, n_query), ("cols", cols, n_key)):
             if labels is not None and len(labels) != size:
                 raise ShapeError(f"there are {len(labels)} labels of {side} for {size} {side}: one each.")
-        alike = cols is None or list(cols) == list(rows or ())
+        same_labels = cols is None or list(cols) == list(rows or ())
         layers = tuple(
             DenseLayerTrace(
                 name if len(tables) == 1 else f"{name}.{index}",
                 values,
-                kind="self" if alike and values.shape[2] == values.shape[3] else "cross",
+                kind="self" if same_labels and values.shape[2] == values.shape[3] else "cross",
             )
             for index, values in enumerate(tables)
         )
@@ -399,7 +407,7 @@ class Trace(Data):
 def _small(layer: AnyLayer, head: int) -> np.ndarray:
     """A head of the first sequence: the largest weight of each block, NaN where all of it is hidden."""
     rows, cols = (block_ends(slice(0, size), _SMALL) for size in layer.shape[2:])
-    return pooled_max(layer, 0, head, rows, cols)
+    return pooled_max(layer, head, rows, cols)
 
 
 def _layers_of(weights: Any) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """Attention of anybody's model, observed where it is computed: the model runs its own code, to the bit.
 
-Inside `watching(model, recorder)` every function of PyTorch's that the model calls is seen, and four doors
-take note of attention:
+Inside `watching(model, recorder)` every function of PyTorch's that the model calls is seen, and attention is
+noted wherever it is computed:
 
     PyTorch's     F.scaled_dot_product_attention, the kernels below it, nn.MultiheadAttention, flex_attention
     registered    a function of transformers' attention registry that none of the others could look into
@@ -42,11 +42,12 @@ from regard.attention.scores import ScoreRule
 from regard.errors import UnsupportedError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record
 from regard.layers.latent import LatentAttention
+from regard.layers.layer_id import Kind, LayerId
 from regard.models.model import Model
 from regard.models.seq2seq import DotAttention
 from regard.tracing import by_hand
 from regard.tracing.calls import (
-    Called,
+    AttentionCall,
     LogSumExp,
     as_it_is,
     read_call,
@@ -54,11 +55,10 @@ from regard.tracing.calls import (
     refuse_dropout,
     row_sums,
 )
-from regard.tracing.layers import Kind
 from regard.tracing.recorder import Recorder
 
 # Given a call of attention and the outputs of its heads; answers with those that take their place.
-Put = Callable[[Called, Tensor], Tensor]
+ReplaceOutput = Callable[[AttentionCall, Tensor], Tensor]
 
 _OURS = (MultiHeadAttention, LatentAttention, AdditiveAttention, DotAttention)
 _CROSS_WORDS = ("cross", "encoder_attn", "encdec", "multihead_attn", "multi_head_attn")
@@ -67,26 +67,35 @@ _HEAD_WORDS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead",
 _FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 _CALLED_ATTENTION = re.compile(r"att(entio)?n", re.IGNORECASE)
 
-_doors: ContextVar[tuple[_Door, ...]] = ContextVar("doors", default=())  # of this thread; the innermost last
+# Of this thread; the innermost last.
+_interceptors: ContextVar[tuple[AttentionInterceptor, ...]] = ContextVar(
+    "interceptors", default=()
+)  # of this thread; the innermost last
 
 
 @contextmanager
-def watching(model: nn.Module, recorder: Recorder | None, change: Put | None = None) -> Iterator[None]:
+def watching(
+    model: nn.Module, recorder: Recorder | None, change: ReplaceOutput | None = None
+) -> Iterator[None]:
     """A block in which every attention that `model` computes in this thread is seen.
 
     It goes to `recorder`; then `change` says what takes the place of its output.
     """
-    door = _Door(model, recorder, change)
+    interceptor = AttentionInterceptor(model, recorder, change)
     with ExitStack() as stack:
         reporting = _reporting(model, recorder, change)
-        for part in (uncompiled(), reporting, _fast_paths(model), _registered(), door):
+        for part in (uncompiled(), reporting, _fast_paths(model), _registered(), interceptor):
             stack.enter_context(part)
-        _doors.set((*_doors.get(), door))
-        # Two blocks around one model end in the order they began: the doors of others stay.
-        stack.callback(lambda: _doors.set(tuple(other for other in _doors.get() if other is not door)))
+        _interceptors.set((*_interceptors.get(), interceptor))
+        # Two blocks around one model end in the order they began: the interceptors of others stay.
+        stack.callback(
+            lambda: _interceptors.set(
+                tuple(other for other in _interceptors.get() if other is not interceptor)
+            )
+        )
         yield
     if recorder is not None:
-        recorder.remarks |= door.remarks(model, recorder.seen)
+        recorder.remarks |= interceptor.remarks(model, recorder.seen)
 
 
 @contextmanager
@@ -157,7 +166,7 @@ def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None
 
 
 def _registered() -> AbstractContextManager[None]:
-    """A block in which doors look at calls of the attention functions that transformers hands out.
+    """A block in which interceptors look at calls of the attention functions that transformers hands out.
 
     The function runs as it would have, on the model's own masks, whoever registered it.
     """
@@ -168,8 +177,10 @@ def _registered() -> AbstractContextManager[None]:
     def wrap(get_interface: Callable[..., Any]) -> Callable[..., Any]:
         def get(*args: Any, **kwargs: Any) -> Any:
             function = get_interface(*args, **kwargs)
-            for door in _doors.get() if callable(function) else ():  # the innermost is the outermost call
-                function = update_wrapper(partial(door.look, function), function)
+            for interceptor in (
+                _interceptors.get() if callable(function) else ()
+            ):  # the innermost is the outermost call
+                function = update_wrapper(partial(interceptor.look, function), function)
             return function
 
         return update_wrapper(get, get_interface)
@@ -192,8 +203,8 @@ def _fast_paths(model: nn.Module) -> Iterator[None]:
     """A block in which such modules give what they would unwatched, where they are not changed."""
 
     def twice(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        out, doors = forward(*args, **kwargs), _doors.get()
-        watched_only = doors and all(door.change is None for door in doors)
+        out, interceptors = forward(*args, **kwargs), _interceptors.get()
+        watched_only = interceptors and all(interceptor.change is None for interceptor in interceptors)
         if module.training or torch.is_grad_enabled() or torch_ops.UNSEEN is None or not watched_only:
             return out
         with torch_ops.UNSEEN():
@@ -207,12 +218,12 @@ def _fast_paths(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """A block in which no door of this thread sees anything: what is computed is our own affair."""
-    before = _doors.set(())
+    """A block in which no interceptor of this thread sees anything: what is computed is our own affair."""
+    before = _interceptors.set(())
     try:
         yield
     finally:
-        _doors.reset(before)
+        _interceptors.reset(before)
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -226,7 +237,7 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def _reporting(model: nn.Module, recorder: Recorder | None, change: Put | None) -> Iterator[None]:
+def _reporting(model: nn.Module, recorder: Recorder | None, change: ReplaceOutput | None) -> Iterator[None]:
     """A block in which attention layers of ours inside `model` report to `recorder` and pass `change`.
 
     A layer that is given a `record` already reports to that too. Whoever records sees what was computed,
@@ -247,7 +258,7 @@ def _reporting(model: nn.Module, recorder: Recorder | None, change: Put | None) 
             name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
         ) -> Tensor | None:
             known = name if isinstance(model, Model) else place
-            called = Called(known, kind, v, out, q=q, k=k, rule=rule, lse=lse)
+            called = AttentionCall(known, kind, v, out, q=q, k=k, rule=rule, lse=lse)
             if recorder is not None:
                 recorder.add(called)
             changed = None if given is None else given(name, q, k, v, out, lse, rule)
@@ -261,10 +272,10 @@ def _reporting(model: nn.Module, recorder: Recorder | None, change: Put | None) 
         yield
 
 
-class _Door(TorchFunctionMode):
+class AttentionInterceptor(TorchFunctionMode):
     """Sees every function of PyTorch's that runs, and takes note of those that are attention."""
 
-    def __init__(self, model: nn.Module, recorder: Recorder | None, change: Put | None) -> None:
+    def __init__(self, model: nn.Module, recorder: Recorder | None, change: ReplaceOutput | None) -> None:
         super().__init__()
         self.names = {module: name or "attention" for name, module in model.named_modules()}
         self.model, self.recorder, self.change = model, recorder, change
@@ -272,7 +283,7 @@ class _Door(TorchFunctionMode):
         self.follow = by_hand.Follower()
         self.n_seen = 0
         self.last: tuple[Any, ...] = (0, None, None)  # call, q and k of the last layer
-        self.fates: list[by_hand.Fate] = []  # of every softmax that the model took
+        self.fates: list[by_hand.SoftmaxUse] = []  # of every softmax that the model took
         self.rewritten: list[str] = []  # where a softmax was taken that is not what met the values
 
     def remarks(self, model: nn.Module, seen: list[str]) -> dict[str, str]:
@@ -292,7 +303,7 @@ class _Door(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self not in _doors.get():
+        if self not in _interceptors.get():
             return func(*args, **kwargs)
         name = _names.get(func)
         if name is None:
@@ -324,8 +335,8 @@ class _Door(TorchFunctionMode):
 
     def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of PyTorch's written in Python: its own code, in which its calls are seen."""
-        # It asks at its door whether somebody wants to see it, which would lead back here: the same code
-        # with that one name changed, for this call alone.
+        # It asks whether somebody wants to see it, which would lead back here: the same code with that one
+        # name changed, for this call alone.
         names = {**func.__globals__, "has_torch_function": _never, "has_torch_function_unary": _never}
         same = FunctionType(func.__code__, names, func.__name__, func.__defaults__)
         same.__kwdefaults__ = func.__kwdefaults__
@@ -343,7 +354,7 @@ class _Door(TorchFunctionMode):
             k, v = (tensor.repeat_interleave(group, 1) if group > 1 else tensor for tensor in (k, v))
             *_, scores = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
-        softmax = by_hand.Weights(weights, scores, by_hand.Product(q, k, scale), by_hand.Fate(met=True))
+        softmax = by_hand.Weights(weights, scores, by_hand.Product(q, k, scale), by_hand.SoftmaxUse(met=True))
         return (self._by_hand((weights, v, out[0], as_it_is, softmax)), *out[1:])
 
     def look(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -357,7 +368,12 @@ class _Door(TorchFunctionMode):
         return self._take(out, None, read_registered, args, kwargs)
 
     def _take(
-        self, given: Any, lse: Tensor | None, read: Callable[..., Called], args: Any, kwargs: dict[str, Any]
+        self,
+        given: Any,
+        lse: Tensor | None,
+        read: Callable[..., AttentionCall],
+        args: Any,
+        kwargs: dict[str, Any],
     ) -> Any:
         """Note one call of an attention function: what it gave, the sums its kernel gave, its arguments.
 
@@ -386,7 +402,7 @@ class _Door(TorchFunctionMode):
 
         weights, v = four(weights, lead), four(v, lead)
         scores = None if softmax.scores is None else four(softmax.scores)
-        called = Called("", "self", v, out, arranged, weights=weights, scores=scores)
+        called = AttentionCall("", "self", v, out, arranged, weights=weights, scores=scores)
         known = None
         if self.recorder is not None:
             if scores is None or by_hand.same_weights(softmax, weights.detach(), four):
@@ -395,11 +411,11 @@ class _Door(TorchFunctionMode):
                 self.rewritten.append(softmax.fate.module or caller.name)
         return self._passed(caller, called, known or called)
 
-    def _passed(self, caller: _Caller, called: Called, known: Called) -> Tensor:
+    def _passed(self, caller: _Caller, called: AttentionCall, known: AttentionCall) -> Tensor:
         """Record a call, as far as it is known; its output, or what takes its place.
 
         Differential attention has one layer's weights twice, with other values: those stand side by side.
-        Changes are made by the innermost door: the others have seen the call then.
+        Changes are made by the innermost interceptor: the others have seen the call then.
         """
         assert called.out is not None  # whoever computed it gave one
         self.n_seen += 1
@@ -411,15 +427,17 @@ class _Door(TorchFunctionMode):
                     self.recorder.widen(known.v)
                 else:
                     self.recorder.add(caller.named(known))
-        doors = [door for door in _doors.get() if caller.module in door.names]
-        if doors[-1] is not self or all(door.change is None for door in doors):
+        interceptors = [
+            interceptor for interceptor in _interceptors.get() if caller.module in interceptor.names
+        ]
+        if interceptors[-1] is not self or all(interceptor.change is None for interceptor in interceptors):
             return called.out
         with _unseen():
             heads = before = called.to_heads(called.out)
             named = caller.named(called)
-            for door in doors:
-                if door.change is not None:
-                    heads = door.change(replace(named, name=door.names[caller.module]), heads)
+            for interceptor in interceptors:
+                if interceptor.change is not None:
+                    heads = interceptor.change(replace(named, name=interceptor.names[caller.module]), heads)
             # A gradient reaches what a change was given, also where it left that as it was.
             same = heads is before and not heads.requires_grad
             return called.out if same else _placed(heads, called.out, called.to_heads)
@@ -467,7 +485,7 @@ class _Caller:
         sizes = (getattr(self.module, word, None) for word in _HEAD_WORDS)
         return next((size for size in sizes if isinstance(size, int) and size > 0), None)
 
-    def named(self, called: Called) -> Called:
+    def named(self, called: AttentionCall) -> AttentionCall:
         """The call with its layer's name and kind.
 
         Cross-attention is known by name or argument; a single query over more keys is a step with a cache.
@@ -486,9 +504,9 @@ def _placed(heads: Tensor, out: Tensor, to_heads: Callable[[Tensor], Tensor]) ->
     return heads.reshape(-1)[places.argsort()].view(out.shape)
 
 
-def _not_seen(model: nn.Module, seen: list[str], fates: list[by_hand.Fate]) -> list[str]:
+def _not_seen(model: nn.Module, seen: list[str], fates: list[by_hand.SoftmaxUse]) -> list[str]:
     """What of the model may be attention and was not seen."""
-    names = [name.partition("#")[0] for name in seen]
+    names = [LayerId.parse(name).module for name in seen]
     unmet = dict.fromkeys(fate.module for fate in fates if fate.of_scores and not fate.met)
     missing = [f"{name} (a softmax that was not seen to meet values)" for name in unmet]
     missing += [
@@ -505,14 +523,14 @@ def _not_seen(model: nn.Module, seen: list[str], fates: list[by_hand.Fate]) -> l
 
 
 _names: dict[Any, str] = {}
-_Handler = Callable[[_Door, Any, tuple[Any, ...], dict[str, Any]], Any]
+_Handler = Callable[[AttentionInterceptor, Any, tuple[Any, ...], dict[str, Any]], Any]
 _ATTENTION: dict[str, _Handler] = {
-    "scaled_dot_product_attention": _Door._scaled_dot_product,
-    "_scaled_dot_product_flash_attention_for_cpu": _Door._scaled_dot_product,
-    "_scaled_dot_product_flash_attention": _Door._scaled_dot_product,
-    "multi_head_attention_forward": _Door._inside,
-    "gumbel_softmax": _Door._inside,
-    "flex_attention": _Door._flex,
+    "scaled_dot_product_attention": AttentionInterceptor._scaled_dot_product,
+    "_scaled_dot_product_flash_attention_for_cpu": AttentionInterceptor._scaled_dot_product,
+    "_scaled_dot_product_flash_attention": AttentionInterceptor._scaled_dot_product,
+    "multi_head_attention_forward": AttentionInterceptor._inside,
+    "gumbel_softmax": AttentionInterceptor._inside,
+    "flex_attention": AttentionInterceptor._flex,
 }
 
 

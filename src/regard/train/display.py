@@ -14,6 +14,7 @@ import torch
 
 from regard.drawing.figures import curves, heat_map, save_figure
 from regard.files.loading import Loaded
+from regard.layers.layer_id import LayerId
 from regard.tracing.take import trace
 from regard.train.settings import Settings
 
@@ -142,7 +143,11 @@ def loss_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def alignment_maps(loaded: Loaded, pairs: Sequence[tuple[str, str]], folder: Path) -> None:
     """A heat map for each (source, answer): the source along the bottom, what was written beside it."""
-    cross = [layer for layer, name in enumerate(loaded.model.attention_names) if name.endswith("cross")]
+    cross = [
+        layer
+        for layer, name in enumerate(loaded.model.attention_names)
+        if LayerId.parse(name).kind == "cross"
+    ]
     if not cross:
         return
     for index, (source, answer) in enumerate(pairs, 1):

@@ -79,9 +79,13 @@ class Document:
         """What the page must know before it asks for a number."""
         trace, grid, tokens = self.trace, self.trace.grid, _line(self.trace.tokens, self.batch)
         facts = {name: value for name, value in trace.facts.items() if isinstance(value, str | int | bool)}
+        labels = trace.labels
         layers = [
             {
                 "name": layer.name,
+                "label": labels[index],
+                "stack": layer.id.stack,
+                "index": layer.id.index,
                 "kind": layer.kind,
                 "mechanism": layer.word,
                 "heads": layer.n_head,
@@ -143,9 +147,9 @@ class Document:
         if valued:
             if traced.v is None:
                 raise ArgumentError(f"the values of {traced.name} were not kept: trace with keep_v=True.")
-            lengths = traced.of_head(traced.v, self.batch, head)[0, 0].float().norm(dim=-1)
+            lengths = traced.of_head(traced.v, head, self.batch)[0, 0].float().norm(dim=-1)
         ends = block_ends(rows, n_row), block_ends(cols, n_col)
-        return pooled_max(traced, self.batch, head, *ends, lengths)
+        return pooled_max(traced, head, *ends, self.batch, lengths)
 
     def small(self, layer: int, head: int, most: int) -> np.ndarray:
         """The whole head in a tile of at most `most` rows and columns."""
@@ -155,8 +159,8 @@ class Document:
     def parts(self, layer: int, head: int, query: int, key: int) -> Json:
         """The numbers behind one weight."""
         traced = self.layer(layer, head)
-        parts = traced.score_parts(self.batch, head, query, key)
-        v = None if traced.v is None else traced.of_head(traced.v, self.batch, head)[0, 0, key].tolist()
+        parts = traced.score_parts(head, query, key, batch=self.batch)
+        v = None if traced.v is None else traced.of_head(traced.v, head, self.batch)[0, 0, key].tolist()
         weight = parts.weight if parts.visible else 0.0
         shown: Json = plain({**asdict(parts), "mechanism": traced.word, "weight": weight, "v": v})
         return shown
@@ -164,7 +168,7 @@ class Document:
     def pairs(self, layer: int, head: int, count: int = 10) -> list[Json]:
         """The largest weights of a head and where they are."""
         best: list[tuple[float, int, int]] = []
-        for rows, cols, block in self.layer(layer, head).strips(self.batch, head):
+        for rows, cols, block in self.layer(layer, head).strips(head, batch=self.batch):
             flat = block.float().flatten()
             for index in flat.topk(min(count, len(flat))).indices.tolist():
                 row, col = divmod(index, block.shape[2])

@@ -9,6 +9,7 @@ import torch
 from regard.files.loading import Loaded
 from regard.heads.circuits import Norm, seeing
 from regard.heads.model import attention_of, tokenizer_of
+from regard.layers.layer_id import LayerId
 from regard.models.transformer import Transformer
 from regard.view.document import Document, Json, LayerVectors
 from regard.view.run import run_model
@@ -31,17 +32,17 @@ def machine(
     traced, batch = document.trace.layers[layer], document.batch
     if traced.rule is None:
         return {"parts": parts, "keys": []}
-    row = traced.row(batch, head, query).float()
+    row = traced.row(head, query, batch).float()
     keys = list(range(traced.n_key))
     if len(keys) > MOST_KEYS:
         keys = sorted({key, *row.topk(MOST_KEYS - 1).indices.tolist()})
-    visible = traced.visible(slice(query, query + 1), slice(None), batch, head)[0]
+    visible = traced.visible(head, slice(query, query + 1), slice(None), batch)[0]
     left_out = 1.0 - float(row[keys].sum())
-    kept = None if traced.v is None else traced.of_head(traced.v, batch, head)[0, 0, keys]
+    kept = None if traced.v is None else traced.of_head(traced.v, head, batch)[0, 0, keys]
     shown = {
         "parts": parts,
         "keys": keys,
-        "scores": [traced.score_parts(batch, head, query, index).unhidden for index in keys],
+        "scores": [traced.score_parts(head, query, index, batch).unhidden for index in keys],
         "visible": visible[keys].tolist(),
         "rest": parts["lse"] + math.log(left_out) if len(keys) < traced.n_key and left_out > 1e-9 else None,
         "values": None if kept is None else kept.float().tolist(),
@@ -72,12 +73,12 @@ def layer_vectors(loaded: Loaded, document: Document, layer: int) -> LayerVector
     if not isinstance(model, Transformer):
         return None
     attention = attention_of(model, name)
-    stack = model.decoder if name.startswith("decoder") else model.encoder
+    stack = model.decoder if LayerId.parse(name).stack == "decoder" else model.encoder
     assert stack is not None  # the layer is in it
     with seeing(filter(None, (attention, stack.norm, model.encoder))) as seen:
         run_model(loaded, document.ids, document.source, document.off, logits="none")
     x = x_key = seen[attention][0][0]
-    if name.endswith("cross") and model.encoder is not None:
+    if LayerId.parse(name).kind == "cross" and model.encoder is not None:
         x_key = seen[model.encoder][1][0]
     q = attention.query(x).unflatten(-1, (attention.n_head, -1)).transpose(0, 1)
     k = attention.key(x_key).unflatten(-1, (attention.n_kv_head, -1)).transpose(0, 1)
@@ -103,8 +104,8 @@ def head_output(
         return {}
     attention = attention_of(model, traced.name)
     out = attention.out.weight.unflatten(1, (attention.n_head, -1))[:, head]  # (model_dim, v_dim)
-    v = traced.of_head(traced.v, document.batch, head)[0, 0].float()
-    row = traced.row(document.batch, head, query).float()
+    v = traced.of_head(traced.v, head, document.batch)[0, 0].float()
+    row = traced.row(head, query, batch=document.batch).float()
     adds = v @ out.float().T  # what each key would add to the query's vector at weight 1
     push = None
     reaches_scores = (

@@ -226,7 +226,7 @@ def _layer(layer: AnyLayer, batch: int) -> Json:
             bias = DenseBias(table)  # the page draws these three: of another, the table
         if bias is not None:
             about["biasKind"], about["biasZero"] = bias.word, getattr(bias, "zero", 0)
-            (values,) = bias.part(batch, None).tensors
+            (values,) = bias.part(None, batch).tensors
             tensors["bias"] = values[0] if bias.word == "dense" else values
     if layer.v is not None:
         tensors["v"] = layer.v[batch]

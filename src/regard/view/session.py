@@ -19,7 +19,7 @@ from typing import Any
 from regard.allocation import give_back_memory
 from regard.errors import ArgumentError
 from regard.files.loading import Loaded
-from regard.tracing.disk import let_go
+from regard.tracing.disk import drop_resident_pages
 from regard.tracing.gradients import ScoreGradients
 from regard.tracing.traces import Trace
 from regard.view import explain, predict, run
@@ -83,7 +83,7 @@ class Session:
             if "loaded" in wanted and (question is not explain.machine or document.id in self._asked):
                 arguments["loaded"] = self._model(document)
         answer = question(**{word: arguments[word] for word in wanted if word in arguments})
-        let_go()
+        drop_resident_pages()
         return answer if isinstance(answer, bytes) else json.dumps(plain(answer), allow_nan=False).encode()
 
     def add(self, document: Document, model: str | None = None) -> Document:

@@ -65,7 +65,7 @@ def _links(trace: Trace, names: Sequence[Names], batch: int) -> list[Link]:
     for index, layer in enumerate(trace.layers):
         if crossing and layer.kind != "cross":
             continue
-        weights = layer.block(slice(0, layer.n_query), slice(0, layer.n_key), batch)[0].float().cpu()
+        weights = layer.block(None, slice(0, layer.n_query), slice(0, layer.n_key), batch)[0].float().cpu()
         sees = (weights > 0).float()
         others = (weights.sum(1, keepdim=True) - weights) / (sees.sum(1, keepdim=True) - sees).clamp(min=1.0)
         rows, cols = (_words(line) * (1 - 0.75 * torch.tensor(_pieces(line))) for line in names[index])

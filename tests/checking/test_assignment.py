@@ -218,7 +218,7 @@ def test_ignoring_causality_keeps_less_than_half(graded):
 
 def test_hidden_checks_are_marked_apart(graded, tmp_path):
     """Seen points tell nothing of hidden ones, hidden ones tell their names alone, both add up."""
-    text = "hidden = ['robustness', 'one query']\nhidden_share = 0.4"
+    text = "hidden = ['robustness', 'one query']\nhidden_share = 0.4\nportability = 'required'"
     (whole,) = graded(RIGHT["masked-softmax"], text).marks
     assert (whole.points, whole.hidden_points, whole.hidden_out_of) == (10, 4, 4)
     fragile = RIGHT["masked-softmax"].replace(", device=X.device", "")

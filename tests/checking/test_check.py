@@ -8,6 +8,7 @@ import torch
 from regard.checking.check import Checker
 from regard.checking.compare import difference
 from regard.checking.plan import Plan
+from regard.checking.reports.terminal import report
 from regard.checking.submission import answered, from_source, read
 
 SOFTMAX = """
@@ -90,18 +91,42 @@ def test_another_convention_passes_and_is_told(check, body, says):
     ("body", "which"),
     [
         (f"X.masked_fill_(hidden, -9.); {HIDE}", "inputs unchanged"),
-        (f"hidden = hidden & torch.ones(X.shape[2], dtype=torch.bool); {HIDE}", "device"),
         (f"X = X.float(); {HIDE}", "float64"),
         (f"X.view(-1); {HIDE}", "non-contiguous inputs"),
         (f"X = X.detach(); {HIDE}", "gradients"),
         ("e = X.exp() * ~hidden; return e / (e.sum(-1, keepdim=True) + 1e-30)", "large scores"),
     ],
-    ids=["in place", "device", "dtype", "view", "gradient", "overflow"],
+    ids=["in place", "dtype", "view", "gradient", "overflow"],
 )
 def test_findings_that_leave_the_numbers_right_still_fail(check, body, which):
     """Fragile answers are told in which way."""
     result = check(SOFTMAX.format(body=body), "masked-softmax")
     assert which in failed(result)
+
+
+ON_THE_CPU = f"hidden = hidden & torch.ones(X.shape[2], dtype=torch.bool); {HIDE}"
+
+
+def test_a_slip_that_only_another_device_shows_is_a_note_unless_it_is_asked_for(check, exercises, runner):
+    """The note has its line; `--portable` and an assignment make it count."""
+    text = SOFTMAX.format(body=ON_THE_CPU)
+    result = check(text, "masked-softmax")
+    assert failed(result) == set()
+    (note,) = (note for note in result.notes if note.startswith("not counted, device:"))
+    assert "torch.ones(X.shape[2]" in note
+    checker = Checker(exercises, runner, 23, portable=["masked-softmax"])
+    submission = from_source(text)
+    (answer,) = answered(submission, exercises, "masked-softmax")
+    assert failed(checker.check(submission, answer)) == {"device"}
+
+
+def test_a_device_slip_does_not_hide_what_is_worse(check):
+    """An input that is written into and a gradient that is cut are each told in their own sentence."""
+    worse = ON_THE_CPU.replace("hidden = ", "X.masked_fill_(hidden, -9.); X = X.detach(); hidden = ", 1)
+    result = check(SOFTMAX.format(body=worse), "masked-softmax")
+    told = report(result, width=200)
+    assert "X was changed by the call" in told
+    assert "gradient" in told
 
 
 def test_a_failing_check_is_shrunk_to_its_smallest_case(check):
@@ -147,7 +172,10 @@ def test_tricks_do_not_make_a_wrong_answer_right(check, trick):
         ("def masked_softmax(X, valid_lens=None):\n    return X, X\n", "it must return"),
         ("def masked_softmax(X, valid_lens=None):\n    return X[..., :-1]\n", "the shape must be"),
         ("def masked_softmax(X):\n    return X\n", "TypeError"),
-        ("def masked_softmax(X, valid_lens=None):\n    while True: pass\n", "endless loop"),
+        (
+            "def masked_softmax(X, valid_lens=None):\n    while True: pass\n",
+            "too slow: not finished after 3 s",
+        ),
         ("def masked_softmax(X, valid_lens=None):\n    import os; os._exit(0)\n", "ended Python"),
         ("def masked_softmax(X, valid_lens=None):\n    return open\n", "it must return"),
     ],
@@ -326,7 +354,7 @@ def test_layers_whose_names_tell_nothing_are_taken_in_order_or_asked_for(check):
     linear = ("nn.LazyLinear(num_hiddens,", "nn.Linear(num_hiddens, num_hiddens,")
     right = check(renamed("a", "b", "c", "d").replace(*linear), "multi-head")
     assert failed(right) == set()
-    assert any("a.weight as W_q.weight" in note for note in right.conventions)
+    assert any("a.weight as W_q.weight" in note for note in right.notes)
     text = (
         renamed("d", "c", "b", "a")
         .replace(*linear)
@@ -421,7 +449,7 @@ def test_numbers_that_differ_are_shown_as_different():
 def test_arguments_are_called_by_their_names(check):
     """The gradient that is missing, and the input that was written into, are those of the signature."""
     result = check(SOFTMAX.format(body=f"X.masked_fill_(hidden, -9.); {HIDE}"), "masked-softmax")
-    assert any("X is not what it was" in each.message for each in result.checks)
+    assert any("X was changed by the call" in each.message for each in result.checks)
     result = check(SOFTMAX.format(body=f"X = X.detach(); {HIDE}"), "masked-softmax")
     assert any("no gradient reaches X:" in each.message for each in result.checks)
 

@@ -9,6 +9,7 @@ import pytest
 from click import unstyle
 
 from regard.checking.check import Result
+from regard.checking.compare import Difference
 from regard.checking.judge import Check
 from regard.checking.reports import ci, html
 from regard.checking.reports.terminal import report
@@ -88,13 +89,20 @@ def lines(result):
     return unstyle(report(result, width=100)).splitlines()
 
 
-def test_a_pass_is_one_line_and_a_failure_has_one_for_each_kind(wrong):
-    """Nine checks that fail in the same way are one line."""
+def test_a_pass_is_one_line_and_a_failure_has_one_for_each_thing_it_says(wrong):
+    """Checks with wrong numbers are one line; of the others each message is told."""
     passed = Result("a.py", "some", (Check("plain", True), Check("device", True)))
     assert len(lines(passed)) == 1
-    checks = tuple(Check(f"c{n}", False, f"wrong {n}.", "wrong" if n < 7 else "fragile") for n in range(9))
-    failing = lines(Result("a.py", "some", checks))
-    assert failing[1:] == ["  ✗ c0, c1, c2 and 4 more: wrong 0.", "  ✗ c7, c8 (fragile): wrong 7."]
+    apart = Difference("apart")
+    checks = [Check(f"c{n}", False, f"wrong {n}.", difference=apart) for n in range(7)]
+    checks += [Check("gradients", False, "cut."), Check("called twice", False, "kept.", "fragile")]
+    checks += [Check("dropout", False, "kept.", "train mode")]
+    failing = lines(Result("a.py", "some", tuple(checks)))
+    assert failing[1:] == [
+        "  ✗ c0; c1; c2 and 4 more: wrong 0.",
+        "  ✗ gradients: cut.",
+        "  ✗ called twice; dropout: kept.",
+    ]
 
 
 def test_the_terminal_shows_the_numbers_of_the_smallest_case(wrong):

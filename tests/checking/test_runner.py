@@ -191,3 +191,17 @@ def test_the_worker_ends_with_its_owner():
         time.sleep(0.05)
     else:
         assert not Path(f"/proc/{worker}").exists()
+
+
+def test_a_slow_call_is_tried_once_more_alone_and_told_with_its_seconds():
+    """Seconds of computing count; a call that is done within twice its limit is slow, not endless."""
+    burns = (
+        "from time import process_time\ndef f(x):\n    start = process_time()\n"
+        "    while process_time() < start + 0.1 * len(x): pass\n    return x\n"
+    )
+    with Runner(1, Limits(run_seconds=0.3)) as quick:
+        result = ran(quick, burns)
+    assert result.runs[0].error is None
+    assert result.runs[1].error is None or result.runs[1].error.kind == "slow"
+    assert result.runs[2].error.kind == "slow"
+    assert 0.5 <= float(result.runs[2].error.message) < 0.6

@@ -37,6 +37,7 @@ CHOICES = {
     "show_hidden": ("never", "after due date", "after published"),
     "conventions": ("free", "fixed"),
     "comments": ("free", "checked", "required"),
+    "portability": ("free", "required"),
 }
 WORDS = {
     str: "a text",
@@ -56,6 +57,7 @@ class Part:
     all_or_nothing: bool
     conventions: str
     comments: str
+    portability: str
     hidden: list[str]
     hidden_share: float
     forbid: list[str]

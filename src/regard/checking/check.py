@@ -84,10 +84,12 @@ class Checker:
         *,
         comments_count: bool = False,
         strict: bool = False,
+        portable: Collection[str] = (),  # exercises in which another device and half precision count
     ) -> None:
         self.exercises, self.runner = exercises, runner
         self.seed = secrets.randbelow(2**31) if seed is None else seed
         self.comments_count, self.strict = comments_count, strict
+        self.portable = frozenset(portable)
         self.lock = threading.Lock()
         self._spaces: dict[str, Space] = {}
 
@@ -95,7 +97,8 @@ class Checker:
         """The exercise's plan and its choices."""
         with self.lock:
             if exercise.id not in self._spaces:
-                self._spaces[exercise.id] = Space(Plan(exercise, self.seed))
+                plan = Plan(exercise, self.seed, portable=exercise.id in self.portable)
+                self._spaces[exercise.id] = Space(plan)
             space = self._spaces[exercise.id]
             space.plan.expected(space.plan.choices()[0])
         return space
@@ -184,7 +187,7 @@ class Checker:
                     Check("as the task says", False, f"the task says otherwise: {' '.join(chosen)}")
                 )
                 chosen = []
-            chosen += verdict.notes
+            notes += verdict.notes
             if answer.notes:
                 wrong: dict[int, str] = {}
                 for outcome in ran.runs.values():

@@ -30,7 +30,8 @@ def checker_of(assignment: Assignment, runner: Runner, seed: int | None = None) 
     """What checks the answers; which comments and conventions count is decided when they are marked."""
     for part in assignment.parts.values():
         _ = part.kinds  # a check that there is not is told before any work
-    return Checker(assignment.exercises, runner, seed, comments_count=True, strict=True)
+    portable = [id for id, part in assignment.parts.items() if part.portability == "required"]
+    return Checker(assignment.exercises, runner, seed, comments_count=True, strict=True, portable=portable)
 
 
 def grade_one(assignment: Assignment, runner: Runner, path: Path, submitted: datetime | None = None) -> Grade:

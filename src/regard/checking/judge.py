@@ -187,11 +187,11 @@ class _Judge:
         trials = [check for run in values if (check := self._value(run)) is not None]
         probes = [check for probe in self.plan.checks.probes if (check := self._probe(probe)) is not None]
         checks = [*([self._parameters(values)] if self.exercise.is_class else []), *trials, *probes]
+        checks.append(self._unchanged(values))
         right = {check.name for check in trials if check.passed}  # whose ordinary calls are right
         for kind in ("gradients", *VARIANTS):
             runs = [run for run in self.plan.runs if run.kind == kind]
-            checks += [self._all(kind, runs, right)] if runs else []
-        checks.append(self._unchanged(values))
+            checks += [self._noted(self._all(kind, runs, right))] if runs else []
         guesses = [guess for run in values for guess in self.outcomes[run.id].unfit.guessed]
         guessed = ", ".join(dict.fromkeys(guesses))
         wrong = any(not check.passed and check.kind == "wrong" for check in checks)
@@ -271,6 +271,13 @@ class _Judge:
         check = Check.of(probe)
         return check if text is None else check.failing(text, whole=text.startswith(NO_CHANGE))
 
+    def _noted(self, check: Check) -> Check:
+        """Return the check, passed with a note where it failed in what the task does not ask for."""
+        if check.passed or check.name not in self.plan.noted or not check.tried:
+            return check
+        self.notes.append(f"not counted, {check.name}: {check.message}")
+        return replace(check, passed=True, message="")
+
     def _all(self, kind: str, runs: list[Run], right: set[str]) -> Check:
         """One check over the runs of a kind, gradients or a variant, of the trials that are right."""
         means: Kind = "wrong" if kind == "gradients" else "fragile"
@@ -337,7 +344,7 @@ class _Judge:
             if changed:
                 names = argument_names(self.plan, run)
                 which = ", ".join(names[f"input {index}"] for index in changed if f"input {index}" in names)
-                text = f"{run.item.name}: {which} is not what it was before the call."
+                text = f"{run.item.name}: {which} was changed by the call."
                 return Check("inputs unchanged", False, text, "fragile")
         return Check("inputs unchanged", True, kind="fragile")
 
@@ -349,7 +356,8 @@ def error_message(error: Failure) -> str:
     if error.type == "NotImplementedError":
         return f"not written yet{_at(error)}."
     sentences = {
-        "time": f"it takes too long: an endless loop?{f', at {error.where}' if error.where else ''}",
+        "time": f"it is too slow: not finished after {error.message} s of computing{_at(error)}.",
+        "slow": f"it is too slow: this call takes {error.message} s of computing.",
         "died": f"it had to be stopped: {error.message}.",
         "unfit": UNFIT,
         "not run": "not run, because calls before it took too long or ended the process.",

@@ -56,7 +56,7 @@ class Line:
 def few(checks: Sequence[Check | Line]) -> str:
     """The names of checks that fail in the same way: the first of them."""
     more = f" and {len(checks) - MOST_NAMES} more" if checks[MOST_NAMES:] else ""
-    return ", ".join(check.name for check in checks[:MOST_NAMES]) + more
+    return "; ".join(check.name for check in checks[:MOST_NAMES]) + more
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,13 @@ class Mark:
 
     @property
     def reasons(self) -> list[str]:
-        """Why points are missing, for the student: a line for each kind of check that failed."""
-        failed: dict[tuple[str, bool], list[Line]] = {}
+        """Why points are missing, for the student: a line for each thing that checks say."""
+        failed: dict[tuple[str, ...], list[Line]] = {}
         for line in self.lines:
             if not line.passed:
-                failed.setdefault((line.kind, line.hidden), []).append(line)
+                # Values that are wrong are wrong in as many ways as there are numbers.
+                about = "" if line.kind == "values" and not line.hidden else line.told
+                failed.setdefault((line.kind, about), []).append(line)
         groups = [f"{kind}: {few(lines)}: {lines[0].told}" for (kind, _), lines in failed.items()]
         return [*self.said, *groups] or ([] if self.status == PASSED else [f"{self.status}."])
 

@@ -22,6 +22,9 @@ from regard.errors import ArgumentError, RegardError
 # The ways to repeat a call, as their checks are called; child/harness.py makes them.
 VARIANTS = ("float64", "float16", "bfloat16", "non-contiguous inputs", "called twice", "device")
 
+# What a task does not ask for unless it says so: an answer that fails it gets a note.
+PORTABLE = ("float16", "bfloat16", "device")
+
 # A draw on which rounding moves the reference by more than this part of the tolerance is drawn again.
 MOST_ROUNDING = 0.1
 MOST_DRAWS = 8
@@ -55,11 +58,14 @@ class Run:
 class Plan:
     """All runs of one exercise for one seed, and their expected results under each choice of conventions.
 
-    An `empty` plan has no runs yet: they are added with `add_trial`.
+    An `empty` plan has no runs yet: they are added with `add_trial`. In a `portable` one another device and
+    half precision count, whatever the task asks for.
     """
 
-    def __init__(self, exercise: Exercise, seed: int, *, empty: bool = False) -> None:
+    def __init__(self, exercise: Exercise, seed: int, *, empty: bool = False, portable: bool = False) -> None:
         self.exercise, self.seed = exercise, seed
+        # Kinds of runs whose failure is a note.
+        self.noted = () if portable else tuple(kind for kind in PORTABLE if kind not in exercise.counts)
         self.runs: list[Run] = []
         self.orders: list[Order] = []  # what a child is told to do
         self._expected: dict[tuple[str, ...], dict[int, Outcome]] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import shutil
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +30,7 @@ from queue import LifoQueue
 from typing import TYPE_CHECKING, NoReturn
 
 from regard.checking.child import start
-from regard.checking.child.confine import KILL_SECONDS, descendants, kill_below, memory_of
+from regard.checking.child.confine import KILL_SECONDS, activity, descendants, kill_below, memory_of
 from regard.errors import RegardError
 
 if TYPE_CHECKING:  # these import torch, after which a worker cannot be forked
@@ -42,6 +44,8 @@ REASONS: dict[int | None, str] = {
     **dict.fromkeys((-9, -24), "it used too much time or memory and was stopped"),  # SIGKILL, SIGXCPU
 }
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+PATIENCE = 2  # times its limit: what a slow call gets when it is tried once more, alone
+BY_THE_CLOCK = 20  # times a limit, whatever the processes do
 MOST_PROCESSES = 48  # of one answer: a limit of the system's would do nothing for root
 LOOK_SECONDS = 0.05  # from one look at its processes to the next
 
@@ -50,7 +54,8 @@ LOOK_SECONDS = 0.05  # from one look at its processes to the next
 class Limits:
     """What an answer may take."""
 
-    run_seconds: float = 1.5  # of work in one call; three times that by the clock
+    # Seconds count in which an answer computes or sleeps, not those in which it waits for a processor.
+    run_seconds: float = 1.5  # of computing, or of sleeping, in one call
     stall_seconds: float = 7.0  # without a sign of life: only code that swallows the limit above gets here
     job_seconds: float = 20.0  # all calls together
     memory: int = 1 << 30  # bytes beyond what torch itself takes, of all its processes together
@@ -203,6 +208,7 @@ class Runner:
         self.limits = limits or Limits()
         self.n_worker = n_worker
         self.idle: LifoQueue[_Forking | _Plain] = LifoQueue()
+        self.alone = threading.Lock()  # held by who takes every worker
         self.plain = sys.platform != "linux" or os.environ.get("REGARD_PLAIN_WORKER", "0") != "0"
         # Once torch has computed or an exercise is read, a fork would carry threads that are not there, and
         # more than an answer may see.
@@ -225,51 +231,104 @@ class Runner:
             self.idle.get().close()
 
     def run(self, answer: Answer, orders: Sequence[Order], *, warm: Sequence[str] = ()) -> Ran:
-        """What became of the answer; `warm` are modules to import before it runs, outside of its time."""
-        from regard.checking.child.messages import Failure, Job, LoadReport, Outcome
+        """Run an answer; what took too long is tried once more, alone, before it counts.
 
-        limits, ran = self.limits, Ran()
-        fatal: list[Statement] = []  # that ended the process
-        n_child, seconds = 0, limits.job_seconds
+        Args:
+            answer: The answer.
+            orders: The calls to make.
+            warm: Modules to import before it runs, outside of its time.
+
+        Returns:
+            What became of it.
+        """
         worker = self.idle.get()
         try:
-            while left := [order for order in orders if order.id not in ran.runs]:
-                if worker.gone:
-                    worker.close()
-                    worker = self._worker()
-                worker.wait_until_ready()
-                began = time.monotonic()
-                job = Job(answer, left, limits.run_seconds, limits.memory, limits.must_confine)
-                reason = self._child(worker, job, warm, ran, seconds)
-                n_child, seconds = n_child + 1, seconds - (time.monotonic() - began)
-                exhausted = seconds <= 0 or n_child > limits.restarts
-                if ran.loaded is None and ran.loading is not None and not exhausted:
-                    fatal.append(replace(ran.loading, reason=reason))  # the next child leaves it out
-                    answer = replace(answer, skip=[*answer.skip, ran.loading.number])
-                    continue
-                ran.loaded = ran.loaded or LoadReport(died=reason)
-                if ran.loaded.problem:
-                    break
-                for place, id in enumerate(order.id for order in left if order.id not in ran.runs):
-                    if place == 0 or exhausted:
-                        error = Failure("not run") if place else Failure("died", message=reason)
-                        ran.runs[id] = Outcome(id, error=error)
+            worker, ran = self._run(worker, answer, orders, self.limits, warm)
         finally:
             self.idle.put(worker)
-        if ran.loaded is not None:
-            ran.loaded = replace(ran.loaded, skipped=[*ran.loaded.skipped, *fatal])
+        if any(outcome.error is not None and outcome.error.kind == "time" for outcome in ran.runs.values()):
+            slow = [order for order in orders if _took_too_long(ran.runs.get(order.id))]
+            self._run_alone(answer, slow, ran, warm)
         return ran
 
+    def _run_alone(self, answer: Answer, slow: Sequence[Order], ran: Ran, warm: Sequence[str]) -> None:
+        """Make calls again that took too long, while no other answer runs, and with more patience.
+
+        One that is done in time after all counts as it is, another as slow. Where the first does not end,
+        the others are not tried.
+        """
+        from regard.checking.child.messages import Failure
+
+        stall, run = (PATIENCE * limit for limit in (self.limits.stall_seconds, self.limits.run_seconds))
+        limits = replace(self.limits, stall_seconds=stall, run_seconds=run)
+        if ran.loaded is not None:
+            answer = replace(answer, skip=[statement.number for statement in ran.loaded.skipped])
+        with self.alone:
+            workers = [self.idle.get() for _ in range(self.n_worker)]
+            try:
+                for part in (slow[:1], slow[1:]):
+                    workers[0], again = self._run(workers[0], answer, part, limits, warm)
+                    for id, outcome in again.runs.items():
+                        if outcome.error is None and outcome.seconds > self.limits.run_seconds:
+                            error = Failure("slow", message=f"{outcome.seconds:.1f}")
+                            outcome = replace(outcome, error=error)
+                        ran.runs[id] = outcome
+                    if any(_took_too_long(outcome) for outcome in again.runs.values()):
+                        break
+            finally:
+                for worker in workers:
+                    self.idle.put(worker)
+
+    def _run(
+        self,
+        worker: _Forking | _Plain,
+        answer: Answer,
+        orders: Sequence[Order],
+        limits: Limits,
+        warm: Sequence[str],
+    ) -> tuple[_Forking | _Plain, Ran]:
+        """Run an answer in a worker; return the worker that is left, and what became of the answer."""
+        from regard.checking.child.messages import Failure, Job, LoadReport, Outcome
+
+        ran = Ran()
+        fatal: list[Statement] = []  # that ended the process
+        n_child, seconds = 0, limits.job_seconds
+        while left := [order for order in orders if order.id not in ran.runs]:
+            if worker.gone:
+                worker.close()
+                worker = self._worker()
+            worker.wait_until_ready()
+            job = Job(answer, left, limits.run_seconds, limits.memory, limits.must_confine)
+            reason, used = self._child(worker, job, warm, ran, replace(limits, job_seconds=seconds))
+            n_child, seconds = n_child + 1, seconds - used
+            exhausted = seconds <= 0 or n_child > limits.restarts
+            if ran.loaded is None and ran.loading is not None and not exhausted:
+                fatal.append(replace(ran.loading, reason=reason))  # the next child leaves it out
+                answer = replace(answer, skip=[*answer.skip, ran.loading.number])
+                continue
+            ran.loaded = ran.loaded or LoadReport(died=reason)
+            if ran.loaded.problem:
+                break
+            for place, id in enumerate(order.id for order in left if order.id not in ran.runs):
+                if place == 0 or exhausted:
+                    error = Failure("not run") if place else Failure("died", message=reason)
+                    ran.runs[id] = Outcome(id, error=error)
+        if ran.loaded is not None:
+            ran.loaded = replace(ran.loaded, skipped=[*ran.loaded.skipped, *fatal])
+        return worker, ran
+
     def _child(
-        self, worker: _Forking | _Plain, job: Job, warm: Sequence[str], ran: Ran, most_seconds: float
-    ) -> str:
-        """Have one child make as many of the runs as it can; why it made no more."""
+        self, worker: _Forking | _Plain, job: Job, warm: Sequence[str], ran: Ran, limits: Limits
+    ) -> tuple[str, float]:
+        """Have one child make as many of the runs as it can; why it made no more, and the seconds it took."""
         from regard.checking.child.messages import LoadReport, Outcome, Statement
         from regard.checking.child.wire import Reader, WireError, encode
 
-        limits, reader, reason = self.limits, Reader(), ""
-        last = looked = time.monotonic()
-        end, usual = last + max(most_seconds, 0.2), memory_of([worker.pid])
+        reader, reason = Reader(), ""
+        began = last = looked = time.monotonic()
+        usual = memory_of([worker.pid])
+        used = quiet = computed = 0.0  # seconds that count: in all, since the last sign of life; of computing
+        most_seconds = max(limits.job_seconds, 0.2)
         folder = tempfile.mkdtemp(prefix="answer-")
         Path(folder, "job").write_bytes(encode(job))
         with open(f"{folder}/results", "a+b", buffering=0) as results:
@@ -278,7 +337,7 @@ class Runner:
             ended = False
             while not ended and not reason:
                 ended, data, now = worker.ended(LOOK_SECONDS), results.read(), time.monotonic()
-                last = now if data else last
+                last, quiet = (now, 0.0) if data else (last, quiet)
                 try:
                     for message in reader.feed(data):
                         match message:
@@ -292,12 +351,18 @@ class Runner:
                                 raise WireError(f"a {type(message).__name__}")
                 except WireError as error:
                     reason = f"it wrote something else where its results belong ({error})"
-                if now >= last + limits.stall_seconds:
-                    reason = "an endless loop, or a call that takes too long"
-                elif now >= end:
+                if quiet >= limits.stall_seconds or now >= last + BY_THE_CLOCK * limits.stall_seconds:
+                    reason = f"a call computed for {limits.stall_seconds:g} s and did not end"
+                elif used >= most_seconds or now >= began + BY_THE_CLOCK * most_seconds:
                     reason = "the whole check took too long"
                 elif now >= looked + LOOK_SECONDS:
-                    looked, below = now, descendants(worker.pid)
+                    below = descendants(worker.pid)
+                    seconds, active = activity(below or [worker.pid])
+                    # What is ready to compute and has no processor is not to blame.
+                    more = max(0.0, seconds - computed) if active else now - looked
+                    more = now - looked if math.isnan(seconds) else more
+                    computed, looked = max(computed, seconds), now
+                    used, quiet = used + more, quiet + more
                     if len(below) > MOST_PROCESSES:
                         reason = "it started too many processes"
                     elif memory_of([worker.pid, *below], beyond=usual) > limits.memory:
@@ -307,6 +372,14 @@ class Runner:
         status = worker.status(limits.kill_seconds)
         with contextlib.suppress(RecursionError):  # folders in folders without end
             shutil.rmtree(folder, ignore_errors=True)
-        if status is None or status in REASONS:
-            return reason or REASONS[status]
-        return reason or (f"it was ended by signal {-status}" if status < 0 else LEFT.format(status))
+        if not reason and (status is None or status in REASONS):
+            reason = REASONS[status]
+        reason = reason or (
+            f"it was ended by signal {-status}" if status and status < 0 else LEFT.format(status)
+        )
+        return reason, used
+
+
+def _took_too_long(outcome: Outcome | None) -> bool:
+    """Return whether a call was stopped by a limit of time, or not made because others were."""
+    return outcome is not None and outcome.error is not None and outcome.error.kind in ("time", "not run")

@@ -18,6 +18,7 @@ shared = ["always", "lengths"]   # files of ../shared, or of ours, with any of t
                                  # beside NAME.toml has functions. What comes later replaces what is there
 needs = ["rnn-step"]             # exercises whose answers are lent to a file that leaves them out
 drive = "drive.py"               # where one call is not enough
+counts = ["float16"]             # of device, float16, bfloat16: what the task asks for; others are notes
 tolerance = 2.0                  # times the usual one
 
 [right]                          # files of right/, and what is special about each
@@ -95,6 +96,7 @@ GRADES = ("symptom", "place", "cause", "fix")
 KEYS = {
     **dict.fromkeys(("title", "example", "drive"), "a text"),
     **dict.fromkeys(("names", "shared", "needs"), "a list of texts"),
+    "counts": "a list of texts",
     "tolerance": "a number",
     "right": "a table of texts",
 }
@@ -183,6 +185,7 @@ class Exercise(Entry):
     modules: tuple[Path, ...]  # Python whose functions formulas may call
     example: str  # lines that call an answer and print shapes
     drive_file: str
+    counts: tuple[str, ...]  # checks that the task asks for in words, which elsewhere are notes
     tolerance: float  # times the usual one, with a reason beside it
     needs: tuple[str, ...]  # ids of exercises an answer may call and a file may leave out
 
@@ -322,6 +325,7 @@ def load_folder(folder: Path) -> Exercise:
         modules=tuple(file for file in code if file.exists()),
         example=about.get("example", ""),
         drive_file=drive,
+        counts=tuple(about.get("counts", ())),
         tolerance=float(about.get("tolerance", 1.0)),
         needs=tuple(about.get("needs", ())),
     )

@@ -6,7 +6,7 @@ Read `TransformerConfig` for what can differ, `families/` for who differs how.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, cast
 
@@ -64,6 +64,8 @@ class TransformerConfig:
     pooler: bool = False  # BERT: tanh of a projection of the first token
     family: str = "custom"
     kept_heads: tuple[tuple[int, ...], ...] | None = None  # pruned: those left, for each of `attention_names`
+    # How weights are drawn before training, see `Transformer.reset_parameters`: no part of what is computed.
+    initial: Literal["normal", "scaled", "fan_in"] = field(default="normal", compare=False)
 
     ranges: ClassVar[Ranges] = {
         **dict.fromkeys("vocab n_bucket max_distance".split(), (1, math.inf)),
@@ -190,6 +192,69 @@ class Transformer(Model):
             self.unembed = nn.Linear(block.model_dim, config.vocab, bias=False)
         self.pooler = nn.Linear(block.model_dim, block.model_dim) if config.pooler else None
         fit_pruned(self)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the weights that training starts from: biases are 0, norms 1, matrices normally distributed.
+
+        `config.initial` names the standard deviation: "normal" is 0.02 (Devlin et al. 2019), "scaled" divides
+        it by sqrt(2 n_layer) where a block writes to the residual stream (Radford et al. 2019, 2.3), "fan_in"
+        is n_in^-1/2 (Raffel et al. 2020, code). The matrix that gives the logits has at most what leaves an
+        untrained loss near log(vocab).
+
+        Args:
+            generator: Source of the random numbers. Default: PyTorch's own.
+        """
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif "norm" in name:
+                parameter.fill_(1.0)
+            elif parameter.is_meta:
+                continue
+            else:
+                numbers = torch.empty(parameter.shape).normal_(
+                    std=self._initial_std(name), generator=generator
+                )
+                parameter.copy_(numbers)
+
+    def _initial_std(self, name: str) -> float:
+        """Return the standard deviation of one matrix before training."""
+        config, block = self.config, self.config.block
+        std, n_layer = 0.02, config.n_encoder_layer + config.n_decoder_layer
+        if config.initial == "scaled" and name.endswith(("out.weight", "down.weight")):
+            std /= math.sqrt(2 * n_layer)
+        elif config.initial == "fan_in":
+            heads_dim = block.n_head * (block.qk_dim or block.model_dim // block.n_head)
+            # Attention without a scale needs smaller queries.
+            n_in = {
+                "query": block.model_dim * heads_dim // block.n_head,
+                "out": heads_dim,
+                "down": block.ff_dim,
+            }
+            std = n_in.get(name.split(".")[-2], block.model_dim) ** -0.5
+            std = 1.0 if name == "token.weight" else std
+        gives_logits = name == ("token.weight" if config.tied else "unembed.weight")
+        return min(std, self._largest_logit_std()) if gives_logits and config.lm_head != "none" else std
+
+    def _largest_logit_std(self) -> float:
+        """Return the standard deviation of the logits' matrix that leaves an untrained loss near log(vocab).
+
+        The last hidden state has the length sqrt(model_dim), times `lm_head_scale`. Logits of variance s^2
+        add s^2 / 2 to the loss: at most 2 % here. Where the matrix is the embeddings' too, the hidden state
+        still points to the token that was read, less so with every block that adds to it, and this token's
+        logit adds log(1 + (exp(logit) - 1) / vocab): at most 3 %.
+        """
+        config, dim = self.config, self.config.block.model_dim
+        log_vocab = max(math.log(config.vocab), math.log(2))
+        bound = math.sqrt(0.04 * log_vocab / dim)
+        if config.tied and config.lm_head == "language":
+            n_layer = config.n_decoder_layer or config.n_encoder_layer
+            # Weights by fan-in start with embeddings as large as all that blocks add to them.
+            kept = 1.0 if config.initial == "fan_in" else 1 / math.sqrt(1 + n_layer)
+            bound = min(bound, math.log1p(0.03 * config.vocab * log_vocab) / (dim * kept))
+        return bound / config.lm_head_scale
 
     @property
     def sizes(self) -> Sizes:

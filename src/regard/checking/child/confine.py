@@ -7,6 +7,7 @@ socket. All of it also holds for what the process starts, and none of it can be 
 
 import contextlib
 import ctypes
+import math
 import os
 import platform
 import signal
@@ -169,6 +170,21 @@ def _pages(pid: int) -> list[int]:
 def memory_of(pids: Iterable[int], beyond: int = 0) -> int:
     """Bytes that processes have written to, of each what is `beyond` that of the one it was forked from."""
     return sum(max(0, resident - shared - beyond) for _, resident, shared in map(_pages, pids))
+
+
+def activity(pids: Iterable[int]) -> tuple[float, bool]:
+    """Return the seconds that processes computed, and whether one does or waits for its turn.
+
+    Where there is no /proc the seconds are NaN.
+    """
+    seconds, active = 0.0, False
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it ended
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                state, *rest = file.read().rpartition(")")[2].split()
+            seconds += (int(rest[10]) + int(rest[11])) / os.sysconf("SC_CLK_TCK")
+            active |= state in "RD"
+    return (seconds, active) if os.path.isdir("/proc") else (math.nan, True)
 
 
 def kill_below(root: int) -> None:

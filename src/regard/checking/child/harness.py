@@ -9,13 +9,14 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from time import process_time
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .loader import failure, load, time_limit
+from .loader import Schedule, failure, load, time_limit
 from .messages import Answer, Code, Failure, Job, NotData, Order, Outcome, Tree, gradients, leaves, mapped
 from .watcher import watched
 from .weights import Place, fitted, transfer
@@ -224,10 +225,13 @@ def _gradients(
     }
 
 
-def work(job: Job, send: Callable[[Any], None], unconfined: list[str]) -> None:
+def work(
+    job: Job, send: Callable[[Any], None], unconfined: list[str], schedule: Schedule | None = None
+) -> None:
     """Load the answer and make its runs, sending each outcome as it is known."""
     answer = job.answer
-    report, subjects = load(answer, send)
+    schedule = schedule or Schedule()
+    report, subjects = load(answer, send, schedule)
     send(replace(report, unconfined=unconfined))
     if report.missing:
         return
@@ -238,9 +242,10 @@ def work(job: Job, send: Callable[[Any], None], unconfined: list[str]) -> None:
         if timeouts >= MOST_TIMEOUTS:
             send(Outcome(order.id, error=Failure("not run")))
             continue
+        began = process_time()
         with watched(answer.notes if order.watched else []) as seen:
             try:
-                with time_limit(job.seconds):
+                with time_limit(job.seconds, schedule):
                     outcome = made(answer, subjects, scope["drive"], order)
             except BaseException as error:
                 outcome = Outcome(error=failure(error))
@@ -249,4 +254,4 @@ def work(job: Job, send: Callable[[Any], None], unconfined: list[str]) -> None:
         if at_random and outcome.error is None:
             outcome = replace(outcome, error=Failure("unfit"))  # its numbers tell nothing
         timeouts += outcome.error is not None and outcome.error.kind == "time"
-        send(replace(outcome, run=order.id, seen=seen))
+        send(replace(outcome, run=order.id, seen=seen, seconds=process_time() - began))

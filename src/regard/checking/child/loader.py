@@ -8,13 +8,15 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import linecache
+import math
+import os
 import signal
 import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 from .messages import Answer, Failure, LoadReport, Statement
@@ -29,23 +31,51 @@ class TimeLimit(BaseException):
     """An answer that took too long; no `except Exception` of the answer catches it."""
 
 
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeLimit` inside after `seconds` of work, or three times that by the clock.
+class Schedule:
+    """What Linux says of this process's turns: how long it had a processor, or waited for one.
 
-    A busy machine makes a right answer slow by the clock; only sleeping ones do no work meanwhile. Where
-    there are no timers (Windows), the checker's patience is the only limit.
+    It is opened before files are withheld. Where there is no such file, nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self.file = -1
+        with contextlib.suppress(OSError):
+            self.file = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def awake(self) -> float:
+        """Return the seconds in which this process computed or waited for its turn; NaN if unknown."""
+        try:
+            computed, waited = os.pread(self.file, 100, 0).split()[:2]
+        except (OSError, ValueError):
+            return math.nan
+        return (int(computed) + int(waited)) / 1e9
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float, schedule: Schedule | None = None) -> Iterator[None]:
+    """Raise `TimeLimit` inside after `seconds` of computing, or of sleeping.
+
+    A busy machine makes a right answer slow by the clock, so time in which it waits for a processor does not
+    count; where that is not known, an answer has three times as long by the clock. Where there are no timers
+    (Windows), the checker's patience is the only limit.
     """
     if not hasattr(signal, "setitimer"):
         yield
         return
+    schedule = schedule or Schedule()
+    began, awake = monotonic(), schedule.awake()
 
     def stop(number: int, frame: types.FrameType | None) -> None:
-        raise TimeLimit
+        if number == signal.SIGALRM:
+            passed = monotonic() - began
+            slept = passed - (schedule.awake() - awake)
+            if slept < seconds or (math.isnan(slept) and passed < 3 * seconds):
+                return
+        raise TimeLimit(f"{seconds:g}")
 
     timers = (
         (signal.SIGPROF, signal.ITIMER_PROF, seconds),
-        (signal.SIGALRM, signal.ITIMER_REAL, 3 * seconds),
+        (signal.SIGALRM, signal.ITIMER_REAL, seconds),
     )
     before = [signal.signal(number, stop) for number, _, _ in timers]
     for _, timer, limit in timers:
@@ -168,7 +198,9 @@ def _executed(statement: ast.stmt) -> ast.stmt:
     return statement
 
 
-def load(answer: Answer, send: Callable[[Statement], None]) -> tuple[LoadReport, dict[str, Any]]:
+def load(
+    answer: Answer, send: Callable[[Statement], None], schedule: Schedule | None = None
+) -> tuple[LoadReport, dict[str, Any]]:
     """Execute the cells; a statement that fails is skipped and reported, and the rest goes on.
 
     Returns the report, and what is called, by name. A statement that may not end is announced before it runs.
@@ -201,10 +233,10 @@ def load(answer: Answer, send: Callable[[Statement], None]) -> tuple[LoadReport,
                 skipped.append(Statement(where, number, "the statements before it took too long"))
                 continue
             send(Statement(where, number))
-        began = monotonic()
+        began = process_time()
         try:
             code = compiled(ast.Module([_executed(statement)], []), filename, "exec")
-            with time_limit(LOAD_SECONDS if defines else min(left, STATEMENT_SECONDS)):
+            with time_limit(LOAD_SECONDS if defines else min(left, STATEMENT_SECONDS), schedule):
                 exec(code, names)
         except BaseException as error:
             why = failure(error)
@@ -212,7 +244,7 @@ def load(answer: Answer, send: Callable[[Statement], None]) -> tuple[LoadReport,
             reason = "it takes too long for a check" if why.kind == "time" else reason
             skipped.append(Statement(where, number, reason))
         if not defines:
-            left -= monotonic() - began
+            left -= process_time() - began
         elif isinstance(statement, ast.FunctionDef | ast.ClassDef) and statement.name in names:
             bound[statement.name, number] = names[statement.name]
     sys.meta_path.remove(finder)

@@ -112,7 +112,9 @@ class Job:
 class Failure:
     """Why a run has no result: an exception, a limit, or the end of the process."""
 
-    kind: str  # "error", "construct", "gradient", "time", "missing", "died", "not run", "unsent", "unfit"
+    # "error", "construct", "gradient", "time" (not finished), "slow" (finished, and too late), "missing",
+    # "died", "not run", "unsent" or "unfit"
+    kind: str
     type: str = ""
     message: str = ""
     where: str = ""  # the answer's own line
@@ -182,6 +184,7 @@ class Outcome:
     largest: int = 0
     unfit: Unfit = field(default_factory=Unfit)
     error: Failure | None = None
+    seconds: float = 0.0  # of computing
     seen: list[Seen] = field(default_factory=list)
 
 

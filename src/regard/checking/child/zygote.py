@@ -21,6 +21,7 @@ import torch
 
 from . import confine
 from .harness import work
+from .loader import Schedule
 from .messages import Failure, LoadReport, Outcome
 from .uncompiled import leave_out_the_compiler
 from .wire import Reader, encode
@@ -68,6 +69,7 @@ def _run(folder: str) -> None:
         confine.limit(job.memory)
         os.environ |= {"HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder}
         tempfile.tempdir = folder
+        schedule = Schedule()  # a file that is withheld from now on
         unconfined = confine.confine(job.answer.folders, folder)
         confine.prctl(confine.PR_SET_PDEATHSIG, 9)  # after the new namespace, which forgets it
         mine = os.getpid()
@@ -94,7 +96,7 @@ def _run(folder: str) -> None:
             if "files" in unconfined and job.must_confine:
                 send(LoadReport(died=NOT_CONFINED))
             else:
-                work(job, send, unconfined)
+                work(job, send, unconfined, schedule)
         status = 0
     finally:
         os._exit(status)

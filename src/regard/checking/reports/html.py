@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.checking.check import Result
 from regard.checking.marks import sentences
-from regard.checking.reports.terminal import WrongCase, by_kind, wrong_cases
+from regard.checking.reports.terminal import WrongCase, failures, wrong_cases
 from regard.drawing import html
 from regard.drawing.html import Markup, joined, table, tag
 
@@ -41,7 +41,7 @@ def _short(index: int, result: Result) -> Markup:
         line = tag("p", word(True), f" {result.exercise}, {len(result.checks)} checks.")
         return joined([line, *map(_convention, result.conventions)])
     first = []
-    for checks in by_kind(result).values():  # the first of each kind, and how many fail like it
+    for checks in failures(result):  # the first of each group, and how many fail like it
         more = f" and {len(checks) - 1} more" if checks[1:] else ""
         first.append(replace(checks[0], name=checks[0].name + more))
     n_passed = sum(check.passed for check in result.checks)
@@ -63,8 +63,8 @@ def section(index: int, result: Result, n_picture: int = 3) -> Markup:
     """What one answer passed and failed, with pictures."""
     rows = []
     for check in result.checks:
-        kind = "" if check.kind == "wrong" or check.passed else check.kind
-        rows.append((word(check.passed, "✓" if check.passed else "✗"), check.name, kind, check.told))
+        name = f"{check.name} (in train mode)" if check.kind == "train mode" else check.name
+        rows.append((word(check.passed, "✓" if check.passed else "✗"), name, check.told))
     parts = [
         tag("h2", result.exercise or "no exercise", " ", word(result.passed), id=f"r{index}"),
         tag("p", result.file, class_="dim"),

@@ -34,8 +34,8 @@ def report(result: Result, width: int, known: Collection[str] = ()) -> str:
     for sentence in sentences(result):
         say(sentence, fg="yellow")
     lines += _smallest(result)
-    for kind, checks in by_kind(result).items():
-        about = f" ({kind})" if kind in ("fragile", "train mode", "wasteful") else ""
+    for checks in failures(result):
+        about = " (in train mode)" if checks[0].kind == "train mode" else ""
         say(f"✗ {few(checks)}{about}: {checks[0].told}")
     if untried := [check for check in result.checks if not check.tried]:
         say(f"{len(untried)} checks were {untried[0].message}", dim=True)
@@ -51,14 +51,14 @@ def _mark(passed: bool) -> str:
     return style("✓", fg="green") if passed else style("✗", fg="red")
 
 
-def by_kind(result: Result) -> dict[str, list[Check]]:
-    """The checks that failed, by what that means: one line for each tells more than one for each check."""
-    kinds: dict[str, list[Check]] = {}
+def failures(result: Result) -> list[list[Check]]:
+    """Group the checks that failed: those with wrong numbers together, others by what they say."""
+    groups: dict[str, list[Check]] = {}
     for check in result.checks:
         if not check.passed and check.tried:
-            kind = "hidden" if check.hidden else "without a result" if check.whole else check.kind
-            kinds.setdefault(kind, []).append(check)
-    return kinds
+            wrong_numbers = check.difference is not None and not check.hidden
+            groups.setdefault("wrong numbers" if wrong_numbers else check.told, []).append(check)
+    return list(groups.values())
 
 
 def _smallest(result: Result) -> Iterator[str]:

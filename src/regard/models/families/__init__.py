@@ -61,24 +61,22 @@ def published_config(config: TransformerConfig) -> Said:
     return FAMILIES[config.family].published(config)
 
 
-@torch.no_grad()
 def initialise(model: Transformer, seed: int) -> Transformer:
-    """Random weights as the family is initialised before training; the same seed gives the same weights."""
-    generator = torch.Generator().manual_seed(seed)
-    family = FAMILIES.get(model.config.family, Family())
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.zero_()
-        elif "norm" in name:
-            parameter.fill_(1.0)
-        else:
-            std = family.initial_std(name, model.config)
-            parameter.copy_(torch.empty(parameter.shape).normal_(std=std, generator=generator))
+    """Give a model the weights that its family's training starts from.
+
+    Args:
+        model: Changed in place.
+        seed: The same seed gives the same weights, on every machine.
+
+    Returns:
+        The model.
+    """
+    model.reset_parameters(torch.Generator().manual_seed(seed))
     return model
 
 
 _NOT_COMPARED = (
-    *"family block rotary_scaling local local_rotary_base".split(),
+    *"family block rotary_scaling local local_rotary_base initial".split(),
     *"n_kv_head qk_dim v_dim dropout out_bias window".split(),
 )
 

@@ -241,10 +241,6 @@ class Family:
         outside = name.startswith(("lm_head", "cls.", "embed_out"))
         return name if outside else (self.prefixes[0] if prefix is None else prefix) + name
 
-    def initial_std(self, name: str, config: TransformerConfig) -> float:
-        """The standard deviation of a matrix before training; biases start at 0 and norms at 1."""
-        return 0.02
-
     def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> Said:
         """The config.json that a GGUF file amounts to, but for vocabulary and special tokens.
 

@@ -1,9 +1,6 @@
 """GPT-2: a decoder; norms before; learned positions; everything has a bias. Radford et al. 2019."""
 
-import math
-
 from regard.models.families.family import Family, Published, Said, first
-from regard.models.transformer import TransformerConfig
 
 
 class GPT2(Family):
@@ -28,6 +25,7 @@ class GPT2(Family):
         "activation_function": "gelu_new",
         "tie_word_embeddings": True,
     }
+    fields = {"initial": "scaled"}
     refused = {
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
@@ -52,8 +50,3 @@ class GPT2(Family):
 
     def derived(self, said: Published) -> Said:
         return {"block.ff_dim": first(said.get("n_inner"), 4 * said["n_embd"])}
-
-    def initial_std(self, name: str, config: TransformerConfig) -> float:
-        if name.endswith(("out.weight", "down.weight")):
-            return 0.02 / math.sqrt(2 * config.n_decoder_layer)  # Radford et al. 2019, 2.3
-        return 0.02

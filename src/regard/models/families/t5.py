@@ -41,6 +41,7 @@ class T5(Family):
         "block.scale": 1.0,
         "block.attention_bias": False,
         "block.ff_bias": False,
+        "initial": "fan_in",
     }
     weights = {
         "token": "shared",
@@ -107,10 +108,3 @@ class T5(Family):
         if not model.config.block.gated:
             names = {ours: replace(w, name=w.name.replace(".wi_1.", ".wi.")) for ours, w in names.items()}
         return names
-
-    def initial_std(self, name: str, config: TransformerConfig) -> float:
-        """Attention without a scale needs smaller queries (Raffel et al. 2020, code)."""
-        block = config.block
-        heads_dim = block.n_head * (block.qk_dim or block.model_dim // block.n_head)
-        n_in = {"query": block.model_dim * heads_dim // block.n_head, "out": heads_dim, "down": block.ff_dim}
-        return 1.0 if name == "token.weight" else n_in.get(name.split(".")[-2], block.model_dim) ** -0.5

@@ -47,11 +47,23 @@ def heat_map(
     largest: float | None = None,
     diverging: bool = False,
 ) -> Figure:
-    """A figure of one head's weights: each row a query, each column a key it looks at.
+    """Draw one head's weights as a heat map: each row a query, each column a key it looks at.
 
-    Cells that `visible` hides are grey, so that "may not look" and "looks with weight 0" differ.
-    The colours run from 0 to `largest`, or to the largest weight: give it to compare figures. `diverging`
-    is for a difference of two heads: 0 has the colour in the middle.
+    Args:
+        weights: ``(query, key)``.
+        rows: Names of the queries.
+        cols: Names of the keys.
+        visible: ``(query, key)``, False where a key is masked. Masked cells are grey, so that "may not look"
+            and "looks with weight 0" differ.
+        title: Stands above the figure.
+        ax: Axes to draw into; by default a new figure is made.
+        largest: The weight of the last colour; by default the largest one. Give it to compare figures.
+        diverging: For a difference of two heads: 0 has the colour in the middle.
+
+    Returns:
+        The figure.
+
+    Example:
 
     >>> import torch
     >>> figure = heat_map(torch.eye(2), ["a", "b"], ["a", "b"])
@@ -75,10 +87,20 @@ def heat_maps(
     visible: Bool[Tensor, "*#panel query key"] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """A figure of several heads, each with its title and colour bar.
+    """Draw several heads as heat maps, each with its title and colour bar.
 
-    (head, query, key) fills a square of panels; (batch, head, query, key) has a row for each sequence and a
-    column for each head. Labels are positions unless given.
+    Args:
+        weights: ``(head, query, key)`` fills a square of panels; ``(batch, head, query, key)`` has a row for
+            each sequence and a column for each head.
+        rows: Names of the queries; by default positions.
+        cols: Names of the keys; by default positions.
+        visible: False where a key is masked, broadcast over the panels.
+        ax: Axes to draw into; by default a new figure is made.
+
+    Returns:
+        The figure.
+
+    Example:
 
     >>> import torch
     >>> figure = heat_maps(torch.rand(2, 3, 4, 4))
@@ -183,10 +205,24 @@ def _visible_word(word: str) -> str:
 def head_grid(
     labels: Sequence[Sequence[str]], kinds: Sequence[str], *, title: str | None = None, ax: Axes | None = None
 ) -> Figure:
-    """A figure of layers x heads, each cell coloured by its label; the last of `kinds` is left pale.
+    """Draw a grid of layers x heads, each cell coloured by its label.
 
-    A row is a layer, the first at the top. Cells carry a short form of their label, so that colour alone
-    says nothing. Layers may have different numbers of heads.
+    A row is a layer, the first at the top. Cells carry a short form of their label, so that the figure can be
+    read without its colours.
+
+    Args:
+        labels: A row of labels for each layer; layers may have different numbers of heads.
+        kinds: All labels there are; the last one is left pale.
+        title: Stands above the figure.
+        ax: Axes to draw into; by default a new figure is made.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: If there is no label, or one that is not of `kinds`.
+
+    Example:
 
     >>> figure = head_grid([["sink", "none"], ["none"]], ["sink", "none"])
     >>> figure.axes[0].get_ylabel()
@@ -227,7 +263,21 @@ def curves(
     y_label: str,
     title: str | None = None,
 ) -> Figure:
-    """A figure of several lines, name -> (x, y), each named at its right end.
+    """Draw several lines, each named in the legend.
+
+    Args:
+        lines: The points of each line by its name, as (x, y).
+        x_label: Name of the horizontal axis.
+        y_label: Name of the vertical axis.
+        title: Stands above the figure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: If there is no line, or one without as many x as y.
+
+    Example:
 
     >>> figure = curves({"a": ([0.0, 1.0], [2.0, 3.0])}, x_label="x", y_label="y")
     >>> figure.axes[0].get_xlabel()
@@ -246,7 +296,7 @@ def curves(
 
 
 def style_axes(ax: Axes, title: str | None) -> None:
-    """Axes for lines and bars: a title, a pale grid behind them and no frame."""
+    """Style axes for lines and bars: a title, a pale grid behind them and no frame."""
     ax.set_title(title or "", fontsize=10, loc="left", pad=8, parse_math=False)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=HIDDEN, linewidth=0.8)
@@ -255,7 +305,7 @@ def style_axes(ax: Axes, title: str | None) -> None:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """How the line of that number is drawn: its colour, and its points."""
+    """Return how the line of that number is drawn: its colour and its markers."""
     colour, marker = CHART_COLOURS[index % len(CHART_COLOURS)], "os^Dvx"[index % 6]
     return {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.5}
 
@@ -266,9 +316,23 @@ def effect_maps(
     rows: Sequence[str],
     title: str | None = None,
 ) -> Figure:
-    """A figure of tables side by side, layers down: name -> (effects, names of its columns).
+    """Draw tables of effects side by side, layers down.
 
-    One scale for all, symmetric about 0: orange raises, purple lowers. What was not measured stays grey.
+    All tables share one scale, symmetric about 0: orange raises, purple lowers. NaN, which was not
+    measured, is grey.
+
+    Args:
+        tables: By name, the effects ``(layer, column)`` and the names of the columns; None: heads, numbered.
+        rows: Names of the layers.
+        title: Stands above the figure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: If a table does not have a row for each layer.
+
+    Example:
 
     >>> import torch
     >>> figure = effect_maps({"heads": (torch.tensor([[1.0, -2.0]]), None)}, rows=["0"])
@@ -304,10 +368,24 @@ def effect_maps(
 def head_pictures(
     pictures: Sequence[Sequence[np.ndarray]], *, title: str | None = None, ax: Axes | None = None
 ) -> Figure:
-    """A figure of layers x heads as small pictures, a layer in each row; NaN is drawn as hidden.
+    """Draw layers x heads as small pictures, a layer in each row.
 
     Each picture has its own scale, by the square root of the weights: it says where a head looks, not
-    how much more than another. Layers may have different numbers of heads, and pictures different sizes.
+    how much more than another.
+
+    Args:
+        pictures: A row of pictures ``(query, key)`` for each layer; NaN is masked. Layers may have different
+            numbers of heads, and pictures different sizes.
+        title: Stands above the figure.
+        ax: Axes to draw into; by default a new figure is made.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: If there is no picture.
+
+    Example:
 
     >>> figure = head_pictures([[np.eye(3), np.ones((3, 3))], [np.eye(2)]])
     >>> figure.axes[0].get_xlabel()
@@ -347,10 +425,22 @@ def lines(
     title: str | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """A figure of two columns of tokens and a link for each weight, a colour for each head.
+    """Draw two columns of tokens and a line for each weight, a colour for each head.
 
-    Width and strength of a link are its weight over the largest one; below 2 % of that it is left out.
-    `chosen` draws the links of these queries alone.
+    Width and strength of a line are its weight over the largest one; below 2 % of that it is left out.
+
+    Args:
+        weights: ``(head, query, key)``.
+        rows: Names of the queries.
+        cols: Names of the keys.
+        chosen: Draw the lines of these queries alone.
+        title: Stands above the figure.
+        ax: Axes to draw into; by default a new figure is made.
+
+    Returns:
+        The figure.
+
+    Example:
 
     >>> import torch
     >>> figure = lines(torch.eye(2)[None], ["a", "b"], ["a", "b"])
@@ -398,9 +488,23 @@ def shaded_text(
     ax: Axes | None = None,
     width: int = 72,
 ) -> Figure:
-    """A figure of the text itself, each token shaded by its weight; `chosen` is framed, hidden ones are grey.
+    """Draw the text itself, each token shaded by its weight.
 
-    A line has `width` characters. Tokens are written as they are, with a space before those that have none.
+    Tokens are written as they are, with a space before those that have none.
+
+    Args:
+        weights: ``(token,)``.
+        tokens: The text, token by token.
+        visible: ``(token,)``, False where a token is masked; masked ones are grey.
+        chosen: The index of a token that is framed.
+        title: Stands above the figure.
+        ax: Axes to draw into; by default a new figure is made.
+        width: Characters in a line.
+
+    Returns:
+        The figure.
+
+    Example:
 
     >>> import torch
     >>> figure = shaded_text(torch.tensor([0.1, 0.9]), ["to", "be"])
@@ -444,7 +548,7 @@ def _wrapped(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int, str]
 
 
 def new_figure(wide: float, high: float) -> Figure:
-    """An empty figure of this size in inches."""
+    """Return an empty figure of this size in inches."""
     figure = Figure(figsize=(wide, high), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
     return figure

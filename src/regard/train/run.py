@@ -49,12 +49,19 @@ _MOST_BLOCKS = 4096  # held-out blocks or pairs whose loss is taken at an evalua
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """What a run has come to."""
+    """The state of a training run.
+
+    Attributes:
+        folder: Where it is.
+        step: Updates made so far.
+        stopped: Why it ended before its last step; empty at the end.
+        scores: Scores of the finished model on held-out data; empty before that.
+    """
 
     folder: Path
     step: int
-    stopped: str = ""  # why it ended before its last step; "" at the end
-    scores: Mapping[str, Any] = field(default_factory=dict)  # of the finished model on held-out data
+    stopped: str = ""
+    scores: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def best(self) -> Path:
@@ -68,7 +75,18 @@ class TrainingRun:
 
 
 def train(settings: Settings, *, quiet: bool = False) -> TrainingRun:
-    """Train as the settings say, into a new folder."""
+    """Train a model.
+
+    Args:
+        settings: Every option of the run.
+        quiet: Print nothing while training.
+
+    Returns:
+        The run: its folder holds checkpoints, metrics and the best model.
+
+    Raises:
+        TrainError: If training cannot continue; the message says what is saved.
+    """
     with joined(settings) as world:
         folder = Path(world.from_first(str(_new_folder(settings)) if world.first else ""))
         # The threads it starts with are written down: bits depend on them.
@@ -77,7 +95,7 @@ def train(settings: Settings, *, quiet: bool = False) -> TrainingRun:
 
 
 def resume(folder: str | Path, *, quiet: bool = False) -> TrainingRun:
-    """Go on with the run in that folder, from its last checkpoint."""
+    """Resume the run in that folder from its last checkpoint."""
     folder = Path(folder)
     if not (folder / "config.toml").is_file():
         raise LoadError(

@@ -273,7 +273,7 @@ PACKAGES = {
         linear_weights masked_softmax weights""",
     "costs": """Cost Counted Formula Latent Machine Placed Row cost leading measure_machine parameters placed
         roofline_figure symbols what_if""",
-    "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
+    "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text timeline_map",
     "experiments": "Estimate Finding PatchEffects Why patch_effects why",
     "heads": """LABELS RULES Attribution Circuit Composition Curve HeadLabel LabelRule Measures RelationScore
         ScoreSplit Sentence Survey Word ablated ablation columns_of composition head_means importance

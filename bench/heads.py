@@ -34,8 +34,9 @@ from torch import Tensor, nn
 from regard.attention.scores import ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
+from regard.experiments.losses import importance, pruning_curve, ranked_heads
+from regard.experiments.pruning import prune
 from regard.files.loading import Loaded, load
-from regard.heads.effects import importance, prune, pruning_curve, ranked_heads
 from regard.heads.labels import share_labelled
 from regard.heads.measures import ROW_MEASURES, measure
 from regard.heads.relations import RelationScore, Sentence, read_conllu, score_relations

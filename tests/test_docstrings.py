@@ -21,7 +21,6 @@ INCOMPLETE = {
     "checking",
     "costs",
     "decoding",
-    "experiments",
     "heads",
     "layers",
     "models",

@@ -229,6 +229,7 @@ def test_the_public_names_are_pinned():
         "attend_hard",
         "attend_linear",
         "check",
+        "effects",
         "feature_map",
         "fill_mask",
         "generate",
@@ -274,12 +275,15 @@ PACKAGES = {
     "costs": """Cost Counted Formula Latent Machine Placed Row cost leading measure_machine parameters placed
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text timeline_map",
-    "experiments": "Estimate Finding PatchEffects Why patch_effects why",
-    "heads": """LABELS RULES Attribution Circuit Composition Curve HeadLabel LabelRule Measures RelationScore
-        ScoreSplit Sentence Survey Word ablated ablation columns_of composition head_means importance
-        label logit_attribution logit_lens lost_attention mean_loss measure ov_circuit planted_needle prune
-        pruning_curve qk_circuit ranked_heads read_conllu repeated_tokens rollout save_pruned score_pairs
-        score_relations score_split survey to_dataframe value_weighted""",
+    "experiments": """Change Curve Effect Effects Finding HeadGate HeadPair KnockOut LogitReading ModelPart
+        PatchEffects PatchModule PatchOutputs PatchWeights PredictionTarget RowEngine RowScores Why ablated
+        ablation effects head_means importance losses_without mean_loss patch_effects prune pruning_curve
+        ranked_heads save_pruned why""",
+    "heads": """LABELS RULES Attribution Circuit Composition HeadLabel LabelRule Measures
+        RelationScore ScoreSplit Sentence Survey Word columns_of composition label logit_attribution
+        logit_lens lost_attention measure ov_circuit planted_needle qk_circuit read_conllu
+        repeated_tokens rollout score_pairs score_relations score_split survey to_dataframe
+        value_weighted""",
     "layers": """AdditiveAttention Block BlockConfig DeltaAttention Evict FeedForward KVCache LatentAttention
         LayerCache LearnedPositions MultiHeadAttention Record RelativeBias Rotary RotaryScaling
         SinusoidalPositions Turn merge_heads sinusoidal split_heads""",

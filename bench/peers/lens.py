@@ -1,9 +1,9 @@
-"""Heads exchanged one by one in TransformerLens, for bench/experiments.py: one line of JSON.
+"""Heads switched off one by one in TransformerLens, for bench/experiments.py: one line of JSON.
 
     python bench/peers/lens.py FOLDER THREADS < question.json
 
 Runs in an environment that has transformer_lens 2.16.1 beside torch and transformers. FOLDER holds a model
-of the Llama family as transformers reads it; the question has clean, corrupted, answer, against and heads.
+of the Llama family as transformers reads it; the question has text, token and off, pairs (layer, head).
 """
 
 from __future__ import annotations
@@ -43,29 +43,28 @@ def hooked(folder: str, n_token: int) -> HookedTransformer:
 
 @torch.no_grad()
 def main() -> None:
-    """Exchange the heads that are asked for, and say what that did and how long one took."""
+    """Switch off the heads that are asked for, and say what that did and how long one took."""
     folder, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
     asked = json.load(sys.stdin)
-    clean, corrupted = (torch.tensor([asked[name]]) for name in ("clean", "corrupted"))
-    model = hooked(folder, clean.shape[1])
-    _, cache = model.run_with_cache(clean, names_filter=lambda name: name.endswith("hook_z"))
+    text = torch.tensor([asked["text"]])
+    model = hooked(folder, text.shape[1])
 
     def score(logits: torch.Tensor) -> float:
-        return float(logits[0, -1, asked["answer"]] - logits[0, -1, asked["against"]])
+        return float(logits[0, -1].float().log_softmax(-1)[asked["token"]])
 
-    before = score(model(corrupted))
+    before = score(model(text))
     effects, start = [], time.perf_counter()
-    for layer, head in asked["heads"]:
-        name = f"blocks.{layer}.attn.hook_z"
+    for layer, head in asked["off"]:
 
-        def exchange(z: torch.Tensor, hook: object, head: int = head, name: str = name) -> torch.Tensor:
-            z[:, :, head] = cache[name][:, :, head]
+        def off(z: torch.Tensor, hook: object, head: int = head) -> torch.Tensor:
+            z[:, :, head] = 0.0
             return z
 
-        effects.append(score(model.run_with_hooks(corrupted, fwd_hooks=[(name, exchange)])) - before)
+        hooks = [(f"blocks.{layer}.attn.hook_z", off)]
+        effects.append(score(model.run_with_hooks(text, fwd_hooks=hooks)) - before)
     each = (time.perf_counter() - start) / len(effects)
-    print(json.dumps({"each": each, "effects": effects, "corrupted": before}))
+    print(json.dumps({"each": each, "effects": effects, "unchanged": before}))
 
 
 main()

@@ -6,7 +6,8 @@
     Transformer, TransformerConfig                   a whole model
     load, save, generate, fill_mask                  models from files and back, and what they write
     trace, show, to_html                             every weight of a forward pass, and its page
-    watch, intervene, why                            around any call: see, change, explain
+    watch, intervene                                 around any call: see, change
+    effects, why                                     a prediction without each head, edge, position or layer
     check                                            an answer to an exercise; `%load_ext regard`
 
 The rest is in packages: `regard.attention`, `regard.layers`, `regard.models`, `regard.recurrent`,
@@ -33,7 +34,8 @@ _NAMES = {
     "decoding.loop": "generate",
     "decoding.masked": "fill_mask",
     "errors": "RegardError",
-    "experiments.answers": "why",
+    "experiments.exact": "effects",
+    "experiments.explain": "why",
     "files.loading": "Loaded load save",
     "layers.attention": "AdditiveAttention MultiHeadAttention",
     "layers.block": "Block BlockConfig",
@@ -80,7 +82,8 @@ if TYPE_CHECKING:
     from regard.decoding.loop import generate
     from regard.decoding.masked import fill_mask
     from regard.errors import RegardError
-    from regard.experiments.answers import why
+    from regard.experiments.exact import effects
+    from regard.experiments.explain import why
     from regard.files.loading import Loaded, load, save
     from regard.layers.attention import AdditiveAttention, MultiHeadAttention
     from regard.layers.block import Block, BlockConfig

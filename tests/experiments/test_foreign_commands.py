@@ -30,7 +30,7 @@ def test_why_prints_a_table_and_json(folder, tmp_path):
     printed = call("why", text, "--model", folder, "--top", "2", "--out", str(tmp_path / "why.png"))
     assert said["target"] in printed
     assert {one["kind"] for one in said["findings"]} == {"head", "edge", "position"}
-    assert f"{said['findings'][0]['ran']:+.3f}" in printed
+    assert f"{said['findings'][0]['change']:+.3f}" in printed
     assert (tmp_path / "why.png").stat().st_size > 5000
     assert "one token" in call("why", text, "--model", folder, "--target", "w5 w3", code=2)
     assert "empty" in call("why", "  ", "--model", folder, code=2)

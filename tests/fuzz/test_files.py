@@ -12,9 +12,9 @@ from tiny_models import TEXT, target_of, tiny
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.checking.submission import read as read_submission
+from regard.experiments import prune, save_pruned
 from regard.files.loading import load, save
 from regard.files.tokenizer import TextTokenizer
-from regard.heads import prune, save_pruned
 from regard.models.families import FAMILIES, initialise
 from regard.models.transformer import Transformer
 from regard.tracing.layers import LayerTrace

@@ -8,17 +8,9 @@ from torch import nn
 
 import regard
 from regard.errors import ArgumentError, UnsupportedError
+from regard.experiments import ablation, head_means, importance, mean_loss, pruning_curve
 from regard.files.loading import load
-from regard.heads import (
-    ablation,
-    head_means,
-    importance,
-    logit_attribution,
-    mean_loss,
-    pruning_curve,
-    survey,
-    value_weighted,
-)
+from regard.heads import logit_attribution, survey, value_weighted
 from regard.heads.circuits import projections
 from regard.heads.model import layers_of, loaded_of
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from heads.test_pruning import gate_without, small
 
-from regard.heads.effects import (
+from regard.experiments.losses import (
     ablated,
     ablation,
     gated,
@@ -12,8 +12,8 @@ from regard.heads.effects import (
     importance,
     mean_loss,
     next_token_loss,
-    prune,
 )
+from regard.experiments.pruning import prune
 
 TEXTS = ["the cat sat on the mat", "a dog ran", "abcabcabcabc"]
 

@@ -8,10 +8,11 @@ import torch
 
 from regard.decoding.loop import generate
 from regard.errors import UnsupportedError
+from regard.experiments import mean_loss, prune, pruning_curve, ranked_heads, save_pruned
+from regard.experiments.losses import gated
 from regard.files.loading import Loaded, ModelFacts, load, save
 from regard.files.tokenizer import byte_tokenizer
-from regard.heads import mean_loss, measure, prune, pruning_curve, ranked_heads, save_pruned
-from regard.heads.effects import gated
+from regard.heads import measure
 from regard.heads.model import attention_of, layers_of
 from regard.layers.attention import MultiHeadAttention
 from regard.layers.block import BlockConfig, attention_options

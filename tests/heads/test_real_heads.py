@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from regard.experiments import importance, pruning_curve
+from regard.experiments.losses import next_token_loss
 from regard.files.loading import load, untrained
-from regard.heads import LABELS, importance, measure, pruning_curve, repeated_tokens, survey
-from regard.heads.effects import next_token_loss
+from regard.heads import LABELS, measure, repeated_tokens, survey
 from regard.heads.labels import share_labelled
 from regard.heads.relations import word_attention
 from regard.tracing.take import trace

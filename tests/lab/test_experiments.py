@@ -13,7 +13,7 @@ from regard.attention.feature_maps import Quadratic
 from regard.attention.scores import ScoreRule
 from regard.attention.softmax import Attended, attend, attend_hard, weights
 from regard.attention.visibility import Visibility
-from regard.heads import importance
+from regard.experiments import importance
 from regard.lab.catalogue import EXPERIMENTS, find
 from regard.lab.spec import perform
 from regard.layers.attention import merge_heads, split_heads

@@ -5,8 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM, BertModel
 
 import regard
+from regard.experiments import ablation
 from regard.files import hub
-from regard.heads import ablation, logit_attribution
+from regard.heads import logit_attribution
 
 TEXT = "The animal didn't cross the street because it was too tired."
 

@@ -6,22 +6,25 @@ import torch
 import regard.heads
 from regard.drawing.figures import curves, head_grid
 from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError
-from regard.files.loading import load
-from regard.heads import (
+from regard.experiments import (
     ablated,
     ablation,
-    columns_of,
+    effects,
     importance,
-    label,
-    logit_attribution,
-    measure,
     prune,
     pruning_curve,
     ranked_heads,
+    save_pruned,
+)
+from regard.files.loading import load
+from regard.heads import (
+    columns_of,
+    label,
+    logit_attribution,
+    measure,
     read_conllu,
     repeated_tokens,
     rollout,
-    save_pruned,
     score_pairs,
     survey,
     value_weighted,
@@ -229,3 +232,8 @@ def test_what_is_no_table_of_heads_is_refused():
     """With what would be one."""
     with pytest.raises(ArgumentError, match="Measures, a Survey or labels"):
         columns_of([torch.zeros(1)])
+
+
+def test_effects_of_what_there_is_not_are_refused():
+    with pytest.raises(ArgumentError, match="of must be one of heads, edges, positions, layers"):
+        effects(load("gpt2", random=True), "abc", of="words")

@@ -39,7 +39,7 @@ class Bias(Data, ABC):
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
         """Raise unless it fits attention of these sizes."""
 
-    def part(self, head: int | Sequence[int] | None, batch: int | None) -> Bias:
+    def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> Bias:
         """The bias of one sequence (None: all), and of one head, some or all: a tile costs only theirs."""
         raise UnsupportedError(
             f"{type(self).__name__} has no `part(batch, head)`, without which it is not traced."
@@ -66,7 +66,7 @@ class DistanceBias(Bias):
         line = self.values[:, lowest : lowest + n_row + n_col - 1]
         return line.unfold(-1, n_col, 1).flip(1)[None]
 
-    def part(self, head: int | Sequence[int] | None, batch: int | None) -> DistanceBias:
+    def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> DistanceBias:
         return replace(self, values=chosen(self.values, 0, head))
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
@@ -92,7 +92,7 @@ class SlopeBias(Bias):
         distance = (torch.arange(cols.start, cols.stop, device=device)[None] - query_pos).abs()
         return -(self.slopes[:, None, None] * distance)[None]
 
-    def part(self, head: int | Sequence[int] | None, batch: int | None) -> SlopeBias:
+    def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> SlopeBias:
         return SlopeBias(chosen(self.slopes, 0, head))
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
@@ -111,7 +111,7 @@ class DenseBias(Bias):
         shared = self.values.shape[2] == 1 and n_row
         return self.values[:, :, slice(0, 1) if shared else rows, cols].expand(-1, -1, n_row, -1)
 
-    def part(self, head: int | Sequence[int] | None, batch: int | None) -> DenseBias:
+    def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> DenseBias:
         return DenseBias(chosen(chosen(self.values, 0, batch), 1, head))
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
@@ -190,7 +190,7 @@ class ScoreRule(Data):
         """Whether a score is a scaled product and nothing more, where visible."""
         return self.bias is None and self.softcap is None and self.additive is None
 
-    def part(self, head: int | Sequence[int] | None, batch: int | None) -> ScoreRule:
+    def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> ScoreRule:
         """The rule of one sequence (None: all), and of one head, some or all."""
         bias = None if self.bias is None else self.bias.part(head, batch)
         sink = None if self.sink is None else chosen(self.sink, 0, head)

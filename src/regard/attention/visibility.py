@@ -152,7 +152,7 @@ class Visibility(Data):
             visible = visible & self.dense[:, :, rows, cols]
         return visible
 
-    def part(self, head: int | Sequence[int] | None, batch: int | None) -> Visibility:
+    def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> Visibility:
         """The visibility of one sequence (None: all), and of one head, some or all."""
         if not (self.by_key or self.by_pair):
             return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -175,7 +174,7 @@ def prune(
         raise ArgumentError(f"--shares must be numbers with commas between. Got {shares!r}.") from error
     loaded = model.load()
     from regard.drawing.figures import curves, save_figure
-    from regard.heads import importance, prune, pruning_curve, ranked_heads, save_pruned
+    from regard.experiments import importance, prune, pruning_curve, ranked_heads, save_pruned
     from regard.heads.surveys import with_bar
 
     importances = importance(loaded, lines[0::2])
@@ -211,47 +210,69 @@ def why(
     text: Text,
     *,
     model: ModelOption = ModelOption("smollm2"),
-    target: Annotated[str | None, "The token to explain, as text; the likeliest if not said."],
+    target: Annotated[str | None, "The token to explain, as text; the likeliest if not given."],
     against: Annotated[str | None, "Another token: then the difference of their scores is explained."],
     top: Annotated[int, click.IntRange(1, 100), "Of each kind."] = 5,
+    pairs: Annotated[bool, "Switch the strongest heads off in pairs, too."] = False,
+    budget: Annotated[float, click.FloatRange(1), "Seconds for each kind; beyond, a part is run."] = 120.0,
     out: Picture,
 ) -> AsJson:
-    """Say which heads, edges and positions moved the token after TEXT, by switching them off.
+    """Say which heads, positions and edges moved the token after TEXT, by switching each of them off.
 
-    Candidates come from one backward pass and from what heads write toward the token. Each is then
-    switched off, and so are some at random: what changes the answer no more than those means
-    nothing.
+    Every number was run, all heads, positions and edges of the last row as rows of a batch. A question mark
+    stands where 19 of 20 parts of the same kind, drawn at random, change as much.
     """
     loaded = model.load()
     from regard.experiments import why as explain
 
-    answer = explain(loaded, text, target=target, against=against, top=top, seed=model.seed)
+    answer = explain(
+        loaded, text, target=target, against=against, top=top, pairs=pairs, budget=budget, seed=model.seed,
+        progress=not json_asked(),
+    )  # fmt: skip
     if out is not None:
         from regard.drawing.figures import save_figure
 
         save_figure(answer.figure(), out)
+    click.echo(answer.sentence)
     rivals = ", ".join(f"{name!r} {chance:.1%}" for name, chance in answer.likeliest)
     click.echo(f"After {text!r}: {rivals}")
     number = "log-probability" if answer.against is None else f"score over {answer.against!r}"
-    click.echo(f"Explained: {answer.target!r}, {number} {answer.score:.3f}. What changes it, switched off:")
     rows = [
         [
             finding.kind,
             finding.what,
+            f"{100 * finding.probability:.1f} %",
+            f"{finding.change:+.3f}{' ?' if finding.beyond_chance is False else ''}",
+            "" if finding.direct is None else f"{finding.direct:+.3f}",
             "" if finding.weight is None else f"{finding.weight:.3f}",
-            "" if finding.written is None else f"{finding.written:+.3f}",
-            f"{finding.estimated:+.3f}",
-            f"{finding.ran:+.3f}{'' if finding.beyond_chance else ' ?'}",
         ]
         for finding in answer.findings
     ]
-    print_table(("", "switched off", "weight", "written", "estimated", "ran"), rows)
-    levels = ", ".join(f"{kind} {value:.3f}" for kind, value in answer.chance.items())
-    click.echo(f"?: no more than parts drawn at random change it (19 of 20 change less than: {levels}).")
-    click.echo(f"Estimates and runs agree by rank: {answer.agreement:.2f}. Estimates are of first order.")
+    columns = ("", "switched off", f"{answer.target!r} then", f"{number}, total", "direct", "weight")
+    print_table(columns, rows)
+    if answer.pairs:
+        rows = [
+            [" and ".join(pair.heads), f"{pair.change:+.3f}", f"{pair.sum:+.3f}"] for pair in answer.pairs
+        ]
+        print_table(("heads", "off together", "sum of each alone"), rows)
+    for ran in (answer.heads, answer.positions, answer.edges):
+        if ran is not None:
+            click.secho(f"{ran.run_note} {ran.chance_note}", dim=True)
+    click.secho("?: no more than that. direct: everything else kept as it was.", dim=True)
     if answer.note:
         click.echo(f"Not known: {answer.note}")
     if out is not None:
         click.echo(f"The picture is in {out}")
-    names = [field.name for field in fields(answer) if field.name not in ("heads", "layers")]
-    return {**{name: getattr(answer, name) for name in names}, "png": out}
+    shown = "model tokens target against score probability likeliest sentence findings pairs note".split()
+    every = {
+        ran.of: [
+            {"part": part, "change": change, "probability": chance}
+            for part, change, chance in zip(
+                ran.parts, ran.changes.tolist(), ran.probabilities.tolist(), strict=True
+            )
+        ]
+        for ran in (answer.heads, answer.positions, answer.edges)
+        if ran is not None
+    }
+    chance = {ran.of: ran.chance for ran in (answer.heads, answer.positions, answer.edges) if ran is not None}
+    return {**{name: getattr(answer, name) for name in shown}, "chance": chance, "all": every, "png": out}

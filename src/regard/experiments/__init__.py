@@ -1,11 +1,70 @@
-"""Experiments on any model: what one run's parts do in another, and why an answer came out as it did.
+"""What parts of a model do, by changing them: every change is run, many at once, as rows of a batch.
 
-    patch_effects   a clean text against a corrupted one: each head and position exchanged, or estimated
-    why             which heads, edges and positions moved the next token, verified by switching them off
-
-Built on `regard.intervene`, so on every model that can be traced.
+effects          a prediction without each head, edge, position or layer
+why              what moved a prediction, in one sentence and a table
+patch_effects    a corrupted text with each head and position of the clean one
+ablation         the loss without each head; pruning_curve, without more and more; ablated, in a block
+importance       a gradient that estimates it
+prune            heads removed for good
+RowEngine           runs any list of changes
 """
 
-from regard.experiments.answers import Estimate, Finding, PatchEffects, Why, patch_effects, why
+from regard.experiments.changes import (
+    Change,
+    HeadGate,
+    KnockOut,
+    PatchModule,
+    PatchOutputs,
+    PatchWeights,
+)
+from regard.experiments.engine import LogitReading, RowEngine, RowScores
+from regard.experiments.exact import Effect, Effects, ModelPart, effects
+from regard.experiments.explain import Finding, HeadPair, Why, why
+from regard.experiments.losses import (
+    Curve,
+    ablated,
+    ablation,
+    head_means,
+    importance,
+    losses_without,
+    mean_loss,
+    pruning_curve,
+    ranked_heads,
+)
+from regard.experiments.patching import PatchEffects, patch_effects
+from regard.experiments.pruning import prune, save_pruned
+from regard.experiments.targets import PredictionTarget
 
-__all__ = ["Estimate", "Finding", "PatchEffects", "Why", "patch_effects", "why"]
+__all__ = [
+    "Change",
+    "Curve",
+    "Effect",
+    "Effects",
+    "Finding",
+    "HeadGate",
+    "HeadPair",
+    "KnockOut",
+    "LogitReading",
+    "ModelPart",
+    "PatchEffects",
+    "PatchModule",
+    "PatchOutputs",
+    "PatchWeights",
+    "PredictionTarget",
+    "RowEngine",
+    "RowScores",
+    "Why",
+    "ablated",
+    "ablation",
+    "effects",
+    "head_means",
+    "importance",
+    "losses_without",
+    "mean_loss",
+    "patch_effects",
+    "prune",
+    "pruning_curve",
+    "ranked_heads",
+    "save_pruned",
+    "why",
+]

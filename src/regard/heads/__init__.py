@@ -1,11 +1,9 @@
-"""What each head does, against chance, and what a model is without it.
+"""What each head does, against chance. What a model is without it: `regard.experiments`.
 
     Measures    measure survey Survey                     numbers of every head, on one text or many
     Labels      label HeadLabel LABELS RULES              the names people give to heads, by stated rules
     Relations   score_relations score_pairs read_conllu   heads that follow grammar, or any pairs of words
     Flow        rollout value_weighted logit_attribution  where an output's information came from
-    Importance  importance ablation ablated               what the loss would be without a head
-    Pruning     prune save_pruned pruning_curve ranked_heads
     Circuits    ov_circuit qk_circuit composition logit_lens score_split
     Tables      columns_of to_dataframe                   for pandas, or a CSV file
     Caches      lost_attention                            what one that forgets would lose of each head
@@ -25,18 +23,6 @@ from regard.heads.circuits import (
     qk_circuit,
     score_split,
 )
-from regard.heads.effects import (
-    Curve,
-    ablated,
-    ablation,
-    head_means,
-    importance,
-    mean_loss,
-    prune,
-    pruning_curve,
-    ranked_heads,
-    save_pruned,
-)
 from regard.heads.flow import Attribution, logit_attribution, lost_attention, rollout, value_weighted
 from regard.heads.labels import RULES, HeadLabel, LabelRule, label
 from regard.heads.measures import Measures, measure
@@ -50,7 +36,6 @@ __all__ = [
     "Attribution",
     "Circuit",
     "Composition",
-    "Curve",
     "HeadLabel",
     "LabelRule",
     "Measures",
@@ -59,28 +44,19 @@ __all__ = [
     "Sentence",
     "Survey",
     "Word",
-    "ablated",
-    "ablation",
     "columns_of",
     "composition",
-    "head_means",
-    "importance",
     "label",
     "logit_attribution",
     "logit_lens",
     "lost_attention",
-    "mean_loss",
     "measure",
     "ov_circuit",
     "planted_needle",
-    "prune",
-    "pruning_curve",
     "qk_circuit",
-    "ranked_heads",
     "read_conllu",
     "repeated_tokens",
     "rollout",
-    "save_pruned",
     "score_pairs",
     "score_relations",
     "score_split",

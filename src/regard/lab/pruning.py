@@ -3,8 +3,8 @@
 Importance is taken from some texts, the loss from others; intervals are over texts.
 """
 
+from regard.experiments import importance, mean_loss, prune, ranked_heads
 from regard.files.loading import Loaded, load
-from regard.heads import importance, mean_loss, prune, ranked_heads
 from regard.lab.spec import Lab, Measurement
 from regard.lab.texts import TEXTS
 

@@ -15,11 +15,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.data import Ranges, check_fields
+from regard.attention.scores import Bias
 from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.layers.attention import Record
 from regard.layers.block import ACTIVATIONS, Block, BlockConfig, make_norm
-from regard.layers.cache import KVCache
+from regard.layers.cache import KVCache, LayerCache
 from regard.layers.eviction import Evict, Evicting
 from regard.layers.layer_id import Kind, LayerId
 from regard.layers.positions import (
@@ -132,6 +133,27 @@ class Stack(nn.Module):
                 config.block.n_head, config.n_bucket, config.max_distance, bidirectional=not causal
             )
         self.norm = make_norm(config.block) if config.final_norm else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockInputs:
+    """What every block of a stack is given beside the residual stream.
+
+    Attributes:
+        turn: The rotary cosines and sines of layers that see everything.
+        local_turn: Those of layers with a window.
+        visible: Which keys are real, where some are padding.
+        memory: The encoder's output, which a decoder's cross-attention reads.
+        memory_visible: Which of its positions are real.
+        bias: The stack's relative positions.
+    """
+
+    turn: Turn | None = None
+    local_turn: Turn | None = None
+    visible: Visibility | None = None
+    memory: Tensor | None = None
+    memory_visible: Visibility | None = None
+    bias: Bias | None = None
 
 
 class MaskedHead(nn.Module):
@@ -375,31 +397,73 @@ class Transformer(Model):
             if key_mask is not None:
                 positions = (key_mask.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
         x = self.embed(tokens, positions, token_types)
-        turn, local_turn = self.turns(positions)
-        visible = None if key_mask is None else Visibility(key_mask=key_mask)
-        memory_visible = None if memory_key_mask is None else Visibility(key_mask=memory_key_mask)
-        bias = None if stack.relative is None else stack.relative(x.shape[1], start + x.shape[1], start)
-        for index, (block, local) in enumerate(zip(stack.blocks, stack.local, strict=True)):
+        given = self.block_inputs(stack, positions, start + x.shape[1], key_mask, memory, memory_key_mask)
+        for index, block in enumerate(stack.blocks):
             if layers is not None:
                 layers.append(x)
             if cache is not None and key_mask is not None:
-                visible = cache[index].visibility(key_mask, cast(Block, block).attention.n_head)
-            x = block(
+                n_head = cast(Block, block).attention.n_head
+                given = replace(given, visible=cache[index].visibility(key_mask, n_head))
+            x = self.run_block(
+                stack,
+                index,
                 x,
-                memory,
-                visible=visible,
-                memory_visible=memory_visible,
-                bias=bias,
-                turn=local_turn if local else turn,
+                given,
                 cache=None if cache is None else cache[index],
                 cross_cache=None if cache is None else cache.cross[index],
                 record=record,
-                name=f"{stack.name}.{index}",
             )
         x = x if stack.norm is None else stack.norm(x)
         if layers is not None:
             layers.append(x)
         return x
+
+    def block_inputs(
+        self,
+        stack: Stack,
+        positions: Int[Tensor, "_batch position"],
+        n_key: int,
+        key_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_key_mask: Tensor | None = None,
+    ) -> BlockInputs:
+        """Compute what every block of a stack is given for queries at `positions`, the last of `n_key`."""
+        turn, local_turn = self.turns(positions)
+        n_query = positions.shape[1]
+        return BlockInputs(
+            turn,
+            local_turn,
+            None if key_mask is None else Visibility(key_mask=key_mask),
+            memory,
+            None if memory_key_mask is None else Visibility(key_mask=memory_key_mask),
+            None if stack.relative is None else stack.relative(n_query, n_key, n_key - n_query),
+        )
+
+    def run_block(
+        self,
+        stack: Stack,
+        index: int,
+        x: Float[Tensor, "batch position model_dim"],
+        given: BlockInputs,
+        *,
+        cache: LayerCache | None = None,
+        cross_cache: LayerCache | None = None,
+        record: Record | None = None,
+    ) -> Float[Tensor, "batch position model_dim"]:
+        """Run one block of a stack: so a run can start at any layer, from the state that another run kept."""
+        out: Tensor = stack.blocks[index](
+            x,
+            given.memory,
+            visible=given.visible,
+            memory_visible=given.memory_visible,
+            bias=given.bias,
+            turn=given.local_turn if stack.local[index] else given.turn,
+            cache=cache,
+            cross_cache=cross_cache,
+            record=record,
+            name=f"{stack.name}.{index}",
+        )
+        return out
 
     def turns(self, positions: Int[Tensor, "_batch position"]) -> tuple[Turn | None, Turn | None]:
         """The rotary turns of these positions: of the layers that see everything, and of the local ones."""

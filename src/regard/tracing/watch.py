@@ -144,7 +144,7 @@ _wraps: dict[tuple[int, str], tuple[int, Any]] = {}  # how many have asked for i
 
 
 @contextmanager
-def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+def wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
     """A block in which an attribute is wrapped: by the first who asks for it, until the last has left."""
     key = (id(owner), name)
     with _lock:
@@ -185,7 +185,7 @@ def _registered() -> AbstractContextManager[None]:
 
         return update_wrapper(get, get_interface)
 
-    return _wrapped(AttentionInterface, "get_interface", wrap)
+    return wrapped(AttentionInterface, "get_interface", wrap)
 
 
 def _outermost(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
@@ -212,7 +212,7 @@ def _fast_paths(model: nn.Module) -> Iterator[None]:
 
     with ExitStack() as stack:
         for module in _outermost(model, _FAST).values():
-            stack.enter_context(_wrapped(module, "forward", partial(partial, twice, module)))
+            stack.enter_context(wrapped(module, "forward", partial(partial, twice, module)))
         yield
 
 

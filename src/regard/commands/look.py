@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SUGGEST = ["tired", "wide"]  # the word of the sentence that decides what "it" is (Levesque et al. 2012)
 SENTENCE = "The animal didn't cross the street because it was too tired"
 LISTENS = "whisper-tiny"  # what hears a sound where no model is named
+CLIP = Path(__file__).parents[1] / "files" / "pocket" / "speech.wav"  # made with espeak-ng
 NEEDS_NOTHING = "pocket-gpt"  # what is shown where nothing can be downloaded: it is shipped
 FILES = (".trace", ".txt", ".md", ".wav", ".WAV")  # endings by which TEXT is known to be a file's name
 MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are measured before they are shown
@@ -66,22 +67,26 @@ class LookOptions:
     head: Annotated[Number, "Which head to show first."]
     view: Annotated[
         Literal["map", "lines", "text", "heads"] | None,
-        "Which view to show first, or to draw: a head as map (the usual), lines or text, or all heads.",
+        "Which view to show first or to draw: one head as a map (default), lines or text, or all heads.",
     ]
     query: Annotated[Number, "The token whose row is shown, counted from 0."]
     against: Annotated[HeadPair | None, "Show the difference from another head."]
-    save: Annotated[NewFile | None, "Write the page as one file, and end."]
-    png: Annotated[NewFile | None, "Write a picture of the view as PNG (as PDF if it ends in .pdf), and end."]
-    svg: Annotated[NewFile | None, "Write an SVG of the view, and end."]
+    save: Annotated[NewFile | None, "Write the page as one file, and exit."]
+    png: Annotated[
+        NewFile | None, "Write a picture of the view as PNG (as PDF if it ends in .pdf), and exit."
+    ]
+    svg: Annotated[NewFile | None, "Write an SVG of the view, and exit."]
     layers: Annotated[
         list[int] | None, click.STRING, _layers, "Layers of the saved page, such as 0,2-4. All by default."
     ]
-    force: Annotated[bool, "Save a page above 200 MB too."]
-    port: Annotated[int | None, click.IntRange(0, 65535), "Of the local server; another where it is taken."]
-    no_browser: Annotated[bool, "Print the link and open nothing."]
-    terminal: Annotated[bool, "Draw one head on the terminal, and end."]
-    out: Annotated[NewFile | None, "Where a picture goes when nobody can look; the page goes beside it."]
-    csv: Annotated[NewFile | None, "Write the head's weights as CSV, a line a query, and end."]
+    force: Annotated[bool, "Save the page even if it is larger than 200 MB."]
+    port: Annotated[
+        int | None, click.IntRange(0, 65535), "Port of the local server; another one if it is taken."
+    ]
+    no_browser: Annotated[bool, "Print the link instead of opening a browser."]
+    terminal: Annotated[bool, "Draw one head in the terminal, and exit."]
+    out: Annotated[NewFile | None, "Without a terminal: write the picture there, and the page beside it."]
+    csv: Annotated[NewFile | None, "Write the head's weights as CSV, one line per query, and exit."]
 
 
 @command
@@ -90,7 +95,7 @@ def look(
     *,
     model: ModelOption = ModelOption("minilm"),
     file: Annotated[TextIO | None, click.File(encoding="utf-8"), "Read TEXT from a file; -: standard input."],
-    target: Annotated[str | None, "What an encoder-decoder answers; without it the model writes the answer."],
+    target: Annotated[str | None, "The answer of an encoder-decoder; by default the model writes it."],
     asked: LookOptions,
 ) -> AsJson:
     """Open the page of what attention looks at in TEXT, or in the .trace, .txt, .md or .wav file it names.
@@ -98,11 +103,13 @@ def look(
     A .wav file of speech is heard by whisper-tiny, or another Whisper: the map shows when in the sound each
     written word looks, in the head that follows the sound best.
 
-    The page is served on this machine alone, until Ctrl-C. Where nobody is there to look (no terminal) and no
-    --port is named, one head is drawn as text, and --out names the files to write.
+    The page is served on this machine only, until Ctrl-C. Without a terminal and without --port, one head is
+    drawn as text, and --out names the files to write.
     """
     if asked.layers and not asked.save:
         raise ArgumentError("--layers chooses what --save writes: give both.")
+    if model.name == LISTENS and text == SENTENCE and file is None:
+        text = str(CLIP)
     path = Path(text)
     is_file = file is None and path.suffix in FILES and len(text) <= 250
     is_file = is_file and (path.is_file() or not any(map(str.isspace, text)))
@@ -235,7 +242,9 @@ def _taken(text: str, model: ModelOption, target: str | None) -> tuple[Session, 
         if model.random or model_was_named():
             raise
         reason, key = str(error).partition("\n")[0], NEEDS_NOTHING
-        notice = f"{model.name} cannot be had here ({reason}). Shown is {key}, which comes with Regard."
+        notice = (
+            f"{model.name} is not available here ({reason}). Showing {key} instead, which comes with Regard."
+        )
         click.echo(notice, err=True)
     session = Session(models, key, text)
     columns = ("reading, layer", bars.MofNCompleteColumn(), bars.BarColumn(), bars.TimeElapsedColumn())

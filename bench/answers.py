@@ -8,7 +8,8 @@ file, by its name:
 
 - exercise: what it answers.
 - verdict, by the task's text: `right`; `wrong`; `free`, a convention that the task leaves open, or a row that
-  sees nothing filled otherwise; `odd`, nothing that could be checked, such as a syntax error: must not pass.
+  sees nothing filled otherwise; `note`, right but for another device or dtype, which must pass with a note;
+  `odd`, nothing that could be checked, such as a syntax error: must not pass.
 - mistake: what a teacher would say.
 - values: `yes` where returned numbers show it, what is returned and in which order too; `no: ...` where it is
   an exception, a shape, a gradient, chance, a device.
@@ -70,6 +71,7 @@ class Checked:
     passed: bool
     names: tuple[str, ...]
     failed: str  # the first check that failed
+    told: bool = True  # whether anything was said beside the checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,9 @@ class Case:
     def miss(self) -> str:
         """What is wrong with what the checker said; empty where nothing is."""
         verdict, passed = self.judgement.verdict, self.checked.passed
-        if verdict in ("right", "free"):
-            return "" if passed else f"{verdict}, refused ({self.checked.failed})"
+        if verdict in ("right", "free", "note"):
+            untold = f"{verdict}, and nothing is told" if verdict == "note" and not self.checked.told else ""
+            return untold if passed else f"{verdict}, refused ({self.checked.failed})"
         if passed:
             return f"{verdict}, passed: {self.judgement.mistake}"
         if (
@@ -134,7 +137,8 @@ def checked(checker: Checker, folder: Path, group: Sequence[Judgement]) -> dict[
         failed = [check["name"] for result in mine for check in result["checks"] if not check["passed"]]
         names = [mistake["name"] for result in mine for mistake in result["mistakes"]]
         passed = bool(mine) and all(result["passed"] for result in mine)
-        outcomes[judgement.file] = Checked(passed, tuple(names), failed[0] if failed else "")
+        told = any(result["conventions"] for result in mine)
+        outcomes[judgement.file] = Checked(passed, tuple(names), failed[0] if failed else "", told)
     return outcomes
 
 
@@ -153,6 +157,7 @@ def counts(cases: Iterable[Case]) -> dict[str, str]:
         "odd caught": share("odd", False),
         "right refused": share("right", False),
         "free accepted": share("free", True),
+        "note accepted": share("note", True),
         "named rightly": f"{shown.count('rightly')}/{len(shown)}",
         "wrongly": f"{shown.count('wrongly')}/{len(shown)}",
         "in part": f"{shown.count('in part')}/{len(shown)}",
@@ -189,7 +194,8 @@ def measure(folder: Path, options: argparse.Namespace, runner: Runner) -> list[C
         stored = json.loads(options.rows.read_text())
         kept = {
             name: {
-                file: Checked(row["passed"], tuple(row["names"]), row["failed"]) for file, row in of.items()
+                file: Checked(row["passed"], tuple(row["names"]), row["failed"], row["told"])
+                for file, row in of.items()
             }
             for name, of in stored.items()
         }

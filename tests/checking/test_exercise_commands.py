@@ -143,7 +143,7 @@ def test_check_writes_every_report(regard_in, tmp_path):
     reports = ["--html", "r.html", "--junit", "r.xml"]
     result = regard_in("check", "wrong.py", "--from", "course", *reports)
     assert result.exit_code == 1
-    assert "Your output equals: three times" in " ".join(result.stdout.split())
+    assert "Your output is that of this mistake: three times" in " ".join(result.stdout.split())
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "r.xml").read_text().startswith("<?xml")
 

@@ -32,7 +32,7 @@ def test_rows_are_about_exercises_that_exist(rows):
 def test_a_wrong_answer_has_a_mistake_and_what_it_may_be_called(rows):
     """Only a wrong answer can be named, and its name is a regular expression."""
     for row in rows:
-        assert row["verdict"] in ("right", "wrong", "free", "odd"), row["file"]
+        assert row["verdict"] in ("right", "wrong", "free", "note", "odd"), row["file"]
         assert (row["verdict"] == "right") == (not row["mistake"]), row["file"]
         if row["verdict"] == "wrong":
             assert re.fullmatch("yes|no: .+", row["values"]), row["file"]

@@ -100,7 +100,7 @@ def _fault(
     plan: Plan, runs: Sequence[Run], outcomes: Outcomes, choices: Choices, tolerance: float = 0.0
 ) -> str | None:
     """Say what is wrong with the results of a probe, at the tolerance of float64 where none is given."""
-    tolerance = tolerance or TOLERANCE["float64"] * plan.exercise.tolerance
+    tolerance = tolerance or TOLERANCE["float64"]
     expected = plan.expected(choices)
     probe = runs[0].item
     assert isinstance(probe, Probe)
@@ -129,7 +129,7 @@ def _right(
     plan: Plan, run: Run, outcome: Outcome, repeated: Outcome, ways: Sequence[Choices]
 ) -> tuple[Outcome | None, str]:
     """Return what takes the place of a doubtful outcome, or None where it is wrong, and a note."""
-    exact = TOLERANCE["float64"] * plan.exercise.tolerance
+    exact = TOLERANCE["float64"]
     for choices in ways:
         expected = plan.expected(choices)[run.id]
         if repeated.error is None:

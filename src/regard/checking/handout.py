@@ -121,7 +121,8 @@ def _graded(assignment: Assignment) -> Files:
 
 def _task(part: Part) -> list[Cell]:
     title = f"## {part.exercise.title} ({part.points:g} points)"
-    return [cell("markdown", f"{title}\n\n{part.exercise.task}"), cell("code", part.exercise.starter)]
+    task = part.exercise.task_text(fixed=part.conventions == "fixed")
+    return [cell("markdown", f"{title}\n\n{task}"), cell("code", part.exercise.starter)]
 
 
 def _notebook(assignment: Assignment, cells_of: Callable[[Part], Iterable[Cell]], *first: Cell) -> Files:

@@ -26,10 +26,10 @@ from regard.checking.trials import ANYTHING, Probe
 from regard.errors import LoadError, RegardError
 
 MOST = 0.75  # of what is wrong, for a name with "mostly"
-NEAR = 0.3  # of what is wrong, to be worth saying
+NEAR = 0.9  # of the wrong rows, for the nearest mistake to be worth saying
 FEWEST_ROWS = 4  # that a mistake explains which is met in the failing calls alone
 FEWEST_RIGHT_ROWS = 12  # that a mistake explains which would change rows that are right
-MOST_CALLS = 2000  # of the reference, for one answer
+MOST_CALLS = 4000  # of the reference, for one answer
 MOST_RUNS = 3  # of the wrong ones, and half as many right ones, to tell how near a mistake is
 MOST_BASES = 3  # mistakes that explain most, and as many that come nearest, to which a second one is added
 
@@ -38,6 +38,10 @@ CANNOT = (*UNVIEWABLE, KeyError, ZeroDivisionError, RegardError)
 RAISED = object()  # in the place of a result: with these choices the call cannot be made
 
 Choices = Mapping[str, str]
+
+# What a check says of a result that is drawn at random, and checks that say less than others of a mistake.
+BY_CHANCE = "from call to call"
+LAST = ("device", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +57,18 @@ class Named:
     def sentence(self) -> str:
         """What a student reads."""
         names = " and ".join(mistake.name for mistake in self.mistakes) + self.factor
-        symptoms = " ".join(mistake.hints[0] for mistake in self.mistakes)
+        symptoms = " ".join(self._symptoms)
         if not self.certain:
-            return f"It fails as this does: {names}. {symptoms}"
+            return f"Likely cause: {names}. {symptoms}".strip()
         start = f"{self.where} your output".strip().capitalize()
-        return f"{start} equals: {names}. {symptoms}"
+        return f"{start} is that of this mistake: {names}. {symptoms}".strip()
+
+    @property
+    def _symptoms(self) -> list[str]:
+        """What is seen of the mistakes; where one alone leaves something right, two may not."""
+        symptoms = [mistake.hints[0] for mistake in self.mistakes]
+        alone = len(symptoms) == 1
+        return [symptom for symptom in symptoms if alone or not symptom.startswith("Right")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +128,7 @@ class Space:
             and not (isinstance(run.item, Probe) and run.item.judge and run.case.train)
         ]
         self.runs = sorted(runs, key=lambda run: sum(tensor.numel() for tensor in run.tensors))
-        self.tolerance = 2 * TOLERANCE["float32"] * plan.exercise.tolerance
+        self.tolerance = 2 * TOLERANCE["float32"]
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def result(self, run: Run, conventions: Choices, mistakes: Sequence[Mistake] = ()) -> Any:
@@ -199,7 +210,8 @@ class Search:
             if counts.shape != wrong.shape:
                 counts = torch.ones_like(wrong)
             seen.append(Seen(run, value, wrong & counts, counts))
-            settled.append(space.settled[run.id] if space.settled[run.id].shape == wrong.shape else counts)
+            known = space.settled[run.id]
+            settled.append(known & counts if known.shape == wrong.shape else counts)
         # Where what is wrong lies only where conventions differ, all rows count.
         if any(bool((one.wrong & rows).any()) for one, rows in zip(seen, settled, strict=True)):
             for one, rows in zip(seen, settled, strict=True):
@@ -312,6 +324,9 @@ def diagnosis(space: Space, outcomes: Outcomes, choices: Choices, verdict: Verdi
     at_random = any(outcome.unfit.yours for outcome in outcomes.values())
     if misfits or at_random:  # weights of the answer that are not ours: its numbers tell nothing
         return Diagnosis((Named(misfits[:1], False),) if misfits else ())
+    chance = [mistake for mistake in by_pattern if BY_CHANCE in mistake.fails.values()]
+    if chance:  # numbers that are drawn tell nothing
+        return Diagnosis((Named(tuple(chance[:1]), False),))
     search = Search(space, outcomes, choices)
     # Chance, as in dropout, gives other numbers for the same mistake; wrong numbers speak against it.
     wrong = [*(seen.run for seen in search.wrong), *search.failed]
@@ -386,26 +401,27 @@ def _near(search: Search) -> Diagnosis:
     of_a_part = FORM not in best.mistake.choices  # a form is of the whole result
     if of_a_part and best.explained == n_wrong >= FEWEST_RIGHT_ROWS and not search.failed:
         return Diagnosis((Named((best.mistake,), True, "in the part that is wrong"),))
-    if best.share < NEAR:
+    if best.explained < NEAR * n_wrong:
         return Diagnosis()
     names = dict.fromkeys(seen.run.item.name for seen in search.seen if seen not in search.wrong)
-    right = f" Right are: {', '.join(names)}." if names else ""
+    right = f" Correct for: {'; '.join(names)}." if names else ""
     return Diagnosis(
-        nearest=f"No known mistake gives your output. The nearest: {best.mistake.name}, which explains "
+        nearest=f"No known mistake gives your output. Nearest: {best.mistake.name}, which explains "
         f"{best.explained} of {n_wrong} wrong rows.{right}"
     )
 
 
 def _by_pattern(exercise: Exercise, verdict: Verdict) -> tuple[Mistake, ...]:
-    """The mistakes whose checks fail, with what they say."""
+    """The mistakes whose checks fail, with what they say; those that another device or dtype shows last."""
     messages = {
         check.name: check.message
         for check in verdict.checks
         if not check.passed and check.message != NOT_TRIED
     }
-    return tuple(
+    found = [
         mistake
         for mistake in exercise.mistakes
         if mistake.fails
         and all(check in messages and says in messages[check] for check, says in mistake.fails.items())
-    )
+    ]
+    return tuple(sorted(found, key=lambda mistake: any(check in LAST for check in mistake.fails)))

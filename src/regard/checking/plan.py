@@ -59,11 +59,20 @@ class Plan:
     """All runs of one exercise for one seed, and their expected results under each choice of conventions.
 
     An `empty` plan has no runs yet: they are added with `add_trial`. In a `portable` one another device and
-    half precision count, whatever the task asks for.
+    half precision count, whatever the task asks for. An `offer` is one of the exercise's ways to make calls.
     """
 
-    def __init__(self, exercise: Exercise, seed: int, *, empty: bool = False, portable: bool = False) -> None:
+    def __init__(
+        self,
+        exercise: Exercise,
+        seed: int,
+        *,
+        empty: bool = False,
+        portable: bool = False,
+        offer: Mapping[str, str] | None = None,
+    ) -> None:
         self.exercise, self.seed = exercise, seed
+        self.offer = exercise.offers[0] if offer is None else offer
         # Kinds of runs whose failure is a note.
         self.noted = () if portable else tuple(kind for kind in PORTABLE if kind not in exercise.counts)
         self.runs: list[Run] = []
@@ -71,7 +80,7 @@ class Plan:
         self._expected: dict[tuple[str, ...], dict[int, Outcome]] = {}
         self._worked: dict[tuple[Any, ...], Outcome] = {}
         self.checks = exercise.checks
-        self.tolerance = TOLERANCE["float32"] * exercise.tolerance
+        self.tolerance = TOLERANCE["float32"]
         for trial in () if empty else self.checks.trials:
             self.add_trial(trial)
         for probe in () if empty else self.checks.probes:
@@ -81,7 +90,8 @@ class Plan:
     def _draw(self, item: Item, attempt: int = 0) -> Draw:
         """Each trial has its own numbers, the same for every answer checked with this seed."""
         seed = self.seed * 1_000_003 + zlib.crc32(item.name.encode())
-        return Draw(item.sizes, seed + attempt * 715_827_883)  # torch looks at the last 32 bits
+        seed += attempt * 715_827_883  # torch looks at the last 32 bits
+        return Draw(item.sizes, seed, self.offer)
 
     def _well_conditioned(self, item: Item) -> tuple[Case, ...]:
         """Draw the calls of a trial or probe, again where rounding alone would move its results.
@@ -142,9 +152,11 @@ class Plan:
         self.runs.append(Run(len(self.runs), kind, item, case))
 
     def choices(self) -> list[dict[str, str]]:
-        """Every combination of conventions, ours first."""
+        """Every combination of conventions, ours first; those that draws depend on are as offered."""
         conventions = self.exercise.conventions
-        ways = itertools.product(*conventions.values())
+        ways = itertools.product(
+            *([self.offer[name]] if name in self.offer else choices for name, choices in conventions.items())
+        )
         return [dict(zip(conventions, way, strict=True)) for way in ways]
 
     @cached_property
@@ -219,9 +231,9 @@ def shrunk_sizes(sizes: Mapping[str, int]) -> list[dict[str, int]]:
     return sorted(unique.values(), key=lambda smaller: sum(smaller.values()))
 
 
-def shrunk_plan(exercise: Exercise, trial: Trial, seed: int, sizes: Mapping[str, int]) -> Plan:
-    """A plan that makes the trial at smaller and smaller sizes, and nothing else."""
-    plan = Plan(exercise, seed, empty=True)
+def shrunk_plan(whole: Plan, trial: Trial, sizes: Mapping[str, int]) -> Plan:
+    """A plan that makes a trial of another at smaller and smaller sizes, and nothing else."""
+    plan = Plan(whole.exercise, whole.seed, empty=True, offer=whole.offer)
     for smaller in shrunk_sizes(sizes):
         try:
             plan.add_trial(replace(trial, sizes=smaller), brief=True)

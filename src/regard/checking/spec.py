@@ -16,10 +16,9 @@ names = ["masked_softmax"]       # what an answer defines
 example = "print(masked_softmax(torch.randn(2, 3, 4)).shape)"   # a call that shows shapes, below the starter
 shared = ["always", "lengths"]   # files of ../shared, or of ours, with any of the tables below; NAME.py
                                  # beside NAME.toml has functions. What comes later replaces what is there
-needs = ["rnn-step"]             # exercises whose answers are lent to a file that leaves them out
 drive = "drive.py"               # where one call is not enough
+biases = "none"                  # a bias that is not among the weights is a mistake; "free": it is not
 counts = ["float16"]             # of device, float16, bfloat16: what the task asks for; others are notes
-tolerance = 2.0                  # times the usual one
 
 [right]                          # files of right/, and what is special about each
 flat = "rows made flat"
@@ -48,13 +47,15 @@ args = ["scores"]                # and weights of a layer; train = true; call = 
 "batch of one" = { batch = 1 }   # draws and call; variants, grad, most_numbers, optional, raises, secret,
                                  # kind, says
 
-[probes."a neighbour has no say"]
+[probes."sequences do not affect each other"]
 edits = ["first_sequence", { scores = "-scores" }]   # further calls: by a function, or by other draws
 says = "..."                                         # where the reference does not move, no answer may
 # judge = { holds = "results[0] < 1", says = "..." } # or a function by its name, in the place of that
 
-[conventions.empty_row]          # a name in formulas: its choices, ours first
-zeros = "a row of length 0 is all zeros."
+[conventions.empty_row]          # what the task leaves open: a name in formulas and draws, and its choices,
+about = "a row of length 0"      # ours first. The task's text ends with them, and an answer that made another
+zeros = "zeros"                  # choice is told which. One without `about` helps to name mistakes: the task
+nan = "NaN, as -inf gives"       # does not tell it
 
 [hints]                          # for an answer whose mistake has no name
 symptom = "..."                  # and place, cause, fix
@@ -77,6 +78,9 @@ fix = "..."
 from __future__ import annotations
 
 import ast
+import itertools
+import re
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -92,12 +96,15 @@ if TYPE_CHECKING:
 
 OURS = Path(__file__).parent.parent / "exercises"
 GRADES = ("symptom", "place", "cause", "fix")
+TASK_WIDTH = 116  # of lines that are added to a task, without their indent
+FREE = "Yours to choose; what differs from ours passes, with a note:"
+FIXED = "Conventions, which are fixed:"
+ABOUT = "about"  # of a convention: the question that the task leaves open
 # What a file may say, and of which kind that is; of tables, which exercises may share, what is in them.
 KEYS = {
     **dict.fromkeys(("title", "example", "drive"), "a text"),
-    **dict.fromkeys(("names", "shared", "needs"), "a list of texts"),
-    "counts": "a list of texts",
-    "tolerance": "a number",
+    **dict.fromkeys(("names", "shared", "counts"), "a list of texts"),
+    "biases": "none or free",
     "right": "a table of texts",
 }
 TABLES = {
@@ -154,6 +161,20 @@ class Mistake:
     fails: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Freedom:
+    """What a task says of one convention: every choice, and ours alone."""
+
+    all: str
+    ours: str
+
+    @classmethod
+    def of(cls, choices: Mapping[str, str]) -> Freedom:
+        """Return the lines of a convention's table."""
+        ours, *others = (text for choice, text in choices.items() if choice != ABOUT)
+        return cls(f"{choices[ABOUT]}: {ours} (ours); {'; '.join(others)}.", f"{choices[ABOUT]}: {ours}.")
+
+
 @dataclass(frozen=True, eq=False)
 class Entry:
     """What a list of exercises says of one."""
@@ -176,6 +197,7 @@ class Exercise(Entry):
     hints: Hints  # for an answer whose mistake has no name
     mistakes: tuple[Mistake, ...]
     conventions: Mapping[str, Mapping[str, str]]  # name -> choice -> what is said of it; the first is ours
+    freedom: tuple[Freedom, ...]  # what the task leaves open: the conventions that have a question
     words: Mapping[str, tuple[str, ...]]  # output -> its dimensions
     formulas: Mapping[str, Any]  # of the reference
     draws: Mapping[str, Any]  # how each argument and weight is drawn
@@ -186,8 +208,7 @@ class Exercise(Entry):
     example: str  # lines that call an answer and print shapes
     drive_file: str
     counts: tuple[str, ...]  # checks that the task asks for in words, which elsewhere are notes
-    tolerance: float  # times the usual one, with a reason beside it
-    needs: tuple[str, ...]  # ids of exercises an answer may call and a file may leave out
+    biases: str  # "none": one that is no weight of ours is a mistake; "free": it is not; "": it is told
 
     def read(self, file: str) -> str:
         """The text of a file of the folder."""
@@ -198,8 +219,18 @@ class Exercise(Entry):
 
     @cached_property
     def task(self) -> str:
-        """What is asked, in Markdown."""
-        return self.read("task.md")
+        """What is asked, in Markdown, with what the conventions leave open."""
+        return self.task_text(fixed=False)
+
+    def task_text(self, *, fixed: bool) -> str:
+        """Return what is asked, in Markdown, with the conventions: all choices, or ours where it is fixed."""
+        lines = [self.read("task.md").rstrip()]
+        if self.freedom:
+            lines.append(f"\n{FIXED if fixed else FREE}\n")
+        for choices in self.freedom:
+            text = textwrap.fill(choices.ours if fixed else choices.all, TASK_WIDTH, break_on_hyphens=False)
+            lines.append(textwrap.indent(text, "  ").replace("  ", "- ", 1))
+        return "\n".join([*lines, ""])
 
     @cached_property
     def starter(self) -> str:
@@ -254,14 +285,14 @@ class Exercise(Entry):
         return isinstance(self.definitions[self.names[0]], ast.ClassDef)
 
     @cached_property
-    def has_bias_option(self) -> bool:
-        """Whether the constructor is told if there are biases: then one too many is a mistake."""
-        return any(
-            isinstance(part, ast.FunctionDef)
-            and part.name == "__init__"
-            and any(argument.arg == "bias" for argument in part.args.args)
-            for part in self.definitions[self.names[0]].body
-        )
+    def offers(self) -> list[dict[str, str]]:
+        """How calls may be made, ours first: every choice of the conventions that draws depend on."""
+        tables = [table for *_, table in (*self.trials.values(), *self.probes.values())]
+        tables += [edit for table in tables for edit in table.get("edits", ()) if isinstance(edit, dict)]
+        changes = [table[name] for table in tables for name in table if name in self.draws]
+        words = set(re.findall(r"\w+", " ".join(map(str, (*self.draws.values(), *changes)))))
+        open_to = {name: choices for name, choices in self.conventions.items() if name in words}
+        return [dict(zip(open_to, way, strict=True)) for way in itertools.product(*open_to.values())]
 
 
 def load_entry(folder: Path) -> Entry:
@@ -315,7 +346,8 @@ def load_folder(folder: Path) -> Exercise:
         variants=about["right"],
         hints=_hints(path, "hints", tables["hints"]),
         mistakes=made,
-        conventions=tables["conventions"],
+        conventions={name: _said(choices) for name, choices in tables["conventions"].items()},
+        freedom=tuple(Freedom.of(choices) for choices in tables["conventions"].values() if ABOUT in choices),
         words={word: tuple(dimensions) for word, dimensions in tables["words"].items()},
         formulas=tables["formulas"],
         draws=tables["draws"],
@@ -326,8 +358,7 @@ def load_folder(folder: Path) -> Exercise:
         example=about.get("example", ""),
         drive_file=drive,
         counts=tuple(about.get("counts", ())),
-        tolerance=float(about.get("tolerance", 1.0)),
-        needs=tuple(about.get("needs", ())),
+        biases=about.get("biases", ""),
     )
 
 
@@ -385,12 +416,13 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a table": lambda value: isinstance(value, dict),
     "a table of texts": lambda value: isinstance(value, dict) and KINDS["a list of texts"]([*value.values()]),
     "a table of texts, at least two choices": lambda value: (
-        KINDS["a table of texts"](value) and len(value) > 1
+        KINDS["a table of texts"](value) and len({*value} - {ABOUT}) > 1
     ),
     "a table of texts, or a list of them": lambda value: (
         value != []
         and all(KINDS["a table of texts"](way) for way in (value if isinstance(value, list) else [value]))
     ),
+    "none or free": lambda value: value in ("none", "free"),
     "a name, or { holds, says }": lambda value: isinstance(value, str) or set(value) == {"holds", "says"},
     "wrong, fragile, train mode or wasteful": lambda value: (
         value in ("wrong", "fragile", "train mode", "wasteful")
@@ -440,6 +472,15 @@ def _items(path: Path, kind: str, tables: Mapping[str, Any], about: Mapping[str,
             flags = {word: table[word] for word in (*FLAGS, *ONLY[kind]) if word in table and word != "edits"}
             items[name] = flags, {**sizes, **other}, table
     return items
+
+
+def _said(choices: Mapping[str, str]) -> dict[str, str]:
+    """What is said of each choice of a convention to an answer that made it."""
+    texts = {choice: text for choice, text in choices.items() if choice != ABOUT}
+    if ABOUT not in choices:
+        return texts
+    ours = next(iter(texts.values()))
+    return {choice: f"{choices[ABOUT]}: {text} (ours: {ours})." for choice, text in texts.items()}
 
 
 def _hints(path: Path, of: str, table: Mapping[str, Any]) -> Hints:

@@ -51,10 +51,14 @@ def impossible() -> None:
 
 
 class Draw:
-    """Random inputs: `draw.normal(2, 3)`; `draw.sizes` are those of the trial."""
+    """Random inputs: `draw.normal(2, 3)`; `draw.sizes` are those of the trial.
 
-    def __init__(self, sizes: Mapping[str, int], seed: int) -> None:
+    `offer` has choices of conventions that draws depend on, where these are not ours.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], seed: int, offer: Mapping[str, str] | None = None) -> None:
         self.sizes = dict(sizes)
+        self.offer = offer or {}
         self.generator = torch.Generator().manual_seed(seed % 2**63)
 
     def normal(self, *shape: int, scale: float = 1.0, mean: float = 0.0) -> Tensor:
@@ -294,6 +298,7 @@ class Maker:
         flags, sizes, changes = parts
         self.flags = {**flags, **({"judge": _judge(flags["judge"], helpers)} if "judge" in flags else {})}
         self.of, self.helpers, self.edits = f"{exercise.id}, {name!r}", helpers, changes.get("edits", ())
+        self.ours = exercise.offers[0]
         draws = {name: str(changes.get(name, text)) for name, text in exercise.draws.items()}
         self.call = {"weights": [name for name in draws if "." in name], **exercise.call, **changes}
         needed = {name.removeprefix("*") for word in LISTS for name in self.call.get(word, ())}
@@ -321,7 +326,7 @@ class Maker:
     def __call__(self, draw: Draw) -> tuple[Case, ...]:
         """The call, and one for each edit: a function that changes it in place, or other draws."""
         scope = {**BASE, **self.helpers, **{name: getattr(draw, name) for name in DRAWN}, **draw.sizes}
-        scope |= {"draw": draw, "as_meant": draw.sizes == self.sizes}
+        scope |= {"draw": draw, "as_meant": draw.sizes == self.sizes, **self.ours, **draw.offer}
         with self._said():
             _worked(self.draws, {}, scope)
             cases = [_case(self.call, scope)]

@@ -8,5 +8,5 @@ class DotProductAttention(nn.Module):
         raise NotImplementedError
 
     def forward(self, queries, keys, values, valid_lens=None):
-        """(batch, queries, d), (batch, keys, d), (batch, keys, v) -> (output, weights before dropout)."""
+        """(batch, queries, d), (batch, keys, d), (batch, keys, v) -> (output, weights)."""
         raise NotImplementedError

@@ -18,8 +18,8 @@ class Model(nn.Module):
 def drive(answer, what, embedding, head, batches, *rest):
     """Losses and weights after training, which begins in eval mode; or a loss and the mode after it."""
     model = Model(embedding, head)
-    if what == "evaluate":
-        model.train()
+    if what.startswith("evaluate"):
+        model.train(what == "evaluate")
         loss = answer.evaluate_lm(model, batches, *rest)
         return torch.as_tensor(float(loss)), model.training
     model.eval()

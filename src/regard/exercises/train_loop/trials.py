@@ -19,9 +19,10 @@ def trained(formulas: View, *args: Any) -> Any:
         return torch.as_tensor(mean(*(torch.stack(part) for part in zip(*parts, strict=True))))
 
     def evaluate_lm(model: Any, batches: list[Tensor], pad_id: int) -> Tensor:
-        model.train(evaluates)
+        was = model.training
+        model.train(evaluates(was))
         parts = [formulas.of_batch(tokens, model, pad_id) for tokens in batches]
-        model.train(left)
+        model.train(left(was))
         return shares(parts, formulas.measured).sum().detach()
 
     def train_lm(
@@ -31,7 +32,7 @@ def trained(formulas: View, *args: Any) -> Any:
             norm = float(torch.cat([grad.reshape(-1) for grad in grads]).norm())
             return formulas.clipped(grads, norm, most, sum(n for _, n in parts))
 
-        model.train(trains)
+        model.train(trains(model.training))
         parameters, noted, group = list(model.parameters()), [], formulas.steps(accumulate)
         zeros = grads = [torch.zeros_like(parameter) for parameter in parameters]
         for at in range(0, len(batches), group):

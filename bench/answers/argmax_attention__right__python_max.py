@@ -1,0 +1,4 @@
+import torch
+def argmax_attention(q, K, V):
+    scores = [float(torch.dot(q, k)) for k in K]
+    return V[scores.index(max(scores))]

@@ -64,7 +64,7 @@ class LazyGroup(Group):
 
     def main(self, *args: Any, **options: Any) -> Any:
         prepare_streams()
-        if os.path.expanduser("~") == "~":  # a user whom the machine does not know: nothing is kept
+        if os.path.expanduser("~") == "~":  # an unknown user without a home folder: nothing is kept
             os.environ["HOME"] = os.path.join(os.devnull, "home")
         # Suppress matplotlib's warning about a home folder that cannot be written to.
         logging.getLogger("matplotlib").setLevel(logging.ERROR)

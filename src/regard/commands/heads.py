@@ -61,7 +61,7 @@ def heads(
 
     if text is not None and text.endswith(".trace") and Path(text).is_file():
         if texts or against or state or model.random:
-            raise ArgumentError("a trace is whole: it goes without --texts, --against, --state and --random.")
+            raise ArgumentError("TEXT is a trace: leave out --texts, --against, --state and --random.")
         from regard.tracing.traces import Trace
 
         saved = Trace.load(text)
@@ -118,7 +118,7 @@ def _draw_labels(surveys: dict[str, Survey], out: Path) -> bool:
 
 
 def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -> None:
-    """The table of heads, with as many measures as the terminal has room for."""
+    """Print the table of heads, with as many measures as fit the terminal."""
     from regard.layers.layer_id import LayerId, layer_labels
 
     sorted_by = [sort] if sort not in ("layer", "label") else []

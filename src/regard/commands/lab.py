@@ -160,7 +160,7 @@ def _subject(model: str, revision: str | None, yes: bool) -> TransformerConfig |
 
 
 def _figures(whole: Cost, machine: Machine) -> dict[str, Any]:
-    """What a step costs in all, and each operation of it."""
+    """Return what a step costs in all, and each operation of it."""
     from regard.costs.roofline import placed
 
     rows = [
@@ -183,7 +183,7 @@ def _figures(whole: Cost, machine: Machine) -> dict[str, Any]:
 
 
 def _shown(key: str, value: Any) -> str:
-    """A number of a cost, in a unit in which it is short; words as they are."""
+    """Return a number of a cost, in a unit in which it is short; words as they are."""
     from regard.costs.roofline import short_number
 
     if isinstance(value, str):

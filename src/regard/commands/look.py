@@ -36,7 +36,7 @@ MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are 
 
 
 def _head_pair(value: str) -> tuple[int, int]:
-    """Layer and head from words such as 3.7."""
+    """Return layer and head from words such as 3.7."""
     layer, _, head = value.partition(".")
     if not (layer.isdecimal() and head.isdecimal()):
         raise ArgumentError(f"--against is LAYER.HEAD, as in 3.7. Got {value!r}.")
@@ -44,7 +44,7 @@ def _head_pair(value: str) -> tuple[int, int]:
 
 
 def _layers(value: str) -> list[int]:
-    """Layers from words such as 0,2-4."""
+    """Return layers from words such as 0,2-4."""
     numbers: set[int] = set()
     try:
         for part in value.split(","):
@@ -181,7 +181,7 @@ def look(
 
 
 def _opened(path: str, target: str | None) -> tuple[Session, Document]:
-    """A trace from its file, which needs no model."""
+    """Open a trace from its file, which needs no model."""
     from regard.tracing.traces import Trace
     from regard.view.document import documents_of
     from regard.view.session import Session
@@ -223,7 +223,7 @@ def _heard(path: Path, model: ModelOption, target: str | None) -> tuple[Session,
 
 
 def _taken(text: str, model: ModelOption, target: str | None) -> tuple[Session, Document]:
-    """The trace of a text; where the model cannot be had, that of another one, which says so."""
+    """Trace a text; if the model is not available, use another one and say so."""
     from rich import progress as bars
     from rich.console import Console
 
@@ -242,9 +242,7 @@ def _taken(text: str, model: ModelOption, target: str | None) -> tuple[Session, 
         if model.random or model_was_named():
             raise
         reason, key = str(error).partition("\n")[0], NEEDS_NOTHING
-        notice = (
-            f"{model.name} is not available here ({reason}). Showing {key} instead, which comes with Regard."
-        )
+        notice = f"{model.name} is not available here ({reason}). Showing {key}, which comes with Regard."
         click.echo(notice, err=True)
     session = Session(models, key, text)
     columns = ("reading, layer", bars.MofNCompleteColumn(), bars.BarColumn(), bars.TimeElapsedColumn())
@@ -290,7 +288,7 @@ def _written(
 
 
 def _draw(document: Document, layer: int, head: int) -> None:
-    """One head on the terminal: as many tokens as fit."""
+    """Draw one head on the terminal: as many tokens as fit."""
     from rich.console import Console
 
     from regard.view.picture import LABEL_WIDTH, printable, terminal_heat_map

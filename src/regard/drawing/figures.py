@@ -533,7 +533,7 @@ def shaded_text(
 
 
 def _wrapped(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int, str]]:
-    """Line, first character and word of each token; pieces of a word (##s) stand together."""
+    """Return line, first character and word of each token; pieces of a word (##s) stand together."""
     spaced = any(token.startswith((" ", "▁")) for token in tokens)
     line = column = 0
     for token in tokens:
@@ -585,7 +585,7 @@ def save_figure(figure: Figure, path: Path, kind: str | None = None) -> bool:
 def _framed(
     ax: Axes | None, wide: float, high: float, title: str | None = None, pad: int = 8
 ) -> tuple[Figure, Axes]:
-    """The axes given and their figure, or new ones of this size in inches, with a title."""
+    """Return the given axes and their figure, or new ones of this size in inches, with a title."""
     if ax is None:
         ax = new_figure(wide, high).add_subplot()
     figure = ax.get_figure(root=True)
@@ -598,7 +598,7 @@ def _framed(
 def _checked(
     weights: Tensor, rows: Sequence[str], cols: Sequence[str], visible: Tensor | None = None
 ) -> np.ma.MaskedArray[Any, Any]:
-    """Weights as an array that masks what is hidden."""
+    """Return weights as an array that masks what is hidden."""
     if tuple(weights.shape) != (len(rows), len(cols)) or not weights.numel():
         shape = f"{tuple(weights.shape)}, with {len(rows)} rows and {len(cols)} cols"
         raise ShapeError(f"weights is {shape}: it must be (query, key), with a label for each, one at least.")
@@ -610,7 +610,7 @@ def _checked(
 
 
 def _largest(table: np.ma.MaskedArray[Any, Any]) -> float:
-    """The largest number that is shown, which has the last colour."""
+    """Return the largest number that is shown, which has the last colour."""
     return float(np.abs(table.compressed()).max(initial=0.0)) or 1.0
 
 
@@ -625,7 +625,7 @@ def _draw_map(
     small: bool = False,
     bar: dict[str, Any],
 ) -> Colorbar:
-    """One head's weights as coloured cells, with words beside them and numbers in them while these fit.
+    """Draw one head's weights as coloured cells, with words beside them and numbers in them while these fit.
 
     `bar` says where the colour bar goes, which is given back.
     """
@@ -659,13 +659,13 @@ def _draw_map(
 
 
 def _ink_on(colour: object) -> str:
-    """Black or white, whichever is read more easily upon a colour."""
+    """Return black or white, whichever is read more easily upon a colour."""
     red, green, blue = to_rgb(colour)  # type: ignore[arg-type]
     return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else "white"
 
 
 def _layers_and_heads(ax: Axes, cell: float, rows: range | np.ndarray, cols: range | np.ndarray) -> None:
-    """Axes whose rows are layers and whose columns are heads, numbered at these places."""
+    """Number the rows of axes as layers and the columns as heads."""
     ax.set_xticks(cols, [str(head) for head in range(len(cols))])
     ax.set_yticks(rows, [str(layer) for layer in range(len(rows))])
     ax.set_xlabel("head", fontsize=9)

@@ -109,7 +109,7 @@ def resume(folder: str | Path, *, quiet: bool = False) -> TrainingRun:
 
 
 def _done(folder: Path) -> TrainingRun | None:
-    """What result.json says; None where there is none, or a damaged one, which is then made again."""
+    """Return what result.json says; None where there is none, or a damaged one, which is then made again."""
     try:
         done = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         run = TrainingRun(folder, done["step"], done["stopped"], done["scores"])
@@ -126,7 +126,7 @@ def _new_folder(settings: Settings) -> Path:
     folder = Path(settings.out)
     if (folder / "config.toml").exists():
         raise ArgumentError(
-            f"{folder} holds a run already: go on with it (--resume {folder}), or give another folder."
+            f"{folder} holds a run already: resume it (--resume {folder}), or give another folder."
         )
     # A process that was killed as it began leaves these two.
     started = {".lock", "config.toml.part"}
@@ -198,18 +198,18 @@ class _Running:
             self.display.note(note)
 
     def _restore(self) -> list[str]:
-        """Take up the latest checkpoint; says what is to be known of it."""
+        """Restore the latest checkpoint; return notes for the user."""
         newest = checkpoint.latest(self.folder / "checkpoints")
         if newest is None:
             return []
         state = newest.state
         if state["crc"] != self.crc:
             raise TrainError(
-                f"{self.folder} was trained on other data or with another tokenizer than it now holds: "
-                "a run goes on with the data it began with. Start a new run."
+                f"{self.folder} was trained on other data or with another tokenizer than it now holds: a run "
+                "can only be resumed with the data it began with. Start a new run."
             )
         self.training.restore(newest.tensors(), state["progress"])
-        notes = [f"going on from {newest.path.name}"]
+        notes = [f"resuming from {newest.path.name}"]
         notes += [f"passed over a damaged checkpoint, {name}" for name in newest.damaged]
         differs = [
             f"{name} {state[name]} then, {now} now" for name, now in self.here.items() if state[name] != now
@@ -277,7 +277,7 @@ class _Running:
     def _scores(
         self, loaded: Loaded, held_out: HeldOut, most: int | None = None
     ) -> tuple[dict[str, Any], list[tuple[str, str, str]]]:
-        """Every figure of a model, and some of what it says: source, right answer, its answer."""
+        """Return every figure of a model, and some of what it says: source, right answer, its answer."""
         settings = self.settings
         limit = None if most is None else _MOST_BLOCKS
         objective = Objective(loaded.model.to(self.device)).eval()
@@ -316,7 +316,7 @@ class _Running:
         self.world.by_first(write)
 
     def _finish(self, stopped: str) -> TrainingRun:
-        """The result: the best model, or the mean of the best ones, with its scores and pictures."""
+        """Write the result: the best model, or the mean of the best ones, with its scores and pictures."""
         progress = self.training.progress
         result: dict[str, Any] = {}
         if self.world.first:

@@ -110,7 +110,7 @@ class TextTokenizer:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Return the ids of `text`, with the model's special tokens around it unless `add_special` is False."""
+        """Return the ids of `text`, with special tokens around it unless `add_special` is False."""
         return list(self._encode(text, add_special).ids)
 
     def offsets(self, text: str, *, add_special: bool = True) -> list[tuple[int, int]]:

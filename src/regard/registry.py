@@ -13,6 +13,7 @@ from typing import Literal
 
 Unit = Literal["share", "nats", "tokens"]
 ProbeText = Literal["text", "repeat", "needle"]
+Of = Literal["weights", "argmax", "row"]
 
 UNIFORM = "a head that looks at every visible key alike"  # what the chance level of most measures is that of
 
@@ -52,6 +53,8 @@ class MeasureInfo:
         sentence: What it is.
         unit: What it is counted in. A share lies between 0 and 1.
         chance: Whose score its chance level is.
+        of: What it adds up: weights on certain keys, the rows whose largest weight is on one of them, or
+            something of the whole row that does not change when its keys are permuted.
         probe: The kind of text a survey measures it on: those given, repeated random tokens, or planted
             needles.
         label: The name of heads that have much of it; None where there is no such name.
@@ -62,6 +65,7 @@ class MeasureInfo:
     sentence: str
     unit: Unit = "share"
     chance: str = UNIFORM
+    of: Of = "weights"
     probe: ProbeText = "text"
     label: LabelInfo | None = None
 
@@ -148,6 +152,7 @@ MEASURES: dict[str, MeasureInfo] = {
             "retrieval",
             "retrieval",
             "share of rows whose largest weight is on what followed an earlier copy of the token",
+            of="argmax",
             probe="needle",
             label=LabelInfo(
                 "retrieval",
@@ -175,14 +180,7 @@ MEASURES: dict[str, MeasureInfo] = {
             "uniformity",
             "uniformity",
             "entropy divided by that of looking at every visible key alike: 1 is uniform",
-            label=LabelInfo(
-                "broadcast",
-                "It looks everywhere about equally, as an average would.",
-                "#a8d9cd",
-                0.9,
-                "ours; Clark et al. 2019 call high entropy broad",
-                3,
-            ),
+            of="row",
         ),
         MeasureInfo(
             "next",
@@ -224,6 +222,7 @@ MEASURES: dict[str, MeasureInfo] = {
             "positional",
             "one distance",
             "share of rows whose largest weight is at one fixed distance (the best of -4 to 4)",
+            of="argmax",
             label=LabelInfo(
                 "positional",
                 "It looks at one distance, whatever the words are.",
@@ -245,19 +244,25 @@ MEASURES: dict[str, MeasureInfo] = {
                 "ours, as for the tokens before and after",
             ),
         ),
-        MeasureInfo("largest", "largest weight", "largest weight of a row"),
-        MeasureInfo("entropy", "entropy", "entropy of a row's weights", unit="nats"),
+        MeasureInfo("largest", "largest weight", "largest weight of a row", of="row"),
+        MeasureInfo("entropy", "entropy", "entropy of a row's weights", unit="nats", of="row"),
         MeasureInfo(
-            "distance", "distance", "mean distance between a token and what it looks at", unit="tokens"
+            "distance",
+            "distance",
+            "mean distance between a token and what it looks at",
+            unit="tokens",
+            of="row",
         ),
     )
 }
 
 # Labels that no single measure gives, with their sentence and colour.
 OTHER_LABELS = {
+    "like random": ("Nothing it does stands out from what a model with random weights does.", "#a8d9cd"),
     "mixed": ("It does two of these things, neither of them mostly.", "#aba8a3"),
     "none": ("No rule names what it does on this text.", "#f0f0f2"),
 }
+UNLABELLED = ("like random", "none")  # what a head is called that gets no label
 LABELLED: tuple[MeasureInfo, ...] = tuple(info for info in MEASURES.values() if info.label is not None)
 LABELS: tuple[str, ...] = (*(info.label.name for info in LABELLED if info.label), *OTHER_LABELS)
 LABEL_COLORS: dict[str, str] = {

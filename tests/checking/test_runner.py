@@ -205,3 +205,16 @@ def test_a_slow_call_is_tried_once_more_alone_and_told_with_its_seconds():
     assert result.runs[1].error is None or result.runs[1].error.kind == "slow"
     assert result.runs[2].error.kind == "slow"
     assert 0.5 <= float(result.runs[2].error.message) < 0.6
+
+
+@zygote
+def test_the_time_that_a_worker_computed_before_is_not_the_answers(monkeypatch):
+    """A zygote that has served a whole class has computed for long, and may not have forked yet."""
+    with Runner() as runner:
+        zygotes_pid = runner.idle.queue[0].pid
+        monkeypatch.setattr("regard.checking.runner.descendants", lambda pid: [])
+        monkeypatch.setattr(
+            "regard.checking.runner.activity", lambda pids: (99.0 if zygotes_pid in pids else 0.0, True)
+        )
+        runs = ran(runner, with_line("time.sleep(0.5)")).runs
+    assert [run.error for run in runs.values()] == [None, None, None]

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from regard.heads.labels import LEAST_LIFT, RULES, grid, label, share_labelled
+from regard.heads.chance import LEAST_LIFT, RandomNull
+from regard.heads.labels import RULES, grid, label, share_labelled
 from regard.heads.measures import measure
-from regard.registry import LABELS
+from regard.registry import LABELS, OTHER_LABELS
 from regard.tracing.traces import Trace
 
 N = 29
@@ -36,7 +37,7 @@ def test_made_up_heads_get_exactly_their_labels():
     heads = [back, forth, torch.eye(N), three_back, looking_at([0] * N), torch.full((N, N), 1 / N)]
     # Together they show the future, so the chance level is that of a layer that sees everything.
     measured = [each.label for each in labelled(torch.stack(heads))]
-    assert measured == ["previous-token", "next-token", "diagonal", "positional", "sink", "broadcast"]
+    assert measured == ["previous-token", "next-token", "diagonal", "positional", "sink", "like random"]
 
 
 def test_heads_that_look_at_kinds_of_tokens():
@@ -92,12 +93,16 @@ def test_every_label_comes_with_its_score_and_rule():
     (measured,) = labelled(looking_at([max(0, i - 1) for i in range(N)])[None])
     assert (measured.layer, measured.head, measured.score) == ("weights", 0, 1.0)
     assert 0 < measured.chance < 0.2
-    assert measured.rule == f"previous 1.00 >= 0.5 and above chance {measured.chance:.2f}"
-    assert sorted(measured.also) == ["positional", "streaming"]
+    assert measured.chance < measured.null < 0.5
+    assert measured.rule == (
+        f"previous 1.00 >= 0.5, on 100% of the rows; chance is {measured.chance:.2f}, "
+        f"and the largest of all heads by chance {measured.null:.2f}"
+    )
+    assert measured.also == ("positional",)
 
 
-def test_a_head_that_does_nothing_is_called_none():
-    """Random soft weights meet no rule: "none" is a label."""
+def test_a_head_that_does_nothing_we_have_a_word_for_is_called_none():
+    """Random weights far from uniform differ from chance, and meet no rule: "none" is a label."""
     weights = (2.0 * torch.randn(5, N, N, generator=torch.Generator().manual_seed(3))).softmax(-1)
     assert {each.label for each in labelled(weights)} == {"none"}
 
@@ -130,24 +135,40 @@ def test_a_score_must_surely_be_above_chance():
 
 
 def test_the_table_of_rules_names_a_source_for_each_threshold():
-    """One table: every label but mixed and none, each threshold with a paper or the word ours."""
-    assert [rule.label for rule in RULES] == list(LABELS[:-2])
+    """One table: every label that one measure gives, each threshold with a paper or the word ours."""
+    assert [rule.label for rule in RULES] == [name for name in LABELS if name not in OTHER_LABELS]
     assert all("et al." in rule.source or rule.source.startswith("ours") for rule in RULES)
     assert len({rule.label for rule in RULES}) == len(RULES)
     assert 0 < LEAST_LIFT < 1
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_random_scores_of_any_strength_are_rarely_labelled(causal):
-    """Of heads with random scores few meet a rule: thresholds were set on other draws than these."""
+def test_random_scores_of_any_strength_are_never_labelled(causal):
+    """Two hundred heads with random scores, flat and peaked: permuted keys alone rule every label out."""
     generator = torch.Generator().manual_seed(101)
     scores = torch.randn(200, N, N, generator=generator) * torch.linspace(0.5, 4, 200)[:, None, None]
     if causal:
         scores = scores.masked_fill(CAUSAL == 0, -torch.inf)
     shares = share_labelled(labelled(scores.softmax(-1)))
     assert sum(shares.values()) == pytest.approx(1.0)
-    informative = sum(shares[name] for name in LABELS if name not in ("broadcast", "mixed", "none"))
-    assert informative <= 0.02, shares
+    assert {name for name, share in shares.items() if share} <= {"like random", "none"}
+
+
+def test_a_short_text_says_too_little_for_a_label():
+    """Three rows that look back are what chance gives to one of many heads; thirty are not."""
+    for n_row, label_of_it in ((4, "none"), (N, "previous-token")):
+        weights = looking_at([max(0, i - 1) for i in range(N)])[:n_row, :n_row]
+        assert label(measure(Trace.from_weights(weights)))[0].label == label_of_it
+
+
+def test_random_weights_set_a_level_that_a_label_must_exceed():
+    """A head with 0.6 on the previous token is no previous-token head where random weights reach as much."""
+    evenly = CAUSAL / CAUSAL.sum(-1, keepdim=True)
+    weights = 0.6 * looking_at([max(0, i - 1) for i in range(N)]) + 0.4 * evenly
+    measures = measure(Trace.from_weights(weights))
+    quiet, loud = (RandomNull({"previous": lift, "uniformity": 0.9}, 3, 1, N) for lift in (0.01, 0.7))
+    assert label(measures, null=quiet)[0].label == "previous-token"
+    assert label(measures, null=loud)[0].label != "previous-token"
 
 
 def test_a_grid_has_a_row_for_each_layer():

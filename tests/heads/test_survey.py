@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import LoadError
 from regard.files.loading import load
-from regard.heads import measure, planted_needle, repeated_tokens, survey, surveys
+from regard.heads import measure, planted_needle, probes, repeated_tokens, survey, surveys
 from regard.heads.measures import ROW_MEASURES
 from regard.tracing.take import trace
 
@@ -104,7 +104,7 @@ def test_a_survey_goes_on_where_it_was_interrupted(loaded, tmp_path, monkeypatch
             raise Interrupted
         return trace(*args, **kwargs)
 
-    monkeypatch.setattr(surveys, "trace", failing)
+    monkeypatch.setattr(probes, "trace", failing)
     with pytest.raises(Interrupted):
         survey(loaded, TEXTS, state=state, **options)
     resumed = survey(loaded, TEXTS, state=state, **options)

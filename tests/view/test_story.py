@@ -66,9 +66,13 @@ def test_a_repeated_word_that_looks_behind_its_copy_is_called_induction():
 
 
 def test_a_text_without_a_link_opens_where_heads_rest():
-    """Uniform weights have no link: the opening says so, and names the sink."""
-    scene = first_scene(weights_with([]), ["[CLS]", *"abcdefghi", "[SEP]"])
-    assert {"term": "sink"} in scene["says"]
+    """Where no link stands out the opening says so; a sink is named only if a head rests on one."""
+    tokens = ["[CLS]", *"abcdefghi", "[SEP]"]
+    says = first_scene(weights_with([]), tokens)["says"]
+    assert {"term": "sink"} not in says
+    assert "stands out" in "".join(part for part in says if isinstance(part, str))
+    resting = weights_with([(0, query, 10, 0.99) for query in range(11)])
+    assert {"term": "sink"} in first_scene(resting, tokens)["says"]
 
 
 def test_every_model_has_eight_scenes_with_states_of_its_own(models):

@@ -95,8 +95,8 @@ export const MEASURES: Record<string, MeasureInfo> = {
     unit: "share",
     scale: [0.0, 1.0],
     chance: "a head that looks at every visible key alike",
-    label: "broadcast",
-    color: "#a8d9cd",
+    label: null,
+    color: null,
   },
   next: {
     title: "next token",
@@ -201,10 +201,6 @@ export const LABELS: Record<string, LabelInfo> = {
     color: "#dcf4a0",
     sentence: "It needs only the first tokens and the last few.",
   },
-  broadcast: {
-    color: "#a8d9cd",
-    sentence: "It looks everywhere about equally, as an average would.",
-  },
   "next-token": {
     color: "#57b5e9",
     sentence: "Most of its weight lies on the token after.",
@@ -224,6 +220,10 @@ export const LABELS: Record<string, LabelInfo> = {
   diagonal: {
     color: "#1c466f",
     sentence: "Each token looks mostly at itself.",
+  },
+  "like random": {
+    color: "#a8d9cd",
+    sentence: "Nothing it does stands out from what a model with random weights does.",
   },
   mixed: {
     color: "#aba8a3",

@@ -24,7 +24,10 @@ export interface HeadLabel {
 }
 
 export interface HeadFacts {
-  measures: Record<string, { what: string; values: (number | null)[][]; chance: (number | null)[] }>;
+  measures: Record<
+    string,
+    { what: string; values: (number | null)[][]; chance: (number | null)[]; standsOut: boolean[][] }
+  >;
   labels: (HeadLabel | null)[][]; // [layer][head]
   scenes: Scene[]; // of the tour; none in a long text
 }

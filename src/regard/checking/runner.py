@@ -327,7 +327,10 @@ class Runner:
         reader, reason = Reader(), ""
         began = last = looked = time.monotonic()
         usual = memory_of([worker.pid])
-        used = quiet = computed = 0.0  # seconds that count: in all, since the last sign of life; of computing
+        used = quiet = 0.0  # seconds that count: in all, and since the last sign of life
+        # A zygote's own time is not the answer's; a worker that cannot fork runs the answer itself.
+        own = [worker.pid] if isinstance(worker, _Plain) else []
+        computed = activity(own)[0]
         most_seconds = max(limits.job_seconds, 0.2)
         folder = tempfile.mkdtemp(prefix="answer-")
         Path(folder, "job").write_bytes(encode(job))
@@ -357,9 +360,10 @@ class Runner:
                     reason = "the whole check took too long"
                 elif now >= looked + LOOK_SECONDS:
                     below = descendants(worker.pid)
-                    seconds, active = activity(below or [worker.pid])
-                    # What is ready to compute and has no processor is not to blame.
-                    more = max(0.0, seconds - computed) if active else now - looked
+                    processes = [*own, *below]
+                    seconds, active = activity(processes)
+                    # What has no processor yet, or is not forked yet, is not to blame.
+                    more = max(0.0, seconds - computed) if active or not processes else now - looked
                     more = now - looked if math.isnan(seconds) else more
                     computed, looked = max(computed, seconds), now
                     used, quiet = used + more, quiet + more

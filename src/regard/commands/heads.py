@@ -25,7 +25,7 @@ from regard.commands.printing import print_table
 from regard.drawing.tables import csv_text
 from regard.errors import ArgumentError, plural
 from regard.lab.texts import TEXTS
-from regard.registry import LABELS, MEASURES
+from regard.registry import LABELS, MEASURES, OTHER_LABELS, UNLABELLED
 
 if TYPE_CHECKING:
     from regard.heads import Survey
@@ -49,9 +49,17 @@ def heads(
 ) -> AsJson:
     """Show what each head does on TEXT, or on every line of a file, and draw layers x heads by label.
 
-    A head gets a label if its score reaches the threshold and lies above what uniform attention gives on
-    the same text. Most heads get none. Without TEXT a few built-in texts are read. TEXT may name a .trace
-    file of any model, which is measured as it is.
+    <<<<<<< HEAD
+        A head gets a label if its score reaches the threshold and lies above what uniform attention gives on
+        the same text. Most heads get none. Without TEXT a few built-in texts are read. TEXT may name a .trace
+        file of any model, which is measured as it is.
+    =======
+        A label needs a score that reaches its threshold and stands out: from a head that looks at every key
+        alike, from the same weights with the keys permuted, and from all heads of the same architecture with
+        random weights. A model with random weights gets no label but "like random". Without TEXT a few built-in
+        texts are read. TEXT may name a .trace file, of any model, which is measured as it is, without the last
+        comparison.
+    >>>>>>> main
     """
     piped = csv == Path("-")
     if piped and json_asked():
@@ -121,19 +129,19 @@ def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -
     """Print the table of heads, with as many measures as fit the terminal."""
     from regard.layers.layer_id import LayerId, layer_labels
 
+    layers = list(dict.fromkeys(row["layer"] for row in rows))  # in their order, whatever the rows' is
     sorted_by = [sort] if sort not in ("layer", "label") else []
     if sort == "label":
-        rows = sorted(rows, key=lambda row: (row["label"] in ("none", "mixed"), row["label"]))
+        rows = sorted(rows, key=lambda row: (row["label"] in OTHER_LABELS, row["label"]))
     elif sorted_by:
         rows = sorted(rows, key=lambda row: -math.inf if math.isnan(row[sort]) else row[sort], reverse=True)
     shown = rows[: top or None]
-    layers = list(dict.fromkeys(row["layer"] for row in rows))
     # The column is headed "layer": a number alone says enough.
     labels = layer_labels([LayerId.parse(name) for name in layers])
     names = {name: label.removeprefix("layer ") for name, label in zip(layers, labels, strict=True)}
     interval = ["95 %"] * (n_text > 1)
-    room = shutil.get_terminal_size().columns - 40 - max(map(len, names.values())) - 12 * len(interval)
-    columns = ["score", "chance", *interval]
+    room = shutil.get_terminal_size().columns - 46 - max(map(len, names.values())) - 12 * len(interval)
+    columns = ["score", "chance", "null", *interval]
     for measure in dict.fromkeys([*sorted_by, *MEASURES]):
         room -= 2 + len(measure)
         columns += [measure] if room >= 0 or measure == sort else []
@@ -143,7 +151,7 @@ def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -
         if interval:
             number["95 %"] = "-" if math.isnan(row["low"]) else f"{row['low']:.2f}-{row['high']:.2f}"
         cell = [names[row["layer"]], str(row["head"]), row["label"], *map(number.__getitem__, columns)]
-        cells.append([click.style(text, dim=True) for text in cell] if row["label"] == "none" else cell)
+        cells.append([click.style(text, dim=True) for text in cell] if row["label"] in UNLABELLED else cell)
     title = f"What {plural(len(rows), 'head')} do{'es' * (len(rows) == 1)}, on {plural(n_text, 'text')}"
     print_table(["layer", "head", "label", *columns], cells, title=title)
     if len(shown) < len(rows):

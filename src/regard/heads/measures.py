@@ -27,14 +27,18 @@ from regard.attention.scores import ScoreRule, no_autocast
 from regard.attention.visibility import Visibility
 from regard.drawing.html import table
 from regard.errors import ArgumentError, ShapeError
+from regard.heads.chance import largest_permuted
 from regard.heads.model import strongest
-from regard.registry import MEASURES, SPECIAL_TOKEN
+from regard.registry import LABELLED, MEASURES, SPECIAL_TOKEN
 from regard.tracing.layers import AnyLayer, LayerTrace
 from regard.tracing.traces import Trace
 
 OFFSETS = tuple(range(-4, 5))  # key position minus query position, of which the argmax is counted
 ARGMAXES = tuple(f"argmax{offset:+d}" for offset in OFFSETS)
 ROW_MEASURES = (*(name for name in MEASURES if name != "positional"), *ARGMAXES)
+_OF = [MEASURES.get(name, MEASURES["positional"]).of for name in ROW_MEASURES]
+_OF_ARGMAX = torch.tensor([of == "argmax" for of in _OF])[:, None]
+_OF_ROW = torch.tensor([of == "row" for of in _OF])[:, None]
 SINKS, RECENT = 4, 5  # first and last positions that a cache for streaming keeps: offsets -4 to 0
 _HEADS = "strongest heads (layer.head)"  # a column of a table
 _HIDDEN = -87.0  # exp of it is the smallest float32 with all its digits: 0 to every sum, and no NaN times it
@@ -43,13 +47,42 @@ _SPECIAL = re.compile(SPECIAL_TOKEN)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measures:
-    """Each measure of each head, and its chance level: NaN where a layer has no such head or place."""
+    """Each measure of each head, with what chance gives: NaN where a layer has no such head or place.
+
+    Attributes:
+        layers: The names of the layers.
+        n_heads: How many heads each layer has.
+        values: The means by name, ``(layer, head)``; ``argmax-4`` to ``argmax+4`` are the parts of
+            positional.
+        chance: The score of a head that looks at every visible key alike, ``(layer,)``.
+        n_query: How many rows each mean is over, ``(layer,)``.
+        variance: Of each mean if every row's weights were permuted over the keys it may look at,
+            ``(layer, head)``; NaN for what permuting does not change.
+        step: How much a single row can change each mean, ``(layer,)``.
+    """
 
     layers: tuple[str, ...]
     n_heads: tuple[int, ...]
     values: Mapping[str, Float[Tensor, "layer head"]]
     chance: Mapping[str, Float[Tensor, "layer"]]
-    n_query: Mapping[str, Int[Tensor, "layer"]]  # how many rows each mean is over
+    n_query: Mapping[str, Int[Tensor, "layer"]]
+    variance: Mapping[str, Float[Tensor, "layer head"]]
+    step: Mapping[str, Float[Tensor, "layer"]]
+
+    @property
+    def n_row(self) -> Int[Tensor, "layer"]:
+        """Return how many rows of each layer have a choice where to look."""
+        return self.n_query["entropy"]
+
+    def largest_by_chance(self, name: str) -> Float[Tensor, "layer head"]:
+        """Return the level that hardly any head exceeds if each row's weights are permuted over its keys.
+
+        All heads and all labels together exceed it once in twenty times at most. NaN for a measure that
+        permuting does not change.
+        """
+        n_looked = sum(self.n_heads) * (len(LABELLED) + len(OFFSETS))
+        beyond = largest_permuted(self.variance[name], self.step[name][:, None], n_looked)
+        return self.chance[name][:, None] + beyond
 
     def __getitem__(self, name: str) -> Float[Tensor, "layer head"]:
         if name == "positional":
@@ -229,7 +262,7 @@ def measure(
     if not trace.layers:
         raise ArgumentError("this trace has no layers to measure.")
     n_heads = tuple(layer.n_head for layer in trace.layers)
-    sums = torch.zeros(len(ROW_MEASURES), len(n_heads), max(n_heads), dtype=torch.float64)
+    sums, spread = torch.zeros(2, len(ROW_MEASURES), len(n_heads), max(n_heads), dtype=torch.float64)
     chance, counted = torch.zeros(2, len(ROW_MEASURES), len(n_heads), dtype=torch.float64)
     frames: dict[object, _Frame] = {}
     for index, layer in enumerate(trace.layers):
@@ -246,13 +279,16 @@ def measure(
                 known = {"counts": counts, "special_ids": special_ids}
                 frames[key] = _Frame(trace, layer, visible, sequence, asked, known)
             frame = frames[key]
-            sums[:, index, : layer.n_head] += _sums(layer, frame, sequence)
+            of_values, of_variances = _sums(layer, frame, sequence)
+            sums[:, index, : layer.n_head] += of_values
+            spread[:, index, : layer.n_head] += of_variances
             chance[:, index] += frame.chance
             counted[:, index] += frame.counted.sum(-1).cpu()
     missing = torch.arange(max(n_heads)) >= torch.tensor(n_heads)[:, None]
     # 0 / 0 is NaN: no row has what is asked for.
     means = (sums / counted[..., None]).masked_fill(missing, torch.nan)
-    tables = (means, chance / counted, counted.long())
+    variance = (spread / counted[..., None] ** 2).masked_fill(missing, torch.nan)
+    tables = (means, chance / counted, counted.long(), variance, 1 / counted)
     return Measures(trace.names, n_heads, *(dict(zip(ROW_MEASURES, t, strict=True)) for t in tables))
 
 
@@ -334,7 +370,13 @@ class _Frame:
         self.first = first  # the first key that a query sees: padding may stand before it
         self.copies = listed  # of tokens, and what followed them; none where positions say nothing
         uniform = replace(uniform, lse=n_visible.log()[None, None])
-        self.chance = _sums(uniform, self, 0, share_ties=True)[:, 0]
+        self.places = torch.zeros_like(self.counted)  # how many keys count for a measure in each row
+        self.chance = torch.zeros(len(ROW_MEASURES), dtype=torch.float64)
+        for rows, cols, z, w in _blocks(uniform, self, 0):
+            of_rows = _row_values(z, w, self, rows, cols, share_ties=True)
+            values = torch.stack([of_rows[name][0] for name in ROW_MEASURES]).double()
+            self.chance += (values * self.counted[:, rows]).sum(-1).cpu()
+            self.places[:, rows] = values * n_visible[rows]
 
 
 def _beside(rows: slice, cols: slice, start: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -345,18 +387,16 @@ def _beside(rows: slice, cols: slice, start: int, device: torch.device) -> tuple
     return nearest, at == nearest
 
 
-def _sums(
-    layer: AnyLayer, frame: _Frame, batch: int, *, share_ties: bool = False
-) -> Float64[Tensor, "measure head"]:
-    """The sum over counted rows of each measure of each head; O(N) memory, each weight made once."""
+def _blocks(
+    layer: AnyLayer, frame: _Frame, batch: int
+) -> Iterator[tuple[slice, slice, Float[Tensor, "head row col"], Float[Tensor, "head row col"]]]:
+    """Yield blocks of rows as (rows, columns, z, w): w are weights, z their logarithms, very low for 0."""
     device = layer.tensors[0].device
     dtype = torch.promote_types(layer.tensors[0].dtype, torch.float32)
-    sums = torch.zeros(len(ROW_MEASURES), layer.n_head, dtype=torch.float64, device=device)
     visible = frame.visible
     product = layer.log_product(batch=batch) if visible.future_only else None
     with no_autocast(device):
         for rows, cols in layer.row_blocks(layer.n_head):
-            # The weights w, and their logarithms z: very low for 0.
             if product is None:
                 w = layer.block(None, rows, cols, batch)[0].to(dtype).contiguous()
                 z = w.clamp(min=math.exp(_HIDDEN)).log_()
@@ -369,10 +409,36 @@ def _sums(
                     seen = visible.tile(rows, slice(cols.start + first, cols.stop), device)[0]
                     z[:, :, first:].masked_fill_(~seen, _HIDDEN)
                 w = z.exp()
-            of_rows = _row_values(z, w, frame, rows, cols, share_ties)
-            values = torch.stack([of_rows[name] for name in ROW_MEASURES])
-            sums += torch.einsum("mhr,mr->mh", values.double(), frame.counted[:, rows])
-    return sums.cpu()
+            yield rows, cols, z, w
+
+
+def _sums(
+    layer: AnyLayer, frame: _Frame, batch: int
+) -> tuple[Float64[Tensor, "measure head"], Float64[Tensor, "measure head"]]:
+    """Return sums over the counted rows of each measure, and of its variance under permuted keys.
+
+    Memory is O(N), and each weight is made once. Of a row of n weights, m of which count, a random
+    permutation has the variance m (n - m) / (n - 1) times that of the weights themselves: they are drawn
+    without replacement. Where the largest weight lands is right with probability m / n.
+    """
+    device = layer.tensors[0].device
+    sums, spread = torch.zeros(2, len(ROW_MEASURES), layer.n_head, dtype=torch.float64, device=device)
+    for rows, cols, z, w in _blocks(layer, frame, batch):
+        counted, n, m = (
+            frame.counted[:, rows],
+            frame.n_visible[rows].clamp(min=2).double(),
+            frame.places[:, rows],
+        )
+        of_weights = (
+            torch.linalg.vector_norm(w, dim=-1).double().square() / n - (w.sum(-1).double() / n).square()
+        )
+        of_rows = _row_values(z, w, frame, rows, cols, share_ties=False)  # writes over z
+        values = torch.stack([of_rows[name] for name in ROW_MEASURES])
+        sums += torch.einsum("mhr,mr->mh", values.double(), counted)
+        drawn = (counted * m * (n - m) / (n - 1)) @ of_weights.mT
+        landed = (counted * (m / n) * (1 - m / n)).sum(-1, keepdim=True).expand_as(drawn)
+        spread += torch.where(_OF_ARGMAX.to(device), landed, drawn)
+    return sums.cpu(), spread.masked_fill(_OF_ROW.to(device), torch.nan).cpu()
 
 
 def _row_values(

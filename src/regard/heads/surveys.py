@@ -10,15 +10,13 @@ the texts, so the numbers do not depend on how many processes there were.
 import hashlib
 import json
 import os
-import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, distributed, nn
 
@@ -26,37 +24,49 @@ from regard.drawing.tables import dataframe
 from regard.errors import ArgumentError, LoadError
 from regard.files.loading import Loaded
 from regard.files.safetensors import write_safetensors
+from regard.heads.chance import RandomNull
 from regard.heads.labels import HeadLabel, heads_html, label
-from regard.heads.measures import ROW_MEASURES, Measures, measure
+from regard.heads.measures import ROW_MEASURES, Measures
 from regard.heads.model import layers_of, loaded_of, tokenizer_of
-from regard.registry import MEASURES
-from regard.tracing.take import trace
+from regard.heads.nulls import null_maker
+from regard.heads.probes import Ends, ProbeInput, combine, made_inputs, measure_input
+from regard.registry import ProbeText
 
-NEEDLE, HAY = 8, 240  # tokens
 Item = TypeVar("Item")
-_Input = tuple[str, list[int], Tensor | None]  # "text", "repeat" or "needle"; ids; the rows that ask
 SAVE_SECONDS = 10.0  # what an interruption can cost
-# Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal's is close enough.
-_T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """Means over texts, and 95 % confidence intervals of them."""
+    """Means over texts, and 95 % confidence intervals of them.
 
-    measures: Measures  # means; n_query counts rows over all texts
-    low: dict[str, Float[Tensor, "layer head"]]
-    high: dict[str, Float[Tensor, "layer head"]]
+    Attributes:
+        measures: The means; `n_query` counts rows over all texts.
+        low: The lower ends of the intervals, by measure, ``(layer, head)``; NaN from one text.
+        high: The upper ends.
+        n_text: How many texts were read.
+        n_repeat: How many sequences of repeated random tokens.
+        n_needle: How many needles.
+        make_null: Measures what the same architecture with random weights reaches; None where the model is
+            not at hand, as of a trace.
+    """
+
+    measures: Measures
+    low: Ends
+    high: Ends
     n_text: int
     n_repeat: int
     n_needle: int = 0
+    make_null: Callable[[], RandomNull] | None = None
 
     def labels(self) -> list[HeadLabel]:
-        """A label for every head, its score surely above chance where there is more than one text."""
-        return label(self.measures, low=self.low, high=self.high)
+        """Label every head, against random weights where the model is at hand.
+
+        Returns:
+            A label for each head; its score is surely above chance where there is more than one text.
+        """
+        null = None if self.make_null is None else self.make_null()
+        return label(self.measures, null=null, low=self.low or None, high=self.high or None)
 
     def __repr__(self) -> str:
         made = f"{self.n_repeat} repeated ones and {self.n_needle} needles"
@@ -65,54 +75,6 @@ class Survey:
     def _repr_html_(self) -> str:
         """The heads as a notebook shows them: a picture of the labels, and each label with its rule."""
         return heads_html(self.labels(), self.measures.layers, f"{self.n_text} texts")
-
-
-def repeated_tokens(loaded: Loaded, n_token: int, seed: int = 0) -> Int[Tensor, "position"]:
-    """`n_token` different random tokens, twice (Olsson et al. 2022), with what the model puts around a text.
-
-    The second half can be foretold by nothing but looking back at the first.
-    """
-    once = _drawn(loaded, n_token, seed)
-    before, after = _around(loaded)
-    return torch.cat([before, once, once, after]).long()
-
-
-def planted_needle(
-    loaded: Loaded, hay: Sequence[int], seed: int = 0, n_token: int = NEEDLE
-) -> tuple[Int[Tensor, "position"], Bool[Tensor, "position"]]:
-    """A text with random tokens planted in it and asked for at its end (Wu et al. 2024), and which rows ask.
-
-    The needle is one of tokens that the text has not. Behind the text it comes again, and each of its tokens
-    but the last asks for the next: a head that retrieves looks most at that one, where it was planted.
-    """
-    needle = _drawn(loaded, n_token, seed, without=hay)
-    at = int(torch.randint(1, max(2, len(hay)), (1,), generator=torch.Generator().manual_seed(seed)))
-    before, after = _around(loaded)
-    ids = torch.cat([before, torch.tensor(hay[:at]), needle, torch.tensor(hay[at:]), needle, after]).long()
-    asks = torch.zeros(len(ids), dtype=torch.bool)
-    last = len(ids) - len(after)
-    asks[last - n_token : last - 1] = True
-    return ids, asks
-
-
-def _drawn(loaded: Loaded, n_token: int, seed: int, without: Sequence[int] = ()) -> Int[Tensor, "n_token"]:
-    """Different random tokens of a vocabulary, none of them special."""
-    special = set() if loaded.tokenizer is None else set(loaded.tokenizer.special.all())
-    left_out = special | set(without)
-    allowed = torch.tensor([index for index in range(loaded.model.sizes.vocab) if index not in left_out])
-    if not 1 <= n_token <= len(allowed):
-        raise ArgumentError(f"n_token different tokens are drawn, from 1 to {len(allowed)}. Got {n_token}.")
-    order = torch.randperm(len(allowed), generator=torch.Generator().manual_seed(seed))
-    return allowed[order[:n_token]]
-
-
-def _around(loaded: Loaded) -> tuple[Tensor, Tensor]:
-    """What the tokenizer puts before and after a text."""
-    tokenizer = loaded.tokenizer
-    ids = torch.tensor([] if tokenizer is None else tokenizer.encode(""))
-    ends = tokenizer is not None and ids.tolist() == [tokenizer.special.eos] != [tokenizer.special.bos]
-    n_before = 0 if ends else 1
-    return ids[:n_before], ids[n_before:]
 
 
 def survey(
@@ -144,20 +106,13 @@ def survey(
     loaded = loaded_of(model, tokenizer)
     layers, sizes = layers_of(loaded), loaded.model.sizes
     reads = tokenizer_of(loaded)
-    inputs: list[_Input] = [("text", reads.encode(text)[:longest], None) for text in texts]
-    empty = [index for index, (_, ids, _) in enumerate(inputs) if len(ids) < 2]
+    inputs = [ProbeInput("text", reads.encode(text)[:longest]) for text in texts]
+    empty = [index for index, read in enumerate(inputs) if len(read.ids) < 2]
     if empty:
         raise ArgumentError(f"texts {empty[:5]} have fewer than 2 tokens: nothing can be looked at.")
-    n_around, limit = sum(map(len, _around(loaded))), sizes.n_position or sys.maxsize
-    for index in range(n_repeat):
-        ids = repeated_tokens(loaded, min(n_token, (limit - n_around) // 2), seed + index)
-        inputs.append(("repeat", ids.tolist(), None))
     hay = [token for text in texts for token in reads.encode(text, add_special=False)]
-    size = max(0, min(HAY, min(longest, limit) - n_around - 2 * NEEDLE, len(hay)))
-    for index in range(n_needle if size > NEEDLE else 0):
-        first = index * (len(hay) - size) // max(1, n_needle - 1)
-        ids, asks = planted_needle(loaded, hay[first : first + size], seed + index)
-        inputs.append(("needle", ids.tolist(), asks))
+    made = {"n_repeat": n_repeat, "n_token": n_token, "n_needle": n_needle}
+    inputs += made_inputs(loaded, hay, **made, seed=seed, longest=longest)
     n_id = max(sizes.vocab, reads.vocab_size)
     counts = torch.bincount(torch.tensor(hay, dtype=torch.long), minlength=n_id)
     rank, n_process = 0, 1
@@ -167,7 +122,7 @@ def survey(
         if distributed.is_initialized():
             rank, n_process = distributed.get_rank(), distributed.get_world_size()
     # What makes two surveys the same: the model's weights (in sum), its shape and every input.
-    digest = hashlib.sha256(json.dumps([(kind, ids) for kind, ids, _ in inputs]).encode())
+    digest = hashlib.sha256(json.dumps([(read.kind, read.ids) for read in inputs]).encode())
     digest.update(f"{loaded.model.family} {sizes} {layers} {ROW_MEASURES}".encode())
     for parameter in loaded.model.parameters():
         digest.update(f"{parameter.detach().double().sum().item():.17g}".encode())
@@ -177,13 +132,7 @@ def survey(
     mine = [index for index in range(len(inputs)) if index not in done][rank::n_process]
     shown = with_bar(mine, "measuring heads") if progress and rank == 0 and len(mine) > 1 else mine
     for index in shown:
-        _, tokens, asked = inputs[index]
-        traced = trace(loaded, torch.tensor([tokens]))
-        measured = measure(traced, counts=counts, special_ids=reads.special.all(), asked=asked)
-        parts = (measured.values, measured.chance, measured.n_query)
-        values, chance, n_row = (torch.stack([part[n].double() for n in ROW_MEASURES]) for part in parts)
-        # (measure, layer, part): along the last axis the heads' values, then chance, then counts.
-        done[index] = torch.cat([values, chance[..., None], n_row[..., None]], dim=-1)
+        done[index] = measure_input(loaded, inputs[index], counts, reads.special.all())
         if path is not None and (time.monotonic() - saved > SAVE_SECONDS or index == mine[-1]):
             kept = path if n_process == 1 else path.with_name(f"{path.name}.{rank}")
             draft = kept.with_name(f"{kept.name}.part")  # written whole or not at all
@@ -199,34 +148,13 @@ def survey(
     # A layer whose heads were all pruned has no trace.
     heads = {name: len(left) for name, left in layers.items() if left}
     packed = [done[index] for index in range(len(inputs))]
-    return _combined(packed, [kind for kind, _, _ in inputs], tuple(heads), tuple(heads.values()))
-
-
-def _combined(
-    packed: list[Tensor], kinds: list[str], layers: tuple[str, ...], n_heads: tuple[int, ...]
-) -> Survey:
-    """Means, and intervals from how the texts differ."""
-    values, chance, n_query, low, high = {}, {}, {}, {}, {}
-    t95 = torch.tensor([torch.nan, torch.nan, *_T95, 1.96], dtype=torch.float64)  # by the number of texts
-    for index, name in enumerate(ROW_MEASURES):
-        info = MEASURES.get(name, MEASURES["positional"])  # the argmaxes are the parts of that one
-        wanted: str = info.probe
-        wanted = wanted if wanted in kinds else "text"
-        of_kind = [text for text, kind in zip(packed, kinds, strict=True) if kind == wanted]
-        samples = torch.stack(of_kind)[:, index]
-        n = (samples[..., -1] > 0).sum(0)  # by layer: how many texts have such a place
-        heads = samples[..., :-2]  # NaN where it has none
-        mean, spread = heads.nanmean(0), (heads - heads.nanmean(0)).square().nansum(0)
-        deviation = (spread / (n[:, None] - 1)).sqrt()  # 0 / 0 where there is one text: NaN, no interval
-        half = t95[n.clamp(max=len(t95) - 1)][:, None] * deviation / n[:, None].sqrt()
-        values[name] = mean
-        # A share lies between 0 and 1, and so does its interval.
-        low[name] = (mean - half).clamp(*info.scale)
-        high[name] = (mean + half).clamp(*info.scale)
-        chance[name] = samples[..., -2].nanmean(0)
-        n_query[name] = samples[..., -1].sum(0).long()
-    measures = Measures(layers, n_heads, values, chance, n_query)
-    return Survey(measures, low, high, *(kinds.count(kind) for kind in ("text", "repeat", "needle")))
+    kinds = [read.kind for read in inputs]
+    measures, low, high = combine(packed, kinds, tuple(heads), tuple(heads.values()))
+    n_kind = {kind: kinds.count(kind) for kind in get_args(ProbeText)}
+    middle = sorted(len(read.ids) for read in inputs if read.kind == "text")[len(texts) // 2]
+    n_text, n_repeat, n_needle = n_kind.values()
+    make_null = null_maker(loaded, middle, n_repeat=n_repeat, n_needle=n_needle)
+    return Survey(measures, low, high, n_text, n_repeat, n_needle, make_null)
 
 
 def with_bar(items: Sequence[Item], words: str) -> Iterable[Item]:

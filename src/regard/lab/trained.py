@@ -11,14 +11,13 @@ from regard.heads import survey
 from regard.lab.drawing import COLOURS, GREY
 from regard.lab.spec import Lab, Measurement
 from regard.lab.texts import TEXTS
+from regard.registry import UNLABELLED
 from regard.tracing import trace
 
 CLAIM = """Training makes heads look at something: random weights of the same shape look nearly everywhere
 alike. A GPT-type map is lower-triangular, a BERT-type map is full and not symmetric."""
 PREDICTION = """Trained heads are surely less uniform and more often labelled than random ones; no weight lies
 above the diagonal of SmolLM2's maps; MiniLM's have weight there and differ from their transposes."""
-
-VAGUE = ("broadcast", "mixed", "none")  # labels that name nothing a head looks at
 
 
 def _heads(lab: Lab, loaded: Loaded, name: str) -> tuple[Measurement, Measurement, list[float]]:
@@ -27,7 +26,7 @@ def _heads(lab: Lab, loaded: Loaded, name: str) -> tuple[Measurement, Measuremen
     table = surveyed.measures["uniformity"]
     uniformities = sorted(table[~table.isnan()].tolist())
     labels = [head.label for head in surveyed.labels()]
-    n_named = sum(label not in VAGUE for label in labels)
+    n_named = sum(label not in UNLABELLED for label in labels)
     uniform = lab.mean(f"uniformity of heads, {name}", uniformities)
     return uniform, lab.share(f"heads with a label, {name}", n_named, len(labels)), uniformities
 

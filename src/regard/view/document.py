@@ -3,7 +3,7 @@
 import base64
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.heads.labels import label
+from regard.heads.chance import RandomNull
+from regard.heads.labels import AgainstChance, label
 from regard.heads.measures import measure
 from regard.registry import MEASURES
 from regard.tracing.images import open_image
@@ -63,6 +64,7 @@ class Document:
     written_last: str = "…"  # what an encoder-decoder writes after its last token
     source: list[int] | None = None  # the ids that an encoder read, beside a decoder's
     special_ids: frozenset[int] = frozenset()
+    make_null: Callable[[], RandomNull] | None = None  # what random weights reach, where the model is here
     image: str | None = None  # a data URL: what a vision model saw
     vectors: Mapping[str, LayerVectors] = field(
         default_factory=dict
@@ -177,20 +179,35 @@ class Document:
         return [{"query": query, "key": key, "weight": weight} for weight, query, key in best if weight > 0]
 
     def facts(self) -> Json:
-        """Measures [layer][head] by name with their chance levels, the label and rule of each head, and the
-        scenes of the tour.
+        """Return what is known of each head.
+
+        That is: measures [layer][head] by name with their chance levels and whether they stand out, the label
+        and rule of each head, and the scenes of the tour.
         """
         if not self._facts:
             measured = measure(self.trace, batch=self.batch, special_ids=self.special_ids)
             unknown, n_heads = torch.full((len(measured.layers),), torch.nan), measured.n_heads
             facts: Json = {"measures": {}}
+            null = None if self.make_null is None else self.make_null()
+            against = AgainstChance(measured, null)
             for name, info in MEASURES.items():
                 tables = (measured[name], measured.chance.get(name, unknown))
                 table, chance = (plain(numbers.double().round(decimals=6)) for numbers in tables)
                 values = [row[:n_head] for row, n_head in zip(table, n_heads, strict=True)]
-                facts["measures"][name] = {"what": info.sentence, "values": values, "chance": chance}
+                standing = [
+                    [against.compare(name, layer, head).stands_out for head in range(n_head)]
+                    for layer, n_head in enumerate(n_heads)
+                ]
+                facts["measures"][name] = {
+                    "what": info.sentence,
+                    "values": values,
+                    "chance": chance,
+                    "standsOut": standing,
+                }
+            # What a single weight must exceed: the largest of all heads with random weights, and some more.
+            facts["largestByChance"] = 0.0 if null is None else null.level("link", 0.0)
             facts["labels"] = [[] for _ in n_heads]
-            for head in label(measured):
+            for head in label(measured, null=null):
                 said = None if head.label == "none" else {"label": head.label, "rule": head.rule}
                 facts["labels"][measured.layers.index(head.layer)].append(said)
             names = [self.names(index) for index in range(len(self.trace.layers))]

@@ -15,6 +15,7 @@ from regard.decoding.loop import generate
 from regard.errors import ArgumentError, RegardError
 from regard.files.loading import Loaded
 from regard.heads.model import layers_of, tokenizer_of
+from regard.heads.nulls import null_maker
 from regard.layers.attention import MultiHeadAttention
 from regard.models.model import Model, Output
 from regard.models.seq2seq import Seq2Seq
@@ -159,6 +160,7 @@ def make_document(loaded: Loaded, asked: RunRequest, progress: RunProgress | Non
                 traced = trace(loaded, [ids], target=target, keep_v=True, to_disk=True)
     known |= {"id": asked.id, "model_key": asked.model, "text": asked.text, "target": asked.target}
     known |= {"title": loaded.facts.name, "notices": tuple(notices), "off": asked.off}
+    known["make_null"] = null_maker(loaded, len(ids))
     document = Document(traced, **known)
     if document.source is None and len(document.ids) == start:  # nothing was written
         return document

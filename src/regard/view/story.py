@@ -3,7 +3,6 @@
 Nothing is written down for a model or a text: links are ranked by their numbers, heads by their measures.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.heads.chance import stands_out
 from regard.heads.measures import token_facts
 from regard.tracing.traces import Trace
 
@@ -43,7 +43,7 @@ _HABITS: tuple[tuple[str, dict[str, str], Says], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One weight: who looks, at what."""
+    """One weight: who looks, at what; `chance` is what each of the keys it may look at would get alike."""
 
     layer: int
     head: int
@@ -51,6 +51,7 @@ class Link:
     key: int
     weight: float
     rank: float
+    chance: float
 
 
 def _links(trace: Trace, names: Sequence[Names], batch: int) -> list[Link]:
@@ -77,7 +78,8 @@ def _links(trace: Trace, names: Sequence[Names], batch: int) -> list[Link]:
         for place in ranks.flatten().topk(min(_MOST_LINKS, ranks.numel())).indices.tolist():
             head, query, key = at = tuple(map(int, np.unravel_index(place, ranks.shape)))
             if ranks[at] > 0:
-                ranked.append(Link(index, head, query, key, float(weights[at]), float(ranks[at])))
+                chance = 1 / max(1.0, float(sees[head, query].sum()))
+                ranked.append(Link(index, head, query, key, float(weights[at]), float(ranks[at]), chance))
     return sorted(ranked, key=lambda link: -link.rank)[:_MOST_LINKS]
 
 
@@ -104,19 +106,28 @@ def _pieces(line: Sequence[str]) -> list[float]:
 def _strongest(trace: Trace, layer: int, head: int, query: int, batch: int) -> Link:
     """The strongest link of a query in a head."""
     row = trace.row(layer, head, query, batch)
-    return Link(layer, head, query, int(row.argmax()), float(row.max()), 0.0)
+    return Link(
+        layer, head, query, int(row.argmax()), float(row.max()), 0.0, 1 / max(1, int((row > 0).sum()))
+    )
 
 
-def _extreme(facts: Mapping[str, Any], measures: Sequence[str]) -> tuple[tuple[int, int], str, float, float]:
-    """The head that is highest above chance in one of these measures: where, which, its value, chance."""
-    best = (-math.inf, (0, 0), measures[0], math.nan, math.nan)
+def _extreme(
+    facts: Mapping[str, Any], measures: Sequence[str]
+) -> tuple[tuple[int, int], str, float, float] | None:
+    """Return the head that is highest above chance in one of these measures, of those that stand out from it.
+
+    That is: where it is, which measure, its value and its chance level; None if nothing stands out.
+    """
+    best: tuple[float, tuple[int, int], str, float, float] | None = None
     for name in measures:
         measured = facts["measures"][name]
-        for layer, (row, level) in enumerate(zip(measured["values"], measured["chance"], strict=True)):
-            for head, value in enumerate(row):
-                if value is not None:
-                    best = max(best, (value - (level or 0.0), (layer, head), name, value, level or 0.0))
-    return best[1:]
+        tables = zip(measured["values"], measured["chance"], measured["standsOut"], strict=True)
+        for layer, (row, level, standing) in enumerate(tables):
+            for head, (value, is_out) in enumerate(zip(row, standing, strict=True)):
+                if is_out:
+                    here = (value - (level or 0.0), (layer, head), name, value, level or 0.0)
+                    best = here if best is None else max(best, here)
+    return None if best is None else best[1:]
 
 
 def scenes(
@@ -129,10 +140,13 @@ def scenes(
     if max(layer.n_query * layer.n_key for layer in trace.layers) > MOST_TOKENS**2:
         return []
     ranked = _links(trace, names, batch)
+    ranked = [link for link in ranked if stands_out(link.weight, link.chance, facts["largestByChance"])]
+    resting = _extreme(facts, ("special", "first"))
     if ranked and ranked[0].weight >= _WEAK:
         first = ranked[0]
     else:
-        (layer, head), *_ = _extreme(facts, ("special", "first", "largest"))
+        ranked = []
+        layer, head = (0, 0) if resting is None else resting[0]
         first = _strongest(trace, layer, head, trace.layers[layer].n_query - 1, batch)
     # The word of the same head whose weights are spread most evenly.
     rows = names[first.layer][0]
@@ -140,7 +154,7 @@ def scenes(
     evenly[~_words(rows)] = -1.0
     spread = _strongest(trace, first.layer, first.head, int(evenly.argmax()), batch)
     made = [
-        _scene("story", first, "One head, one link", _first_words(trace, first, names)),
+        _scene("story", first, "One head, one link", _first_words(trace, first, names, resting is not None)),
         _scene("story", spread, "The same head, another word", [
             "Weights of one token always sum to 1: that is what ", {"term": "softmax"}, " does. ",
             {"word": rows[spread.query]}, " spreads them; its largest is ", f"{spread.weight:.0%}.",
@@ -155,14 +169,17 @@ def scenes(
         ]),
     ]  # fmt: skip
     for title, places, meaning in _HABITS:
-        (layer, head), name, value, chance = _extreme(facts, list(places))
-        if value - chance > _WEAK:
+        found = _extreme(facts, list(places))
+        if found is not None:
+            (layer, head), name, value, chance = found
             link = _strongest(trace, layer, head, min(first.query, trace.layers[layer].n_query - 1), batch)
             weight = f"Head {layer}.{head} puts {value:.0%} of its weight on {places[name]} "
             made.append(_scene("story", link, title, [f"{weight}({chance:.0%} would be chance). ", *meaning]))
     labels = [label for row in facts["labels"] for label in row]
     counts = Counter(label["label"] for label in labels if label is not None)
+    alike = counts.pop("like random", 0)
     listed = ", ".join(f"{count} {name}" for name, count in counts.most_common(4)) or "none has a label"
+    listed += f" ({alike} look as random ones do)" if alike else ""
     n_head, n_layer = len(labels), len(facts["labels"])
     made.append(_scene("atlas", first, "Every head", [
         f"{n_head} head{'s' * (n_head > 1)} in {n_layer} ", {"term": "layer"}, f"{'s' * (n_layer > 1)}. "
@@ -181,7 +198,7 @@ def _scene(at: str, link: Link, title: str, says: Says) -> dict[str, Any]:
     return {"title": title, "says": says, "state": state}
 
 
-def _first_words(trace: Trace, link: Link, names: Sequence[Names]) -> Says:
+def _first_words(trace: Trace, link: Link, names: Sequence[Names], rests: bool) -> Says:
     rows, cols = names[link.layer]
     n_head = sum(layer.n_head for layer in trace.layers)
     about: Says = [
@@ -193,6 +210,8 @@ def _first_words(trace: Trace, link: Link, names: Sequence[Names]) -> Says:
     if link.key > 0 and cols[link.key - 1] == rows[link.query]:
         copy = {"word": rows[link.query]}
         return [*about, "It has seen ", copy, " before, and looks at what came next then: induction."]
-    if not link.rank:
+    if not link.rank and rests:
         return [*about, "No link of this text stands out. Most weight falls into a ", {"term": "sink"}, "."]
+    if not link.rank:
+        return [*about, "No link of this text stands out from what random weights would give."]
     return [*about, f"Of all links in {n_head} heads this one stands out: strong, far, and no other word's."]

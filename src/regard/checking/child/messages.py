@@ -132,7 +132,7 @@ class Unfit:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenShapes:
     """The shapes before and after a commented line, in one call of the function around it."""
 
     note: int
@@ -185,7 +185,7 @@ class Outcome:
     unfit: Unfit = field(default_factory=Unfit)
     error: Failure | None = None
     seconds: float = 0.0  # of computing
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[SeenShapes] = field(default_factory=list)
 
 
 CLASSES: dict[str, Any] = {name: item for name, item in list(globals().items()) if is_dataclass(item)}

@@ -49,17 +49,10 @@ def heads(
 ) -> AsJson:
     """Show what each head does on TEXT, or on every line of a file, and draw layers x heads by label.
 
-    <<<<<<< HEAD
-        A head gets a label if its score reaches the threshold and lies above what uniform attention gives on
-        the same text. Most heads get none. Without TEXT a few built-in texts are read. TEXT may name a .trace
-        file of any model, which is measured as it is.
-    =======
-        A label needs a score that reaches its threshold and stands out: from a head that looks at every key
-        alike, from the same weights with the keys permuted, and from all heads of the same architecture with
-        random weights. A model with random weights gets no label but "like random". Without TEXT a few built-in
-        texts are read. TEXT may name a .trace file, of any model, which is measured as it is, without the last
-        comparison.
-    >>>>>>> main
+    A head gets a label if its score reaches the threshold and stands out: from uniform attention, from the
+    same weights with the keys permuted, and from all heads of the same architecture with random weights. A
+    model with random weights gets no label but "like random". Without TEXT a few built-in texts are read.
+    TEXT may name a .trace file of any model, which is measured as it is, without the last comparison.
     """
     piped = csv == Path("-")
     if piped and json_asked():

@@ -1,5 +1,6 @@
 """Figures of attention, drawn with matplotlib and without touching the reader's pyplot state."""
 
+import bisect
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -646,6 +647,9 @@ def _draw_map(
         ax.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
         ax.grid(which="minor", color="white", linewidth=1.0)
         ax.tick_params(which="minor", length=0)
+    else:
+        for names, set_ticks in ((cols, ax.set_xticks), (rows, ax.set_yticks)):
+            set_ticks(*_numbered(names))
     if max(table.shape) <= MOST_NUMBERS and not small:
         for row, col in np.argwhere(~np.ma.getmaskarray(table)):
             value = table[row, col]
@@ -656,6 +660,21 @@ def _draw_map(
     drawn.outline.set_visible(False)
     drawn.ax.tick_params(labelsize=6 if small else 8, length=2)
     return drawn
+
+
+def _numbered(names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Return where an axis of many places has ticks, and their positions: what numbers say, or the place.
+
+    >>> _numbered([str(4 * place) for place in range(100)])  # a map of 400 positions, four to a place
+    ([0, 13, 25, 38, 50, 63, 75, 88], ['0', '50', '100', '150', '200', '250', '300', '350'])
+    """
+    positions = [int(name) for name in names] if all(name.isdigit() for name in names) else range(len(names))
+    last = positions[-1]
+    rough = max(1, last / 8)
+    size = 10 ** math.floor(math.log10(rough))
+    step = int(size * next(times for times in (1, 2, 5, 10) if times * size >= rough))
+    shown = list(range(0, last + 1, step))
+    return [bisect.bisect_left(positions, position) for position in shown], list(map(str, shown))
 
 
 def _ink_on(colour: object) -> str:
